@@ -1,0 +1,142 @@
+"""What a client task may look at (`Client`), what it answers (`Reply`), and where its randomness comes from (keys).
+
+A key is one int64 number, fixed by (seed, task, n-th call of that task, client). Random numbers are hashes of
+(key, position), so neither the order of the clients, nor padding, nor the device changes them.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kinfed.params import NOTHING, Params, Payload
+
+LAST = torch.iinfo(torch.int64).max
+
+
+def base_key(*parts: int | str) -> int:
+    """A signed 64-bit number that stands for these words and numbers."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def hashed(numbers: Tensor) -> Tensor:
+    """int64 -> int64, every bit of the result depends on every bit of the input (splitmix64's finaliser)."""
+    x = numbers
+    for shift, multiplier in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ ((x >> shift) & (LAST >> (shift - 1)))) * multiplier
+    return x ^ ((x >> 31) & (LAST >> 30))
+
+
+def fold(key: Tensor, number: int | Tensor) -> Tensor:
+    """A new key from a key and a number: streams that do not depend on each other."""
+    return hashed(key + hashed(torch.as_tensor(number, device=key.device) * 2 + 1))
+
+
+def uniform(key: Tensor, count: int) -> Tensor:
+    """`count` float32 numbers in [0, 1), number i depends on (key, i) alone."""
+    bits = fold(key, torch.arange(count, device=key.device))
+    return ((bits >> 40) & 0xFFFFFF).float() / 2**24
+
+
+class Batch(NamedTuple):
+    x: Tensor  # [b, ...]
+    y: Tensor  # [b]
+    mask: Tensor  # [b] bool: false rows are padding
+    live: Tensor  # scalar bool: the batch has a row that counts
+    exact: bool = False  # no padding at all, known beforehand
+
+
+class Reply(NamedTuple):
+    send: Payload  # crosses the wire
+    keep: Payload = NOTHING  # stays on the client until its next task
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one client: row i is x[index[i]], y[index[i]]; rows from `size` on are padding."""
+
+    x: Tensor  # a pool that many clients may share
+    y: Tensor
+    index: Tensor  # [n]
+    size: Tensor  # scalar
+    exact: bool = False  # n == size, known beforehand
+    width: int = 256  # rows to look at in one go; the same for all clients of a federation
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, pick: Tensor, mask: Tensor, live: Tensor) -> Batch:
+        """The rows `pick` as a batch."""
+        at = self.index[pick]
+        return Batch(self.x[at], self.y[at], mask, live, self.exact)
+
+    def in_order(self) -> Iterator[Batch]:
+        """All rows once, in their own order.
+
+        Padded rows come in batches of exactly `width`: whoever sums batch by batch gets the same bits for any padding.
+        """
+        for start in range(0, len(self), self.width):
+            end = min(start + self.width, len(self)) if self.exact else start + self.width
+            position = torch.arange(start, end, device=self.index.device)
+            mask = position < self.size
+            yield self.take(position.clamp(max=len(self) - 1), mask, mask.any())
+
+    def shuffled(self, key: Tensor) -> Tensor:
+        """Positions of all rows in a random order fixed by key; padding comes last."""
+        position = torch.arange(len(self), device=self.index.device)
+        return torch.where(position < self.size, fold(key, position) >> 1, LAST).argsort(stable=True)
+
+
+@dataclass(frozen=True)
+class Client:
+    """All that a client task may look at."""
+
+    train: Rows
+    test: Rows
+    key: Tensor  # scalar int64
+    round: Tensor  # scalar int64: the round the server is in
+    since: Tensor  # scalar int64: the round its present data came in
+    memory: Payload
+
+    def batches(self, epochs: int, batch_size: int) -> Iterator[Batch]:
+        """Mini-batches of the training rows, reshuffled every epoch; the last, incomplete one is kept.
+
+        With padding, all real batches of all epochs come first and empty ones last, so that an optimiser's
+        momentum never meets an empty batch between two real ones.
+        """
+        orders = [self.train.shuffled(fold(self.key, epoch)) for epoch in range(epochs)]
+        if self.train.exact:
+            for order in orders:
+                for pick in order.split(batch_size):
+                    yield self.train.take(pick, torch.ones_like(pick, dtype=torch.bool), torch.ones_like(pick[0] >= 0))
+            return
+        order, n, size = torch.stack(orders).flatten(), len(self.train), self.train.size
+        per_epoch = (size + batch_size - 1) // batch_size
+        for step in range(epochs * -(-n // batch_size)):
+            epoch, slot = (
+                step // per_epoch,
+                (step % per_epoch) * batch_size + torch.arange(batch_size, device=size.device),
+            )
+            mask = (slot < size) & (epoch < epochs)
+            pick = order[epoch.clamp(max=epochs - 1) * n + slot.clamp(max=n - 1)]
+            yield self.train.take(pick, mask, epoch < epochs)
+
+    def recall(self, name: str) -> Tensor:
+        """One remembered tensor."""
+        value = self.memory[name]
+        assert isinstance(value, Tensor)
+        return value
+
+    def recall_model(self, name: str) -> Params:
+        """One remembered model."""
+        value = self.memory[name]
+        assert not isinstance(value, Tensor)
+        return dict(value)
+
+    def steps(self, epochs: int, batch_size: int) -> Tensor:
+        """How many of these batches are real."""
+        return epochs * ((self.train.size + batch_size - 1) // batch_size)

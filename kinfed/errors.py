@@ -1,0 +1,38 @@
+"""Every error kinfed raises on purpose.
+
+KinfedError
+├── ConfigError        a setting is unknown, misspelt, or does not fit the others
+├── DataError          a dataset, partition or population cannot be what was asked for
+├── ModelError         a network does not fit the data or the classes
+├── CheckpointError    a run folder cannot be read or belongs to another config
+├── RoleError          a method cannot serve a client of this role
+└── OneByOneOnly       a task cannot run side by side; engines catch it and loop
+"""
+
+
+class KinfedError(Exception):
+    """What the command line prints in one line, without a traceback."""
+
+
+class ConfigError(KinfedError, ValueError):
+    """A setting is unknown, misspelt, or does not fit the others."""
+
+
+class DataError(KinfedError, ValueError):
+    """A dataset, partition or population cannot be what was asked for."""
+
+
+class ModelError(KinfedError, ValueError):
+    """A network does not fit the data or the classes."""
+
+
+class CheckpointError(KinfedError):
+    """A run folder cannot be read, or belongs to another config."""
+
+
+class RoleError(KinfedError):
+    """A method cannot serve a client of this role."""
+
+
+class OneByOneOnly(KinfedError):
+    """A task cannot run side by side; engines catch it and loop over the clients."""

@@ -1,0 +1,87 @@
+"""Arithmetic on models: a model is a dict of tensors, a stack has a leading axis on each of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]  # one model
+Stack = dict[str, Tensor]  # models[m]
+Payload = Mapping[str, "Tensor | Mapping[str, Tensor]"]  # what tasks are offered and answer
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+
+
+def each_leaf(f: Callable[..., Tensor], *trees: Mapping[str, Tensor]) -> Params:
+    """The dict of f(a[k], b[k], …) for every name k of the first tree."""
+    return {name: f(*(tree[name] for tree in trees)) for name in trees[0]}
+
+
+def rows(models: Stack, index: Tensor | int | slice) -> Stack:
+    """Models `index` of a stack; one model, without the leading axis, when index is a single number."""
+    return each_leaf(lambda w: w[index], models)
+
+
+def put(models: Stack, index: Tensor, values: Stack) -> Stack:
+    """A copy of the stack with rows `index` replaced by `values`."""
+    return each_leaf(lambda w, v: w.index_copy(0, index, v), models, values)
+
+
+def repeat(params: Params, times: int) -> Stack:
+    """`times` copies of one model, stacked."""
+    return each_leaf(lambda w: w.expand(times, *w.shape).clone(), params)
+
+
+def stack(models: Sequence[Params]) -> Stack:
+    """Several models as one stack."""
+    return each_leaf(lambda *ws: torch.stack(ws), *models)
+
+
+def join(*stacks: Stack) -> Stack:
+    """Stacks one after the other."""
+    return each_leaf(lambda *ws: torch.cat(ws), *stacks)
+
+
+def count(models: Stack) -> int:
+    """How many models a stack holds."""
+    return len(next(iter(models.values())))
+
+
+def flatten(models: Stack) -> Tensor:
+    """Each model as one long vector: [models, parameters]."""
+    return torch.cat([w.flatten(1) for w in models.values()], 1)
+
+
+def subtract(a: Params, b: Params) -> Params:
+    """a - b, name by name."""
+    return each_leaf(torch.sub, a, b)
+
+
+def to_flat(payload: Payload) -> Params:
+    """A payload as one flat dict; the name of a nested tensor is `outer/inner`."""
+    flat: Params = {}
+    for name, value in payload.items():
+        if isinstance(value, Tensor):
+            flat[name] = value
+        else:
+            flat |= {f"{name}/{inner}": tensor for inner, tensor in value.items()}
+    return flat
+
+
+def from_flat(flat: Mapping[str, Tensor]) -> dict[str, Tensor | Params]:
+    """The payload that `to_flat` turned into this flat dict."""
+    payload: dict[str, Tensor | Params] = {}
+    for path, tensor in flat.items():
+        outer, _, inner = path.partition("/")
+        if inner:
+            nested = payload.setdefault(outer, {})
+            assert isinstance(nested, dict)
+            nested[inner] = tensor
+        else:
+            payload[outer] = tensor
+    return payload
+
+
+def bytes_of(payload: Payload) -> int:
+    """Bytes of all tensors of a payload."""
+    return sum(t.numel() * t.element_size() for t in to_flat(payload).values())

@@ -1,0 +1,67 @@
+import torch
+
+from kinfed.client import Client, Rows, base_key, fold, hashed, uniform
+
+
+def client_of(size: int, padded: int, key: int = 5, exact: bool = False) -> Client:
+    x = torch.arange(100.0)[:, None]
+    index = torch.cat([torch.arange(10, 10 + size), torch.zeros(padded - size, dtype=torch.long)])
+    rows = Rows(x, torch.arange(100), index, torch.tensor(size), exact=exact, width=4)
+    zero = torch.tensor(0)
+    return Client(rows, rows, torch.tensor(key), zero, zero, {})
+
+
+def seen(client: Client, epochs: int, batch_size: int) -> list[list[int]]:
+    batches = (b.y[b.mask].tolist() for b in client.batches(epochs, batch_size))
+    return [batch for batch in batches if batch]
+
+
+def test_keys_depend_on_every_part_and_on_nothing_else():
+    assert base_key(1, "train", 2) == base_key(1, "train", 2)
+    assert len({base_key(1, "train", 2), base_key(2, "train", 1), base_key(1, "describe", 2), base_key(1, "train", 3)}) == 4
+
+
+def test_hashes_of_neighbours_differ_in_about_half_of_their_bits():
+    numbers = torch.arange(1000)
+    changed = hashed(numbers) ^ hashed(numbers + 1)
+    bits = sum(((changed >> shift) & 1).float().mean() for shift in range(64))
+    assert 31 < bits < 33
+
+
+def test_uniform_numbers_are_uniform_and_do_not_depend_on_how_many_are_drawn():
+    key = torch.tensor(3)
+    many = uniform(key, 100_000)
+    assert 0 <= many.min() and many.max() < 1
+    assert abs(many.mean() - 0.5) < 0.005 and abs(many.var() - 1 / 12) < 0.002
+    assert torch.equal(uniform(key, 10), many[:10])
+    assert not torch.equal(uniform(fold(key, 1), 10), many[:10])
+
+
+def test_every_epoch_shows_every_row_once_and_keeps_the_short_last_batch():
+    batches = seen(client_of(7, 7, exact=True), epochs=2, batch_size=3)
+    assert [len(b) for b in batches] == [3, 3, 1, 3, 3, 1]
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(sum(epoch, [])) == list(range(10, 17))
+    assert batches[:3] != batches[3:]
+
+
+def test_padding_changes_neither_batches_nor_their_order():
+    exact = seen(client_of(7, 7, exact=True), 3, 3)
+    assert seen(client_of(7, 7), 3, 3) == exact
+    assert seen(client_of(7, 19), 3, 3) == exact
+
+
+def test_empty_batches_come_last_over_all_epochs():
+    live = [bool(b.live) for b in client_of(7, 19).batches(2, 3)]
+    assert live == [True] * 6 + [False] * 8
+
+
+def test_steps_count_the_real_batches():
+    assert int(client_of(7, 19).steps(2, 3)) == 6
+
+
+def test_rows_in_order_have_a_fixed_width_when_padded():
+    assert [len(b.y) for b in client_of(7, 7, exact=True).train.in_order()] == [4, 3]
+    padded = list(client_of(7, 10).train.in_order())
+    assert [len(b.y) for b in padded] == [4, 4, 4]
+    assert torch.cat([b.y[b.mask] for b in padded]).tolist() == list(range(10, 17))

@@ -1,0 +1,40 @@
+import torch
+
+from kinfed.params import bytes_of, count, flatten, from_flat, join, put, repeat, rows, stack, subtract, to_flat
+
+A = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
+B = {"w": torch.tensor([[5.0, 7.0]]), "b": torch.tensor([11.0])}
+
+
+def test_a_stack_has_a_leading_axis_and_its_rows_are_the_models():
+    both = stack([A, B])
+    assert count(both) == 2 and both["w"].shape == (2, 1, 2)
+    assert torch.equal(rows(both, 1)["w"], B["w"])
+
+
+def test_put_replaces_rows_of_a_copy():
+    both = repeat(A, 3)
+    changed = put(both, torch.tensor([1]), repeat(B, 1))
+    assert changed["b"].tolist() == [[3.0], [11.0], [3.0]]
+    assert both["b"].tolist() == [[3.0], [3.0], [3.0]]
+
+
+def test_flatten_and_subtract_by_hand():
+    assert flatten(stack([A, B])).tolist() == [[1, 2, 3], [5, 7, 11]]
+    assert subtract(B, A)["w"].tolist() == [[4, 5]]
+
+
+def test_join_puts_stacks_one_after_the_other():
+    assert join(repeat(A, 2), repeat(B, 1))["b"].tolist() == [[3], [3], [11]]
+
+
+def test_a_payload_survives_being_flattened():
+    payload = {"params": A, "size": torch.tensor(4)}
+    flat = to_flat(payload)
+    assert set(flat) == {"params/w", "params/b", "size"}
+    back = from_flat(flat)
+    assert set(back) == {"params", "size"} and torch.equal(back["params"]["w"], A["w"])
+
+
+def test_bytes_are_counted_by_element_size():
+    assert bytes_of({"params": A, "flag": torch.tensor([True])}) == 3 * 4 + 1
