@@ -1,0 +1,41 @@
+"""Data: named datasets, partitions, shifts, roles, and a user's own rows -> one `Population`."""
+
+from kinfed.data.build import build_population
+from kinfed.data.changes import ChangeSettings
+from kinfed.data.datasets import DATASETS, Dataset, data_root, load
+from kinfed.data.own import OwnSettings, from_arrays, from_clients, from_hub, from_torch
+from kinfed.data.partitions import PARTITIONS, Labels, Partition, Promise, Split, check
+from kinfed.data.population import LATER, Change, Population, Role, label_counts
+from kinfed.data.roles import RoleSettings
+from kinfed.data.shifts import SHIFTS, Augment, LabelSwap, Rotation, Shift
+
+__all__ = [
+    "DATASETS",
+    "LATER",
+    "PARTITIONS",
+    "SHIFTS",
+    "Augment",
+    "Change",
+    "ChangeSettings",
+    "Dataset",
+    "LabelSwap",
+    "Labels",
+    "OwnSettings",
+    "Partition",
+    "Population",
+    "Promise",
+    "Role",
+    "RoleSettings",
+    "Rotation",
+    "Shift",
+    "Split",
+    "build_population",
+    "check",
+    "data_root",
+    "from_arrays",
+    "from_clients",
+    "from_hub",
+    "from_torch",
+    "label_counts",
+    "load",
+]

@@ -1,0 +1,114 @@
+"""From a dataset and a partition to a population: public rows, clients, change, shift, roles, in this order."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from kinfed.data.changes import ChangeSettings, plan_change
+from kinfed.data.checks import at_least, fraction
+from kinfed.data.datasets import Dataset
+from kinfed.data.partitions.split import Labels, Partition, Split, check
+from kinfed.data.population import Change, Population
+from kinfed.data.roles import RoleSettings, assign_roles
+from kinfed.data.sampling import Index, generator, others, stratified
+from kinfed.data.shifts import LabelSwap, Shift
+
+
+def build_population(
+    dataset: Dataset,
+    partition: Partition,
+    seed: int,
+    *,
+    public_fraction: float = 0.0,
+    public_test: bool = False,
+    test_rows: int | None = None,
+    shift: Shift | None = None,
+    roles: RoleSettings | None = None,
+    change: ChangeSettings | None = None,
+) -> Population:
+    """The population that this partition makes of the dataset; the same seed gives the same bits.
+
+    public_fraction of the training rows (with public_test also of the test rows) goes to the server, test_rows caps
+    the test rows of a client (shared test sets are large, and a shift for each client copies them).
+    """
+    at_least(1, test_rows=1 if test_rows is None else test_rows)
+    supply = Supply.of(dataset, PublicShare(public_fraction, public_test), seed)
+    split = supply.draw(partition, test_rows, generator(seed, "partition"))
+    changes: list[Change] = []
+    if change is not None:
+        other = supply.draw(partition, test_rows, generator(seed, "change"))
+        changes.append(plan_change(change, split, other, dataset.y_train, generator(seed, "changed clients")))
+    population = supply.pool(dataset, split, tuple(changes))
+    if split.swaps:
+        population = LabelSwap(split.swaps)(population, generator(seed, "swaps"))
+    if shift is not None:
+        population = shift(population, generator(seed, "shift"))
+    return assign_roles(population, roles or RoleSettings(), generator(seed, "roles"))
+
+
+@dataclass(frozen=True)
+class PublicShare:
+    """Which part of the rows the server owns."""
+
+    fraction: float = 0.0
+    test: bool = False  # also of the test rows
+
+    def draw(self, labels: Index, rng: np.random.Generator) -> Index:
+        """The public ones of these rows, stratified by label."""
+        return stratified(labels, round(self.fraction * len(labels)), rng)
+
+
+@dataclass(frozen=True, eq=False)
+class Supply:
+    """The rows left for clients once the public ones are set apart; the pool is all train, then all test rows."""
+
+    labels: Labels  # of the rows left
+    train: Index  # place in the pool of each train row left
+    test: Index
+    public: Index
+
+    @classmethod
+    def of(cls, dataset: Dataset, public: PublicShare, seed: int) -> "Supply":
+        """The rows of a dataset without the public ones."""
+        fraction(public_fraction=public.fraction)
+        count, nobody = len(dataset.y_train), np.empty(0, np.int64)
+        public_train = public.draw(dataset.y_train, generator(seed, "public"))
+        public_test = public.draw(dataset.y_test, generator(seed, "public test")) if public.test else nobody
+        train, test = others(count, public_train), others(len(dataset.y_test), public_test)
+        writers = (pick(dataset.writer_train, train), pick(dataset.writer_test, test))
+        labels = Labels(dataset.y_train[train], dataset.y_test[test], dataset.classes, *writers)
+        return cls(labels, train, count + test, np.concatenate([public_train, count + public_test]))
+
+    def draw(self, partition: Partition, test_rows: int | None, rng: np.random.Generator) -> Split:
+        """A checked split of these rows, in places of the pool."""
+        split = partition(self.labels, rng)
+        check(split, self.labels, partition.promise)
+        train = [self.train[rows] for rows in split.train]
+        test = [self.test[some(rows, test_rows, rng)] for rows in split.test]
+        return replace(split, train=train, test=test)
+
+    def pool(self, dataset: Dataset, split: Split, changes: tuple[Change, ...]) -> Population:
+        """The population of a split."""
+        return Population(
+            torch.from_numpy(np.concatenate([dataset.x_train, dataset.x_test])),
+            torch.from_numpy(np.concatenate([dataset.y_train, dataset.y_test])),
+            tuple(torch.from_numpy(rows) for rows in split.train),
+            tuple(torch.from_numpy(rows) for rows in split.test),
+            dataset.classes,
+            None if split.groups is None else torch.from_numpy(split.groups),
+            public=torch.from_numpy(self.public),
+            changes=changes,
+        )
+
+
+def pick(values: Index | None, rows: Index) -> Index | None:
+    """These rows of an array that may be missing."""
+    return None if values is None else values[rows]
+
+
+def some(rows: Index, limit: int | None, rng: np.random.Generator) -> Index:
+    """At most `limit` of the rows, at random, in their order."""
+    if limit is None or len(rows) <= limit:
+        return rows
+    return np.sort(rng.choice(rows, limit, replace=False))

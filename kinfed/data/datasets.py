@@ -1,0 +1,111 @@
+"""Datasets by name: from scikit-learn, from NAME.npz under the data root, or from the Hugging Face hub."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kinfed.data import hub
+from kinfed.data.archive import FORMAT, read
+from kinfed.data.images import Pixels, channels_first
+from kinfed.data.sampling import Index, generator, others, stratified
+from kinfed.errors import ConfigError, DataError
+from kinfed.names import unknown
+
+DATASETS = {
+    "digits": "8x8 handwritten digits that ship with scikit-learn, 10 classes, no download",
+    "mnist": "MNIST, 28x28 handwritten digits, 10 classes",
+    "fashion_mnist": "Fashion-MNIST, 28x28 pieces of clothing, 10 classes",
+    "kmnist": "Kuzushiji-MNIST, 28x28 Japanese characters, 10 classes",
+    "emnist_balanced": "EMNIST balanced, 28x28 digits and letters, 47 classes",
+    "femnist": "FEMNIST of LEAF, 28x28 digits and letters by writer, 62 classes",
+    "cifar10": "CIFAR-10, 32x32 colour photographs, 10 classes",
+    "cifar100": "CIFAR-100, 32x32 colour photographs, 100 classes",
+    "svhn": "Street View House Numbers, 32x32 colour digits, 10 classes",
+}
+CLASSES = dict.fromkeys(DATASETS, 10) | {"emnist_balanced": 47, "femnist": 62, "cifar100": 100}
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images with labels, split into train and test."""
+
+    name: str
+    x_train: Pixels  # [n, channels, height, width]
+    y_train: Index
+    x_test: Pixels
+    y_test: Index
+    classes: int
+    writer_train: Index | None = None  # who wrote row i
+    writer_test: Index | None = None
+
+
+def load(name: str, root: str | Path | None = None) -> Dataset:
+    """The dataset of this name; what is not under the data root is fetched and stored there."""
+    if name == "digits":
+        return digits()
+    path = data_root(root) / f"{name}.npz"
+    if not path.exists():
+        fetch(name, path)
+    return from_file(name, path)
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """The folder of the .npz files: the argument, else KINFED_DATA, else the user's cache folder."""
+    chosen = root or os.environ.get("KINFED_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kinfed"
+
+
+def fetch(name: str, path: Path) -> None:
+    """Store a named dataset from the hub at this path."""
+    if name not in DATASETS:
+        raise ConfigError(
+            f"{unknown(name, DATASETS, 'dataset')} (a dataset of your own: put it at {path}, with {FORMAT})"
+        )
+    try:
+        hub.fetch(name, path)
+    except hub.Unreachable as error:
+        raise DataError(
+            f"dataset '{name}' is not at {path} and cannot be fetched ({error}); put {name}.npz into {path.parent} "
+            f"(arrays {FORMAT}), or set KINFED_DATA to the folder that has it, or install kinfed[hub] and go online"
+        ) from error
+
+
+def from_file(name: str, path: Path) -> Dataset:
+    """The dataset in one .npz file."""
+    arrays = read(path)
+    labels = {part: arrays[f"y_{part}"].astype(np.int64) for part in ("train", "test")}
+    top = max(int(y.max()) for y in labels.values())
+    classes = CLASSES.get(name, top + 1)
+    low = min(int(y.min()) for y in labels.values())
+    if low < 0 or top >= classes:
+        raise DataError(f"{path}: labels must be 0..{classes - 1}, got {low}..{top}")
+    writers = {part: arrays[f"writer_{part}"].astype(np.int64) for part in labels if f"writer_{part}" in arrays}
+    images = {part: channels_first(arrays[f"x_{part}"]).astype(np.uint8, copy=False) for part in labels}
+    return Dataset(
+        name,
+        images["train"],
+        labels["train"],
+        images["test"],
+        labels["test"],
+        classes,
+        writers.get("train"),
+        writers.get("test"),
+    )
+
+
+def digits() -> Dataset:
+    """scikit-learn's digits, pixels scaled from 0..16 to 0..255, a fixed stratified fifth of them as test set."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pixels: npt.NDArray[np.float64] = bunch.images
+    x = np.round(pixels * (255 / 16)).astype(np.uint8)[:, None]
+    y = bunch.target.astype(np.int64)
+    test = stratified(y, round(0.2 * len(y)), generator(0, "digits"))
+    train = others(len(y), test)
+    return Dataset("digits", x[train], y[train], x[test], y[test], 10)

@@ -1,0 +1,41 @@
+"""Partitions: labels -> which rows each client has (recipes P1 to P9 of the papers)."""
+
+from kinfed.data.partitions.dirichlet import Dirichlet
+from kinfed.data.partitions.grouped_labels import DisjointClasses, SharedClass
+from kinfed.data.partitions.iid import IID
+from kinfed.data.partitions.label_skew import LabelSkew
+from kinfed.data.partitions.shards import Shards
+from kinfed.data.partitions.split import Labels, Partition, Promise, Split, check
+from kinfed.data.partitions.structured import Structured
+from kinfed.data.partitions.swapped import LabelSwapped
+from kinfed.data.partitions.writers import Writers
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": IID,
+    "shards": Shards,
+    "disjoint_classes": DisjointClasses,
+    "shared_class": SharedClass,
+    "structured": Structured,
+    "label_swap": LabelSwapped,
+    "writers": Writers,
+    "label_skew": LabelSkew,
+    "dirichlet": Dirichlet,
+}
+
+__all__ = [
+    "IID",
+    "PARTITIONS",
+    "Dirichlet",
+    "DisjointClasses",
+    "LabelSkew",
+    "LabelSwapped",
+    "Labels",
+    "Partition",
+    "Promise",
+    "Shards",
+    "SharedClass",
+    "Split",
+    "Structured",
+    "Writers",
+    "check",
+]

@@ -1,0 +1,43 @@
+"""P6: label-swapped groups (FL+HC after CFL): IID rows, but in group g two labels are exchanged, in train and test.
+
+The split says which pairs; `kinfed.data.build` applies them as the shift `LabelSwap`. The pairs must be disjoint, or
+the ceiling of one common model is not the 80 % of the paper.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kinfed.data.checks import at_least
+from kinfed.data.partitions.grouped_labels import contiguous_groups
+from kinfed.data.partitions.iid import IID
+from kinfed.data.partitions.split import Labels, Promise, Split
+from kinfed.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class LabelSwapped:
+    """Planted groups of IID clients, in each group two labels are exchanged (FL+HC)."""
+
+    clients: int = 100
+    pairs: tuple[tuple[int, int], ...] = ((0, 1), (2, 3), (4, 5), (6, 7))  # one for each group
+
+    def __post_init__(self) -> None:
+        at_least(1, clients=self.clients, pairs=len(self.pairs))
+        touched = [label for pair in self.pairs for label in pair]
+        if len(set(touched)) < len(touched) or any(len(pair) != 2 for pair in self.pairs):
+            raise ConfigError(f"pairs must be pairs of labels that occur once each, got {self.pairs}")
+
+    @property
+    def promise(self) -> Promise:
+        return Promise(complete=True, spread=1)
+
+    def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
+        top = max(label for pair in self.pairs for label in pair)
+        if top >= labels.classes:
+            raise DataError(
+                f"pairs exchange label {top}, the data have labels 0..{labels.classes - 1}; choose other pairs"
+            )
+        groups = contiguous_groups(self.clients, len(self.pairs))
+        plain = IID(self.clients)(labels, rng)
+        return Split(plain.train, plain.test, groups, tuple((a, b) for a, b in self.pairs))

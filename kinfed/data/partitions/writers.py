@@ -1,0 +1,49 @@
+"""P7: one client for each writer (LEAF's FEMNIST; FLT scenario 3 takes the first 200, FL+HC 367 random ones)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kinfed.data.checks import at_least
+from kinfed.data.partitions.split import Labels, Promise, Split
+from kinfed.data.sampling import Index
+from kinfed.errors import DataError
+
+
+@dataclass(frozen=True)
+class Writers:
+    """One client for each writer who has training and test rows."""
+
+    max_writers: int | None = None  # None: all
+    min_rows: int = 1  # writers with fewer rows (train and test together) are dropped, as LEAF's -k does
+    random_writers: bool = False  # False: the first ones by number
+
+    def __post_init__(self) -> None:
+        at_least(1, min_rows=self.min_rows, max_writers=1 if self.max_writers is None else self.max_writers)
+
+    @property
+    def promise(self) -> Promise:
+        return Promise()
+
+    def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
+        if labels.writer_train is None or labels.writer_test is None:
+            raise DataError(
+                "the writers partition needs data that say who wrote each row (femnist); this dataset does not"
+            )
+        train, test = rows_by_writer(labels.writer_train), rows_by_writer(labels.writer_test)
+        known = [w for w in sorted(train.keys() & test.keys()) if len(train[w]) + len(test[w]) >= self.min_rows]
+        if not known:
+            raise DataError(
+                f"no writer has training and test rows and at least {self.min_rows} of them; lower min_rows"
+            )
+        if self.random_writers:
+            known = [int(writer) for writer in rng.permutation(known)]
+        chosen = known[: self.max_writers]
+        return Split([train[writer] for writer in chosen], [test[writer] for writer in chosen])
+
+
+def rows_by_writer(writers: Index) -> dict[int, Index]:
+    """The rows of each writer."""
+    order = np.argsort(writers, kind="stable")
+    names, starts = np.unique(writers[order], return_index=True)
+    return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True)) if len(writers) else {}

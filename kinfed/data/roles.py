@@ -1,0 +1,69 @@
+"""Roles: which clients never train, have no labels, or come later."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from kinfed.data.checks import at_least, fraction
+from kinfed.data.population import LATER, Population, Role
+from kinfed.data.repointing import UNCHANGED, with_variants
+from kinfed.data.sampling import Index
+from kinfed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RoleSettings:
+    """Fractions of the clients that have a role other than training from the start."""
+
+    holdout: float = 0.0  # never train
+    unlabelled: float = 0.0  # have no labels
+    late: float = 0.0  # enter at join_round
+    join_round: int = LATER  # LATER: after training
+
+    def __post_init__(self) -> None:
+        fraction(holdout=self.holdout, unlabelled=self.unlabelled, late=self.late)
+        at_least(1, join_round=self.join_round)
+        if self.holdout + self.unlabelled + self.late > 1:
+            total = self.holdout + self.unlabelled + self.late
+            raise ConfigError(f"holdout + unlabelled + late must be at most 1, got {total:g}")
+
+    def counts(self, clients: int) -> tuple[int, int, int]:
+        """How many clients are holdout, unlabelled and late."""
+        return round(self.holdout * clients), round(self.unlabelled * clients), round(self.late * clients)
+
+
+def assign_roles(population: Population, settings: RoleSettings, rng: np.random.Generator) -> Population:
+    """The population with roles, spread evenly over its planted groups."""
+    counts = settings.counts(population.clients)
+    if sum(counts) == 0:
+        return population
+    if sum(counts) >= population.clients:
+        raise ConfigError(
+            f"{sum(counts)} of {population.clients} clients would not train from the start; leave at least one"
+        )
+    kinds = (Role(holdout=True), Role(labelled=False), Role(joins=settings.join_round))
+    roles = [Role()] * population.clients
+    order = iter(spread_over_groups(population, rng))
+    for kind, count in zip(kinds, counts, strict=True):
+        for _ in range(count):
+            roles[next(order)] = kind
+    return without_labels(replace(population, roles=tuple(roles)))
+
+
+def spread_over_groups(population: Population, rng: np.random.Generator) -> list[int]:
+    """All clients in a random order of which every stretch has each group's share."""
+    groups = np.zeros(population.clients, np.int64) if population.groups is None else population.groups.numpy()
+    shuffled = rng.permutation(population.clients)
+    place = np.empty(population.clients)
+    for group in np.unique(groups):
+        members = shuffled[groups[shuffled] == group]
+        place[members] = (np.arange(len(members)) + 0.5) / len(members)
+    ordered: Index = shuffled[np.argsort(place[shuffled], kind="stable")]
+    return [int(client) for client in ordered]
+
+
+def without_labels(population: Population) -> Population:
+    """The population whose unlabelled clients train on copies of their rows that have no label."""
+    variants = [UNCHANGED if role.labelled else 0 for role in population.roles]
+    return with_variants(population, variants, lambda _, x, y: (x, torch.full_like(y, -1)), tests=False)

@@ -1,0 +1,149 @@
+import numpy as np
+import pytest
+import torch
+
+from kinfed.data import LATER, Augment, ChangeSettings, Dataset, RoleSettings, build_population, label_counts, load
+from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, LabelSwapped, Structured, Writers
+from kinfed.errors import ConfigError
+
+
+def dataset(per_class=20, classes=10, test_per_class=10, **more):
+    train, test = np.tile(np.arange(classes), per_class), np.tile(np.arange(classes), test_per_class)
+    pixels = np.arange(len(train) + len(test), dtype=np.int64)  # every image tells its number
+    x = np.stack([pixels % 256, pixels // 256], 1).astype(np.uint8).reshape(-1, 1, 1, 2)
+    return Dataset("tiny", x[: len(train)], train, x[len(train) :], test, classes, **more)
+
+
+def everything(population):
+    changes = [t for change in population.changes for t in (change.clients, *change.train, *change.test)]
+    return [population.x, population.y, *population.train, *population.test, population.public, *changes]
+
+
+def test_the_pool_is_the_train_rows_then_the_test_rows():
+    data = dataset()
+    built = build_population(data, IID(4), 0)
+    assert torch.equal(built.x[:200], torch.from_numpy(data.x_train)) and built.y[200:].tolist() == data.y_test.tolist()
+    assert all(rows.max() < 200 for rows in built.train) and all(rows.min() >= 200 for rows in built.test)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
+    def make(seed):
+        roles, change = RoleSettings(0.2, 0.2, 0.2, 3), ChangeSettings(2, 0.5)
+        return build_population(
+            dataset(), DisjointClasses(10), seed, public_fraction=0.1, shift=Augment(1), roles=roles, change=change
+        )
+
+    first, again, other = make(1), make(1), make(2)
+    assert all(torch.equal(a, b) for a, b in zip(everything(first), everything(again), strict=True))
+    assert first.roles == again.roles and not torch.equal(first.public, other.public)
+
+
+def test_public_rows_are_a_stratified_share_that_no_client_has():
+    built = build_population(dataset(), IID(4), 0, public_fraction=0.25)
+    assert built.y[built.public].bincount().tolist() == [5] * 10
+    assert sorted(torch.cat([*built.train, built.public]).tolist()) == list(range(200))
+    assert sum(len(rows) for rows in built.test) == 100
+
+
+def test_public_rows_can_be_taken_from_the_test_rows_too():
+    built = build_population(dataset(), IID(4), 0, public_fraction=0.25, public_test=True)
+    assert (built.public >= 200).sum() == 25 and (built.public < 200).sum() == 50
+    assert sorted(torch.cat([*built.train, *built.test, built.public]).tolist()) == list(range(300))
+
+
+def test_writers_follow_their_rows_when_public_ones_leave():
+    writers = {"writer_train": np.repeat(np.arange(4), 50), "writer_test": np.repeat(np.arange(4), 25)}
+    built = build_population(dataset(**writers), Writers(), 0, public_fraction=0.5)
+    for writer, rows in enumerate(built.train):
+        assert set((rows // 50).tolist()) == {writer}
+
+
+def test_test_rows_are_capped_where_asked():
+    built = build_population(dataset(), DisjointClasses(10), 0, test_rows=7)
+    assert {len(rows) for rows in built.test} == {7}
+
+
+def test_label_swapped_groups_hold_swapped_labels():
+    data = dataset()
+    built = build_population(data, LabelSwapped(4), 0)
+    assert built.groups.tolist() == [0, 1, 2, 3]
+    truth = np.concatenate([data.y_train, data.y_test])
+    for group, rows in enumerate(zip(built.train, built.test, strict=True)):
+        for part in rows:
+            number = built.x[part].long().view(-1, 2) @ torch.tensor([1, 256])  # which image this is
+            swapped = {2 * group: 2 * group + 1, 2 * group + 1: 2 * group}
+            assert built.y[part].tolist() == [swapped.get(int(y), int(y)) for y in truth[number]]
+
+
+def test_roles_are_spread_evenly_over_the_planted_groups():
+    built = build_population(dataset(), DisjointClasses(20), 3, roles=RoleSettings(0.25, 0.25, 0.25, 4))
+    for group in range(5):
+        mine = [built.role(client) for client in range(20) if built.groups[client] == group]
+        assert sorted((r.holdout, r.labelled, r.joins) for r in mine) == [
+            (False, False, 0),
+            (False, True, 0),
+            (False, True, 4),
+            (True, True, 0),
+        ]
+
+
+def test_unlabelled_clients_train_on_the_same_images_without_labels():
+    plain = build_population(dataset(), IID(4), 0)
+    built = build_population(dataset(), IID(4), 0, roles=RoleSettings(unlabelled=0.5))
+    hidden = [client for client in range(4) if not built.role(client).labelled]
+    assert len(hidden) == 2
+    for client in range(4):
+        assert torch.equal(built.x[built.train[client]], plain.x[plain.train[client]])
+        assert (built.y[built.train[client]] == -1).all().item() == (client in hidden)
+        assert torch.equal(built.test[client], plain.test[client])
+    assert label_counts(built)[hidden].sum() == 0
+
+
+def test_late_clients_join_after_training_by_default():
+    built = build_population(dataset(), IID(4), 0, roles=RoleSettings(late=0.25))
+    assert sorted(role.joins for role in built.roles) == [0, 0, 0, LATER] and all(role.trains for role in built.roles)
+
+
+def test_roles_that_leave_nobody_to_train_are_refused():
+    with pytest.raises(ConfigError, match=r"at most 1, got 1\.2"):
+        RoleSettings(0.4, 0.4, 0.4)
+    with pytest.raises(ConfigError, match="leave at least one"):
+        build_population(dataset(), IID(4), 0, roles=RoleSettings(holdout=1.0))
+
+
+def test_a_change_gives_some_clients_the_rows_of_another_draw():
+    built = build_population(dataset(), DisjointClasses(10), 0, change=ChangeSettings(round=5, fraction=0.4))
+    (change,) = built.changes
+    assert change.round == 5 and len(change.clients) == 4
+    before = {frozenset(built.y[built.train[c]].tolist()): int(built.groups[c]) for c in range(10)}
+    for rows, test, group in zip(change.train, change.test, change.groups.tolist(), strict=True):
+        labels = frozenset(built.y[rows].tolist())
+        assert labels == frozenset(built.y[test].tolist()) and len(rows) == 20
+        assert before.get(labels, group) == group  # the same labels are the same group ...
+        assert (group in before.values()) == (labels in before)  # ... and new ones a new group
+
+
+def test_a_change_of_swapped_or_natural_groups_keeps_their_numbers():
+    for partition in (LabelSwapped(8), Structured(8, 2)):
+        built = build_population(dataset(), partition, 0, change=ChangeSettings())
+        assert torch.equal(built.changes[0].groups, built.groups)
+
+
+def test_unlabelled_clients_stay_so_after_a_change():
+    roles = RoleSettings(unlabelled=0.5)
+    built = build_population(dataset(), IID(4), 0, roles=roles, change=ChangeSettings())
+    change = built.changes[0]
+    for client, rows in zip(change.clients.tolist(), change.train, strict=True):
+        assert (built.y[rows] >= 0).all().item() == built.role(client).labelled
+
+
+def test_digits_make_a_population_out_of_the_box():
+    built = build_population(load("digits"), Dirichlet(10, 0.5), 0, public_fraction=0.1, shift=Augment(), test_rows=30)
+    assert built.clients == 10 and label_counts(built).sum() == 1438 - len(built.public)
+
+
+def test_flt_scenario_4_builds_quickly(real_root):
+    if not (real_root / "emnist47.npz").exists():
+        pytest.skip(f"no emnist47.npz in {real_root}")
+    built = build_population(load("emnist47", real_root), Structured(2400), 0)
+    assert built.clients == 2400 and sum(len(rows) for rows in built.train) == 91_233

@@ -1,0 +1,173 @@
+import sys
+
+import numpy as np
+import pytest
+
+from kinfed.data import DATASETS, data_root, load
+from kinfed.data import hub as hub_module
+from kinfed.data.archive import store
+from kinfed.errors import ConfigError, DataError
+
+
+def arrays(rows=6, shape=(28, 28), classes=3):
+    rng = np.random.default_rng(0)
+    return {
+        "x_train": rng.integers(0, 256, (rows, *shape), dtype=np.uint8),
+        "y_train": (np.arange(rows) % classes).astype(np.uint8),
+        "x_test": rng.integers(0, 256, (3, *shape), dtype=np.uint8),
+        "y_test": np.array([0, 1, 2], np.uint8),
+    }
+
+
+def message(root, name="mine"):
+    with pytest.raises(DataError) as caught:
+        load(name, root)
+    return str(caught.value)
+
+
+def test_digits_need_no_file_and_are_a_stratified_80_20_split():
+    digits = load("digits")
+    assert digits.x_train.shape == (1438, 1, 8, 8) and digits.x_test.shape == (359, 1, 8, 8)
+    assert digits.x_train.dtype == np.uint8 and digits.x_train.max() == 255
+    everyone = np.bincount(digits.y_train) + np.bincount(digits.y_test)
+    assert np.abs(np.bincount(digits.y_test) - 0.2 * everyone).max() <= 1
+
+
+def test_digits_are_the_same_rows_every_time():
+    np.testing.assert_array_equal(load("digits").x_test, load("digits").x_test)
+
+
+def test_gray_images_get_one_channel_and_labels_become_int64(tmp_path):
+    given = arrays()
+    store(tmp_path / "mine.npz", given)
+    mine = load("mine", tmp_path)
+    np.testing.assert_array_equal(mine.x_train[:, 0], given["x_train"])
+    assert mine.y_train.dtype == np.int64 and mine.classes == 3 and mine.writer_train is None
+
+
+def test_colour_images_get_their_channels_first(tmp_path):
+    given = arrays(shape=(32, 32, 3), classes=10)
+    store(tmp_path / "cifar10.npz", given)
+    cifar = load("cifar10", tmp_path)
+    assert cifar.x_train.shape == (6, 3, 32, 32) and cifar.classes == 10
+    np.testing.assert_array_equal(cifar.x_train[2, 1], given["x_train"][2, :, :, 1])
+
+
+def test_writers_come_along(tmp_path):
+    writers = {"writer_train": np.arange(6, dtype=np.int32), "writer_test": np.zeros(3, np.int32)}
+    store(tmp_path / "femnist.npz", arrays() | writers)
+    femnist = load("femnist", tmp_path)
+    assert femnist.classes == 62 and femnist.writer_train.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_root_is_the_argument_then_the_variable_then_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("KINFED_DATA", "/somewhere")
+    assert str(data_root("/here")) == "/here" and str(data_root()) == "/somewhere"
+    monkeypatch.delenv("KINFED_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data_root() == tmp_path / "kinfed"
+
+
+def test_an_unknown_name_suggests_the_nearest(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'fashion_mnist'"):
+        load("fashionmnist", tmp_path)
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    store(tmp_path / "mine.npz", arrays())
+    whole = (tmp_path / "mine.npz").read_bytes()
+    (tmp_path / "mine.npz").write_bytes(whole[: len(whole) // 2])
+    assert "mine.npz is not a readable .npz file" in message(tmp_path)
+
+
+def test_a_file_with_any_byte_damaged_is_read_or_refused_but_nothing_else(tmp_path):
+    store(tmp_path / "mine.npz", arrays(shape=(6, 6)))
+    whole, refused = (tmp_path / "mine.npz").read_bytes(), 0
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0xFF
+        (tmp_path / "mine.npz").write_bytes(bytes(damaged))
+        try:
+            load("mine", tmp_path)
+        except DataError:
+            refused += 1
+    assert refused > len(whole) / 2
+
+
+@pytest.mark.parametrize("content", [b"", b"hello"])
+def test_another_kind_of_file_is_named(tmp_path, content):
+    (tmp_path / "mine.npz").write_bytes(content)
+    assert "not a readable .npz file" in message(tmp_path)
+
+
+def test_a_bare_array_is_named(tmp_path):
+    with (tmp_path / "mine.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    assert "one bare array" in message(tmp_path)
+
+
+def test_pickles_are_never_opened(tmp_path):
+    np.savez(tmp_path / "mine.npz", **(arrays() | {"x_train": np.array([{"a": 1}], dtype=object)}))
+    assert "not a readable .npz file" in message(tmp_path)
+
+
+def test_missing_arrays_are_named(tmp_path):
+    np.savez(tmp_path / "mine.npz", x_train=np.zeros(3), x_test=np.zeros(3))
+    assert "has no array y_train, y_test" in message(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"x_train": np.zeros((6, 4, 4))}, "x_train is float64 [6, 4, 4], wanted uint8"),
+        ({"x_test": np.zeros((3, 16), np.uint8)}, "x_test is uint8 [3, 16], wanted uint8 [n, height, width]"),
+        ({"y_train": np.zeros(6)}, "y_train is float64 [6], wanted integers"),
+        ({"y_train": np.zeros(5, np.uint8)}, "x_train has 6 rows but y_train has 5"),
+        ({"y_train": np.array([0, 1, 2, -1, 0, 1])}, "labels must be 0..2, got -1..2"),
+        ({"x_test": np.zeros((3, 5, 5), np.uint8)}, "must have one shape"),
+        ({"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.zeros(0, np.uint8)}, "x_test has no rows"),
+        ({"writer_train": np.zeros(6, np.int32)}, "both writer_train and writer_test"),
+    ],
+)
+def test_wrong_arrays_are_told_with_got_and_wanted(tmp_path, changed, told):
+    store(tmp_path / "mine.npz", arrays() | changed)
+    assert told in message(tmp_path)
+
+
+def test_labels_beyond_the_known_classes_are_refused(tmp_path):
+    store(tmp_path / "mnist.npz", arrays() | {"y_test": np.array([0, 10, 2], np.uint8)})
+    assert "labels must be 0..9, got 0..10" in message(tmp_path, "mnist")
+
+
+def test_storing_leaves_no_half_file_behind(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataError, match="cannot write"):
+        store(tmp_path / "file" / "mine.npz", arrays())
+    store(tmp_path / "mine.npz", arrays())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine.npz"]
+
+
+def test_without_the_library_the_error_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    told = message(tmp_path, "mnist")
+    assert "kinfed[hub]" in told and "KINFED_DATA" in told and f"put mnist.npz into {tmp_path}" in told
+
+
+def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):
+    import datasets
+
+    def unreachable(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    assert "no route" in message(tmp_path, "svhn")
+
+
+def test_every_dataset_but_digits_has_a_place_on_the_hub():
+    assert set(hub_module.SOURCES) == set(DATASETS) - {"digits"}
+
+
+def test_real_files_have_the_rows_they_should(real_root):
+    mnist, femnist = load("mnist", real_root), load("femnist", real_root)
+    assert (len(mnist.y_train), len(mnist.y_test)) == (60_000, 10_000)
+    assert femnist.classes == 62 and len(np.unique(femnist.writer_train)) == 288

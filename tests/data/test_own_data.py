@@ -1,0 +1,122 @@
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from kinfed.data import (
+    OwnSettings,
+    build_population,
+    from_arrays,
+    from_clients,
+    from_hub,
+    from_torch,
+    label_counts,
+    load,
+)
+from kinfed.data.archive import store
+from kinfed.data.partitions import Writers
+from kinfed.errors import ConfigError, DataError
+
+
+def rows(count=30):
+    return np.arange(count, dtype=np.uint8).reshape(-1, 1, 1).repeat(2, 1), np.arange(count) % 3
+
+
+def test_every_client_keeps_a_fifth_of_each_label_for_testing():
+    x, y = rows()
+    owner = np.array(["b", "a"]).repeat(15)
+    built = from_arrays(x, y, owner)
+    assert built.classes == 3 and built.x.shape == (30, 1, 2, 1) and built.x.dtype == torch.uint8
+    assert [built.y[own].bincount().tolist() for own in built.test] == [[1, 1, 1]] * 2
+    assert label_counts(built).tolist() == [[4, 4, 4]] * 2
+    assert sorted(torch.cat([built.train[0], built.test[0]]).tolist()) == list(range(15, 30))  # client "a" comes first
+
+
+def test_features_become_float32_and_are_not_the_users_memory():
+    x, y = np.ones((6, 4)), np.zeros(6, np.int64)
+    built = from_arrays(x, y, np.zeros(6))
+    x[:] = 5
+    assert built.x.dtype == torch.float32 and built.x.max() == 1 and built.clients == 1
+
+
+def test_images_are_copied_too():
+    x, y = rows()
+    built = from_arrays(x, y, np.zeros(30))
+    x[:] = 0
+    assert built.x.max() == 29
+
+
+def test_the_split_is_the_seeds():
+    x, y = rows()
+    first, again, other = (from_arrays(x, y, y, OwnSettings(seed=seed)) for seed in (1, 1, 2))
+    assert torch.equal(first.test[0], again.test[0]) and not torch.equal(first.test[0], other.test[0])
+
+
+def test_a_client_with_one_row_trains_on_it_and_no_test_share_means_none():
+    x, y = rows(3)
+    assert [len(own) for own in from_arrays(x, y, np.array([0, 0, 1])).test] == [1, 0]
+    assert [len(own) for own in from_arrays(x, y, np.zeros(3), OwnSettings(test=0.0)).test] == [0]
+
+
+def test_lists_of_clients_and_torch_datasets_and_arrays_agree():
+    x, y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
+    owner = np.repeat([0, 1], 10)
+    whole = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    parts = [torch.utils.data.Subset(whole, range(10)), torch.utils.data.Subset(whole, range(10, 20))]
+    made = [
+        from_arrays(x, y, owner),
+        from_clients([(x[:10], y[:10]), (x[10:], y[10:])]),
+        from_torch(parts),
+        from_torch(whole, owner),
+    ]
+    for other in made[1:]:
+        assert torch.equal(made[0].x, other.x) and torch.equal(made[0].test[1], other.test[1])
+
+
+def test_a_loaded_hub_table_becomes_a_population():
+    pictures = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3), dtype=np.uint8)
+    columns = {"scan": list(pictures), "finding": [0, 1] * 4, "hospital": ["north"] * 4 + ["south"] * 4}
+    features = {"scan": datasets.Image(), "finding": datasets.Value("int64"), "hospital": datasets.Value("string")}
+    table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    built = from_hub(table, "hospital", "scan", "finding", OwnSettings(groups=[0, 1]))
+    assert built.clients == 2 and built.groups.tolist() == [0, 1]
+    np.testing.assert_array_equal(built.x.permute(0, 2, 3, 1), pictures)
+    with pytest.raises(DataError, match="no column ward; it has scan, finding, hospital"):
+        from_hub(table, "ward", "scan", "finding")
+
+
+def test_a_file_with_writers_is_a_user_dataset_too(tmp_path):
+    x, y = rows()
+    arrays = {"x_train": x, "y_train": y, "x_test": x[:6], "y_test": y[:6]}
+    store(tmp_path / "mine.npz", arrays | {"writer_train": np.arange(30) % 2, "writer_test": np.arange(6) % 2})
+    built = build_population(load("mine", tmp_path), Writers(), 0)
+    assert [len(own) for own in built.train] == [15, 15] and [len(own) for own in built.test] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "client", "told"),
+    [
+        (np.zeros((3, 2)), np.zeros(2, int), np.zeros(3), "x has 3 rows, y 2, client 3"),
+        (np.zeros((0, 2)), np.zeros(0, int), np.zeros(0), "and some"),
+        (np.zeros((3, 2)), np.zeros(3), np.zeros(3), "y is float64 [3], wanted integers"),
+        (np.array([["a"], ["b"]]), np.zeros(2, int), np.zeros(2), "wanted numbers"),
+        (np.zeros((2, 5, 5, 2), np.uint8), np.zeros(2, int), np.zeros(2), "images have shape [2, 5, 5, 2]"),
+        (np.zeros((2, 2)), np.array([0, -1]), np.zeros(2), "without a label"),
+    ],
+)
+def test_wrong_arrays_are_told_with_got_and_wanted(x, y, client, told):
+    with pytest.raises(DataError) as caught:
+        from_arrays(x, y, client)
+    assert told in str(caught.value)
+
+
+def test_wrong_lists_are_told():
+    with pytest.raises(DataError, match="at least one client"):
+        from_clients([])
+    with pytest.raises(DataError, match="one shape"):
+        from_clients([(np.zeros((1, 2)), np.zeros(1, int)), (np.zeros((1, 3)), np.zeros(1, int))])
+    with pytest.raises(DataError, match="dataset is empty"):
+        from_torch([TensorDataset(torch.zeros(0, 2), torch.zeros(0))])
+    with pytest.raises(ConfigError, match="fraction"):
+        OwnSettings(test=1.5)

@@ -1,0 +1,392 @@
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfed.data import PARTITIONS, Labels, Promise, Split, check, load
+from kinfed.data.partitions import (
+    IID,
+    Dirichlet,
+    DisjointClasses,
+    LabelSkew,
+    LabelSwapped,
+    Shards,
+    SharedClass,
+    Structured,
+    Writers,
+)
+from kinfed.data.partitions.dirichlet import cut
+from kinfed.data.partitions.structured import skewed_sizes
+from kinfed.errors import ConfigError, DataError, KinfedError
+from kinfed.names import first_lines
+
+
+def labels(per_class=20, classes=10, test_per_class=5):
+    train, test = np.repeat(np.arange(classes), per_class), np.repeat(np.arange(classes), test_per_class)
+    shuffle = np.random.default_rng(7).permutation
+    return Labels(shuffle(train), shuffle(test), classes)
+
+
+def draw(partition, data, seed=0):
+    split = partition(data, np.random.default_rng(seed))
+    check(split, data, partition.promise)
+    return split
+
+
+def held(split, data):
+    return [sorted(set(data.train[rows].tolist())) for rows in split.train]
+
+
+def labels_tested(split, data):
+    return [sorted(set(data.test[rows].tolist())) for rows in split.test]
+
+
+def sizes(split):
+    return [len(rows) for rows in split.train]
+
+
+# P1
+
+
+def test_iid_deals_every_row_evenly_in_train_and_test():
+    split = draw(IID(7), labels())
+    assert sorted(sizes(split)) == [28, 28, 28, 29, 29, 29, 29]
+    assert sorted(np.concatenate(split.test).tolist()) == list(range(50))
+
+
+# P2
+
+
+def test_shards_are_two_runs_of_the_sorted_rows():
+    data = labels()  # 20 shards of 10 rows: two in each class, none straddles
+    split = draw(Shards(10), data)
+    assert sizes(split) == [20] * 10 and all(len(own) <= 2 for own in held(split, data))
+
+
+def test_shards_are_tested_on_the_labels_they_train_on_in_equal_shares():
+    data = labels(test_per_class=50)
+    split = draw(Shards(10, test_rows=10), data)
+    for train, test in zip(split.train, split.test, strict=True):
+        half = np.bincount(data.train[train], minlength=10) // 2  # 20 training rows, 10 test rows
+        np.testing.assert_array_equal(np.bincount(data.test[test], minlength=10), half)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_two_classes_gives_everyone_exactly_two(seed):
+    data = Labels(np.repeat([0, 1, 2, 3], [37, 11, 60, 12]), np.repeat(np.arange(4), 5), 4)
+    split = draw(Shards(6, exact_two_classes=True), data, seed)  # label 2 deserves 6 of 12 shards: as many as clients
+    assert all(len(own) == 2 for own in held(split, data))
+
+
+def test_exact_two_classes_is_refused_where_one_label_has_most_rows():
+    data = Labels(np.repeat([0, 1], [90, 10]), np.array([0, 1]), 2)
+    with pytest.raises(DataError, match=r"label 0 fills .* more than there are clients"):
+        draw(Shards(5, exact_two_classes=True), data)
+
+
+def test_exact_two_classes_needs_two_shards_a_client():
+    with pytest.raises(ConfigError, match="shards_per_client = 2, got 3"):
+        Shards(5, 3, exact_two_classes=True)
+
+
+# P3
+
+
+def test_disjoint_classes_give_each_group_labels_of_its_own_in_consecutive_blocks():
+    data = labels()
+    split = draw(DisjointClasses(10, groups=5), data)
+    assert split.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    own = held(split, data)
+    assert own[0] == own[1] and sorted(chain.from_iterable(own[::2])) == list(range(10))
+    first = own[0][0]
+    rows = np.flatnonzero(data.train == first)
+    assert set(rows[:10]) <= set(split.train[0]) and set(rows[10:]) <= set(split.train[1])  # floor(20 / 2) each
+
+
+def test_disjoint_classes_test_on_all_rows_of_the_groups_labels():
+    data = labels()
+    split = draw(DisjointClasses(10), data)
+    assert labels_tested(split, data) == held(split, data) and all(len(rows) == 10 for rows in split.test)
+
+
+def test_a_small_class_gives_smaller_blocks_and_repeats_no_row():
+    data = Labels(np.repeat([0, 1], [20, 7]), np.array([0, 1]), 2)
+    split = draw(DisjointClasses(3, groups=1), data)
+    assert [np.bincount(data.train[rows]).tolist() for rows in split.train] == [[6, 2]] * 3
+
+
+def test_rows_per_class_is_an_upper_limit():
+    assert set(sizes(draw(DisjointClasses(10, rows_per_class=3), labels()))) == {6}
+
+
+# P4
+
+
+def test_shared_class_is_a_ring_where_neighbours_share_one_label_and_its_rows():
+    data = labels(per_class=60)
+    split = draw(SharedClass(10), data)  # n = 60, 20 rows of each of three labels
+    assert sizes(split) == [60] * 10
+    rings = [set(own) for own in held(split, data)[::2]]
+    for group in range(5):
+        assert len(rings[group] & rings[(group + 1) % 5]) == 1 and not rings[group] & rings[(group + 2) % 5]
+    for client in (0, 1):  # rank 0 and 1 of group 0, against the same ranks of group 1
+        assert len(set(split.train[client]) & set(split.train[client + 2])) == 20
+    assert labels_tested(split, data) == held(split, data)
+
+
+def test_the_random_sampler_takes_the_same_number_whatever_the_clients():
+    data = labels(per_class=60)
+    for clients in (5, 50):
+        split = draw(SharedClass(clients, sampling="random", rows_per_class=25), data)
+        assert set(sizes(split)) == {75} and all(len(own) == 3 for own in held(split, data))
+
+
+def test_table_v_draws_750_rows_of_cifar():
+    assert set(sizes(draw(SharedClass(5, sampling="random"), labels(per_class=300)))) == {750}
+
+
+# P5
+
+
+def test_quantity_skew_has_the_published_sizes():
+    for total, clients, low, high, median, first in (
+        (12_000, 240, 26, 259, 29, 124),
+        (12_000, 60, 101, 1256, 106.5, 128),
+    ):
+        found = skewed_sizes(total, clients)
+        assert (found.sum(), found.min(), found[1:].max(), np.median(found), found[0]) == (
+            total,
+            low,
+            high,
+            median,
+            first,
+        )
+    last = skewed_sizes(4800, 240)  # the last group of M=2400
+    assert (last.sum(), last.min(), last[-1], last[0]) == (4800, 11, 80, 105)
+    assert (skewed_sizes(4800, 60).min(), skewed_sizes(4800, 60).max()) == (41, 429)
+
+
+def test_structured_gives_the_last_group_the_labels_left():
+    data = labels(classes=7, per_class=30)
+    split = draw(Structured(6, groups=3, labels_per_group=3), data)
+    assert labels_tested(split, data) == [[0, 1, 2]] * 2 + [[3, 4, 5]] * 2 + [[6]] * 2
+    assert sum(sizes(split)) == 210 and sum(sizes(split)[4:]) == 30
+
+
+def test_structured_emnist_is_600_clients_in_10_groups(real_root):
+    if not (real_root / "emnist47.npz").exists():
+        pytest.skip(f"no emnist47.npz in {real_root}")
+    data = load("emnist47", real_root)
+    split = draw(Structured(600), Labels(data.y_train, data.y_test, 47))
+    assert sum(sizes(split)) == len(data.y_train) and np.bincount(split.groups).tolist() == [60] * 10
+
+
+# P6
+
+
+def test_label_swap_is_iid_with_one_pair_for_each_group():
+    split = draw(LabelSwapped(8), labels())
+    assert split.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and set(sizes(split)) == {25}
+    assert split.swaps == ((0, 1), (2, 3), (4, 5), (6, 7)) and sum(map(len, split.test)) == 50
+
+
+def test_pairs_that_touch_a_label_twice_are_refused():
+    with pytest.raises(ConfigError, match="occur once each"):
+        LabelSwapped(8, pairs=((0, 1), (1, 2)))
+
+
+# P7
+
+
+def writers():
+    return Labels(
+        np.zeros(9, np.int64),
+        np.zeros(4, np.int64),
+        1,
+        np.array([5, 5, 5, 2, 2, 9, 9, 9, 7]),
+        np.array([5, 2, 9, 9]),
+    )
+
+
+def test_writers_become_clients_where_they_have_train_and_test_rows():
+    split = draw(Writers(), writers())
+    assert [rows.tolist() for rows in split.train] == [
+        [3, 4],
+        [0, 1, 2],
+        [5, 6, 7],
+    ]  # writers 2, 5, 9; 7 is never tested
+    assert [rows.tolist() for rows in split.test] == [[1], [0], [2, 3]]
+
+
+def test_writers_can_be_limited_by_number_and_by_rows():
+    assert len(draw(Writers(max_writers=2), writers()).train) == 2
+    assert [len(rows) for rows in draw(Writers(min_rows=5), writers()).train] == [3]  # writer 9: three and two
+    with pytest.raises(DataError, match="lower min_rows"):
+        draw(Writers(min_rows=6), writers())
+    with pytest.raises(DataError, match="who wrote"):
+        draw(Writers(), labels())
+
+
+def test_random_writers_are_a_draw_of_the_seed():
+    picks = {
+        tuple(len(rows) for rows in draw(Writers(1, random_writers=True), writers(), seed).train) for seed in range(9)
+    }
+    assert picks == {(2,), (3,)}
+
+
+# P8
+
+
+def test_label_skew_gives_client_i_label_i_and_exactly_s_labels():
+    data = labels(per_class=60)
+    split = draw(LabelSkew(30, share=0.3), data)
+    own = held(split, data)
+    assert all(len(found) == 3 and client % 10 in found for client, found in enumerate(own))
+    assert sum(sizes(split)) == 600 and labels_tested(split, data) == own
+
+
+def test_label_skew_leaves_labels_to_nobody_unless_asked():
+    data = labels(per_class=60)
+    seen = {len(set(chain.from_iterable(held(draw(LabelSkew(5), data, seed), data)))) for seed in range(5)}
+    assert min(seen) < 10
+    assert len(set(chain.from_iterable(held(draw(LabelSkew(7, every_label=True), data), data)))) == 10
+    with pytest.raises(DataError, match="cannot hold 10 labels"):
+        draw(LabelSkew(4, every_label=True), data)
+
+
+# P9
+
+
+def test_dirichlet_deals_every_row_and_keeps_the_minimum():
+    data = labels(per_class=100)
+    split = draw(Dirichlet(10, beta=0.5), data)
+    assert sum(sizes(split)) == 1000 and min(sizes(split)) >= 10
+    assert labels_tested(split, data) == held(split, data)
+
+
+def test_dirichlet_with_much_beta_is_nearly_even_and_with_little_is_skewed():
+    data = labels(per_class=100)
+    even, skewed = (held(draw(Dirichlet(10, beta, minimum=1), data), data) for beta in (1000.0, 0.05))
+    assert all(len(own) == 10 for own in even) and np.mean([len(own) for own in skewed]) < 5
+
+
+def test_dirichlet_gives_full_clients_no_more():
+    weight = np.array([0.5, 0.3, 0.2])
+    assert cut(10, weight, np.array([False, False, False])).tolist() == [5, 3, 2]
+    assert cut(10, weight, np.array([True, False, False])).tolist() == [0, 6, 4]
+    assert cut(4, np.array([1.0, 0, 0]), np.array([True, False, False])).tolist() == [0, 2, 2]
+
+
+def test_an_unbalanced_dirichlet_fills_clients_beyond_their_fair_share():
+    data = labels(per_class=100)
+    most = [max(sizes(draw(Dirichlet(10, 0.1, 1, balanced), data))) for balanced in (True, False)]
+    assert most[0] < 200 < most[1]  # a full client has fewer than 100 before its last label, which adds 100 at most
+
+
+def test_dirichlet_gives_up_with_a_reason():
+    with pytest.raises(DataError, match=r"in 3 draws .* fewer than 10 of 200 rows"):
+        draw(Dirichlet(20, tries=3), labels())
+
+
+# all
+
+
+@pytest.mark.parametrize(
+    ("partition", "told"),
+    [
+        (IID(201), "needs at least 201 rows, got 200"),
+        (IID(51), "50 test rows cannot be split over 51 clients"),
+        (Shards(101), "needs at least 202 rows, got 200"),
+        (DisjointClasses(10, 5, 3), "need 15 labels, the data have 10"),
+        (DisjointClasses(200, 5), "has 20 rows for the 40 clients of group"),
+        (DisjointClasses(3, 5), "5 groups need at least as many clients, got 3"),
+        (SharedClass(10, 6), "need 12 labels, the data have 10"),
+        (SharedClass(10, sampling="random"), "has 20 rows, rows_per_class wants 250"),
+        (Structured(30, 3, 5), "3 groups of 5 labels need at least 11 labels, the data have 10"),
+        (Structured(400, 2, 5), "needs at least 200 rows, got 100"),
+        (LabelSwapped(8, ((0, 1), (2, 10))), "exchange label 10, the data have labels 0..9"),
+        (LabelSkew(300), "rows for"),
+        (Dirichlet(21), "needs at least 210 rows, got 200"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(partition, told):
+    with pytest.raises(KinfedError) as caught:
+        draw(partition, labels())
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: IID(0), lambda: LabelSkew(share=0), lambda: LabelSkew(share=1.5), lambda: Dirichlet(beta=0)]
+)
+def test_settings_are_checked_when_they_are_made(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"writers"}))
+def test_the_same_seed_gives_the_same_rows_and_another_seed_others(name):
+    partition = {"structured": Structured(20, 2), "dirichlet": Dirichlet(10, 1.0, 1)}.get(name) or PARTITIONS[name](
+        clients=20
+    )
+    data = labels(per_class=60)
+    first, again, other = (draw(partition, data, seed) for seed in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(first.train + first.test, again.train + again.test, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first.train, other.train, strict=True))
+
+
+def test_every_partition_says_in_one_line_what_it_is():
+    assert all(line.endswith(".") for line in first_lines(PARTITIONS).values())
+
+
+@pytest.mark.parametrize(
+    ("train", "promise", "told"),
+    [
+        ([[0, 1], [1, 2]], Promise(), "at two clients"),
+        ([[0], [1]], Promise(complete=True), "only 2 of 3 training rows"),
+        ([[0], []], Promise(), "client 1 has 0 training rows, at least 1"),
+        ([[0, 1], [2]], Promise(spread=0), "have 1 to 2 training rows"),
+        ([[0, 0], [1]], Promise(), "client 0 has a train row twice"),
+        ([[3], [1]], Promise(), "client 0: train rows must be 0..2, got 3..3"),
+    ],
+)
+def test_the_check_notices_broken_promises(train, promise, told):
+    data = Labels(np.zeros(3, np.int64), np.zeros(2, np.int64), 1)
+    split = Split([np.array(rows, np.int64) for rows in train], [np.array([0]), np.array([1])])
+    with pytest.raises(DataError) as caught:
+        check(split, data, promise)
+    assert told in str(caught.value)
+
+
+def recipes(clients, groups, width, exact):
+    return [
+        IID(clients),
+        Shards(clients, exact_two_classes=exact),
+        DisjointClasses(clients, groups, width),
+        SharedClass(clients, groups + 2, width + 1, "random" if exact else "blocks", 2 if exact else None),
+        Structured(clients, groups, width),
+        LabelSwapped(clients, ((0, 1), (2, 3))[: 1 + exact]),
+        Writers(clients, 1 + exact, exact),
+        LabelSkew(clients, 0.1 + 0.2 * width, exact),
+        Dirichlet(clients, 0.1 * width, minimum=groups, balanced=exact, tries=5),
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.integers(0, 6), min_size=1, max_size=80),
+    clients=st.integers(1, 12),
+    groups=st.integers(1, 5),
+    width=st.integers(1, 4),
+    exact=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_every_recipe_keeps_its_promise_or_says_why_not(rows, clients, groups, width, exact, seed):
+    train = np.array(rows)
+    data = Labels(train, train[::2].copy(), 7, train % 3, train[::2] % 3)
+    for recipe in recipes(clients, groups, width, exact):
+        try:
+            draw(recipe, data, seed)
+        except KinfedError as error:
+            assert len(str(error)) > 20

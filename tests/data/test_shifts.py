@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+import torch
+from torch import tensor
+from torch.testing import assert_close
+
+from kinfed.data import SHIFTS, Augment, Change, LabelSwap, Population, Rotation
+from kinfed.data.pipelines import POOL, draw_pipeline
+from kinfed.errors import ConfigError, DataError
+
+
+def population(channels=1, **more):
+    """Four clients with two training rows each, all tested on rows 8 and 9."""
+    x = torch.arange(10 * channels * 16).view(10, channels, 4, 4) % 256
+    rows = tuple(tensor([2 * client, 2 * client + 1]) for client in range(4))
+    return Population(x.to(torch.uint8), tensor([0, 1, 2, 3, 0, 1, 2, 3, 0, 2]), rows, (tensor([8, 9]),) * 4, 4, **more)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def labels(found, client):
+    return found.y[found.train[client]].tolist(), found.y[found.test[client]].tolist()
+
+
+def test_a_label_swap_exchanges_two_labels_in_train_and_test_and_plants_groups():
+    found = LabelSwap(((0, 1), (2, 3)))(population(), rng())
+    assert found.groups.tolist() == [0, 0, 1, 1]
+    assert labels(found, 0) == ([1, 0], [1, 2]) and labels(found, 1) == ([2, 3], [1, 2])
+    assert labels(found, 2) == ([0, 1], [0, 3]) and labels(found, 3) == ([3, 2], [0, 3])
+
+
+def test_a_label_swap_keeps_planted_groups_and_the_pixels():
+    before = population(groups=tensor([1, 0, 1, 0]))
+    found = LabelSwap(((0, 1), (2, 3)))(before, rng())
+    assert found.groups.tolist() == [1, 0, 1, 0] and labels(found, 0) == ([0, 1], [0, 3])
+    for client in range(4):
+        assert_close(found.x[found.train[client]], before.x[before.train[client]])
+
+
+def test_copies_are_appended_once_for_each_variant_and_row():
+    found = LabelSwap(((0, 1), (2, 3)))(population(), rng())
+    assert len(found.y) == 10 + 2 * (4 + 2)  # two groups, each with four training rows and the two shared test rows
+    assert found.test[0].tolist() == found.test[1].tolist() != found.test[2].tolist()
+    assert found.y[:10].tolist() == population().y.tolist()
+
+
+def test_rows_that_come_with_a_change_are_shifted_too():
+    change = Change(2, tensor([3]), (tensor([0]),), (tensor([9]),))
+    found = LabelSwap(((0, 1), (2, 3)))(population(changes=(change,)), rng())
+    moved = found.changes[0]
+    assert found.y[moved.train[0]].tolist() == [0] and found.y[moved.test[0]].tolist() == [3]  # group 1: 2 and 3
+
+
+def test_as_many_pairs_as_planted_groups_are_wanted():
+    with pytest.raises(DataError, match="has 2 planted groups, the shift describes 3"):
+        LabelSwap(((0, 1), (1, 2), (2, 3)))(population(groups=tensor([0, 0, 1, 1])), rng())
+    with pytest.raises(DataError, match=r"exchange label 4, the data have labels 0..3"):
+        LabelSwap(((0, 4),))(population(), rng())
+    with pytest.raises(ConfigError, match="two different labels"):
+        LabelSwap(((1, 1),))
+
+
+def test_a_rotation_by_quarters_is_exact_and_no_rotation_copies_nothing():
+    before = population()
+    found = Rotation((0, 90))(before, rng())
+    assert found.groups.tolist() == [0, 0, 1, 1] and len(found.y) == 10 + 6
+    assert found.train[0].tolist() == [0, 1] and found.y[found.train[3]].tolist() == [2, 3]
+    assert_close(found.x[found.train[3]], torch.rot90(before.x[6:8], 1, (2, 3)))
+    assert_close(found.x[found.test[3]], torch.rot90(before.x[8:], 1, (2, 3)))
+
+
+def test_each_client_can_draw_an_angle_of_its_own():
+    found = Rotation(per="client")(population(), rng(1))
+    for client, quarters in enumerate(found.groups.tolist()):
+        assert_close(
+            found.x[found.train[client]], torch.rot90(population().x[2 * client : 2 * client + 2], quarters, (2, 3))
+        )
+    assert len(set(found.groups.tolist())) > 1
+
+
+def test_an_odd_angle_keeps_the_shape_and_blackens_the_corners():
+    found = Rotation((45,))(population(), rng())
+    turned = found.x[found.train[3]]
+    assert turned.shape == (2, 1, 4, 4) and turned.dtype == torch.uint8 and turned[:, 0, 0, 0].max() < 60
+
+
+def test_an_augmentation_gives_each_client_its_own_pipeline_and_the_same_seed_the_same_bits():
+    before = population(3)
+    first, again, other = (Augment()(before, rng(seed)) for seed in (5, 5, 6))
+    assert first.groups is None and len(first.y) == 10 + 4 * 4 and first.x.dtype == torch.uint8
+    assert torch.equal(first.x, again.x) and not torch.equal(first.x, other.x)
+    tests = [first.x[rows] for rows in first.test]
+    assert not all(torch.equal(tests[0], seen) for seen in tests)  # the same rows look different
+    assert [labels(first, client) for client in range(4)] == [labels(before, client) for client in range(4)]
+
+
+def test_pipelines_can_belong_to_planted_groups():
+    found = Augment(pipelines=2)(population(), rng())
+    assert found.groups.tolist() == [0, 0, 1, 1] and torch.equal(found.test[0], found.test[1])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", sorted(POOL))
+def test_every_operation_works_on_gray_and_colour_and_tiny_images(name, channels):
+    x = torch.from_numpy(rng().uniform(0, 255, (5, channels, 8, 6))).float()
+    done = POOL[name](rng(1))(x.clone(), rng(2))
+    assert done.shape == x.shape and done.isfinite().all()
+    assert name == "grayscale" or not torch.equal(done, x)
+
+
+def test_an_empty_pipeline_only_mirrors_some_images():
+    x = torch.arange(16, dtype=torch.uint8).view(8, 1, 1, 2)
+    done = draw_pipeline(0, 1, rng())(x, rng())
+    mirrored = [not torch.equal(a, b) for a, b in zip(x, done, strict=True)]
+    assert 0 < sum(mirrored) < 8
+    assert all(torch.equal(done[i], x[i].flip(2) if mirrored[i] else x[i]) for i in range(8))
+
+
+def test_gray_images_have_no_grayscale_in_their_pool():
+    draw_pipeline(8, 3, rng())
+    with pytest.raises(ConfigError, match=r"count must be 0..7 operations, got 8"):
+        draw_pipeline(8, 1, rng())
+
+
+@pytest.mark.parametrize("shift", [Rotation(), Augment()])
+def test_shifts_of_pixels_need_images(shift):
+    features = Population(torch.zeros(2, 5), tensor([0, 1]), (tensor([0]),), (tensor([1]),), 2)
+    with pytest.raises(DataError, match="needs uint8 images"):
+        shift(features, rng())
+
+
+def test_shifts_have_names():
+    assert set(SHIFTS) == {"label_swap", "rotation", "augment"}

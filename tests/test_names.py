@@ -1,0 +1,20 @@
+import pytest
+
+from kinfed.data import PARTITIONS, SHIFTS
+from kinfed.errors import ConfigError
+from kinfed.names import first_lines, known
+
+
+def test_a_known_name_gives_its_thing():
+    assert known("iid", PARTITIONS, "partition").__name__ == "IID"
+
+
+def test_an_unknown_name_suggests_the_nearest_and_lists_all():
+    with pytest.raises(ConfigError, match="unknown partition 'dirichlett', did you mean 'dirichlet'"):
+        known("dirichlett", PARTITIONS, "partition")
+    with pytest.raises(ConfigError, match="unknown shift 'xyz'; known: augment, label_swap, rotation"):
+        known("xyz", SHIFTS, "shift")
+
+
+def test_listings_show_the_first_line_of_the_docstring():
+    assert first_lines(PARTITIONS)["iid"] == "Shuffled rows, split evenly."
