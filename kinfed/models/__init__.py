@@ -1,0 +1,43 @@
+"""Networks: classifiers and auto-encoders, built-in ones by name and any `torch.nn.Module` a user brings."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+
+from kinfed.errors import ConfigError
+from kinfed.models.autoencoder import AutoEncoder, encoder_of, has_decoder
+from kinfed.models.autoencoders import conv_ae, residual_ae
+from kinfed.models.model import Model, hits
+from kinfed.models.network import GradientFn, Network, Slope, from_module
+from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, resnet9
+from kinfed.names import known
+
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "mlp_200": mlp_200,
+    "leaf_cnn": leaf_cnn,
+    "lenet5": lenet5,
+    "flhc_cnn": flhc_cnn,
+    "resnet9": resnet9,
+}
+AUTOENCODERS: dict[str, Callable[[Shape, int], nn.Module]] = {"conv_ae": conv_ae, "residual_ae": residual_ae}
+
+
+def make_model(name: str, shape: Shape, classes: int, seed: int = 0) -> Model:
+    """The built-in classifier of this name for images of this shape."""
+    return Model(partial(known(name, MODELS, "model"), shape, classes), seed=seed, classes=classes)
+
+
+def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) -> AutoEncoder:
+    """The built-in auto-encoder of this name; `auto` takes the one FLT used for so many channels."""
+    if name == "auto":
+        name = "conv_ae" if shape[0] == 1 else "residual_ae"
+    if shape[1] % 4 or shape[2] % 4:
+        raise ConfigError(f"auto-encoders need image sides that 4 divides, got {shape[1]}x{shape[2]}")
+    return AutoEncoder(partial(known(name, AUTOENCODERS, "auto-encoder"), shape, latent), seed=seed)
+
+
+__all__ = [
+    "AUTOENCODERS", "MODELS", "AutoEncoder", "GradientFn", "Model", "Network", "Shape", "Slope",
+    "encoder_of", "from_module", "has_decoder", "hits", "make_autoencoder", "make_model",
+]  # fmt: skip

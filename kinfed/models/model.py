@@ -1,0 +1,47 @@
+"""A classifier as pure functions of its weights."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from kinfed.client import Batch
+from kinfed.errors import ModelError
+from kinfed.models.network import Network
+from kinfed.params import Params
+
+
+@dataclass(frozen=True)
+class Model(Network):
+    """A classifier into `classes` classes, trained by cross-entropy."""
+
+    classes: int = 10
+
+    def logits(self, params: Params, x: Tensor) -> Tensor:
+        """Scores of the classes: [b, classes]."""
+        return self.apply(params, x)
+
+    def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
+        return cross_entropy(output, batch.y, reduction="none")
+
+    def check(self, x: Tensor) -> None:
+        """Raises unless the network takes such rows and its output fits the classes."""
+        try:
+            shape = tuple(self.logits(self.init(), x[:2]).shape)
+        except RuntimeError as error:
+            raise ModelError(f"the model does not take rows of shape {tuple(x.shape[1:])}: {error}") from error
+        if shape != (len(x[:2]), self.classes):
+            raise ModelError(
+                f"the model's output for 2 rows has shape {shape}, wanted (2, {self.classes}): "
+                f"the data has {self.classes} classes"
+            )
+
+    def parameters(self) -> int:
+        """The number of weights."""
+        return sum(w.numel() for w in self.init().values())
+
+
+def hits(logits: Tensor, batch: Batch) -> Tensor:
+    """Which real rows are classified rightly: [b] bool."""
+    return (logits.argmax(1) == batch.y) & batch.mask & torch.isfinite(logits).all(1)

@@ -1,0 +1,156 @@
+"""A torch module as pure functions of its weights: `init`, `apply`, `gradient`.
+
+The weights are a `Params` dict of all parameters and floating buffers (batch-norm statistics travel and are averaged
+like weights). The module itself is only a template and is never changed.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from kinfed.client import Batch
+from kinfed.errors import ModelError, OneByOneOnly
+from kinfed.params import NOTHING, Params
+
+
+class Slope(NamedTuple):
+    gradient: Params  # by weight
+    buffers: Mapping[str, Tensor] = NOTHING  # what the forward pass made of the buffers
+
+
+GradientFn = Callable[[Params, Batch], Slope]
+
+
+@dataclass(frozen=True)
+class Network(ABC):
+    """A network built by `build`; images of bytes are scaled to [0, 1], then by (x - mean) / std if given."""
+
+    build: Callable[[], nn.Module]
+    seed: int = 0
+    mean: tuple[float, ...] = ()  # per channel
+    std: tuple[float, ...] = ()
+
+    @abstractmethod
+    def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
+        """The loss of each row of the batch: [b]."""
+
+    def init(self, seed: int | None = None) -> Params:
+        """Fresh weights, drawn by the module's own rules."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed if seed is None else seed)
+            return _weights(self.build())
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Rows as the network wants them: float, scaled."""
+        x = x.float() / 255 if x.dtype == torch.uint8 else x
+        if not self.mean:
+            return x
+        shape = (len(self.mean),) + (1,) * (x.dim() - 2)
+        mean, std = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.std))
+        return (x - mean) / std
+
+    def apply(self, params: Params, x: Tensor) -> Tensor:
+        """The output for rows x, in evaluation mode."""
+        return self.forward(self._evaluating, params, x)
+
+    def forward(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
+        """The output of `module` with these weights."""
+        whole = {name: b.clone() for name, b in module.named_buffers() if not b.is_floating_point()} | params
+        return functional_call(module, whole, (self.inputs(x),))  # type: ignore[no-any-return]
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """The mean loss over the batch's real rows, in evaluation mode."""
+        return _mean(self.loss_of(self.apply(params, batch.x), batch), batch)
+
+    def gradient(self, params: Params, batch: Batch) -> Slope:
+        """The gradient of the mean loss over the batch's real rows, in training mode."""
+        buffers = {name: params[name] for name in self._buffers}
+        weights = {name: w for name, w in params.items() if name not in buffers}
+        if batch.exact:
+            return self._exact_gradient(weights, buffers, batch)
+        if self.refuses:
+            raise OneByOneOnly(self.refuses)
+
+        def loss(weights: Params) -> Tensor:
+            return _mean(self.loss_of(self.forward(self._training, weights | buffers, batch.x), batch), batch)
+
+        return Slope(grad(loss)(weights))
+
+    def _exact_gradient(self, weights: Params, buffers: Params, batch: Batch) -> Slope:
+        moved = {name: b.clone() for name, b in buffers.items()}
+        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        lonely = len(batch.x) == 1 and self.refuses.startswith("BatchNorm")  # one row has no statistics of its own
+        with torch.enable_grad():
+            output = self.forward(self._evaluating if lonely else self._training, leaves | moved, batch.x)
+            slopes = torch.autograd.grad(_mean(self.loss_of(output, batch), batch), list(leaves.values()))
+        return Slope(dict(zip(leaves, slopes, strict=True)), moved)
+
+    @cached_property
+    def refuses(self) -> str:
+        """Why this network cannot train on padded batches of many clients at once; empty when it can."""
+        for module in self._training.modules():
+            if isinstance(module, _BatchNorm):
+                return "BatchNorm mixes the rows of a batch, and padding would enter its statistics"
+            if isinstance(module, _DropoutNd) and module.p > 0:
+                return "Dropout draws from one generator for all clients"
+        return ""
+
+    @cached_property
+    def _training(self) -> nn.Module:
+        return self._template().train()
+
+    @cached_property
+    def _evaluating(self) -> nn.Module:
+        return self._template().eval()
+
+    def _template(self) -> nn.Module:
+        """A module, built in a thread of its own: drawing its weights is forbidden inside a vmap of this one."""
+        with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(1) as thread:
+            return thread.submit(self.build).result()
+
+    @cached_property
+    def _buffers(self) -> frozenset[str]:
+        return frozenset(name for name, b in self._training.named_buffers() if b.is_floating_point())
+
+
+def from_module(module: nn.Module) -> Callable[[], nn.Module]:
+    """A builder from a module that is already there: copies of it with newly drawn weights."""
+    stubborn = [
+        name
+        for name, part in module.named_modules()
+        if any(True for _ in part.parameters(recurse=False)) and not hasattr(part, "reset_parameters")
+    ]
+    if stubborn:
+        raise ModelError(
+            f"cannot draw new weights for {', '.join(stubborn)}: no reset_parameters(); "
+            "hand in a function that builds the module instead"
+        )
+
+    def build() -> nn.Module:
+        fresh = copy.deepcopy(module)
+        for part in fresh.modules():
+            draw = getattr(part, "reset_parameters", None)
+            if callable(draw):
+                draw()
+        return fresh
+
+    return build
+
+
+def _weights(module: nn.Module) -> Params:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: t.detach().clone() for name, t in named if t.is_floating_point()}
+
+
+def _mean(each: Tensor, batch: Batch) -> Tensor:
+    return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)

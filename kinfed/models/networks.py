@@ -1,0 +1,65 @@
+"""The papers' classifiers as plain torch modules (methods and sizes: FLT, FLIS, FL+HC, LEAF)."""
+
+from torch import Tensor, nn
+
+Shape = tuple[int, int, int]  # channels, height, width
+
+
+def mlp_200(shape: Shape, classes: int) -> nn.Module:
+    """One hidden layer of 200 (FLT, IFCA); no dropout, the papers have none."""
+    channels, height, width = shape
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 200), nn.ReLU(), nn.Linear(200, classes))
+
+
+def leaf_cnn(shape: Shape, classes: int, hidden: int = 2048) -> nn.Module:
+    """LEAF's CNN: 5x5 convolutions to 32 and 64 channels, 2048 units (FLT, IFCA)."""
+    channels, height, width = shape
+    flat = 64 * (height // 4) * (width // 4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU(), nn.Linear(hidden, classes),
+    )  # fmt: skip
+
+
+def flhc_cnn(shape: Shape, classes: int) -> nn.Module:
+    """FL+HC's CNN: as LEAF's with 512 units ("same" padding, McMahan's network)."""
+    return leaf_cnn(shape, classes, hidden=512)
+
+
+def lenet5(shape: Shape, classes: int) -> nn.Module:
+    """LeNet-5 for 1 or 3 channels (FLIS, FLT's CNN for CIFAR)."""
+    channels, height, width = shape
+    flat = 16 * ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes),
+    )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """x + block(x)."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.block(x)  # type: ignore[no-any-return]
+
+
+def _block(channels: int, wider: int, pool: bool = False) -> nn.Sequential:
+    parts = [nn.Conv2d(channels, wider, 3, padding=1), nn.GroupNorm(32, wider), nn.ReLU()]
+    return nn.Sequential(*parts, nn.MaxPool2d(2)) if pool else nn.Sequential(*parts)
+
+
+def resnet9(shape: Shape, classes: int) -> nn.Module:
+    """ResNet-9 with GroupNorm, which clients can train side by side (FLIS on CIFAR-100)."""
+    return nn.Sequential(
+        _block(shape[0], 64), _block(64, 128, pool=True),
+        Residual(nn.Sequential(_block(128, 128), _block(128, 128))),
+        _block(128, 256, pool=True), _block(256, 512, pool=True),
+        Residual(nn.Sequential(_block(512, 512), _block(512, 512))),
+        nn.MaxPool2d(shape[1] // 8), nn.Flatten(), nn.Linear(512, classes),
+    )  # fmt: skip

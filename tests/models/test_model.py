@@ -1,0 +1,105 @@
+import pytest
+import torch
+from torch import nn
+
+from kinfed.client import Batch
+from kinfed.errors import ModelError, OneByOneOnly
+from kinfed.models import Model, from_module, hits
+from tests.problems import small_net
+
+
+def batch(rows: int, real: int, exact: bool = False) -> Batch:
+    x = torch.rand(rows, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(rows) < real
+    return Batch(x, torch.arange(rows) % 3, mask, mask.any(), exact)
+
+
+def test_weights_come_from_the_seed_alone():
+    torch.manual_seed(1)
+    a = small_net().init(4)
+    torch.manual_seed(2)
+    b = small_net().init(4)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert not torch.equal(a["1.weight"], small_net().init(5)["1.weight"])
+
+
+def test_padding_rows_have_no_gradient():
+    model = small_net()
+    params = model.init()
+    padded, real = model.gradient(params, batch(9, 5)).gradient, model.gradient(params, batch(5, 5, exact=True)).gradient
+    for name in params:
+        torch.testing.assert_close(padded[name], real[name], atol=1e-7, rtol=0)
+
+
+def test_bytes_become_unit_interval_and_are_normalised():
+    model = Model(nn.Flatten, mean=(0.5,), std=(0.25,), classes=64)
+    x = torch.tensor([0, 255], dtype=torch.uint8).repeat(32).view(1, 1, 8, 8)
+    assert model.logits({}, x).unique().tolist() == [-2.0, 2.0]
+
+
+def test_a_model_whose_output_does_not_fit_the_classes_is_refused():
+    wrong = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), classes=3)
+    with pytest.raises(ModelError, match=r"\(2, 4\), wanted \(2, 3\)"):
+        wrong.check(torch.zeros(2, 1, 8, 8))
+
+
+def test_a_model_that_does_not_take_the_rows_is_refused():
+    with pytest.raises(ModelError, match=r"rows of shape \(1, 9, 9\)"):
+        small_net().check(torch.zeros(2, 1, 9, 9))
+
+
+def batch_norm_net() -> Model:
+    return Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), classes=3)
+
+
+def test_batch_norm_statistics_are_weights_and_move_as_torch_moves_them():
+    model, rows = batch_norm_net(), batch(6, 6, exact=True)
+    params = model.init()
+    slope = model.gradient(params, rows)
+    module = model.build()
+    module.load_state_dict(params, strict=False)
+    module.train()(rows.x)
+    assert set(slope.buffers) == {"2.running_mean", "2.running_var"}
+    torch.testing.assert_close(slope.buffers["2.running_mean"], module[2].running_mean)
+    torch.testing.assert_close(slope.buffers["2.running_var"], module[2].running_var)
+    assert torch.equal(params["2.running_mean"], torch.zeros(4)), "the received weights must not change"
+
+
+def test_a_batch_of_one_row_uses_the_running_statistics():
+    model = batch_norm_net()
+    slope = model.gradient(model.init(), batch(1, 1, exact=True))
+    assert torch.equal(slope.buffers["2.running_mean"], torch.zeros(4))
+    assert slope.gradient["3.weight"].abs().sum() > 0
+
+
+def test_batch_norm_and_dropout_refuse_padded_batches():
+    dropout = Model(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)), classes=3)
+    for model, why in ((batch_norm_net(), "BatchNorm"), (dropout, "Dropout")):
+        with pytest.raises(OneByOneOnly, match=why):
+            model.gradient(model.init(), batch(6, 5))
+
+
+def test_a_users_module_is_copied_and_drawn_anew():
+    mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    before = mine[1].weight.clone()
+    model = Model(from_module(mine), classes=3)
+    assert torch.equal(model.init(1)["1.weight"], model.init(1)["1.weight"])
+    assert not torch.equal(model.init(1)["1.weight"], model.init(2)["1.weight"])
+    assert torch.equal(mine[1].weight, before)
+
+
+class Stubborn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3))
+
+
+def test_a_module_that_cannot_be_drawn_anew_is_refused():
+    with pytest.raises(ModelError, match="part"):
+        from_module(nn.ModuleDict({"part": Stubborn()}))
+
+
+def test_hits_count_real_rows_only_and_never_a_nan():
+    logits = torch.tensor([[9.0, 0, 0], [0, 9.0, 0], [0, 0, 9.0], [torch.nan, 0, 0]])
+    mask = torch.tensor([True, True, False, True])
+    assert hits(logits, Batch(logits, torch.tensor([0, 2, 2, 0]), mask, mask.any())).tolist() == [True, False, False, False]

@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from kinfed.errors import ConfigError
+from kinfed.models import MODELS, make_autoencoder, make_model
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters"),
+    [
+        ("mlp_200", (1, 28, 28), 10, 159_010),
+        ("mlp_200", (1, 28, 28), 47, 166_447),
+        ("mlp_200", (1, 28, 28), 62, 169_462),
+        ("leaf_cnn", (1, 28, 28), 62, 6_603_710),
+        ("leaf_cnn", (1, 28, 28), 47, 6_572_975),
+        ("lenet5", (1, 28, 28), 10, 44_426),
+        ("lenet5", (3, 32, 32), 10, 62_006),
+        ("flhc_cnn", (1, 28, 28), 10, 1_663_370),
+        ("flhc_cnn", (1, 28, 28), 62, 1_690_046),
+        ("resnet9", (3, 32, 32), 100, 6_621_540),
+    ],
+)
+def test_networks_have_the_papers_number_of_parameters(name, shape, classes, parameters):
+    assert make_model(name, shape, classes).parameters() == parameters
+
+
+@pytest.mark.parametrize(
+    ("shape", "latent", "encoder", "decoder"),
+    [((1, 28, 28), 128, 25_956, 25_621), ((3, 32, 32), 128, 439_064, 438_659), ((3, 32, 32), 64, 406_232, 405_891)],
+)
+def test_autoencoders_have_the_papers_number_of_parameters(shape, latent, encoder, decoder):
+    module = make_autoencoder("auto", shape, latent).build()
+    sizes = {part: sum(p.numel() for p in getattr(module, part).parameters()) for part in ("encoder", "decoder")}
+    assert sizes == {"encoder": encoder, "decoder": decoder}
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (3, 32, 32), (1, 32, 32), (3, 28, 28)])
+def test_autoencoders_give_images_back_in_their_shape(shape):
+    network = make_autoencoder("auto", shape, 16)
+    x = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+    assert network.apply(network.init(), x).shape == x.shape
+    assert network.embed(network.init(), x).shape == (2, 16)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_every_classifier_takes_grey_and_colour_images(name, shape):
+    make_model(name, shape, 7).check(torch.zeros(2, *shape, dtype=torch.uint8))
+
+
+def test_an_unknown_model_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'lenet5'"):
+        make_model("lenet", (1, 28, 28), 10)
+
+
+def test_an_autoencoder_needs_sides_that_four_divides():
+    with pytest.raises(ConfigError, match="30x30"):
+        make_autoencoder("auto", (1, 30, 30))
