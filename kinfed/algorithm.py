@@ -1,0 +1,70 @@
+"""The contract: an algorithm is server rules and client tasks of one method. It holds settings, never state."""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from kinfed.client import Client, Reply, Rows
+from kinfed.federation import Federation, Offer
+from kinfed.models import Model, hits
+from kinfed.params import Params, Payload
+from kinfed.training import LocalTraining
+
+State = TypeVar("State")  # a frozen dataclass of tensors, models, numbers
+
+
+class Algorithm(ABC, Generic[State]):
+    """One method. Subclasses are frozen dataclasses; `state` is passed in and returned."""
+
+    model: Model
+    local: LocalTraining
+
+    @abstractmethod
+    def init(self, fed: Federation) -> State:
+        """Server: the state before the first round; one-off phases live here."""
+
+    @abstractmethod
+    def round(self, state: State, t: int, fed: Federation) -> State:
+        """Server: the state after round t."""
+
+    @abstractmethod
+    def offer(self, state: State, cohort: Tensor, fed: Federation) -> Offer:
+        """Server: what these clients are served."""
+
+    @abstractmethod
+    def admit(self, state: State, newcomers: Tensor, fed: Federation) -> State:
+        """Server: the state after placing clients that were not there at `init` (late, holdout, unlabelled)."""
+
+    @abstractmethod
+    def personalise(self, client: Client, **offer: Params) -> Params:
+        """Client: the model it will use."""
+
+    def blank_memory(self) -> Payload:
+        """Client: what it remembers before its first task."""
+        return {}
+
+    def groups(self, state: State) -> Tensor | None:
+        """Server: the kinship found for each client ([clients], -1 for not placed), where the method finds any."""
+        return None
+
+    def evaluate(self, client: Client, **offer: Params) -> Reply:
+        """Client task: how its model does on its test rows."""
+        return score(self.model, self.personalise(client, **offer), client.test)
+
+    def evaluate_adapted(self, client: Client, **offer: Params) -> Reply:
+        """Client task: the same after some epochs of local training."""
+        adapted, _ = self.local.adapting()(client, self.personalise(client, **offer), self.model.gradient)
+        return score(self.model, adapted, client.test)
+
+
+def score(model: Model, params: Params, rows: Rows) -> Reply:
+    """Rows classified rightly, rows in all, and the summed loss (the largest number if it is not finite)."""
+    correct, loss = torch.zeros_like(rows.size), torch.zeros((), device=rows.size.device)
+    for batch in rows.in_order():
+        logits = model.logits(params, batch.x)
+        correct = correct + hits(logits, batch).sum()
+        loss = loss + (cross_entropy(logits, batch.y.clamp(min=0), reduction="none") * batch.mask).sum()
+    return Reply({"correct": correct, "rows": rows.size.clone(), "loss": torch.nan_to_num(loss, nan=torch.finfo().max)})

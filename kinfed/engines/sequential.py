@@ -1,0 +1,64 @@
+"""The reference engine: one client after the other, all payloads through real serialisation. Slow, obviously right."""
+
+from dataclasses import is_dataclass, replace
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from kinfed.client import Client, Reply, Rows
+from kinfed.federation import Federation, Offer, Workshop
+from kinfed.params import Params, Payload, from_flat, rows, stack, to_flat
+
+
+class Sequential(Federation):
+    """Clients one by one, each with a fresh copy of the algorithm and bytes instead of objects."""
+
+    def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
+        return loop(self, name, cohort, keys, offer)
+
+
+def loop(fed: Federation, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
+    """What every client of the cohort sends and keeps, asked one after the other."""
+    memory = fed.remembered(cohort)
+    sends, keeps = [], []
+    for i, client_id in enumerate(cohort.tolist()):
+        own = rows(to_flat(offer.each), i if offer.pick is None else int(offer.pick[i]))
+        offered = over_the_wire(to_flat(offer.shared) | own, fed.device)
+        client = alone(fed, client_id, keys[i], rows(memory, i))
+        reply = ask(fresh(fed.algorithm), name, client, from_flat(offered))
+        sends.append(over_the_wire(to_flat(reply.send), fed.device))
+        keeps.append(to_flat(reply.keep))
+    return from_flat(stack(sends)), from_flat(stack(keeps))
+
+
+def alone(fed: Federation, client_id: int, key: Tensor, memory: Params) -> Client:
+    """A client with its own rows and nobody else's, without padding."""
+
+    def own(part: list[Tensor]) -> Rows:
+        at = part[client_id]
+        position, size = torch.arange(len(at), device=fed.device), torch.tensor(len(at), device=fed.device)
+        return Rows(fed.x[at], fed.y[at], position, size, exact=True, width=fed.width(part))
+
+    now, since = (torch.tensor(int(t), device=fed.device) for t in (fed.round, fed.since[client_id]))
+    return Client(own(fed.train), own(fed.test), key, now, since, from_flat(memory))
+
+
+def ask(algorithm: Workshop, name: str, client: Client, offered: Payload) -> Reply:
+    """The client's reply; what draws from torch's global generator (Dropout, say) is seeded by the client's key."""
+    devices = [client.key.device] if client.key.is_cuda else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
+        reply: Reply = getattr(algorithm, name)(client, **offered)
+    return reply
+
+
+def fresh(algorithm: Workshop) -> Workshop:
+    """A new object of the same settings, as a client on another machine would build it."""
+    return replace(algorithm) if is_dataclass(algorithm) else algorithm
+
+
+def over_the_wire(flat: Params, device: torch.device) -> Params:
+    """The tensors after a journey as bytes."""
+    arrived = load(save({name: t.detach().cpu().contiguous() for name, t in flat.items()}))
+    return {name: arrived[name].to(device) for name in flat}

@@ -1,0 +1,124 @@
+"""The embedded default: clients train side by side, a block of them in one `vmap`.
+
+Data stay on the device as bytes; a block holds row numbers only. Blocks are cut from clients of similar length and
+bounded memory. Nothing a client computes depends on its block: see `Rows` for how padding is kept out.
+"""
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from kinfed.client import Client, Rows
+from kinfed.data.population import Population
+from kinfed.engines.sequential import loop
+from kinfed.errors import ConfigError, OneByOneOnly
+from kinfed.federation import Federation, Offer, Task, Workshop
+from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, rows, to_flat
+
+GIBIBYTE = 2**30
+
+
+class Vectorised(Federation):
+    """Cohorts cut into blocks, each block one vmap; a task that vmap refuses runs one by one, with a warning."""
+
+    def __init__(
+        self,
+        algorithm: Workshop,
+        population: Population,
+        *,
+        fraction: float = 1.0,
+        seed: int = 0,
+        device: str = "cpu",
+        block: int = 0,
+    ) -> None:
+        if block < 0:
+            raise ConfigError(f"block must be at least 1, or 0 to choose by memory, got {block}")
+        super().__init__(algorithm, population, fraction=fraction, seed=seed, device=device)
+        self.block = block
+        self.loops: set[str] = set()  # tasks that run one by one
+        self.lanes: dict[str, int] = {}  # task -> most clients side by side that fit into memory
+
+    def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
+        task: Task = getattr(self.algorithm, name)
+        if name in self.loops or getattr(task, "one_by_one", False) or not len(cohort):
+            return loop(self, name, cohort, keys, offer)
+        try:
+            return self._side_by_side(task, name, cohort, keys, offer)
+        except (OneByOneOnly, RuntimeError) as refusal:
+            answer = loop(self, name, cohort, keys, offer)  # an error of the task's own comes again here
+            reason = str(refusal).strip().splitlines()[0]
+            warnings.warn(f"'{name}' runs one client at a time, which is slower: {reason}", stacklevel=4)
+            self.loops.add(name)
+            return answer
+
+    def _side_by_side(
+        self, task: Task, name: str, cohort: Tensor, keys: Tensor, offer: Offer
+    ) -> tuple[Payload, Payload]:
+        lanes = self.lanes.get(name) or self.block or self._fitting(offer)
+        try:
+            parts = [self._one_block(task, cohort, keys, offer, part) for part in self._blocks(cohort, lanes)]
+        except torch.OutOfMemoryError:
+            if lanes == 1:
+                raise
+            torch.cuda.empty_cache()
+            self.lanes[name] = -(-lanes // 2)
+            return self._side_by_side(task, name, cohort, keys, offer)
+        back = torch.cat([part for part, _, _ in parts]).argsort()
+        send, keep = join(*(sent for _, sent, _ in parts)), join(*(kept for _, _, kept in parts))
+        return from_flat(rows(send, back)), from_flat(rows(keep, back))
+
+    def _blocks(self, cohort: Tensor, lanes: int) -> Iterator[Tensor]:
+        """Positions in the cohort, longest clients first, cut where padding would waste too much."""
+        lengths = [len(self.train[client]) for client in cohort.tolist()]
+        shortest = 0.4 if self.device.type == "cuda" else 0.7  # a GPU pays per step, a CPU per padded row
+        block: list[int] = []
+        for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+            if block and (len(block) == lanes or lengths[position] < shortest * lengths[block[0]]):
+                yield torch.tensor(block, device=self.device)
+                block = []
+            block.append(position)
+        yield torch.tensor(block, device=self.device)
+
+    def _one_block(
+        self, task: Task, cohort: Tensor, keys: Tensor, offer: Offer, part: Tensor
+    ) -> tuple[Tensor, Stack, Stack]:
+        """The positions of a block's clients, what they send and what they keep."""
+        twins = part if len(part) > 1 else part.repeat(2)  # matrix products of a single lane round differently
+        who = cohort[twins]
+        pick = twins if offer.pick is None else offer.pick[twins]
+        shared = each_leaf(lambda t: t.expand(len(twins), *t.shape), to_flat(offer.shared))
+        offered = shared | rows(to_flat(offer.each), pick)
+        train, test = self._padded(self.train, who), self._padded(self.test, who)
+        width = self.width(self.train), self.width(self.test)
+        now = torch.tensor(self.round, device=self.device)
+
+        def lane(
+            train: tuple[Tensor, Tensor],
+            test: tuple[Tensor, Tensor],
+            key: Tensor,
+            since: Tensor,
+            memory: Params,
+            offered: Params,
+        ) -> tuple[Params, Params]:
+            mine, others = (Rows(self.x, self.y, *part, width=w) for part, w in zip((train, test), width, strict=True))
+            reply = task(Client(mine, others, key, now, since, from_flat(memory)), **from_flat(offered))
+            return to_flat(reply.send), to_flat(reply.keep)
+
+        since = self.since[who.cpu()].to(self.device)
+        send, keep = vmap(lane)(train, test, keys[twins], since, self.remembered(who), offered)
+        return part, rows(send, slice(len(part))), rows(keep, slice(len(part)))
+
+    def _padded(self, part: list[Tensor], who: Tensor) -> tuple[Tensor, Tensor]:
+        """Row numbers [lanes, longest] and sizes [lanes] of these clients."""
+        chosen = [part[client] for client in who.tolist()]
+        sizes = torch.tensor([len(index) for index in chosen], device=self.device)
+        return torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True), sizes
+
+    def _fitting(self, offer: Offer) -> int:
+        """How many clients fit side by side: weights, gradients, momentum and what lies between them."""
+        each = 12 * offer.bytes_each() + 2**20
+        free = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else GIBIBYTE
+        return max(2, int(free // each))

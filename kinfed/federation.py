@@ -1,0 +1,201 @@
+"""The clients as an algorithm sees them: who is there, and one verb to make them work.
+
+Everything that crosses the wire is counted where it crosses, in `Federation.run`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from kinfed.client import Reply, base_key, fold, uniform
+from kinfed.data.population import Change, Population, Role
+from kinfed.errors import ConfigError
+from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
+
+Task = Callable[..., Reply]
+
+
+def one_by_one(task: Task) -> Task:
+    """Marks a client task that is not a pure tensor program; engines then loop over the clients."""
+    task.one_by_one = True  # type: ignore[attr-defined]
+    return task
+
+
+class Workshop(Protocol):
+    """What a federation asks of an algorithm: that it has tasks, by name, and says what clients remember at first."""
+
+    def blank_memory(self) -> Payload: ...
+
+
+class Offer(NamedTuple):
+    shared: Payload = NOTHING  # the same for the whole cohort
+    each: Payload = NOTHING  # row pick[i] is for cohort[i]
+    pick: Tensor | None = None  # None: row i is for cohort[i]
+
+    def bytes_each(self) -> int:
+        """Bytes that every client of the cohort is sent."""
+        return bytes_of(self.shared) + sum(t[0].numel() * t.element_size() for t in to_flat(self.each).values())
+
+
+NO_OFFER = Offer()
+
+
+@dataclass(frozen=True)
+class Replies:
+    """Answers, stacked: row i of every tensor is from client cohort[i]; who did not answer is not in it."""
+
+    cohort: Tensor
+    send: Payload
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self.send[name]
+        if not isinstance(value, Tensor):
+            raise TypeError(f"'{name}' is a stack of models: use replies.stack('{name}')")
+        return value
+
+    def stack(self, name: str) -> Stack:
+        """The answers `name` of all clients as a stack of models."""
+        value = self.send[name]
+        if isinstance(value, Tensor):
+            raise TypeError(f"'{name}' is one tensor: use replies['{name}']")
+        return dict(value)
+
+
+@dataclass
+class Ledger:
+    """Bytes down to and up from every client, by task, and by (round, task)."""
+
+    clients: int
+    down: dict[str, Tensor] = field(default_factory=dict)  # task -> [clients]
+    up: dict[str, Tensor] = field(default_factory=dict)
+    rounds: list[tuple[int, str, int, int, int]] = field(default_factory=list)  # round, task, clients, down, up
+
+    def count(self, round: int, task: str, cohort: Tensor, down: int, answered: Tensor, up: int) -> None:
+        """Adds one call: every client of the cohort was sent `down` bytes, those who answered sent `up`."""
+        for table, who, size in ((self.down, cohort, down), (self.up, answered, up)):
+            table.setdefault(task, torch.zeros(self.clients, dtype=torch.long))[who.cpu()] += size
+        self.rounds.append((round, task, len(cohort), down * len(cohort), up * len(answered)))
+
+    def total(self, *, without: tuple[str, ...] = ()) -> int:
+        """All bytes both ways, but for these tasks."""
+        return sum(int(t.sum()) for table in (self.down, self.up) for task, t in table.items() if task not in without)
+
+
+class Federation(ABC):
+    """Clients, their data and their memory; engines say how a task reaches them."""
+
+    def __init__(
+        self, algorithm: Workshop, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        if not 0 < fraction <= 1:
+            raise ConfigError(f"fraction must be in (0, 1], got {fraction}")
+        self.algorithm, self.fraction, self.seed = algorithm, fraction, seed
+        self.device = torch.device(device)
+        self.population = population
+        self.x, self.y = population.x.to(self.device), population.y.to(self.device)
+        self.train, self.test = ([p.to(self.device) for p in part] for part in (population.train, population.test))
+        self.roles = population.roles or (Role(),) * len(population.train)
+        self.count = len(self.roles)
+        self.groups = population.groups
+        self.since = torch.tensor([role.joins for role in self.roles])
+        self.round = 0
+        self.calls: dict[str, int] = {}
+        self.ledger = Ledger(self.count)
+        self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
+        self.rejected: list[tuple[int, str, int]] = []  # round, task, client: replies that were not finite
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training rows of every client, known from enrolment: [clients]."""
+        return torch.tensor([len(rows) for rows in self.train], device=self.device)
+
+    @property
+    def clients(self) -> Tensor:
+        """Ids of those who train by now."""
+        return self._ids(lambda role: role.trains and role.joins <= self.round)
+
+    @property
+    def present(self) -> Tensor:
+        """Ids of all who can be served by now, holdout and unlabelled clients included."""
+        return self._ids(lambda role: role.joins <= self.round)
+
+    @property
+    def everyone(self) -> Tensor:
+        """Ids of all clients there will ever be."""
+        return self._ids(lambda role: True)
+
+    def begin(self, round: int) -> None:
+        """Enters a round: clients whose data change in it hold their new rows from now on."""
+        for change in self.population.changes:
+            if self.round < change.round <= round:
+                self._change(change)
+        self.round = round
+
+    def sample(self) -> Tensor:
+        """Ids of ⌊fraction · clients⌋ (at least one) of those who train, without replacement, sorted."""
+        chosen = uniform(torch.tensor(self._next_key("sample")), len(self.clients)).argsort(stable=True)
+        return self.clients[chosen[: max(1, int(self.fraction * len(self.clients)))].sort().values.to(self.device)]
+
+    def run(self, task: Task, cohort: Tensor, offer: Offer = NO_OFFER) -> Replies:
+        """What the cohort answers to a task; answers with a NaN or an infinity in them are left out and noted."""
+        name = task.__name__
+        keys = fold(torch.tensor(self._next_key(name)), cohort.cpu()).to(self.device)
+        send, keep = self._run(name, cohort, keys, offer)
+        good = self._finite(name, cohort, send)
+        if keep:
+            self._keep(cohort[good], each_leaf(lambda t: t[good], to_flat(keep)))
+        replies = Replies(cohort[good], from_flat(each_leaf(lambda t: t[good], to_flat(send))))
+        up = sum(t[0].numel() * t.element_size() for t in to_flat(send).values())
+        self.ledger.count(self.round, name, cohort, offer.bytes_each(), cohort, up)
+        return replies
+
+    @abstractmethod
+    def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
+        """What all clients of the cohort send and keep, stacked."""
+
+    def blank_memory(self) -> Params:
+        """What a client remembers before its first task, flat."""
+        return {name: t.to(self.device) for name, t in to_flat(self.algorithm.blank_memory()).items()}
+
+    def remembered(self, cohort: Tensor) -> Stack:
+        """What these clients remember, flat, stacked."""
+        if self.memory:
+            return each_leaf(lambda t: t[cohort], self.memory)
+        return repeat(self.blank_memory(), len(cohort))
+
+    def _keep(self, cohort: Tensor, kept: Stack) -> None:
+        if not self.memory:
+            self.memory = repeat(self.blank_memory(), self.count)
+        self.memory = self.memory | put({name: self.memory[name] for name in kept}, cohort, kept)
+
+    def _finite(self, name: str, cohort: Tensor, send: Payload) -> Tensor:
+        good = torch.ones(len(cohort), dtype=torch.bool, device=self.device)
+        for tensor in to_flat(send).values():
+            if tensor.is_floating_point():
+                good &= torch.isfinite(tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]).all(1)
+        self.rejected += [(self.round, name, int(client)) for client in cohort[~good]]
+        return good.nonzero()[:, 0]
+
+    def _next_key(self, name: str) -> int:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        return base_key(self.seed, name, self.calls[name])
+
+    def width(self, part: list[Tensor]) -> int:
+        """Rows of this part that tasks look at in one go: bounded, and the same for every client."""
+        return max(1, min(256, max(len(rows) for rows in part)))
+
+    def _ids(self, wanted: Callable[[Role], bool]) -> Tensor:
+        return torch.tensor(
+            [i for i, role in enumerate(self.roles) if wanted(role)], dtype=torch.long, device=self.device
+        )
+
+    def _change(self, change: Change) -> None:
+        for i, client in enumerate(change.clients.tolist()):
+            self.train[client], self.test[client] = (part[i].to(self.device) for part in (change.train, change.test))
+            self.since[client] = change.round
+        if self.groups is not None and change.groups is not None:
+            self.groups = self.groups.index_copy(0, change.clients, change.groups)

@@ -1,0 +1,75 @@
+"""Local training: mini-batch SGD or Adam on a client, and rules that change its gradient."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.client import Client
+from kinfed.errors import ConfigError
+from kinfed.models import GradientFn
+from kinfed.params import Params, each_leaf
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """E epochs of mini-batch descent; the optimiser starts anew each time, as in all the papers' code."""
+
+    epochs: int = 1  # E
+    batch_size: int = 10
+    lr: float = 0.01
+    momentum: float = 0.5
+    decay: float = 1.0  # the learning rate is multiplied by this after every round
+    mu: float = 0.0  # μ, FedProx: pull towards the received model, gradient μ (w - w_received)
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    adapt_epochs: int = 0  # when a client tunes the model it is served; 0: as `epochs`
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise ConfigError(f"epochs and batch_size must be at least 1, got {self.epochs} and {self.batch_size}")
+        if self.lr <= 0 or self.decay <= 0 or self.mu < 0 or not 0 <= self.momentum < 1:
+            raise ConfigError(
+                "wanted lr > 0, decay > 0, mu >= 0 and 0 <= momentum < 1, got "
+                f"lr={self.lr}, decay={self.decay}, mu={self.mu}, momentum={self.momentum}"
+            )
+        if self.optimiser not in ("sgd", "adam"):
+            raise ConfigError(f"optimiser must be 'sgd' or 'adam', got '{self.optimiser}'")
+
+    def __call__(self, client: Client, start: Params, gradient: GradientFn) -> tuple[Params, Tensor]:
+        """The weights after training from `start`, and the number of steps taken."""
+        rate = self.lr * self.decay**client.round
+        params, moments = start, self._blank(start)
+        for step, batch in enumerate(client.batches(self.epochs, self.batch_size), 1):
+            slope, buffers = gradient(params, batch)
+            if self.mu:
+                slope = each_leaf(lambda g, w, w0: g + self.mu * (w - w0), slope, params, start)
+            moments = self._remember(moments, slope)
+            stride = rate * batch.live  # an empty batch moves nothing
+            params = _moved(params, stride, self._direction(moments, step)) | dict(buffers)
+        return {name: params[name] for name in start}, client.steps(self.epochs, self.batch_size)
+
+    def adapting(self) -> "LocalTraining":
+        """The same training with the epochs of adaptation."""
+        return replace(self, epochs=self.adapt_epochs or self.epochs)
+
+    def _blank(self, start: Params) -> list[Params]:
+        return [each_leaf(torch.zeros_like, start) for _ in range(2 if self.optimiser == "adam" else 1)]
+
+    def _remember(self, moments: list[Params], slope: Params) -> list[Params]:
+        if self.optimiser == "sgd":
+            return [each_leaf(lambda g, v: self.momentum * v + g, slope, moments[0])]
+        return [
+            each_leaf(lambda g, m: 0.9 * m + 0.1 * g, slope, moments[0]),
+            each_leaf(lambda g, v: 0.999 * v + 0.001 * g * g, slope, moments[1]),
+        ]
+
+    def _direction(self, moments: list[Params], step: int) -> Params:
+        if self.optimiser == "sgd":
+            return moments[0]
+        first, second = 1 - 0.9**step, 1 - 0.999**step
+        return each_leaf(lambda m, v: (m / first) / ((v / second).sqrt() + 1e-8), *moments)
+
+
+def _moved(params: Params, stride: Tensor, direction: Params) -> Params:
+    return {name: params[name] - stride * d for name, d in direction.items()}

@@ -1,0 +1,166 @@
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from kinfed.algorithms import FedAvg, Local
+from kinfed.data import PARTITIONS, build_population, load
+from kinfed.engines import Sequential, Vectorised
+from kinfed.errors import ConfigError
+from kinfed.federation import one_by_one
+from kinfed.models import MODELS, Model, make_model
+from kinfed.training import LocalTraining
+from tests.problems import assert_close, assert_same_bits, fit, small_net, tiny_population
+
+LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05, momentum=0.9, decay=0.9, mu=0.1)
+
+
+def trained(algorithm, engine, population=None, rounds=2, **settings):
+    state, fed = fit(algorithm, engine, population, rounds, fraction=0.7, **settings)
+    return state.params if isinstance(algorithm, FedAvg) else fed.memory, fed
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("method", [FedAvg, Local])
+def test_side_by_side_equals_one_by_one(method, optimiser):
+    local = LocalTraining(2, 5, 0.01, mu=0.1, optimiser=optimiser)
+    algorithm = method(small_net(), local)
+    (slow, reference), (fast, fed) = (trained(algorithm, engine) for engine in (Sequential, Vectorised))
+    assert_close(slow, fast)
+    assert reference.ledger.rounds == fed.ledger.rounds
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_agrees_between_engines(name):
+    shape = (1, 32, 32) if name == "resnet9" else (1, 28, 28)
+    population = tiny_population((4, 9), shape=shape)
+    algorithm = FedAvg(make_model(name, shape, 3), LocalTraining(1, 5, 0.002))
+    slow, fast = (trained(algorithm, engine, population, rounds=1)[0] for engine in (Sequential, Vectorised))
+    assert_close(slow, fast)
+
+
+SMALL = {
+    "iid": {"clients": 6},
+    "shards": {"clients": 6},
+    "disjoint_classes": {"clients": 10},
+    "shared_class": {"clients": 10},
+    "structured": {"clients": 10, "groups": 5, "labels_per_group": 2},
+    "label_swap": {"clients": 8},
+    "label_skew": {"clients": 10},
+    "dirichlet": {"clients": 6},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_partition_agrees_between_engines(name):
+    population = build_population(load("digits"), PARTITIONS[name](**SMALL[name]), seed=1)
+    algorithm = FedAvg(small_net(10), LocalTraining(1, 10, 0.05))
+    slow, fast = (trained(algorithm, engine, population) for engine in (Sequential, Vectorised))
+    assert_close(slow[0], fast[0])
+    assert slow[1].ledger.rounds == fast[1].ledger.rounds
+
+
+def test_the_writer_partition_agrees_between_engines():
+    from dataclasses import replace
+
+    digits = load("digits")
+    writers = {"writer_train": torch.arange(len(digits.y_train)).numpy() % 7, "writer_test": torch.arange(len(digits.y_test)).numpy() % 7}
+    population = build_population(replace(digits, **writers), PARTITIONS["writers"](), seed=1)
+    algorithm = FedAvg(small_net(10), LocalTraining(1, 10, 0.05))
+    slow, fast = (trained(algorithm, engine, population)[0] for engine in (Sequential, Vectorised))
+    assert_close(slow, fast)
+
+
+@pytest.mark.parametrize("name", ["mlp_200", "lenet5"])
+@pytest.mark.parametrize("method", [FedAvg, Local])
+def test_the_same_seed_gives_the_same_bits_whatever_the_block_size(method, name):
+    population = tiny_population(shape=(1, 28, 28)) if name == "lenet5" else tiny_population()
+    shape = (1, 28, 28) if name == "lenet5" else (1, 8, 8)
+    algorithm = method(make_model(name, shape, 3), LOCAL)
+    whole, _ = trained(algorithm, Vectorised, population)
+    for block in (1, 2, 3, 4):
+        assert_same_bits(trained(algorithm, Vectorised, population, block=block)[0], whole)
+
+
+def test_another_seed_gives_other_bits():
+    algorithm = FedAvg(small_net(), LOCAL)
+    a, b = (trained(algorithm, Vectorised, seed=seed)[0] for seed in (0, 1))
+    assert not torch.equal(a["1.weight"], b["1.weight"])
+
+
+def drop_out() -> Model:
+    return Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)), classes=3)
+
+
+def batch_norm() -> Model:
+    return Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), classes=3)
+
+
+@pytest.mark.parametrize(("model", "why"), [(drop_out, "Dropout"), (batch_norm, "BatchNorm")])
+def test_what_cannot_run_side_by_side_runs_one_by_one_and_says_why_once(model, why):
+    algorithm = FedAvg(model(), LocalTraining(1, 6, 0.05))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fast, _ = trained(algorithm, Vectorised)
+    assert len([w for w in said if why in str(w.message)]) == 1
+    assert "\n" not in str(said[0].message)
+    slow, _ = trained(algorithm, Sequential)
+    assert_same_bits(fast, slow)
+
+
+class BranchesOnData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 3)
+
+    def forward(self, x):
+        flat = x.flatten(1)
+        return self.layer(flat) if float(flat.sum()) > 0 else self.layer(-flat)
+
+
+def test_a_users_module_that_vmap_refuses_falls_back_and_is_right():
+    algorithm = FedAvg(Model(BranchesOnData, classes=3), LocalTraining(1, 6, 0.05))
+    with pytest.warns(UserWarning, match="one client at a time"):
+        fast, _ = trained(algorithm, Vectorised)
+    assert_same_bits(fast, trained(algorithm, Sequential)[0])
+
+
+def test_a_marked_task_runs_one_by_one_without_a_warning():
+    class Marked(Local):
+        train = one_by_one(Local.train)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast, _ = trained(Marked(small_net(), LOCAL), Vectorised)
+    assert_close(fast, trained(Local(small_net(), LOCAL), Sequential)[0])
+
+
+def test_an_error_of_the_task_itself_is_not_swallowed():
+    class Broken(Local):
+        def train(self, client):
+            return torch.zeros(2) @ torch.zeros(3)
+
+    with pytest.raises(RuntimeError, match="size"):
+        trained(Broken(small_net()), Vectorised)
+
+
+def test_clients_of_one_block_have_similar_lengths():
+    fed = Vectorised(Local(small_net()), tiny_population())
+    blocks = [fed.sizes[part].tolist() for part in fed._blocks(fed.clients, 4)]
+    assert sorted(sum(blocks, [])) == sorted(fed.sizes.tolist())
+    assert all(min(sizes) >= 0.7 * max(sizes) and len(sizes) <= 4 for sizes in blocks)
+
+
+def test_a_negative_block_is_refused():
+    with pytest.raises(ConfigError, match="block"):
+        Vectorised(Local(small_net()), tiny_population(), block=-1)
+
+
+@pytest.mark.gpu
+def test_cuda_agrees_with_the_reference():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    algorithm = FedAvg(small_net(), LOCAL)
+    fast, _ = trained(algorithm, Vectorised, device="cuda")
+    assert_close({k: v.cpu() for k, v in fast.items()}, trained(algorithm, Sequential)[0])

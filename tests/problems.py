@@ -1,0 +1,92 @@
+"""Tiny federations made on the spot."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kinfed.algorithm import Algorithm
+from kinfed.data import Population, Role, data_root
+from kinfed.engines import Sequential, Vectorised
+from kinfed.experiment import Experiment
+from kinfed.federation import Federation
+from kinfed.models import Model, make_model
+from kinfed.params import Params, Stack
+
+SIZES = (7, 23, 12, 31, 9, 18)
+ENGINES = (Sequential, Vectorised)
+
+
+def tiny_population(
+    sizes: tuple[int, ...] = SIZES, *, classes: int = 3, shape: tuple[int, ...] = (1, 8, 8), groups: int = 2, **more: object
+) -> Population:
+    """Clients of very different sizes in planted groups; a class is a bright stripe that a group shows sideways or upright."""
+    noise = torch.Generator().manual_seed(0)
+    group_of = torch.arange(len(sizes)) % groups
+    images, labels, train, test, at = [], [], [], [], 0
+    for client, size in enumerate(sizes):
+        rows = size + 5 + client
+        y = torch.arange(rows) % classes
+        x = torch.randint(0, 60, (rows, *shape), generator=noise)
+        for i in range(rows):
+            stripe = 2 * int(y[i])
+            if group_of[client] == 0:
+                x[i, :, stripe : stripe + 2, :] += 180
+            else:
+                x[i, :, :, stripe : stripe + 2] += 180
+        images.append(x.to(torch.uint8))
+        labels.append(y)
+        train.append(torch.arange(at, at + size))
+        test.append(torch.arange(at + size, at + rows))
+        at += rows
+    return Population(
+        torch.cat(images), torch.cat(labels), tuple(train), tuple(test), classes, groups=group_of, **more  # type: ignore[arg-type]
+    )
+
+
+def tiny_model(classes: int = 3, shape: tuple[int, int, int] = (1, 8, 8), name: str = "mlp_200") -> Model:
+    return make_model(name, shape, classes)
+
+
+def small_net(classes: int = 3, inputs: int = 64) -> Model:
+    """Fast: 64-8-3."""
+    return Model(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, classes)), classes=classes
+    )
+
+
+def fit(algorithm: Algorithm, engine: type[Federation] = Vectorised, population: Population | None = None, rounds: int = 3, **settings: object):  # type: ignore[no-untyped-def, type-arg]  # noqa: E501
+    """The state and the federation after some rounds."""
+    fed = engine(algorithm, population or tiny_population(), **settings)  # type: ignore[arg-type]
+    experiment = Experiment(algorithm, fed, rounds)
+    experiment.run()
+    return experiment.state, fed
+
+
+def assert_close(a: Params | Stack, b: Params | Stack, atol: float = 1e-5) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=atol, rtol=0)
+
+
+def assert_same_bits(a: Params | Stack, b: Params | Stack) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def real_data(*names: str) -> Path:
+    """The folder with these datasets, or a skip that says what is missing."""
+    for folder in (data_root(), Path(__file__).parents[2] / "shared" / "data"):
+        if all((folder / f"{name}.npz").exists() for name in names):
+            return folder
+    pytest.skip(f"needs {', '.join(f'{n}.npz' for n in names)}: set KINFED_DATA to the folder that has them")
+
+
+def same_groups(a: Tensor, b: Tensor) -> bool:
+    """Whether two labelings are the same up to names."""
+    return bool(((a[:, None] == a[None]) == (b[:, None] == b[None])).all())
+
+
+__all__ = ["ENGINES", "Role", "SIZES", "assert_close", "assert_same_bits", "fit", "real_data", "same_groups", "small_net", "tiny_model", "tiny_population"]  # noqa: E501

@@ -1,0 +1,152 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kinfed.algorithms import FedAvg, Local
+from kinfed.client import Reply
+from kinfed.data import Change, Role
+from kinfed.engines import Sequential
+from kinfed.errors import ConfigError
+from kinfed.federation import Offer
+from tests.problems import ENGINES, assert_close, fit, small_net, tiny_population
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Tasks that show what a client sees."""
+
+    def blank_memory(self):
+        return {"seen": torch.tensor(0)}
+
+    def look(self, client, number=None):
+        seen = client.recall("seen") + 1
+        return Reply({"key": client.key.clone(), "size": client.train.size.clone(), "seen": seen, "since": client.since.clone()}, keep={"seen": seen})
+
+    def look_again(self, client):
+        return Reply({"key": client.key.clone()})
+
+    def sick(self, client):
+        value = torch.where(client.train.size == 23, torch.nan, 1.0)
+        return Reply({"value": value, "count": client.train.size.clone()})
+
+
+def probe(engine, **settings):
+    return engine(Probe(), tiny_population(), **settings)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_replies_come_in_the_order_of_the_cohort(engine):
+    fed = probe(engine)
+    cohort = torch.tensor([4, 1, 3])
+    assert fed.run(fed.algorithm.look, cohort)["size"].tolist() == [9, 23, 31]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_keys_are_fixed_by_seed_task_call_and_client(engine):
+    fed, twin, other = probe(engine), probe(engine), probe(engine, seed=1)
+    all_of_them = fed.clients
+    first = fed.run(fed.algorithm.look, all_of_them)["key"]
+    twin.run(twin.algorithm.look_again, all_of_them)  # another task in between changes nothing
+    assert torch.equal(twin.run(twin.algorithm.look, all_of_them.flip(0))["key"].flip(0), first)
+    assert len(set(first.tolist()) | set(other.run(other.algorithm.look, all_of_them)["key"].tolist())) == 12
+    assert not torch.equal(fed.run(fed.algorithm.look, all_of_them)["key"], first)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_remembers_what_it_kept(engine):
+    fed = probe(engine)
+    fed.run(fed.algorithm.look, torch.tensor([0, 2]))
+    assert fed.run(fed.algorithm.look, fed.clients)["seen"].tolist() == [2, 1, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_reply_that_is_not_finite_is_left_out_and_noted(engine):
+    fed = probe(engine)
+    fed.begin(4)
+    replies = fed.run(fed.algorithm.sick, fed.clients)
+    assert replies.cohort.tolist() == [0, 2, 3, 4, 5]
+    assert replies["count"].tolist() == [7, 12, 31, 9, 18]
+    assert fed.rejected == [(4, "sick", 1)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bytes_are_counted_per_task_client_and_round(engine):
+    fed = probe(engine)
+    fed.run(fed.algorithm.look, torch.tensor([1, 3]), Offer(shared={"number": torch.zeros(10)}))
+    fed.begin(1)
+    fed.run(fed.algorithm.look_again, torch.tensor([3]))
+    assert fed.ledger.down["look"].tolist() == [0, 40, 0, 40, 0, 0]
+    assert fed.ledger.up["look"].tolist() == [0, 32, 0, 32, 0, 0]  # four int64
+    assert fed.ledger.up["look_again"].tolist() == [0, 0, 0, 8, 0, 0]
+    assert fed.ledger.rounds == [(0, "look", 2, 80, 64), (1, "look_again", 1, 0, 8)]
+    assert fed.ledger.total() == 152 and fed.ledger.total(without=("look",)) == 8
+
+
+def test_each_row_of_an_offer_goes_to_the_client_it_is_for():
+    @dataclass(frozen=True)
+    class Echo:
+        def blank_memory(self):
+            return {}
+
+        def echo(self, client, word):
+            return Reply({"word": word.clone()})
+
+    table = torch.tensor([10.0, 20.0, 30.0])
+    for engine in ENGINES:
+        fed = engine(Echo(), tiny_population())
+        task = fed.algorithm.echo
+        assert fed.run(task, torch.tensor([5, 0, 2]), Offer(each={"word": table}))["word"].tolist() == [10, 20, 30]
+        picked = Offer(each={"word": table}, pick=torch.tensor([2, 2, 0]))
+        assert fed.run(task, torch.tensor([5, 0, 2]), picked)["word"].tolist() == [30, 30, 10]
+        assert fed.ledger.down["echo"].tolist() == [8, 0, 8, 0, 0, 8]
+
+
+def test_a_sample_is_seeded_sorted_and_of_the_asked_size():
+    fed, twin = (probe(Sequential, fraction=0.5, seed=3) for _ in range(2))
+    drawn = [fed.sample().tolist() for _ in range(40)]
+    assert drawn == [twin.sample().tolist() for _ in range(40)]
+    assert all(len(set(d)) == 3 and d == sorted(d) for d in drawn)
+    assert {client for d in drawn for client in d} == set(range(6))
+    assert len(probe(Sequential, fraction=0.01).sample()) == 1
+
+
+def test_roles_decide_who_trains_and_who_is_served():
+    roles = (Role(), Role(holdout=True), Role(joins=3), Role(labelled=False), Role(), Role())
+    fed = Sequential(Probe(), tiny_population(roles=roles))
+    assert fed.clients.tolist() == [0, 4, 5] and fed.present.tolist() == [0, 1, 3, 4, 5]
+    fed.begin(3)
+    assert fed.clients.tolist() == [0, 2, 4, 5] and fed.everyone.tolist() == list(range(6))
+
+
+def test_changed_clients_hold_their_new_rows_from_that_round_on():
+    population = tiny_population()
+    change = Change(2, torch.tensor([0]), (population.train[1],), (population.test[1],), torch.tensor([1]))
+    fed = Sequential(Probe(), tiny_population(changes=(change,)))
+    fed.begin(1)
+    assert fed.sizes[0] == 7
+    fed.begin(2)
+    assert fed.sizes[0] == 23 and fed.groups.tolist() == [1, 1, 0, 1, 0, 1]
+    assert fed.run(fed.algorithm.look, fed.clients)["since"].tolist() == [2, 0, 0, 0, 0, 0]
+
+
+def test_a_fraction_outside_of_the_unit_interval_is_refused():
+    with pytest.raises(ConfigError, match="fraction"):
+        probe(Sequential, fraction=0.0)
+
+
+def test_fedavg_moves_two_models_per_participant_and_round():
+    model = small_net()
+    _, fed = fit(FedAvg(model), rounds=3, fraction=0.5)
+    assert fed.ledger.total(without=("evaluate",)) == 2 * 3 * 4 * model.parameters() * 3
+
+
+def test_local_training_moves_nothing():
+    _, fed = fit(Local(small_net()), rounds=2)
+    assert fed.ledger.total(without=("evaluate",)) == 0
+
+
+def test_engines_keep_equal_ledgers():
+    ledgers = [fit(FedAvg(small_net()), engine, fraction=0.5)[1].ledger for engine in ENGINES]
+    assert ledgers[0].rounds == ledgers[1].rounds
+    assert_close(ledgers[0].up, ledgers[1].up)

@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from kinfed.client import Client, Rows
+from kinfed.errors import ConfigError
+from kinfed.models import Slope
+from kinfed.params import Params
+from kinfed.training import LocalTraining
+
+
+def client(size: int = 2, padded: int = 2, round: int = 0) -> Client:
+    x = torch.tensor([[2.0], [4.0], [9.0], [9.0], [9.0], [9.0]])
+    index = torch.arange(padded)
+    rows = Rows(x, torch.zeros(6, dtype=torch.long), index, torch.tensor(size), exact=size == padded)
+    return Client(rows, rows, torch.tensor(1), torch.tensor(round), torch.tensor(0), {})
+
+
+def pull_to_mean(params: Params, batch) -> Slope:  # noqa: ANN001
+    """The gradient of ½(w - mean x)²."""
+    mean = (batch.x[:, 0] * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+    return Slope({"w": (params["w"] - mean) * batch.live})
+
+
+START = {"w": torch.tensor(0.0)}
+
+
+def trained(local: LocalTraining, who: Client) -> float:
+    return float(local(who, START, pull_to_mean)[0]["w"])
+
+
+def test_one_full_batch_step_by_hand():
+    # gradient 0 - 3 = -3, step +0.1 * 3
+    assert trained(LocalTraining(1, 2, 0.1, momentum=0), client()) == pytest.approx(0.3)
+
+
+def test_momentum_by_hand():
+    # v1 = -3, w1 = 0.3; v2 = 0.5 * -3 + (0.3 - 3) = -4.2, w2 = 0.72
+    assert trained(LocalTraining(2, 2, 0.1, momentum=0.5), client()) == pytest.approx(0.72)
+
+
+def test_proximal_term_by_hand():
+    # w1 = 0.3; g2 = (0.3 - 3) + 2 * (0.3 - 0) = -2.1, w2 = 0.51
+    assert trained(LocalTraining(2, 2, 0.1, momentum=0, mu=2.0), client()) == pytest.approx(0.51)
+
+
+def test_learning_rate_decays_by_round():
+    assert trained(LocalTraining(1, 2, 0.1, momentum=0, decay=0.5), client(round=2)) == pytest.approx(0.3 / 4)
+
+
+def test_adam_takes_a_step_of_the_learning_rate_at_first():
+    assert trained(LocalTraining(1, 2, 0.01, optimiser="adam"), client()) == pytest.approx(0.01, rel=1e-5)
+
+
+def test_adam_agrees_with_torch():
+    w = torch.tensor(0.0, requires_grad=True)
+    adam = torch.optim.Adam([w], lr=0.05)
+    for _ in range(7):
+        adam.zero_grad()
+        (0.5 * (w - 3) ** 2).backward()
+        adam.step()
+    assert trained(LocalTraining(7, 2, 0.05, optimiser="adam"), client()) == pytest.approx(float(w.detach()), abs=1e-6)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_empty_batches_move_nothing_not_even_by_momentum(optimiser):
+    local = LocalTraining(2, 1, 0.1, momentum=0.9, mu=0.5, optimiser=optimiser)
+    assert trained(local, client(size=2, padded=6)) == pytest.approx(trained(local, client()), abs=1e-7)
+
+
+def test_steps_are_counted():
+    assert int(LocalTraining(3, 1)(client(), START, pull_to_mean)[1]) == 6
+
+
+def test_a_huge_proximal_term_keeps_the_received_model():
+    local = LocalTraining(50, 2, 1e-4, momentum=0, mu=9e3)
+    assert abs(trained(local, client())) < 1e-3
+
+
+def test_adaptation_has_epochs_of_its_own():
+    assert LocalTraining(epochs=2, adapt_epochs=5).adapting().epochs == 5
+    assert LocalTraining(epochs=2).adapting().epochs == 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"batch_size": 0}, {"lr": 0}, {"momentum": 1.0}, {"mu": -1}, {"optimiser": "sdg"}]
+)
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        LocalTraining(**wrong)
