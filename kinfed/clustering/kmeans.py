@@ -1,0 +1,68 @@
+"""k-means as a pure tensor program, so that thousands of clients can run theirs side by side."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kinfed.client import fold, uniform
+
+
+class Centroids(NamedTuple):
+    points: Tensor  # [k, d]
+    shares: Tensor  # [k], the share of the rows nearest to each; 0 for one that nobody needs
+
+
+class Part(NamedTuple):
+    """Some rows: all sums over rows go part by part, so that padding changes no bit of the result."""
+
+    x: Tensor  # [b, d]
+    mask: Tensor  # [b]
+
+
+def kmeans(
+    parts: Sequence[Part], k: int, key: Tensor, used: Tensor | None = None, restarts: int = 10, iterations: int = 30
+) -> Centroids:
+    """The best of some restarts of k-means++ and Lloyd's iteration; of the k centres only the first `used` are."""
+    idle = (
+        torch.zeros(k, dtype=torch.bool, device=key.device)
+        if used is None
+        else torch.arange(k, device=key.device) >= used
+    )
+    centres = torch.stack([_spread(parts, k, fold(key, restart)) for restart in range(restarts)])  # [r, k, d]
+    for _ in range(iterations):
+        sums, counts, _ = _assign(parts, centres, idle)
+        centres = torch.where(counts[..., None] > 0, sums / counts[..., None].clamp(min=1), centres)
+    _, counts, error = _assign(parts, centres, idle)
+    best = (error <= error.min() * 1.0001).int().argmax()[None]  # the first good one: rounding must not choose
+    chosen = counts.index_select(0, best)[0]
+    return Centroids(centres.index_select(0, best)[0], chosen / chosen.sum().clamp(min=1))
+
+
+def _spread(parts: Sequence[Part], k: int, key: Tensor) -> Tensor:
+    """k rows drawn far from each other: each with probability ∝ squared distance to those drawn before."""
+    x, mask = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    distance, centres = torch.ones_like(mask, dtype=x.dtype), []
+    for i in range(k):
+        luck = -(-uniform(fold(key, i), len(x)).clamp(min=1e-7).log()).log()  # Gumbel: argmax draws ∝ exp(score)
+        score = torch.where(mask, distance.clamp(min=1e-12).log() + luck, -torch.inf)
+        centres.append(x.index_select(0, score.argmax()[None])[0])
+        apart = (x - centres[-1]).square().sum(1)
+        distance = apart if i == 0 else torch.minimum(distance, apart)
+    return torch.stack(centres)
+
+
+def _assign(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums [r, k, d] and counts [r, k] of the rows nearest to each centre, and the squared error [r]."""
+    restarts, k, _ = centres.shape
+    flat = centres.flatten(0, 1)
+    sums, counts, error = torch.zeros_like(flat), torch.zeros_like(flat[:, 0]), torch.zeros_like(centres[:, 0, 0])
+    for x, mask in parts:
+        apart = (flat.square().sum(1) - 2 * x @ flat.T).unflatten(1, (restarts, k))  # up to |x|², the same for all
+        nearest = apart.masked_fill(idle, torch.inf).argmin(2, keepdim=True)
+        member = (torch.arange(k, device=x.device) == nearest) & mask[:, None, None]
+        weight = member.to(x.dtype).flatten(1)
+        sums, counts = sums + weight.T @ x, counts + weight.sum(0)
+        error = error + ((apart + x.square().sum(1)[:, None, None]) * member).flatten(2).sum((0, 2))
+    return sums.unflatten(0, (restarts, k)), counts.unflatten(0, (restarts, k)), error

@@ -1,0 +1,103 @@
+"""From signatures to a graph of related clients, and to groups."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.clustering.graph import average_linkage, components, ward
+from kinfed.errors import ConfigError
+from kinfed.relatedness.kernel import fit_kernel
+from kinfed.relatedness.projection import project, project_more
+from kinfed.relatedness.set_distances import set_distances
+from kinfed.signatures.known import Signatures
+
+Distance = Literal["kernel", "transport", "matching", "min"]
+
+
+@dataclass(frozen=True)
+class Relatedness:
+    """Two clients are related when their signatures are nearer than the threshold.
+
+    `kernel` compares the distributions that the centroids sum up, in latent space, and needs no oracle for k. The
+    others compare centroid sets after UMAP: optimal `transport`, FLT's code (`matching`), FLT's print (`min`).
+    """
+
+    distance: Distance = "kernel"
+    threshold: float = 0.0  # γ; 0: 0.25 for kernel, 3 for transport, 1 for matching and min
+    kernel_width: float = 0.4  # in units of the median distance of two centroids
+    overlap: float = 0.5  # kernel: relatives must have at least this share of all their near ones in common
+    dimensions: int = 2  # u, of UMAP
+    neighbours: int = 15
+    min_dist: float = 0.1
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.distance not in ("kernel", "transport", "matching", "min"):
+            raise ConfigError(f"distance must be 'kernel', 'transport', 'matching' or 'min', got '{self.distance}'")
+        if self.threshold < 0 or self.kernel_width <= 0 or self.dimensions < 1 or self.neighbours < 2:
+            raise ConfigError(
+                "wanted threshold >= 0, kernel_width > 0, dimensions >= 1 and neighbours >= 2, got "
+                f"{self.threshold}, {self.kernel_width}, {self.dimensions} and {self.neighbours}"
+            )
+
+    @property
+    def near(self) -> float:
+        """The threshold γ in force."""
+        return self.threshold or {"kernel": 0.25, "transport": 3.0}.get(self.distance, 1.0)
+
+    @property
+    def needs_shares(self) -> bool:
+        """Whether clients must say how many rows each centroid stands for."""
+        return self.distance in ("kernel", "transport")
+
+    def distances(self, known: Signatures, strangers: Signatures | None = None) -> Tensor:
+        """Distances from each stranger (or each known client) to each known client: [S, M]."""
+        if self.distance == "kernel":
+            kernel = fit_kernel(known, self.kernel_width, self.seed)
+            return torch.cdist(kernel(strangers or known), kernel(known))
+        points, others = self._projected(known, strangers)
+        whose = strangers or known
+        return set_distances(self.distance, others, whose.shares, points, known.shares)
+
+    def related(self, distances: Tensor) -> Tensor:
+        """Pairs nearer than the threshold, and everyone to himself: bool [M, M]."""
+        near = distances < self.near
+        near = near | near.T | torch.eye(len(near), dtype=torch.bool, device=near.device)
+        return have_in_common(near, self.overlap) if self.distance == "kernel" else near
+
+    def groups(self, distances: Tensor, clusters: int = 0) -> Tensor:
+        """Disjoint groups: [M]. So many of Ward's clusters of the graph's rows, or as many groups as there are.
+
+        Kernel distances are cut by average linkage at the threshold; the UMAP graph's groups are its components.
+        """
+        if clusters:
+            return ward(self.related(distances), clusters).to(distances.device)
+        if self.distance == "kernel":
+            return average_linkage(distances, self.near).to(distances.device)
+        return components(self.related(distances)).to(distances.device)
+
+    def _projected(self, known: Signatures, strangers: Signatures | None) -> tuple[Tensor, Tensor]:
+        """Centroids of the known clients, and of the strangers, as points in the plane."""
+        settings = (self.dimensions, self.neighbours, self.min_dist, self.seed)
+        flat, (clients, k, _) = known.centroids.flatten(0, 1), known.centroids.shape
+        points = project(flat, *settings).view(clients, k, self.dimensions)
+        if strangers is None:
+            return points, points
+        return points, project_more(flat, strangers.centroids.flatten(0, 1), *settings).view(-1, k, self.dimensions)
+
+
+def have_in_common(near: Tensor, overlap: float) -> Tensor:
+    """Pairs whose near ones overlap (Jaccard index): one wrong edge between two groups does not survive."""
+    number = near.float()
+    common, size = number @ number.T, number.sum(1)
+    return common >= overlap * (size[:, None] + size - common).clamp(min=1)
+
+
+def nearest_groups(known: Signatures, groups: Tensor, strangers: Signatures) -> Tensor:
+    """The group whose mean signature in latent space is nearest to each stranger's: [S]."""
+    names = groups.unique()
+    means = torch.stack([known.means()[groups == name].mean(0) for name in names])
+    nearest: Tensor = names[torch.cdist(strangers.means(), means).argmin(1)]
+    return nearest

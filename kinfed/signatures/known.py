@@ -1,0 +1,34 @@
+"""What the server knows of the clients: one signature each."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.federation import Replies
+
+
+@dataclass(frozen=True)
+class Signatures:
+    centroids: Tensor  # [clients, k, e]
+    shares: Tensor  # [clients, k] of the client's rows; all 0 for a client that is not described
+
+    @staticmethod
+    def none(clients: int, k: int, width: int, device: torch.device) -> "Signatures":
+        """Nobody is described yet."""
+        return Signatures(torch.zeros(clients, k, width, device=device), torch.zeros(clients, k, device=device))
+
+    def of(self, clients: Tensor) -> "Signatures":
+        """The signatures of these clients."""
+        return Signatures(self.centroids[clients], self.shares[clients])
+
+    def learnt(self, replies: Replies) -> "Signatures":
+        """With the signatures that these clients sent; without shares, all centroids weigh the same."""
+        points = replies["centroids"]
+        shares = replies["shares"] if "shares" in replies.send else torch.full_like(points[..., 0], 1 / points.shape[1])
+        who = replies.cohort
+        return Signatures(self.centroids.index_copy(0, who, points), self.shares.index_copy(0, who, shares))
+
+    def means(self) -> Tensor:
+        """The mean of each client's rows in latent space: [clients, e]."""
+        return (self.centroids * self.shares[..., None]).sum(1)

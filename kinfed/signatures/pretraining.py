@@ -1,0 +1,119 @@
+"""How the server comes to an encoder: trained on another dataset or on its own public rows, or read from a file."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kinfed.client import Batch, Client, Rows, base_key
+from kinfed.data import load
+from kinfed.errors import ConfigError, DataError, ModelError
+from kinfed.models import AutoEncoder, GradientFn, Slope
+from kinfed.params import Params
+from kinfed.training import LocalTraining
+
+log = logging.getLogger("kinfed")
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Auto-encoder training on the server (FLT: Adam, mean squared error)."""
+
+    source: str = "public"  # "public": the server's own rows; a dataset's name; or a .safetensors file
+    data_dir: str = ""  # where the dataset is; empty: the usual place
+    epochs: int = 25
+    batch_size: int = 64
+    lr: float = 1e-3
+
+    def __call__(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
+        """The weights of the auto-encoder, on the device of the public rows."""
+        if self.source.endswith(".safetensors"):
+            return _from_file(Path(self.source), autoencoder, public.device)
+        if self.source != "public":
+            return self._cached(autoencoder, public)
+        if not len(public):
+            raise ConfigError(
+                "the encoder should be trained on the server's public rows, but there are none: set "
+                "data.public = 0.1, or name another dataset or a file as the encoder's source"
+            )
+        return self._train(autoencoder, public)
+
+    def _cached(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
+        """Trained once per dataset and setting, then kept in the user's cache folder."""
+        shapes = [f"{name}{tuple(w.shape)}" for name, w in autoencoder.init().items()]
+        settings = (self.source, self.data_dir, self.epochs, self.batch_size, self.lr, autoencoder.seed, *shapes)
+        digest = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
+        path = cache_folder() / f"{self.source}-{digest}.safetensors"
+        if not path.exists():
+            rows = torch.from_numpy(load(self.source, self.data_dir or None).x_train).to(public.device)
+            weights = self._train(autoencoder, rows)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_suffix(".new")
+            save_file({name: w.cpu().contiguous() for name, w in weights.items()}, beside)
+            beside.replace(path)
+        return _from_file(path, autoencoder, public.device)
+
+    def _train(self, autoencoder: AutoEncoder, x: Tensor) -> Params:
+        log.info("pre-training the encoder on %d rows (%s), %d epochs", len(x), self.source, self.epochs)
+        training = LocalTraining(self.epochs, self.batch_size, self.lr, optimiser="adam")
+        weights, _ = training(
+            _as_client(x),
+            _on(autoencoder.init(), x.device),
+            _reporting(autoencoder.gradient, self.epochs * -(-len(x) // self.batch_size)),
+        )
+        return weights
+
+
+def cache_folder() -> Path:
+    """Where trained encoders are kept; the data root itself may be read-only."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kinfed" / "encoders"
+
+
+def _as_client(x: Tensor) -> Client:
+    """The server's rows, dressed as a client's."""
+    n = torch.tensor(len(x), device=x.device)
+    rows = Rows(
+        x, torch.zeros(len(x), dtype=torch.long, device=x.device), torch.arange(len(x), device=x.device), n, exact=True
+    )
+    key, zero = torch.tensor(base_key("pretraining"), device=x.device), torch.zeros_like(n)
+    return Client(rows, rows, key, zero, zero, {})
+
+
+def _reporting(gradient: GradientFn, steps: int) -> Callable[[Params, Batch], Slope]:
+    """The same gradient; every tenth of the way is logged."""
+    done = 0
+
+    def reported(params: Params, batch: Batch) -> Slope:
+        nonlocal done
+        done += 1
+        if done % max(1, steps // 10) == 0:
+            log.info("pre-training the encoder: %d %%", round(100 * done / steps))
+        return gradient(params, batch)
+
+    return reported
+
+
+def _from_file(path: Path, autoencoder: AutoEncoder, device: torch.device) -> Params:
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"cannot read the encoder {path}: {error}") from error
+    wanted = autoencoder.init()
+    for name, tensor in wanted.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            got = tuple(weights[name].shape) if name in weights else "nothing"
+            raise ModelError(
+                f"the encoder {path} does not fit: wanted {name} of shape {tuple(tensor.shape)}, got {got}"
+            )
+    return _on({name: weights[name] for name in wanted}, device)
+
+
+def _on(params: Params, device: torch.device) -> Params:
+    return {name: w.to(device) for name, w in params.items()}

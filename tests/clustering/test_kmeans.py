@@ -1,0 +1,70 @@
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from torch.func import vmap
+
+from kinfed.clustering.kmeans import Part, kmeans
+
+
+def blobs(rows: int, seed: int = 0) -> torch.Tensor:
+    noise = torch.Generator().manual_seed(seed)
+    centres = 5 * torch.randn(4, 6, generator=noise)
+    return centres[torch.arange(rows) % 4] + torch.randn(rows, 6, generator=noise)
+
+
+def parts(x: torch.Tensor, width: int = 16, padded: int = 0) -> list[Part]:
+    size = len(x)
+    x = torch.cat([x, torch.full((padded, x.shape[1]), 7.0)])
+    return [Part(x[i : i + width], torch.arange(i, min(i + width, len(x))) < size) for i in range(0, len(x), width)]
+
+
+def error(x: torch.Tensor, points: torch.Tensor) -> float:
+    return float(torch.cdist(x, points).min(1).values.square().sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_as_good_as_scikit_learns(seed):
+    x = blobs(90, seed)
+    found = kmeans(parts(x), 4, torch.tensor(seed))
+    assert error(x, found.points) <= 1.02 * KMeans(4, n_init=10, random_state=0).fit(x.numpy()).inertia_
+
+
+def test_shares_are_the_rows_nearest_to_each_centre():
+    x = torch.tensor([[0.0], [0.1], [0.2], [9.0]])
+    found = kmeans(parts(x), 2, torch.tensor(1))
+    assert sorted(zip(found.points[:, 0].tolist(), found.shares.tolist(), strict=True)) == [
+        (pytest.approx(0.1), 0.75),
+        (pytest.approx(9.0), 0.25),
+    ]
+
+
+def test_padding_changes_no_bit():
+    x = blobs(32)
+    plain = kmeans(parts(x), 3, torch.tensor(5))
+    padded = kmeans(parts(x, padded=48), 3, torch.tensor(5))
+    assert torch.equal(plain.points, padded.points) and torch.equal(plain.shares, padded.shares)
+
+
+def test_clients_side_by_side_get_what_they_get_alone():
+    x = torch.stack([blobs(32, seed) for seed in range(3)])
+    keys = torch.arange(3)
+
+    def one(rows, key):
+        return kmeans([Part(rows[:16], torch.ones(16).bool()), Part(rows[16:], torch.ones(16).bool())], 3, key)
+
+    together = vmap(one)(x, keys)
+    for i in range(3):
+        torch.testing.assert_close(one(x[i], keys[i]).points, together.points[i], atol=1e-5, rtol=0)
+
+
+def test_only_the_asked_number_of_centres_is_used():
+    found = kmeans(parts(blobs(40)), 5, torch.tensor(2), used=torch.tensor(2))
+    assert (found.shares > 0).tolist() == [True, True, False, False, False]
+    assert float(found.shares.sum()) == pytest.approx(1)
+
+
+def test_fewer_rows_than_centres_leave_centres_without_rows():
+    found = kmeans(parts(torch.tensor([[1.0], [5.0]])), 4, torch.tensor(3))
+    assert int((found.shares > 0).sum()) == 2
+    assert set(found.points[found.shares > 0][:, 0].tolist()) == {1.0, 5.0}
+    assert torch.isfinite(found.points).all()

@@ -1,0 +1,104 @@
+import pytest
+import torch
+
+from kinfed.errors import ConfigError
+from kinfed.metrics import agreement
+from kinfed.relatedness import Relatedness, nearest_groups
+from kinfed.relatedness.kernel import fit_kernel
+from kinfed.relatedness.relatedness import have_in_common
+from kinfed.signatures import Signatures
+from tests.problems import same_groups
+
+CLASSES = 12 * torch.randn(8, 16, generator=torch.Generator().manual_seed(3))
+
+
+def clients(held: list[list[int]], each: int = 6, k: int = 4, seed: int = 0) -> tuple[Signatures, torch.Tensor]:
+    """Clients of groups that hold these classes; k centroids fall on their classes at random, on each at least once."""
+    draw = torch.Generator().manual_seed(seed)
+    points, shares = [], []
+    for classes in held:
+        for _ in range(each):
+            more = torch.randint(len(classes), (k - len(classes),), generator=draw)
+            place = torch.cat([torch.arange(len(classes)), more])
+            points.append(CLASSES[torch.tensor(classes)[place]] + torch.randn(k, 16, generator=draw))
+            times = torch.bincount(place, minlength=len(classes))[place]
+            shares.append(1 / (len(classes) * times))
+    groups = torch.arange(len(held)).repeat_interleave(each)
+    return Signatures(torch.stack(points), torch.stack(shares)), groups
+
+
+PLANTED = [[0, 1], [2, 3], [4, 5]]
+
+
+def test_the_kernel_finds_planted_groups_however_kmeans_splits_their_classes():
+    known, planted = clients(PLANTED)
+    rule = Relatedness()
+    distances = rule.distances(known)
+    assert same_groups(rule.groups(distances), planted)
+    assert torch.equal(rule.related(distances), planted[:, None] == planted)
+
+
+def test_the_kernel_keeps_groups_with_a_shared_class_apart():
+    known, planted = clients([[0, 1, 2], [2, 3, 4], [4, 5, 0]])
+    rule = Relatedness()
+    assert same_groups(rule.groups(rule.distances(known)), planted)
+
+
+def test_the_kernel_sees_one_group_where_all_hold_the_same():
+    known, _ = clients([[0, 1, 2]], each=30)
+    rule = Relatedness()
+    distances = rule.distances(known)
+    assert rule.groups(distances).unique().tolist() == [0]
+    assert rule.related(distances).all()
+
+
+def test_equal_clients_are_at_no_distance():
+    known = Signatures(torch.ones(5, 3, 4), torch.full((5, 3), 1 / 3))
+    assert Relatedness().distances(known).max() < 1e-6
+
+
+def test_a_centroid_without_rows_changes_nothing():
+    known, _ = clients(PLANTED)
+    padded = Signatures(
+        torch.cat([known.centroids, torch.full((18, 1, 16), 50.0)], 1), torch.cat([known.shares, torch.zeros(18, 1)], 1)
+    )
+    torch.testing.assert_close(fit_kernel(known, 0.4, 1).means(known), fit_kernel(padded, 0.4, 1).means(padded))
+
+
+def test_strangers_are_near_their_own():
+    known, planted = clients(PLANTED)
+    strangers, truth = clients(PLANTED, each=2, seed=9)
+    rule = Relatedness()
+    near = rule.distances(known, strangers) < rule.near
+    assert torch.equal(near, truth[:, None] == planted)
+    assert torch.equal(nearest_groups(known, planted, strangers), truth)
+
+
+def test_one_wrong_edge_does_not_survive():
+    labels = torch.tensor([0] * 5 + [1] * 5)
+    near = labels[:, None] == labels
+    near[0, 9] = near[9, 0] = True
+    assert torch.equal(have_in_common(near, 0.5), labels[:, None] == labels)
+
+
+@pytest.mark.parametrize("distance", ["matching", "transport"])
+def test_umap_and_set_distances_find_planted_groups_when_k_is_right(distance):
+    known, planted = clients(PLANTED, each=10, k=2)
+    rule = Relatedness(distance=distance)
+    assert agreement(rule.groups(rule.distances(known)), planted)["ari"] > 0.9
+
+
+def test_the_number_of_groups_can_be_given():
+    known, _ = clients(PLANTED)
+    rule = Relatedness()
+    distances = rule.distances(known)
+    assert len(rule.groups(distances, clusters=3).unique()) == 3
+    assert len(rule.groups(distances, clusters=1).unique()) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"distance": "maching"}, {"threshold": -1.0}, {"neighbours": 1}, {"kernel_width": 0.0}]
+)
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        Relatedness(**wrong)
