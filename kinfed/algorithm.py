@@ -50,6 +50,10 @@ class Algorithm(ABC, Generic[State]):
         """Server: the kinship found for each client ([clients], -1 for not placed), where the method finds any."""
         return None
 
+    def graph(self, state: State) -> Tensor | None:
+        """Server: who is related to whom (bool [clients, clients]), where the method finds out."""
+        return None
+
     def evaluate(self, client: Client, **offer: Params) -> Reply:
         """Client task: how its model does on its test rows."""
         return score(self.model, self.personalise(client, **offer), client.test)

@@ -103,6 +103,7 @@ class Federation(ABC):
         self.groups = population.groups
         self.since = torch.tensor([role.joins for role in self.roles])
         self.round = 0
+        self.is_over = False  # training has ended, and those who join later are there
         self.calls: dict[str, int] = {}
         self.ledger = Ledger(self.count)
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
@@ -121,7 +122,7 @@ class Federation(ABC):
     @property
     def present(self) -> Tensor:
         """Ids of all who can be served by now, holdout and unlabelled clients included."""
-        return self._ids(lambda role: role.joins <= self.round)
+        return self._ids(lambda role: role.joins <= self.round or self.is_over)
 
     @property
     def everyone(self) -> Tensor:

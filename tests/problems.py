@@ -19,9 +19,14 @@ ENGINES = (Sequential, Vectorised)
 
 
 def tiny_population(
-    sizes: tuple[int, ...] = SIZES, *, classes: int = 3, shape: tuple[int, ...] = (1, 8, 8), groups: int = 2, **more: object
+    sizes: tuple[int, ...] = SIZES,
+    *,
+    classes: int = 3,
+    shape: tuple[int, ...] = (1, 8, 8),
+    groups: int = 2,
+    **more: object,
 ) -> Population:
-    """Clients of very different sizes in planted groups; a class is a bright stripe that a group shows sideways or upright."""
+    """Clients of different sizes in planted groups; a class is a bright stripe, upright in one group, level in the other."""
     noise = torch.Generator().manual_seed(0)
     group_of = torch.arange(len(sizes)) % groups
     images, labels, train, test, at = [], [], [], [], 0
@@ -41,7 +46,13 @@ def tiny_population(
         test.append(torch.arange(at + size, at + rows))
         at += rows
     return Population(
-        torch.cat(images), torch.cat(labels), tuple(train), tuple(test), classes, groups=group_of, **more  # type: ignore[arg-type]
+        torch.cat(images),
+        torch.cat(labels),
+        tuple(train),
+        tuple(test),
+        classes,
+        groups=group_of,
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -56,7 +67,13 @@ def small_net(classes: int = 3, inputs: int = 64) -> Model:
     )
 
 
-def fit(algorithm: Algorithm, engine: type[Federation] = Vectorised, population: Population | None = None, rounds: int = 3, **settings: object):  # type: ignore[no-untyped-def, type-arg]  # noqa: E501
+def fit(
+    algorithm: Algorithm,
+    engine: type[Federation] = Vectorised,
+    population: Population | None = None,
+    rounds: int = 3,
+    **settings: object,
+):  # type: ignore[no-untyped-def, type-arg]
     """The state and the federation after some rounds."""
     fed = engine(algorithm, population or tiny_population(), **settings)  # type: ignore[arg-type]
     experiment = Experiment(algorithm, fed, rounds)
@@ -89,4 +106,16 @@ def same_groups(a: Tensor, b: Tensor) -> bool:
     return bool(((a[:, None] == a[None]) == (b[:, None] == b[None])).all())
 
 
-__all__ = ["ENGINES", "Role", "SIZES", "assert_close", "assert_same_bits", "fit", "real_data", "same_groups", "small_net", "tiny_model", "tiny_population"]  # noqa: E501
+__all__ = [
+    "ENGINES",
+    "SIZES",
+    "Role",
+    "assert_close",
+    "assert_same_bits",
+    "fit",
+    "real_data",
+    "same_groups",
+    "small_net",
+    "tiny_model",
+    "tiny_population",
+]

@@ -21,7 +21,10 @@ class Probe:
 
     def look(self, client, number=None):
         seen = client.recall("seen") + 1
-        return Reply({"key": client.key.clone(), "size": client.train.size.clone(), "seen": seen, "since": client.since.clone()}, keep={"seen": seen})
+        return Reply(
+            {"key": client.key.clone(), "size": client.train.size.clone(), "seen": seen, "since": client.since.clone()},
+            keep={"seen": seen},
+        )
 
     def look_again(self, client):
         return Reply({"key": client.key.clone()})

@@ -19,6 +19,8 @@ from kinfed.federation import Federation, Offer, Task, Workshop
 from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, rows, to_flat
 
 GIBIBYTE = 2**30
+FEW = 32  # clients side by side; a task that fails with so few is not failing for their number
+MANY = 512  # more lanes gain nothing and make activations large
 
 
 class Vectorised(Federation):
@@ -60,11 +62,11 @@ class Vectorised(Federation):
         lanes = self.lanes.get(name) or self.block or self._fitting(offer)
         try:
             parts = [self._one_block(task, cohort, keys, offer, part) for part in self._blocks(cohort, lanes)]
-        except torch.OutOfMemoryError:
-            if lanes == 1:
+        except RuntimeError:  # too much for the memory, or for a kernel's 32-bit index: try with half as many
+            half = min(lanes, len(cohort)) // 2
+            if half < FEW:
                 raise
-            torch.cuda.empty_cache()
-            self.lanes[name] = -(-lanes // 2)
+            self.lanes[name] = half
             return self._side_by_side(task, name, cohort, keys, offer)
         back = torch.cat([part for part, _, _ in parts]).argsort()
         send, keep = join(*(sent for _, sent, _ in parts)), join(*(kept for _, _, kept in parts))
@@ -121,4 +123,4 @@ class Vectorised(Federation):
         """How many clients fit side by side: weights, gradients, momentum and what lies between them."""
         each = 12 * offer.bytes_each() + 2**20
         free = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else GIBIBYTE
-        return max(2, int(free // each))
+        return max(2, min(MANY, int(free // each)))

@@ -1,5 +1,6 @@
 """FLT's auto-encoders as plain torch modules; each has the parts `encoder` and `decoder`."""
 
+import torch
 from torch import Tensor, nn
 
 from kinfed.models.networks import Shape
@@ -17,6 +18,18 @@ class ConvAE(nn.Module):
         return self.decoder(self.encoder(x))  # type: ignore[no-any-return]
 
 
+class Affine(nn.Linear):
+    """A linear layer whose bias is a column of its weights.
+
+    Below a transposed convolution, torch sums a bias' gradient in an order that depends on how many clients train side
+    by side; as a matrix product it does not.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        ones = input.new_ones(input.shape[0], 1)
+        return torch.cat([input, ones], 1) @ torch.cat([self.weight, self.bias[:, None]], 1).T
+
+
 def conv_ae(shape: Shape, latent: int = 128) -> nn.Module:
     """FLT's auto-encoder for one channel: two small convolutions; 28x28 as published, 8x8 by the same rule."""
     channels, height, width = shape
@@ -28,7 +41,7 @@ def conv_ae(shape: Shape, latent: int = 128) -> nn.Module:
         nn.Flatten(), nn.Linear(flat, latent),
     )  # fmt: skip
     decoder = nn.Sequential(
-        nn.Linear(latent, flat), nn.Unflatten(1, inner),
+        Affine(latent, flat), nn.Unflatten(1, inner),
         nn.ConvTranspose2d(4, 16, 2, stride=2), nn.ReLU(),
         nn.ConvTranspose2d(16, channels, 2, stride=2), nn.Sigmoid(),
     )  # fmt: skip
@@ -61,7 +74,7 @@ def residual_ae(shape: Shape, latent: int = 128) -> nn.Module:
         nn.Flatten(), nn.Linear(flat, latent),
     )  # fmt: skip
     decoder = nn.Sequential(
-        nn.Linear(latent, flat), nn.Unflatten(1, inner),
+        Affine(latent, flat), nn.Unflatten(1, inner),
         nn.ConvTranspose2d(8, 64, 1), nn.ReLU(), nn.ConvTranspose2d(64, 128, 1), nn.ReLU(),
         ResidualLayer(128, 32), ResidualLayer(128, 32), nn.ReLU(),
         nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(),

@@ -65,7 +65,10 @@ def test_the_writer_partition_agrees_between_engines():
     from dataclasses import replace
 
     digits = load("digits")
-    writers = {"writer_train": torch.arange(len(digits.y_train)).numpy() % 7, "writer_test": torch.arange(len(digits.y_test)).numpy() % 7}
+    writers = {
+        "writer_train": torch.arange(len(digits.y_train)).numpy() % 7,
+        "writer_test": torch.arange(len(digits.y_test)).numpy() % 7,
+    }
     population = build_population(replace(digits, **writers), PARTITIONS["writers"](), seed=1)
     algorithm = FedAvg(small_net(10), LocalTraining(1, 10, 0.05))
     slow, fast = (trained(algorithm, engine, population)[0] for engine in (Sequential, Vectorised))
@@ -90,7 +93,9 @@ def test_another_seed_gives_other_bits():
 
 
 def drop_out() -> Model:
-    return Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)), classes=3)
+    return Model(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)), classes=3
+    )
 
 
 def batch_norm() -> Model:
@@ -148,7 +153,7 @@ def test_an_error_of_the_task_itself_is_not_swallowed():
 def test_clients_of_one_block_have_similar_lengths():
     fed = Vectorised(Local(small_net()), tiny_population())
     blocks = [fed.sizes[part].tolist() for part in fed._blocks(fed.clients, 4)]
-    assert sorted(sum(blocks, [])) == sorted(fed.sizes.tolist())
+    assert sorted(size for sizes in blocks for size in sizes) == sorted(fed.sizes.tolist())
     assert all(min(sizes) >= 0.7 * max(sizes) and len(sizes) <= 4 for sizes in blocks)
 
 

@@ -26,7 +26,10 @@ def test_weights_come_from_the_seed_alone():
 def test_padding_rows_have_no_gradient():
     model = small_net()
     params = model.init()
-    padded, real = model.gradient(params, batch(9, 5)).gradient, model.gradient(params, batch(5, 5, exact=True)).gradient
+    padded, real = (
+        model.gradient(params, batch(9, 5)).gradient,
+        model.gradient(params, batch(5, 5, exact=True)).gradient,
+    )
     for name in params:
         torch.testing.assert_close(padded[name], real[name], atol=1e-7, rtol=0)
 
@@ -102,4 +105,9 @@ def test_a_module_that_cannot_be_drawn_anew_is_refused():
 def test_hits_count_real_rows_only_and_never_a_nan():
     logits = torch.tensor([[9.0, 0, 0], [0, 9.0, 0], [0, 0, 9.0], [torch.nan, 0, 0]])
     mask = torch.tensor([True, True, False, True])
-    assert hits(logits, Batch(logits, torch.tensor([0, 2, 2, 0]), mask, mask.any())).tolist() == [True, False, False, False]
+    assert hits(logits, Batch(logits, torch.tensor([0, 2, 2, 0]), mask, mask.any())).tolist() == [
+        True,
+        False,
+        False,
+        False,
+    ]
