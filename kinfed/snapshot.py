@@ -1,0 +1,112 @@
+"""A federation in the middle of a run as one file: safetensors for tensors, JSON for the rest, no pickle.
+
+The file is written beside its place and moved there in one step, so a killed process leaves the old one or the new.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TypeVar, cast, get_args, get_origin, get_type_hints
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm
+from kinfed.errors import CheckpointError
+from kinfed.federation import Federation, Ledger
+
+State = TypeVar("State")
+T = TypeVar("T")
+Tree = dict[str, "Tree"] | list["Tree"] | str | int | float | bool | None
+TENSOR = "$tensor"
+
+
+def save(path: Path, state: object, fed: Federation, about: Mapping[str, object]) -> None:
+    """Writes the state, client memories, ledger and random counters; `about` can be read back by itself."""
+    tensors: dict[str, Tensor] = {}
+    whole = {"state": state, "memory": fed.memory, "ledger": fed.ledger, "calls": fed.calls, "rejected": fed.rejected}
+    tree = {name: _take_apart(part, name, tensors) for name, part in whole.items()}
+    metadata = {"about": json.dumps(about), "tree": json.dumps(tree)}
+    write_atomically(path, lambda beside: save_file(tensors, beside, metadata=metadata))
+
+
+def load(path: Path, algorithm: Algorithm[State], fed: Federation) -> State:
+    """The state as saved; memories, ledger and counters go back into the federation."""
+    metadata, tensors = _read(path, with_tensors=True)
+    tree = json.loads(metadata["tree"])
+    fed.ledger = _put_together(Ledger, tree["ledger"], tensors)
+    fed.calls = _put_together(dict[str, int], tree["calls"], tensors)
+    fed.rejected = _put_together(list[tuple[int, str, int]], tree["rejected"], tensors)
+    tensors = {name: t.to(fed.device) for name, t in tensors.items()}
+    fed.memory = _put_together(dict[str, Tensor], tree["memory"], tensors)
+    kind: type[State] = get_type_hints(type(algorithm).init)["return"]
+    return _put_together(kind, tree["state"], tensors)
+
+
+def about(path: Path) -> dict[str, object]:
+    """What was said about the snapshot when it was saved."""
+    return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["about"]))
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Lets `write` fill a file beside `path`, forces it to disk, and moves it into place."""
+    beside = path.with_name(f".{path.name}.new")
+    write(beside)
+    with open(beside, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def _read(path: Path, with_tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys()) if with_tensors else []
+            return file.metadata(), {name: file.get_tensor(name) for name in names}
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"no checkpoint at {path}: the run was stopped before its first one; start it again"
+        ) from None
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be read ({error}): it is damaged or not a checkpoint"
+        ) from error
+
+
+def _take_apart(value: object, path: str, tensors: dict[str, Tensor]) -> Tree:
+    """The value as JSON, its tensors by name in `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu().contiguous()
+        return {TENSOR: path}
+    if is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _take_apart(part, f"{path}.{name}", tensors) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_take_apart(part, f"{path}.{i}", tensors) for i, part in enumerate(value)]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"{path}: a state may hold tensors, numbers, text, dicts, lists and dataclasses, got {type(value)}")
+
+
+def _put_together(kind: type[T], tree: Tree, tensors: Mapping[str, Tensor]) -> T:
+    """The value of this type that `_take_apart` took apart."""
+    return cast(T, _restore(kind, tree, tensors))
+
+
+def _restore(kind: object, tree: Tree, tensors: Mapping[str, Tensor]) -> object:
+    kind = next((arg for arg in get_args(kind) if is_dataclass(arg)), kind) if get_origin(kind) is not list else kind
+    if isinstance(tree, dict) and TENSOR in tree:
+        return tensors[str(tree[TENSOR])]
+    if isinstance(tree, dict) and is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        return kind(**{name: _restore(hints[name], part, tensors) for name, part in tree.items()})
+    inner = get_args(kind)[-1] if get_args(kind) else object
+    if isinstance(tree, dict):
+        return {name: _restore(inner, part, tensors) for name, part in tree.items()}
+    if isinstance(tree, list):
+        parts = [_restore(inner, part, tensors) for part in tree]
+        return tuple(parts) if get_origin(kind) is tuple else parts
+    return tree

@@ -1,0 +1,118 @@
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from kinfed.algorithms import FedAvg, Local
+from kinfed.client import Reply
+from kinfed.data import LATER, Role
+from kinfed.engines import Vectorised
+from kinfed.errors import ConfigError
+from kinfed.experiment import Evaluation, Experiment
+from kinfed.training import LocalTraining
+from tests.problems import small_net, tiny_population
+
+
+@dataclass
+class Notes:
+    results: list = field(default_factory=list)
+    said: list = field(default_factory=list)
+
+    def began(self, rounds, done):
+        self.said.append(("began", rounds, done))
+
+    def after_round(self, result):
+        self.results.append(result)
+
+    def ended(self, summary):
+        self.said.append(("ended", summary["accuracy"]))
+
+
+def watched(algorithm, population=None, rounds=3, **settings):
+    notes = Notes()
+    fed = Vectorised(algorithm, population or tiny_population())
+    experiment = Experiment(algorithm, fed, rounds, observers=[notes], **settings)
+    return notes, experiment.run(), experiment
+
+
+def test_observers_hear_of_every_round():
+    notes, summary, _ = watched(FedAvg(small_net()))
+    assert notes.said == [("began", 3, 0), ("ended", summary["accuracy"])]
+    assert [r.round for r in notes.results] == [1, 2, 3]
+
+
+def test_the_last_round_is_always_evaluated():
+    notes, _, _ = watched(FedAvg(small_net()), rounds=5, evaluation=Evaluation(every=2))
+    assert [r.round for r in notes.results if r.metrics] == [2, 4, 5]
+
+
+def test_an_extra_evaluation_changes_no_training():
+    often = watched(FedAvg(small_net()), rounds=4)[2]
+    seldom = watched(FedAvg(small_net()), rounds=4, evaluation=Evaluation(every=4, adapt=True))[2]
+    assert torch.equal(often.state.params["1.weight"], seldom.state.params["1.weight"])
+
+
+def test_adaptation_helps_and_leaves_the_served_model_alone():
+    algorithm = FedAvg(small_net(), LocalTraining(2, 5, 0.1))
+    _, summary, _ = watched(algorithm, rounds=2, evaluation=Evaluation(adapt=True))
+    assert summary["accuracy_adapted"] > summary["accuracy"]
+
+
+def test_holdout_and_unlabelled_clients_are_served_and_scored_apart():
+    roles = (Role(), Role(), Role(holdout=True), Role(), Role(), Role(joins=LATER))
+    notes, summary, _ = watched(FedAvg(small_net()), tiny_population(roles=roles))
+    scores = notes.results[-1].scores
+    assert scores.trains.tolist() == [True, True, False, True, True, False]
+    assert [r.scores.accuracy.isnan().tolist() for r in notes.results] == [[False] * 5 + [True]] * 2 + [[False] * 6]
+    assert summary["accuracy_strangers"] == pytest.approx(float(scores.accuracy[[2, 5]].mean()))
+
+
+def test_late_clients_take_part_from_their_round_on():
+    roles = (Role(), Role(), Role(), Role(), Role(), Role(joins=2))
+    notes, _, experiment = watched(FedAvg(small_net()), tiny_population(roles=roles), rounds=4)
+    assert [int(experiment.fed.ledger.up["train"][5] > 0)] == [1]
+    assert experiment.fed.ledger.up["train"][5] * 2 == experiment.fed.ledger.up["train"][0]
+    assert notes.results[1].scores.accuracy[5].isnan() and not notes.results[2].scores.accuracy[5].isnan()
+
+
+class Explodes(FedAvg):
+    def train(self, client, params):
+        reply = super().train(client, params)
+        sick = client.train.size == 23
+        return Reply({"params": {k: torch.where(sick, torch.inf, v) for k, v in reply.send["params"].items()}})
+
+
+def test_an_infinite_update_is_left_out_and_counted():
+    _, summary, experiment = watched(Explodes(small_net()))
+    assert summary["rejected_replies"] == 3
+    assert experiment.fed.rejected == [(t, "train", 1) for t in range(3)]
+    assert all(torch.isfinite(w).all() for w in experiment.state.params.values())
+
+
+class Poisoned(FedAvg):
+    def train(self, client, params):
+        return Reply({"params": {k: v * torch.nan for k, v in params.items()}})
+
+
+def test_a_round_in_which_nobody_answers_well_keeps_the_model():
+    model = small_net()
+    _, summary, experiment = watched(Poisoned(model))
+    assert summary["rejected_replies"] == 18
+    assert torch.equal(experiment.state.params["1.weight"], model.init()["1.weight"])
+
+
+def test_bytes_grow_by_what_a_round_moves():
+    notes, summary, _ = watched(FedAvg(small_net()))
+    per_round = 6 * 4 * small_net().parameters()
+    assert [(r.down, r.up) for r in notes.results] == [(per_round * t, per_round * t) for t in (1, 2, 3)]
+    assert summary["bytes_down"] == summary["bytes_up"] == 3 * per_round
+
+
+def test_impossible_experiments_are_refused():
+    everyone_late = (Role(joins=1),) * 6
+    with pytest.raises(ConfigError, match="no client trains"):
+        watched(Local(small_net()), tiny_population(roles=everyone_late))
+    with pytest.raises(ConfigError, match="rounds"):
+        watched(Local(small_net()), rounds=0)
+    with pytest.raises(ConfigError, match="every"):
+        Evaluation(every=0)
