@@ -1,0 +1,5 @@
+"""`python -m kinfed` is `kinfed`."""
+
+from kinfed.cli import main
+
+main()

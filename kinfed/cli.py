@@ -1,0 +1,245 @@
+"""The command line. Everything heavy is imported inside the commands, so that `kinfed --help` answers at once."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from kinfed.errors import ConfigError, KinfedError
+
+if TYPE_CHECKING:
+    from kinfed.config import Config
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="CONFIG.toml key=value",
+        help="A TOML file, if any, then settings that go over it: rounds=50 training.lr=0.1 partition.name=dirichlet.",
+        show_default=False,
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder to write. Default: a new one under runs/.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Replace what an earlier run wrote into that folder.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the datasets' .npz files. Default: $KINFED_DATA or the cache.", show_default=False),
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, or auto: cuda where there is one.", show_default=False)]
+Engine = Annotated[str | None, typer.Option(help="vectorised or sequential (slow, the reference).", show_default=False)]
+Seed = Annotated[int | None, typer.Option(help="Fixes clients, first weights and every draw.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of training in all.", show_default=False)]
+Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of bars, as when the output is not a terminal.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and warnings.")]
+
+
+def main() -> None:
+    """The entry point of the script `kinfed`."""
+    app(prog_name="kinfed")
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kinfed {version('kinfed')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Clustered federated learning: find out which clients are kin, and train one model for each kinship.
+
+    **First steps**
+
+    `kinfed run data.public=0.1` runs FLT on 100 clients with planted kinships (digits, no download); the server's tenth
+    of the data is for its encoder.
+
+    `kinfed compare data.public=0.1` sets it against FedAvg and Local on the same clients.
+
+    `kinfed list` shows all methods, datasets, partitions, shifts, models and engines.
+
+    `kinfed run --help` tells how to set everything else.
+    """
+
+
+@app.command()
+def run(
+    settings: Settings = None, out: Out = None, force: Force = False, data_dir: DataDir = None, device: Device = None,
+    engine: Engine = None, seed: Seed = None, rounds: Rounds = None, plain: Plain = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Run one method and write a folder with its results.
+
+    **Examples**
+
+    `kinfed run data.public=0.1` — FLT, digits, 100 clients, 100 rounds
+
+    `kinfed run method=fedavg rounds=20 training.lr=0.05` — some settings
+
+    `kinfed run experiment.toml seed=3 --out runs/third` — a file, and a setting over it
+
+    `kinfed run data.name=mnist --data-dir ~/data --device auto` — another dataset, on a GPU if there is one
+
+    **Settings** are sections of the TOML file and dotted keys here: `data`, `partition`, `shift`, `roles`, `change`,
+    `training`, `evaluation`, `engine`, `methods.NAME`. Every run's `config.toml` has all of them with their values:
+    copy it, change it, run it. A misspelt key is an error that names the nearest one.
+
+    A run that was stopped goes on with `kinfed resume FOLDER`.
+    """
+    options = {"data.dir": absolute(data_dir), "engine.device": device, "engine.name": engine}
+    with plain_errors():
+        from kinfed import commands
+        from kinfed.progress import choose_display
+
+        config = configured(settings, options | {"seed": seed, "rounds": rounds})
+        commands.run(config, commands.Place(out, force), choose_display(plain, quiet))
+
+
+@app.command()
+def compare(
+    settings: Settings = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods to compare, as in fedavg,local,flt.", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds to run each method with, as in 0,1,2.", show_default=False)
+    ] = None,
+    out: Out = None, force: Force = False, data_dir: DataDir = None, device: Device = None, engine: Engine = None,
+    rounds: Rounds = None, plain: Plain = False, quiet: Quiet = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The table in Markdown; with --quiet nothing else.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Run several methods on the same clients and seeds, and show one table.
+
+    **Examples**
+
+    `kinfed compare data.public=0.1` — FedAvg, Local and FLT on digits
+
+    `kinfed compare --methods fedavg,flt --seeds 0,1,2` — mean ± standard deviation over three seeds
+
+    `kinfed compare experiment.toml rounds=50 --out runs/mine --markdown` — a file, and a table to paste
+
+    **The folder** has one run folder for each method and seed, and the table as `compare.csv` and `compare.md`.
+    A comparison that was stopped goes on with `kinfed resume FOLDER`: finished runs are not run again.
+    """
+    options = {"data.dir": absolute(data_dir), "engine.device": device, "engine.name": engine, "rounds": rounds}
+    with plain_errors():
+        from kinfed import commands
+        from kinfed.comparison import compared
+        from kinfed.progress import as_markdown, choose_display
+
+        config = configured(settings, options | {"compare": names(methods), "seeds": numbers(seeds)})
+        display = choose_display(plain, quiet, markdown)
+        outcomes = commands.compare(config, commands.Place(out, force), display)
+        if quiet and markdown:
+            print(as_markdown(compared(outcomes)))
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of the run or the comparison.", metavar="RUN")],
+    rounds: Annotated[int | None, typer.Option(help="More rounds than it had.", show_default=False)] = None,
+    device: Device = None, plain: Plain = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Go on with a run or a comparison that was stopped, killed or crashed.
+
+    The end is the same, bit for bit, as if it had never been stopped.
+
+    **Examples**
+
+    `kinfed resume runs/flt-digits-seed0`
+
+    `kinfed resume runs/flt-digits-seed0 --rounds 200` — and further than planned
+    """
+    with plain_errors():
+        from kinfed import commands
+        from kinfed.progress import choose_display
+
+        def changed(config: "Config") -> "Config":
+            engine = replace(config.engine, device=device or config.engine.device)
+            return replace(config, rounds=config.rounds if rounds is None else rounds, engine=engine)
+
+        commands.resume(folder, changed, choose_display(plain, quiet))
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(help="methods, datasets, partitions, shifts, models or engines.", show_default=False),
+    ] = None,
+) -> None:
+    """Show what can be named in a config, with one line each.
+
+    **Examples**
+
+    `kinfed list` — everything
+
+    `kinfed list partitions`
+    """
+    with plain_errors():
+        from kinfed.listing import listing
+
+        for title, lines in listing(kind).items():
+            print(f"{title}:")
+            for name, line in lines.items():
+                print(f"  {name:<18}{line}")
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Inside it an error of kinfed's own is one line on standard error and exit code 2; Ctrl-C is exit code 130."""
+    try:
+        yield
+    except KinfedError as error:
+        leave(f"error: {error}", 2)
+    except KeyboardInterrupt as stop:
+        leave(str(stop) or "stopped before the run began", 130)
+
+
+def leave(text: str, code: int) -> NoReturn:
+    print(" ".join(text.split()), file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def configured(settings: list[str] | None, options: dict[str, object]) -> "Config":
+    """The config of the file, the settings and the options, each over the one before."""
+    from kinfed.config import load_config
+
+    first, *rest = settings or [""]
+    is_file = bool(first) and "=" not in first
+    if is_file and any("=" not in text for text in rest):
+        raise ConfigError(f"wanted one CONFIG.toml and then key=value, got '{' '.join(settings or [])}'")
+    given = {key: value for key, value in options.items() if value is not None}
+    return load_config(Path(first) if is_file else None, rest if is_file else settings or [], given)
+
+
+def absolute(folder: Path | None) -> str | None:
+    """A path that still holds when the run is resumed from elsewhere."""
+    return None if folder is None else str(folder.expanduser().absolute())
+
+
+def names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def numbers(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(name) for name in names(text) or []]
+    except ValueError:
+        raise ConfigError(f"--seeds: wanted whole numbers as in 0,1,2, got '{text}'") from None

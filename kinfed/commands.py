@@ -1,0 +1,223 @@
+"""What the command line does, without the command line: run, compare, resume."""
+
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kinfed.comparison import Outcome, as_csv, compared
+from kinfed.config import Config, assemble, make_population
+from kinfed.data import Population
+from kinfed.errors import ConfigError, KinfedError
+from kinfed.experiment import Experiment
+from kinfed.progress import Display, Watcher, as_markdown, in_bytes, percent
+from kinfed.runs import (
+    CHECKPOINT,
+    CONFIG,
+    SUMMARY,
+    RunFolder,
+    Summary,
+    can_go_on,
+    free_folder,
+    new_folder,
+    refuse_other,
+    refuse_taken,
+    stored_config,
+    write_config,
+)  # fmt: skip
+from kinfed.runs.logs import write_text
+
+COMPARISON = "compare.toml"
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run; the message says how to go on."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run or a comparison is written."""
+
+    out: Path | None = None  # None: a new folder under runs/
+    force: bool = False  # replace a run that is there
+
+    def check(self) -> None:
+        """Raises if something is there that must not be replaced; before any work is done."""
+        if self.out:
+            refuse_taken(self.out, self.force)
+
+    def make(self, stem: str) -> Path:
+        """The folder, ready to be written to."""
+        return new_folder(self.out, self.force) if self.out else free_folder(Path("runs") / stem)
+
+
+def run(config: Config, place: Place, display: Display) -> Path:
+    """Runs one method; gives back its folder."""
+    place.check()
+    with display.live():
+        folder = start(config, place, display).path
+    display.table(summary_rows(read_summary(folder)))
+    display.say(f"written to {folder}")
+    return folder
+
+
+def compare(config: Config, place: Place, display: Display) -> list[Outcome]:
+    """Runs all methods for all seeds on the same clients."""
+    if place.out and (place.out / COMPARISON).exists() and not place.force:
+        raise ConfigError(
+            f"{place.out} already holds a comparison: go on with `kinfed resume {place.out}`, choose another --out, "
+            "or replace it with --force"
+        )
+    population = make_population(replace(config, seed=(config.seeds or (config.seed,))[0]))
+    for method in config.compare:
+        assemble(replace(config, method=method), population)  # bad input shows here, before a folder is made
+    folder = place.make(f"compare-{config.data.name}")
+    write_config(folder, config, COMPARISON)
+    return all_runs(config, folder, display, force=place.force)
+
+
+def all_runs(config: Config, folder: Path, display: Display, force: bool = False) -> list[Outcome]:
+    """The outcomes of a comparison; runs that ended are read, stopped ones go on, the others start (all, if forced)."""
+    outcomes = []
+    with display.live():
+        for seed in config.seeds or (config.seed,):
+            population = make_population(replace(config, seed=seed))
+            for method in config.compare:
+                mine = replace(config, method=method, seed=seed)
+                outcomes.append(one_of_many(mine, folder, display, population, force))
+    write_text(folder / "compare.csv", as_csv(outcomes))
+    write_text(folder / "compare.md", as_markdown(compared(outcomes)) + "\n")
+    display.table(compared(outcomes))
+    display.say(f"written to {folder}")
+    return outcomes
+
+
+def one_of_many(config: Config, folder: Path, display: Display, population: Population, force: bool) -> Outcome:
+    """The outcome of one run of a comparison."""
+    path = folder / f"{config.method}-seed{config.seed}"
+    try:
+        if force or not (path / CONFIG).exists():
+            start(config, Place(path, force=True), display, population)
+        else:
+            stored = stored_config(path)
+            refuse_other(stored.resolve(), config, f"{path} is from another config than {folder / COMPARISON}")
+            if not (path / SUMMARY).exists() or stored.rounds < config.rounds:
+                go_on(config, path, display, population)
+    except Interrupted:
+        raise Interrupted(f"stopped; go on with: kinfed resume {folder}") from None
+    return Outcome(config.method, config.seed, read_summary(path), seconds_of(path))
+
+
+def resume(folder: Path, changes: Callable[[Config], Config], display: Display) -> None:
+    """Takes a stopped run or comparison to its end."""
+    if (folder / COMPARISON).exists():
+        stored = stored_config(folder, COMPARISON)
+        config = changes(stored)
+        refuse_other(stored.resolve(), config, f"the comparison at {folder} has another config")
+        write_config(folder, config, COMPARISON)
+        all_runs(config, folder, display)
+        return
+    config = changes(stored_config(folder))
+    with display.live():
+        go_on(config, folder, display)
+    display.table(summary_rows(read_summary(folder)))
+    display.say(f"written to {folder}")
+
+
+def start(config: Config, place: Place, display: Display, population: Population | None = None) -> RunFolder:
+    """A run from its first round on."""
+    experiment = assemble(config, population)  # bad input shows here, before a folder is made
+    path = place.make(f"{config.method}-{config.data.name}-seed{config.seed}")
+    write_config(path, config)
+    return conduct(config, path, display, experiment, resume=False)
+
+
+def go_on(config: Config, path: Path, display: Display, population: Population | None = None) -> RunFolder:
+    """A run from its checkpoint on, or from the start if it has none yet."""
+    resuming = can_go_on(path, config)
+    experiment = assemble(config, population)
+    write_config(path, config)
+    (path / SUMMARY).unlink(missing_ok=True)
+    return conduct(config, path, display, experiment, resume=resuming)
+
+
+def conduct(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> RunFolder:
+    """The run itself, watched by its folder and the display."""
+    about: dict[str, str | int] = {"method": config.method, "dataset": config.data.name, "seed": config.seed}
+    folder = RunFolder(path, experiment.fed, about | {"rounds": config.rounds})
+    folder.events.mend()
+    folder.events.note("resumed" if resume else "started", device=str(experiment.fed.device))
+    watcher = display.watch(f"{config.method} seed {config.seed}")
+    watched = replace(experiment, observers=(folder, watcher), checkpoint=path / CHECKPOINT)
+    try:
+        with told(folder, watcher):
+            watched.run(resume=resume)
+            folder.add_relatedness(None if watched.state is None else watched.algorithm.graph(watched.state))
+    except KeyboardInterrupt:
+        folder.events.note("interrupted")
+        raise Interrupted(f"stopped; go on with: kinfed resume {path}") from None
+    except KinfedError as error:
+        folder.events.note("failed", message=str(error))
+        raise
+    return folder
+
+
+@contextmanager
+def told(folder: RunFolder, watcher: Watcher) -> Iterator[None]:
+    """Inside it warnings are one line on standard error and an event each; what kinfed logs goes to the watcher."""
+
+    def warn(message: Warning | str, *where: object, **more: object) -> None:
+        text = " ".join(str(message).split())
+        print(f"warning: {text}", file=sys.stderr)
+        folder.events.note("warning", message=text)
+
+    def inform(record: logging.LogRecord) -> bool:
+        watcher.message(record.getMessage())
+        return False
+
+    log = logging.getLogger("kinfed")
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addFilter(inform)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("default", category=UserWarning)
+            warnings.showwarning = warn
+            yield
+    finally:
+        log.removeFilter(inform)
+        log.setLevel(level)
+
+
+def read_summary(path: Path) -> Summary:
+    """The numbers of a run's summary."""
+    said: Summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    return {name: value for name, value in said.items() if not isinstance(value, str)}
+
+
+def seconds_of(path: Path) -> float:
+    """How long a run took, without evaluation."""
+    lines = (path / "timing.csv").read_text(encoding="utf-8").splitlines()[1:]
+    return sum(float(line.split(",")[1]) for line in lines)
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """The end of a run as a table."""
+    shares = {"accuracy": "accuracy", "accuracy_adapted": "after adaptation", "accuracy_strangers": "strangers",
+              "worst_decile": "worst decile", "at_target": "clients at target"}  # fmt: skip
+    numbers = {"variance": "variance over clients", "ari": "ARI with planted groups", "groups": "groups found",
+               "rounds_to_target": "rounds to target", "converged_at": "converged at round",
+               "rejected_replies": "rejected replies"}  # fmt: skip
+    rows = [(title, percent(summary[name])) for name, title in shares.items() if name in summary]
+    rows += [(title, number(summary[name])) for name, title in numbers.items() if name in summary]
+    bytes_moved = {"bytes_down": "sent to clients", "bytes_up": "sent by clients"}
+    cost = [(title, in_bytes(summary[name] or 0)) for name, title in bytes_moved.items()]
+    return [("", "last round"), *rows, *cost]
+
+
+def number(value: float | int | None) -> str:
+    return "–" if value is None else f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,93 @@
+"""Several runs side by side: one row a method, the mean over its seeds."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+Summary = dict[str, float | int | None]
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended."""
+
+    method: str
+    seed: int
+    summary: Summary
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the comparison."""
+
+    title: str
+    name: str  # in the CSV file
+    value: Callable[[Outcome], float | None]
+    shown: str = ".2f"
+
+
+def of_summary(name: str, scale: float = 1.0) -> Callable[[Outcome], float | None]:
+    """A number of a run's summary, scaled; none where the run has none."""
+
+    def value(outcome: Outcome) -> float | None:
+        number = outcome.summary.get(name)
+        return None if number is None else scale * number
+
+    return value
+
+
+def moved(outcome: Outcome) -> float:
+    """Megabytes that the method moved both ways."""
+    return sum(outcome.summary[name] or 0 for name in ("bytes_down", "bytes_up")) / 1e6
+
+
+COLUMNS = (
+    Column("accuracy %", "accuracy_percent", of_summary("accuracy", 100)),
+    Column("variance", "variance", of_summary("variance")),
+    Column("worst decile %", "worst_decile_percent", of_summary("worst_decile", 100)),
+    Column("ARI", "ari", of_summary("ari")),
+    Column("groups", "groups", of_summary("groups"), ".3g"),
+    Column("MB moved", "megabytes", moved, ".1f"),
+    Column("seconds", "seconds", lambda outcome: outcome.seconds, ".1f"),
+)
+
+
+def compared(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """The table to show: a header, then one row a method; mean ± standard deviation over several seeds."""
+    header = ["method", *(column.title for column in COLUMNS)]
+    return [header, *([m, *(shown(c, runs) for c in COLUMNS)] for m, runs in by_method(outcomes).items())]
+
+
+def as_csv(outcomes: Sequence[Outcome]) -> str:
+    """The same as CSV, in full precision: mean and spread of each column."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", "seeds", *(name for c in COLUMNS for name in (c.name, f"{c.name}_spread"))])
+    for method, runs in by_method(outcomes).items():
+        cells = [number for column in COLUMNS for number in mean_and_spread(column, runs)]
+        writer.writerow([method, " ".join(str(run.seed) for run in runs), *cells])
+    return text.getvalue()
+
+
+def by_method(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.method, []).append(outcome)
+    return groups
+
+
+def mean_and_spread(column: Column, runs: Sequence[Outcome]) -> tuple[float | None, float | None]:
+    """Mean and sample standard deviation over the runs that have the number."""
+    numbers = [number for run in runs if (number := column.value(run)) is not None]
+    return mean(numbers) if numbers else None, stdev(numbers) if len(numbers) > 1 else None
+
+
+def shown(column: Column, runs: Sequence[Outcome]) -> str:
+    middle, spread = mean_and_spread(column, runs)
+    if middle is None:
+        return NOTHING
+    return f"{middle:{column.shown}}" + ("" if spread is None else f" ± {spread:{column.shown}}")

@@ -1,0 +1,123 @@
+"""From a config to the real parts: dataset, clients, model, method, engine."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from typing import cast
+
+import torch
+from torch import nn
+
+from kinfed.algorithm import Algorithm
+from kinfed.algorithms import ALGORITHMS
+from kinfed.config.settings import Config, EngineSettings
+from kinfed.data.build import build_population
+from kinfed.data.datasets import load
+from kinfed.data.population import Population
+from kinfed.engines import ENGINES, Vectorised
+from kinfed.errors import ConfigError, ModelError
+from kinfed.experiment import Experiment
+from kinfed.federation import Federation
+from kinfed.models import Model, Shape, make_model
+from kinfed.names import known
+
+
+def assemble(config: Config, population: Population | None = None) -> Experiment[object]:
+    """The experiment of this config; it depends on the config alone, so methods of one seed meet the same clients."""
+    known(config.method, ALGORITHMS, "method")
+    known(config.engine.name, ENGINES, "engine")
+    device = device_of(config.engine)
+    population = population or make_population(config)
+    algorithm = make_algorithm(config, model_for(config, population))
+    federation = make_federation(config, algorithm, population, device)
+    about: dict[str, object] = {"config": config.resolve()}
+    return Experiment(
+        algorithm, federation, config.rounds, config.evaluation, checkpoint_every=config.checkpoint_every, about=about
+    )
+
+
+def make_population(config: Config) -> Population:
+    """The clients and their rows."""
+    data = config.data
+    return build_population(
+        load(data.name, data.dir or None), config.partition, config.seed,
+        public_fraction=data.public, public_test=data.public_test, test_rows=data.test_rows,
+        shift=config.shift, roles=config.roles, change=config.change,
+    )  # fmt: skip
+
+
+def model_for(config: Config, population: Population) -> Model:
+    """The classifier, tried on two rows."""
+    shape = cast("Shape", tuple(population.x.shape[1:]))
+    if ":" in config.model:
+        build = partial(imported(config.model), shape, population.classes)
+        model = Model(build, seed=config.seed, classes=population.classes)
+    else:
+        model = make_model(config.model, shape, population.classes, seed=config.seed)
+    try:
+        model.check(population.x[:2])
+    except (TypeError, AttributeError) as error:
+        raise ModelError(
+            f"model '{config.model}' must be a function (shape, classes) -> torch.nn.Module; "
+            f"called with {shape} and {population.classes} it failed: {error}"
+        ) from error
+    return model
+
+
+def imported(path: str) -> Callable[[Shape, int], nn.Module]:
+    """The function that "package.module:function" names; modules in the working folder are found too."""
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the script `kinfed` starts without it
+    try:
+        return cast("Callable[[Shape, int], nn.Module]", getattr(importlib.import_module(module), name))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"model '{path}' cannot be imported: {error}; wanted package.module:function") from error
+
+
+def make_algorithm(config: Config, model: Model) -> Algorithm[object]:
+    """The method with its settings."""
+    settings = {name: located(value, config.data.dir) for name, value in config.settings_of(config.method).items()}
+    if settings.get("data_dir") == "":
+        settings["data_dir"] = config.data.dir
+    build = cast("Callable[..., Algorithm[object]]", ALGORITHMS[config.method])
+    try:
+        return build(model=model, local=config.training, **settings)
+    except ValueError as error:
+        raise ConfigError(f"methods.{config.method}: {error}") from error
+
+
+def located(settings: object, data_dir: str) -> object:
+    """The settings with every empty `data_dir` in them filled, so that a method finds the other datasets it loads."""
+    if not is_dataclass(settings) or isinstance(settings, type):
+        return settings
+    inner = {f.name: located(getattr(settings, f.name), data_dir) for f in fields(settings) if f.init}
+    if inner.get("data_dir") == "":
+        inner["data_dir"] = data_dir
+    return replace(settings, **inner)
+
+
+def make_federation(config: Config, algorithm: Algorithm[object], population: Population, device: str) -> Federation:
+    """The engine with the clients in it."""
+    engine = cast("type[Federation]", known(config.engine.name, ENGINES, "engine"))
+    if engine is Vectorised:
+        return Vectorised(
+            algorithm, population, fraction=config.fraction, seed=config.seed, device=device, block=config.engine.block
+        )
+    return engine(algorithm, population, fraction=config.fraction, seed=config.seed, device=device)
+
+
+def device_of(settings: EngineSettings) -> str:
+    """The device to work on; `auto` is cuda where there is one."""
+    if settings.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(settings.device).type
+    except RuntimeError as error:
+        raise ConfigError(f"engine.device: wanted cpu, cuda or auto, got '{settings.device}'") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"engine.device is '{settings.device}', but torch sees no CUDA device; use cpu or auto")
+    return settings.device

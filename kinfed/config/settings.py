@@ -1,0 +1,174 @@
+"""All settings of an experiment in one object, with the papers' defaults; one TOML file holds them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.config import toml
+from kinfed.config.tables import (
+    Table,
+    build,
+    default_fields,
+    plain,
+    read_fields,
+    settable_fields,
+    to_table,
+    unknown_key,
+)
+from kinfed.data.changes import ChangeSettings
+from kinfed.data.partitions import PARTITIONS, DisjointClasses, Partition
+from kinfed.data.roles import RoleSettings
+from kinfed.data.shifts import SHIFTS, Shift
+from kinfed.errors import ConfigError
+from kinfed.experiment import Evaluation
+from kinfed.names import known
+from kinfed.training import LocalTraining
+
+T = TypeVar("T")
+BY_NAME = ("partition", "shift", "change", "methods")  # sections whose keys hang on a name in them
+GIVEN = ("model", "local")  # fields of a method that other sections describe
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where the rows come from."""
+
+    name: str = "digits"
+    dir: str = ""  # folder of the .npz files; empty: $KINFED_DATA, else the user's cache folder
+    public: float = 0.0  # share of the training rows that the server owns
+    public_test: bool = False  # the same share of the test rows too
+    test_rows: int | None = None  # test rows of a client at most
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.public < 1:
+            raise ConfigError(f"public must be a share from 0 to below 1, got {self.public}")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How tasks reach the clients."""
+
+    name: str = "vectorised"
+    device: str = "cpu"  # auto: cuda where there is one
+    block: int = 0  # clients side by side at most; 0: chosen by memory
+
+
+@dataclass(frozen=True)
+class Config:
+    """An experiment; `run` runs `method`, `compare` runs the methods in `compare` for all `seeds`."""
+
+    method: str = "flt"
+    compare: tuple[str, ...] = ("fedavg", "local", "flt")
+    seed: int = 0
+    seeds: tuple[int, ...] = ()  # of `compare`; empty: `seed` alone
+    rounds: int = 100  # T
+    fraction: float = 0.2  # ρ, of the clients in each round
+    model: str = "mlp_200"  # or package.module:function, a function (shape, classes) -> torch.nn.Module
+    checkpoint_every: int = 10
+    data: DataSettings = DataSettings()
+    partition: Partition = DisjointClasses()
+    shift: Shift | None = None
+    roles: RoleSettings = RoleSettings()
+    change: ChangeSettings | None = None
+    training: LocalTraining = LocalTraining()
+    evaluation: Evaluation = Evaluation()
+    engine: EngineSettings = EngineSettings()
+    methods: Mapping[str, Table] = field(default_factory=dict)  # method -> settings; who is not in it has its defaults
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.checkpoint_every < 1:
+            raise ConfigError(
+                f"rounds and checkpoint_every must be at least 1, got {self.rounds}, {self.checkpoint_every}"
+            )
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"fraction must be above 0 and at most 1, got {self.fraction}")
+        if (lowest := min((self.seed, *self.seeds))) < 0:
+            raise ConfigError(f"seeds must be 0 or more, got {lowest}")
+        if not self.compare:
+            raise ConfigError("compare must name at least one method, got an empty list")
+
+    def settings_of(self, method: str) -> Table:
+        """All settings of a method (but for its model and local training) by field name."""
+        return default_fields(known(method, ALGORITHMS, "method"), GIVEN) | dict(self.methods.get(method, {}))
+
+    def resolve(self) -> Table:
+        """The whole config with all defaults, as the table that `read` turns into the same config."""
+        methods = dict.fromkeys((self.method, *self.methods))
+        return {
+            **{name: plain(getattr(self, name)) for name in settable_fields(Config) if name != "change"},
+            "partition": named_table(self.partition, PARTITIONS),
+            "shift": named_table(self.shift, SHIFTS) if self.shift else {"name": ""},
+            "change": to_table(self.change) if self.change else {"round": 0},
+            "methods": {method: plain(self.settings_of(method)) for method in methods},
+        }
+
+
+def load_config(
+    path: Path | None = None, overrides: Iterable[str] = (), options: Mapping[str, object] | None = None
+) -> Config:
+    """The config of a TOML file (none: the defaults), under `key=value` overrides, under options by dotted key."""
+    table = toml.overridden(toml.read_file(path) if path else {}, overrides)
+    for key, value in (options or {}).items():
+        table = toml.put(table, key.split("."), value)
+    return read(table)
+
+
+def read(table: Table) -> Config:
+    """The config that this table describes."""
+    plain_keys = [name for name in settable_fields(Config) if name not in BY_NAME]
+    for name in table:
+        if name not in (*plain_keys, *BY_NAME):
+            raise ConfigError(unknown_key(name, (*plain_keys, *BY_NAME), "") + in_a_section(name))
+    values = read_fields(Config, {name: table[name] for name in plain_keys if name in table}, "")
+    by_name = {
+        "partition": read_named(PARTITIONS, table.get("partition", {}), "partition", "disjoint_classes"),
+        "shift": read_named(SHIFTS, table.get("shift", {}), "shift", ""),
+        "change": read_change(table.get("change", {"round": 0})),
+        "methods": read_methods(table.get("methods", {}), str(values.get("method", Config.method))),
+    }
+    return Config(**values, **by_name)  # type: ignore[arg-type]
+
+
+def read_named(registry: Mapping[str, type[T]], table: object, at: str, default: str) -> T | None:
+    """What a section with a `name` and the settings of that name describes; nothing if the name is empty."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"{at}: wanted a table with a name, got {table!r}")
+    name, rest = table.get("name", default), {key: value for key, value in table.items() if key != "name"}
+    if name == "" and rest:
+        raise ConfigError(f"{at}.name is missing: wanted one of {', '.join(registry)}")
+    return build(known(str(name), registry, at), rest, at) if name != "" else None
+
+
+def read_change(table: object) -> ChangeSettings | None:
+    """The change of data; none at round 0."""
+    off = isinstance(table, dict) and table.get("round") == 0
+    return None if off else build(ChangeSettings, table, "change")
+
+
+def read_methods(table: object, method: str) -> dict[str, Table]:
+    """All settings of the method that runs, and of those with a section [methods.NAME], by method."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"methods: wanted a table for each method, got {table!r}")
+    settings: dict[str, Table] = {}
+    tables: Table = {method: table.get(method, {}), **table}
+    for name, inner in tables.items():
+        kind = known(name, ALGORITHMS, "method")
+        settings[name] = default_fields(kind, GIVEN) | read_fields(kind, inner, f"methods.{name}", GIVEN)
+    return settings
+
+
+def named_table(settings: object, registry: Mapping[str, type]) -> Table:
+    """The section that `read_named` turns into these settings."""
+    name = next((name for name, kind in registry.items() if type(settings) is kind), None)
+    if name is None or not is_dataclass(settings) or isinstance(settings, type):
+        raise ConfigError(f"wanted one of {', '.join(registry)}, got {settings!r}, which has no name in a config")
+    return {"name": name} | to_table(settings)
+
+
+def in_a_section(name: str) -> str:
+    """A hint for a key that belongs into a section, but was given without it."""
+    flat = toml.flattened({key: value for key, value in Config(method="fedavg").resolve().items() if key != "methods"})
+    places = [key for key in flat if key.endswith(f".{name}")]
+    return f" (there is {' and '.join(places)})" if places else ""

@@ -1,0 +1,20 @@
+"""What can be named in a config, each with one line."""
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.data import DATASETS, PARTITIONS, SHIFTS
+from kinfed.engines import ENGINES
+from kinfed.models import MODELS
+from kinfed.names import first_lines, known
+
+
+def listing(kind: str | None = None) -> dict[str, dict[str, str]]:
+    """Kind -> name -> one line; of all kinds or of one."""
+    kinds = {
+        "methods": first_lines(ALGORITHMS),
+        "datasets": dict(DATASETS),
+        "partitions": first_lines(PARTITIONS),
+        "shifts": first_lines(SHIFTS),
+        "models": first_lines(MODELS),
+        "engines": first_lines(ENGINES),
+    }
+    return kinds if kind is None else {kind: known(kind, kinds, "kind of thing to list")}

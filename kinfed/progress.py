@@ -1,0 +1,204 @@
+"""What a person sees while runs go on: bars in a terminal, lines elsewhere, or nothing."""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kinfed.experiment import Observer, RoundResult
+
+Summary = dict[str, float | int | None]
+Rows = Sequence[Sequence[str]]  # the first one is the header
+
+
+class Watcher(Observer, Protocol):
+    """An observer that is also told what goes on between rounds."""
+
+    def message(self, text: str) -> None: ...
+
+
+class Display(Protocol):
+    """A way to show runs and tables."""
+
+    def live(self) -> AbstractContextManager[object]:
+        """Inside it runs are shown as they go."""
+        ...
+
+    def watch(self, label: str) -> Watcher:
+        """Somebody who shows one run under this label."""
+        ...
+
+    def say(self, text: str) -> None: ...
+
+    def table(self, rows: Rows) -> None: ...
+
+
+def choose_display(plain: bool = False, quiet: bool = False, markdown: bool = False) -> Display:
+    """Bars if standard output is a terminal, else lines; tables in Markdown come with lines."""
+    if quiet:
+        return Silence()
+    bars = sys.stdout.isatty() and not plain and not markdown
+    return Bars.on(Console()) if bars else Lines(sys.stdout, markdown)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One bar a run: rounds, accuracy, bytes, time."""
+
+    console: Console
+    progress: Progress
+
+    @classmethod
+    def on(cls, console: Console) -> "Bars":
+        """Bars on this terminal."""
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rounds]}"),
+            TextColumn("{task.fields[accuracy]}", style="bold"), TextColumn("{task.fields[moved]}"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        )  # fmt: skip
+        return cls(console, Progress(*columns, console=console))
+
+    def live(self) -> AbstractContextManager[object]:
+        return self.progress
+
+    def watch(self, label: str) -> Watcher:
+        return Bar(self.progress, self.progress.add_task(label, total=None, rounds="preparing", accuracy="", moved=""))
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def table(self, rows: Rows) -> None:
+        table = Table(box=SIMPLE_HEAD)
+        for i, name in enumerate(rows[0]):
+            table.add_column(name, justify="right" if i else "left", no_wrap=True)
+        for row in rows[1:]:
+            table.add_row(*row)
+        self.console.print(table)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One run as a bar."""
+
+    progress: Progress
+    task: TaskID
+
+    def message(self, text: str) -> None:
+        self.progress.update(self.task, rounds=text)
+
+    def began(self, rounds: int, done: int) -> None:
+        self.progress.reset(self.task, total=rounds, completed=done, rounds=f"{done}/{rounds}", accuracy="", moved="")
+
+    def after_round(self, result: RoundResult) -> None:
+        total = self.progress.tasks[self.task].total or result.round
+        shown = {"rounds": f"{result.round}/{total:.0f}", "moved": in_bytes(result.down + result.up)}
+        if result.metrics:
+            shown["accuracy"] = percent(result.metrics["accuracy"])
+        self.progress.update(self.task, completed=result.round, **shown)  # type: ignore[arg-type]
+
+    def ended(self, summary: Summary) -> None:
+        self.progress.update(self.task, accuracy=percent(summary["accuracy"]))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """One line for each evaluation."""
+
+    out: TextIO
+    markdown: bool = False  # of tables
+
+    def live(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def watch(self, label: str) -> Watcher:
+        return LineByLine(label, self)
+
+    def say(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
+
+    def table(self, rows: Rows) -> None:
+        if self.markdown:
+            return self.say(as_markdown(rows))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+            self.say("  ".join(cells).rstrip())
+
+
+@dataclass
+class LineByLine:
+    """One run as lines."""
+
+    label: str
+    display: Lines
+    rounds: int = 0
+    first: int = 0  # rounds that were done when it began
+    start: float = 0.0
+
+    def message(self, text: str) -> None:
+        self.display.say(f"{self.label}: {text}")
+
+    def began(self, rounds: int, done: int) -> None:
+        self.rounds, self.first, self.start = rounds, done, time.monotonic()
+
+    def after_round(self, result: RoundResult) -> None:
+        if not result.metrics:
+            return
+        each = (time.monotonic() - self.start) / (result.round - self.first)
+        self.display.say(
+            f"{self.label}: round {result.round}/{self.rounds}, accuracy {percent(result.metrics['accuracy'])}, "
+            f"{in_bytes(result.down + result.up)}, {each * (self.rounds - result.round):.0f} s left"
+        )
+
+    def ended(self, summary: Summary) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Shows nothing."""
+
+    def live(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def watch(self, label: str) -> Watcher:
+        return self
+
+    def say(self, text: str) -> None:
+        pass
+
+    def table(self, rows: Rows) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        pass
+
+    def began(self, rounds: int, done: int) -> None:
+        pass
+
+    def after_round(self, result: RoundResult) -> None:
+        pass
+
+    def ended(self, summary: Summary) -> None:
+        pass
+
+
+def as_markdown(rows: Rows) -> str:
+    """A table in Markdown, numbers to the right."""
+    ruler = ["---", *("---:" for _ in rows[0][1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], ruler, *rows[1:]))
+
+
+def percent(share: float | int | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f} %"
+
+
+def in_bytes(count: float) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"

@@ -1,0 +1,192 @@
+"""The folder of a run: everything a report needs, as tidy tables that grow round by round.
+
+    config.toml              all settings, defaults included
+    rounds.csv               round, metrics (empty where not evaluated), bytes so far
+    clients.csv              round, client, its role, planted and found group, its scores
+    groups.csv               round, client, group: only when the groups changed
+    ledger.csv               round, task, clients asked, bytes down and up (evaluation too, which rounds.csv leaves out)
+    ledger_clients.csv       task, client, bytes down and up
+    timing.csv               round, seconds without evaluation; round 0 is what came before the first
+    events.jsonl             started, resumed, rejected replies, warnings, ended
+    summary.json             the last metrics, the cost, how fast it went there
+    relatedness.npz          who is related to whom, where the method finds that out
+    checkpoint.safetensors   all that is needed to go on
+
+Rounds count from 1: round 3 is what held after the third. Two equal runs have equal tables, byte for byte, but for
+timing.csv and events.jsonl.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from kinfed.data.population import Role
+from kinfed.errors import CheckpointError
+from kinfed.experiment import RoundResult, Scores
+from kinfed.federation import Federation
+from kinfed.runs.logs import Cell, CsvLog, EventLog, write_text
+from kinfed.snapshot import write_atomically
+
+Summary = dict[str, float | int | None]
+METRICS = (
+    "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_strangers",
+    "ari", "nmi", "purity", "groups",
+)  # fmt: skip
+CLIENT = ("round", "client", "role", "planted", "found", "accuracy", "accuracy_adapted", "loss", "test_rows")
+CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
+FILES = (
+    CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "groups.csv", "ledger.csv", "ledger_clients.csv",
+    "timing.csv", "events.jsonl", "relatedness.npz",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """An observer that writes down what it is told."""
+
+    path: Path
+    fed: Federation
+    about: dict[str, str | int]  # goes into the summary
+    opened: float = field(default_factory=time.perf_counter)
+    last_groups: list[int] = field(default_factory=list)  # as groups.csv has them
+
+    @property
+    def events(self) -> EventLog:
+        return EventLog(self.path / "events.jsonl")
+
+    def log(self, name: str, *columns: str) -> CsvLog:
+        return CsvLog(self.path / f"{name}.csv", columns)
+
+    @property
+    def rounds(self) -> CsvLog:
+        return self.log("rounds", "round", *METRICS, "bytes_down", "bytes_up")
+
+    @property
+    def clients(self) -> CsvLog:
+        return self.log("clients", *CLIENT)
+
+    @property
+    def groups(self) -> CsvLog:
+        return self.log("groups", "round", "client", "group")
+
+    @property
+    def ledger(self) -> CsvLog:
+        return self.log("ledger", "round", "task", "clients", "bytes_down", "bytes_up")
+
+    @property
+    def timing(self) -> CsvLog:
+        return self.log("timing", "round", "seconds")
+
+    def began(self, rounds: int, done: int) -> None:
+        """Cuts the tables back to the rounds done: a killed run may have written more than its checkpoint knows."""
+        for table in (self.rounds, self.clients, self.groups, self.timing):
+            table.cut_after(done if done else -1)
+        if len(self.rounds.rows()) != done:
+            raise CheckpointError(
+                f"{self.rounds.path} has {len(self.rounds.rows())} rounds, the checkpoint {done}: a damaged folder; "
+                f"start again with `kinfed run {self.path / CONFIG} --out {self.path} --force`"
+            )
+        self.ledger.rewrite(ledger_rows(self.fed, upto=done))
+        if done == 0:
+            self.timing.append([(0, round(time.perf_counter() - self.opened, 3))])
+        written = self.groups.rows()
+        self.last_groups[:] = [int(row[2]) for row in written if row[0] == written[-1][0]]
+
+    def after_round(self, result: RoundResult) -> None:
+        """Adds what a round brought."""
+        self.timing.append([(result.round, round(result.seconds, 3))])
+        self.ledger.append(new_ledger_rows(self.fed, result.round))
+        if result.scores is not None:
+            self.clients.append(client_rows(self.fed, result.round, result.scores, result.groups))
+        self._add_groups(result.round, result.groups)
+        unknown = sorted(result.metrics.keys() - set(METRICS))
+        if unknown:
+            raise ValueError(f"rounds.csv has no column for the metrics {unknown}: add them to METRICS")
+        metrics = (result.metrics.get(name) for name in METRICS)
+        self.rounds.append([(result.round, *metrics, result.down, result.up)])
+        self._note_rejected(result.round)
+
+    def ended(self, summary: Summary) -> None:
+        """Writes what is known only at the end."""
+        self.ledger.rewrite(ledger_rows(self.fed))
+        CsvLog(self.path / "ledger_clients.csv", ("task", "client", "bytes_down", "bytes_up")).rewrite(
+            by_client(self.fed)
+        )
+        finite = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in summary.items()}
+        write_text(self.path / SUMMARY, json.dumps(self.about | finite, indent=2) + "\n")
+        self.events.note("ended", rejected_replies=len(self.fed.rejected))
+
+    def add_relatedness(self, related: Tensor | None) -> None:
+        """Writes the related-clients graph [clients, clients], if there is one."""
+        if related is None:
+            return
+        graph = related.cpu().numpy().astype(bool)
+
+        def write(beside: Path) -> None:
+            with open(beside, "wb") as file:  # given a name, numpy would add .npz to it
+                np.savez_compressed(file, related=graph)
+
+        write_atomically(self.path / "relatedness.npz", write)
+
+    def _add_groups(self, round: int, groups: Tensor | None) -> None:
+        found = [] if groups is None else [int(group) for group in groups]
+        if found != self.last_groups:
+            self.groups.append((round, client, group) for client, group in enumerate(found))
+            self.last_groups[:] = found
+
+    def _note_rejected(self, round: int) -> None:
+        for at, task, client in self.fed.rejected:
+            if at + 1 == round:
+                self.events.note("rejected reply", round=round, task=task, client=client, reason="not finite")
+
+
+def ledger_rows(fed: Federation, upto: int | None = None) -> Iterator[tuple[Cell, ...]]:
+    """The ledger by (round, task), all of it or up to a round."""
+    return ((row[0] + 1, *row[1:]) for row in fed.ledger.rounds if upto is None or row[0] < upto)
+
+
+def new_ledger_rows(fed: Federation, round: int) -> list[tuple[int, str, int, int, int]]:
+    """What the ledger counted in this round; the first one has what came before it too."""
+    newest = takewhile(lambda row: row[0] == round - 1, reversed(fed.ledger.rounds))
+    return [(row[0] + 1, *row[1:]) for row in newest][::-1]
+
+
+def by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
+    """The ledger by (task, client), of those who were asked."""
+    for task, down in fed.ledger.down.items():
+        up = fed.ledger.up[task]
+        for client in range(fed.count):
+            if down[client] or up[client]:
+                yield task, client, int(down[client]), int(up[client])
+
+
+def client_rows(fed: Federation, round: int, scores: Scores, groups: Tensor | None) -> Iterator[tuple[Cell, ...]]:
+    """One row for each client that is there."""
+    for client in fed.present.tolist():
+        planted, found = (None if labels is None else int(labels[client]) for labels in (fed.groups, groups))
+        accuracy, adapted, loss = (float(t[client]) for t in (scores.accuracy, scores.adapted, scores.loss))
+        yield (
+            round,
+            client,
+            role_name(fed.roles[client]),
+            planted,
+            found,
+            accuracy,
+            adapted,
+            loss,
+            int(scores.rows[client]),
+        )
+
+
+def role_name(role: Role) -> str:
+    """A role in one word."""
+    if not role.labelled:
+        return "unlabelled"
+    return "holdout" if role.holdout else "late" if role.joins else "trains"

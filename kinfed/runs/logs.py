@@ -1,0 +1,83 @@
+"""Files that grow by lines while a run goes on, and can be cut back to an earlier round."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kinfed.snapshot import write_atomically
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class CsvLog:
+    """A CSV file whose first column is the round; a file is opened for each append, so nothing waits in a buffer."""
+
+    path: Path
+    columns: tuple[str, ...]
+
+    def append(self, rows: Iterable[Sequence[Cell]]) -> None:
+        """Adds rows at the end."""
+        with open(self.path, "a", encoding="utf-8", newline="") as file:
+            file.write(as_csv(rows))
+
+    def rewrite(self, rows: Iterable[Sequence[Cell]]) -> None:
+        """Replaces the file, in one step."""
+        write_text(self.path, as_csv([self.columns]) + as_csv(rows))
+
+    def cut_after(self, round: int) -> None:
+        """Drops the rows of later rounds, and a line that a killed process left half-written."""
+        self.rewrite(row for row in self.rows() if int(row[0]) <= round)
+
+    def rows(self) -> list[list[str]]:
+        """All whole rows, without the header."""
+        lines = whole_lines(self.path)[1:]
+        return [row for row in csv.reader(lines) if len(row) == len(self.columns) and row[0].isdigit()]
+
+
+@dataclass(frozen=True)
+class EventLog:
+    """What happened and when, one JSON object a line."""
+
+    path: Path
+
+    def note(self, event: str, **details: Cell) -> None:
+        """Adds an event."""
+        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **details}
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def mend(self) -> None:
+        """Drops a line that a killed process left half-written."""
+        write_text(self.path, "".join(whole_lines(self.path)))
+
+
+def as_csv(rows: Iterable[Sequence[Cell]]) -> str:
+    """Rows as CSV; floats are written so that they read back as the same number, what is not a number is left empty."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def cell(value: Cell) -> str:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a text file in one step."""
+
+    def write(beside: Path) -> None:
+        beside.write_bytes(text.encode())
+
+    write_atomically(path, write)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that end; none if there is no file."""
+    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    return [f"{line}\n" for line in text.split("\n")[:-1]]

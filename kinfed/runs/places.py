@@ -1,0 +1,82 @@
+"""Where runs are: making a folder for a new one, and finding out whether an old one can go on."""
+
+from pathlib import Path
+
+from kinfed import snapshot
+from kinfed.config import Config, flattened, load_config, write
+from kinfed.config.tables import Table
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.runs.folder import CHECKPOINT, CONFIG, FILES, SUMMARY
+from kinfed.runs.logs import write_text
+
+MAY_DIFFER = ("engine.device", "engine.block")
+
+
+def new_folder(wanted: Path, force: bool) -> Path:
+    """The folder, empty of any earlier run; one that holds a run is refused unless forced."""
+    refuse_taken(wanted, force)
+    wanted.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        (wanted / name).unlink(missing_ok=True)
+    return wanted
+
+
+def refuse_taken(folder: Path, force: bool) -> None:
+    """Raises if a run is there already."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another --out for the run's folder")
+    if not force and any((folder / name).exists() for name in ("rounds.csv", CHECKPOINT, SUMMARY)):
+        raise ConfigError(
+            f"{folder} already holds a run: go on with `kinfed resume {folder}`, choose another --out, "
+            "or replace it with --force"
+        )
+
+
+def free_folder(stem: Path) -> Path:
+    """The folder itself if it is not there yet, else the first free of stem-2, stem-3, …"""
+    number = 1
+    while True:
+        folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+
+
+def write_config(folder: Path, config: Config, name: str = CONFIG) -> None:
+    """Writes all settings into the folder."""
+    write_text(folder / name, write(config.resolve()))
+
+
+def stored_config(folder: Path, name: str = CONFIG) -> Config:
+    """The config that a folder was written with."""
+    if not (folder / name).exists():
+        raise CheckpointError(f"no run at {folder}: wanted a folder that `kinfed run` or `kinfed compare` wrote")
+    return load_config(folder / name)
+
+
+def can_go_on(folder: Path, config: Config) -> bool:
+    """Whether there is a checkpoint to go on from; raises if it belongs to another config.
+
+    A run that was stopped before its first checkpoint has to begin again; one that ended must have its checkpoint.
+    """
+    if not (folder / CHECKPOINT).exists() and not (folder / SUMMARY).exists():
+        return False
+    said = snapshot.about(folder / CHECKPOINT)
+    saved = said.get("config")
+    if not isinstance(saved, dict):
+        raise CheckpointError(f"{folder / CHECKPOINT} does not say which config it is from; start the run again")
+    refuse_other(saved, config, f"{folder / CHECKPOINT} is from another config")
+    return True
+
+
+def refuse_other(saved: Table, config: Config, what: str) -> None:
+    """Raises unless the config differs from the saved one only where a run may change its mind."""
+    before, now = flattened(saved), flattened(config.resolve())
+    differing = [key for key in before | now if before.get(key) != now.get(key) and key not in MAY_DIFFER]
+    if "rounds" in differing and int(str(before["rounds"])) < config.rounds:
+        differing.remove("rounds")
+    if differing:
+        listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)
+        raise CheckpointError(f"{what}: {listed}. Set them back, or start a new run")

@@ -1,0 +1,270 @@
+"""The command line as its users meet it: real runs, real files, real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from kinfed import snapshot
+from kinfed.cli import app
+
+TINY = ["partition.clients=10", "fraction=0.5", "rounds=2"]
+EQUAL = ("rounds.csv", "clients.csv", "groups.csv", "ledger.csv", "ledger_clients.csv", "summary.json", "config.toml")
+
+
+@pytest.fixture(autouse=True)
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own, and no network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("KINFED_DATA", raising=False)
+
+
+def kinfed(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def process(*words: str) -> "subprocess.Popen[str]":
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "kinfed", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def assert_refused(result: Result, *parts: str) -> None:
+    """Exit code 2 and one line that begins with "error:"; no traceback."""
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    last = result.stderr.strip().splitlines()
+    assert len(last) == 1 and last[0].startswith("error: "), result.stderr
+    for part in parts:
+        assert part in last[0]
+
+
+def test_help_teaches_and_comes_without_torch():
+    code = "import sys; from kinfed.cli import app; app(['run', '--help'], standalone_mode=False); "
+    code += "assert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "Examples" in shown and "kinfed run" in shown and "--data-dir" in shown
+    assert kinfed("--version").output.startswith("kinfed 0.")
+
+
+def test_everything_that_can_be_named_is_listed_with_a_line():
+    lines = kinfed("list").output.splitlines()
+    for name in ("fedavg", "flt", "digits", "dirichlet", "rotation", "mlp_200", "vectorised"):
+        assert any(line.split()[:1] == [name] and len(line.split()) > 3 for line in lines), name
+    assert kinfed("list", "models").output.startswith("models:\n  mlp_200")
+    assert_refused(kinfed("list", "modles"), "did you mean 'models'?")
+
+
+def test_a_run_outside_a_terminal_prints_plain_lines():
+    result = kinfed("run", "method=fedavg", *TINY)
+    lines = result.output.splitlines()
+    assert result.exit_code == 0, result.output
+    assert lines[0].startswith("fedavg seed 0: round 1/2, accuracy ") and lines[0].endswith(" s left")
+    assert lines[-1] == "written to runs/fedavg-digits-seed0"
+    assert "\x1b" not in result.output
+    assert kinfed("run", "method=fedavg", *TINY, "--quiet").output == ""
+    assert Path("runs/fedavg-digits-seed0-2/summary.json").exists()
+
+
+def test_options_are_settings():
+    kinfed(
+        "run", "method=fedavg", *TINY, "--rounds", "1", "--seed", "3", "--engine", "sequential", "--out", "here", "-q"
+    )
+    config = Path("here/config.toml").read_text()
+    for line in ("rounds = 1", "seed = 3", 'name = "sequential"'):
+        assert line in config
+
+
+def test_methods_are_compared_in_one_table():
+    result = kinfed(
+        "compare", *TINY, "--methods", "fedavg,local", "--seeds", "0,1", "--out", "both", "--markdown", "-q"
+    )
+    assert result.exit_code == 0, result.output
+    table = Path("both/compare.md").read_text()
+    assert result.output == table
+    assert table.startswith("| method | accuracy % | variance | worst decile % | ARI | groups | MB moved | seconds |")
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| fedavg", "| local"]
+    assert table.count(" ± ") == 2 * 5
+    assert len(Path("both/compare.csv").read_text().splitlines()) == 3
+    clients = [Path(f"both/{method}-seed1/config.toml").read_text() for method in ("fedavg", "local")]
+    assert clients[0].partition("[methods")[0] == clients[1].partition("[methods")[0].replace('"local"', '"fedavg"', 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["run", "method=fedavgg"], ["unknown method 'fedavgg', did you mean 'fedavg'?"]),
+        (["compare", "--methods", "fedavg,lokal"], ["unknown method 'lokal', did you mean 'local'?"]),
+        (["run", "method=fedavg", "training.learn=1"], ["unknown key 'training.learn'", "lr"]),
+        (["run", "method=fedavg", "partition.clents=9"], ["'partition.clents', did you mean 'partition.clients'?"]),
+        (["run", "nowhere.toml"], ["no config file at nowhere.toml"]),
+        (["run", "method=fedavg", "data.name=mnist", "--data-dir", "."], ["'mnist'", "mnist.npz"]),
+        (["run", "method=fedavg", "data.name=mnits", "--data-dir", "."], ["mnits", "mnist"]),
+        (["run", "method=fedavg", "partition.groups=30", "partition.clients=10"], ["30 groups", "got 10"]),
+        (["run", "method=fedavg", "partition.clients=5000"], ["rows for the 1000 clients of group 0"]),
+        (["run", "method=fedavg", "partition.name=iid", "partition.clients=5000"], ["needs at least 5000 rows"]),
+        (["run", "method=fedavg", "partition.name=writers"], ["writers", "femnist"]),
+        (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["rows of shape (1, 8, 8)"]),
+        (["run", "method=fedavg", "engine.name=vectorized"], ["did you mean 'vectorised'?"]),
+        (["run", "method=fedavg", "--device", "gpu"], ["wanted cpu, cuda or auto, got 'gpu'"]),
+        (["run", "method=fedavg", "--seed", "-1"], ["seeds must be 0 or more, got -1"]),
+        (["run", "method=fedavg", "rounds=0"], ["rounds", "at least 1"]),
+        (["run", "method=fedavg", "roles.holdout=1.0"], ["clients would not train"]),
+        (["resume", "nowhere"], ["no run at nowhere"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words: list[str], parts: list[str]):
+    result = kinfed(*words)
+    assert_refused(result, *parts)
+    assert not Path("runs").exists()
+
+
+def small_mnist(**changes: np.ndarray) -> None:
+    """A mnist.npz with ten rows of each part, some of its arrays replaced."""
+    images, labels = np.zeros((200, 28, 28), np.uint8), np.arange(200) % 10
+    arrays = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels} | changes
+    np.savez("mnist.npz", **arrays)
+
+
+def on_mnist() -> Result:
+    return kinfed("run", "method=fedavg", *TINY, "data.name=mnist", "--data-dir", ".")
+
+
+def test_a_damaged_dataset_is_one_line_and_exit_code_2():
+    small_mnist(x_train=np.zeros((200, 28, 28), np.float32))
+    assert_refused(on_mnist(), "mnist.npz", "uint8", "float32")
+    small_mnist(y_train=np.arange(200) % 12)
+    assert_refused(on_mnist(), "mnist.npz", "0..9", "0..11")
+    small_mnist()
+    assert on_mnist().exit_code == 0
+    Path("mnist.npz").write_bytes(Path("mnist.npz").read_bytes()[:1000])
+    assert_refused(on_mnist(), "mnist.npz")
+
+
+def test_a_model_that_does_not_fit_the_classes_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    Path("narrow_net.py").write_text(
+        "from torch import nn\ndef net(s, c): return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    assert_refused(kinfed("run", "method=fedavg", *TINY, "model=narrow_net:net"), "(2, 7)", "wanted (2, 10)")
+
+
+def test_a_checkpoint_from_another_config_is_one_line():
+    kinfed("run", "method=fedavg", *TINY, "--out", "one")
+    config = Path("one/config.toml")
+    config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.02"))
+    assert_refused(kinfed("resume", "one"), "another config", "training.lr was 0.01, is 0.02")
+
+
+def test_a_truncated_checkpoint_is_one_line():
+    kinfed("run", "method=fedavg", *TINY, "--out", "one")
+    checkpoint = Path("one/checkpoint.safetensors")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    assert_refused(kinfed("resume", "one"), "damaged")
+
+
+def test_replies_that_are_not_finite_are_logged_with_the_client_and_counted():
+    result = kinfed("run", "method=fedavg", *TINY, "training.lr=1e30", "--out", "wild", "-q")
+    assert result.exit_code == 0, result.output
+    events = [json.loads(line) for line in Path("wild/events.jsonl").read_text().splitlines()]
+    rejected = [event for event in events if event["event"] == "rejected reply"]
+    assert len(rejected) == json.loads(Path("wild/summary.json").read_text())["rejected_replies"] > 0
+    assert all(event["task"] == "train" and 0 <= event["client"] < 10 for event in rejected)
+
+
+def test_warnings_are_one_line_each_and_logged(monkeypatch: pytest.MonkeyPatch):
+    code = "from torch import nn\ndef net(s, c): return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, c))\n"
+    Path("dropping_net.py").write_text(code)
+    monkeypatch.syspath_prepend(".")
+    result = kinfed("run", "method=fedavg", *TINY, "model=dropping_net:net", "--out", "one")
+    assert result.exit_code == 0
+    assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith(
+        "warning: 'train' runs one client at a time"
+    )
+    assert [json.loads(line)["event"] for line in Path("one/events.jsonl").read_text().splitlines()] == [
+        "started", "warning", "ended",
+    ]  # fmt: skip
+
+
+LONG = ["method=local", "partition.clients=10", "rounds=30", "checkpoint_every=3", "evaluation.adapt=true",
+        "roles.late=0.2", "roles.join_round=5", "seed=4"]  # fmt: skip
+
+
+def stopped_with(number: signal.Signals, folder: Path) -> tuple[int, str]:
+    """Exit code and standard error of a real run that is sent a signal between two checkpoints."""
+    running = process("run", *LONG, "--out", str(folder))
+    wait_until(lambda: running.poll() is not None or rows(folder) > written(folder) > 0)
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=60)
+    return running.returncode, errors
+
+
+def resumed(folder: str) -> int:
+    """The exit code of a resumed run, in a process with as many threads as the first had."""
+    running = process("resume", folder)
+    running.communicate(timeout=60)
+    return running.returncode
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.005)
+
+
+def rows(folder: Path) -> int:
+    path = folder / "rounds.csv"
+    return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
+
+
+def written(folder: Path) -> int:
+    path = folder / "checkpoint.safetensors"
+    return int(str(snapshot.about(path)["round"])) if path.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    running = process("run", *LONG, "--out", str(folder))
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 0, errors
+    return folder
+
+
+def test_a_killed_run_resumes_to_the_same_bytes(uninterrupted: Path):
+    code, _ = stopped_with(signal.SIGKILL, Path("killed"))
+    assert code == -signal.SIGKILL
+    for name in ("rounds.csv", "clients.csv", "events.jsonl"):
+        with open(f"killed/{name}", "a") as file:
+            file.write("7,0.12")  # as if killed in the middle of a line
+    assert resumed("killed") == 0
+    for name in EQUAL:
+        assert Path("killed", name).read_bytes() == (uninterrupted / name).read_bytes(), name
+    assert [json.loads(line)["event"] for line in Path("killed/events.jsonl").read_text().splitlines()] == [
+        "started", "resumed", "ended",
+    ]  # fmt: skip
+
+
+def test_control_c_says_how_to_go_on(uninterrupted: Path):
+    code, errors = stopped_with(signal.SIGINT, Path("stopped"))
+    assert code == 130
+    assert errors.strip().splitlines()[-1] == "stopped; go on with: kinfed resume stopped"
+    assert resumed("stopped") == 0
+    assert all(Path("stopped", name).read_bytes() == (uninterrupted / name).read_bytes() for name in EQUAL)
+
+
+def test_a_real_process_prints_one_line_for_bad_input():
+    running = process("run", "method=nothing")
+    output, errors = running.communicate(timeout=60)
+    assert (running.returncode, output) == (2, "")
+    assert errors.startswith("error: unknown method 'nothing'") and errors.count("\n") == 1

@@ -1,0 +1,218 @@
+"""The run folder: tables that survive being killed, folders that are not overwritten, checkpoints that must fit."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kinfed import commands, snapshot
+from kinfed.commands import Place
+from kinfed.config import Config, load_config
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.progress import Silence
+from kinfed.runs import RunFolder, free_folder
+from kinfed.runs.logs import CsvLog, EventLog
+
+TINY = ["method=fedavg", "partition.clients=10", "fraction=0.5", "rounds=4", "checkpoint_every=2"]
+
+
+def config(*settings: str) -> Config:
+    return load_config(None, [*TINY, *settings])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = ("roles.holdout=0.2", "roles.unlabelled=0.1", "evaluation.every=2", "evaluation.adapt=true")
+    return commands.run(config(*settings), Place(tmp_path_factory.mktemp("runs") / "one"), Silence())
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    with open(folder / f"{name}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rounds_have_metrics_where_they_were_evaluated_and_bytes_always(finished: Path):
+    rounds = table(finished, "rounds")
+    assert [row["round"] for row in rounds] == ["1", "2", "3", "4"]
+    assert [bool(row["accuracy"]) for row in rounds] == [False, True, False, True]
+    weights = 64 * 200 + 200 + 200 * 10 + 10
+    asked = 3  # half of the 7 who train
+    assert [int(row["bytes_down"]) for row in rounds] == [4 * weights * asked * n for n in (1, 2, 3, 4)]
+    assert [int(row["bytes_up"]) for row in rounds] == [4 * weights * asked * n for n in (1, 2, 3, 4)]
+
+
+def test_clients_have_their_role_group_and_scores(finished: Path):
+    clients = table(finished, "clients")
+    assert len(clients) == 2 * 10
+    assert sorted(row["role"] for row in clients[:10]) == ["holdout"] * 2 + ["trains"] * 7 + ["unlabelled"]
+    assert [row["planted"] for row in clients[:10]] == ["0", "0", "1", "1", "2", "2", "3", "3", "4", "4"]
+    assert all(0 <= float(row["accuracy"]) <= 1 and int(row["test_rows"]) > 0 for row in clients)
+    assert [row["client"] for row in clients[:10] if not row["accuracy_adapted"]] == [
+        row["client"] for row in clients[:10] if row["role"] == "unlabelled"
+    ]
+
+
+def test_the_ledger_adds_up(finished: Path):
+    by_round, by_client = table(finished, "ledger"), table(finished, "ledger_clients")
+    for way in ("bytes_down", "bytes_up"):
+        assert sum(int(row[way]) for row in by_round) == sum(int(row[way]) for row in by_client)
+        training = sum(int(row[way]) for row in by_round if row["task"] == "train")
+        assert (
+            training
+            == int(table(finished, "rounds")[-1][way])
+            == json.loads((finished / "summary.json").read_text())[way]
+        )
+    assert {row["round"] for row in by_round if row["task"] == "evaluate"} == {"2", "4"}
+
+
+def test_timing_and_events_tell_the_story(finished: Path):
+    assert [row["round"] for row in table(finished, "timing")] == ["0", "1", "2", "3", "4"]
+    events = [json.loads(line) for line in (finished / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["started", "ended"]
+
+
+def test_equal_runs_write_equal_files(finished: Path, tmp_path: Path):
+    again = commands.run(load_config(finished / "config.toml"), Place(tmp_path / "two"), Silence())
+    for name in (
+        "config.toml",
+        "rounds.csv",
+        "clients.csv",
+        "groups.csv",
+        "ledger.csv",
+        "ledger_clients.csv",
+        "summary.json",
+    ):
+        assert (again / name).read_bytes() == (finished / name).read_bytes(), name
+
+
+def test_a_log_is_cut_back_to_a_round_and_loses_half_written_lines(tmp_path: Path):
+    log = CsvLog(tmp_path / "a.csv", ("round", "value"))
+    log.rewrite([(1, 0.5), (2, float("nan"))])
+    log.append([(10, "a,b"), (11, None)])
+    with open(log.path, "a") as file:
+        file.write("1,0.")  # killed in the middle of a line
+    log.cut_after(10)
+    assert log.path.read_text() == 'round,value\n1,0.5\n2,\n10,"a,b"\n'
+    log.cut_after(1)
+    assert log.path.read_text() == "round,value\n1,0.5\n"
+
+
+def test_a_half_written_event_is_dropped(tmp_path: Path):
+    log = EventLog(tmp_path / "events.jsonl")
+    log.note("started")
+    with open(log.path, "a") as file:
+        file.write('{"time": ')
+    log.mend()
+    log.note("line\u2028separator")
+    assert [json.loads(line)["event"] for line in log.path.read_text().split("\n")[:-1]] == [
+        "started",
+        "line\u2028separator",
+    ]
+
+
+def test_groups_are_written_when_they_change(finished: Path, tmp_path: Path):
+    folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
+    folder.began(4, 0)
+    for round, groups in enumerate([[0, 1], [0, 1], [1, 1], [1, 1]], start=1):
+        folder._add_groups(round, torch.tensor(groups))
+    rows = [(row["round"], row["client"], row["group"]) for row in table(tmp_path, "groups")]
+    assert rows == [("1", "0", "0"), ("1", "1", "1"), ("3", "0", "1"), ("3", "1", "1")]
+    assert table(finished, "groups") == []
+
+
+def test_relatedness_is_written_without_pickle(tmp_path: Path):
+    folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
+    folder.add_relatedness(None)
+    assert not list(tmp_path.iterdir())
+    folder.add_relatedness(torch.eye(3, dtype=torch.bool))
+    with np.load(tmp_path / "relatedness.npz", allow_pickle=False) as arrays:
+        assert np.array_equal(arrays["related"], np.eye(3, dtype=bool))
+
+
+def test_a_folder_that_holds_a_run_is_refused_unless_forced(finished: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="already holds a run: go on with `kinfed resume"):
+        commands.run(config(), Place(finished), Silence())
+    short = config("rounds=1")
+    commands.run(short, Place(tmp_path), Silence())
+    (tmp_path / "mine.txt").write_text("keep")
+    commands.run(short, Place(tmp_path, force=True), Silence())
+    assert len(table(tmp_path, "rounds")) == 1
+    assert (tmp_path / "mine.txt").exists()
+
+
+def test_a_new_folder_gets_a_number_when_the_name_is_taken(tmp_path: Path):
+    assert [free_folder(tmp_path / "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
+def test_bad_input_leaves_no_folder(tmp_path: Path):
+    with pytest.raises(ConfigError):
+        commands.run(config("model=nowhere:net"), Place(tmp_path / "run"), Silence())
+    with pytest.raises(ConfigError):
+        commands.compare(config('compare=["fedavg", "nothing"]'), Place(tmp_path / "all"), Silence())
+    assert not list(tmp_path.iterdir())
+
+
+def resume(folder: Path, **changes: object) -> None:
+    commands.resume(folder, lambda stored: replace(stored, **changes), Silence())
+
+
+def test_a_checkpoint_of_another_config_is_refused_and_the_keys_are_named(tmp_path: Path):
+    commands.run(config(), Place(tmp_path), Silence())
+    text = (tmp_path / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text(text.replace("lr = 0.01", "lr = 0.5").replace("seed = 0", "seed = 9"))
+    with pytest.raises(CheckpointError, match=r"another config: seed was 0, is 9; training.lr was 0.01, is 0.5"):
+        resume(tmp_path)
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(CheckpointError, match="rounds was 4, is 3"):
+        resume(tmp_path, rounds=3)
+
+
+def test_a_longer_run_goes_on_where_the_shorter_ended(tmp_path: Path):
+    commands.run(config(), Place(tmp_path / "short"), Silence())
+    resume(tmp_path / "short", rounds=6)
+    commands.run(config("rounds=6"), Place(tmp_path / "long"), Silence())
+    assert (tmp_path / "short" / "rounds.csv").read_bytes() == (tmp_path / "long" / "rounds.csv").read_bytes()
+    assert (tmp_path / "short" / "summary.json").read_bytes() == (tmp_path / "long" / "summary.json").read_bytes()
+
+
+@pytest.mark.parametrize("kept", [0, 7, 5000])
+def test_a_truncated_checkpoint_is_an_error_that_says_so(tmp_path: Path, kept: int):
+    commands.run(config("rounds=1"), Place(tmp_path), Silence())
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+        resume(tmp_path)
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_again(finished: Path, tmp_path: Path):
+    (tmp_path / "config.toml").write_bytes((finished / "config.toml").read_bytes())
+    (tmp_path / "rounds.csv").write_text("round\n1,0.")
+    resume(tmp_path)
+    assert (tmp_path / "rounds.csv").read_bytes() == (finished / "rounds.csv").read_bytes()
+
+
+def test_a_folder_whose_tables_are_gone_is_refused(tmp_path: Path):
+    commands.run(config("rounds=1"), Place(tmp_path), Silence())
+    (tmp_path / "rounds.csv").unlink()
+    with pytest.raises(CheckpointError, match=r"has 0 rounds, the checkpoint 1.*--force"):
+        resume(tmp_path)
+
+
+def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
+    both = config('compare=["fedavg", "local"]', "seeds=[0, 1]", "rounds=2")
+    commands.compare(both, Place(tmp_path), Silence())
+    table_before = (tmp_path / "compare.csv").read_text()
+    (tmp_path / "local-seed1" / "summary.json").unlink()
+    kept = (tmp_path / "fedavg-seed0" / "checkpoint.safetensors").stat().st_mtime_ns
+    resume(tmp_path)
+    assert (tmp_path / "fedavg-seed0" / "checkpoint.safetensors").stat().st_mtime_ns == kept
+    assert (tmp_path / "compare.csv").read_text().splitlines()[1].split(",")[:4] == table_before.splitlines()[1].split(
+        ","
+    )[:4]
+    assert snapshot.about(tmp_path / "local-seed1" / "checkpoint.safetensors")["round"] == 2
+    with pytest.raises(ConfigError, match="already holds a comparison"):
+        commands.compare(both, Place(tmp_path), Silence())
