@@ -15,7 +15,7 @@ def client(size: int = 2, padded: int = 2, round: int = 0) -> Client:
     return Client(rows, rows, torch.tensor(1), torch.tensor(round), torch.tensor(0), {})
 
 
-def pull_to_mean(params: Params, batch) -> Slope:  # noqa: ANN001
+def pull_to_mean(params: Params, batch) -> Slope:
     """The gradient of ½(w - mean x)²."""
     mean = (batch.x[:, 0] * batch.mask).sum() / batch.mask.sum().clamp(min=1)
     return Slope({"w": (params["w"] - mean) * batch.live})
