@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint check format clean
 
 demo: $(READY)  ## the main job: FedAvg, Local and FLT compared on embedded digits with planted kinships
-	$(BIN)/kinfed compare examples/demo.toml --out demo --force
+	$(BIN)/kinfed compare --out demo --force
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

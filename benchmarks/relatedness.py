@@ -1,7 +1,7 @@
 """What FLT's relatedness finds: groups, ARI, precision and recall by partition, k, distance and tuning.
 
     python benchmarks/relatedness.py signatures --data-dir DATA --out SIGNATURES [--device cuda] [--only scenario-1]
-    python benchmarks/relatedness.py table SIGNATURES
+    python benchmarks/relatedness.py table SIGNATURES [--device cuda]
 
 The first command describes all clients of each scenario (the encoder is pre-trained on Fashion-MNIST, or read with
 --encoder FILE); the second relates them by every distance and prints a Markdown table.
@@ -81,7 +81,7 @@ def row(distance: str, known: Signatures, planted: Tensor) -> str:
     began = time.perf_counter()
     rule = Relatedness(distance=distance)  # type: ignore[arg-type]
     apart = rule.distances(known)
-    found = agreement(rule.groups(apart), planted)
+    found = agreement(rule.groups(apart).cpu(), planted.cpu())
     precision, recall = pair_quality(rule.related(apart), planted)
     seconds = time.perf_counter() - began
     return f"{found['groups']:.0f} | {found['ari']:.3f} | {precision:.3f} | {recall:.3f} | {seconds:.1f}"
@@ -93,7 +93,7 @@ def print_table(options: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     for path in sorted(options.folder.glob("*.*.*.*.safetensors")):
         scenario, tuning, k, seed, _ = path.name.split(".")
-        parts = load_file(path)
+        parts = load_file(path, device=options.device)
         known = Signatures(parts["centroids"], parts["shares"])
         for distance in options.distances or DISTANCES:
             found = row(distance, known, parts["groups"])
@@ -114,6 +114,7 @@ def main() -> None:
     table = commands.add_parser("table")
     table.add_argument("folder", type=Path)
     table.add_argument("--distances", nargs="*")
+    table.add_argument("--device", default="cpu")
     table.set_defaults(run=print_table)
     options = parser.parse_args()
     options.run(options)

@@ -66,10 +66,9 @@ def about(
 
     **First steps**
 
-    `kinfed run data.public=0.1` runs FLT on 100 clients with planted kinships (digits, no download); the server's tenth
-    of the data is for its encoder.
+    `kinfed run` runs FLT on 20 clients in five planted kinships (digits, no download).
 
-    `kinfed compare data.public=0.1` sets it against FedAvg and Local on the same clients.
+    `kinfed compare` sets it against FedAvg and Local on the same clients.
 
     `kinfed list` shows all methods, datasets, partitions, shifts, models and engines.
 
@@ -86,7 +85,7 @@ def run(
 
     **Examples**
 
-    `kinfed run data.public=0.1` — FLT, digits, 100 clients, 100 rounds
+    `kinfed run` — FLT, digits, 20 clients in five kinships, 30 rounds
 
     `kinfed run method=fedavg rounds=20 training.lr=0.05` — some settings
 
@@ -128,7 +127,7 @@ def compare(
 
     **Examples**
 
-    `kinfed compare data.public=0.1` — FedAvg, Local and FLT on digits
+    `kinfed compare` — FedAvg, Local and FLT on digits
 
     `kinfed compare --methods fedavg,flt --seeds 0,1,2` — mean ± standard deviation over three seeds
 
@@ -218,15 +217,15 @@ def leave(text: str, code: int) -> NoReturn:
 
 
 def configured(settings: list[str] | None, options: dict[str, object]) -> "Config":
-    """The config of the file, the settings and the options, each over the one before."""
-    from kinfed.config import load_config
+    """The config of the file (none: the demo's), the settings and the options, each over the one before."""
+    from kinfed.config import DEMO, load_config
 
     first, *rest = settings or [""]
     is_file = bool(first) and "=" not in first
     if is_file and any("=" not in text for text in rest):
         raise ConfigError(f"wanted one CONFIG.toml and then key=value, got '{' '.join(settings or [])}'")
     given = {key: value for key, value in options.items() if value is not None}
-    return load_config(Path(first) if is_file else None, rest if is_file else settings or [], given)
+    return load_config(Path(first) if is_file else DEMO, rest if is_file else settings or [], given)
 
 
 def absolute(folder: Path | None) -> str | None:

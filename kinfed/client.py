@@ -49,6 +49,11 @@ class Batch(NamedTuple):
     live: Tensor  # scalar bool: the batch has a row that counts
     exact: bool = False  # no padding at all, known beforehand
 
+    def part(self, which: slice) -> "Batch":
+        """Some of its rows as a batch."""
+        mask = self.mask[which]
+        return Batch(self.x[which], self.y[which], mask, mask.any(), self.exact)
+
 
 class Reply(NamedTuple):
     send: Payload  # crosses the wire
@@ -111,7 +116,8 @@ class Client:
         orders = [self.train.shuffled(fold(self.key, epoch)) for epoch in range(epochs)]
         if self.train.exact:
             for order in orders:
-                for pick in order.split(batch_size):
+                for start in range(0, len(order), batch_size):
+                    pick = order[start : start + batch_size]
                     yield self.train.take(pick, torch.ones_like(pick, dtype=torch.bool), torch.ones_like(pick[0] >= 0))
             return
         order, n, size = torch.stack(orders).flatten(), len(self.train), self.train.size

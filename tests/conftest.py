@@ -1,5 +1,14 @@
-"""One thread: tests compare numbers to the bit, and two cores run two test processes."""
+"""One thread: tests compare numbers to the bit, and two cores run two test processes. And no trace in the cache."""
+
+import atexit
+import os
+import shutil
+import tempfile
 
 import torch
 
 torch.set_num_threads(1)
+
+CACHE = tempfile.mkdtemp(prefix="kinfed-tests-")
+os.environ["XDG_CACHE_HOME"] = CACHE
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)

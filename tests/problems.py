@@ -26,7 +26,7 @@ def tiny_population(
     groups: int = 2,
     **more: object,
 ) -> Population:
-    """Clients of different sizes in planted groups; a class is a bright stripe, upright in one group, level in the other."""
+    """Clients of different sizes in planted groups; a class is a bright stripe, upright or level by group."""
     noise = torch.Generator().manual_seed(0)
     group_of = torch.arange(len(sizes)) % groups
     images, labels, train, test, at = [], [], [], [], 0
@@ -95,7 +95,7 @@ def assert_same_bits(a: Params | Stack, b: Params | Stack) -> None:
 
 def real_data(*names: str) -> Path:
     """The folder with these datasets, or a skip that says what is missing."""
-    for folder in (data_root(), Path(__file__).parents[2] / "shared" / "data"):
+    for folder in (data_root(), Path("~/.cache/kinfed").expanduser(), Path(__file__).parents[2] / "shared" / "data"):
         if all((folder / f"{name}.npz").exists() for name in names):
             return folder
     pytest.skip(f"needs {', '.join(f'{n}.npz' for n in names)}: set KINFED_DATA to the folder that has them")

@@ -161,8 +161,8 @@ def test_a_model_that_does_not_fit_the_classes_is_one_line(monkeypatch: pytest.M
 def test_a_checkpoint_from_another_config_is_one_line():
     kinfed("run", "method=fedavg", *TINY, "--out", "one")
     config = Path("one/config.toml")
-    config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.02"))
-    assert_refused(kinfed("resume", "one"), "another config", "training.lr was 0.01, is 0.02")
+    config.write_text(config.read_text().replace("lr = 0.05", "lr = 0.02"))
+    assert_refused(kinfed("resume", "one"), "another config", "training.lr was 0.05, is 0.02")
 
 
 def test_a_truncated_checkpoint_is_one_line():

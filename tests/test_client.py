@@ -68,3 +68,15 @@ def test_rows_in_order_have_a_fixed_width_when_padded():
     padded = list(client_of(7, 10).train.in_order())
     assert [len(b.y) for b in padded] == [4, 4, 4]
     assert torch.cat([b.y[b.mask] for b in padded]).tolist() == list(range(10, 17))
+
+
+def test_a_client_without_rows_has_no_batches():
+    assert list(client_of(0, 0, exact=True).batches(2, 3)) == []
+    assert list(client_of(0, 0).batches(2, 3)) == []
+
+
+def test_a_part_of_a_batch_is_a_batch():
+    *_, last = client_of(7, 7, exact=False).batches(1, 4)
+    first, rest = last.part(slice(2)), last.part(slice(3, None))
+    assert first.mask.tolist() == [True, True] and bool(first.live) and first.y.tolist() == last.y[:2].tolist()
+    assert rest.mask.tolist() == [False] and not bool(rest.live)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.config import Config, assemble, load_config, read, write
+from kinfed.config import DEMO, Config, assemble, load_config, read, write
 from kinfed.config.assembly import located
 from kinfed.config.tables import build, to_table
 from kinfed.config.toml import overridden, parse
@@ -170,3 +170,15 @@ def test_a_model_of_the_users_own_is_imported_and_tried(tmp_path: Path, monkeypa
 def test_a_config_can_be_made_without_a_file():
     config = Config(method="local", partition=DisjointClasses(clients=10), rounds=1)
     assert len(assemble(config).run()) > 5
+
+
+def test_another_partition_by_name_drops_the_settings_of_the_one_before(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[partition]\nname = "disjoint_classes"\ngroups = 5\n')
+    config = load_config(file, ["partition.name=iid", "partition.clients=7"])
+    assert config.partition.clients == 7 and type(config.partition).__name__ == "IID"
+    assert load_config(file, ["partition.name=disjoint_classes", "partition.clients=10"]).partition.groups == 5
+
+
+def test_the_demo_is_a_valid_config():
+    assert load_config(DEMO).data.public == 0.15

@@ -1,10 +1,11 @@
 """Config: one TOML file <-> nested frozen dataclasses, and the experiment they describe."""
 
 from kinfed.config.assembly import assemble, make_population
-from kinfed.config.settings import Config, DataSettings, EngineSettings, load_config, read
+from kinfed.config.settings import DEMO, Config, DataSettings, EngineSettings, load_config, read
 from kinfed.config.toml import flattened, write
 
 __all__ = [
+    "DEMO",
     "Config",
     "DataSettings",
     "EngineSettings",

@@ -27,6 +27,7 @@ from kinfed.names import known
 from kinfed.training import LocalTraining
 
 T = TypeVar("T")
+DEMO = Path(__file__).with_name("demo.toml")
 BY_NAME = ("partition", "shift", "change", "methods")  # sections whose keys hang on a name in them
 GIVEN = ("model", "local")  # fields of a method that other sections describe
 

@@ -29,8 +29,17 @@ def overridden(table: Table, overrides: Iterable[str]) -> Table:
         path = [part.strip() for part in key.split(".")]
         if not equals or not all(path):
             raise ConfigError(f"wanted key=value, as in training.lr=0.1, got '{text}'")
-        table = put(table, path, parse(value.strip()))
+        new = parse(value.strip())
+        if text.startswith(("partition.name", "shift.name")) and named(table, path[0]) != new:
+            table = put(table, path[:1], {})  # another partition has other settings
+        table = put(table, path, new)
     return table
+
+
+def named(table: Table, section: str) -> object:
+    """The name in a section; None where there is none."""
+    found = table.get(section)
+    return found.get("name") if isinstance(found, dict) else None
 
 
 def parse(text: str) -> object:

@@ -20,7 +20,7 @@ from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, ro
 
 GIBIBYTE = 2**30
 FEW = 32  # clients side by side; a task that fails with so few is not failing for their number
-MANY = 512  # more lanes gain nothing and make activations large
+MANY = {"cuda": 512, "cpu": 32}  # more lanes gain nothing and make activations large
 
 
 class Vectorised(Federation):
@@ -114,13 +114,15 @@ class Vectorised(Federation):
         return part, rows(send, slice(len(part))), rows(keep, slice(len(part)))
 
     def _padded(self, part: list[Tensor], who: Tensor) -> tuple[Tensor, Tensor]:
-        """Row numbers [lanes, longest] and sizes [lanes] of these clients."""
+        """Row numbers [lanes, longest] and sizes [lanes] of these clients; padding repeats a client's own last row."""
         chosen = [part[client] for client in who.tolist()]
         sizes = torch.tensor([len(index) for index in chosen], device=self.device)
-        return torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True), sizes
+        index = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+        last = torch.minimum(torch.arange(index.shape[1], device=self.device), (sizes[:, None] - 1).clamp(min=0))
+        return index.gather(1, last), sizes  # another client's row could be sick or without a label
 
     def _fitting(self, offer: Offer) -> int:
         """How many clients fit side by side: weights, gradients, momentum and what lies between them."""
         each = 12 * offer.bytes_each() + 2**20
         free = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else GIBIBYTE
-        return max(2, min(MANY, int(free // each)))
+        return max(2, min(MANY.get(self.device.type, FEW), int(free // each)))

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ class Pretraining:
     epochs: int = 25
     batch_size: int = 64
     lr: float = 1e-3
+    least_steps: int = 300  # where rows are few, so many epochs more
 
     def __call__(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
         """The weights of the auto-encoder, on the device of the public rows."""
@@ -48,7 +49,7 @@ class Pretraining:
     def _cached(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
         """Trained once per dataset and setting, then kept in the user's cache folder."""
         shapes = [f"{name}{tuple(w.shape)}" for name, w in autoencoder.init().items()]
-        settings = (self.source, self.data_dir, self.epochs, self.batch_size, self.lr, autoencoder.seed, *shapes)
+        settings = (*astuple(self), autoencoder.seed, *shapes)
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
         path = cache_folder() / f"{self.source}-{digest}.safetensors"
         if not path.exists():
@@ -61,13 +62,12 @@ class Pretraining:
         return _from_file(path, autoencoder, public.device)
 
     def _train(self, autoencoder: AutoEncoder, x: Tensor) -> Params:
-        log.info("pre-training the encoder on %d rows (%s), %d epochs", len(x), self.source, self.epochs)
-        training = LocalTraining(self.epochs, self.batch_size, self.lr, optimiser="adam")
-        weights, _ = training(
-            _as_client(x),
-            _on(autoencoder.init(), x.device),
-            _reporting(autoencoder.gradient, self.epochs * -(-len(x) // self.batch_size)),
-        )
+        per_epoch = -(-len(x) // self.batch_size)
+        epochs = max(self.epochs, -(-self.least_steps // per_epoch))
+        log.info("pre-training the encoder on %d rows (%s), %d epochs", len(x), self.source, epochs)
+        training = LocalTraining(epochs, self.batch_size, self.lr, optimiser="adam")
+        gradient = _reporting(autoencoder.gradient, epochs * per_epoch)
+        weights, _ = training(_as_client(x), _on(autoencoder.init(), x.device), gradient)
         return weights
 
 

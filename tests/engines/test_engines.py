@@ -1,11 +1,12 @@
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from kinfed.algorithms import FedAvg, Local
-from kinfed.data import PARTITIONS, build_population, load
+from kinfed.data import PARTITIONS, Role, build_population, load
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError
 from kinfed.federation import one_by_one
@@ -169,3 +170,14 @@ def test_cuda_agrees_with_the_reference():
     algorithm = FedAvg(small_net(), LOCAL)
     fast, _ = trained(algorithm, Vectorised, device="cuda")
     assert_close({k: v.cpu() for k, v in fast.items()}, trained(algorithm, Sequential)[0])
+
+
+def test_padding_never_shows_a_client_the_rows_of_another():
+    people = tiny_population()
+    sick, y = people.x.float() / 255, people.y.clone()
+    sick[people.train[0]], y[people.train[0]] = torch.nan, -1  # the first rows of the pool
+    unlabelled = tuple(Role(labelled=i > 0) for i in range(6))
+    _, fed = fit(FedAvg(small_net(), LOCAL), Vectorised, replace(people, x=sick), rounds=1)
+    assert {client for _, _, client in fed.rejected} == {0}
+    _, fed = fit(FedAvg(small_net(), LOCAL), Vectorised, replace(people, y=y, roles=unlabelled), rounds=1)
+    assert not fed.loops

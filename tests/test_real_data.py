@@ -1,0 +1,50 @@
+"""FLT's scenarios on real images; skipped clearly where the files are not."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from kinfed.algorithms import FLT
+from kinfed.data import build_population, load
+from kinfed.data.partitions import DisjointClasses, SharedClass
+from kinfed.engines import Vectorised
+from kinfed.experiment import Evaluation, Experiment
+from kinfed.metrics import agreement
+from kinfed.models import make_model
+from kinfed.signatures import EncoderCentroids, Pretraining
+from kinfed.training import LocalTraining
+from tests.problems import real_data
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("real data")]
+
+
+@cache
+def method() -> FLT:
+    """One epoch of pre-training is enough to tell digits apart."""
+    root = str(real_data("mnist", "fashion_mnist"))
+    signature = EncoderCentroids(tuning="none", restarts=3, pretraining=Pretraining("fashion_mnist", root, epochs=1))
+    return FLT(make_model("mlp_200", (1, 28, 28), 10), LocalTraining(1, 10, 0.01), signature)
+
+
+def clients(partition):
+    return build_population(load("mnist", real_data("mnist", "fashion_mnist")), partition, seed=0)
+
+
+def assert_found(flt: FLT, state: object, planted: torch.Tensor) -> None:
+    found = agreement(flt.groups(state), planted)
+    assert found["groups"] == 5 and found["ari"] == 1.0
+    assert torch.equal(flt.graph(state), planted[:, None] == planted)
+
+
+def test_scenario_1_kinships_are_found_and_ten_rounds_give_95_per_cent():
+    flt, population = method(), clients(DisjointClasses(100, 5))
+    experiment = Experiment(flt, Vectorised(flt, population, fraction=0.2), 10, Evaluation(every=10))
+    summary = experiment.run()
+    assert_found(flt, experiment.state, population.groups)
+    assert summary["accuracy"] > 0.95 and summary["variance"] < 10
+
+
+def test_scenario_2_kinships_that_share_a_label_are_found():
+    flt, population = method(), clients(SharedClass(100, 5))
+    assert_found(flt, flt.init(Vectorised(flt, population)), population.groups)
