@@ -1,7 +1,7 @@
 """The contract: an algorithm is server rules and client tasks of one method. It holds settings, never state."""
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class Algorithm(ABC, Generic[State]):
 
     model: Model
     local: LocalTraining
+    serves_unlabelled: ClassVar[bool] = True  # False: it is placed by training or loss, and `admit` raises RoleError
 
     @abstractmethod
     def init(self, fed: Federation) -> State:

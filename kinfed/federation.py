@@ -138,8 +138,12 @@ class Federation(ABC):
 
     def sample(self) -> Tensor:
         """Ids of ⌊fraction · clients⌋ (at least one) of those who train, without replacement, sorted."""
-        chosen = uniform(torch.tensor(self._next_key("sample")), len(self.clients)).argsort(stable=True)
-        return self.clients[chosen[: max(1, int(self.fraction * len(self.clients)))].sort().values.to(self.device)]
+        return self.sample_from(self.clients)
+
+    def sample_from(self, ids: Tensor) -> Tensor:
+        """⌊fraction · ids⌋ (at least one) of these, without replacement, sorted."""
+        chosen = uniform(torch.tensor(self._next_key("sample")), len(ids)).argsort(stable=True)
+        return ids[chosen[: max(1, int(self.fraction * len(ids)))].sort().values.to(self.device)]
 
     def run(self, task: Task, cohort: Tensor, offer: Offer = NO_OFFER) -> Replies:
         """What the cohort answers to a task; answers with a NaN or an infinity in them are left out and noted."""

@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.client import Client
+from kinfed.client import Batch, Client
 from kinfed.errors import ConfigError
-from kinfed.models import GradientFn
+from kinfed.models import GradientFn, Slope
 from kinfed.params import Params, each_leaf
 
 
@@ -38,7 +38,7 @@ class LocalTraining:
 
     def __call__(self, client: Client, start: Params, gradient: GradientFn) -> tuple[Params, Tensor]:
         """The weights after training from `start`, and the number of steps taken."""
-        rate = self.lr * self.decay**client.round
+        rate = self.rate(client)
         params, moments = start, self._blank(start)
         for step, batch in enumerate(client.batches(self.epochs, self.batch_size), 1):
             slope, buffers = gradient(params, batch)
@@ -46,8 +46,21 @@ class LocalTraining:
                 slope = each_leaf(lambda g, w, w0: g + self.mu * (w - w0), slope, params, start)
             moments = self._remember(moments, slope)
             stride = rate * batch.live  # an empty batch moves nothing
-            params = _moved(params, stride, self._direction(moments, step)) | dict(buffers)
+            params = params | _moved(params, stride, self._direction(moments, step)) | dict(buffers)
         return {name: params[name] for name in start}, client.steps(self.epochs, self.batch_size)
+
+    def rate(self, client: Client) -> Tensor:
+        """The learning rate of the round the client is in."""
+        return self.lr * self.decay**client.round
+
+    def reach(self, client: Client) -> Tensor:
+        """FedNova's ‖a‖₁: how far a weight whose gradient is always one would get, in learning rates.
+
+        That is the number of steps for plain SGD; momentum makes it larger, and the proximal term smaller.
+        """
+        start = torch.zeros((), device=client.key.device)
+        end, _ = self(client, {"way": start}, lambda params, batch: Slope({"way": torch.ones_like(start)}))
+        return -end["way"] / self.rate(client)
 
     def adapting(self) -> "LocalTraining":
         """The same training with the epochs of adaptation."""
@@ -73,3 +86,40 @@ class LocalTraining:
 
 def _moved(params: Params, stride: Tensor, direction: Params) -> Params:
     return {name: params[name] - stride * d for name, d in direction.items()}
+
+
+def shifted(gradient: GradientFn, shift: Params) -> GradientFn:
+    """The gradient plus a constant (SCAFFOLD's c - cᵢ)."""
+
+    def rule(params: Params, batch: Batch) -> Slope:
+        slope, buffers = gradient(params, batch)
+        return Slope(each_leaf(torch.add, slope, shift), buffers)
+
+    return rule
+
+
+def meta(gradient: GradientFn, alpha: float, size: int) -> GradientFn:
+    """The first-order meta gradient of a pair of mini-batches, `size` rows and the rest: ∇f(w - α∇f(w; B); B').
+
+    A pair without a second mini-batch has no gradient.
+    """
+
+    def rule(params: Params, pair: Batch) -> Slope:
+        first, second = pair.part(slice(size)), pair.part(slice(size, None))
+        inner = gradient(params, first).gradient
+        if not len(second.x):
+            return Slope(each_leaf(torch.zeros_like, inner))
+        return gradient(params | {name: params[name] - alpha * g for name, g in inner.items()}, second)
+
+    return rule
+
+
+def labelled(gradient: GradientFn) -> GradientFn:
+    """The gradient over the rows that have a label; where none has, nothing changes."""
+
+    def rule(params: Params, batch: Batch) -> Slope:
+        known = batch.mask & (batch.y >= 0)
+        slope, buffers = gradient(params, batch._replace(y=batch.y.clamp(min=0), mask=known))
+        return Slope(slope, {name: torch.where(known.any(), b, params[name]) for name, b in buffers.items()})
+
+    return rule

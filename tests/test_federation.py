@@ -114,6 +114,15 @@ def test_a_sample_is_seeded_sorted_and_of_the_asked_size():
     assert len(probe(Sequential, fraction=0.01).sample()) == 1
 
 
+def test_a_sample_can_be_drawn_from_some():
+    fed, twin = (probe(Sequential, fraction=0.5) for _ in range(2))
+    some = torch.tensor([1, 2, 4, 5])
+    drawn = fed.sample_from(some)
+    assert len(drawn) == 2 and torch.isin(drawn, some).all() and drawn.tolist() == sorted(drawn.tolist())
+    assert len(fed.sample_from(some[:1])) == 1
+    assert twin.sample_from(twin.clients).tolist() == probe(Sequential, fraction=0.5).sample().tolist()
+
+
 def test_roles_decide_who_trains_and_who_is_served():
     roles = (Role(), Role(holdout=True), Role(joins=3), Role(labelled=False), Role(), Role())
     fed = Sequential(Probe(), tiny_population(roles=roles))

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from kinfed.client import Client, Rows
+from kinfed.client import Batch, Client, Rows
 from kinfed.errors import ConfigError
 from kinfed.models import Slope
 from kinfed.params import Params
-from kinfed.training import LocalTraining
+from kinfed.training import LocalTraining, labelled, meta, shifted
 
 
 def client(size: int = 2, padded: int = 2, round: int = 0) -> Client:
@@ -87,3 +87,70 @@ def test_adaptation_has_epochs_of_its_own():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError):
         LocalTraining(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"momentum": 0.0}, 3.0),  # τ
+        ({"momentum": 0.5}, 4.25),  # 1 + 1.5 + 1.75
+        ({"momentum": 0.0, "mu": 2.0}, 2.44),  # a ← 0.8 a + 1
+        ({"momentum": 0.5, "mu": 2.0}, 3.49),  # v ← 0.5 v + 1 - 0.2 a, a ← a + v
+        ({"optimiser": "adam"}, 3.0),  # each step is as long as the learning rate
+    ],
+)
+@pytest.mark.parametrize("padded", [2, 6])
+def test_reach_by_hand(settings, wanted, padded):
+    assert float(LocalTraining(3, 2, 0.1, **settings).reach(client(2, padded))) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("rho", [0.3, 0.9])
+def test_reach_is_fednovas_formula_and_goes_to_the_number_of_steps(rho):
+    tau = 10
+    formula = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+    assert float(LocalTraining(5, 1, momentum=rho).reach(client())) == pytest.approx(formula, rel=1e-5)
+    assert float(LocalTraining(5, 1, momentum=1e-9).reach(client())) == pytest.approx(tau)
+
+
+def test_reach_does_not_hang_on_the_decay():
+    late = LocalTraining(3, 2, 0.1, momentum=0.5, decay=0.5).reach(client(round=4))
+    assert float(late) == pytest.approx(4.25, rel=1e-5)
+
+
+def batch_of(*x: float, labels: tuple[int, ...] = (), exact: bool = False) -> Batch:
+    mask = torch.ones(len(x), dtype=torch.bool)
+    y = torch.tensor(labels or (0,) * len(x))
+    return Batch(torch.tensor(x)[:, None], y, mask, mask.any(), exact)
+
+
+def test_a_shifted_gradient_by_hand():
+    slope = shifted(pull_to_mean, {"w": torch.tensor(0.5)})(START, batch_of(2.0, 4.0))
+    assert float(slope.gradient["w"]) == -2.5
+
+
+def test_the_meta_gradient_by_hand():
+    # ∇f(0; 2) = -2, the probe is 0.1 * 2 = 0.2, ∇f(0.2; 4) = -3.8
+    slope = meta(pull_to_mean, 0.1, 1)(START, batch_of(2.0, 4.0))
+    assert float(slope.gradient["w"]) == pytest.approx(-3.8)
+
+
+def test_a_pair_without_a_second_batch_has_no_gradient():
+    assert float(meta(pull_to_mean, 0.1, 2)(START, batch_of(2.0, 4.0)).gradient["w"]) == 0
+    padded = batch_of(2.0, 9.0)._replace(mask=torch.tensor([True, False]))
+    assert float(meta(pull_to_mean, 0.1, 1)(START, padded).gradient["w"]) == 0
+
+
+def test_rows_without_a_label_teach_nothing():
+    def with_buffer(params: Params, batch) -> Slope:
+        return Slope(pull_to_mean({"w": params["w"]}, batch).gradient, {"mean": torch.tensor(7.0)})
+
+    start = START | {"mean": torch.tensor(1.0)}
+    some = labelled(with_buffer)(start, batch_of(2.0, 4.0, labels=(-1, 0)))
+    assert (float(some.gradient["w"]), float(some.buffers["mean"])) == (-4, 7)
+    none = labelled(with_buffer)(start, batch_of(0.0, 0.0, labels=(-1, -1)))
+    assert (float(none.gradient["w"]), float(none.buffers["mean"])) == (0, 1)
+
+
+def test_what_a_rule_says_nothing_about_stays_as_it_is():
+    start = START | {"mean": torch.tensor(5.0)}
+    assert float(LocalTraining(2, 2)(client(), start, pull_to_mean)[0]["mean"]) == 5

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.groups import Groups, GroupState, Stale, reseat
+from kinfed.algorithms.groups import Groups, GroupState, Stale, first_state, seat
 from kinfed.client import Client, Reply
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model, encoder_of, has_decoder
-from kinfed.params import Params, Payload, repeat, rows
+from kinfed.params import Params, Payload, rows
 from kinfed.relatedness import Relatedness, nearest_groups
 from kinfed.signatures import EncoderCentroids, Signatures, Tuning
 from kinfed.training import LocalTraining
@@ -133,14 +133,10 @@ class FLT(Groups[FLTState]):
 
     def _seated(self, state: FLTState, who: Tensor, related: Tensor, kinship: Tensor, fed: Federation) -> FLTState:
         """The state in which `who` are related like this; training clients without a signature stay by themselves."""
-        everyone = torch.eye(fed.count, dtype=torch.bool, device=fed.device)
-        everyone[who[:, None], who] = related
         alone = fed.clients[torch.isin(fed.clients, who, invert=True)]
-        everyone &= torch.isin(fed.everyone, fed.clients)  # nobody hears a client that does not train
         groups = torch.full_like(state.kinship, -1).index_copy(0, who, kinship)
         groups[alone] = int(kinship.max()) + 1 + torch.arange(len(alone), device=fed.device)
-        state = replace(state, kinship=groups, flags=torch.zeros_like(state.flags))
-        return reseat(state, everyone, torch.cat([who, alone]), fed.sizes)
+        return seat(replace(state, kinship=groups, flags=torch.zeros_like(state.flags)), who, related, fed)
 
     def _placed(self, state: FLTState, newcomers: Tensor, fed: Federation) -> FLTState:
         """The state in which newcomers join the nearest group, or are related to whom they are near."""
@@ -159,13 +155,9 @@ class FLT(Groups[FLTState]):
         return replace(self._seated(state, who, whole, torch.cat([state.kinship[members], kinship]), fed), flags=flags)
 
     def _blank(self, autoencoder: Params, fed: Federation) -> FLTState:
-        first = repeat({name: w.to(fed.device) for name, w in self.model.init().items()}, 1)
         nowhere = torch.full((fed.count,), -1, device=fed.device)
         return FLTState(
-            models=first,
-            labels=torch.zeros_like(nowhere),
-            hears=torch.zeros(1, fed.count, dtype=torch.bool, device=fed.device),
-            slots=repeat(rows(first, 0), fed.count) if self.stale == "last_local" else {},
+            **vars(first_state(self.model, self.stale, fed)),
             autoencoder=autoencoder,
             known=Signatures.none(fed.count, self.signature.k, self.signature.latent, fed.device),
             kinship=nowhere,

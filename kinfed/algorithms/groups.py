@@ -13,35 +13,35 @@ from torch import Tensor
 
 from kinfed.aggregation import mix, mix_heard, one_hot
 from kinfed.algorithm import Algorithm
-from kinfed.client import Client
+from kinfed.client import Client, Reply, base_key
 from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer, Replies
-from kinfed.params import Params, Stack, join, put
+from kinfed.models import Model
+from kinfed.params import Params, Stack, each_leaf, join, put, repeat, rows, stack, subtract
 
 Stale = Literal["aggregated", "last_local", "exclude"]
 
 
 @dataclass(frozen=True)
-class GroupState:
+class ServedState:
     models: Stack  # [G]
     labels: Tensor  # [clients] the model each is served; -1: not placed yet
+
+
+@dataclass(frozen=True)
+class GroupState(ServedState):
     hears: Tensor  # [G, clients] bool
     slots: Stack  # [clients] what each trained last; empty unless stale="last_local"
 
 
+V = TypeVar("V", bound=ServedState)
 S = TypeVar("S", bound=GroupState)
 
 
-class Groups(Algorithm[S], ABC):
-    """Averaging among relatives; a method says who they are.
+class Served(Algorithm[V], ABC):
+    """Every client is served one of several models; a method says which, and how they are made."""
 
-    `stale` is what a client that was not asked this round contributes (FLT's code averages all slots every round):
-    the model it is served ("aggregated"), what it trained last ("last_local"), or nothing ("exclude").
-    """
-
-    stale: Stale
-
-    def offer(self, state: S, cohort: Tensor, fed: Federation) -> Offer:
+    def offer(self, state: V, cohort: Tensor, fed: Federation) -> Offer:
         labels = state.labels[cohort]
         if bool((labels < 0).any()):
             raise RoleError(f"clients {cohort[labels < 0].tolist()} have no model yet: admit them first")
@@ -49,6 +49,24 @@ class Groups(Algorithm[S], ABC):
 
     def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
         return params
+
+    def groups(self, state: V) -> Tensor:
+        return state.labels
+
+    def differ(self, client: Client, params: Params) -> Reply:
+        """Client task: Δw, what local training changes in the model it is sent; some methods place clients by it."""
+        trained, _ = self.local(client, params, self.model.gradient)
+        return Reply({"update": subtract(trained, params)})
+
+
+class Groups(Served[S], ABC):
+    """Averaging among relatives; a method says who they are.
+
+    `stale` is what a client that was not asked this round contributes (FLT's code averages all slots every round):
+    the model it is served ("aggregated"), what it trained last ("last_local"), or nothing ("exclude").
+    """
+
+    stale: Stale
 
     def blend(self, state: S, replies: Replies, fed: Federation) -> S:
         """The state after averaging each model over the clients it hears, weighted by their rows."""
@@ -62,6 +80,56 @@ class Groups(Algorithm[S], ABC):
             heard = torch.cat([weights[:, replies.cohort], old], 1)
             return replace(state, models=mix_heard(state.models, heard, join(fresh, state.models)))
         return replace(state, models=mix_heard(state.models, weights[:, replies.cohort], fresh))
+
+
+def first_state(model: Model, stale: Stale, fed: Federation) -> GroupState:
+    """One model that everybody is served and hears."""
+    first = inits(model, 1, fed.device)
+    return GroupState(
+        models=first,
+        labels=torch.zeros(fed.count, dtype=torch.long, device=fed.device),
+        hears=torch.ones(1, fed.count, dtype=torch.bool, device=fed.device),
+        slots=repeat(rows(first, 0), fed.count) if stale == "last_local" else {},
+    )
+
+
+def inits(model: Model, number: int, device: torch.device, attempt: int = 0) -> Stack:
+    """Independent first models, others at each attempt; the very first is the one that every method starts from."""
+    seeds = [base_key("init", model.seed, i, attempt) % 2**32 for i in range(number)]
+    first = [model.seed, *seeds[1:]] if attempt == 0 else seeds
+    return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
+
+
+def taken(models: Stack, choice: Tensor) -> Params:
+    """One model of a stack; the choice may be a client task's."""
+    return each_leaf(lambda w: w.index_select(0, choice[None])[0], models)
+
+
+def need_labels(clients: Tensor, fed: Federation, why: str) -> None:
+    """Raises RoleError unless all these clients have labelled training rows."""
+    without = [i for i in clients.tolist() if not fed.roles[i].labelled or not len(fed.train[i])]
+    if without:
+        raise RoleError(
+            f"clients {without} have no labelled training rows, but {why}; use a method that needs none, such as flt"
+        )
+
+
+def seat(state: S, who: Tensor, related: Tensor, fed: Federation) -> S:
+    """The state in which `who` are related like this; other training clients stay by themselves."""
+    alone = fed.clients[torch.isin(fed.clients, who, invert=True)]
+    everyone = torch.eye(fed.count, dtype=torch.bool, device=fed.device)
+    everyone[who[:, None], who] = related.to(fed.device)
+    everyone &= torch.isin(fed.everyone, fed.clients)  # nobody hears a client that does not train
+    return reseat(state, everyone, torch.cat([who, alone]), fed.sizes)
+
+
+def placed(state: S, newcomers: Tensor, answered: Tensor, labels: Tensor, fed: Federation) -> S:
+    """The state in which those who answered have these labels, and the other newcomers that of the largest group."""
+    largest = one_hot(state.labels, len(state.hears)).sum(1).argmax()
+    joined = state.labels.index_copy(0, newcomers, largest.repeat(len(newcomers))).index_copy(0, answered, labels)
+    trains = torch.isin(newcomers, fed.clients)
+    hears = state.hears.index_copy(1, newcomers, one_hot(joined[newcomers], len(state.hears)).bool() & trains)
+    return replace(state, labels=joined, hears=hears)
 
 
 def reseat(state: S, related: Tensor, placed: Tensor, sizes: Tensor) -> S:

@@ -1,14 +1,18 @@
-"""Shape: one model for all. A method says how clients train and what the server makes of their replies."""
+"""Shape: one model for all. A method says how clients train, what the server makes of it, and what a client uses."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch import Tensor
 
+from kinfed.aggregation import average
 from kinfed.algorithm import Algorithm
 from kinfed.client import Client, Reply
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.params import Params, each_leaf
+
+AggregateOver = Literal["participants", "all_clients"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class OneModel(Algorithm[OneModelState], ABC):
 
     def round(self, state: OneModelState, t: int, fed: Federation) -> OneModelState:
         cohort = fed.sample()
-        return self.absorb(state, fed.run(self.train, cohort, self.offer(state, cohort, fed)), fed)
+        replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
+        return self.absorb(state, replies, fed) if len(replies.cohort) else state
 
     @abstractmethod
     def train(self, client: Client, params: Params) -> Reply:
@@ -32,7 +37,7 @@ class OneModel(Algorithm[OneModelState], ABC):
 
     @abstractmethod
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
-        """Server: the state after these replies."""
+        """Server: the state after these replies, of which there is at least one."""
 
     def offer(self, state: OneModelState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer(shared={"params": state.params})
@@ -40,5 +45,16 @@ class OneModel(Algorithm[OneModelState], ABC):
     def admit(self, state: OneModelState, newcomers: Tensor, fed: Federation) -> OneModelState:
         return state
 
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return params
+
+class Averaged(OneModel, ABC):
+    """The mean of what the clients trained, weighted by their rows; FedAvg's file explains `aggregate_over`."""
+
+    aggregate_over: AggregateOver
+
+    def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
+        sizes = fed.sizes[replies.cohort]
+        mean = average(replies.stack("params"), sizes)
+        if self.aggregate_over == "all_clients":
+            fresh = sizes.sum() / fed.sizes[fed.clients].sum()
+            mean = each_leaf(lambda new, old: fresh * new + (1 - fresh) * old, mean, state.params)
+        return replace(state, params=mean)

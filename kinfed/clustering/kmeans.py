@@ -1,5 +1,6 @@
 """k-means as a pure tensor program, so that thousands of clients can run theirs side by side."""
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -66,3 +67,16 @@ def _assign(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tenso
         sums, counts = sums + weight.T @ x, counts + weight.sum(0)
         error = error + ((apart + x.square().sum(1)[:, None, None]) * member).flatten(2).sum((0, 2))
     return sums.unflatten(0, (restarts, k)), counts.unflatten(0, (restarts, k)), error
+
+
+def server_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """The cluster of each point and the centres: the best of 20 runs, or one from `start` if there is any in it."""
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    first = {"n_init": 20} if not len(start) else {"n_init": 1, "init": start.cpu().double().numpy()}
+    with warnings.catch_warnings():  # it warns when fewer points differ than there are clusters; some stay empty then
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = KMeans(clusters, random_state=seed, **first).fit(points.cpu().double().numpy())
+    labels, centres = torch.from_numpy(found.labels_), torch.from_numpy(found.cluster_centers_)
+    return labels.long().to(points.device), centres.to(points)

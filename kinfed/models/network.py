@@ -74,7 +74,7 @@ class Network(ABC):
 
     def gradient(self, params: Params, batch: Batch) -> Slope:
         """The gradient of the mean loss over the batch's real rows, in training mode."""
-        buffers = {name: params[name] for name in self._buffers}
+        buffers = {name: params[name] for name in self.buffers}
         weights = {name: w for name, w in params.items() if name not in buffers}
         if batch.exact:
             return self._exact_gradient(weights, buffers, batch)
@@ -119,8 +119,14 @@ class Network(ABC):
             return thread.submit(self.build).result()
 
     @cached_property
-    def _buffers(self) -> frozenset[str]:
+    def buffers(self) -> frozenset[str]:
+        """Names of the weights that no gradient moves (batch-norm statistics)."""
         return frozenset(name for name, b in self._training.named_buffers() if b.is_floating_point())
+
+    @cached_property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the weights that gradients move, in the network's order."""
+        return tuple(name for name, _ in self._training.named_parameters())
 
 
 def from_module(module: nn.Module) -> Callable[[], nn.Module]:

@@ -1,6 +1,22 @@
 """Every registered method with settings for the tiny population. A new method must be added here, or a test fails."""
 
-from kinfed.algorithms import ALGORITHMS, FLT, FedAvg, Local
+from kinfed.algorithms import (
+    ALGORITHMS,
+    CFL,
+    FLHC,
+    FLT,
+    IFCA,
+    FedAvg,
+    FedNova,
+    FedProx,
+    FeSEM,
+    FineTuned,
+    LGFedAvg,
+    Local,
+    PCAKMeansHC,
+    PerFedAvg,
+    Scaffold,
+)
 from kinfed.relatedness import Relatedness
 from kinfed.signatures import EncoderCentroids, Pretraining
 from kinfed.training import LocalTraining
@@ -24,8 +40,19 @@ def make(name: str, local: LocalTraining = LOCAL, **more):
     model = small_net()
     return {
         "fedavg": lambda: FedAvg(model, local, **more),
+        "fedavg_ft": lambda: FineTuned(model, local, **more),
+        "fedprox": lambda: FedProx(model, local, **more),
+        "fednova": lambda: FedNova(model, local, **more),
+        "scaffold": lambda: Scaffold(model, local, **more),
+        "lg_fedavg": lambda: LGFedAvg(model, local, **({"shared_tensors": 2} | more)),
+        "per_fedavg": lambda: PerFedAvg(model, local, **({"alpha": 0.1, "beta": 0.1} | more)),
         "local": lambda: Local(model, local, **more),
         "flt": lambda: FLT(model, local, **({"signature": signature(), "relatedness": Relatedness()} | more)),
+        "pca_km_hc": lambda: PCAKMeansHC(model, local, **({"k": 3, "threshold": 0.5, "restarts": 2} | more)),
+        "ifca": lambda: IFCA(model, local, **more),
+        "fesem": lambda: FeSEM(model, local, **({"clusters": 2} | more)),
+        "cfl": lambda: CFL(model, local, **({"mean_below": 9.0, "some_above": 0.1, "after": 1} | more)),
+        "flhc": lambda: FLHC(model, local, **({"rounds_before": 1} | more)),
     }[name]()
 
 

@@ -9,6 +9,7 @@ import torch
 from kinfed import snapshot
 from kinfed.data import LATER, Role
 from kinfed.engines import Sequential, Vectorised
+from kinfed.errors import RoleError
 from kinfed.experiment import Evaluation, Experiment
 from tests.algorithms.registry import METHODS, make, population
 from tests.problems import assert_close, assert_same_bits
@@ -84,17 +85,25 @@ def test_a_state_survives_saving_and_training_goes_on_bit_for_bit(method, tmp_pa
     assert_same_bits(everything(resumed.state, resumed.fed), everything(whole.state, whole.fed))
 
 
-def test_holdout_late_and_unlabelled_clients_are_served(method):
-    roles = list(ROLES)
-    roles[7] = Role(labelled=False)
+def test_holdout_and_late_clients_are_served(method):
+    summary, _, fed = run(method, people=population(roles=ROLES))
+    assert torch.isfinite(torch.tensor(summary["accuracy_strangers"]))
+    assert fed.ledger.up["train"][[2, 5]].sum() == 0 if "train" in fed.ledger.up else True
+    assert int(fed.ledger.up["evaluate"][5]) > 0
+
+
+def test_a_client_without_labels_is_served_or_refused_as_the_method_says(method):
     people = population()
     y = people.y.clone()
     y[people.train[7]] = -1
-    people = replace(people, y=y, roles=tuple(roles))
-    summary, _, fed = run(method, people=people)
-    assert torch.isfinite(torch.tensor(summary["accuracy_strangers"]))
-    assert fed.ledger.up["train"][[2, 5, 7]].sum() == 0 if "train" in fed.ledger.up else True
-    assert int(fed.ledger.up["evaluate"][5]) > 0
+    people = replace(people, y=y, roles=tuple(replace(role, labelled=i != 7) for i, role in enumerate(ROLES)))
+    if not method.serves_unlabelled:
+        with pytest.raises(RoleError, match=r"\[7\] have no labelled training rows, but .+"):
+            run(method, people=people)
+        return
+    _, _, fed = run(method, people=people)
+    assert fed.ledger.up["train"][7] == 0 if "train" in fed.ledger.up else True
+    assert int(fed.ledger.up["evaluate"][7]) > 0
 
 
 def test_the_proximal_term_composes(method):

@@ -1,0 +1,98 @@
+"""PCA+kM+HC, FLT's baseline (Jamali-Rad et al., IEEE TNNLS 2022, section V), after one-shot federated clustering.
+
+As in FLT's code each client fits its own PCA, so centres of different clients are not in one coordinate system: this
+makes the method weak, and is kept. Deviations: rows are not repeated where a client has fewer than there are components
+(it would change neither directions nor centres; further coordinates are 0), components are signed so that their largest
+loading is positive, and a newcomer, of which the paper says nothing, is served as the client nearest to it.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.groups import Groups, GroupState, Stale, first_state, placed, seat
+from kinfed.client import Client, Reply
+from kinfed.clustering.graph import components, ward
+from kinfed.clustering.kmeans import Part, kmeans
+from kinfed.clustering.pca import principal_directions
+from kinfed.errors import ConfigError
+from kinfed.federation import Federation
+from kinfed.models import Model
+from kinfed.params import Params
+from kinfed.relatedness import set_distances
+from kinfed.signatures import Signatures
+from kinfed.training import LocalTraining
+
+
+@dataclass(frozen=True)
+class PCAState(GroupState):
+    known: Signatures
+
+
+@dataclass(frozen=True)
+class PCAKMeansHC(Groups[PCAState]):
+    """Relatives found before training by k-means centres in each client's own PCA."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+    components: int = 128
+    k: int = 5  # centres of every client
+    threshold: float = 1.2  # γ
+    clusters: int = 0  # C, by Ward's linkage; 0: the graph of relatives as it is
+    restarts: int = 10  # of k-means
+    stale: Stale = "aggregated"
+
+    def __post_init__(self) -> None:
+        if self.components < 1 or not 1 <= self.k <= 6 or self.restarts < 1:
+            raise ConfigError(
+                f"wanted components and restarts >= 1, k in 1..6, got {self.components}, {self.restarts}, {self.k}"
+            )
+
+    def init(self, fed: Federation) -> PCAState:
+        replies = fed.run(self.describe, fed.clients)
+        width = replies["centroids"].shape[2]
+        known = Signatures.none(fed.count, self.k, width, fed.device).learnt(replies)
+        who = replies.cohort
+        related = self.apart(known, who, who) < self.threshold
+        related = related | related.T | torch.eye(len(who), dtype=torch.bool, device=fed.device)
+        if self.clusters:
+            groups = ward(related, self.clusters)
+            related = groups[:, None] == groups
+        state = PCAState(**vars(first_state(self.model, self.stale, fed)), known=known)
+        return seat(state, who, related, fed)
+
+    def round(self, state: PCAState, t: int, fed: Federation) -> PCAState:
+        cohort = fed.sample()
+        return self.blend(state, fed.run(self.train, cohort, self.offer(state, cohort, fed)), fed)
+
+    def admit(self, state: PCAState, newcomers: Tensor, fed: Federation) -> PCAState:
+        members = ((state.labels >= 0) & (state.known.shares.sum(1) > 0)).nonzero()[:, 0]
+        replies = fed.run(self.describe, newcomers)
+        state = replace(state, known=state.known.learnt(replies))
+        nearest = members[self.apart(state.known, replies.cohort, members).argmin(1)]
+        return placed(state, newcomers, replies.cohort, state.labels[nearest], fed)
+
+    def apart(self, known: Signatures, some: Tensor, others: Tensor) -> Tensor:
+        """The matching distance from each of some clients to each of the others."""
+        a, b = known.of(some), known.of(others)
+        return set_distances("matching", a.centroids, a.shares, b.centroids, b.shares)
+
+    def describe(self, client: Client) -> Reply:
+        """Client task: k-means centres of its rows in its own principal components."""
+        parts = [Part(self.model.inputs(b.x).flatten(1).double(), b.mask) for b in client.train.in_order()]
+        mean, directions = principal_directions(parts, self.components)
+        projected = [Part((x - mean) @ directions, mask) for x, mask in parts]
+        return Reply({"centroids": kmeans(projected, self.k, client.key, restarts=self.restarts).points.float()})
+
+    def train(self, client: Client, params: Params) -> Reply:
+        """Client task: E epochs from the model it is served."""
+        trained, _ = self.local(client, params, self.model.gradient)
+        return Reply({"params": trained})
+
+    def graph(self, state: PCAState) -> Tensor:
+        return state.hears[state.labels] & (state.labels >= 0)[:, None]
+
+    def groups(self, state: PCAState) -> Tensor:
+        together = components(self.graph(state)).to(state.labels.device)
+        return torch.where(state.labels >= 0, together, -1)

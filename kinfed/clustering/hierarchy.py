@@ -1,0 +1,88 @@
+"""Agglomerative clustering: distances, a tree of merges, and groups where the tree is cut."""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+Metric = Literal["l1", "l2", "cosine"]
+Linkage = Literal["single", "complete", "average", "ward"]
+Tree = npt.NDArray[np.float64]  # scipy's: one merge in a row, its height in column 2
+WORTH = 0.1  # a silhouette below this is what clients without groups show too
+
+
+def distances(points: Tensor, others: Tensor, metric: Metric) -> Tensor:
+    """Distances from each point to each other one: [a, b]."""
+    if metric == "cosine":
+        return 1 - normalize(points, dim=1) @ normalize(others, dim=1).T
+    exact = "donot_use_mm_for_euclid_dist"  # the fast way puts equal points apart
+    return torch.cdist(points, others, p={"l1": 1.0, "l2": 2.0}[metric], compute_mode=exact)
+
+
+def merges(apart: Tensor, linkage: Linkage) -> Tree:
+    """The tree of merges of points that are so far apart ([m, m])."""
+    from scipy.cluster.hierarchy import linkage as link
+    from scipy.spatial.distance import squareform
+
+    if len(apart) < 2:
+        return np.zeros((0, 4))
+    both = apart.cpu().double().numpy()
+    tree: Tree = link(squareform(((both + both.T) / 2).clip(min=0), checks=False), method=linkage)
+    return tree
+
+
+def cut(tree: Tree, height: float) -> Tensor:
+    """The groups that are left when merging stops before this height: [m]. A merge at the height is not made."""
+    from scipy.cluster.hierarchy import fcluster
+
+    if not len(tree):
+        return torch.zeros(1, dtype=torch.long)
+    return torch.from_numpy(fcluster(tree, np.nextafter(height, -np.inf), criterion="distance")).long() - 1
+
+
+def bipartition(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Who is in the second of two parts, [m] bool, and the largest cosine similarity across them (complete linkage)."""
+    from scipy.cluster.hierarchy import to_tree
+
+    apart = distances(points, points, "cosine")
+    second = torch.zeros(len(points), dtype=torch.bool, device=points.device)
+    second[to_tree(merges(apart, "complete")).get_right().pre_order()] = True
+    return second, 1 - apart[second][:, ~second].min()
+
+
+def best_cut(tree: Tree, apart: Tensor, candidates: int) -> Tensor:
+    """The groups with the largest silhouette among cuts at quantiles of the merge heights; one group if none is good.
+
+    It looks at distances alone: no test rows, no further training.
+    """
+    from sklearn.metrics import silhouette_score
+
+    best, groups = WORTH, cut(tree, float("inf"))
+    if len(tree) < 2:
+        return groups
+    square = apart.cpu().double().fill_diagonal_(0).clamp(min=0).numpy()
+    for height in np.unique(np.quantile(tree[:, 2], np.linspace(0, 1, candidates), method="higher")):
+        found = cut(tree, float(height))
+        if 1 < len(found.unique()) < len(found):
+            score = float(silhouette_score(square, found.numpy(), metric="precomputed"))
+            best, groups = (score, found) if score > best else (best, groups)
+    return groups
+
+
+def nearest_group(strangers: Tensor, points: Tensor, groups: Tensor, metric: Metric, linkage: Linkage) -> Tensor:
+    """The group that each stranger would merge with first: [s]."""
+    names = groups.unique()
+    apart = distances(strangers, points, metric)
+    ways = []
+    for name in names:
+        near = apart[:, groups == name]
+        if linkage == "ward":  # √(2n/(n+1)) · distance to the group's mean
+            mean, n = points[groups == name].mean(0, keepdim=True), near.shape[1]
+            ways.append((2 * n / (n + 1)) ** 0.5 * distances(strangers, mean, "l2")[:, 0])
+        else:
+            ways.append({"single": near.amin(1), "complete": near.amax(1), "average": near.mean(1)}[linkage])
+    nearest: Tensor = names[torch.stack(ways, 1).argmin(1)]
+    return nearest

@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from kinfed.algorithms import FeSEM
+from kinfed.clustering.kmeans import server_kmeans
+from kinfed.data import Role
+from kinfed.engines import Vectorised
+from kinfed.errors import ConfigError
+from kinfed.metrics import fedavg_parameters, method_bytes
+from kinfed.params import flatten, put, rows
+from tests.algorithms.planted import FOUR, LOCAL, net, renamed
+from tests.algorithms.registry import make, population
+from tests.problems import assert_close, fit, same_groups, small_net
+
+
+@pytest.mark.parametrize("stale", ["aggregated", "last_local", "exclude"])
+def test_it_finds_groups_that_swap_labels(stale):
+    state, fed = fit(FeSEM(net(), LOCAL, clusters=4, stale=stale), population=renamed(FOUR), rounds=5)
+    assert same_groups(state.labels, fed.groups)
+
+
+@pytest.mark.parametrize("assignment", ["kmeans", "nearest"])
+@pytest.mark.parametrize(("stale", "over"), [("aggregated", "all_clients"), ("exclude", "participants")])
+def test_one_cluster_is_fedavg(stale, over, assignment):
+    settings = {"clusters": 1, "stale": stale, "assignment": assignment}
+    fesem, _ = fit(make("fesem", **settings), population=population(), fraction=0.5)
+    fedavg, _ = fit(make("fedavg", aggregate_over=over), population=population(), fraction=0.5)
+    assert_close(rows(fesem.models, 0), fedavg.params)
+
+
+def test_a_round_by_hand_with_stale_slots():
+    fesem = make("fesem")
+    fed, twin = (Vectorised(fesem, population(), fraction=0.5) for _ in range(2))
+    before = fesem.init(fed)
+    after = fesem.round(before, 0, fed)
+    cohort = twin.sample()
+    fresh = twin.run(fesem.train, cohort, fesem.offer(before, cohort, twin)).stack("params")
+    slots = put(rows(before.models, before.labels), cohort, fresh)  # the others still hold the first model
+    labels, _ = server_kmeans(flatten(slots), 2, torch.zeros(0, 1), fesem.seed)
+    assert torch.equal(after.labels, labels)
+    for c in (0, 1):
+        share = (fed.sizes * (labels == c) / fed.sizes[labels == c].sum())[:, None, None]
+        torch.testing.assert_close(after.models["1.weight"][c], (share * slots["1.weight"]).sum(0))
+
+
+def test_the_next_k_means_starts_from_the_last_centres_so_clusters_keep_their_numbers():
+    fesem = FeSEM(net(), LOCAL, clusters=4)
+    fed = Vectorised(fesem, renamed(FOUR))
+    state = fesem.round(fesem.init(fed), 0, fed)
+    first = state.labels
+    for t in range(1, 5):
+        state = fesem.round(state, t, fed)
+        assert torch.equal(state.labels, first)
+
+
+def test_nearest_is_the_papers_assignment_to_centres_from_different_inits():
+    fesem = make("fesem", clusters=3, assignment="nearest")
+    fed, twin = (Vectorised(fesem, population()) for _ in range(2))
+    before = fesem.init(fed)
+    assert len(before.models["1.weight"].flatten(1).unique(dim=0)) == 3
+    after = fesem.round(before, 0, fed)
+    trained = flatten(twin.run(fesem.train, twin.clients, fesem.offer(before, twin.clients, twin)).stack("params"))
+    apart = (trained[:, None] - flatten(before.models)).square().sum(2)
+    assert torch.equal(after.labels, apart.argmin(1))
+
+
+def test_late_and_holdout_clients_join_their_kin():
+    roles = tuple(Role(holdout=i in (2, 3), joins=3 if i in (4, 5) else 0) for i in range(12))
+    fesem = FeSEM(net(), LOCAL, clusters=2)
+    state, fed = fit(fesem, population=renamed(roles=roles), rounds=8)
+    assert same_groups(state.labels, fed.groups)
+    assert not state.hears[:, [2, 3]].any() and state.hears[:, [4, 5]].any(0).all()
+
+
+def test_the_ledger_equals_the_formula():
+    _, fed = fit(make("fesem"), population=population(), rounds=4, fraction=0.5)
+    assert method_bytes(fed.ledger) == 4 * fedavg_parameters(6, small_net().parameters(), 4)
+
+
+def test_fewer_different_models_than_clusters_leave_some_clusters_as_they_are():
+    state, _ = fit(make("fesem", clusters=9), population=population(), rounds=1, fraction=0.25)
+    assert len(state.models["1.weight"]) == 9 and torch.isfinite(flatten(state.models)).all()
+
+
+@pytest.mark.parametrize("clusters", [0, 13])
+def test_more_clusters_than_clients_are_refused(clusters):
+    with pytest.raises(ConfigError, match=r"1\.\.12"):
+        fit(make("fesem", clusters=clusters), population=population())

@@ -1,0 +1,60 @@
+"""What the methods that serve several models share."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.groups import Groups, Served, inits
+from kinfed.data import Role
+from kinfed.engines import Vectorised
+from kinfed.errors import RoleError
+from kinfed.experiment import Experiment
+from kinfed.params import rows
+from tests.algorithms.registry import make, population
+from tests.problems import assert_close, small_net
+
+SEVERAL = [name for name, kind in ALGORITHMS.items() if issubclass(kind, Served) and name != "flt"]
+PARTIAL = [name for name in SEVERAL if issubclass(ALGORITHMS[name], Groups)]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_newcomer_that_is_sick_is_served_all_the_same(name):
+    people = population(roles=tuple(Role(holdout=i == 3, joins=2 if i == 4 else 0) for i in range(12)))
+    x = people.x.float() / 255
+    x[torch.cat([people.train[3], people.train[4]])] = torch.nan
+    method = make(name)
+    fed = Vectorised(method, replace(people, x=x))
+    experiment = Experiment(method, fed, 4)
+    experiment.run()
+    assert {client for _, _, client in fed.rejected} == {3, 4}
+    assert (experiment.state.labels[[3, 4]] >= 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if not kind.serves_unlabelled])
+def test_a_newcomer_without_rows_is_refused_too_and_told_why(name):
+    people = population(roles=tuple(Role(holdout=i == 3) for i in range(12)))
+    train = tuple(part[:0] if i == 3 else part for i, part in enumerate(people.train))
+    method = make(name)
+    fed = Vectorised(method, replace(people, train=train))
+    with pytest.raises(RoleError, match=r"\[3\].*(loss|train)"):
+        method.admit(method.init(fed), torch.tensor([3]), fed)
+
+
+@pytest.mark.parametrize("stale", ["aggregated", "last_local", "exclude"])
+@pytest.mark.parametrize("name", PARTIAL)
+def test_what_those_contribute_who_were_not_asked_is_a_setting(name, stale):
+    method = make(name, stale=stale)
+    fed = Vectorised(method, population(), fraction=0.25)
+    state = method.round(method.init(fed), 0, fed)
+    assert bool(state.slots) == (stale == "last_local")
+
+
+def test_first_models_are_independent_and_the_first_is_everybodys():
+    model = small_net()
+    many, again, other = inits(model, 3, "cpu"), inits(model, 2, "cpu"), inits(model, 2, "cpu", attempt=1)
+    assert_close(rows(many, 0), model.init())
+    assert_close(rows(many, slice(2)), again)
+    whole = torch.cat([many["1.weight"], other["1.weight"]]).flatten(1)
+    assert len(whole.unique(dim=0)) == 5

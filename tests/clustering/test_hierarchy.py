@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from kinfed.clustering.hierarchy import best_cut, bipartition, cut, distances, merges, nearest_group
+from tests.problems import same_groups
+
+LINE = torch.tensor([[0.0], [1.0], [4.0], [6.0]])
+
+
+def heights(linkage):
+    return merges(distances(LINE, LINE, "l2"), linkage)[:, 2].tolist()
+
+
+def test_merge_heights_by_hand():
+    # {0, 1} at 1, {4, 6} at 2, then both: nearest 3, farthest 6, mean (4 + 6 + 3 + 5) / 4, Ward √(2·2·2/4)·4.5
+    assert heights("single") == pytest.approx([1, 2, 3])
+    assert heights("complete") == pytest.approx([1, 2, 6])
+    assert heights("average") == pytest.approx([1, 2, 4.5])
+    assert heights("ward") == pytest.approx([1, 2, 2**0.5 * 4.5])
+
+
+def test_a_merge_at_the_threshold_is_not_made():
+    tree = merges(distances(LINE, LINE, "l2"), "single")
+    assert len(cut(tree, 2.0).unique()) == 3 and len(cut(tree, 2.01).unique()) == 2
+    assert len(cut(tree, float("inf")).unique()) == 1 and len(cut(tree, 0.0).unique()) == 4
+
+
+def test_equal_points_are_apart_by_nothing_and_stay_apart_at_threshold_zero():
+    twins = torch.rand(40, 500)[:1].repeat(40, 1)
+    apart = distances(twins, twins, "l2")
+    assert apart.max() == 0 and len(cut(merges(apart, "ward"), 0.0).unique()) == 40
+
+
+def test_one_point_is_one_group():
+    apart = distances(LINE[:1], LINE[:1], "l1")
+    assert cut(merges(apart, "average"), 1.0).tolist() == best_cut(merges(apart, "average"), apart, 9).tolist() == [0]
+
+
+def test_metrics_by_hand():
+    a, b = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0], [6.0, 8.0], [-4.0, 3.0]])
+    torch.testing.assert_close(distances(a, b, "l1"), torch.tensor([[7.0, 7.0, 8.0]]))
+    torch.testing.assert_close(distances(a, b, "l2"), torch.tensor([[5.0, 5.0, 50**0.5]]))
+    torch.testing.assert_close(distances(a, b, "cosine"), torch.tensor([[1.0, 0.0, 1.0]]))  # 0 points nowhere
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete", "average", "ward"])
+def test_the_search_finds_blobs_and_leaves_a_cloud_whole(linkage):
+    noise = torch.randn(24, 2000, generator=torch.Generator().manual_seed(0))
+    blob = torch.arange(24) % 3
+    points = noise + 60 * torch.eye(2000)[blob]
+    for seen, wanted in ((points, blob), (noise, torch.zeros(24))):
+        apart = distances(seen, seen, "l2")
+        assert same_groups(best_cut(merges(apart, linkage), apart, 100), wanted)
+
+
+def test_the_linkage_decides_where_a_stranger_goes():
+    # the stranger 3 is 2 and 3 from {0, 1}, but 1.5 and 9 from {4.5, 12}
+    points, groups = torch.tensor([[0.0], [1.0], [4.5], [12.0]]), torch.tensor([5, 5, 7, 7])
+    stranger = torch.tensor([[3.0]])
+    goes = {way: int(nearest_group(stranger, points, groups, "l2", way)) for way in ("single", "complete", "average")}
+    assert goes == {"single": 7, "complete": 5, "average": 5}
+    assert int(nearest_group(stranger, points, groups, "l2", "ward")) == 5  # the means are 0.5 and 8.25
+
+
+def test_wards_distance_of_a_stranger_is_the_height_at_which_it_would_merge():
+    # to the mean: 2.9 and 3; times √(2n/(n+1)): √(2·3/4)·2.9 = 3.55 for three members, 3 for one
+    points, groups = torch.tensor([[-1.0], [0.0], [1.0], [5.9]]), torch.tensor([0, 0, 0, 1])
+    assert int(nearest_group(torch.tensor([[2.9]]), points, groups, "l2", "ward")) == 1
+
+
+def test_a_bipartition_separates_opposite_directions():
+    points = torch.tensor([[1.0, 0.1], [-2.0, 0.0], [3.0, 0.0], [-1.0, 0.2]])
+    second, alike = bipartition(points)
+    assert same_groups(second, torch.tensor([0, 1, 0, 1]))
+    assert float(alike) == pytest.approx(float(1 - distances(points[[0, 2]], points[[1, 3]], "cosine").min()))
