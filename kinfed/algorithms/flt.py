@@ -32,7 +32,7 @@ class FLTState(GroupState):
 
 @dataclass(frozen=True)
 class FLT(Groups[FLTState]):
-    """Relatives found before training by encoder signatures and UMAP; every model is averaged among relatives."""
+    """Relatives found before training by encoder signatures; every model is averaged among relatives."""
 
     model: Model
     local: LocalTraining = LocalTraining()
