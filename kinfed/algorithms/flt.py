@@ -68,9 +68,10 @@ class FLT(Groups[FLTState]):
         state = self.blend(state, replies, fed)
         if not self.dynamic:
             return state
-        state = replace(state, flags=state.flags.index_put((replies.cohort,), replies["changed"]))
+        raised = state.flags[replies.cohort] | replies["changed"]
+        state = replace(state, flags=state.flags.index_put((replies.cohort,), raised))  # Δ
         often = self.recluster_every and t > 0 and t % self.recluster_every == 0
-        if often or int(state.flags.sum()) > self.recluster_share * len(fed.clients):
+        if often or int(state.flags[fed.clients].sum()) > self.recluster_share * len(fed.clients):
             return self.form_relatedness(state, fed.clients, "own_copy", fed)
         return state
 
@@ -141,11 +142,13 @@ class FLT(Groups[FLTState]):
     def _placed(self, state: FLTState, newcomers: Tensor, fed: Federation) -> FLTState:
         """The state in which newcomers join the nearest group, or are related to whom they are near."""
         members = (state.kinship >= 0).nonzero()[:, 0]
-        known, strangers = state.known.of(members), state.known.of(newcomers)
-        kinship = nearest_groups(known, state.kinship[members], strangers)
+        is_known = state.known.are_described()[members]
+        known, strangers = state.known.of(members[is_known]), state.known.of(newcomers)
+        kinship = nearest_groups(known, state.kinship[members[is_known]], strangers)
         related = kinship[:, None] == state.kinship[members]
         if self.newcomers == "relate":
-            near = self.relatedness.distances(known, strangers) < self.relatedness.near
+            near = torch.zeros_like(related)
+            near[:, is_known] = self.relatedness.distances(known, strangers) < self.relatedness.near
             related = torch.where(near.any(1, keepdim=True), near, related)
         among = kinship[:, None] == kinship
         before = state.hears[state.labels[members]][:, members]

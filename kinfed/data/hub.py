@@ -1,9 +1,12 @@
 """The Hugging Face hub: where each named dataset lives there, and how it becomes NAME.npz."""
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 import numpy.typing as npt
@@ -69,11 +72,25 @@ def download(source: Source, split: str) -> Table:
         import datasets
     except ImportError as error:
         raise Unreachable(f"the `datasets` library is not installed: {error}") from error
+    save_time_when_offline()
     try:
         table: Table = datasets.load_dataset(source.repository, source.config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         raise Unreachable(f"hub repository {source.repository}: {type(error).__name__}: {error}") from error
     return table
+
+
+def save_time_when_offline() -> None:
+    """Where the hub cannot be reached, let the library look into its cache alone; it would try for half a minute."""
+    import datasets
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname or ""
+    try:
+        socket.create_connection((host, 443), timeout=10).close()
+    except OSError:
+        if not getproxies():  # a proxy looks names up by itself
+            constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
 
 def convert(source: Source, train: Table, test: Table | None) -> Arrays:

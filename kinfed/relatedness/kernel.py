@@ -76,5 +76,5 @@ def median_distance(known: Signatures, draw: torch.Generator) -> float:
 
 
 def shares_of(known: Signatures) -> Tensor:
-    """Shares that add up to one."""
-    return known.shares.double() / known.shares.double().sum(1, keepdim=True)
+    """Shares that add up to one; a client that is not described has none."""
+    return known.shares.double() / known.shares.double().sum(1, keepdim=True).clamp(min=1e-12)

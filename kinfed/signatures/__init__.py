@@ -1,7 +1,8 @@
 """How a client is described without its data leaving it."""
 
+from kinfed.signatures.embedding_statistics import EmbeddingStatistics
 from kinfed.signatures.encoder_centroids import EncoderCentroids, Tuning
 from kinfed.signatures.known import Signatures
 from kinfed.signatures.pretraining import Pretraining
 
-__all__ = ["EncoderCentroids", "Pretraining", "Signatures", "Tuning"]
+__all__ = ["EmbeddingStatistics", "EncoderCentroids", "Pretraining", "Signatures", "Tuning"]

@@ -29,6 +29,10 @@ class Signatures:
         who = replies.cohort
         return Signatures(self.centroids.index_copy(0, who, points), self.shares.index_copy(0, who, shares))
 
+    def are_described(self) -> Tensor:
+        """Who is described: bool [clients]."""
+        return self.shares.sum(1) > 0
+
     def means(self) -> Tensor:
         """The mean of each client's rows in latent space: [clients, e]."""
         return (self.centroids * self.shares[..., None]).sum(1)

@@ -36,7 +36,7 @@ class Pretraining:
     def __call__(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
         """The weights of the auto-encoder, on the device of the public rows."""
         if self.source.endswith(".safetensors"):
-            return _from_file(Path(self.source), autoencoder, public.device)
+            return from_file(Path(self.source), autoencoder.init(), public.device)
         if self.source != "public":
             return self._cached(autoencoder, public)
         if not len(public):
@@ -59,7 +59,7 @@ class Pretraining:
             beside = path.with_suffix(".new")
             save_file({name: w.cpu().contiguous() for name, w in weights.items()}, beside)
             beside.replace(path)
-        return _from_file(path, autoencoder, public.device)
+        return from_file(path, autoencoder.init(), public.device)
 
     def _train(self, autoencoder: AutoEncoder, x: Tensor) -> Params:
         per_epoch = -(-len(x) // self.batch_size)
@@ -100,12 +100,12 @@ def _reporting(gradient: GradientFn, steps: int) -> Callable[[Params, Batch], Sl
     return reported
 
 
-def _from_file(path: Path, autoencoder: AutoEncoder, device: torch.device) -> Params:
+def from_file(path: Path, wanted: Params, device: torch.device) -> Params:
+    """The weights in a file, which must have the names and shapes of those wanted; what else it holds is left out."""
     try:
         weights = load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"cannot read the encoder {path}: {error}") from error
-    wanted = autoencoder.init()
     for name, tensor in wanted.items():
         if name not in weights or weights[name].shape != tensor.shape:
             got = tuple(weights[name].shape) if name in weights else "nothing"

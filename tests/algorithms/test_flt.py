@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -168,3 +170,28 @@ def test_without_public_rows_the_error_says_what_to_do():
 
     with pytest.raises(ConfigError, match=r"data\.public"):
         started(make("flt", signature=signature(pretraining=Pretraining("public"))))
+
+
+@pytest.mark.parametrize("rule", ["nearest", "relate"])
+def test_a_client_without_a_signature_stays_alone_and_hinders_no_newcomer(rule):
+    people = population(roles=tuple(Role(joins=2 if i == 0 else 0) for i in range(12)))
+    sick = people.x.float() / 255
+    sick[people.train[3]] = torch.nan
+    flt = make("flt", newcomers=rule)
+    fed = Vectorised(flt, replace(people, x=sick))
+    state = flt.init(fed)
+    assert (state.kinship == state.kinship[3]).sum() == 1
+    fed.begin(2)
+    placed = flt.admit(state, torch.tensor([0]), fed)
+    assert placed.kinship[0] == placed.kinship[2]
+    assert torch.isfinite(placed.models["1.weight"]).all()
+
+
+def test_many_newcomers_make_relatives_be_found_anew_but_holdout_clients_do_not():
+    for holdout, times in ((False, 2), (True, 1)):
+        roles = tuple(Role(joins=2 if i < 3 else 0, holdout=holdout and i < 3) for i in range(12))
+        flt = make("flt", dynamic=True, recluster_share=0.2)
+        fed = Vectorised(flt, population(roles=roles))
+        Experiment(flt, fed, 4).run()
+        described = [clients for _, task, clients, _, _ in fed.ledger.rounds if task == "describe"]
+        assert described == [9, 3, 12][: times + 1], "at first, the newcomers, and all of them again"
