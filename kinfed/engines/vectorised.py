@@ -19,6 +19,7 @@ from kinfed.federation import Federation, Offer, Task, Workshop
 from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, rows, to_flat
 
 GIBIBYTE = 2**30
+LEAST = 3  # lanes of a block; products of one lane, and convolutions of two, round differently from those of more
 FEW = 32  # clients side by side; a task that fails with so few is not failing for their number
 MANY = {"cuda": 512, "cpu": 32}  # more lanes gain nothing and make activations large
 
@@ -40,6 +41,8 @@ class Vectorised(Federation):
             raise ConfigError(f"block must be at least 1, or 0 to choose by memory, got {block}")
         super().__init__(algorithm, population, fraction=fraction, seed=seed, device=device)
         self.block = block
+        if self.device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = False  # convolutions in full precision, as matrix products are
         self.loops: set[str] = set()  # tasks that run one by one
         self.lanes: dict[str, int] = {}  # task -> most clients side by side that fit into memory
 
@@ -88,7 +91,7 @@ class Vectorised(Federation):
         self, task: Task, cohort: Tensor, keys: Tensor, offer: Offer, part: Tensor
     ) -> tuple[Tensor, Stack, Stack]:
         """The positions of a block's clients, what they send and what they keep."""
-        twins = part if len(part) > 1 else part.repeat(2)  # matrix products of a single lane round differently
+        twins = part.repeat(-(-LEAST // len(part)))[: max(LEAST, len(part))]
         who = cohort[twins]
         pick = twins if offer.pick is None else offer.pick[twins]
         shared = each_leaf(lambda t: t.expand(len(twins), *t.shape), to_flat(offer.shared))

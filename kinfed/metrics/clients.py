@@ -48,4 +48,4 @@ def converged_at(means: Sequence[tuple[int, float]], within: float = 0.01) -> in
 
 def accuracy_of(correct: Tensor, rows: Tensor) -> Tensor:
     """Accuracies of clients; not a number for those without test rows."""
-    return torch.where(rows > 0, correct / rows.clamp(min=1), torch.nan).double()
+    return torch.where(rows > 0, correct.double() / rows.clamp(min=1), torch.nan)

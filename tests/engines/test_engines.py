@@ -87,6 +87,14 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_block_size(method, name)
         assert_same_bits(trained(algorithm, Vectorised, population, block=block)[0], whole)
 
 
+def test_colour_convolutions_have_the_same_bits_in_blocks_of_one_two_and_more():
+    population = tiny_population((9, 10, 11, 9, 10), shape=(3, 32, 32))
+    algorithm = FedAvg(make_model("flhc_cnn", (3, 32, 32), 3), LocalTraining(1, 10, 0.01))
+    whole, _ = trained(algorithm, Vectorised, population, rounds=1)
+    for block in (1, 2):
+        assert_same_bits(trained(algorithm, Vectorised, population, rounds=1, block=block)[0], whole)
+
+
 def test_another_seed_gives_other_bits():
     algorithm = FedAvg(small_net(), LOCAL)
     a, b = (trained(algorithm, Vectorised, seed=seed)[0] for seed in (0, 1))
