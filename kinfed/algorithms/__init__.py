@@ -8,12 +8,15 @@ from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.fesem import FeSEM
 from kinfed.algorithms.fine_tuned import FineTuned
 from kinfed.algorithms.flhc import FLHC
+from kinfed.algorithms.flis_dc import FLISDC
+from kinfed.algorithms.flis_hc import FLISHC
 from kinfed.algorithms.flt import FLT
 from kinfed.algorithms.ifca import IFCA
 from kinfed.algorithms.lg_fedavg import LGFedAvg
 from kinfed.algorithms.local import Local
 from kinfed.algorithms.pca_km_hc import PCAKMeansHC
 from kinfed.algorithms.per_fedavg import PerFedAvg
+from kinfed.algorithms.repa import REPA
 from kinfed.algorithms.scaffold import Scaffold
 
 ALGORITHMS: dict[str, type[Algorithm]] = {  # type: ignore[type-arg]
@@ -31,14 +34,20 @@ ALGORITHMS: dict[str, type[Algorithm]] = {  # type: ignore[type-arg]
     "fesem": FeSEM,
     "cfl": CFL,
     "flhc": FLHC,
+    "flis_dc": FLISDC,
+    "flis_hc": FLISHC,
+    "repa": REPA,
 }
 
 __all__ = [
     "ALGORITHMS",
     "CFL",
     "FLHC",
+    "FLISDC",
+    "FLISHC",
     "FLT",
     "IFCA",
+    "REPA",
     "FeSEM",
     "FedAvg",
     "FedNova",

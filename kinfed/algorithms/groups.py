@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import mix, mix_heard, one_hot
-from kinfed.algorithm import Algorithm
+from kinfed.algorithm import Algorithm, score
 from kinfed.client import Client, Reply, base_key
 from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.models import Model
-from kinfed.params import Params, Stack, each_leaf, join, put, repeat, rows, stack, subtract
+from kinfed.params import Params, Stack, count, each_leaf, join, put, repeat, rows, stack, subtract
 
 Stale = Literal["aggregated", "last_local", "exclude"]
+SelectOn = Literal["train_loss", "test_accuracy"]  # the second looks at test rows: only to compare with such papers
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Groups(Served[S], ABC):
     def blend(self, state: S, replies: Replies, fed: Federation) -> S:
         """The state after averaging each model over the clients it hears, weighted by their rows."""
         weights, fresh = state.hears * fed.sizes.float(), replies.stack("params")
-        if self.stale == "last_local":
+        if state.slots:  # "last_local"
             slots = put(state.slots, replies.cohort, fresh)
             return replace(state, slots=slots, models=mix_heard(state.models, weights, slots))
         if self.stale == "aggregated":
@@ -103,6 +104,15 @@ def inits(model: Model, number: int, device: torch.device, attempt: int = 0) -> 
 def taken(models: Stack, choice: Tensor) -> Params:
     """One model of a stack; the choice may be a client task's."""
     return each_leaf(lambda w: w.index_select(0, choice[None])[0], models)
+
+
+def best_for(client: Client, model: Model, models: Stack, select_on: SelectOn) -> Tensor:
+    """Client: the model with the least loss on its training rows, or by name with the most hits on its test rows."""
+    own = client.test if select_on == "test_accuracy" else client.train
+    scores = [score(model, rows(models, m), own).send for m in range(count(models))]
+    if select_on == "test_accuracy":
+        return torch.stack([s["correct"] for s in scores]).argmax()  # type: ignore[misc]
+    return torch.stack([s["loss"] for s in scores]).argmin()  # type: ignore[misc]
 
 
 def need_labels(clients: Tensor, fed: Federation, why: str) -> None:

@@ -69,12 +69,12 @@ def _assign(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tenso
     return sums.unflatten(0, (restarts, k)), counts.unflatten(0, (restarts, k)), error
 
 
-def server_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """The cluster of each point and the centres: the best of 20 runs, or one from `start` if there is any in it."""
+def server_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int, runs: int = 20) -> tuple[Tensor, Tensor]:
+    """The cluster of each point and the centres: the best of some runs, or one from `start` if there is any in it."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    first = {"n_init": 20} if not len(start) else {"n_init": 1, "init": start.cpu().double().numpy()}
+    first = {"n_init": runs} if not len(start) else {"n_init": 1, "init": start.cpu().double().numpy()}
     with warnings.catch_warnings():  # it warns when fewer points differ than there are clusters; some stay empty then
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = KMeans(clusters, random_state=seed, **first).fit(points.cpu().double().numpy())

@@ -22,6 +22,11 @@ def flt_parameters(
     return clients * (encoder + centroids * latent) + fedavg_parameters(participants, weights, rounds)
 
 
+def repa_parameters(clients: int, encoder: int, statistics: int, participants: int, weights: int, rounds: int) -> int:
+    """W_enc down and the statistics up once for each client, then 2ρM·W per round; the encoder's training is extra."""
+    return clients * (encoder + statistics) + fedavg_parameters(participants, weights, rounds)
+
+
 def megabits_per_client(moved_bytes: int, clients: int) -> float:
     """FLIS' "Mb": megabits per client, averaged over all clients of the federation."""
     return moved_bytes * 8 / 1e6 / clients

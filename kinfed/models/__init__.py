@@ -6,11 +6,12 @@ from functools import partial
 from torch import nn
 
 from kinfed.errors import ConfigError
-from kinfed.models.autoencoder import AutoEncoder, encoder_of, has_decoder
+from kinfed.models.autoencoder import AutoEncoder, Encoding, encoder_of, has_decoder
 from kinfed.models.autoencoders import conv_ae, residual_ae
 from kinfed.models.model import Model, hits
 from kinfed.models.network import GradientFn, Network, Slope, from_module
-from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, resnet9
+from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
+from kinfed.models.supervised import SupervisedAutoEncoder, supervised_ae
 from kinfed.names import known
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
@@ -18,6 +19,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "leaf_cnn": leaf_cnn,
     "lenet5": lenet5,
     "flhc_cnn": flhc_cnn,
+    "repa_cnn": repa_cnn,
     "resnet9": resnet9,
 }
 AUTOENCODERS: dict[str, Callable[[Shape, int], nn.Module]] = {"conv_ae": conv_ae, "residual_ae": residual_ae}
@@ -38,6 +40,7 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 
 
 __all__ = [
-    "AUTOENCODERS", "MODELS", "AutoEncoder", "GradientFn", "Model", "Network", "Shape", "Slope",
-    "encoder_of", "from_module", "has_decoder", "hits", "make_autoencoder", "make_model",
+    "AUTOENCODERS", "MODELS", "AutoEncoder", "Encoding", "GradientFn", "Model", "Network", "Shape", "Slope",
+    "SupervisedAutoEncoder", "encoder_of", "from_module", "has_decoder", "hits", "make_autoencoder", "make_model",
+    "supervised_ae",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
-"""Auto-encoders as pure functions of their weights: how FLT's clients describe their images."""
+"""Networks with an encoder as pure functions of their weights: how clients describe their images."""
 
+from abc import ABC
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,11 +12,8 @@ from kinfed.params import Params
 
 
 @dataclass(frozen=True)
-class AutoEncoder(Network):
-    """A module with parts `encoder` and `decoder`, trained to give its input back (mean squared error)."""
-
-    def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
-        return (output - self.inputs(batch.x)).square().flatten(1).mean(1)
+class Encoding(Network, ABC):
+    """A module with a part `encoder`, whose output for a row is the row's embedding."""
 
     def embed(self, params: Params, x: Tensor) -> Tensor:
         """Rows in latent space: [b, e]. Needs the encoder's weights alone."""
@@ -24,8 +22,16 @@ class AutoEncoder(Network):
         return functional_call(encoder, own, (self.inputs(x),))  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class AutoEncoder(Encoding):
+    """A module with parts `encoder` and `decoder`, trained to give its input back (mean squared error)."""
+
+    def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
+        return (output - self.inputs(batch.x)).square().flatten(1).mean(1)
+
+
 def encoder_of(params: Params) -> Params:
-    """The encoder's share of an auto-encoder's weights."""
+    """The encoder's share of a network's weights."""
     return {name: w for name, w in params.items() if name.startswith("encoder.")}
 
 

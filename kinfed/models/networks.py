@@ -1,6 +1,8 @@
-"""The papers' classifiers as plain torch modules (methods and sizes: FLT, FLIS, FL+HC, LEAF)."""
+"""The papers' classifiers as plain torch modules (methods and sizes: FLT, FLIS, FL+HC, REPA, LEAF)."""
 
 from torch import Tensor, nn
+
+from kinfed.errors import ConfigError
 
 Shape = tuple[int, int, int]  # channels, height, width
 
@@ -25,6 +27,19 @@ def leaf_cnn(shape: Shape, classes: int, hidden: int = 2048) -> nn.Module:
 def flhc_cnn(shape: Shape, classes: int) -> nn.Module:
     """FL+HC's CNN: as LEAF's with 512 units ("same" padding, McMahan's network)."""
     return leaf_cnn(shape, classes, hidden=512)
+
+
+def repa_cnn(shape: Shape, classes: int) -> nn.Module:
+    """REPA's CNN for its clusters: as FL+HC's without padding (its authors' later code)."""
+    channels, height, width = shape
+    if min(height, width) < 16:
+        raise ConfigError(f"repa_cnn needs image sides of at least 16, got {height}x{width}: use another model")
+    flat = 64 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, classes),
+    )  # fmt: skip
 
 
 def lenet5(shape: Shape, classes: int) -> nn.Module:

@@ -35,7 +35,7 @@ def predictions(model: Model, models: Stack, x: Tensor, soft: bool = False) -> T
 def similarity(some: Tensor, others: Tensor) -> Tensor:
     """The cosine of each with each of the others' predictions: [a, b]; for named classes, how often they agree."""
     dots = torch.zeros(len(some), len(others), dtype=torch.double, device=some.device)
-    mine, theirs = torch.zeros_like(dots[:, 0]), torch.zeros_like(dots[0])
+    mine, theirs = dots.new_zeros(len(some)), dots.new_zeros(len(others))
     for part, other in zip(some.split(AT_ONCE, 1), others.split(AT_ONCE, 1), strict=True):
         a, b = part.flatten(1).double(), other.flatten(1).double()
         dots, mine, theirs = dots + a @ b.T, mine + a.square().sum(1), theirs + b.square().sum(1)

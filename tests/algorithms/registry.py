@@ -1,11 +1,18 @@
 """Every registered method with settings for the tiny population. A new method must be added here, or a test fails."""
 
+from dataclasses import replace
+
+import torch
+
 from kinfed.algorithms import (
     ALGORITHMS,
     CFL,
     FLHC,
+    FLISDC,
+    FLISHC,
     FLT,
     IFCA,
+    REPA,
     FedAvg,
     FedNova,
     FedProx,
@@ -18,7 +25,7 @@ from kinfed.algorithms import (
     Scaffold,
 )
 from kinfed.relatedness import Relatedness
-from kinfed.signatures import EncoderCentroids, Pretraining
+from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, Pretraining
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
 
@@ -28,12 +35,19 @@ LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05)
 def population(**more):
     """Twelve clients in two planted groups, and the server's own rows."""
     whole = tiny_population((7, 23, 12, 31, 9, 18, 11, 13, 26, 8, 17, 21), **more)
-    return whole
+    served, at = tiny_population((10, 10)), len(whole.y)
+    public = torch.arange(at, at + len(served.y))
+    return replace(whole, x=torch.cat([whole.x, served.x]), y=torch.cat([whole.y, served.y]), public=public)
 
 
 def signature(**more) -> EncoderCentroids:
     settings = {"k": 3, "tuning": "none", "latent": 8, "restarts": 2, "pretraining": Pretraining("digits", epochs=1)}
     return EncoderCentroids(**(settings | more))
+
+
+def statistics(**more) -> EmbeddingStatistics:
+    training = LocalTraining(epochs=1, batch_size=16, lr=1e-3, optimiser="adam")
+    return EmbeddingStatistics(**({"encoder_rounds": 1, "training": training} | more))
 
 
 def make(name: str, local: LocalTraining = LOCAL, **more):
@@ -52,7 +66,10 @@ def make(name: str, local: LocalTraining = LOCAL, **more):
         "ifca": lambda: IFCA(model, local, **more),
         "fesem": lambda: FeSEM(model, local, **({"clusters": 2} | more)),
         "cfl": lambda: CFL(model, local, **({"mean_below": 9.0, "some_above": 0.1, "after": 1} | more)),
+        "repa": lambda: REPA(model, local, **({"clusters": 2, "signature": statistics()} | more)),
         "flhc": lambda: FLHC(model, local, **({"rounds_before": 1} | more)),
+        "flis_dc": lambda: FLISDC(model, local, **more),
+        "flis_hc": lambda: FLISHC(model, local, **more),
     }[name]()
 
 

@@ -169,7 +169,7 @@ def test_without_public_rows_the_error_says_what_to_do():
     from kinfed.signatures import Pretraining
 
     with pytest.raises(ConfigError, match=r"data\.public"):
-        started(make("flt", signature=signature(pretraining=Pretraining("public"))))
+        started(make("flt", signature=signature(pretraining=Pretraining("public"))), tiny_population())
 
 
 @pytest.mark.parametrize("rule", ["nearest", "relate"])

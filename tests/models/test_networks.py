@@ -17,6 +17,9 @@ from kinfed.models import MODELS, make_autoencoder, make_model
         ("lenet5", (3, 32, 32), 10, 62_006),
         ("flhc_cnn", (1, 28, 28), 10, 1_663_370),
         ("flhc_cnn", (1, 28, 28), 62, 1_690_046),
+        ("repa_cnn", (1, 28, 28), 10, 582_026),
+        ("repa_cnn", (1, 28, 28), 62, 608_702),
+        ("repa_cnn", (3, 32, 32), 10, 878_538),
         ("resnet9", (3, 32, 32), 100, 6_621_540),
     ],
 )

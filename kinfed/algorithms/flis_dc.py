@@ -1,0 +1,105 @@
+"""FLIS-DC: dynamic, overlapping clusters by inference similarity (Morafah et al., FLIS, IEEE OJCS 2023).
+
+Settled and changed:
+- similarity is the cosine of prediction matrices, as in the code; the printed ‖Bᵢ⊙Bⱼ‖ could not exceed 1/√rows;
+- the server's rows are public ones that no client trains or is tested on (code: from the clients' test set);
+- a client chooses by least loss on its training rows; the code's choice by accuracy on its *test* rows leaks, and is
+  there as `select_on="test_accuracy"` only to compare with published numbers; ties go to the first model;
+- the code's constant 0.96, which admits pairs however large β is, is left out.
+A client uses, and is scored with, the model it trained itself when it last took part, which it remembers; one that was
+never asked uses the first model. A newcomer downloads the last cluster models, chooses, and remembers its choice. Those
+who never train choose again after every round, since clusters live for one round, and these bytes count (`choose`).
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kinfed.aggregation import mix
+from kinfed.algorithm import Algorithm
+from kinfed.algorithms.groups import SelectOn, best_for, inits, need_labels, taken
+from kinfed.client import Client, Reply
+from kinfed.clustering.graph import components
+from kinfed.errors import ConfigError
+from kinfed.federation import Federation, Offer, Replies
+from kinfed.models import Model
+from kinfed.params import Params, Payload, Stack
+from kinfed.relatedness import inference_similarity, server_rows
+from kinfed.training import LocalTraining
+
+
+@dataclass(frozen=True)
+class FLISDCState:
+    models: Stack  # [T] one for each participant of the last round; the first model before
+    related: Tensor  # [clients, clients] bool: who is in whose cluster; the rows of others are empty
+
+
+@dataclass(frozen=True)
+class FLISDC(Algorithm[FLISDCState]):
+    """Every round each participant's model is averaged with those that predict alike on the server's rows."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+    beta: float = 0.4  # β, similarity from which on two models are averaged
+    soft: bool = False  # compare probabilities, not classes
+    select_on: SelectOn = "train_loss"
+
+    serves_unlabelled: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.beta < 0:
+            raise ConfigError(f"beta is a similarity and must be at least 0, got {self.beta}")
+
+    def init(self, fed: Federation) -> FLISDCState:
+        server_rows(fed)  # says early that there are none
+        nobody = torch.zeros(fed.count, fed.count, dtype=torch.bool, device=fed.device)
+        return FLISDCState(inits(self.model, 1, fed.device), nobody)
+
+    def round(self, state: FLISDCState, t: int, fed: Federation) -> FLISDCState:
+        replies = fed.run(self.train, fed.sample(), Offer(shared={"models": state.models}))
+        state = self.cluster(state, replies, fed) if len(replies.cohort) else state
+        strangers = fed.present[torch.isin(fed.present, fed.clients, invert=True)]
+        return self.admit(state, strangers, fed) if len(strangers) else state
+
+    def cluster(self, state: FLISDCState, replies: Replies, fed: Federation) -> FLISDCState:
+        """One cluster around each participant: those whose models predict alike, and itself."""
+        who, trained = replies.cohort, replies.stack("params")
+        alike = inference_similarity(self.model, trained, server_rows(fed), self.soft) >= self.beta
+        alike = alike | torch.eye(len(who), dtype=torch.bool, device=fed.device)
+        weights = alike * fed.sizes[who].double()
+        related = torch.zeros_like(state.related)
+        related[who[:, None], who] = alike
+        return replace(state, models=mix(weights / weights.sum(1, keepdim=True), trained), related=related)
+
+    def train(self, client: Client, models: Stack) -> Reply:
+        """Client task: it trains the cluster model that it chooses, and remembers what it got."""
+        chosen = taken(models, best_for(client, self.model, models, self.select_on))
+        trained, _ = self.local(client, chosen, self.model.gradient)
+        return Reply(send={"params": trained}, keep={"params": trained})
+
+    def choose(self, client: Client, models: Stack) -> Reply:
+        """Client task: it remembers the cluster model that it chooses."""
+        return Reply(send={}, keep={"params": taken(models, best_for(client, self.model, models, self.select_on))})
+
+    def blank_memory(self) -> Payload:
+        return {"params": self.model.init()}
+
+    def personalise(self, client: Client) -> Params:  # type: ignore[override]
+        return client.recall_model("params")
+
+    def offer(self, state: FLISDCState, cohort: Tensor, fed: Federation) -> Offer:
+        return Offer()
+
+    def admit(self, state: FLISDCState, newcomers: Tensor, fed: Federation) -> FLISDCState:
+        need_labels(newcomers, fed, "FLIS' clients choose their cluster by its model's loss")
+        fed.run(self.choose, newcomers, Offer(shared={"models": state.models}))
+        return state
+
+    def graph(self, state: FLISDCState) -> Tensor:
+        return state.related
+
+    def groups(self, state: FLISDCState) -> Tensor:
+        together = components(state.related).to(state.related.device)
+        return torch.where(state.related.diagonal(), together, -1)
