@@ -11,7 +11,7 @@ A client uses, and is scored with, the model it trained itself when it last took
 never asked uses the first model, a newcomer that has not trained yet its cluster's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, nextafter
 from typing import ClassVar, Literal
 
@@ -36,7 +36,7 @@ from kinfed.clustering.hierarchy import cut, merges
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model
-from kinfed.params import Params, Payload, Stack, each_leaf, put, rows
+from kinfed.params import Params, Payload, Stack, each_leaf, rows
 from kinfed.relatedness import predictions, server_rows, similarity
 from kinfed.training import LocalTraining
 
@@ -99,9 +99,7 @@ class FLISHC(Groups[FLISHCState]):
             first = rows(inits(self.model, 1, fed.device), 0)
             replies = fed.run(self.introduce, newcomers, Offer(shared={"params": first}))
             labels = self.nearest(state, replies.stack("params"), fed)
-        state = placed(state, newcomers, replies.cohort, labels, fed)
-        held = rows(state.models, state.labels[newcomers])  # until they train
-        return replace(state, slots=put(state.slots, newcomers, held)) if state.slots else state
+        return placed(state, newcomers, replies.cohort, labels, fed)
 
     def nearest(self, state: FLISHCState, trained: Stack, fed: Federation) -> Tensor:
         """The cluster whose members predict most like each of these models, on average."""

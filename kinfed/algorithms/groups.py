@@ -139,7 +139,14 @@ def placed(state: S, newcomers: Tensor, answered: Tensor, labels: Tensor, fed: F
     joined = state.labels.index_copy(0, newcomers, largest.repeat(len(newcomers))).index_copy(0, answered, labels)
     trains = torch.isin(newcomers, fed.clients)
     hears = state.hears.index_copy(1, newcomers, one_hot(joined[newcomers], len(state.hears)).bool() & trains)
-    return replace(state, labels=joined, hears=hears)
+    return holding(replace(state, labels=joined, hears=hears), newcomers)
+
+
+def holding(state: S, newcomers: Tensor) -> S:
+    """The state in which newcomers hold, until they train, the model they are served."""
+    if not state.slots:
+        return state
+    return replace(state, slots=put(state.slots, newcomers, rows(state.models, state.labels[newcomers])))
 
 
 def reseat(state: S, related: Tensor, placed: Tensor, sizes: Tensor) -> S:
@@ -154,4 +161,6 @@ def reseat(state: S, related: Tensor, placed: Tensor, sizes: Tensor) -> S:
     weights = before.sum(0).expand(len(hears), -1)
     for nearer in (hears.float() @ before, one_hot(labels, len(hears)) @ before):
         weights = torch.where(nearer.sum(1, keepdim=True) > 0, nearer, weights)
-    return replace(state, models=mix(weights / weights.sum(1, keepdim=True), state.models), labels=labels, hears=hears)
+    models = mix(weights / weights.sum(1, keepdim=True), state.models)
+    newcomers = placed[state.labels[placed] < 0]
+    return holding(replace(state, models=models, labels=labels, hears=hears), newcomers)

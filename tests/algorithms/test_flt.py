@@ -96,6 +96,16 @@ def test_a_newcomer_starts_from_its_groups_current_model():
     assert torch.equal(placed.models["1.weight"][placed.labels[kin]], state.models["1.weight"][state.labels[kin]])
 
 
+def test_a_newcomers_slot_holds_its_groups_model_until_it_trains():
+    flt = make("flt", stale="last_local")
+    state, fed = started(flt, population(roles=tuple(Role(joins=9 if i == 0 else 0) for i in range(12))))
+    state = flt.round(state, 0, fed)
+    fed.begin(9)
+    placed = flt.admit(state, torch.tensor([0]), fed)
+    assert torch.equal(placed.slots["1.weight"][0], placed.models["1.weight"][placed.labels[0]])
+    assert torch.equal(placed.slots["1.weight"][1:], state.slots["1.weight"][1:])
+
+
 def changed_at(round: int, who: int, to: int):
     people = tiny_population((20,) * 12)
     return tiny_population(
