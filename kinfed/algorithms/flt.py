@@ -2,6 +2,7 @@
 
 `form_relatedness` is Algorithm 2, `round` is Algorithm 3. Deviations, each explained in docs/methods/flt.md:
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
+- relatives are found anew as they were at first; the paper always lets clients tune the encoder then;
 - weights are normalised over the relatives; the printed diag(pₘ/‖Ãₘ‖₀) would shrink the models;
 - the default set distance needs no oracle that tells the right k; `min` (printed) and `matching` (code) are options.
 """
@@ -18,7 +19,7 @@ from kinfed.federation import Federation, Offer
 from kinfed.models import Model, encoder_of, has_decoder
 from kinfed.params import Params, Payload, rows
 from kinfed.relatedness import Relatedness, nearest_groups
-from kinfed.signatures import EncoderCentroids, Signatures, Tuning
+from kinfed.signatures import EncoderCentroids, Signatures
 from kinfed.training import LocalTraining
 
 
@@ -49,11 +50,11 @@ class FLT(Groups[FLTState]):
     def init(self, fed: Federation) -> FLTState:
         network = self.signature.network(fed.x.shape[1:])
         weights = self.signature.pretraining(network, fed.x[fed.population.public.to(fed.device)])
-        return self.form_relatedness(self._blank(weights, fed), fed.clients, self.signature.tuning, fed)
+        return self.form_relatedness(self._blank(weights, fed), fed)
 
-    def form_relatedness(self, state: FLTState, members: Tensor, tuning: Tuning, fed: Federation) -> FLTState:
-        """Algorithm 2: signatures, UMAP, distances, threshold, clusters."""
-        state, described = self._described(state, members, tuning, fed)
+    def form_relatedness(self, state: FLTState, fed: Federation) -> FLTState:
+        """Algorithm 2: signatures, distances, threshold, clusters."""
+        state, described = self._described(state, fed.clients, fed)
         distances = self.relatedness.distances(state.known.of(described))  # A
         kinship = self.relatedness.groups(distances, self.clusters)
         related = self.relatedness.related(distances) if self.case == "related" else kinship[:, None] == kinship  # Ã
@@ -72,11 +73,11 @@ class FLT(Groups[FLTState]):
         state = replace(state, flags=state.flags.index_put((replies.cohort,), raised))  # Δ
         often = self.recluster_every and t > 0 and t % self.recluster_every == 0
         if often or int(state.flags[fed.clients].sum()) > self.recluster_share * len(fed.clients):
-            return self.form_relatedness(state, fed.clients, "own_copy", fed)
+            return self.form_relatedness(state, fed)
         return state
 
     def admit(self, state: FLTState, newcomers: Tensor, fed: Federation) -> FLTState:
-        state, _ = self._described(state, newcomers, self.signature.tuning, fed)
+        state, _ = self._described(state, newcomers, fed)
         state = replace(state, flags=state.flags.index_fill(0, newcomers, True))
         return self._placed(state, newcomers, fed)
 
@@ -114,11 +115,11 @@ class FLT(Groups[FLTState]):
     def _described_in(self, client: Client) -> Payload:
         return {"described": client.round} if self.dynamic else {}
 
-    def _described(self, state: FLTState, clients: Tensor, tuning: Tuning, fed: Federation) -> tuple[FLTState, Tensor]:
+    def _described(self, state: FLTState, clients: Tensor, fed: Federation) -> tuple[FLTState, Tensor]:
         """The state with the signatures of these clients, and those who sent one."""
-        if tuning == "sequential":
+        if self.signature.tuning == "sequential":
             return self._described_in_turn(state, clients, fed)
-        weights = state.autoencoder if tuning == "own_copy" else encoder_of(state.autoencoder)
+        weights = state.autoencoder if self.signature.tuning == "own_copy" else encoder_of(state.autoencoder)
         replies = fed.run(self.describe, clients, Offer(shared={"autoencoder": weights}))
         return replace(state, known=state.known.learnt(replies)), replies.cohort
 
