@@ -49,6 +49,7 @@ COLUMNS = (
     Column("accuracy %", "accuracy_percent", of_summary("accuracy", 100)),
     Column("variance", "variance", of_summary("variance")),
     Column("worst decile %", "worst_decile_percent", of_summary("worst_decile", 100)),
+    Column("at target %", "at_target_percent", of_summary("at_target", 100), ".1f"),
     Column("ARI", "ari", of_summary("ari")),
     Column("groups", "groups", of_summary("groups"), ".3g"),
     Column("MB moved", "megabytes", moved, ".1f"),

@@ -127,11 +127,13 @@ class Experiment(Generic[State]):
         """The last metrics, the cost, and how fast it went there."""
         means = [(round, metrics["accuracy"]) for round, metrics in self.history]
         down, up = self._bytes()
+        reached = rounds_to_target(means, self.evaluation.target)
         test_rows = len(torch.cat([self.fed.test[i] for i in self.fed.clients.tolist()]).unique())
         return {
             **self.history[-1][1],
             "standard_error": standard_error(means[-1][1], max(1, test_rows)),
-            "rounds_to_target": rounds_to_target(means, self.evaluation.target),
+            "rounds_to_target": reached,
+            "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),
             "converged_at": converged_at(means),
             "bytes_down": down,
             "bytes_up": up,

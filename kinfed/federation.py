@@ -80,6 +80,10 @@ class Ledger:
             table.setdefault(task, torch.zeros(self.clients, dtype=torch.long))[who.cpu()] += size
         self.rounds.append((round, task, len(cohort), down * len(cohort), up * len(answered)))
 
+    def until(self, round: int, *, without: tuple[str, ...] = ()) -> int:
+        """Bytes both ways before this round (they count from 0), but for these tasks."""
+        return sum(down + up for t, task, _, down, up in self.rounds if t < round and task not in without)
+
     def total(self, *, without: tuple[str, ...] = ()) -> int:
         """All bytes both ways, but for these tasks."""
         return sum(int(t.sum()) for table in (self.down, self.up) for task, t in table.items() if task not in without)

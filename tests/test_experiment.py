@@ -108,6 +108,18 @@ def test_bytes_grow_by_what_a_round_moves():
     assert summary["bytes_down"] == summary["bytes_up"] == 3 * per_round
 
 
+def test_bytes_to_the_target_are_those_of_the_rounds_until_it_is_reached():
+    algorithm = FedAvg(small_net(), LocalTraining(2, 5, 0.1))
+    best = max(r.metrics["accuracy"] for r in watched(algorithm, rounds=4)[0].results)
+    notes, summary, _ = watched(algorithm, rounds=4, evaluation=Evaluation(target=best))
+    reached = next(r for r in notes.results if r.metrics["accuracy"] >= best)
+    assert reached.round > 1, "the test wants a target that is not reached at once"
+    assert summary["rounds_to_target"] == reached.round
+    assert summary["bytes_to_target"] == reached.down + reached.up
+    never = watched(algorithm, rounds=1, evaluation=Evaluation(target=1.0))[1]
+    assert never["rounds_to_target"] is None and never["bytes_to_target"] is None
+
+
 def test_impossible_experiments_are_refused():
     everyone_late = (Role(joins=1),) * 6
     with pytest.raises(ConfigError, match="no client trains"):

@@ -88,6 +88,13 @@ def test_umap_and_set_distances_find_planted_groups_when_k_is_right(distance):
     assert agreement(rule.groups(rule.distances(known)), planted)["ari"] > 0.9
 
 
+def test_strangers_are_placed_in_the_plane_that_umap_made_of_the_known():
+    known, planted = clients(PLANTED, each=10, k=2)
+    strangers, truth = clients(PLANTED, each=2, k=2, seed=9)
+    nearest = Relatedness(distance="matching").distances(known, strangers).argmin(1)
+    assert torch.equal(planted[nearest], truth)
+
+
 def test_the_number_of_groups_can_be_given():
     known, _ = clients(PLANTED)
     rule = Relatedness()
