@@ -91,9 +91,11 @@ def test_methods_are_compared_in_one_table():
     assert result.exit_code == 0, result.output
     table = Path("both/compare.md").read_text()
     assert result.output == table
-    assert table.startswith("| method | accuracy % | variance | worst decile % | ARI | groups | MB moved | seconds |")
+    assert table.startswith(
+        "| method | accuracy % | variance | worst decile % | at target % | ARI | groups | MB moved | seconds |"
+    )
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| fedavg", "| local"]
-    assert table.count(" ± ") == 2 * 5
+    assert table.count(" ± ") == 2 * 6
     assert len(Path("both/compare.csv").read_text().splitlines()) == 3
     clients = [Path(f"both/{method}-seed1/config.toml").read_text() for method in ("fedavg", "local")]
     assert clients[0].partition("[methods")[0] == clients[1].partition("[methods")[0].replace('"local"', '"fedavg"', 1)
