@@ -129,6 +129,11 @@ class Federation(ABC):
         return self._ids(lambda role: role.joins <= self.round or self.is_over)
 
     @property
+    def strangers(self) -> Tensor:
+        """Ids of those who can be served by now but do not train."""
+        return self.present[torch.isin(self.present, self.clients, invert=True)]
+
+    @property
     def everyone(self) -> Tensor:
         """Ids of all clients there will ever be."""
         return self._ids(lambda role: True)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import average, one_hot
-from kinfed.algorithms.groups import Groups, GroupState, Stale, first_state, inits, need_labels, placed
-from kinfed.client import Client, Reply, base_key, uniform
+from kinfed.algorithms.groups import Clusters, GroupState, Stale
+from kinfed.algorithms.seating import first_state, inits, need_labels, placed
+from kinfed.client import base_key, uniform
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
-from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model
-from kinfed.params import Params, each_leaf, flatten, put, repeat, rows
+from kinfed.params import each_leaf, flatten, put, rows
 from kinfed.training import LocalTraining
 
 
@@ -31,7 +31,7 @@ class FeSEMState(GroupState):
 
 
 @dataclass(frozen=True)
-class FeSEM(Groups[FeSEMState]):
+class FeSEM(Clusters[FeSEMState]):
     """Clients are clustered by their latest models every round, and each cluster's models averaged."""
 
     model: Model
@@ -44,16 +44,13 @@ class FeSEM(Groups[FeSEMState]):
     serves_unlabelled: ClassVar[bool] = False
 
     def init(self, fed: Federation) -> FeSEMState:
-        if not 1 <= self.clusters <= len(fed.clients):
-            raise ConfigError(f"clusters must be 1..{len(fed.clients)}, the clients that train, got {self.clusters}")
-        first = first_state(self.model, self.stale, fed)
-        models, labels = repeat(rows(first.models, 0), self.clusters), first.labels
-        if self.assignment == "nearest":
-            models = inits(self.model, self.clusters, fed.device)
-            luck = uniform(torch.tensor(base_key(fed.seed, "fesem")), fed.count).to(fed.device)
-            labels = (luck * self.clusters).long()
-        slots = rows(models, labels) if first.slots else {}
-        return FeSEMState(models, labels, one_hot(labels, self.clusters).bool(), slots, flatten(models)[:0])
+        first = first_state(self.model, self.stale, fed, self.clusters)
+        state = FeSEMState(**vars(first), centres=flatten(first.models)[:0])
+        if self.assignment == "kmeans":
+            return state
+        luck = uniform(torch.tensor(base_key(fed.seed, "fesem")), fed.count).to(fed.device)[fed.clients]
+        apart = replace(state, models=inits(self.model, self.clusters, fed.device))
+        return placed(apart, fed.clients, fed.clients, (luck * self.clusters).long(), fed)
 
     def round(self, state: FeSEMState, t: int, fed: Federation) -> FeSEMState:
         cohort = fed.sample()
@@ -63,10 +60,8 @@ class FeSEM(Groups[FeSEMState]):
         labels = state.labels.index_copy(0, fed.clients, found)
         hears = one_hot(labels, self.clusters).bool() & torch.isin(fed.everyone, fed.clients)
         after = self.blend(replace(state, hears=hears, centres=centres), replies, fed)  # M-step, of the models held
-        strangers = fed.present[torch.isin(fed.present, fed.clients, invert=True)]
-        moved = len(strangers) and not torch.equal(labels, state.labels)
-        after = replace(after, labels=labels)
-        return self.admit(after, strangers, fed) if moved else after
+        after, moved = replace(after, labels=labels), not torch.equal(labels, state.labels)
+        return self.admit(after, fed.strangers, fed) if moved and len(fed.strangers) else after
 
     def assign(self, state: FeSEMState, models: Tensor) -> tuple[Tensor, Tensor]:
         """The cluster of each of these models, and the centres of k-means."""
@@ -74,17 +69,10 @@ class FeSEM(Groups[FeSEMState]):
             return distances(models, flatten(state.models), "l2").argmin(1), state.centres
         return server_kmeans(models, self.clusters, state.centres, self.seed)
 
-    def train(self, client: Client, params: Params) -> Reply:
-        """Client task: E epochs from its cluster's model."""
-        trained, _ = self.local(client, params, self.model.gradient)
-        return Reply({"params": trained})
-
     def admit(self, state: FeSEMState, newcomers: Tensor, fed: Federation) -> FeSEMState:
         need_labels(newcomers, fed, "FeSEM places clients by the models they train")
         mean = average(state.models, (state.hears * fed.sizes).sum(1))
         replies = fed.run(self.differ, newcomers, Offer(shared={"params": mean}))
         trained = each_leaf(torch.add, replies.stack("update"), mean)
-        if state.slots:
-            state = replace(state, slots=put(state.slots, replies.cohort, trained))
         nearest = distances(flatten(trained), flatten(state.models), "l2").argmin(1)
         return placed(state, newcomers, replies.cohort, nearest, fed)

@@ -1,31 +1,28 @@
-"""FLIS-DC: dynamic, overlapping clusters by inference similarity (Morafah et al., FLIS, IEEE OJCS 2023).
+"""FLIS-DC: dynamic, overlapping clusters by inference similarity (Morafah et al., FLIS, IEEE OJCS 2023), Algorithm 1.
 
-Settled and changed:
-- similarity is the cosine of prediction matrices, as in the code; the printed ‖Bᵢ⊙Bⱼ‖ could not exceed 1/√rows;
-- the server's rows are public ones that no client trains or is tested on (code: from the clients' test set);
-- a client chooses by least loss on its training rows; the code's choice by accuracy on its *test* rows leaks, and is
-  there as `select_on="test_accuracy"` only to compare with published numbers; ties go to the first model;
-- the code's constant 0.96, which admits pairs however large β is, is left out.
-A client uses, and is scored with, the model it trained itself when it last took part, which it remembers; one that was
-never asked uses the first model. A newcomer downloads the last cluster models, chooses, and remembers its choice. Those
-who never train choose again after every round, since clusters live for one round, and these bytes count (`choose`).
+Settled and changed: similarity is the cosine of prediction matrices, as in the code (the printed ‖Bᵢ⊙Bⱼ‖ could not
+exceed 1/√rows); the server's rows are public ones that no client trains or is tested on (code: from the clients' test
+set); a client chooses by least loss on its training rows (the code's choice by hits on its *test* rows leaks, and is
+there as `select_on="test_accuracy"`); the code's constant 0.96, which admits pairs however large β is, is left out.
+A newcomer downloads the last cluster models, chooses, and remembers its choice; those who never train choose again
+after every round, since clusters live for one round, and these bytes count (`choose`).
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfed.aggregation import mix
-from kinfed.algorithm import Algorithm
-from kinfed.algorithms.groups import SelectOn, best_for, inits, need_labels, taken
+from kinfed.algorithms.choosing import SelectOn, best_for, taken
+from kinfed.algorithms.groups import connected
+from kinfed.algorithms.owning import Owning
+from kinfed.algorithms.seating import inits, need_labels
 from kinfed.client import Client, Reply
-from kinfed.clustering.graph import components
-from kinfed.errors import ConfigError
+from kinfed.data.checks import at_least
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.models import Model
-from kinfed.params import Params, Payload, Stack
+from kinfed.params import Params, Stack
 from kinfed.relatedness import inference_similarity, server_rows
 from kinfed.training import LocalTraining
 
@@ -37,7 +34,7 @@ class FLISDCState:
 
 
 @dataclass(frozen=True)
-class FLISDC(Algorithm[FLISDCState]):
+class FLISDC(Owning[FLISDCState]):
     """Every round each participant's model is averaged with those that predict alike on the server's rows."""
 
     model: Model
@@ -46,11 +43,8 @@ class FLISDC(Algorithm[FLISDCState]):
     soft: bool = False  # compare probabilities, not classes
     select_on: SelectOn = "train_loss"
 
-    serves_unlabelled: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
-        if self.beta < 0:
-            raise ConfigError(f"beta is a similarity and must be at least 0, got {self.beta}")
+        at_least(0, beta=self.beta)
 
     def init(self, fed: Federation) -> FLISDCState:
         server_rows(fed)  # says early that there are none
@@ -60,8 +54,7 @@ class FLISDC(Algorithm[FLISDCState]):
     def round(self, state: FLISDCState, t: int, fed: Federation) -> FLISDCState:
         replies = fed.run(self.train, fed.sample(), Offer(shared={"models": state.models}))
         state = self.cluster(state, replies, fed) if len(replies.cohort) else state
-        strangers = fed.present[torch.isin(fed.present, fed.clients, invert=True)]
-        return self.admit(state, strangers, fed) if len(strangers) else state
+        return self.admit(state, fed.strangers, fed) if len(fed.strangers) else state
 
     def cluster(self, state: FLISDCState, replies: Replies, fed: Federation) -> FLISDCState:
         """One cluster around each participant: those whose models predict alike, and itself."""
@@ -75,16 +68,11 @@ class FLISDC(Algorithm[FLISDCState]):
 
     def train(self, client: Client, models: Stack) -> Reply:
         """Client task: it trains the cluster model that it chooses, and remembers what it got."""
-        chosen = taken(models, best_for(client, self.model, models, self.select_on))
-        trained, _ = self.local(client, chosen, self.model.gradient)
-        return Reply(send={"params": trained}, keep={"params": trained})
+        return self.owned(client, taken(models, best_for(client, self.model, models, self.select_on)))
 
     def choose(self, client: Client, models: Stack) -> Reply:
         """Client task: it remembers the cluster model that it chooses."""
         return Reply(send={}, keep={"params": taken(models, best_for(client, self.model, models, self.select_on))})
-
-    def blank_memory(self) -> Payload:
-        return {"params": self.model.init()}
 
     def personalise(self, client: Client) -> Params:  # type: ignore[override]
         return client.recall_model("params")
@@ -101,5 +89,4 @@ class FLISDC(Algorithm[FLISDCState]):
         return state.related
 
     def groups(self, state: FLISDCState) -> Tensor:
-        together = components(state.related).to(state.related.device)
-        return torch.where(state.related.diagonal(), together, -1)
+        return connected(state.related)

@@ -4,23 +4,22 @@
 distinct rows of its related-clients matrix: clients with the same relatives share one model instead of holding copies.
 """
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import mix, mix_heard, one_hot
-from kinfed.algorithm import Algorithm, score
-from kinfed.client import Client, Reply, base_key
+from kinfed.aggregation import mix_heard, one_hot
+from kinfed.algorithm import Algorithm
+from kinfed.client import Client, Reply
+from kinfed.clustering.graph import components
 from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer, Replies
-from kinfed.models import Model
-from kinfed.params import Params, Stack, count, each_leaf, join, put, repeat, rows, stack, subtract
+from kinfed.params import Params, Payload, Stack, join, put, subtract
 
 Stale = Literal["aggregated", "last_local", "exclude"]
-SelectOn = Literal["train_loss", "test_accuracy"]  # the second looks at test rows: only to compare with such papers
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,6 @@ class Served(Algorithm[V], ABC):
             raise RoleError(f"clients {cohort[labels < 0].tolist()} have no model yet: admit them first")
         return Offer(each={"params": state.models}, pick=labels)
 
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return params
-
     def groups(self, state: V) -> Tensor:
         return state.labels
 
@@ -69,6 +65,14 @@ class Groups(Served[S], ABC):
 
     stale: Stale
 
+    @abstractmethod
+    def train(self, client: Client, params: Params) -> Reply:
+        """Client task: `params` after training from the model it is served."""
+
+    def step(self, state: S, cohort: Tensor, fed: Federation) -> S:
+        """The state after these clients trained what they are served, and relatives were averaged."""
+        return self.blend(state, fed.run(self.train, cohort, self.offer(state, cohort, fed)), fed)
+
     def blend(self, state: S, replies: Replies, fed: Federation) -> S:
         """The state after averaging each model over the clients it hears, weighted by their rows."""
         weights, fresh = state.hears * fed.sizes.float(), replies.stack("params")
@@ -82,85 +86,26 @@ class Groups(Served[S], ABC):
             return replace(state, models=mix_heard(state.models, heard, join(fresh, state.models)))
         return replace(state, models=mix_heard(state.models, weights[:, replies.cohort], fresh))
 
-
-def first_state(model: Model, stale: Stale, fed: Federation) -> GroupState:
-    """One model that everybody is served and hears."""
-    first = inits(model, 1, fed.device)
-    return GroupState(
-        models=first,
-        labels=torch.zeros(fed.count, dtype=torch.long, device=fed.device),
-        hears=torch.ones(1, fed.count, dtype=torch.bool, device=fed.device),
-        slots=repeat(rows(first, 0), fed.count) if stale == "last_local" else {},
-    )
+    def graph(self, state: S) -> Tensor:
+        return state.hears[state.labels] & (state.labels >= 0)[:, None]
 
 
-def inits(model: Model, number: int, device: torch.device, attempt: int = 0) -> Stack:
-    """Independent first models, others at each attempt; the very first is the one that every method starts from."""
-    seeds = [base_key("init", model.seed, i, attempt) % 2**32 for i in range(number)]
-    first = [model.seed, *seeds[1:]] if attempt == 0 else seeds
-    return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
+class Clusters(Groups[S], ABC):
+    """Clients train the model of their cluster, and use it as it is."""
+
+    def train(self, client: Client, params: Params) -> Reply:
+        """Client task: E epochs from the model it is served."""
+        trained, _ = self.local(client, params, self.model.gradient)
+        return Reply({"params": trained, **self.remarks(client)})
+
+    def remarks(self, client: Client) -> Payload:
+        """Client: what it says beside what it trained; most methods need nothing."""
+        return {}
+
+    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
+        return params
 
 
-def taken(models: Stack, choice: Tensor) -> Params:
-    """One model of a stack; the choice may be a client task's."""
-    return each_leaf(lambda w: w.index_select(0, choice[None])[0], models)
-
-
-def best_for(client: Client, model: Model, models: Stack, select_on: SelectOn) -> Tensor:
-    """Client: the model with the least loss on its training rows, or by name with the most hits on its test rows."""
-    own = client.test if select_on == "test_accuracy" else client.train
-    scores = [score(model, rows(models, m), own).send for m in range(count(models))]
-    if select_on == "test_accuracy":
-        return torch.stack([s["correct"] for s in scores]).argmax()  # type: ignore[misc]
-    return torch.stack([s["loss"] for s in scores]).argmin()  # type: ignore[misc]
-
-
-def need_labels(clients: Tensor, fed: Federation, why: str) -> None:
-    """Raises RoleError unless all these clients have labelled training rows."""
-    without = [i for i in clients.tolist() if not fed.roles[i].labelled or not len(fed.train[i])]
-    if without:
-        raise RoleError(
-            f"clients {without} have no labelled training rows, but {why}; use a method that needs none, such as flt"
-        )
-
-
-def seat(state: S, who: Tensor, related: Tensor, fed: Federation) -> S:
-    """The state in which `who` are related like this; other training clients stay by themselves."""
-    alone = fed.clients[torch.isin(fed.clients, who, invert=True)]
-    everyone = torch.eye(fed.count, dtype=torch.bool, device=fed.device)
-    everyone[who[:, None], who] = related.to(fed.device)
-    everyone &= torch.isin(fed.everyone, fed.clients)  # nobody hears a client that does not train
-    return reseat(state, everyone, torch.cat([who, alone]), fed.sizes)
-
-
-def placed(state: S, newcomers: Tensor, answered: Tensor, labels: Tensor, fed: Federation) -> S:
-    """The state in which those who answered have these labels, and the other newcomers that of the largest group."""
-    largest = one_hot(state.labels, len(state.hears)).sum(1).argmax()
-    joined = state.labels.index_copy(0, newcomers, largest.repeat(len(newcomers))).index_copy(0, answered, labels)
-    trains = torch.isin(newcomers, fed.clients)
-    hears = state.hears.index_copy(1, newcomers, one_hot(joined[newcomers], len(state.hears)).bool() & trains)
-    return holding(replace(state, labels=joined, hears=hears), newcomers)
-
-
-def holding(state: S, newcomers: Tensor) -> S:
-    """The state in which newcomers hold, until they train, the model they are served."""
-    if not state.slots:
-        return state
-    return replace(state, slots=put(state.slots, newcomers, rows(state.models, state.labels[newcomers])))
-
-
-def reseat(state: S, related: Tensor, placed: Tensor, sizes: Tensor) -> S:
-    """The state with one model per distinct row of `related` ([clients, clients]), for the placed clients.
-
-    A model starts as the mean of what its clients were served before; where all are new, of what their relatives are
-    served, and without relatives of what everybody is.
-    """
-    hears, served = torch.unique(related[placed], dim=0, return_inverse=True)
-    labels = torch.full_like(state.labels, -1).index_copy(0, placed, served)
-    before = one_hot(state.labels, len(state.hears)).T * sizes[:, None]  # [clients, G before]
-    weights = before.sum(0).expand(len(hears), -1)
-    for nearer in (hears.float() @ before, one_hot(labels, len(hears)) @ before):
-        weights = torch.where(nearer.sum(1, keepdim=True) > 0, nearer, weights)
-    models = mix(weights / weights.sum(1, keepdim=True), state.models)
-    newcomers = placed[state.labels[placed] < 0]
-    return holding(replace(state, models=models, labels=labels, hears=hears), newcomers)
+def connected(graph: Tensor) -> Tensor:
+    """The component of each client in a graph of relatives: [clients]; -1 for those who are not in it."""
+    return torch.where(graph.any(1), components(graph).to(graph.device), -1)

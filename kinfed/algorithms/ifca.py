@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import mix_heard, one_hot
-from kinfed.algorithm import Algorithm, score
-from kinfed.algorithms.groups import inits, need_labels, taken
+from kinfed.algorithm import Algorithm
+from kinfed.algorithms.choosing import SelectOn, attractive, best_for, taken
+from kinfed.algorithms.seating import inits, need_labels
 from kinfed.client import Client, Reply
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
@@ -25,14 +26,13 @@ from kinfed.params import NOTHING, Params, Stack, count, rows
 from kinfed.training import LocalTraining
 
 Weights = Mapping[str, Tensor]
-ATTEMPTS = 100  # to draw first models
 
 
 @dataclass(frozen=True)
 class IFCAState:
     models: Stack  # [C], or the C last layers
     body: Params  # the layers that all clusters share; empty unless weights are shared
-    choices: Tensor  # [clients] what each chose last; -1: it never trained
+    choices: Tensor  # [clients] what each chose last; -1: it was never asked
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class IFCA(Algorithm[IFCAState]):
     clusters: int = 2  # C
     least_share: float = 0.0  # of the sampled clients that must choose each first model; 0: drawn once
     warm_rounds: int = 0  # of FedAvg, before the last layer is cut off; 0: clusters share no weights
+    select_on: SelectOn = "train_loss"
 
     serves_unlabelled: ClassVar[bool] = False
 
@@ -53,10 +54,8 @@ class IFCA(Algorithm[IFCAState]):
             raise ConfigError(f"wanted clusters >= 1, warm_rounds >= 0 and least_share <= 1 / clusters, got {got}")
 
     def init(self, fed: Federation) -> IFCAState:
-        unknown = torch.full((fed.count,), -1, device=fed.device)
-        if self.warm_rounds:
-            return IFCAState(inits(self.model, 1, fed.device), {}, unknown)
-        return self.drawn(IFCAState({}, {}, unknown), fed)
+        one = IFCAState(inits(self.model, 1, fed.device), {}, torch.full((fed.count,), -1, device=fed.device))
+        return one if self.warm_rounds else self.drawn(one, fed)
 
     def round(self, state: IFCAState, t: int, fed: Federation) -> IFCAState:
         if self.warm_rounds and t == self.warm_rounds:
@@ -69,46 +68,43 @@ class IFCA(Algorithm[IFCAState]):
         return replace(state, models=models, choices=state.choices.index_copy(0, replies.cohort, replies["choice"]))
 
     def drawn(self, state: IFCAState, fed: Federation) -> IFCAState:
-        """The state with C new models, or C new last layers of its body."""
-        for attempt in range(ATTEMPTS):
-            drawn = inits(self.model, self.clusters, fed.device, attempt)
-            models = {name: w for name, w in drawn.items() if name not in state.body}
-            state = replace(state, models=models, choices=torch.full_like(state.choices, -1))
-            if not self.least_share:
-                return state
-            cohort = fed.sample()
-            choices = fed.run(self.pick, cohort, self.offer(state, cohort, fed))["choice"]
-            if one_hot(choices, self.clusters).sum(1).min() >= self.least_share * len(cohort):
-                return state
-        raise ConfigError(
-            f"no {self.clusters} of {ATTEMPTS} first models attract {self.least_share} of the clients each"
-        )
+        """The state with C new models, or C new last layers of its body, of which each attracts enough clients."""
+
+        def draw(attempt: int) -> IFCAState:
+            models = inits(self.model, self.clusters, fed.device, attempt)
+            models = {name: w for name, w in models.items() if name not in state.body}
+            return IFCAState(models, state.body, torch.full_like(state.choices, -1))
+
+        return attractive(draw, lambda drawn: self.least_chosen(drawn, fed), self.least_share)
+
+    def least_chosen(self, state: IFCAState, fed: Federation) -> float:
+        """The share of the sampled clients that choose the model which the fewest choose."""
+        cohort = fed.sample()
+        replies = fed.run(self.choose, cohort, self.offer(state, cohort, fed))
+        return float(one_hot(replies["choice"], self.clusters).sum(1).min()) / len(cohort)
+
+    def choose(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
+        """Client task: which model it would train."""
+        return Reply({"choice": best_for(client, self.model, models, self.select_on, body)})
 
     def train(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
         """Client task: it trains what it chooses, and says which."""
-        choice = self.choose(client, models, body)
+        choice = best_for(client, self.model, models, self.select_on, body)
         trained, _ = self.local(client, taken(models, choice), beside(self.model.gradient, body))
         return Reply({"params": trained, "choice": choice})
 
-    def pick(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
-        """Client task: which of the first models it would choose."""
-        return Reply({"choice": self.choose(client, models, body)})
-
-    def choose(self, client: Client, models: Stack, body: Weights) -> Tensor:
-        """The model with the least loss on the client's training rows."""
-        every = range(count(models))
-        losses = [score(self.model, {**body, **rows(models, c)}, client.train).send["loss"] for c in every]
-        return torch.stack(losses).argmin()  # type: ignore[arg-type]
-
     def personalise(self, client: Client, models: Stack, body: Weights = NOTHING) -> Params:  # type: ignore[override]
-        return {**body, **taken(models, self.choose(client, models, body))}
+        return {**body, **taken(models, best_for(client, self.model, models, self.select_on, body))}
 
     def offer(self, state: IFCAState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer(shared={"models": state.models, "body": state.body})
 
     def admit(self, state: IFCAState, newcomers: Tensor, fed: Federation) -> IFCAState:
         need_labels(newcomers, fed, "IFCA's clients choose their model by its loss")
-        return state
+        if fed.round == 0 and not fed.is_over:
+            return state  # first models say nothing of them yet; they choose whenever they are served
+        replies = fed.run(self.choose, newcomers, self.offer(state, newcomers, fed))
+        return replace(state, choices=state.choices.index_copy(0, replies.cohort, replies["choice"]))
 
     def groups(self, state: IFCAState) -> Tensor:
         return state.choices

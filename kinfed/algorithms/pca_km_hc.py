@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.groups import Groups, GroupState, Stale, first_state, placed, seat
+from kinfed.algorithms.groups import Clusters, GroupState, Stale, connected
+from kinfed.algorithms.seating import first_state, placed, seat
 from kinfed.client import Client, Reply
-from kinfed.clustering.graph import components, ward
+from kinfed.clustering.graph import ward
 from kinfed.clustering.kmeans import Part, kmeans
 from kinfed.clustering.pca import principal_directions
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.models import Model
-from kinfed.params import Params
 from kinfed.relatedness import set_distances
 from kinfed.signatures import Signatures
 from kinfed.training import LocalTraining
@@ -31,7 +31,7 @@ class PCAState(GroupState):
 
 
 @dataclass(frozen=True)
-class PCAKMeansHC(Groups[PCAState]):
+class PCAKMeansHC(Clusters[PCAState]):
     """Relatives found before training by k-means centres in each client's own PCA."""
 
     model: Model
@@ -45,29 +45,25 @@ class PCAKMeansHC(Groups[PCAState]):
 
     def __post_init__(self) -> None:
         if self.components < 1 or not 1 <= self.k <= 6 or self.restarts < 1:
-            raise ConfigError(
-                f"wanted components and restarts >= 1, k in 1..6, got {self.components}, {self.restarts}, {self.k}"
-            )
+            got = f"{self.components}, {self.restarts}, {self.k}"
+            raise ConfigError(f"wanted components and restarts >= 1, k in 1..6, got {got}")
 
     def init(self, fed: Federation) -> PCAState:
         replies = fed.run(self.describe, fed.clients)
-        width = replies["centroids"].shape[2]
-        known = Signatures.none(fed.count, self.k, width, fed.device).learnt(replies)
+        known = Signatures.none(fed.count, self.k, replies["centroids"].shape[2], fed.device).learnt(replies)
         who = replies.cohort
         related = self.apart(known, who, who) < self.threshold
         related = related | related.T | torch.eye(len(who), dtype=torch.bool, device=fed.device)
         if self.clusters:
             groups = ward(related, self.clusters)
             related = groups[:, None] == groups
-        state = PCAState(**vars(first_state(self.model, self.stale, fed)), known=known)
-        return seat(state, who, related, fed)
+        return seat(PCAState(**vars(first_state(self.model, self.stale, fed)), known=known), who, related, fed)
 
     def round(self, state: PCAState, t: int, fed: Federation) -> PCAState:
-        cohort = fed.sample()
-        return self.blend(state, fed.run(self.train, cohort, self.offer(state, cohort, fed)), fed)
+        return self.step(state, fed.sample(), fed)
 
     def admit(self, state: PCAState, newcomers: Tensor, fed: Federation) -> PCAState:
-        members = ((state.labels >= 0) & (state.known.shares.sum(1) > 0)).nonzero()[:, 0]
+        members = ((state.labels >= 0) & state.known.are_described()).nonzero()[:, 0]
         replies = fed.run(self.describe, newcomers)
         state = replace(state, known=state.known.learnt(replies))
         nearest = members[self.apart(state.known, replies.cohort, members).argmin(1)]
@@ -85,14 +81,5 @@ class PCAKMeansHC(Groups[PCAState]):
         projected = [Part((x - mean) @ directions, mask) for x, mask in parts]
         return Reply({"centroids": kmeans(projected, self.k, client.key, restarts=self.restarts).points.float()})
 
-    def train(self, client: Client, params: Params) -> Reply:
-        """Client task: E epochs from the model it is served."""
-        trained, _ = self.local(client, params, self.model.gradient)
-        return Reply({"params": trained})
-
-    def graph(self, state: PCAState) -> Tensor:
-        return state.hears[state.labels] & (state.labels >= 0)[:, None]
-
     def groups(self, state: PCAState) -> Tensor:
-        together = components(self.graph(state)).to(state.labels.device)
-        return torch.where(state.labels >= 0, together, -1)
+        return connected(self.graph(state))

@@ -10,18 +10,17 @@ client that sends no statistics is in the largest cluster.
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kinfed.algorithms.groups import Groups, GroupState, Stale, first_state, placed
+from kinfed.algorithms.groups import Clusters, GroupState, Stale
+from kinfed.algorithms.seating import first_state, placed
 from kinfed.client import Client, Reply
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
-from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.models import Model
-from kinfed.params import Params, repeat, rows
+from kinfed.params import Params
 from kinfed.signatures import EmbeddingStatistics
 from kinfed.training import LocalTraining
 
@@ -33,7 +32,7 @@ class REPAState(GroupState):
 
 
 @dataclass(frozen=True)
-class REPA(Groups[REPAState]):
+class REPA(Clusters[REPAState]):
     """Clusters found before training by statistics of each client's embedded rows, then FedAvg in each cluster."""
 
     model: Model
@@ -44,40 +43,27 @@ class REPA(Groups[REPAState]):
     stale: Stale = "exclude"
 
     def init(self, fed: Federation) -> REPAState:
-        if not 1 <= self.clusters <= len(fed.clients):
-            raise ConfigError(f"clusters must be 1..{len(fed.clients)}, the clients that train, got {self.clusters}")
+        first = first_state(self.model, self.stale, fed, self.clusters)
         encoder = self.signature.learn(self.model, self.train_encoder, fed)
-        return self.cluster(encoder, fed.run(self.describe, fed.clients, Offer(shared={"encoder": encoder})), fed)
-
-    def cluster(self, encoder: Params, replies: Replies, fed: Federation) -> REPAState:
-        """The state in which training clients are clustered by what they sent, and nobody else is placed."""
-        points, who = normalize(replies["statistics"]), replies.cohort
-        number = min(self.clusters, len(who))
-        _, centres = server_kmeans(points, number, points[:0], self.seed, runs=10)
-        first = first_state(self.model, self.stale, fed)
-        state = REPAState(
-            models=repeat(rows(first.models, 0), number),
-            labels=torch.full_like(first.labels, -1),
-            hears=torch.zeros_like(first.hears).repeat(number, 1),
-            slots=first.slots,
-            encoder=encoder,
-            centres=centres,
-        )
-        state = placed(state, who, who, self.nearest(state, replies), fed)
-        silent = fed.clients[torch.isin(fed.clients, who, invert=True)]
-        return placed(state, silent, silent[:0], silent[:0], fed)
-
-    def nearest(self, state: REPAState, replies: Replies) -> Tensor:
-        """The cluster with the centre nearest to what each client sent."""
-        return distances(normalize(replies["statistics"]), state.centres, "l2").argmin(1)
+        replies = self.described(encoder, fed.clients, fed)
+        points = normalize(replies["statistics"])
+        _, centres = server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)
+        return self.join(REPAState(**vars(first), encoder=encoder, centres=centres), fed.clients, replies, fed)
 
     def round(self, state: REPAState, t: int, fed: Federation) -> REPAState:
-        cohort = fed.sample()
-        return self.blend(state, fed.run(self.train, cohort, self.offer(state, cohort, fed)), fed)
+        return self.step(state, fed.sample(), fed)
 
     def admit(self, state: REPAState, newcomers: Tensor, fed: Federation) -> REPAState:
-        replies = fed.run(self.describe, newcomers, Offer(shared={"encoder": state.encoder}))
-        return placed(state, newcomers, replies.cohort, self.nearest(state, replies), fed)
+        return self.join(state, newcomers, self.described(state.encoder, newcomers, fed), fed)
+
+    def join(self, state: REPAState, newcomers: Tensor, replies: Replies, fed: Federation) -> REPAState:
+        """The state in which newcomers are in the cluster with the centre nearest to what they sent."""
+        nearest = distances(normalize(replies["statistics"]), state.centres, "l2").argmin(1)
+        return placed(state, newcomers, replies.cohort, nearest, fed)
+
+    def described(self, encoder: Params, clients: Tensor, fed: Federation) -> Replies:
+        """What these clients say of themselves."""
+        return fed.run(self.describe, clients, Offer(shared={"encoder": encoder}))
 
     def train_encoder(self, client: Client, params: Params) -> Reply:
         """Client task: some epochs of the encoder and its heads."""
@@ -86,8 +72,3 @@ class REPA(Groups[REPAState]):
     def describe(self, client: Client, encoder: Params) -> Reply:
         """Client task: statistics of its embedded rows; neither labels nor training."""
         return Reply({"statistics": self.signature.describe(self.model, client, encoder)})
-
-    def train(self, client: Client, params: Params) -> Reply:
-        """Client task: E epochs from its cluster's model."""
-        trained, _ = self.local(client, params, self.model.gradient)
-        return Reply({"params": trained})

@@ -1,5 +1,6 @@
 """Agglomerative clustering: distances, a tree of merges, and groups where the tree is cut."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -8,10 +9,43 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from kinfed.errors import ConfigError
+
 Metric = Literal["l1", "l2", "cosine"]
 Linkage = Literal["single", "complete", "average", "ward"]
 Tree = npt.NDArray[np.float64]  # scipy's: one merge in a row, its height in column 2
 WORTH = 0.1  # a silhouette below this is what clients without groups show too
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Groups of points where the tree of merges is cut; "average" is the mean of all pairs (UPGMA).
+
+    A merge at the threshold is not made. Without one it is searched among quantiles of the merge heights by the
+    silhouette of the distances, which looks at no test rows.
+    """
+
+    metric: Metric = "l2"
+    linkage: Linkage = "ward"
+    threshold: float | None = None  # T; none: searched
+    candidates: int = 100  # thresholds tried in a search
+
+    def __post_init__(self) -> None:
+        if self.linkage == "ward" and self.metric != "l2":
+            raise ConfigError(f"linkage 'ward' needs metric 'l2', got '{self.metric}'")
+        if self.candidates < 1:
+            raise ConfigError(f"candidates must be at least 1, got {self.candidates}")
+
+    def fit_predict(self, points: Tensor) -> Tensor:
+        """The group of each point: [m]."""
+        apart = distances(points, points, self.metric)
+        tree = merges(apart, self.linkage)
+        groups = best_cut(tree, apart, self.candidates) if self.threshold is None else cut(tree, self.threshold)
+        return groups.to(points.device)
+
+    def predict(self, strangers: Tensor, points: Tensor, groups: Tensor) -> Tensor:
+        """The group of these points that each stranger would merge with first: [s]."""
+        return nearest_group(strangers, points, groups, self.metric, self.linkage)
 
 
 def distances(points: Tensor, others: Tensor, metric: Metric) -> Tensor:

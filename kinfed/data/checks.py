@@ -3,7 +3,7 @@
 from kinfed.errors import ConfigError
 
 
-def at_least(minimum: int, /, **settings: int) -> None:
+def at_least(minimum: float, /, **settings: float) -> None:
     """Raise ConfigError for the first of these settings that is below the minimum."""
     for name, value in settings.items():
         if value < minimum:

@@ -24,12 +24,14 @@ from kinfed.algorithms import (
     PerFedAvg,
     Scaffold,
 )
+from kinfed.algorithms.split_tree import SplitRule
 from kinfed.relatedness import Relatedness
 from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, Pretraining
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
 
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05)
+EAGER = SplitRule(mean_below=9.0, some_above=0.1)
 
 
 def population(**more):
@@ -65,7 +67,7 @@ def make(name: str, local: LocalTraining = LOCAL, **more):
         "pca_km_hc": lambda: PCAKMeansHC(model, local, **({"k": 3, "threshold": 0.5, "restarts": 2} | more)),
         "ifca": lambda: IFCA(model, local, **more),
         "fesem": lambda: FeSEM(model, local, **({"clusters": 2} | more)),
-        "cfl": lambda: CFL(model, local, **({"mean_below": 9.0, "some_above": 0.1, "after": 1} | more)),
+        "cfl": lambda: CFL(model, local, **({"rule": EAGER, "after": 1} | more)),
         "repa": lambda: REPA(model, local, **({"clusters": 2, "signature": statistics()} | more)),
         "flhc": lambda: FLHC(model, local, **({"rounds_before": 1} | more)),
         "flis_dc": lambda: FLISDC(model, local, **more),

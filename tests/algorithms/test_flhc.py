@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kinfed.algorithms import FLHC
+from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
@@ -16,7 +17,7 @@ WAYS = [(m, way) for m in ("l1", "l2", "cosine") for way in ("single", "complete
 
 
 def flhc(**more):
-    return FLHC(net(), LOCAL, **({"rounds_before": 3} | more))
+    return FLHC(net(), LOCAL, rounds_before=3, hierarchy=Hierarchy(**more))
 
 
 @pytest.mark.parametrize(("metric", "linkage"), WAYS)
@@ -26,19 +27,21 @@ def test_it_finds_groups_that_swap_labels(metric, linkage):
 
 
 def test_it_finds_groups_of_different_images_by_a_given_threshold():
-    state, fed = fit(make("flhc", threshold=0.7), population=population(), rounds=2)
+    state, fed = fit(make("flhc", hierarchy=Hierarchy(threshold=0.7)), population=population(), rounds=2)
     assert same_groups(state.labels, fed.groups)
 
 
 def test_an_infinite_threshold_is_fedavg_continued():
-    flhc, _ = fit(make("flhc", threshold=INFINITE), population=population(), rounds=4, fraction=0.5)
+    flhc, _ = fit(
+        make("flhc", hierarchy=Hierarchy(threshold=INFINITE)), population=population(), rounds=4, fraction=0.5
+    )
     fedavg, _ = fit(make("fedavg"), population=population(), rounds=4, fraction=0.5)
     assert_close(rows(flhc.models, 0), fedavg.params)
     assert flhc.labels.unique().tolist() == [0]
 
 
 def test_threshold_zero_gives_singletons():
-    state, _ = fit(make("flhc", threshold=0.0), population=population(), rounds=2)
+    state, _ = fit(make("flhc", hierarchy=Hierarchy(threshold=0.0)), population=population(), rounds=2)
     assert len(state.labels.unique()) == 12
 
 
@@ -88,4 +91,4 @@ def test_a_client_that_is_sick_at_the_clustering_stays_by_itself():
 
 def test_ward_needs_euclidean_distances():
     with pytest.raises(ConfigError, match="ward"):
-        make("flhc", metric="l1", linkage="ward")
+        Hierarchy(metric="l1", linkage="ward")

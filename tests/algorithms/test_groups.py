@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.algorithms.groups import Groups, Served, inits
+from kinfed.algorithms.groups import Groups, Served
+from kinfed.algorithms.seating import inits
 from kinfed.data import Role
 from kinfed.engines import Vectorised
 from kinfed.errors import RoleError

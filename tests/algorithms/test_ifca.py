@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kinfed.algorithms import IFCA
-from kinfed.data import Role
+from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
@@ -33,13 +33,13 @@ def test_first_models_are_drawn_until_each_attracts_its_share(monkeypatch):
     once, often = make("ifca"), make("ifca", least_share=0.35)
     fed = Vectorised(often, population())
     state = often.init(fed)
-    choices = fed.run(often.pick, fed.clients, often.offer(state, fed.clients, fed))["choice"]
-    assert fed.calls["pick"] > 2 and torch.bincount(choices).min() >= 0.35 * 12
+    choices = fed.run(often.choose, fed.clients, often.offer(state, fed.clients, fed))["choice"]
+    assert fed.calls["choose"] > 2 and torch.bincount(choices).min() >= 0.35 * 12
     lopsided = once.init(fed)
-    choices = fed.run(often.pick, fed.clients, often.offer(lopsided, fed.clients, fed))["choice"]
+    choices = fed.run(often.choose, fed.clients, often.offer(lopsided, fed.clients, fed))["choice"]
     assert torch.bincount(choices, minlength=2).min() < 0.35 * 12
-    monkeypatch.setattr("kinfed.algorithms.ifca.ATTEMPTS", 2)
-    with pytest.raises(ConfigError, match="attract"):
+    monkeypatch.setattr("kinfed.algorithms.choosing.ATTEMPTS", 2)
+    with pytest.raises(ConfigError, match="in 2 draws of first models"):
         hopeless = make("ifca", clusters=12, least_share=1 / 12)
         hopeless.init(Vectorised(hopeless, population()))
 
@@ -111,6 +111,15 @@ def test_late_and_holdout_clients_choose_their_kins_model():
     summary = experiment.run()
     assert summary["accuracy"] == summary["accuracy_strangers"] == 1
     assert experiment.state.choices[[2, 3]].tolist() == [-1, -1] and summary["ari"] == 1
+
+
+def test_those_who_come_after_training_are_placed_by_their_choice():
+    roles = tuple(Role(joins=LATER if i in (2, 3) else 0) for i in range(12))
+    ifca = IFCA(net(), LOCAL, least_share=0.35)
+    experiment = Experiment(ifca, Vectorised(ifca, renamed(roles=roles)), 12)
+    summary = experiment.run()
+    assert summary["ari"] == 1 and (experiment.state.choices >= 0).all()
+    assert int(experiment.fed.ledger.down["choose"][2]) == 2 * 4 * net().parameters()
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -1,0 +1,110 @@
+"""Shape: clients are described by encoder centroids, and related by how near their descriptions are (FLT).
+
+A client sends the centroids of its rows in the encoder's latent space, and tunes its own copy of the encoder before
+that if it is asked to. `kinship` is the group found for each client; the related-clients matrix need not respect it.
+"""
+
+from abc import ABC
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.groups import Clusters, GroupState
+from kinfed.algorithms.seating import seat
+from kinfed.client import Client, Reply
+from kinfed.federation import Federation, Offer
+from kinfed.models import encoder_of, has_decoder
+from kinfed.params import Params, Payload, rows
+from kinfed.relatedness import Relatedness, nearest_groups
+from kinfed.signatures import EncoderCentroids, Signatures
+
+
+@dataclass(frozen=True)
+class DescribedState(GroupState):
+    autoencoder: Params
+    known: Signatures
+    kinship: Tensor  # [clients] the group found; -1: not placed
+
+
+D = TypeVar("D", bound=DescribedState)
+
+
+class Described(Clusters[D], ABC):
+    """How descriptions are collected, and clients seated by them; a method says when, and who is related."""
+
+    signature: EncoderCentroids
+    relatedness: Relatedness
+    newcomers: Literal["nearest", "relate"]
+    dynamic: bool
+
+    def describe(self, client: Client, autoencoder: Params) -> Reply:
+        """Client task: its signature; it tunes its own copy of the auto-encoder if it is sent the decoder too."""
+        tuned = self.signature.tune(client, autoencoder) if has_decoder(autoencoder) else autoencoder
+        return Reply(self._signature(client, tuned), keep=self._described_in(client))
+
+    def describe_and_pass_on(self, client: Client, autoencoder: Params) -> Reply:
+        """Client task: its signature and the tuned weights, for the next client to go on from (FLT's first code)."""
+        tuned = self.signature.tune(client, autoencoder)
+        return Reply({**self._signature(client, tuned), "autoencoder": tuned}, keep=self._described_in(client))
+
+    def blank_memory(self) -> Payload:
+        return {"described": torch.tensor(-1)} if self.dynamic else {}
+
+    def groups(self, state: D) -> Tensor:
+        return state.kinship
+
+    def pretrained(self, fed: Federation) -> Params:
+        """Server: the auto-encoder's weights, trained on its own rows or another dataset."""
+        network = self.signature.network(fed.x.shape[1:])
+        return self.signature.pretraining(network, fed.x[fed.population.public.to(fed.device)])
+
+    def described(self, state: D, clients: Tensor, fed: Federation) -> tuple[D, Tensor]:
+        """Server: the state with the signatures of these clients, and those who sent one."""
+        if self.signature.tuning == "sequential":
+            return self._described_in_turn(state, clients, fed)
+        weights = state.autoencoder if self.signature.tuning == "own_copy" else encoder_of(state.autoencoder)
+        replies = fed.run(self.describe, clients, Offer(shared={"autoencoder": weights}))
+        return replace(state, known=state.known.learnt(replies)), replies.cohort
+
+    def seated(self, state: D, who: Tensor, related: Tensor, kinship: Tensor, fed: Federation) -> D:
+        """The state in which `who` are related like this; training clients without a signature stay by themselves."""
+        alone = fed.clients[torch.isin(fed.clients, who, invert=True)]
+        groups = torch.full_like(state.kinship, -1).index_copy(0, who, kinship)
+        groups[alone] = kinship.max().clamp(min=-1) + 1 + torch.arange(len(alone), device=fed.device)
+        return seat(replace(state, kinship=groups), who, related, fed)
+
+    def joined(self, state: D, newcomers: Tensor, fed: Federation) -> D:
+        """The state in which described newcomers join the nearest group, or are related to whom they are near."""
+        members = (state.kinship >= 0).nonzero()[:, 0]
+        is_known = state.known.are_described()[members]
+        known, strangers = state.known.of(members[is_known]), state.known.of(newcomers)
+        kinship = nearest_groups(known, state.kinship[members[is_known]], strangers)
+        related = kinship[:, None] == state.kinship[members]
+        if self.newcomers == "relate":
+            near = torch.zeros_like(related)
+            near[:, is_known] = self.relatedness.distances(known, strangers) < self.relatedness.near
+            related = torch.where(near.any(1, keepdim=True), near, related)
+        before, among = state.hears[state.labels[members]][:, members], kinship[:, None] == kinship
+        whole = torch.cat([torch.cat([before, related.T], 1), torch.cat([related, among], 1)])
+        everyone, groups = torch.cat([members, newcomers]), torch.cat([state.kinship[members], kinship])
+        return self.seated(state, everyone, whole, groups, fed)
+
+    def _signature(self, client: Client, weights: Params) -> Params:
+        points, shares = self.signature.centroids(client, weights, self.model.classes)
+        weighted = self.relatedness.needs_shares or self.signature.k_by_labels
+        return {"centroids": points, "shares": shares} if weighted else {"centroids": points}
+
+    def _described_in(self, client: Client) -> Payload:
+        return {"described": client.round} if self.dynamic else {}
+
+    def _described_in_turn(self, state: D, clients: Tensor, fed: Federation) -> tuple[D, Tensor]:
+        weights, known = state.autoencoder, state.known
+        heard: list[Tensor] = []
+        for client in clients:
+            replies = fed.run(self.describe_and_pass_on, client[None], Offer(shared={"autoencoder": weights}))
+            known = known.learnt(replies)
+            heard.append(replies.cohort)
+            weights = rows(replies.stack("autoencoder"), 0) if len(replies.cohort) else weights
+        return replace(state, known=known), torch.cat(heard)

@@ -1,0 +1,86 @@
+"""Who is served which model: first states, and states in which clients were given relatives or a cluster."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.aggregation import mix, one_hot
+from kinfed.algorithms.groups import GroupState, Stale
+from kinfed.client import base_key
+from kinfed.errors import ConfigError, RoleError
+from kinfed.federation import Federation
+from kinfed.models import Model
+from kinfed.params import Stack, each_leaf, put, repeat, rows, stack
+
+S = TypeVar("S", bound=GroupState)
+
+
+def first_state(model: Model, stale: Stale, fed: Federation, clusters: int = 1) -> GroupState:
+    """The same first model for every cluster; all who train are served the first cluster's."""
+    if not 1 <= clusters <= len(fed.clients):
+        raise ConfigError(f"clusters must be 1..{len(fed.clients)}, the clients that train, got {clusters}")
+    first = rows(inits(model, 1, fed.device), 0)
+    labels = torch.full((fed.count,), -1, device=fed.device).index_fill(0, fed.clients, 0)
+    slots = repeat(first, fed.count) if stale == "last_local" else {}
+    return GroupState(repeat(first, clusters), labels, one_hot(labels, clusters).bool(), slots)
+
+
+def inits(model: Model, number: int, device: torch.device, attempt: int = 0) -> Stack:
+    """Independent first models, others at each attempt; the very first is the one that every method starts from."""
+    seeds = [base_key("init", model.seed, i, attempt) % 2**32 for i in range(number)]
+    first = [model.seed, *seeds[1:]] if attempt == 0 else seeds
+    return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
+
+
+def need_labels(clients: Tensor, fed: Federation, why: str) -> None:
+    """Raises RoleError unless all these clients have labelled training rows."""
+    without = [i for i in clients.tolist() if not fed.roles[i].labelled or not len(fed.train[i])]
+    if without:
+        raise RoleError(
+            f"clients {without} have no labelled training rows, but {why}; use a method that needs none, such as flt"
+        )
+
+
+def seat(state: S, who: Tensor, related: Tensor, fed: Federation) -> S:
+    """The state in which `who` are related like this; other training clients stay by themselves."""
+    alone = fed.clients[torch.isin(fed.clients, who, invert=True)]
+    everyone = torch.eye(fed.count, dtype=torch.bool, device=fed.device)
+    everyone[who[:, None], who] = related.to(fed.device)
+    everyone &= torch.isin(fed.everyone, fed.clients)  # nobody hears a client that does not train
+    return reseat(state, everyone, torch.cat([who, alone]), fed.sizes)
+
+
+def placed(state: S, newcomers: Tensor, answered: Tensor, labels: Tensor, fed: Federation) -> S:
+    """The state in which those who answered have these labels, and the other newcomers that of the largest group."""
+    joined = state.labels.index_fill(0, newcomers, -1).index_copy(0, answered, labels)
+    silent = newcomers[torch.isin(newcomers, answered, invert=True)]
+    joined = joined.index_copy(0, silent, one_hot(joined, len(state.hears)).sum(1).argmax().repeat(len(silent)))
+    trains = torch.isin(newcomers, fed.clients)
+    hears = state.hears.index_copy(1, newcomers, one_hot(joined[newcomers], len(state.hears)).bool() & trains)
+    return holding(replace(state, labels=joined, hears=hears), newcomers)
+
+
+def holding(state: S, newcomers: Tensor) -> S:
+    """The state in which newcomers hold, until they train, the model they are served."""
+    if not state.slots:
+        return state
+    return replace(state, slots=put(state.slots, newcomers, rows(state.models, state.labels[newcomers])))
+
+
+def reseat(state: S, related: Tensor, placed: Tensor, sizes: Tensor) -> S:
+    """The state with one model per distinct row of `related` ([clients, clients]), for the placed clients.
+
+    A model starts as the mean of what its clients were served before; where all are new, of what their relatives are
+    served, and without relatives of what everybody is.
+    """
+    hears, served = torch.unique(related[placed], dim=0, return_inverse=True)
+    labels = torch.full_like(state.labels, -1).index_copy(0, placed, served)
+    before = one_hot(state.labels, len(state.hears)).T * sizes[:, None]  # [clients, G before]
+    weights = before.sum(0).expand(len(hears), -1)
+    for nearer in (hears.float() @ before, one_hot(labels, len(hears)) @ before):
+        weights = torch.where(nearer.sum(1, keepdim=True) > 0, nearer, weights)
+    models = mix(weights / weights.sum(1, keepdim=True), state.models)
+    newcomers = placed[state.labels[placed] < 0]
+    return holding(replace(state, models=models, labels=labels, hears=hears), newcomers)

@@ -1,0 +1,53 @@
+"""CFL's splits: when a cluster is split and how, and the tree of models at which clusters were."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from kinfed.clustering.hierarchy import bipartition
+from kinfed.params import Params, Stack, flatten, join, repeat, rows
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """A cluster is split when the mean of its clients' updates is short but some client's is long."""
+
+    mean_below: float = 0.4  # ε₁, of the norm of the mean update
+    some_above: float = 1.6  # ε₂, of the norm of the longest update
+    gap: float = 0.0  # γ_max; 0: every bipartition is accepted
+
+    def __call__(self, updates: Tensor) -> Tensor | None:
+        """Who of these goes right, bool [m]; None where the cluster stays as it is."""
+        if len(updates) <= 2 or updates.mean(0).norm() >= self.mean_below:
+            return None
+        if updates.norm(dim=1).max() <= self.some_above:
+            return None
+        right, alike = bipartition(updates)  # alike: α_cross
+        return right if self.gap < ((1 - alike) / 2).clamp(min=0).sqrt() else None
+
+
+@dataclass(frozen=True)
+class SplitTree:
+    nodes: Stack  # [S] the models at the splits; split s made cluster s + 1
+    parents: Tensor  # [S] the cluster that was split
+    sides: Tensor  # [S, 2, parameters] the mean direction of the updates on either side
+
+    @staticmethod
+    def whole(models: Stack) -> "SplitTree":
+        """No split yet."""
+        nobody = flatten(models)[:0]
+        return SplitTree(rows(models, slice(0)), nobody[:, 0].long(), nobody[:, None].repeat(1, 2, 1))
+
+    def split(self, cluster: int, node: Params, updates: Tensor, right: Tensor) -> "SplitTree":
+        """The tree in which this cluster, whose model is `node`, was split by its members' updates."""
+        directions = normalize(updates, dim=1)
+        sides = torch.stack([directions[~right].mean(0), directions[right].mean(0)])
+        parents = torch.cat([self.parents, self.parents.new_tensor([cluster])])
+        return SplitTree(join(self.nodes, repeat(node, 1)), parents, torch.cat([self.sides, sides[None]]))
+
+    def goes_right(self, split: int, updates: Tensor) -> Tensor:
+        """Whether each of these updates of the split's model is more like those on the right: bool [m]."""
+        left, right = (normalize(updates, dim=1) @ self.sides[split].T).unbind(1)
+        return right > left
