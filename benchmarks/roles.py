@@ -266,7 +266,7 @@ def written() -> str:
 def write(found: str) -> None:
     """Puts the table into the docs."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{found}\n{END}{rest.partition(END)[2]}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{rest.partition(END)[2]}")
 
 
 def main() -> None:

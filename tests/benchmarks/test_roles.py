@@ -76,6 +76,10 @@ def test_flt_costs_an_auto_encoder_down_and_its_centroids_and_shares_up(table):
     assert row["placing: up"].startswith(f"{4 * 5 * (128 + 1)} ")
 
 
+def test_placing_costs_the_same_in_every_role(table):
+    assert " / " not in table
+
+
 def test_an_epoch_counts_two_products_of_the_first_layer_and_three_of_the_second():
     # 2 operations a weight and row: forward and for the weights, and in the second layer for its inputs too
     assert roles.epoch() == 2 * 60 * (2 * 784 * 200 + 3 * 200 * 10)
