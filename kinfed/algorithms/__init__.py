@@ -4,6 +4,7 @@ from kinfed.algorithm import Algorithm
 from kinfed.algorithms.cfl import CFL
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fednova import FedNova
+from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.fesem import FeSEM
 from kinfed.algorithms.fine_tuned import FineTuned
@@ -26,6 +27,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {  # type: ignore[type-arg]
     "fednova": FedNova,
     "scaffold": Scaffold,
     "lg_fedavg": LGFedAvg,
+    "fedper": FedPer,
     "per_fedavg": PerFedAvg,
     "local": Local,
     "flt": FLT,
@@ -51,6 +53,7 @@ __all__ = [
     "FeSEM",
     "FedAvg",
     "FedNova",
+    "FedPer",
     "FedProx",
     "FineTuned",
     "LGFedAvg",

@@ -10,6 +10,7 @@ from kinfed.data.partitions import (
     IID,
     Dirichlet,
     DisjointClasses,
+    FavouredLabels,
     LabelSkew,
     LabelSwapped,
     Shards,
@@ -18,6 +19,7 @@ from kinfed.data.partitions import (
     Writers,
 )
 from kinfed.data.partitions.dirichlet import cut
+from kinfed.data.partitions.favoured_labels import favourites, in_random_order
 from kinfed.data.partitions.structured import skewed_sizes
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.names import first_lines
@@ -290,6 +292,47 @@ def test_dirichlet_gives_up_with_a_reason():
         draw(Dirichlet(20, tries=3), labels())
 
 
+# P10
+
+
+def counted(rows, of):
+    return np.bincount(of[rows], minlength=10)
+
+
+def test_favoured_labels_have_six_rows_for_each_row_of_another():
+    data = labels(per_class=25, test_per_class=50)
+    split = draw(FavouredLabels(10, test_rows=25), data)  # 3 of 10 clients favour a label: 3 · 6 + 7 · 1 = 25 rows
+    for train, test in zip(split.train, split.test, strict=True):
+        assert sorted(counted(train, data.train)) == [1] * 7 + [6] * 3
+        np.testing.assert_array_equal(counted(test, data.test), counted(train, data.train))
+
+
+def test_every_row_is_dealt_out_and_every_label_favoured_equally_often():
+    data = labels(per_class=60)
+    split = draw(FavouredLabels(20, favoured=3, weight=4), data)  # 20 · 3 / 10 = 6 clients favour a label
+    tables = np.array([counted(rows, data.train) for rows in split.train])
+    assert tables.sum() == 600 and max(sizes(split)) - min(sizes(split)) <= 10  # a label rounds by one row at most
+    assert ((tables > 4).sum(0) == 6).all()  # 60 · 4 / (6 · 4 + 14) = 6.3 against 1.6 rows
+
+
+def test_labels_are_favoured_by_as_many_clients_or_one_more():
+    chosen = favourites(7, 2, 5, np.random.default_rng(0))  # 14 wishes for 5 labels
+    assert chosen.sum(1).tolist() == [2] * 7 and sorted(chosen.sum(0)) == [2, 3, 3, 3, 3]
+    assert len({tuple(own) for own in favourites(40, 2, 5, np.random.default_rng(1)).tolist()}) > 5
+
+
+def test_a_weight_of_one_favours_nothing():
+    data = labels(per_class=20)
+    split = draw(FavouredLabels(10, weight=1), data)
+    assert all((counted(rows, data.train) == 2).all() for rows in split.train)
+
+
+def test_rows_that_rounding_leaves_go_to_clients_at_random():
+    rng = np.random.default_rng(0)
+    dealt = np.array([in_random_order(3, np.ones(6), rng) for _ in range(60)])
+    assert (dealt.sum(1) == 3).all() and (dealt.sum(0) > 10).all()
+
+
 # all
 
 
@@ -309,6 +352,8 @@ def test_dirichlet_gives_up_with_a_reason():
         (LabelSwapped(8, ((0, 1), (2, 10))), "exchange label 10, the data have labels 0..9"),
         (LabelSkew(300), "rows for"),
         (Dirichlet(21), "needs at least 210 rows, got 200"),
+        (FavouredLabels(201), "needs at least 201 rows, got 200"),
+        (FavouredLabels(5, 10), "10 of 10 labels cannot be favoured"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(partition, told):
@@ -318,7 +363,16 @@ def test_what_cannot_be_is_refused_with_the_reason(partition, told):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: IID(0), lambda: LabelSkew(share=0), lambda: LabelSkew(share=1.5), lambda: Dirichlet(beta=0)]
+    "make",
+    [
+        lambda: IID(0),
+        lambda: LabelSkew(share=0),
+        lambda: LabelSkew(share=1.5),
+        lambda: Dirichlet(beta=0),
+        lambda: FavouredLabels(favoured=0),
+        lambda: FavouredLabels(weight=0.5),
+        lambda: FavouredLabels(weight=float("nan")),
+    ],
 )
 def test_settings_are_checked_when_they_are_made(make):
     with pytest.raises(ConfigError):
@@ -370,6 +424,7 @@ def recipes(clients, groups, width, exact):
         Writers(clients, 1 + exact, exact),
         LabelSkew(clients, 0.1 + 0.2 * width, exact),
         Dirichlet(clients, 0.1 * width, minimum=groups, balanced=exact, tries=5),
+        FavouredLabels(clients, width, 1.0 + 3 * exact, groups),
     ]
 
 

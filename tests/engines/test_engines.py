@@ -50,6 +50,7 @@ SMALL = {
     "label_swap": {"clients": 8},
     "label_skew": {"clients": 10},
     "dirichlet": {"clients": 6},
+    "favoured_labels": {"clients": 6},
 }
 
 

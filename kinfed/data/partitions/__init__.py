@@ -1,6 +1,7 @@
-"""Partitions: labels -> which rows each client has (recipes P1 to P9 of the papers)."""
+"""Partitions: labels -> which rows each client has (recipes P1 to P10 of the papers)."""
 
 from kinfed.data.partitions.dirichlet import Dirichlet
+from kinfed.data.partitions.favoured_labels import FavouredLabels
 from kinfed.data.partitions.grouped_labels import DisjointClasses, SharedClass
 from kinfed.data.partitions.iid import IID
 from kinfed.data.partitions.label_skew import LabelSkew
@@ -20,6 +21,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     "writers": Writers,
     "label_skew": LabelSkew,
     "dirichlet": Dirichlet,
+    "favoured_labels": FavouredLabels,
 }
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "PARTITIONS",
     "Dirichlet",
     "DisjointClasses",
+    "FavouredLabels",
     "LabelSkew",
     "LabelSwapped",
     "Labels",

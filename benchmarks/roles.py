@@ -1,0 +1,284 @@
+"""Whom each method can place after the start, and what placing costs: the table of docs/roles.md.
+
+    python benchmarks/roles.py            # prints the table
+    python benchmarks/roles.py --write    # and puts it into docs/roles.md
+
+Every registered method really does it: some clients train for two rounds, then a late, a holdout and an unlabelled
+client come, each is admitted by itself and served its model. Bytes are the ledger's and the offer's; compute is what
+torch counts in the client's tasks. Costs do not depend on values, so the rows are random.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from kinfed.algorithm import Algorithm
+from kinfed.algorithms import ALGORITHMS, FedAvg
+from kinfed.data import Population, Role
+from kinfed.engines import Sequential
+from kinfed.engines.sequential import alone
+from kinfed.errors import RoleError
+from kinfed.federation import Offer
+from kinfed.models import Model, make_model
+from kinfed.params import Params, Payload, bytes_of, from_flat, rows, to_flat
+from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, Pretraining
+from kinfed.training import LocalTraining
+
+PAGE = Path(__file__).parents[1] / "docs" / "roles.md"
+BEGIN, END = "<!-- written by benchmarks/roles.py -->", "<!-- end of what it writes -->"
+TRAINING, ROWS, SHAPE, CLASSES, JOINS, AFTER = 4, 60, (1, 28, 28), 10, 2, 2
+STRANGERS = {"late": Role(joins=JOINS), "holdout": Role(JOINS, holdout=True), "unlabelled": Role(JOINS, labelled=False)}
+QUICK = Pretraining("public", epochs=1, least_steps=1)  # how well an encoder was trained changes no cost
+SETTINGS: dict[str, dict[str, object]] = {  # the others have their defaults
+    "lg_fedavg": {"shared_tensors": 2},
+    "flt": {"signature": EncoderCentroids(pretraining=QUICK)},
+    "fesem": {"clusters": 2},
+    "cfl": {"mean_below": 1e9, "some_above": 0.0, "after": 1},  # one split before the strangers come
+    "flhc": {"rounds_before": 1},
+    "repa": {"clusters": 2, "signature": EmbeddingStatistics(encoder_rounds=0)},
+}
+VARIANTS: list[tuple[str, str, dict[str, object]]] = [  # other settings that change the cost
+    ("flt", "signature.tuning=none", {"signature": EncoderCentroids(tuning="none", pretraining=QUICK)}),
+    ("flis_hc", "newcomers=loss", {"newcomers": "loss", "beta": 2.0}),  # as many clusters as training clients
+]
+AGAIN = {"fesem": "when others change sides", "cfl": "when its cluster is split"}  # nothing of it in these rounds
+COSTS = ("placing: down", "placing: up", "placing: compute", "serving: down", "serving: compute")
+HEAD = ("method", *STRANGERS, "asked to", *COSTS, "placed again", "why not")
+
+T = TypeVar("T")
+Method = Algorithm[Any]
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What it took to place one client, and then to serve it its model."""
+
+    tasks: tuple[str, ...]  # it was asked to do
+    down: int  # bytes
+    up: int
+    flops: int  # of the client
+    served: int  # bytes
+    served_flops: int
+    untrained: float  # share of the weights it is served that are still the first model's
+    refused: str = ""  # or why it cannot be placed
+
+
+class Metered(Sequential):
+    """The reference engine, which counts what its clients compute when asked to (counting takes its time)."""
+
+    flops: int | None = None
+
+    def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
+        if self.flops is None:
+            return super()._run(name, cohort, keys, offer)
+        answers, flops = counted(lambda: super(Metered, self)._run(name, cohort, keys, offer))
+        self.flops += flops
+        return answers
+
+    def metered(self, work: Callable[[], T]) -> tuple[T, int]:
+        """What the server's `work` gives back, and the floating point operations of its client tasks."""
+        self.flops = 0
+        try:
+            return work(), self.flops
+        finally:
+            self.flops = None
+
+    def moved(self, client: int) -> tuple[int, int]:
+        """Bytes down to and up from a client so far, its training aside."""
+        down, up = (
+            sum(int(of[client]) for task, of in table.items() if task != "train")
+            for table in (self.ledger.down, self.ledger.up)
+        )
+        return down, up
+
+
+def counted(work: Callable[[], T]) -> tuple[T, int]:
+    """What `work` gives back, and the floating point operations it took."""
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._linalg_eigh: eigh_flops}) as counter:
+        result = work()
+    return result, counter.get_total_flops()
+
+
+def eigh_flops(shape: tuple[int, ...], *_: object, **__: object) -> int:
+    """About 9 n³ for all eigenvectors of a symmetric matrix by the QR algorithm; torch has no number for it."""
+    return 9 * int(shape[-1]) ** 3
+
+
+def people() -> Population:
+    """Clients with random rows, and the server's own rows."""
+    clients, draw = TRAINING + len(STRANGERS), torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, ((clients + 1) * ROWS, *SHAPE), dtype=torch.uint8, generator=draw)
+    y = torch.randint(0, CLASSES, (len(x),), generator=draw)
+    own = tuple(torch.arange(len(x)).split(ROWS))
+    roles = (Role(),) * TRAINING + tuple(STRANGERS.values())
+    for client, role in enumerate(roles):
+        y[own[client]] = y[own[client]] if role.labelled else -1
+    return Population(
+        x, y, own[:clients], (own[0][:0],) * clients, CLASSES, roles=roles, public=own[clients]
+    )  # fmt: skip
+
+
+def model() -> Model:
+    """The classifier of the reference problem."""
+    return make_model("mlp_200", SHAPE, CLASSES)
+
+
+@cache
+def epoch() -> int:
+    """Floating point operations of one local epoch of a client."""
+    fed = Metered(FedAvg(model(), LocalTraining(epochs=1)), people())
+    offer = Offer(shared={"params": model().init()})
+    return fed.metered(lambda: fed.run(FedAvg.train, torch.tensor([0]), offer))[1]
+
+
+def build(name: str, settings: dict[str, object]) -> Method:
+    """A method for the reference problem."""
+    return ALGORITHMS[name](model=model(), local=LocalTraining(), **settings)  # type: ignore[call-arg]
+
+
+def start(method: Method) -> tuple[Any, Metered]:
+    """The state when the strangers come, and the federation."""
+    fed = Metered(method, people())
+    state = method.init(fed)
+    for t in range(JOINS):
+        fed.begin(t)
+        state = method.round(state, t, fed)
+    fed.begin(JOINS)
+    return state, fed
+
+
+def place(method: Method, state: Any, client: int, fed: Metered) -> tuple[Any, Placing]:
+    """The state after placing one client, and what that took."""
+    cohort, before, calls = torch.tensor([client]), fed.moved(client), len(fed.ledger.rounds)
+    try:
+        state, flops = fed.metered(lambda: method.admit(state, cohort, fed))
+    except RoleError as error:
+        return state, Placing((), 0, 0, 0, 0, 0, 0.0, str(error))
+    down, up = (now - then for now, then in zip(fed.moved(client), before, strict=True))
+    tasks = tuple(dict.fromkeys(task for _, task, *_ in fed.ledger.rounds[calls:]))
+    offer = method.offer(state, cohort, fed)
+    weights, more = counted(lambda: used(method, offer, client, fed))
+    return state, Placing(tasks, down, up, flops, offer.bytes_each(), more, untrained(weights))
+
+
+def used(method: Method, offer: Offer, client: int, fed: Metered) -> Params:
+    """The model that a client makes of what it is offered."""
+    own = rows(to_flat(offer.each), 0 if offer.pick is None else int(offer.pick[0]))
+    one = alone(fed, client, torch.tensor(0), rows(fed.remembered(torch.tensor([client])), 0))
+    return method.personalise(one, **from_flat(to_flat(offer.shared) | own))  # type: ignore[arg-type]
+
+
+def untrained(weights: Params) -> float:
+    """The share of these weights that nobody has trained."""
+    first = model().init()
+    same = sum(w.numel() for name, w in weights.items() if torch.equal(w, first[name]))
+    return same / model().parameters()
+
+
+def rounds_asked(method: Method, state: Any, client: int, fed: Metered) -> int:
+    """In how many of the next rounds this client is asked to do something, its training aside."""
+    fed.roles = tuple(Role(joins=99) if i >= TRAINING and i != client else role for i, role in enumerate(fed.roles))
+    asked = 0
+    for t in range(JOINS, JOINS + AFTER):
+        before = fed.moved(client)
+        fed.begin(t)
+        state = method.round(state, t, fed)
+        asked += fed.moved(client) != before
+    return asked
+
+
+def measure(name: str, settings: dict[str, object]) -> tuple[dict[str, Placing], int]:
+    """What placing takes by role, and in how many of the next rounds a holdout client is placed again."""
+    method = build(name, settings)
+    state, fed = start(method)
+    placed = {role: place(method, state, TRAINING + i, fed) for i, role in enumerate(STRANGERS)}
+    again = rounds_asked(method, placed["holdout"][0], TRAINING + list(STRANGERS).index("holdout"), fed)
+    return {role: placing for role, (_, placing) in placed.items()}, again
+
+
+def line(name: str, key: str, placings: dict[str, Placing], again: int) -> str:
+    """A row of the table; a cost that differs between roles shows all of its values."""
+    done = [placing for placing in placings.values() if not placing.refused]
+    costs = [" / ".join(dict.fromkeys(of)) for of in zip(*map(said, done), strict=True)]
+    often = {0: AGAIN.get(name, "never"), AFTER: "every round"}.get(again, "some rounds")
+    why = "; ".join(dict.fromkeys(reason(p.refused) for p in placings.values() if p.refused))
+    return row(
+        [f"`{name}`" + (f", `{key}`" if key else ""), *map(verdict, placings.values()), *costs, often, why or "–"]
+    )
+
+
+def said(placing: Placing) -> tuple[str, ...]:
+    """The cells of one role's cost."""
+    tasks = ", ".join(f"`{task}`" for task in placing.tasks) or "–"
+    compute = (amount(flops / epoch()) for flops in (placing.flops, placing.served_flops))
+    return tasks, size(placing.down), size(placing.up), next(compute), size(placing.served), next(compute)
+
+
+def verdict(placing: Placing) -> str:
+    """Whether a client is placed, and whether it is served weights that nobody trained."""
+    if placing.refused:
+        return "no"
+    return f"yes, {placing.untrained:.0%} untrained" if placing.untrained else "yes"
+
+
+def size(count: int) -> str:
+    """Bytes, and how many models w that is."""
+    return f"{count} ({amount(count / bytes_of(model().init()))} w)" if count else "0"
+
+
+def amount(value: float) -> str:
+    """A number with at most three digits that count."""
+    return f"{value:.3g}" if value >= 0.001 or not value else "<0.001"
+
+
+def reason(refusal: str) -> str:
+    """The words of a refusal that say why."""
+    return refusal.partition(", but ")[2].partition(";")[0]
+
+
+def row(cells: Iterable[str]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def table() -> str:
+    """All methods, and some of them with other settings."""
+    lines = [row(HEAD), row(["---"] * len(HEAD))]
+    for name in ALGORITHMS:
+        own = SETTINGS.get(name, {})
+        for key, more in [("", own), *((key, own | more) for of, key, more in VARIANTS if of == name)]:
+            lines.append(line(name, key, *measure(name, more)))
+    return "\n".join(lines)
+
+
+def written() -> str:
+    """The table that is in the docs now."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def write(found: str) -> None:
+    """Puts the table into the docs."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{rest.partition(END)[2]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/roles.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = table()
+    print(found)
+    if options.write:
+        write(found)
+
+
+if __name__ == "__main__":
+    main()
