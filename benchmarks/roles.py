@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kinfed.algorithm import Algorithm
 from kinfed.algorithms import ALGORITHMS, FedAvg
+from kinfed.algorithms.split_tree import SplitRule
 from kinfed.data import Population, Role
 from kinfed.engines import Sequential
 from kinfed.engines.sequential import alone
@@ -40,7 +41,7 @@ SETTINGS: dict[str, dict[str, object]] = {  # the others have their defaults
     "lg_fedavg": {"shared_tensors": 2},
     "flt": {"signature": EncoderCentroids(pretraining=QUICK)},
     "fesem": {"clusters": 2},
-    "cfl": {"mean_below": 1e9, "some_above": 0.0, "after": 1},  # one split before the strangers come
+    "cfl": {"rule": SplitRule(mean_below=1e9, some_above=0.0), "after": 1},  # one split before the strangers come
     "flhc": {"rounds_before": 1},
     "repa": {"clusters": 2, "signature": EmbeddingStatistics(encoder_rounds=0)},
 }
