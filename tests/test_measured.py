@@ -11,6 +11,7 @@ from kinfed import commands
 from kinfed.commands import Place
 from kinfed.comparison import COLUMNS, Outcome, as_csv, compared
 from kinfed.config import Config, load_config
+from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.progress import Silence
 from kinfed.signatures import Pretraining
@@ -138,6 +139,22 @@ def test_a_longer_run_measures_its_end_anew(tmp_path: Path):
     commands.resume(short, lambda stored: replace(stored, rounds=3), Silence())
     for name in ("rounds.csv", "summary.json"):
         assert (short / name).read_bytes() == (long / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("roles.look_alikes=-1", "look_alikes must be at least 0, got -1"),
+        ("roles.look_alike_scale=[0.5, 0.2]", "two shares 0 < low <= high"),
+        ("roles.look_alike_scale=0.5", "roles.look_alike_scale: wanted a list of 2"),
+        ("roles.look_alike=3", "did you mean 'roles.look_alikes'?"),
+        ("evaluation.correlation=1", "evaluation.correlation: wanted true or false"),
+    ],
+)
+def test_bad_settings_are_told(setting: str, told: str):
+    with pytest.raises(ConfigError) as caught:
+        config(setting)
+    assert told in str(caught.value)
 
 
 def outcome(**numbers: float) -> Outcome:
