@@ -138,6 +138,7 @@ def check_client(population: Population, client: int, train: Tensor, test: Tenso
     role = population.role(client)
     for name, rows in (("train", train), ("test", test)):
         check_indices(f"{name} rows of client {client}", rows, len(population.y))
+    check_look_alike(population, client, role)
     if role.trains and len(train) == 0:
         raise DataError(f"client {client} trains but has no training rows; give it some, or make it a holdout client")
     own = torch.cat([train, test])
@@ -148,6 +149,17 @@ def check_client(population: Population, client: int, train: Tensor, test: Tenso
         raise DataError(f"client {client}: row {row} is also public; remove public rows from the clients")
     if bool((population.y[own if role.labelled else test] < 0).any()):
         raise DataError(f"client {client} has rows without a label (-1), which only training rows of unlabelled may be")
+
+
+def check_look_alike(population: Population, client: int, role: Role) -> None:
+    """Raise DataError unless a look-alike is held out, comes after training, and resembles a real client."""
+    original = role.look_alike_of
+    if original is None:
+        return
+    if not role.holdout or role.joins != LATER:
+        raise DataError(f"client {client} is a look-alike and must be holdout and join LATER, got {role}")
+    if not 0 <= original < population.clients or population.role(original).look_alike_of is not None:
+        raise DataError(f"client {client} is a look-alike of {original}, wanted a real client of the population")
 
 
 def repeated(train: Tensor, test: Tensor) -> str:

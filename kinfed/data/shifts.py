@@ -17,7 +17,7 @@ from kinfed.errors import ConfigError, DataError
 
 
 class Shift(Protocol):
-    """Population -> population whose clients have changed copies of their rows."""
+    """Population -> population whose clients have changed copies of their rows, and that knows how (`viewed`)."""
 
     def __call__(self, population: Population, rng: np.random.Generator) -> Population: ...
 

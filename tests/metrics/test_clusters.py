@@ -1,5 +1,7 @@
 """FLIS' clustering error and REPA's uniformity, by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import tensor
@@ -8,6 +10,7 @@ from kinfed.algorithms import FedAvg
 from kinfed.data import Change, Role
 from kinfed.engines import Vectorised
 from kinfed.metrics import (
+    Found,
     belong_together,
     clustering_error,
     cosines,
@@ -16,7 +19,29 @@ from kinfed.metrics import (
     uniformity_of_chance,
     uniformity_of_labels,
 )
+from tests.algorithms.registry import make, population
 from tests.problems import small_net, tiny_population
+
+
+def test_a_method_that_has_placed_nobody_yet_has_no_groups_and_no_quality():
+    method = make("flis_dc")
+    fed = Vectorised(method, population())
+    found = Found.by(method, method.init(fed), fed)
+    assert found.metrics(fed.groups) == {"groups": 0.0} and found.references(seed=0) == {}
+
+
+def test_a_graph_says_more_than_groups():
+    found = Found(
+        groups=tensor([0, 0, 0, -1]),
+        graph=tensor([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]).bool(),
+        members=tensor([0, 1, 2]),
+        labels=tensor([[4, 0], [4, 0], [0, 4]]),
+    )
+    # by labels 0 and 1 belong together; the graph has 2 too many around 1, and 1 too many around 2
+    assert found.metrics(None)["clustering_error"] == pytest.approx(2 / 3)
+    by_groups = replace(found, graph=None)
+    assert by_groups.metrics(None)["clustering_error"] == pytest.approx((1 + 1 + 2) / 3)
+    assert by_groups.metrics(None)["uniformity"] == pytest.approx(1 / 3)
 
 
 def test_labels_are_counted_as_they_are_now_and_missing_ones_are_not():
