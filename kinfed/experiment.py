@@ -24,6 +24,7 @@ from kinfed.metrics import (
     originals_of,
     place_look_alikes,
     placed_groups,
+    real_clients,
     robustness,
     rounds_to_target,
     score_clients,
@@ -165,8 +166,8 @@ class Experiment(Generic[State]):
         return self._admitted(state, placed)
 
     def _admitted(self, state: State, placed: Tensor) -> State:
-        newcomers = self.fed.present[~torch.isin(self.fed.present, placed)]
-        newcomers = newcomers[originals_of(self.fed)[newcomers.cpu()].to(newcomers.device) < 0]
+        here = real_clients(self.fed)
+        newcomers = here[~torch.isin(here, placed)]
         return self.algorithm.admit(state, newcomers, self.fed) if len(newcomers) else state
 
     def _result(self, state: State, done: int, seconds: float) -> RoundResult:
