@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from kinfed.client import Client, Reply, Rows
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model, hits
-from kinfed.params import Params, Payload
+from kinfed.params import Params, Payload, flatten, subtract
 from kinfed.training import LocalTraining
 
 State = TypeVar("State")  # a frozen dataclass of tensors, models, numbers
@@ -54,6 +54,23 @@ class Algorithm(ABC, Generic[State]):
     def graph(self, state: State) -> Tensor | None:
         """Server: who is related to whom (bool [clients, clients]), where the method finds out."""
         return None
+
+    def embeddings(self, state: State, fed: Federation) -> Tensor | None:
+        """Server: how the method sees those who train; row i is of fed.clients[i], not a number if it is silent.
+
+        A method that has signatures of its clients gives these; others see the update Δw of each (REPA's "WD").
+        """
+        who = fed.clients
+        replies = fed.run(self.differ_from_served, who, self.offer(state, who, fed))
+        updates = flatten(replies.stack("update"))
+        rows = torch.full((len(who), updates.shape[1]), torch.nan, device=fed.device)
+        return rows.index_copy(0, torch.searchsorted(who, replies.cohort), updates)
+
+    def differ_from_served(self, client: Client, **offer: Params) -> Reply:
+        """Client task: Δw, what local training changes in the model it uses; asked by the experiment, not a method."""
+        served = self.personalise(client, **offer)
+        trained, _ = self.local(client, served, self.model.gradient)
+        return Reply({"update": subtract(trained, served)})
 
     def evaluate(self, client: Client, **offer: Params) -> Reply:
         """Client task: how its model does on its test rows."""

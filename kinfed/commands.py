@@ -208,8 +208,12 @@ def seconds_of(path: Path) -> float:
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """The end of a run as a table."""
     shares = {"accuracy": "accuracy", "accuracy_adapted": "after adaptation", "accuracy_strangers": "strangers",
-              "worst_decile": "worst decile", "at_target": "clients at target"}  # fmt: skip
+              "accuracy_strangers_adapted": "strangers after adaptation", "worst_decile": "worst decile",
+              "at_target": "clients at target"}  # fmt: skip
     numbers = {"variance": "variance over clients", "ari": "ARI with planted groups", "groups": "groups found",
+               "clustering_error": "clustering error", "uniformity": "uniformity of labels",
+               "robustness": "robustness", "correlation_labels": "correlation with labels",
+               "correlation_drift": "correlation with drift",
                "rounds_to_target": "rounds to target", "converged_at": "converged at round",
                "rejected_replies": "rejected replies"}  # fmt: skip
     rows = [(title, percent(summary[name])) for name, title in shares.items() if name in summary]

@@ -28,6 +28,7 @@ class Column:
     name: str  # in the CSV file
     value: Callable[[Outcome], float | None]
     shown: str = ".2f"
+    always: bool = True  # False: left out of the table where no run has the number
 
 
 def of_summary(name: str, scale: float = 1.0) -> Callable[[Outcome], float | None]:
@@ -52,6 +53,18 @@ COLUMNS = (
     Column("at target %", "at_target_percent", of_summary("at_target", 100), ".1f"),
     Column("ARI", "ari", of_summary("ari")),
     Column("groups", "groups", of_summary("groups"), ".3g"),
+    Column("adapted %", "accuracy_adapted_percent", of_summary("accuracy_adapted", 100), always=False),
+    Column("strangers %", "accuracy_strangers_percent", of_summary("accuracy_strangers", 100), always=False),
+    Column(
+        "strangers adapted %",
+        "accuracy_strangers_adapted_percent",
+        of_summary("accuracy_strangers_adapted", 100),
+        always=False,
+    ),
+    Column("uniformity", "uniformity", of_summary("uniformity"), always=False),
+    Column("robustness", "robustness", of_summary("robustness"), always=False),
+    Column("label correlation", "correlation_labels", of_summary("correlation_labels"), always=False),
+    Column("drift correlation", "correlation_drift", of_summary("correlation_drift"), always=False),
     Column("MB moved", "megabytes", moved, ".1f"),
     Column("seconds", "seconds", lambda outcome: outcome.seconds, ".1f"),
 )
@@ -59,8 +72,16 @@ COLUMNS = (
 
 def compared(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """The table to show: a header, then one row a method; mean ± standard deviation over several seeds."""
-    header = ["method", *(column.title for column in COLUMNS)]
-    return [header, *([m, *(shown(c, runs) for c in COLUMNS)] for m, runs in by_method(outcomes).items())]
+    columns = [column for column in COLUMNS if is_useful(column, outcomes)]
+    header = ["method", *(column.title for column in columns)]
+    return [header, *([m, *(shown(c, runs) for c in columns)] for m, runs in by_method(outcomes).items())]
+
+
+def is_useful(column: Column, outcomes: Sequence[Outcome]) -> bool:
+    """Whether a column is worth its room: not if it is empty, and uniformity not where planted groups say more."""
+    if column.name == "uniformity" and any(outcome.summary.get("ari") is not None for outcome in outcomes):
+        return False
+    return column.always or any(column.value(outcome) is not None for outcome in outcomes)
 
 
 def as_csv(outcomes: Sequence[Outcome]) -> str:

@@ -12,18 +12,23 @@ from torch import Tensor
 from kinfed import snapshot
 from kinfed.algorithm import Algorithm
 from kinfed.errors import ConfigError
-from kinfed.federation import Federation, Task
+from kinfed.federation import Federation
 from kinfed.metrics import (
     QUESTIONS,
-    accuracy_of,
-    agreement,
+    Found,
+    Scores,
+    accuracies,
     converged_at,
-    mean_accuracy,
+    correlations,
+    drift_similarity,
+    originals_of,
+    place_look_alikes,
+    placed_groups,
+    real_clients,
+    robustness,
     rounds_to_target,
-    share_at_target,
+    score_clients,
     standard_error,
-    variance,
-    worst_decile,
 )
 
 State = TypeVar("State")
@@ -36,21 +41,11 @@ class Evaluation:
     every: int = 1  # rounds between two evaluations; the last round is always evaluated
     adapt: bool = False  # also after local adaptation
     target: float = 0.99  # accuracy a client should reach
+    correlation: bool = False  # does the method see clients as alike whose data are alike? All train once more for it
 
     def __post_init__(self) -> None:
         if self.every < 1 or not 0 <= self.target <= 1:
             raise ConfigError(f"wanted every >= 1 and a target in [0, 1], got {self.every} and {self.target}")
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Every client's accuracy after a round; not a number where a client was not scored."""
-
-    accuracy: Tensor  # [clients], its model as served
-    adapted: Tensor  # [clients], after local adaptation
-    loss: Tensor  # [clients], mean over its test rows
-    rows: Tensor  # [clients], test rows
-    trains: Tensor  # [clients] bool: it takes part in training
 
 
 @dataclass(frozen=True)
@@ -90,6 +85,8 @@ class Experiment(Generic[State]):
     about: dict[str, object] = field(default_factory=dict)  # goes into the checkpoint
     state: State | None = None
     history: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    closing: dict[str, float] = field(default_factory=dict)  # what is measured once, after the last round
+    drift: Tensor | None = None  # how alike clients' images look, where correlations are wanted
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.checkpoint_every < 1:
@@ -103,6 +100,8 @@ class Experiment(Generic[State]):
 
     def run(self, resume: bool = False) -> dict[str, float | int | None]:
         """The summary after all rounds; with `resume`, from the checkpoint on."""
+        if self.evaluation.correlation:
+            self.drift = drift_similarity(self.fed.population, self.fed.device)
         done, placed, state = self._resumed() if resume else (0, self.fed.clients, self.algorithm.init(self.fed))
         for observer in self.observers:
             observer.began(self.rounds, done)
@@ -117,7 +116,7 @@ class Experiment(Generic[State]):
             self._tell(self._result(served, t + 1, seconds))
             self.state = served
             if self.checkpoint and ((t + 1) % self.checkpoint_every == 0 or t + 1 == self.rounds):
-                snapshot.save(self.checkpoint, state, self.fed, self.about | {"round": t + 1, "history": self.history})
+                snapshot.save(self.checkpoint, state, self.fed, self._about(t + 1))
         summary = self.summary()
         for observer in self.observers:
             observer.ended(summary)
@@ -131,6 +130,8 @@ class Experiment(Generic[State]):
         test_rows = len(torch.cat([self.fed.test[i] for i in self.fed.clients.tolist()]).unique())
         return {
             **self.history[-1][1],
+            **self._means("clustering_error", "clustering_accuracy"),
+            **self.closing,
             "standard_error": standard_error(means[-1][1], max(1, test_rows)),
             "rounds_to_target": reached,
             "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),
@@ -140,6 +141,14 @@ class Experiment(Generic[State]):
             "rejected_replies": len(self.fed.rejected),
         }
 
+    def _means(self, *names: str) -> dict[str, float]:
+        """Means over the evaluated rounds of the metrics that have been measured."""
+        values = {name: [m[name] for _, m in self.history if name in m] for name in names}
+        return {f"{name}_mean": sum(seen) / len(seen) for name, seen in values.items() if seen}
+
+    def _about(self, done: int) -> dict[str, object]:
+        return self.about | {"round": done, "history": self.history, "closing": self.closing}
+
     def _resumed(self) -> tuple[int, Tensor, State]:
         if self.checkpoint is None:
             raise ConfigError("an experiment without a checkpoint cannot be resumed")
@@ -147,6 +156,7 @@ class Experiment(Generic[State]):
         state = snapshot.load(self.checkpoint, self.algorithm, self.fed)
         done = int(str(said["round"]))
         self.history = [(int(round), dict(metrics)) for round, metrics in said["history"]]  # type: ignore[attr-defined]
+        self.closing = dict(said.get("closing", {}))  # type: ignore[call-overload]
         self.fed.begin(done - 1)
         return done, self.fed.present, state
 
@@ -156,58 +166,39 @@ class Experiment(Generic[State]):
         return self._admitted(state, placed)
 
     def _admitted(self, state: State, placed: Tensor) -> State:
-        newcomers = self.fed.present[~torch.isin(self.fed.present, placed)]
+        here = real_clients(self.fed)
+        newcomers = here[~torch.isin(here, placed)]
         return self.algorithm.admit(state, newcomers, self.fed) if len(newcomers) else state
 
     def _result(self, state: State, done: int, seconds: float) -> RoundResult:
-        scores, metrics, groups = None, {}, self.algorithm.groups(state)
+        scores, metrics = None, {}
         if done % self.evaluation.every == 0 or done == self.rounds:
-            scores = self._scores(state)
-            metrics = self._metrics(scores, groups)
+            scores = score_clients(self.algorithm, state, self.fed, self.evaluation.adapt)
+            metrics = self._metrics(state, scores)
             self.history.append((done, metrics))
+        groups = placed_groups(self.algorithm, state, self.fed) if done < self.rounds else self._close(state)
         return RoundResult(done, metrics, scores, groups, *self._bytes(), seconds)
 
-    def _scores(self, state: State) -> Scores:
-        """Every present client scored on its test rows; those without labels do not adapt."""
-        fed, blank = self.fed, torch.full((self.fed.count,), torch.nan, dtype=torch.double)
-        accuracy, adapted, loss, rows = (
-            blank.clone(),
-            blank.clone(),
-            blank.clone(),
-            torch.zeros(fed.count, dtype=torch.long),
-        )
-        self._ask(self.algorithm.evaluate, fed.present, state, accuracy, loss, rows)
-        if self.evaluation.adapt:
-            labelled = torch.tensor([fed.roles[i].labelled for i in fed.present.tolist()], device=fed.device)
-            self._ask(
-                self.algorithm.evaluate_adapted, fed.present[labelled], state, adapted, loss.clone(), rows.clone()
-            )
-        trains = torch.isin(torch.arange(fed.count), fed.clients.cpu())
-        return Scores(accuracy, adapted, loss, rows, trains)
-
-    def _ask(self, task: Task, cohort: Tensor, state: State, accuracy: Tensor, loss: Tensor, rows: Tensor) -> None:
-        replies = self.fed.run(task, cohort, self.algorithm.offer(state, cohort, self.fed))
-        who, count = replies.cohort.cpu(), replies["rows"].cpu()
-        accuracy[who] = accuracy_of(replies["correct"].cpu(), count)
-        loss[who] = replies["loss"].cpu().double() / count
-        rows[who] = count
-
-    def _metrics(self, scores: Scores, groups: Tensor | None) -> dict[str, float]:
-        scored = ~scores.accuracy.isnan()
-        own = scores.accuracy[scored & scores.trains]
-        metrics = {
-            "accuracy": mean_accuracy(own),
-            "variance": variance(own),
-            "worst_decile": worst_decile(own),
-            "at_target": share_at_target(own, self.evaluation.target),
-        }
-        if self.evaluation.adapt:
-            metrics["accuracy_adapted"] = mean_accuracy(scores.adapted[scored & scores.trains])
-        if bool((scored & ~scores.trains).any()):
-            metrics["accuracy_strangers"] = mean_accuracy(scores.accuracy[scored & ~scores.trains])
-        if groups is not None and self.fed.groups is not None:
-            metrics |= agreement(groups.cpu(), self.fed.groups)
+    def _metrics(self, state: State, scores: Scores) -> dict[str, float]:
+        metrics = accuracies(scores, self.evaluation.target)
+        found = Found.by(self.algorithm, state, self.fed)
+        if found is not None:
+            metrics |= found.metrics(self.fed.groups)
+        if self.evaluation.correlation:
+            metrics |= correlations(self.algorithm, state, self.fed, self.drift)
         return metrics
+
+    def _close(self, state: State) -> Tensor | None:
+        """The groups with look-alikes in them; measures what is measured once, after the last round."""
+        found = Found.by(self.algorithm, state, self.fed)
+        if found is None:
+            return None
+        self.closing = found.references(self.fed.seed)
+        groups = place_look_alikes(self.algorithm, state, self.fed)
+        if groups is None:
+            return found.groups
+        self.closing |= robustness(groups, originals_of(self.fed), self.fed.clients.cpu())
+        return groups
 
     def _bytes(self) -> tuple[int, int]:
         ledger = self.fed.ledger

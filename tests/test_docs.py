@@ -22,6 +22,14 @@ def test_the_architecture_page_names_every_layer():
     assert all(name in picture for names in LAYERS for name in names if name not in ("", "__main__"))
 
 
+def test_the_metrics_page_names_every_column():
+    from kinfed.runs.folder import METRICS
+
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    named = {name for name in METRICS if f"`{name}`" in page}
+    assert set(METRICS) - named == {"correlation_labels_se", "correlation_drift_se"}  # "and …_se of both"
+
+
 def test_every_example_is_a_valid_config():
     from kinfed.config import load_config
 

@@ -1,4 +1,4 @@
-"""From a dataset and a partition to a population: public rows, clients, change, shift, roles, in this order."""
+"""From a dataset and a partition to a population: public rows, clients, change, shift, roles, look-alikes in turn."""
 
 from dataclasses import dataclass, replace
 
@@ -8,6 +8,7 @@ import torch
 from kinfed.data.changes import ChangeSettings, plan_change
 from kinfed.data.checks import at_least, fraction
 from kinfed.data.datasets import Dataset
+from kinfed.data.look_alikes import with_look_alikes
 from kinfed.data.partitions.split import Labels, Partition, Split, check
 from kinfed.data.population import Change, Population
 from kinfed.data.roles import RoleSettings, assign_roles
@@ -39,12 +40,16 @@ def build_population(
     if change is not None:
         other = supply.draw(partition, test_rows, generator(seed, "change"))
         changes.append(plan_change(change, split, other, dataset.y_train, generator(seed, "changed clients")))
-    population = supply.pool(dataset, split, tuple(changes))
+    population = plain = supply.pool(dataset, split, tuple(changes))
     if split.swaps:
         population = LabelSwap(split.swaps)(population, generator(seed, "swaps"))
     if shift is not None:
         population = shift(population, generator(seed, "shift"))
-    return assign_roles(population, roles or RoleSettings(), generator(seed, "roles"))
+    roles = roles or RoleSettings()
+    population = assign_roles(population, roles, generator(seed, "roles"))
+    if roles.look_alikes:
+        population = with_look_alikes(population, plain, roles, generator(seed, "look-alikes"))
+    return population
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class Supply:
             None if split.groups is None else torch.from_numpy(split.groups),
             public=torch.from_numpy(self.public),
             changes=changes,
+            held_out=torch.from_numpy(self.test),
         )
 
 

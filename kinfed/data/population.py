@@ -1,7 +1,9 @@
 """A population: one pool of rows, and for each client which of them it trains on and is tested on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from kinfed.errors import DataError
 
 LATER = 2**31 - 1  # joins after training
 NO_ROWS = torch.empty(0, dtype=torch.int64)
+View = Callable[[Tensor, Tensor, np.random.Generator], tuple[Tensor, Tensor]]  # rows (x, y) -> as a client has them
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Role:
     joins: int = 0  # the round it enters; LATER: after training
     holdout: bool = False  # never trains
     labelled: bool = True  # False: its training rows have no labels (-1 in the pool)
+    look_alike_of: int | None = None  # made to resemble this client, and only asked where it would be placed
 
     @property
     def trains(self) -> bool:
@@ -49,6 +53,8 @@ class Population:
     roles: tuple[Role, ...] = ()  # empty: all train from the start
     public: Tensor = field(default_factory=lambda: NO_ROWS)  # rows the server owns
     changes: tuple[Change, ...] = ()
+    held_out: Tensor = field(default_factory=lambda: NO_ROWS)  # rows nobody trains on, as they are in the dataset
+    views: tuple[tuple[View, ...], ...] = ()  # what shifts do to each client's rows, in order; empty: nothing
 
     def __post_init__(self) -> None:
         self.validate()
@@ -61,6 +67,10 @@ class Population:
     def role(self, client: int) -> Role:
         """The role of one client."""
         return self.roles[client] if self.roles else Role()
+
+    def views_of(self, client: int) -> tuple[View, ...]:
+        """What shifts do to the rows of one client."""
+        return self.views[client] if self.views else ()
 
     def validate(self) -> None:
         """Raise DataError where the parts do not fit together."""
@@ -85,6 +95,10 @@ def check_lengths(population: Population) -> None:
         )
     if population.roles and len(population.roles) != clients:
         raise DataError(f"got {len(population.roles)} roles for {clients} clients; give one each, or none at all")
+    if population.views and len(population.views) != clients:
+        raise DataError(
+            f"got views for {len(population.views)} of {clients} clients; give them to each, or none at all"
+        )
     if population.groups is not None and population.groups.shape != (clients,):
         raise DataError(f"groups has shape {list(population.groups.shape)}, wanted [{clients}]: one number a client")
 
@@ -101,6 +115,7 @@ def check_pool(population: Population) -> None:
             f"labels must be 0..{classes - 1} (-1: none), got {int(y.min())}..{int(y.max())}; check `classes`"
         )
     check_indices("public", population.public, len(y))
+    check_indices("held_out", population.held_out, len(y))
 
 
 def check_change(population: Population, change: Change, is_public: Tensor) -> None:
@@ -123,6 +138,7 @@ def check_client(population: Population, client: int, train: Tensor, test: Tenso
     role = population.role(client)
     for name, rows in (("train", train), ("test", test)):
         check_indices(f"{name} rows of client {client}", rows, len(population.y))
+    check_look_alike(population, client, role)
     if role.trains and len(train) == 0:
         raise DataError(f"client {client} trains but has no training rows; give it some, or make it a holdout client")
     own = torch.cat([train, test])
@@ -133,6 +149,17 @@ def check_client(population: Population, client: int, train: Tensor, test: Tenso
         raise DataError(f"client {client}: row {row} is also public; remove public rows from the clients")
     if bool((population.y[own if role.labelled else test] < 0).any()):
         raise DataError(f"client {client} has rows without a label (-1), which only training rows of unlabelled may be")
+
+
+def check_look_alike(population: Population, client: int, role: Role) -> None:
+    """Raise DataError unless a look-alike is held out, comes after training, and resembles a real client."""
+    original = role.look_alike_of
+    if original is None:
+        return
+    if not role.holdout or role.joins != LATER:
+        raise DataError(f"client {client} is a look-alike and must be holdout and join LATER, got {role}")
+    if not 0 <= original < population.clients or population.role(original).look_alike_of is not None:
+        raise DataError(f"client {client} is a look-alike of {original}, wanted a real client of the population")
 
 
 def repeated(train: Tensor, test: Tensor) -> str:

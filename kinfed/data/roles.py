@@ -14,16 +14,21 @@ from kinfed.errors import ConfigError
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """Fractions of the clients that have a role other than training from the start."""
+    """Fractions of the clients that have a role other than training from the start, and clients made to be placed."""
 
     holdout: float = 0.0  # never train
     unlabelled: float = 0.0  # have no labels
     late: float = 0.0  # enter at join_round
     join_round: int = LATER  # LATER: after training
+    look_alikes: int = 0  # of every training client, to measure robustness
+    look_alike_scale: tuple[float, float] = (0.2, 1.4)  # their rows, as shares of the original's
 
     def __post_init__(self) -> None:
         fraction(holdout=self.holdout, unlabelled=self.unlabelled, late=self.late)
         at_least(1, join_round=self.join_round)
+        at_least(0, look_alikes=self.look_alikes)
+        if not 0 < self.look_alike_scale[0] <= self.look_alike_scale[1]:
+            raise ConfigError(f"look_alike_scale must be two shares 0 < low <= high, got {self.look_alike_scale}")
         if self.holdout + self.unlabelled + self.late > 1:
             total = self.holdout + self.unlabelled + self.late
             raise ConfigError(f"holdout + unlabelled + late must be at most 1, got {total:g}")

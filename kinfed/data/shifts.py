@@ -1,23 +1,23 @@
 """Concept shifts: the same rows mean (labels) or look (pixels) different at different clients."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from kinfed.data import pixels
 from kinfed.data.checks import at_least, one_of
 from kinfed.data.partitions.grouped_labels import contiguous_groups
-from kinfed.data.pipelines import CHUNK, draw_pipeline
-from kinfed.data.population import Population
+from kinfed.data.pipelines import draw_pipeline
+from kinfed.data.population import Population, View
 from kinfed.data.repointing import UNCHANGED, with_variants
+from kinfed.data.views import Augmented, Swapped, Turned, viewed
 from kinfed.errors import ConfigError, DataError
 
 
 class Shift(Protocol):
-    """Population -> population whose clients have changed copies of their rows."""
+    """Population -> population whose clients have changed copies of their rows, and that knows how (`viewed`)."""
 
     def __call__(self, population: Population, rng: np.random.Generator) -> Population: ...
 
@@ -38,12 +38,8 @@ class LabelSwap:
         if top >= population.classes:
             raise DataError(f"pairs exchange label {top}, the data have labels 0..{population.classes - 1}")
         grouped = with_groups(population, len(self.pairs))
-        return with_variants(grouped, groups_of(grouped), self.swap)
-
-    def swap(self, group: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows with the labels of the group's pair exchanged."""
-        first, second = self.pairs[group]
-        return x, torch.where(y == first, second, torch.where(y == second, first, y))
+        swaps = [Swapped(*pair) for pair in self.pairs]
+        return shifted(grouped, groups_of(grouped), swaps, [rng] * len(swaps))
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Rotation:
             grouped = with_groups(population, len(self.degrees))
             angle_of = groups_of(grouped)
         variants = [UNCHANGED if self.degrees[angle] % 360 == 0 else angle for angle in angle_of]
-        return with_variants(grouped, variants, lambda angle, x, y: (turn(x, self.degrees[angle]), y))
+        return shifted(grouped, variants, [Turned(angle) for angle in self.degrees], [rng] * len(self.degrees))
 
 
 @dataclass(frozen=True)
@@ -89,11 +85,19 @@ class Augment:
             grouped = with_groups(population, self.pipelines)
             variants = groups_of(grouped)
         streams = rng.spawn(max(variants) + 1)
-        pipelines = [draw_pipeline(self.count, population.x.shape[1], stream) for stream in streams]
-        return with_variants(grouped, variants, lambda v, x, y: (pipelines[v](x, streams[v]), y))
+        pipelines = [Augmented(draw_pipeline(self.count, population.x.shape[1], stream)) for stream in streams]
+        return shifted(grouped, variants, pipelines, streams)
 
 
 SHIFTS: dict[str, type[Shift]] = {"label_swap": LabelSwap, "rotation": Rotation, "augment": Augment}
+
+
+def shifted(
+    population: Population, variants: Sequence[int], views: Sequence[View], streams: Sequence[np.random.Generator]
+) -> Population:
+    """The population whose client m has its rows as views[variants[m]] shows them."""
+    copied = with_variants(population, variants, lambda v, x, y: views[v](x, y, streams[v]))
+    return viewed(copied, [None if v == UNCHANGED else views[v] for v in variants])
 
 
 def with_groups(population: Population, count: int) -> Population:
@@ -118,14 +122,3 @@ def need_images(population: Population, what: str) -> None:
     x = population.x
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] not in (1, 3):
         raise DataError(f"{what} needs uint8 images [N, 1 or 3, height, width], got {x.dtype} {list(x.shape)}")
-
-
-def turn(x: Tensor, degrees: float) -> Tensor:
-    """Images turned counter-clockwise; exactly where that is a multiple of 90, with black corners elsewhere."""
-    quarters, rest = divmod(degrees, 90)
-    if rest == 0 and (quarters % 2 == 0 or x.shape[2] == x.shape[3]):
-        return torch.rot90(x, int(quarters), (2, 3))
-    angles = torch.full((len(x),), float(degrees))
-    parts = zip(torch.split(x, CHUNK), torch.split(angles, CHUNK), strict=True)
-    turned = [pixels.rotate(part.float(), angle, torch.zeros(x.shape[1])) for part, angle in parts]
-    return torch.cat(turned).round().clamp(0, 255).to(torch.uint8) if len(x) else x

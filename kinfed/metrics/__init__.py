@@ -1,14 +1,24 @@
-"""Metrics: accuracy and fairness over clients, quality of groups, communication."""
+"""Metrics: accuracy and fairness over clients, quality of groups, communication; docs/metrics.md defines them all."""
 
 from kinfed.metrics.clients import (
     accuracy_of,
     converged_at,
     mean_accuracy,
     rounds_to_target,
+    row_accuracy,
     share_at_target,
     standard_error,
     variance,
     worst_decile,
+)
+from kinfed.metrics.clusters import (
+    belong_together,
+    clustering_error,
+    cosines,
+    labels_held,
+    uniformity,
+    uniformity_of_chance,
+    uniformity_of_labels,
 )
 from kinfed.metrics.communication import (
     QUESTIONS,
@@ -18,10 +28,18 @@ from kinfed.metrics.communication import (
     method_bytes,
     repa_parameters,
 )
+from kinfed.metrics.correlation import bootstrap_error, pearson
+from kinfed.metrics.drift import divergences, drift_similarity
+from kinfed.metrics.found import Found, correlations, placed_groups
 from kinfed.metrics.groups import agreement, pair_quality, purity
+from kinfed.metrics.robustness import originals_of, place_look_alikes, robustness
+from kinfed.metrics.scores import Scores, accuracies, real_clients, score_clients
 
 __all__ = [
-    "QUESTIONS", "accuracy_of", "agreement", "converged_at", "fedavg_parameters", "flt_parameters", "mean_accuracy",
-    "megabits_per_client", "method_bytes", "pair_quality", "purity", "repa_parameters", "rounds_to_target",
-    "share_at_target", "standard_error", "variance", "worst_decile",
+    "QUESTIONS", "Found", "Scores", "accuracies", "accuracy_of", "agreement", "belong_together", "bootstrap_error",
+    "clustering_error", "converged_at", "correlations", "cosines", "divergences", "drift_similarity",
+    "fedavg_parameters", "flt_parameters", "labels_held", "mean_accuracy", "megabits_per_client", "method_bytes",
+    "originals_of", "pair_quality", "pearson", "place_look_alikes", "placed_groups", "purity", "real_clients",
+    "repa_parameters", "robustness", "rounds_to_target", "row_accuracy", "score_clients", "share_at_target",
+    "standard_error", "uniformity", "uniformity_of_chance", "uniformity_of_labels", "variance", "worst_decile",
 ]  # fmt: skip

@@ -11,6 +11,11 @@ def mean_accuracy(accuracy: Tensor) -> float:
     return float(accuracy.double().mean())
 
 
+def row_accuracy(accuracy: Tensor, rows: Tensor) -> float:
+    """REPA's VAL and HO: the mean over clients weighted by their test rows, so that each row counts the same."""
+    return float((accuracy.double() * rows).sum() / rows.sum())
+
+
 def standard_error(mean: float, rows: int) -> float:
     """FLT's ±: the binomial standard error √(p(1-p)/N) of an accuracy over N test rows."""
     return float((mean * (1 - mean) / rows) ** 0.5)

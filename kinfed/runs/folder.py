@@ -8,7 +8,7 @@
     ledger_clients.csv       task, client, bytes down and up
     timing.csv               round, seconds without evaluation; round 0 is what came before the first
     events.jsonl             started, resumed, rejected replies, warnings, ended
-    summary.json             the last metrics, the cost, how fast it went there
+    summary.json             the last metrics, what is measured at the end, the cost, how fast it went there
     relatedness.npz          who is related to whom, where the method finds that out
     checkpoint.safetensors   all that is needed to go on
 
@@ -29,15 +29,18 @@ from torch import Tensor
 
 from kinfed.data.population import Role
 from kinfed.errors import CheckpointError
-from kinfed.experiment import RoundResult, Scores
+from kinfed.experiment import RoundResult
 from kinfed.federation import Federation
+from kinfed.metrics import Scores
 from kinfed.runs.logs import Cell, CsvLog, EventLog, write_text
 from kinfed.snapshot import write_atomically
 
 Summary = dict[str, float | int | None]
 METRICS = (
     "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_strangers",
-    "ari", "nmi", "purity", "groups",
+    "accuracy_strangers_adapted", "accuracy_val", "accuracy_holdout", "ari", "nmi", "purity", "groups",
+    "clustering_error", "clustering_accuracy", "uniformity", "correlation_labels", "correlation_labels_se",
+    "correlation_drift", "correlation_drift_se",
 )  # fmt: skip
 CLIENT = ("round", "client", "role", "planted", "found", "accuracy", "accuracy_adapted", "loss", "test_rows")
 CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
@@ -186,7 +189,9 @@ def client_rows(fed: Federation, round: int, scores: Scores, groups: Tensor | No
 
 
 def role_name(role: Role) -> str:
-    """A role in one word."""
+    """A role in a word or two."""
+    if role.look_alike_of is not None:
+        return f"look-alike of {role.look_alike_of}"
     if not role.labelled:
         return "unlabelled"
     return "holdout" if role.holdout else "late" if role.joins else "trains"

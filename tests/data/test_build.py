@@ -47,6 +47,7 @@ def test_public_rows_are_a_stratified_share_that_no_client_has():
 
 def test_public_rows_can_be_taken_from_the_test_rows_too():
     built = build_population(dataset(), IID(4), 0, public_fraction=0.25, public_test=True)
+    assert sorted([*built.held_out.tolist(), *built.public[built.public >= 200].tolist()]) == list(range(200, 300))
     assert (built.public >= 200).sum() == 25 and (built.public < 200).sum() == 50
     assert sorted(torch.cat([*built.train, *built.test, built.public]).tolist()) == list(range(300))
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import tensor
 
-from kinfed.data import Change, Population, Role, label_counts
+from kinfed.data import LATER, Change, Population, Role, label_counts
 from kinfed.errors import DataError
 
 
@@ -38,6 +38,11 @@ def test_clients_may_share_test_rows_and_all_train_by_default():
         ({"y": torch.zeros(6)}, "wanted int64"),
         ({"y": tensor([-1, 1, 2, 0, 1, 2])}, "client 0 has rows without a label"),
         ({"roles": (Role(),)}, "got 1 roles for 2 clients"),
+        ({"roles": (Role(), Role(look_alike_of=0))}, "client 1 is a look-alike and must be holdout and join LATER"),
+        ({"roles": (Role(), Role(LATER, True, True, 2))}, "client 1 is a look-alike of 2, wanted a real client"),
+        ({"roles": (Role(), Role(LATER, True, True, 1))}, "client 1 is a look-alike of 1, wanted a real client"),
+        ({"views": ((),)}, "got views for 1 of 2 clients"),
+        ({"held_out": tensor([6])}, "held_out must be 0..5, got 6..6"),
         ({"groups": tensor([0])}, "groups has shape [1], wanted [2]"),
         ({"public": tensor([4])}, "client 1: row 4 is also public"),
         ({"train": (tensor([0.0]), tensor([2]))}, "wanted int64 [n]"),

@@ -1,0 +1,66 @@
+"""What found groups say about labels: FLIS' clustering error (methods 5.8) and REPA's uniformity (5.9)."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from kinfed.clustering.kmeans import server_kmeans
+from kinfed.federation import Federation
+
+DRAWS = 100  # random assignments that the reference of uniformity is the mean of
+
+
+def labels_held(fed: Federation) -> Tensor:
+    """How many training rows of each label each client has now ([clients, classes]); rows without a label are none."""
+    classes, owner = fed.population.classes, torch.arange(fed.count, device=fed.device).repeat_interleave(fed.sizes)
+    y = fed.y[torch.cat(fed.train)]
+    at = (owner * classes + y)[y >= 0]
+    return torch.bincount(at, minlength=fed.count * classes).view(fed.count, classes).cpu()
+
+
+def belong_together(counts: Tensor) -> Tensor:
+    """FLIS' truth, bool [n, n]: j belongs with i if they share at least half (rounded up) of the labels of i."""
+    held = (counts > 0).double()
+    return held @ held.T >= (held.sum(1, keepdim=True) / 2).ceil()
+
+
+def clustering_error(together: Tensor, truth: Tensor) -> tuple[float, float]:
+    """FP + FN of the clusters around each client, and (TP + TN)/n with the client itself as a hit; means over clients.
+
+    together[i, j]: j is in the cluster of i; truth[i, j]: it should be. [n, n] both.
+    """
+    wrong = (together.bool() ^ truth).fill_diagonal_(False).sum(1).double()
+    return float(wrong.mean()), float(1 - wrong.mean() / len(truth))
+
+
+def cosines(vectors: Tensor) -> Tensor:
+    """Cosine similarities of rows: [n, n]; a row of zeros is like no other."""
+    ahead = normalize(vectors if vectors.is_floating_point() else vectors.double(), dim=1)
+    return (ahead @ ahead.T).double()
+
+
+def uniformity(alike: Tensor, groups: Tensor) -> float | None:
+    """The mean over groups of the mean similarity of their pairs; groups of one are left out, None if all are.
+
+    alike: similarities [n, n]; groups: [n].
+    """
+    member = (groups == groups.unique()[:, None]).double()
+    size, itself = member.sum(1), member @ alike.diagonal()
+    pairs = size * (size - 1)  # ordered ones: each unordered pair twice, as in the sum
+    means = ((member @ alike * member).sum(1) - itself)[pairs > 0] / pairs[pairs > 0]
+    return float(means.mean()) if len(means) else None
+
+
+def uniformity_of_chance(alike: Tensor, groups: Tensor, seed: int, draws: int = DRAWS) -> float | None:
+    """The mean uniformity of random groups of the same sizes."""
+    luck = torch.Generator().manual_seed(seed)
+    shuffled = (groups[torch.randperm(len(groups), generator=luck)] for _ in range(draws))
+    found = [value for some in shuffled if (value := uniformity(alike, some)) is not None]
+    return sum(found) / len(found) if found else None
+
+
+def uniformity_of_labels(counts: Tensor, groups: Tensor) -> float | None:
+    """The uniformity of K-Means on the label shares themselves (normalised counts), with as many groups as found."""
+    points = normalize(counts.double(), dim=1)
+    best, _ = server_kmeans(points, len(groups.unique()), points[:0], seed=0)
+    return uniformity(cosines(counts), best)

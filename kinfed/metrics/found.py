@@ -1,0 +1,99 @@
+"""What a method found out about its clients, measured: its groups, its graph, and how it sees them."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm
+from kinfed.client import base_key
+from kinfed.federation import Federation
+from kinfed.metrics.clusters import (
+    belong_together,
+    clustering_error,
+    cosines,
+    labels_held,
+    uniformity,
+    uniformity_of_chance,
+    uniformity_of_labels,
+)
+from kinfed.metrics.correlation import correlation
+from kinfed.metrics.groups import agreement
+from kinfed.metrics.scores import real_clients
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Groups and graph of the clients that a method placed."""
+
+    groups: Tensor  # [clients]; -1: not placed, not there yet, or a look-alike
+    graph: Tensor | None  # [clients, clients] bool, where the method has one
+    members: Tensor  # ids of those who train and are placed
+    labels: Tensor  # [members, classes] how many rows of each label they train on
+
+    @classmethod
+    def by(cls, algorithm: Algorithm[State], state: State, fed: Federation) -> "Found | None":
+        """What a method found by now; None if it looks for no groups."""
+        groups, graph = placed_groups(algorithm, state, fed), algorithm.graph(state)
+        if groups is None:
+            return None
+        members = fed.clients.cpu()[groups[fed.clients.cpu()] >= 0]
+        return cls(groups, None if graph is None else graph.cpu(), members, labels_held(fed)[members])
+
+    @property
+    def own(self) -> Tensor:
+        """The members' groups."""
+        return self.groups[self.members]
+
+    @property
+    def together(self) -> Tensor:
+        """Who is in whose cluster, bool [members, members]."""
+        if self.graph is None:
+            return self.own[:, None] == self.own
+        return self.graph[self.members[:, None], self.members].bool()
+
+    def metrics(self, planted: Tensor | None) -> dict[str, float]:
+        """How the groups fit planted ones, and the members' labels."""
+        metrics: dict[str, float] = {}
+        if planted is not None and bool(((self.groups >= 0) & (planted >= 0)).any()):
+            metrics |= agreement(self.groups, planted)
+        else:
+            metrics["groups"] = float(len(self.groups[self.groups >= 0].unique()))
+        if len(self.members) > 1:
+            error, right = clustering_error(self.together, belong_together(self.labels))
+            metrics |= {"clustering_error": error, "clustering_accuracy": right}
+        even = uniformity(cosines(self.labels), self.own)
+        return metrics if even is None else metrics | {"uniformity": even}
+
+    def references(self, seed: int) -> dict[str, float]:
+        """The uniformity of chance, and of clustering the labels themselves; nothing if all groups are of one."""
+        alike = cosines(self.labels)
+        if uniformity(alike, self.own) is None:
+            return {}
+        by_name = {
+            "uniformity_random": uniformity_of_chance(alike, self.own, base_key(seed, "uniformity") % 2**63),
+            "uniformity_labels": uniformity_of_labels(self.labels, self.own),
+        }
+        return {name: value for name, value in by_name.items() if value is not None}
+
+
+def placed_groups(algorithm: Algorithm[State], state: State, fed: Federation) -> Tensor | None:
+    """The groups found for the real clients that are there ([clients], -1 for all others), where there are any."""
+    groups = algorithm.groups(state)
+    here = torch.isin(torch.arange(fed.count), real_clients(fed).cpu())
+    return None if groups is None else torch.where(here, groups.cpu(), -1)
+
+
+def correlations(algorithm: Algorithm[State], state: State, fed: Federation, drift: Tensor | None) -> dict[str, float]:
+    """How the method's view of its clients correlates with the likeness of their labels, and of their images."""
+    vectors = algorithm.embeddings(state, fed)
+    if vectors is None:
+        return {}
+    sound = vectors.isfinite().all(1)
+    who, seen = fed.clients[sound].cpu(), cosines(vectors[sound])
+    seed = base_key(fed.seed, "bootstrap", fed.round) % 2**63
+    metrics = correlation("labels", seen, cosines(labels_held(fed)[who]), seed)
+    return metrics if drift is None else metrics | correlation("drift", seen, drift[who[:, None], who], seed)

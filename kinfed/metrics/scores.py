@@ -1,0 +1,84 @@
+"""How every client's model does on its test rows, and what that comes to (methods 5.1 to 5.4, 5.6, 5.12)."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm
+from kinfed.federation import Federation, Replies
+from kinfed.metrics.clients import (
+    accuracy_of,
+    mean_accuracy,
+    row_accuracy,
+    share_at_target,
+    variance,
+    worst_decile,
+)
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Every client's accuracy after a round; not a number where a client was not scored."""
+
+    accuracy: Tensor  # [clients], its model as served
+    adapted: Tensor  # [clients], after local adaptation
+    loss: Tensor  # [clients], mean over its test rows
+    rows: Tensor  # [clients], test rows
+    trains: Tensor  # [clients] bool: it takes part in training
+
+
+def real_clients(fed: Federation) -> Tensor:
+    """Ids of all who can be served by now; look-alikes, who are made to be placed and not to be served, are not."""
+    real = [i for i in fed.present.tolist() if fed.roles[i].look_alike_of is None]
+    return torch.tensor(real, dtype=torch.long, device=fed.device)
+
+
+def score_clients(algorithm: Algorithm[State], state: State, fed: Federation, adapt: bool) -> Scores:
+    """Every present client scored on its test rows; with `adapt` also after training on its own, if it has labels."""
+    blank = torch.full((fed.count,), torch.nan, dtype=torch.double)
+    who = real_clients(fed)
+    replies = fed.run(algorithm.evaluate, who, algorithm.offer(state, who, fed))
+    at, rows = replies.cohort.cpu(), replies["rows"].cpu()
+    adapted = adapted_accuracy(algorithm, state, fed) if adapt else blank.clone()
+    return Scores(
+        accuracy=blank.index_copy(0, at, accuracy_of(replies["correct"].cpu(), rows)),
+        adapted=adapted,
+        loss=blank.index_copy(0, at, replies["loss"].cpu().double() / rows),
+        rows=torch.zeros(fed.count, dtype=torch.long).index_copy(0, at, rows),
+        trains=torch.isin(torch.arange(fed.count), fed.clients.cpu()),
+    )
+
+
+def adapted_accuracy(algorithm: Algorithm[State], state: State, fed: Federation) -> Tensor:
+    """Accuracies after local training, of the clients, strangers too, that have labelled rows to train on."""
+    able = [i for i in real_clients(fed).tolist() if fed.roles[i].labelled and len(fed.train[i])]
+    who = torch.tensor(able, dtype=torch.long, device=fed.device)
+    replies: Replies = fed.run(algorithm.evaluate_adapted, who, algorithm.offer(state, who, fed))
+    accuracy = accuracy_of(replies["correct"].cpu(), replies["rows"].cpu())
+    return torch.full((fed.count,), torch.nan, dtype=torch.double).index_copy(0, replies.cohort.cpu(), accuracy)
+
+
+def accuracies(scores: Scores, target: float) -> dict[str, float]:
+    """Accuracies of those who train, and of strangers where there are some, by name."""
+    scored, tuned = ~scores.accuracy.isnan(), ~scores.adapted.isnan()
+    ours, strangers = scored & scores.trains, scored & ~scores.trains
+    own = scores.accuracy[ours]
+    metrics = {
+        "accuracy": mean_accuracy(own),
+        "accuracy_val": row_accuracy(own, scores.rows[ours]),
+        "variance": variance(own),
+        "worst_decile": worst_decile(own),
+        "at_target": share_at_target(own, target),
+    }
+    if bool((ours & tuned).any()):
+        metrics["accuracy_adapted"] = mean_accuracy(scores.adapted[ours & tuned])
+    if bool(strangers.any()):
+        metrics["accuracy_strangers"] = mean_accuracy(scores.accuracy[strangers])
+        metrics["accuracy_holdout"] = row_accuracy(scores.accuracy[strangers], scores.rows[strangers])
+    if bool((strangers & tuned).any()):
+        metrics["accuracy_strangers_adapted"] = mean_accuracy(scores.adapted[strangers & tuned])
+    return metrics

@@ -1,0 +1,72 @@
+"""REPA's robustness, by hand and through every method."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import tensor
+
+from kinfed.data import LATER, Role
+from kinfed.engines import Vectorised
+from kinfed.experiment import Evaluation, Experiment
+from kinfed.metrics import placed_groups, robustness
+from tests.algorithms.registry import METHODS, make, population
+
+
+def test_robustness_is_the_mean_over_groups_of_the_share_of_look_alikes_in_place():
+    #             clients 0..3, then two look-alikes each
+    originals = tensor([-1, -1, -1, -1, 0, 0, 1, 1, 2, 2, 3, 3])
+    groups = tensor([5, 5, 8, 2, 5, 5, 5, 8, 8, -1, 5, 5])
+    # group 5: 3 of 4 in place; group 8: 1 of 2, one was placed nowhere; group 2: none of 2
+    found = robustness(groups, originals, tensor([0, 1, 2, 3]))
+    assert found["robustness"] == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
+    mean = 5 / 12
+    deviation = (((3 / 4 - mean) ** 2 + (1 / 2 - mean) ** 2 + mean**2) / 2) ** 0.5
+    assert found["robustness_se"] == pytest.approx(deviation / 3**0.5)
+
+
+def test_look_alikes_of_those_without_a_group_or_who_do_not_train_do_not_count():
+    originals = tensor([-1, -1, -1, 0, 1, 2])
+    assert robustness(tensor([0, -1, 0, 0, 0, 1]), originals, tensor([0, 1])) == {"robustness": 1.0}
+
+
+def test_a_method_that_gives_newcomers_no_group_has_no_robustness():
+    assert robustness(tensor([0, 1, -1, -1]), tensor([-1, -1, 0, 1]), tensor([0, 1])) == {}
+
+
+def with_look_alikes():
+    """Twelve clients, one of them held out, and look-alikes of the first three, made of some of their test rows."""
+    people = population(roles=(*(Role(),) * 11, Role(holdout=True)))
+    alike = [Role(LATER, holdout=True, look_alike_of=client) for client in range(3)]
+    nothing = torch.empty(0, dtype=torch.long)
+    return people, replace(
+        people,
+        train=people.train + people.test[:3],
+        test=people.test + (nothing,) * 3,
+        roles=people.roles + tuple(alike),
+        groups=torch.cat([people.groups, tensor([-1] * 3)]),
+    )
+
+
+def outcome(name, people):
+    method = make(name)
+    experiment = Experiment(method, Vectorised(method, people, fraction=0.5), 2, Evaluation(adapt=True))
+    return experiment.run(), experiment
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_look_alikes_are_placed_but_never_scored_and_cost_no_method_anything(name):
+    plain, more = with_look_alikes()
+    (without, one), (summary, other) = outcome(name, plain), outcome(name, more)
+    assert {key: summary[key] for key in without} == pytest.approx(without, abs=1e-6)
+    assert one.fed.ledger.rounds == other.fed.ledger.rounds
+    assert all(int(sent[12:].sum()) == 0 for sent in other.fed.ledger.down.values())
+    assert summary.keys() - without.keys() <= {"robustness", "robustness_se"}
+
+
+@pytest.mark.parametrize("name", ["flt", "pca_km_hc", "fesem", "cfl", "flhc", "flis_hc", "repa"])
+def test_methods_that_place_newcomers_in_groups_have_a_robustness(name):
+    summary, experiment = outcome(name, with_look_alikes()[1])
+    assert 0 <= summary["robustness"] <= 1
+    found = placed_groups(experiment.algorithm, experiment.state, experiment.fed)
+    assert (found[12:] == -1).all() and (found[:11] >= 0).all()
