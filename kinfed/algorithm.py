@@ -60,11 +60,8 @@ class Algorithm(ABC, Generic[State]):
 
         A method that has signatures of its clients gives these; others see the update Δw of each (REPA's "WD").
         """
-        who = fed.clients
-        replies = fed.run(self.differ_from_served, who, self.offer(state, who, fed))
-        updates = flatten(replies.stack("update"))
-        rows = torch.full((len(who), updates.shape[1]), torch.nan, device=fed.device)
-        return rows.index_copy(0, torch.searchsorted(who, replies.cohort), updates)
+        replies = fed.run(self.differ_from_served, fed.clients, self.offer(state, fed.clients, fed))
+        return in_rows(fed.clients, replies.cohort, flatten(replies.stack("update")))
 
     def differ_from_served(self, client: Client, **offer: Params) -> Reply:
         """Client task: Δw, what local training changes in the model it uses; asked by the experiment, not a method."""
@@ -80,6 +77,12 @@ class Algorithm(ABC, Generic[State]):
         """Client task: the same after some epochs of local training."""
         adapted, _ = self.local.adapting()(client, self.personalise(client, **offer), self.model.gradient)
         return score(self.model, adapted, client.test)
+
+
+def in_rows(clients: Tensor, answered: Tensor, values: Tensor) -> Tensor:
+    """What those who answered said ([answered, d]) as rows of all these clients; not a number for the others."""
+    blank = torch.full((len(clients), values.shape[1]), torch.nan, device=values.device)
+    return blank.index_copy(0, torch.searchsorted(clients, answered), values)
 
 
 def score(model: Model, params: Params, rows: Rows) -> Reply:

@@ -55,6 +55,10 @@ class Described(Clusters[D], ABC):
     def groups(self, state: D) -> Tensor:
         return state.kinship
 
+    def embeddings(self, state: D, fed: Federation) -> Tensor:
+        known = state.known.of(fed.clients)
+        return known.means().where(known.are_described()[:, None], torch.nan)
+
     def pretrained(self, fed: Federation) -> Params:
         """Server: the auto-encoder's weights, trained on its own rows or another dataset."""
         network = self.signature.network(fed.x.shape[1:])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from kinfed.algorithm import in_rows
 from kinfed.algorithms.groups import Clusters, GroupState, Stale
 from kinfed.algorithms.seating import first_state, placed
 from kinfed.client import Client, Reply
@@ -64,6 +65,10 @@ class REPA(Clusters[REPAState]):
     def described(self, encoder: Params, clients: Tensor, fed: Federation) -> Replies:
         """What these clients say of themselves."""
         return fed.run(self.describe, clients, Offer(shared={"encoder": encoder}))
+
+    def embeddings(self, state: REPAState, fed: Federation) -> Tensor:
+        replies = self.described(state.encoder, fed.clients, fed)
+        return in_rows(fed.clients, replies.cohort, normalize(replies["statistics"]))
 
     def train_encoder(self, client: Client, params: Params) -> Reply:
         """Client task: some epochs of the encoder and its heads."""

@@ -41,6 +41,7 @@ class DataSettings:
     public: float = 0.0  # share of the training rows that the server owns
     public_test: bool = False  # the same share of the test rows too
     test_rows: int | None = None  # test rows of a client at most
+    validation: float = 0.0  # share of its own training rows that a client is tested on; 0: the partition's test rows
 
     def __post_init__(self) -> None:
         if not 0 <= self.public < 1:

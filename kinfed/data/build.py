@@ -14,6 +14,7 @@ from kinfed.data.population import Change, Population
 from kinfed.data.roles import RoleSettings, assign_roles
 from kinfed.data.sampling import Index, generator, others, stratified
 from kinfed.data.shifts import LabelSwap, Shift
+from kinfed.errors import ConfigError
 
 
 def build_population(
@@ -24,6 +25,7 @@ def build_population(
     public_fraction: float = 0.0,
     public_test: bool = False,
     test_rows: int | None = None,
+    validation: float = 0.0,
     shift: Shift | None = None,
     roles: RoleSettings | None = None,
     change: ChangeSettings | None = None,
@@ -31,14 +33,16 @@ def build_population(
     """The population that this partition makes of the dataset; the same seed gives the same bits.
 
     public_fraction of the training rows (with public_test also of the test rows) goes to the server, test_rows caps
-    the test rows of a client (shared test sets are large, and a shift for each client copies them).
+    the test rows of a client (shared test sets are large, and a shift for each client copies them). With `validation`
+    a client is tested on that share of its own training rows, which it then does not train on (REPA).
     """
     at_least(1, test_rows=1 if test_rows is None else test_rows)
+    tests = Tests(test_rows, validation)
     supply = Supply.of(dataset, PublicShare(public_fraction, public_test), seed)
-    split = supply.draw(partition, test_rows, generator(seed, "partition"))
+    split = supply.draw(partition, tests, generator(seed, "partition"))
     changes: list[Change] = []
     if change is not None:
-        other = supply.draw(partition, test_rows, generator(seed, "change"))
+        other = supply.draw(partition, tests, generator(seed, "change"))
         changes.append(plan_change(change, split, other, dataset.y_train, generator(seed, "changed clients")))
     population = plain = supply.pool(dataset, split, tuple(changes))
     if split.swaps:
@@ -64,6 +68,24 @@ class PublicShare:
         return stratified(labels, round(self.fraction * len(labels)), rng)
 
 
+@dataclass(frozen=True)
+class Tests:
+    """Which rows a client is tested on."""
+
+    most: int | None = None
+    own: float = 0.0  # share of its training rows; 0: the partition's test rows
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.own < 1:
+            raise ConfigError(f"validation must be a share from 0 to below 1, got {self.own}")
+
+    def set_apart(self, rows: Index, rng: np.random.Generator) -> tuple[Index, Index]:
+        """These training rows, parted into what is left of them and the client's test rows."""
+        tested = np.zeros(len(rows), bool)
+        tested[rng.permutation(len(rows))[: min(max(1, round(self.own * len(rows))), len(rows) - 1)]] = True
+        return rows[~tested], rows[tested]
+
+
 @dataclass(frozen=True, eq=False)
 class Supply:
     """The rows left for clients once the public ones are set apart; the pool is all train, then all test rows."""
@@ -85,12 +107,15 @@ class Supply:
         labels = Labels(dataset.y_train[train], dataset.y_test[test], dataset.classes, *writers)
         return cls(labels, train, count + test, np.concatenate([public_train, count + public_test]))
 
-    def draw(self, partition: Partition, test_rows: int | None, rng: np.random.Generator) -> Split:
+    def draw(self, partition: Partition, tests: Tests, rng: np.random.Generator) -> Split:
         """A checked split of these rows, in places of the pool."""
         split = partition(self.labels, rng)
         check(split, self.labels, partition.promise)
         train = [self.train[rows] for rows in split.train]
-        test = [self.test[some(rows, test_rows, rng)] for rows in split.test]
+        if tests.own:
+            train, test = (list(part) for part in zip(*(tests.set_apart(rows, rng) for rows in train), strict=True))
+            return replace(split, train=train, test=[some(rows, tests.most, rng) for rows in test])
+        test = [self.test[some(rows, tests.most, rng)] for rows in split.test]
         return replace(split, train=train, test=test)
 
     def pool(self, dataset: Dataset, split: Split, changes: tuple[Change, ...]) -> Population:

@@ -2,7 +2,7 @@
 
 from kinfed.federation import Ledger
 
-QUESTIONS = ("evaluate", "evaluate_adapted", "differ_from_served")  # asked by the experiment, not by a method
+QUESTIONS = ("evaluate", "evaluate_adapted")  # asked by the experiment, not by a method
 
 
 def method_bytes(ledger: Ledger) -> int:

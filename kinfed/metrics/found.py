@@ -20,6 +20,7 @@ from kinfed.metrics.clusters import (
 )
 from kinfed.metrics.correlation import correlation
 from kinfed.metrics.groups import agreement
+from kinfed.metrics.robustness import aside
 from kinfed.metrics.scores import real_clients
 
 State = TypeVar("State")
@@ -89,7 +90,8 @@ def placed_groups(algorithm: Algorithm[State], state: State, fed: Federation) ->
 
 def correlations(algorithm: Algorithm[State], state: State, fed: Federation, drift: Tensor | None) -> dict[str, float]:
     """How the method's view of its clients correlates with the likeness of their labels, and of their images."""
-    vectors = algorithm.embeddings(state, fed)
+    with aside(fed):
+        vectors = algorithm.embeddings(state, fed)
     if vectors is None:
         return {}
     sound = vectors.isfinite().all(1)

@@ -148,3 +148,13 @@ def test_flt_scenario_4_builds_quickly(real_root):
         pytest.skip(f"no emnist47.npz in {real_root}")
     built = build_population(load("emnist47", real_root), Structured(2400), 0)
     assert built.clients == 2400 and sum(len(rows) for rows in built.train) == 91_233
+
+
+def test_validation_rows_are_a_share_of_the_clients_own_rows():
+    plain, built = (build_population(dataset(), IID(4), 0, validation=share) for share in (0.0, 0.2))
+    for before, train, test in zip(plain.train, built.train, built.test, strict=True):
+        assert len(test) == 10 and torch.equal(torch.cat([train, test]).sort().values, before)
+    capped = build_population(dataset(), IID(4), 0, validation=0.2, test_rows=3)
+    assert [len(rows) for rows in capped.train + capped.test] == [40] * 4 + [3] * 4
+    with pytest.raises(ConfigError, match=r"validation must be a share .* got 1\.0"):
+        build_population(dataset(), IID(4), 0, validation=1.0)
