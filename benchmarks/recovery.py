@@ -21,7 +21,7 @@ from sklearn.cluster import AgglomerativeClustering
 from kinfed.algorithms import ALGORITHMS
 from kinfed.config import Config, assemble, flattened, make_population, read, write
 from kinfed.metrics import agreement
-from kinfed.names import known
+from kinfed.names import unknown
 
 PLAN = Path(__file__).with_suffix(".toml")
 PAGE = Path(__file__).parents[1] / "docs" / "recovery.md"
@@ -225,31 +225,47 @@ def renewed(table: str, rows: Mapping[str, str], plan: Plan) -> str:
 def write_configs(plan: Plan, folder: Path, options: argparse.Namespace) -> None:
     """One file for each method and kind."""
     folder.mkdir(parents=True, exist_ok=True)
-    for method in options.methods:
+    for method in [name for name in options.methods if name != REFERENCE]:
         for kind in options.kinds:
             config = config_of(plan, (method, kind), plan.kinds[kind].seeds[0], options.data, options.device)
             (folder / f"{method}-{kind}.toml").write_text(write(config.resolve()), encoding="utf-8")
 
 
-def main() -> None:
-    plan = read_plan()
+def write_page(plan: Plan, data: str, rows: Mapping[str, str]) -> None:
+    """Renews docs/recovery.md: these rows of the measured table, and all that the plan says."""
+    put(f"measured {data}", renewed(get(f"measured {data}"), rows, plan))
+    put("expected", expectations(plan))
+    put("reasons", reasons(plan, plan.expected))
+    put("given", gifts(plan))
+    put("differs", reasons(plan, plan.differs))
+
+
+def parsed(arguments: Sequence[str] | None, plan: Plan) -> argparse.Namespace:
+    """The options on the command line."""
+    methods, kinds = [*ALGORITHMS, REFERENCE], list(plan.kinds)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=list(plan.data), default="digits")
     parser.add_argument("--seeds", type=int, default=3, choices=range(7), help="so many of each kind's seeds")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--methods", type=lambda text: text.split(","), default=[*ALGORITHMS, REFERENCE])
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(plan.kinds))
+    parser.add_argument(
+        "--methods", type=lambda text: text.split(","), default=methods, help="all of them unless given"
+    )
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=kinds, help=f"of {', '.join(kinds)}")
     parser.add_argument("--write", action="store_true", help="into docs/recovery.md too; of all kinds")
     parser.add_argument("--configs", type=Path, metavar="FOLDER")
-    options = parser.parse_args()
-    for name in options.methods:
-        known(name, {**ALGORITHMS, REFERENCE: None}, "method")
-    for name in options.kinds:
-        known(name, plan.kinds, "kind")
-    if options.write and options.kinds != list(plan.kinds):
-        parser.error(f"--write needs all kinds, {', '.join(plan.kinds)}: leave out --kinds")
+    options = parser.parse_args(arguments)
+    for names, there, what in ((options.methods, methods, "method"), (options.kinds, kinds, "kind")):
+        for name in set(names) - set(there):
+            parser.error(unknown(name, there, what))
+    if options.write and options.kinds != kinds:
+        parser.error(f"--write needs all kinds, {', '.join(kinds)}: leave out --kinds")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    plan = read_plan()
+    options = parsed(arguments, plan)
     if options.configs:
-        options.methods = [name for name in options.methods if name != REFERENCE]
         return write_configs(plan, options.configs, options)
     rows: dict[str, str] = {}
     print("\n".join(head(["method", *options.kinds])), flush=True)
@@ -257,11 +273,7 @@ def main() -> None:
         rows[method] = measured_row(plan, method, options)
         print(rows[method], flush=True)
     if options.write:
-        put(f"measured {options.data}", renewed(get(f"measured {options.data}"), rows, plan))
-        put("expected", expectations(plan))
-        put("reasons", reasons(plan, plan.expected))
-        put("given", gifts(plan))
-        put("differs", reasons(plan, plan.differs))
+        write_page(plan, options.data, rows)
 
 
 if __name__ == "__main__":

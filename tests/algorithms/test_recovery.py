@@ -52,3 +52,21 @@ def test_a_cell_shows_the_mean_the_least_and_whether_it_was_expected():
     assert shown([1.0, 0.5], "partly") == "0.75 (0.50)"
     assert shown([0.0, -0.001], "blind") == "0.00"
     assert shown([None], "no groups") == "–" and shown([1.0], "blind") == "1.00 ≠"
+
+
+def test_a_user_can_run_every_cell_from_a_file(tmp_path):
+    from benchmarks.recovery import main
+    from kinfed.config import load_config
+
+    main(["--configs", str(tmp_path), "--kinds", "swapped,style"])
+    assert len(list(tmp_path.iterdir())) == 2 * len(ALGORITHMS)
+    for method in ALGORITHMS:
+        assert load_config(tmp_path / f"{method}-style.toml") == config_of(CELLS, (method, "style"), 0)
+
+
+def test_only_whole_rows_are_written_to_the_page(capsys):
+    from benchmarks.recovery import main
+
+    with pytest.raises(SystemExit):
+        main(["--write", "--kinds", "swapped"])
+    assert "--write needs all kinds" in capsys.readouterr().err
