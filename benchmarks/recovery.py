@@ -130,6 +130,8 @@ def measure(config: Config) -> float | None:
 def reference(config: Config) -> float:
     """The ARI of Ward's linkage of the clients' mean images, told the number of groups: what the pixels alone show."""
     people = make_population(config)
+    if people.groups is None:
+        raise ValueError("wanted a population with planted groups, got one without")
     means = torch.stack([people.x[rows].float().mean(0).flatten() for rows in people.train])
     found = AgglomerativeClustering(len(people.groups.unique())).fit_predict(means.numpy())
     return agreement(torch.from_numpy(found), people.groups)["ari"]
