@@ -189,9 +189,10 @@ def reasons(plan: Plan, said: Mapping[Cell, Expectation]) -> str:
         for kind in plan.kinds:
             if (method, kind) in said:
                 kinds.setdefault(said[method, kind], []).append(kind)
-        parts = [f"{', '.join(names)}: **{one.claim}**, {one.reason}" for one, names in kinds.items()]
-        lines += [f"- `{method}`. " + ". ".join(parts) + "."] if parts else []
-    return "\n".join(lines).replace(f"{', '.join(plan.kinds)}: ", "all: ")
+        parts = [f"{', '.join(names)}: **{one.claim}**, {one.reason}." for one, names in kinds.items()]
+        several = [f"- `{method}`", *(f"  - {part}" for part in parts)]
+        lines += several if len(parts) > 1 else [f"- `{method}`, {part}" for part in parts]
+    return "\n".join(lines).replace(f"{', '.join(plan.kinds)}: ", "all kinds: ")
 
 
 def gifts(plan: Plan) -> str:
