@@ -37,3 +37,39 @@ def test_every_example_is_a_valid_config():
     assert len(examples) >= 3
     for path in examples:
         load_config(path)
+
+
+def recovery_rows(name: str) -> dict[str, list[str]]:
+    """A table of docs/recovery.md: the cells by method."""
+    from benchmarks.recovery import get
+
+    lines = [[part.strip(" `") for part in line.strip("|").split("|")] for line in get(name).splitlines()[2:]]
+    return {method: cells for method, *cells in lines}
+
+
+def test_the_recovery_page_expects_what_the_plan_does_of_exactly_the_registered_methods():
+    from benchmarks.recovery import read_plan
+
+    plan, rows = read_plan(), recovery_rows("expected")
+    assert list(rows) == list(ALGORITHMS), "renew it with: python benchmarks/recovery.py --seeds 0 --write"
+    for method, claims in rows.items():
+        assert claims == [plan.expected[method, kind].claim for kind in plan.kinds], method
+
+
+def test_the_recovery_page_says_what_the_plan_does_of_reasons_gifts_and_differences():
+    from benchmarks.recovery import get, gifts, read_plan, reasons
+
+    plan = read_plan()
+    renew = "renew it with: python benchmarks/recovery.py --seeds 0 --write"
+    assert get("reasons") == reasons(plan, plan.expected), renew
+    assert get("differs") == reasons(plan, plan.differs), renew
+    assert get("given") == gifts(plan), renew
+
+
+def test_every_method_is_measured_on_the_recovery_page_and_each_surprise_is_explained():
+    from benchmarks.recovery import DIFFERS, REFERENCE, read_plan
+
+    plan, rows = read_plan(), recovery_rows("measured digits")
+    assert list(rows) == [*ALGORITHMS, REFERENCE], "python benchmarks/recovery.py --methods NAME --write measures one"
+    signs = {(m, kind) for m in ALGORITHMS for kind, c in zip(plan.kinds, rows[m], strict=True) if c.endswith(DIFFERS)}
+    assert signs == set(plan.differs), "explain it in [differs.METHOD] of benchmarks/recovery.toml"
