@@ -1,4 +1,4 @@
-"""FLIS-DC: dynamic, overlapping clusters by inference similarity (Morafah et al., FLIS, IEEE OJCS 2023), Algorithm 1.
+"""FLIS-DC: dynamic, overlapping clusters by inference similarity (Morafah et al., FLIS, IEEE OJCS 2023).
 
 Settled and changed: similarity is the cosine of prediction matrices, as in the code (the printed ‖Bᵢ⊙Bⱼ‖ could not
 exceed 1/√rows); the server's rows are public ones that no client trains or is tested on (code: from the clients' test

@@ -1,4 +1,4 @@
-"""FLIS-HC: disjoint clusters by inference similarity (Morafah et al., FLIS, IEEE OJCS 2023), Algorithm 2.
+"""FLIS-HC: disjoint clusters by inference similarity (Morafah et al., FLIS, IEEE OJCS 2023).
 
 Settled and changed: similarity and server rows as in FLIS-DC; clusters by average linkage (UPGMA) on 1 - A, cut at
 1 - β (a merge at this height is made); all clients' first training comes before round 0 and is no round of its own.
