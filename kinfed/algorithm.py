@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from kinfed.client import Client, Reply, Rows
+from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model, hits
 from kinfed.params import Params, Payload, flatten, subtract
@@ -21,7 +22,7 @@ class Algorithm(ABC, Generic[State]):
 
     model: Model
     local: LocalTraining
-    serves_unlabelled: ClassVar[bool] = True  # False: it is placed by training or loss, and `admit` raises RoleError
+    needs_labels: ClassVar[str] = ""  # why it cannot place a client without labels; empty: it can
 
     @abstractmethod
     def init(self, fed: Federation) -> State:
@@ -42,6 +43,15 @@ class Algorithm(ABC, Generic[State]):
     @abstractmethod
     def personalise(self, client: Client, **offer: Params) -> Params:
         """Client: the model it will use."""
+
+    def need_labels(self, clients: Tensor, fed: Federation) -> None:
+        """Raises RoleError where the method needs labels, and some of these clients have no labelled training rows."""
+        without = [i for i in clients.tolist() if not fed.roles[i].labelled or not len(fed.train[i])]
+        if without and self.needs_labels:
+            raise RoleError(
+                f"clients {without} have no labelled training rows, but {self.needs_labels}; "
+                "use a method that needs none, such as flt"
+            )
 
     def blank_memory(self) -> Payload:
         """Client: what it remembers before its first task."""

@@ -93,6 +93,7 @@ class Experiment(Generic[State]):
             raise ConfigError(
                 f"rounds and checkpoint_every must be at least 1, got {self.rounds} and {self.checkpoint_every}"
             )
+        self.algorithm.need_labels(self.fed.unlabelled, self.fed)
         if not len(self.fed.clients):
             raise ConfigError(
                 "no client trains from the first round on: leave some neither late, holdout nor unlabelled"

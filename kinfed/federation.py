@@ -134,6 +134,11 @@ class Federation(ABC):
         return self.present[torch.isin(self.present, self.clients, invert=True)]
 
     @property
+    def unlabelled(self) -> Tensor:
+        """Ids of all who have no labels, whenever they come."""
+        return self._ids(lambda role: not role.labelled)
+
+    @property
     def everyone(self) -> Tensor:
         """Ids of all clients there will ever be."""
         return self._ids(lambda role: True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.aggregation import mix, one_hot
 from kinfed.algorithms.groups import Served, ServedState
-from kinfed.algorithms.seating import inits, need_labels
+from kinfed.algorithms.seating import inits
 from kinfed.algorithms.split_tree import SplitRule, SplitTree
 from kinfed.client import Client, Reply
 from kinfed.federation import Federation, Offer, Replies
@@ -38,7 +38,7 @@ class CFL(Served[CFLState]):
     rule: SplitRule = SplitRule()
     after: int = 20  # rounds before the first split
 
-    serves_unlabelled: ClassVar[bool] = False
+    needs_labels: ClassVar[str] = "CFL places clients by the updates they train"
 
     def init(self, fed: Federation) -> CFLState:
         models = inits(self.model, 1, fed.device)
@@ -78,7 +78,7 @@ class CFL(Served[CFLState]):
         return state
 
     def admit(self, state: CFLState, newcomers: Tensor, fed: Federation) -> CFLState:
-        need_labels(newcomers, fed, "CFL places clients by the updates they train")
+        self.need_labels(newcomers, fed)
         return self.descend(replace(state, labels=state.labels.index_fill(0, newcomers, 0)), newcomers, 0, fed)
 
     def train(self, client: Client, params: Params) -> Reply:

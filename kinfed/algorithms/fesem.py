@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.aggregation import average, one_hot
 from kinfed.algorithms.groups import Clusters, GroupState, Stale
-from kinfed.algorithms.seating import first_state, inits, need_labels, placed
+from kinfed.algorithms.seating import first_state, inits, placed
 from kinfed.client import base_key, uniform
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
@@ -41,7 +41,7 @@ class FeSEM(Clusters[FeSEMState]):
     stale: Stale = "aggregated"
     seed: int = 43  # of k-means
 
-    serves_unlabelled: ClassVar[bool] = False
+    needs_labels: ClassVar[str] = "FeSEM places clients by the models they train"
 
     def init(self, fed: Federation) -> FeSEMState:
         first = first_state(self.model, self.stale, fed, self.clusters)
@@ -70,7 +70,7 @@ class FeSEM(Clusters[FeSEMState]):
         return server_kmeans(models, self.clusters, state.centres, self.seed)
 
     def admit(self, state: FeSEMState, newcomers: Tensor, fed: Federation) -> FeSEMState:
-        need_labels(newcomers, fed, "FeSEM places clients by the models they train")
+        self.need_labels(newcomers, fed)
         mean = average(state.models, (state.hears * fed.sizes).sum(1))
         replies = fed.run(self.differ, newcomers, Offer(shared={"params": mean}))
         trained = each_leaf(torch.add, replies.stack("update"), mean)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.groups import Clusters, GroupState, Stale
-from kinfed.algorithms.seating import first_state, need_labels, placed, seat
+from kinfed.algorithms.seating import first_state, placed, seat
 from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.data.checks import at_least
 from kinfed.federation import Federation, Offer
@@ -38,7 +38,7 @@ class FLHC(Clusters[FLHCState]):
     hierarchy: Hierarchy = Hierarchy()
     stale: Stale = "exclude"
 
-    serves_unlabelled: ClassVar[bool] = False
+    needs_labels: ClassVar[str] = "FL+HC places clients by the updates they train"
 
     def __post_init__(self) -> None:
         at_least(0, rounds_before=self.rounds_before)
@@ -66,7 +66,7 @@ class FLHC(Clusters[FLHCState]):
         return self.admit(state, fed.present[state.labels[fed.present] < 0], fed)
 
     def admit(self, state: FLHCState, newcomers: Tensor, fed: Federation) -> FLHCState:
-        need_labels(newcomers, fed, "FL+HC places clients by the updates they train")
+        self.need_labels(newcomers, fed)
         if not state.root or not len(newcomers):
             return placed(state, newcomers, newcomers[:0], newcomers[:0], fed)
         replies = fed.run(self.differ, newcomers, Offer(shared={"params": state.root}))

@@ -9,6 +9,7 @@ after every round, since clusters live for one round, and these bytes count (`ch
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from kinfed.aggregation import mix
 from kinfed.algorithms.choosing import SelectOn, best_for, taken
 from kinfed.algorithms.groups import connected
 from kinfed.algorithms.owning import Owning
-from kinfed.algorithms.seating import inits, need_labels
+from kinfed.algorithms.seating import inits
 from kinfed.client import Client, Reply
 from kinfed.data.checks import at_least
 from kinfed.federation import Federation, Offer, Replies
@@ -42,6 +43,8 @@ class FLISDC(Owning[FLISDCState]):
     beta: float = 0.4  # β, similarity from which on two models are averaged
     soft: bool = False  # compare probabilities, not classes
     select_on: SelectOn = "train_loss"
+
+    needs_labels: ClassVar[str] = "FLIS' clients choose their cluster by its model's loss"
 
     def __post_init__(self) -> None:
         at_least(0, beta=self.beta)
@@ -81,7 +84,7 @@ class FLISDC(Owning[FLISDCState]):
         return Offer()
 
     def admit(self, state: FLISDCState, newcomers: Tensor, fed: Federation) -> FLISDCState:
-        need_labels(newcomers, fed, "FLIS' clients choose their cluster by its model's loss")
+        self.need_labels(newcomers, fed)
         fed.run(self.choose, newcomers, Offer(shared={"models": state.models}))
         return state
 

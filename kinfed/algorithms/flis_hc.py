@@ -10,7 +10,7 @@ models and chooses (`newcomers="loss"`, the paper's experiment; who never trains
 
 from dataclasses import dataclass
 from math import inf, nextafter
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from kinfed.algorithms.choosing import SelectOn, best_for
 from kinfed.algorithms.groups import Groups, GroupState, Stale, connected
 from kinfed.algorithms.owning import Owning
-from kinfed.algorithms.seating import first_state, inits, need_labels, placed, seat
+from kinfed.algorithms.seating import first_state, inits, placed, seat
 from kinfed.client import Client, Reply
 from kinfed.clustering.hierarchy import cut, merges
 from kinfed.data.checks import at_least
@@ -49,6 +49,8 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
     select_on: SelectOn = "train_loss"  # newcomers that choose
     stale: Stale = "exclude"  # the code's variant: always "last_local"
 
+    needs_labels: ClassVar[str] = "FLIS places clients by the models they train, or by the loss of its own"
+
     def __post_init__(self) -> None:
         at_least(0, beta=self.beta)
 
@@ -73,7 +75,7 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
         return self.admit(state, fed.strangers, fed) if again else state
 
     def admit(self, state: FLISHCState, newcomers: Tensor, fed: Federation) -> FLISHCState:
-        need_labels(newcomers, fed, "FLIS places clients by the models they train, or by the loss of its own")
+        self.need_labels(newcomers, fed)
         if self.newcomers == "loss":
             replies = fed.run(self.choose, newcomers, Offer(shared={"models": state.models}))
             return placed(state, newcomers, replies.cohort, replies["choice"], fed)

@@ -16,7 +16,7 @@ from torch import Tensor
 from kinfed.aggregation import mix_heard, one_hot
 from kinfed.algorithm import Algorithm
 from kinfed.algorithms.choosing import SelectOn, attractive, best_for, taken
-from kinfed.algorithms.seating import inits, need_labels
+from kinfed.algorithms.seating import inits
 from kinfed.client import Client, Reply
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
@@ -46,7 +46,7 @@ class IFCA(Algorithm[IFCAState]):
     warm_rounds: int = 0  # of FedAvg, before the last layer is cut off; 0: clusters share no weights
     select_on: SelectOn = "train_loss"
 
-    serves_unlabelled: ClassVar[bool] = False
+    needs_labels: ClassVar[str] = "IFCA's clients choose their model by its loss"
 
     def __post_init__(self) -> None:
         if self.clusters < 1 or self.warm_rounds < 0 or not 0 <= self.least_share <= 1 / self.clusters:
@@ -100,7 +100,7 @@ class IFCA(Algorithm[IFCAState]):
         return Offer(shared={"models": state.models, "body": state.body})
 
     def admit(self, state: IFCAState, newcomers: Tensor, fed: Federation) -> IFCAState:
-        need_labels(newcomers, fed, "IFCA's clients choose their model by its loss")
+        self.need_labels(newcomers, fed)
         if fed.round == 0 and not fed.is_over:
             return state  # first models say nothing of them yet; they choose whenever they are served
         replies = fed.run(self.choose, newcomers, self.offer(state, newcomers, fed))

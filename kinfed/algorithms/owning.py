@@ -4,7 +4,7 @@ One that was never asked uses the first model, a newcomer that has not trained y
 """
 
 from abc import ABC
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -17,8 +17,6 @@ State = TypeVar("State")
 
 class Owning(Algorithm[State], ABC):
     """A client owns the model it trained last; FLIS' methods say what it trains."""
-
-    serves_unlabelled: ClassVar[bool] = False
 
     def blank_memory(self) -> Payload:
         return {"params": self.model.init(), "owns": torch.ones((), dtype=torch.bool)}

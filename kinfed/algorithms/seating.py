@@ -9,7 +9,7 @@ from torch import Tensor
 from kinfed.aggregation import mix, one_hot
 from kinfed.algorithms.groups import GroupState, Stale
 from kinfed.client import base_key
-from kinfed.errors import ConfigError, RoleError
+from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.models import Model
 from kinfed.params import Stack, each_leaf, put, repeat, rows, stack
@@ -32,15 +32,6 @@ def inits(model: Model, number: int, device: torch.device, attempt: int = 0) -> 
     seeds = [base_key("init", model.seed, i, attempt) % 2**32 for i in range(number)]
     first = [model.seed, *seeds[1:]] if attempt == 0 else seeds
     return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
-
-
-def need_labels(clients: Tensor, fed: Federation, why: str) -> None:
-    """Raises RoleError unless all these clients have labelled training rows."""
-    without = [i for i in clients.tolist() if not fed.roles[i].labelled or not len(fed.train[i])]
-    if without:
-        raise RoleError(
-            f"clients {without} have no labelled training rows, but {why}; use a method that needs none, such as flt"
-        )
 
 
 def seat(state: S, who: Tensor, related: Tensor, fed: Federation) -> S:

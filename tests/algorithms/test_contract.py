@@ -97,7 +97,7 @@ def test_a_client_without_labels_is_served_or_refused_as_the_method_says(method)
     y = people.y.clone()
     y[people.train[7]] = -1
     people = replace(people, y=y, roles=tuple(replace(role, labelled=i != 7) for i, role in enumerate(ROLES)))
-    if not method.serves_unlabelled:
+    if method.needs_labels:
         with pytest.raises(RoleError, match=r"\[7\] have no labelled training rows, but .+"):
             run(method, people=people)
         return

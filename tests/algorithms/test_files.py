@@ -14,7 +14,7 @@ IN_COMMON = (
     "model: Model",
     "local: LocalTraining",
     "@dataclass",
-    "serves_unlabelled",
+    "needs_labels",
     "stale: Stale",
     "def ",
     "return ",

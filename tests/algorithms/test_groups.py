@@ -33,7 +33,7 @@ def test_a_newcomer_that_is_sick_is_served_all_the_same(name):
     assert (experiment.state.labels[[3, 4]] >= 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if not kind.serves_unlabelled])
+@pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if kind.needs_labels])
 def test_a_newcomer_without_rows_is_refused_too_and_told_why(name):
     people = population(roles=tuple(Role(holdout=i == 3) for i in range(12)))
     train = tuple(part[:0] if i == 3 else part for i, part in enumerate(people.train))

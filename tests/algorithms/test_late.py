@@ -7,6 +7,7 @@ import torch
 
 from kinfed.algorithm import Algorithm
 from kinfed.algorithms import ALGORITHMS, CFL, FLHC, IFCA, FeSEM
+from kinfed.algorithms.split_tree import SplitRule
 from kinfed.data import Population, Role
 from kinfed.engines import Vectorised
 from kinfed.experiment import Experiment, RoundResult
@@ -36,7 +37,7 @@ SEPARATED = {  # method -> settings and clients with which it separates the plan
     "pca_km_hc": (lambda: make("pca_km_hc", threshold=0.8), dimmed),
     "ifca": (lambda: IFCA(net(), LOCAL, least_share=0.35), renamed),
     "fesem": (lambda: FeSEM(net(), LOCAL, clusters=2), renamed),
-    "cfl": (lambda: CFL(net(), LOCAL, mean_below=0.5, some_above=0.5, after=1, gap=0.6), renamed),
+    "cfl": (lambda: CFL(net(), LOCAL, SplitRule(0.5, 0.5, gap=0.6), after=1), renamed),
     "flhc": (lambda: FLHC(net(), LOCAL, rounds_before=1), renamed),
     "flis_dc": (lambda: make("flis_dc", local=LONG, beta=0.6), population),
     "flis_hc": (lambda: make("flis_hc", local=LONG), population),

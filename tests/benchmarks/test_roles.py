@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from benchmarks import roles
 from kinfed.algorithms import ALGORITHMS, CFL, FeSEM
+from kinfed.algorithms.split_tree import SplitRule
 from kinfed.cli import app
 from kinfed.data import Role
 from kinfed.engines import Vectorised
@@ -21,7 +22,7 @@ from tests.algorithms.registry import make, population
 from tests.problems import fit
 
 pytestmark = pytest.mark.xdist_group("roles")  # one process makes the table
-REFUSING = [name for name, method in ALGORITHMS.items() if not method.serves_unlabelled]
+REFUSING = [name for name, method in ALGORITHMS.items() if method.needs_labels]
 WHY = re.compile(r"clients \[.+\] have no labelled training rows, but .+; use a method that needs none, such as (\w+)")
 W = 4 * (784 * 200 + 200 + 200 * 10 + 10)  # bytes of MLP-200
 
@@ -45,8 +46,8 @@ def test_the_docs_have_the_table_that_the_methods_give(table):
 def test_every_method_places_late_and_holdout_clients_and_the_unlabelled_where_it_says_so(table, name):
     row = cells(table, name)
     assert row["late"].startswith("yes") and row["holdout"].startswith("yes")
-    assert row["unlabelled"].startswith("yes") == ALGORITHMS[name].serves_unlabelled
-    assert (row["why not"] == "–") == ALGORITHMS[name].serves_unlabelled
+    assert row["unlabelled"].startswith("yes") == (not ALGORITHMS[name].needs_labels)
+    assert row["why not"] == (ALGORITHMS[name].needs_labels or "–")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_every_method_places_late_and_holdout_clients_and_the_unlabelled_where_i
         ("lg_fedavg", 0, 0, 4 * (200 * 10 + 10)),
         ("local", 0, 0, 0),
         ("pca_km_hc", 0, 4 * 5 * 128, W),  # centres in principal components
-        ("ifca", 0, 0, 2 * W),  # all models
+        ("ifca", 2 * W, 8, 2 * W),  # all models, and which one it chooses
         ("fesem", W, W, W),  # it trains once
         ("cfl", W, W, W),  # once at the only split
         ("flis_dc", 4 * W, 0, 0),  # a model for each participant; it remembers its choice
@@ -96,10 +97,10 @@ def test_who_never_trains_chooses_again_after_every_round_of_flis_dc(table):
 
 
 def test_cfl_asks_a_holdout_client_again_when_its_cluster_is_split():
-    cfl = CFL(net(), LOCAL, mean_below=0.5, some_above=0.5, after=8)
+    cfl = CFL(net(), LOCAL, SplitRule(mean_below=0.5, some_above=0.5), after=8)
     people = renamed(NESTED, clients=20, roles=tuple(Role(holdout=i == 2) for i in range(20)))
     state, fed = fit(cfl, population=people, rounds=28)
-    assert len(state.parents) == 3 and fed.ledger.up["differ"][2] == 2 * 4 * net().parameters()
+    assert len(state.tree.parents) == 3 and fed.ledger.up["differ"][2] == 2 * 4 * net().parameters()
 
 
 def test_fesem_asks_a_holdout_client_again_when_others_change_sides():
@@ -121,7 +122,7 @@ def test_an_unlabelled_client_is_refused_before_anybody_trains_with_the_reason_a
         Experiment(method, fed, 3).run()
     assert "train" not in fed.ledger.up and "[7]" in str(refusal.value)
     instead = WHY.fullmatch(str(refusal.value))
-    assert instead and ALGORITHMS[instead[1]].serves_unlabelled
+    assert instead and not ALGORITHMS[instead[1]].needs_labels
 
 
 @pytest.mark.parametrize("name", REFUSING)
@@ -131,3 +132,4 @@ def test_the_command_line_refuses_in_one_line(name, tmp_path: Path, monkeypatch:
     result = CliRunner().invoke(app, ["run", *words, "-q"])
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
     assert WHY.fullmatch(result.stderr.strip().removeprefix("error: ")), result.stderr
+    assert not list(tmp_path.iterdir()), "nothing was begun"
