@@ -86,6 +86,7 @@ class Experiment(Generic[State]):
     state: State | None = None
     history: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     closing: dict[str, float] = field(default_factory=dict)  # what is measured once, after the last round
+    said: tuple[Found, dict[str, float]] | None = None  # what was found last, and its metrics
     drift: Tensor | None = None  # how alike clients' images look, where correlations are wanted
 
     def __post_init__(self) -> None:
@@ -184,10 +185,16 @@ class Experiment(Generic[State]):
         metrics = accuracies(scores, self.evaluation.target)
         found = Found.by(self.algorithm, state, self.fed)
         if found is not None:
-            metrics |= found.metrics(self.fed.groups)
+            metrics |= self._said_of(found)
         if self.evaluation.correlation:
             metrics |= correlations(self.algorithm, state, self.fed, self.drift)
         return metrics
+
+    def _said_of(self, found: Found) -> dict[str, float]:
+        """Its metrics; those of the last time where nothing has changed, for all pairs of clients are looked at."""
+        if self.said is None or not found.is_like(self.said[0]):
+            self.said = found, found.metrics()
+        return self.said[1]
 
     def _close(self, state: State) -> Tensor | None:
         """The groups with look-alikes in them; measures what is measured once, after the last round."""

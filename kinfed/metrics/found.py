@@ -24,6 +24,7 @@ from kinfed.metrics.robustness import aside
 from kinfed.metrics.scores import real_clients
 
 State = TypeVar("State")
+MANY = 10_000  # clients of which all pairs are compared; of more no clustering error is measured
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Found:
     graph: Tensor | None  # [clients, clients] bool, where the method has one
     members: Tensor  # ids of those who train and are placed
     labels: Tensor  # [members, classes] how many rows of each label they train on
+    planted: Tensor | None = None  # [clients], where groups are planted
 
     @classmethod
     def by(cls, algorithm: Algorithm[State], state: State, fed: Federation) -> "Found | None":
@@ -42,7 +44,7 @@ class Found:
         if groups is None:
             return None
         members = fed.clients.cpu()[groups[fed.clients.cpu()] >= 0]
-        return cls(groups, None if graph is None else graph.cpu(), members, labels_held(fed)[members])
+        return cls(groups, None if graph is None else graph.cpu(), members, labels_held(fed)[members], fed.groups)
 
     @property
     def own(self) -> Tensor:
@@ -56,26 +58,30 @@ class Found:
             return self.own[:, None] == self.own
         return self.graph[self.members[:, None], self.members].bool()
 
-    def metrics(self, planted: Tensor | None) -> dict[str, float]:
+    def is_like(self, other: "Found") -> bool:
+        """Whether nothing is different from what was found before."""
+        parts = zip(vars(self).values(), vars(other).values(), strict=True)
+        return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in parts)
+
+    def metrics(self) -> dict[str, float]:
         """How the groups fit planted ones, and the members' labels."""
         metrics: dict[str, float] = {}
-        if planted is not None and bool(((self.groups >= 0) & (planted >= 0)).any()):
-            metrics |= agreement(self.groups, planted)
+        if self.planted is not None and bool(((self.groups >= 0) & (self.planted >= 0)).any()):
+            metrics |= agreement(self.groups, self.planted)
         else:
             metrics["groups"] = float(len(self.groups[self.groups >= 0].unique()))
-        if len(self.members) > 1:
+        if 1 < len(self.members) <= MANY:
             error, right = clustering_error(self.together, belong_together(self.labels))
             metrics |= {"clustering_error": error, "clustering_accuracy": right}
-        even = uniformity(cosines(self.labels), self.own)
+        even = uniformity(self.labels, self.own)
         return metrics if even is None else metrics | {"uniformity": even}
 
     def references(self, seed: int) -> dict[str, float]:
         """The uniformity of chance, and of clustering the labels themselves; nothing if all groups are of one."""
-        alike = cosines(self.labels)
-        if uniformity(alike, self.own) is None:
+        if uniformity(self.labels, self.own) is None:
             return {}
         by_name = {
-            "uniformity_random": uniformity_of_chance(alike, self.own, base_key(seed, "uniformity") % 2**63),
+            "uniformity_random": uniformity_of_chance(self.labels, self.own, base_key(seed, "uniformity") % 2**63),
             "uniformity_labels": uniformity_of_labels(self.labels, self.own),
         }
         return {name: value for name, value in by_name.items() if value is not None}
