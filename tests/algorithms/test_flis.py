@@ -11,6 +11,7 @@ from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Experiment
 from kinfed.federation import Offer
 from kinfed.metrics import method_bytes
+from kinfed.metrics.scores import score_clients
 from kinfed.params import count, rows, stack
 from kinfed.relatedness import inference_similarity, server_rows, similarity
 from tests.algorithms.planted import LOCAL, net, renamed
@@ -171,7 +172,7 @@ def test_a_client_is_scored_with_what_it_trained_last_or_with_the_first_model(na
     for client in range(12):
         same = all(torch.equal(own[key][client], first[key]) for key in first)
         assert same != bool(asked[client])
-    accuracy = experiment._scores(experiment.state).accuracy
+    accuracy = score_clients(method, experiment.state, fed, adapt=False).accuracy
     for client in range(12):
         at = fed.test[client]
         said = method.model.logits(rows(own, client), fed.x[at]).argmax(1)
