@@ -1,6 +1,7 @@
 """A classifier as pure functions of its weights."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
+from kinfed.models.layers import Layers, layers_of
 from kinfed.models.network import Network
 from kinfed.params import Params
 
@@ -24,6 +26,12 @@ class Model(Network):
 
     def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(output, batch.y, reduction="none")
+
+    @cached_property
+    def layers(self) -> Layers | None:
+        """The network as plain layers, if it is that: such a network trains the quick way on a CPU."""
+        is_usual = type(self).loss_of is Model.loss_of and type(self).forward is Network.forward
+        return layers_of(self._training) if is_usual else None
 
     def check(self, x: Tensor) -> None:
         """Raises unless the network takes such rows and its output fits the classes."""
