@@ -5,6 +5,7 @@ bounded memory. On a CPU the blocks are spread over its cores. Nothing a client 
 `Rows` for how padding is kept out, and `at_once` for the cores.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -22,6 +23,7 @@ from kinfed.federation import Federation, Offer, Task, Workshop
 from kinfed.models import LEAST
 from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, rows, to_flat
 
+LOG = logging.getLogger("kinfed.engines")
 GIBIBYTE = 2**30
 FEW = 32  # clients side by side; a task that fails with so few is not failing for their number
 MANY = {"cuda": 512, "cpu": 32}  # more lanes gain nothing and make activations large
@@ -48,6 +50,7 @@ class Vectorised(Federation):
             torch.backends.cudnn.allow_tf32 = False  # convolutions in full precision, as matrix products are
         self.loops: set[str] = set()  # tasks that run one by one
         self.lanes: dict[str, int] = {}  # task -> most clients side by side that fit into memory
+        self.ways: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         task: Task = getattr(self.algorithm, name)
@@ -66,9 +69,10 @@ class Vectorised(Federation):
         self, task: Task, name: str, cohort: Tensor, keys: Tensor, offer: Offer
     ) -> tuple[Payload, Payload]:
         lanes = self.lanes.get(name) or self.block or self._fitting(len(cohort), offer)
-        work = partial(self._one_block, task, cohort, keys, offer)
+        work, blocks = partial(self._one_block, task, cohort, keys, offer), list(self._blocks(cohort, lanes))
+        self._note(name, f"{len(blocks)} blocks of up to {lanes} clients, {self.workers} at once")
         try:
-            parts = at_once(work, list(self._blocks(cohort, lanes)), self.workers)
+            parts = at_once(work, blocks, self.workers)
         except RuntimeError:  # too much for the memory, or for a kernel's 32-bit index: try with half as many
             half = min(lanes, len(cohort)) // 2
             if half < FEW:
@@ -78,6 +82,11 @@ class Vectorised(Federation):
         back = torch.cat([part for part, _, _ in parts]).argsort()
         send, keep = join(*(sent for _, sent, _ in parts)), join(*(kept for _, _, kept in parts))
         return from_flat(rows(send, back)), from_flat(rows(keep, back))
+
+    def _note(self, name: str, way: str) -> None:
+        if self.ways.get(name) != way:
+            LOG.debug("'%s' runs in %s", name, way)
+        self.ways[name] = way
 
     def _blocks(self, cohort: Tensor, lanes: int) -> Iterator[Tensor]:
         """Positions in the cohort, longest clients first, cut where padding would waste too much."""

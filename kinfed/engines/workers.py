@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Lock, get_ident
+from threading import Event, Lock, get_ident
 from typing import TypeVar
 
 import torch
@@ -44,10 +44,12 @@ def single_threaded() -> Iterator[None]:
 
 def _spread(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
     busy: set[int] = set()
-    lock = Lock()
+    lock, over = Lock(), Event()
 
     def one(item: Item) -> Result:
         with lock:
+            if over.is_set():
+                raise Stopped
             busy.add(get_ident())
         try:
             return work(item)
@@ -62,6 +64,7 @@ def _spread(work: Callable[[Item], Result], items: Sequence[Item], workers: int)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             with lock:
+                over.set()
                 for thread in busy:  # Ctrl-C, or another item's error: do not wait until all have come to their end
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))
             raise

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.client import Batch
 from kinfed.errors import OneByOneOnly
 from kinfed.models.layers import Descent, Layers, Weight, Weights
 from kinfed.models.network import Network
@@ -75,7 +74,7 @@ class _Descend(torch.autograd.Function):
 
 def _descended(quick: Quick, feed: Feed, rate: float, start: Stack) -> Stack:
     descent = Descent(rate, quick.momentum, quick.mu)
-    with torch.enable_grad():
+    with torch.no_grad():
         if quick.layers.alone:
             return stack([_alone(quick, feed, lane, descent, rows(start, lane)) for lane in range(len(feed.pick))])
         return _together(quick, feed, descent, start)
@@ -126,6 +125,4 @@ def _phases(steps: list[int]) -> Iterator[tuple[int, int, int]]:
 def _step(quick: Quick, feed: Feed, pick: Tensor, share: Tensor, weights: Weights) -> None:
     """One step of every lane: a row counts by its share in its batch."""
     x, y = feed.x.index_select(0, pick), feed.y.index_select(0, pick)
-    output = quick.layers(quick.network.inputs(x), weights)
-    loss = quick.network.loss_of(output, Batch(x, y, share > 0, share.any()))
-    (loss @ share).backward()
+    quick.layers.descend(quick.network.inputs(x), y, share, weights)

@@ -1,22 +1,19 @@
-"""Plain layers that several clients pass at once, each with weights of its own, which move inside the backward pass.
+"""Plain layers that several clients pass at once, each with weights of its own, which move on the way back.
 
 A client's place is a lane: rows are [lanes * b, ...], lane by lane, and a weight is [lanes, ...]. The weights of a
 layer move as soon as it has handed its gradient on. So no gradient of a whole model is ever stored, and that of a
-matrix is not even computed: the product that would be it is added to the matrix at once.
+matrix is not even computed: the product that would be it is added to the matrix at once. Autograd is left out: for
+networks as small as clients have, its own work would take longer than theirs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, max_pool2d
 
-ROW_BY_ROW = (
-    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d
-)  # fmt: skip
 WIDE = 2**19  # numbers in a matrix from which on its product is faster with it on the left
 
 
@@ -77,70 +74,9 @@ class Weight:
 
 
 Weights = Mapping[str, Weight]
-Layer = Callable[[Tensor, Weights, Tensor], Tensor]  # rows, weights by name, anchor -> rows
-
-
-class Context(Protocol):
-    """What autograd keeps of a layer between its two passes."""
-
-    weight: Weight
-    bias: Weight | None
-    like: nn.Conv2d
-    needs_input_grad: tuple[bool, ...]
-    saved_tensors: tuple[Tensor, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, anchor: Tensor, weight: Weight, bias: Weight | None) -> Tensor:
-        lanes, out, _ = weight.now.shape
-        rows = x.view(lanes, -1, x.shape[1])
-        ctx.save_for_backward(rows)
-        ctx.weight, ctx.bias = weight, bias
-        if weight.now[0].numel() < WIDE:
-            product = torch.bmm(rows, weight.now.transpose(1, 2))
-        else:
-            product = torch.bmm(weight.now, rows.transpose(1, 2)).transpose(1, 2)
-        return (product if bias is None else product + bias.now[:, None]).reshape(-1, out)
-
-    @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (rows,) = ctx.saved_tensors
-        weight, bias = ctx.weight, ctx.bias
-        slope = gradient.view(len(rows), -1, gradient.shape[1])
-        before = torch.bmm(slope, weight.now).flatten(0, 1) if ctx.needs_input_grad[0] else None
-        weight.move_by_product(slope.transpose(1, 2), rows)
-        if bias is not None:
-            bias.move(slope.sum(1))
-        return before, None, None, None
-
-
-class _Convolution(torch.autograd.Function):
-    """Of a single lane."""
-
-    @staticmethod
-    def forward(
-        ctx: Context, x: Tensor, anchor: Tensor, weight: Weight, bias: Weight | None, like: nn.Conv2d
-    ) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.like = weight, bias, like
-        offset = None if bias is None else bias.now[0]
-        return conv2d(x, weight.now[0], offset, like.stride, like.padding, like.dilation, like.groups)
-
-    @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        (x,) = ctx.saved_tensors
-        weight, bias, like = ctx.weight, ctx.bias, ctx.like
-        before, slope, offset = torch.ops.aten.convolution_backward(
-            gradient, x, weight.now[0], [len(weight.now[0])], like.stride, like.padding, like.dilation,
-            False, [0, 0], like.groups, [ctx.needs_input_grad[0], True, bias is not None],
-        )  # fmt: skip
-        weight.move(slope[None])
-        if bias is not None:
-            bias.move(offset[None])
-        return before, None, None, None, None
+Back = Callable[[Tensor, bool], Tensor]  # the gradient after a layer -> that before it, unless nobody wants it
+Layer = Callable[[Tensor, Weights], tuple[Tensor, Back]]  # rows -> rows, and the way back, which moves the weights
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -148,15 +84,20 @@ class Layers:
     """The layers of a network in their order."""
 
     steps: tuple[Layer, ...]
+    first: int  # the lowest layer with weights: nobody wants the gradient before it
     alone: bool  # convolutions gain nothing from other lanes: such a network takes one lane at a time
 
-    def __call__(self, x: Tensor, weights: Weights) -> Tensor:
-        """The output for rows x; its backward pass moves the weights."""
-        anchor = torch.zeros((), requires_grad=True)  # makes autograd visit every layer
+    def descend(self, x: Tensor, y: Tensor, share: Tensor, weights: Weights) -> None:
+        """Moves the weights by one step on the cross-entropy; a row counts by its share in its batch."""
         x = _channels_last(x) if self.alone and x.dim() == 4 else x
+        backs = []
         for step in self.steps:
-            x = step(x, weights, anchor)
-        return x
+            x, back = step(x, weights)
+            backs.append(back)
+        surprise = x.softmax(1).scatter_add_(1, y[:, None], x.new_full((len(y), 1), -1.0))
+        slope = surprise.mul_(share[:, None])
+        for i in range(len(backs) - 1, self.first - 1, -1):
+            slope = backs[i](slope, i > self.first)
 
 
 def layers_of(module: nn.Module) -> Layers | None:
@@ -166,7 +107,9 @@ def layers_of(module: nn.Module) -> Layers | None:
     weights = [id(weight) for _, leaf in leaves for weight in leaf.parameters()]
     if None in steps or len(set(weights)) < len(weights):  # a weight that is used twice must not move in between
         return None
-    return Layers(tuple(step for step in steps if step), any(type(leaf) is nn.Conv2d for _, leaf in leaves))
+    first = next((i for i, (_, leaf) in enumerate(leaves) if any(True for _ in leaf.parameters())), len(leaves))
+    convolves = any(type(leaf) is nn.Conv2d for _, leaf in leaves)
+    return Layers(tuple(step for step in steps if step), first, convolves)
 
 
 def _leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -183,23 +126,68 @@ def _layer(name: str, leaf: nn.Module) -> Layer | None:
         return None
     if type(leaf) is nn.Linear:
         return partial(_linear, name)
+    if type(leaf) is nn.ReLU:
+        return _relu
+    if type(leaf) is nn.Flatten and (leaf.start_dim, leaf.end_dim) == (1, -1):
+        return _flat
     if type(leaf) is nn.Conv2d and leaf.padding_mode == "zeros" and not isinstance(leaf.padding, str):
         return partial(_convolution, name, leaf)
-    flattens = type(leaf) is nn.Flatten and (leaf.start_dim, leaf.end_dim) == (1, -1)
-    return partial(_row_by_row, leaf) if flattens or type(leaf) in ROW_BY_ROW else None
+    return partial(_pool, leaf) if type(leaf) is nn.MaxPool2d and not leaf.return_indices else None
 
 
-def _linear(name: str, x: Tensor, weights: Weights, anchor: Tensor) -> Tensor:
-    return cast("Tensor", _Linear.apply(x, anchor, weights[f"{name}weight"], weights.get(f"{name}bias")))  # type: ignore[no-untyped-call]
-
-
-def _convolution(name: str, like: nn.Conv2d, x: Tensor, weights: Weights, anchor: Tensor) -> Tensor:
+def _linear(name: str, x: Tensor, weights: Weights) -> tuple[Tensor, Back]:
     weight, bias = weights[f"{name}weight"], weights.get(f"{name}bias")
-    return cast("Tensor", _Convolution.apply(x, anchor, weight, bias, like))  # type: ignore[no-untyped-call]
+    lanes, out, _ = weight.now.shape
+    rows = x.view(lanes, -1, x.shape[1])
+    if weight.now[0].numel() < WIDE:
+        product = torch.bmm(rows, weight.now.transpose(1, 2))
+    else:
+        product = torch.bmm(weight.now, rows.transpose(1, 2)).transpose(1, 2).contiguous()
+
+    def back(gradient: Tensor, wanted: bool) -> Tensor:
+        slope = gradient.view(lanes, -1, out)
+        before = torch.bmm(slope, weight.now).flatten(0, 1) if wanted else gradient
+        weight.move_by_product(slope.transpose(1, 2), rows)
+        if bias is not None:
+            bias.move(slope.sum(1))
+        return before
+
+    return (product if bias is None else product.add_(bias.now[:, None])).view(-1, out), back
 
 
-def _row_by_row(leaf: nn.Module, x: Tensor, weights: Weights, anchor: Tensor) -> Tensor:
-    return leaf(x)  # type: ignore[no-any-return]
+def _relu(x: Tensor, weights: Weights) -> tuple[Tensor, Back]:
+    y = x.relu_()  # no layer looks at its output again
+    return y, lambda gradient, wanted: aten.threshold_backward(gradient, y, 0)
+
+
+def _flat(x: Tensor, weights: Weights) -> tuple[Tensor, Back]:
+    return x.flatten(1), lambda gradient, wanted: gradient.view(x.shape)
+
+
+def _pool(like: nn.MaxPool2d, x: Tensor, weights: Weights) -> tuple[Tensor, Back]:
+    how = like.kernel_size, like.stride, like.padding, like.dilation, like.ceil_mode
+    y, places = max_pool2d(x, *how, return_indices=True)
+    pairs = [value if isinstance(value, tuple) else (value, value) for value in how[:4]]
+    return y, lambda gradient, wanted: aten.max_pool2d_with_indices_backward(gradient, x, *pairs, how[4], places)
+
+
+def _convolution(name: str, like: nn.Conv2d, x: Tensor, weights: Weights) -> tuple[Tensor, Back]:
+    """Of a single lane."""
+    weight, bias = weights[f"{name}weight"], weights.get(f"{name}bias")
+    how = like.stride, like.padding, like.dilation
+
+    def back(gradient: Tensor, wanted: bool) -> Tensor:
+        needed = [wanted, True, bias is not None]
+        before, slope, offset = aten.convolution_backward(
+            gradient, x, weight.now[0], [like.out_channels], *how, False, [0, 0], like.groups, needed
+        )
+        weight.move(slope[None])
+        if bias is not None:
+            bias.move(offset[None])
+        return before if wanted else gradient
+
+    offset = None if bias is None else bias.now[0]
+    return conv2d(x, weight.now[0], offset, *how, like.groups), back  # type: ignore[arg-type]
 
 
 def _channels_last(x: Tensor) -> Tensor:

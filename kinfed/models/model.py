@@ -33,6 +33,13 @@ class Model(Network):
         is_usual = type(self).loss_of is Model.loss_of and type(self).forward is Network.forward
         return layers_of(self._training) if is_usual else None
 
+    @property
+    def way(self) -> str:
+        """How clients train it side by side on a CPU, in words."""
+        if self.layers is None:
+            return "general: one vmap of autograd for a block"
+        return "quick, one client after the other" if self.layers.alone else "quick, a block in the same products"
+
     def check(self, x: Tensor) -> None:
         """Raises unless the network takes such rows and its output fits the classes."""
         try:

@@ -96,6 +96,18 @@ def nets() -> dict[str, Model]:
     return named | {"own": Model(OwnForward, classes=3)}
 
 
+def test_the_engine_says_how_it_cut_a_cohort_and_a_model_how_it_is_trained(threads):
+    threads(2)
+    _, fed = fit(FedAvg(nets()["own"], LOCAL), Vectorised, tiny_population((9,) * 7, shape=(1, 28, 28)), rounds=1)
+    assert fed.ways["train"] == "2 blocks of up to 4 clients, 2 at once"
+    ways = {name: model.way.split(":")[0] for name, model in nets().items()}
+    assert ways == {
+        "mlp_200": "quick, a block in the same products",
+        "lenet5": "quick, one client after the other",
+        "own": "general",
+    }
+
+
 @pytest.mark.parametrize("name", ["mlp_200", "lenet5", "own"])
 @pytest.mark.parametrize("method", [FedAvg, Local])
 def test_the_number_of_workers_changes_no_bit_of_what_clients_answer(threads, method, name):

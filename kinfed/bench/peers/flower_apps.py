@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable
 
 import torch
@@ -73,7 +74,9 @@ class Timed(FedAvg):  # type: ignore[misc]
 
 @server.main()  # type: ignore[untyped-decorator]
 def main(grid: Grid, context: Context) -> None:
-    """Rounds of FedAvg."""
+    """Rounds of FedAvg, once all clients are there: a cohort is a share of those that are."""
+    while len(list(grid.get_node_ids())) < job().clients:
+        time.sleep(0.1)
     strategy = Timed(
         fraction_train=job().cohort / job().clients, fraction_evaluate=0.0, min_available_nodes=job().clients
     )
