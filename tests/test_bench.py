@@ -54,6 +54,7 @@ def test_a_race_measures_every_contender_and_writes_it_down(tmp_path):
     assert [o["contender"] for o in said["outcomes"]] == ["kinfed", "sequential", "plain"]
     for outcome in said["outcomes"]:
         assert len(outcome["rounds"]) == 2 and min(outcome["rounds"]) > 0 and not outcome["why"]
+        assert outcome["cpu"] is None or 0 < outcome["cpu"] < 60
         assert outcome["peak"] is None or outcome["peak"] > 50 * 2**20
     assert "× plain" in result.output and "round 2/2" in result.output
 
@@ -106,6 +107,8 @@ def test_a_contender_that_falls_is_noted_and_the_others_go_on():
 
         def peak(self) -> None:
             return None
+
+        cpu = peak
 
     class Lasts(Falls):
         left = 99

@@ -63,6 +63,7 @@ class Outcome:
     contender: str
     first: float = 0.0  # seconds of the round before the timed ones
     rounds: tuple[float, ...] = ()  # seconds of each
+    cpu: float | None = None  # seconds of CPU for one round, on average
     peak: int | None = None  # bytes
     copied_a_second: float | None = None  # bytes that a copy on its GPU moves in a second
     why: str = ""
@@ -112,6 +113,7 @@ class Track:
     tell: Callable[[str], None]
     running: dict[str, Runner] = field(default_factory=dict)
     times: dict[str, list[float]] = field(default_factory=dict)  # the warming up first
+    used: dict[str, float | None] = field(default_factory=dict)  # seconds of CPU before the first timed round
     reasons: dict[str, str] = field(default_factory=dict)
 
     def enter(self, contender: Contender, stack: ExitStack, job: Job) -> None:
@@ -123,6 +125,7 @@ class Track:
         """Lets a contender run its first round."""
         self.running[name] = runner
         self.times[name] = [runner.turn()]
+        self.used[name] = runner.cpu()
 
     def lap(self, round: int, rounds: int) -> None:
         """One round of everybody; who begins changes from round to round."""
@@ -149,4 +152,7 @@ class Track:
         if name in self.reasons:
             return Outcome(self.name, name, why=self.reasons[name])
         runner, (first, *rest) = self.running[name], self.times[name]
-        return Outcome(self.name, name, first, tuple(rest), runner.peak(), runner.facts.get("copied_a_second"))
+        before, after = self.used[name], runner.cpu()
+        cpu = None if before is None or after is None else (after - before) / len(rest)
+        copied = runner.facts.get("copied_a_second")
+        return Outcome(self.name, name, first, tuple(rest), cpu, runner.peak(), copied)

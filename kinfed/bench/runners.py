@@ -77,6 +77,12 @@ class Runner:
             return None
         return sum(high_water(process) for process in tagged(self.tag))
 
+    def cpu(self) -> float | None:
+        """Seconds of CPU that all its processes have used so far; None where the system does not tell."""
+        if not Path("/proc").is_dir():
+            return None
+        return sum(cpu_seconds(process) for process in tagged(self.tag))
+
     def close(self) -> None:
         """Ends it and all that it started."""
         if self.process.stdin:
@@ -147,6 +153,14 @@ def high_water(process: Path) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def cpu_seconds(process: Path) -> float:
+    """Seconds of CPU a process has used; 0 if it is gone."""
+    with suppress(OSError):
+        numbers = (process / "stat").read_text().rsplit(")", 1)[1].split()
+        return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def last_words(log: Path) -> str:
