@@ -76,8 +76,19 @@ def _descended(quick: Quick, feed: Feed, rate: float, start: Stack) -> Stack:
     descent = Descent(rate, quick.momentum, quick.mu)
     with torch.no_grad():
         if quick.layers.alone:
-            return stack([_alone(quick, feed, lane, descent, rows(start, lane)) for lane in range(len(feed.pick))])
+            return _in_turn(quick, feed, descent, start)
         return _together(quick, feed, descent, start)
+
+
+def _in_turn(quick: Quick, feed: Feed, descent: Descent, start: Stack) -> Stack:
+    """The weights of all lanes, one after the other; engines fill small blocks up with copies, which cost nothing."""
+    ends: list[Params] = []
+    parts = feed.pick, feed.mask, *start.values()
+    for lane in range(len(feed.pick)):
+        twins = (i for i in range(lane) if all(torch.equal(part[i], part[lane]) for part in parts))
+        twin = next(twins, None)
+        ends.append(_alone(quick, feed, lane, descent, rows(start, lane)) if twin is None else ends[twin])
+    return stack(ends)
 
 
 def _alone(quick: Quick, feed: Feed, lane: int, descent: Descent, start: Params) -> Params:

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from kinfed.models import Feed, Model, Quick, descend
+from kinfed.models import Feed, Model, Quick, descend, descent
 from kinfed.models.layers import layers_of
 from kinfed.params import Stack
 from tests.problems import assert_close, assert_same_bits
@@ -77,6 +77,15 @@ def test_a_lane_has_the_same_bits_in_any_company(build):
     for lanes in ([0], [1, 0], [4, 3, 1], [2, 4, 0, 1]):
         some = quick_ends(build, lanes, 0.9, 0.1)
         assert_same_bits(some, {name: w[lanes] for name, w in whole.items()})
+
+
+def test_copies_of_a_lane_cost_no_training(monkeypatch):
+    trained, alone = [], descent._alone
+    monkeypatch.setattr(descent, "_alone", lambda *given: trained.append(given[2]) or alone(*given))
+    ends = quick_ends(convolving, [2, 4, 2])
+    assert trained == [0, 1]
+    assert_same_bits(ends, quick_ends(convolving, [2, 4, 2]))
+    assert all(torch.equal(w[0], w[2]) and not torch.equal(w[0], w[1]) for w in ends.values())
 
 
 def test_a_client_outside_of_a_block_has_the_same_bits_too():
