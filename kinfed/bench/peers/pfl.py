@@ -4,6 +4,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 from kinfed.bench.peers.protocol import Clock, Job, give_up, read_job
 
@@ -12,12 +14,15 @@ FOREVER = 10**6  # rounds; the process is ended from outside
 
 def be_many(count: int) -> None:
     """Makes this the first of `count` processes that know of each other as torch's launcher would tell them."""
+    if "RANK" in os.environ:
+        threading.Thread(target=leave_with, args=(os.getppid(),), daemon=True).start()
     if "RANK" in os.environ or count == 1:
         return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "bench"}
+    shared = {"WORLD_SIZE": str(count), **place}
     for rank in range(count - 1, -1, -1):
         mine = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
         if rank:
@@ -25,6 +30,13 @@ def be_many(count: int) -> None:
             subprocess.Popen(command, env=os.environ | mine, stdin=subprocess.DEVNULL)
         else:
             os.environ.update(mine)
+
+
+def leave_with(parent: int) -> None:
+    """Ends this process when the one that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(0)
 
 
 def main(job: Job) -> None:
