@@ -72,6 +72,8 @@ def about(
 
     `kinfed list` shows all methods, datasets, partitions, shifts, models and engines.
 
+    `kinfed bench` measures how fast rounds go here, beside a plain loop and other simulators.
+
     `kinfed run --help` tells how to set everything else.
     """
 
@@ -178,6 +180,57 @@ def resume(
         commands.resume(folder, changed, choose_display(plain, quiet))
 
 
+@app.command()
+def bench(
+    workloads: Annotated[
+        str, typer.Option(help="mlp (MLP-200, 20 of 100 clients), cnn (the same), flt4 (480 of 2400, 47 classes).")
+    ] = "mlp,cnn",
+    contenders: Annotated[
+        str, typer.Option(help="kinfed, sequential, plain, plain-1 (one thread), flower, pfl, fedlab, fedjax.")
+    ] = "kinfed,plain,plain-1,flower,pfl,fedlab,fedjax",
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(help="The interpreter that has a peer's packages: fedjax=/path/to/python.", show_default=False),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Timed rounds of each contender; one more warms it up.")] = 5,
+    threads: Annotated[int, typer.Option(help="Threads or processes a contender may use; 0: one a core.")] = 0,
+    scale: Annotated[float, typer.Option(help="Share of the clients, in all and in a round.")] = 1.0,
+    device: Annotated[str, typer.Option(help="cpu or cuda, for kinfed and the plain loop.")] = "cpu",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write all that was measured to this file.",
+                                                   show_default=False)] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table in Markdown.")] = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Measure how long a round takes: kinfed, a plain PyTorch loop and other simulators, in turns.
+
+    Each contender is a process of its own and waits while the others run. "× plain" says how many times as fast as
+    the plain loop it was, round against neighbouring round, so it holds on a busy machine too.
+
+    **Examples**
+
+    `kinfed bench` — who is installed, on the MLP and the CNN
+
+    `kinfed bench --workloads mlp --contenders kinfed,plain --rounds 10`
+
+    `kinfed bench --workloads flt4 --scale 0.1 --peer-python fedjax=venvs/fedjax/bin/python`
+
+    `kinfed bench --workloads mlp,flt4 --contenders kinfed,plain --device cuda` — and the share of the GPU's bandwidth
+
+    docs/performance.md tells how to install the other simulators; one that is not found is left out, with the reason.
+    """
+    with plain_errors():
+        from kinfed import commands
+        from kinfed.bench.race import Plan, entries
+        from kinfed.progress import choose_display
+
+        display = choose_display(True, quiet, markdown)
+        racers = entries(names(contenders) or [], pairs(peer_python or []))
+        plan = Plan(rounds, threads, device, scale)
+        outcomes = commands.bench(names(workloads) or [], racers, plan, display)
+        if json_file:
+            commands.write_bench(json_file, outcomes, plan)
+
+
 @app.command(name="list")
 def list_(
     kind: Annotated[
@@ -244,3 +297,11 @@ def numbers(text: str | None) -> list[int] | None:
         return None if text is None else [int(name) for name in names(text) or []]
     except ValueError:
         raise ConfigError(f"--seeds: wanted whole numbers as in 0,1,2, got '{text}'") from None
+
+
+def pairs(texts: list[str]) -> dict[str, str]:
+    """name=value options as a dict."""
+    for text in texts:
+        if "=" not in text:
+            raise ConfigError(f"--peer-python: wanted name=/path/to/python, got '{text}'")
+    return dict(text.split("=", 1) for text in texts)

@@ -113,23 +113,26 @@ class Client:
         With padding, all real batches of all epochs come first and empty ones last, so that an optimiser's
         momentum never meets an empty batch between two real ones.
         """
-        orders = [self.train.shuffled(fold(self.key, epoch)) for epoch in range(epochs)]
         if self.train.exact:
-            for order in orders:
+            for epoch in range(epochs):
+                order = self.train.shuffled(fold(self.key, epoch))
                 for start in range(0, len(order), batch_size):
                     pick = order[start : start + batch_size]
                     yield self.train.take(pick, torch.ones_like(pick, dtype=torch.bool), torch.ones_like(pick[0] >= 0))
             return
+        pick, mask = self.schedule(epochs, batch_size)
+        for step in range(len(pick)):
+            yield self.train.take(pick[step], mask[step], mask[step].any())
+
+    def schedule(self, epochs: int, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Positions and masks of all batches of padded rows: [steps, b] each; the real batches come first."""
+        orders = [self.train.shuffled(fold(self.key, epoch)) for epoch in range(epochs)]
         order, n, size = torch.stack(orders).flatten(), len(self.train), self.train.size
         per_epoch = (size + batch_size - 1) // batch_size
-        for step in range(epochs * -(-n // batch_size)):
-            epoch, slot = (
-                step // per_epoch,
-                (step % per_epoch) * batch_size + torch.arange(batch_size, device=size.device),
-            )
-            mask = (slot < size) & (epoch < epochs)
-            pick = order[epoch.clamp(max=epochs - 1) * n + slot.clamp(max=n - 1)]
-            yield self.train.take(pick, mask, epoch < epochs)
+        step = torch.arange(epochs * -(-n // batch_size), device=size.device)[:, None]
+        epoch, slot = step // per_epoch, (step % per_epoch) * batch_size + torch.arange(batch_size, device=size.device)
+        mask = (slot < size) & (epoch < epochs)
+        return order[epoch.clamp(max=epochs - 1) * n + slot.clamp(max=n - 1)], mask
 
     def recall(self, name: str) -> Tensor:
         """One remembered tensor."""

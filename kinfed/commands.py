@@ -1,19 +1,25 @@
-"""What the command line does, without the command line: run, compare, resume."""
+"""What the command line does, without the command line: run, compare, resume, bench."""
 
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kinfed.bench import report
+from kinfed.bench.race import Outcome as BenchOutcome
+from kinfed.bench.race import Plan, race
+from kinfed.bench.runners import Contender
+from kinfed.bench.workloads import WORKLOADS
 from kinfed.comparison import Outcome, as_csv, compared
 from kinfed.config import Config, assemble, make_population
 from kinfed.data import Population
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
+from kinfed.names import known
 from kinfed.progress import Display, Watcher, as_markdown, in_bytes, percent
 from kinfed.runs import (
     CHECKPOINT,
@@ -126,6 +132,26 @@ def resume(folder: Path, changes: Callable[[Config], Config], display: Display) 
         go_on(config, folder, display)
     display.table(summary_rows(read_summary(folder)))
     display.say(f"written to {folder}")
+
+
+def bench(
+    workloads: Sequence[str], contenders: Sequence[Contender], plan: Plan, display: Display
+) -> list[BenchOutcome]:
+    """Races the contenders on each workload; gives back what was measured."""
+    if not workloads or not contenders:
+        raise ConfigError("bench: wanted at least one workload and one contender, got none")
+    for name in workloads:
+        known(name, WORKLOADS, "workload").scaled(plan.scale)  # bad input shows here, before anything starts
+    outcomes = [outcome for name in workloads for outcome in race(name, contenders, plan, display.say)]
+    for line in report.left_out(outcomes):
+        display.say(line)
+    display.table(report.table(outcomes, plan))
+    return outcomes
+
+
+def write_bench(path: Path, outcomes: Sequence[BenchOutcome], plan: Plan) -> None:
+    """Writes what was measured as JSON."""
+    write_text(path, json.dumps(report.as_json(outcomes, plan), indent=1) + "\n")
 
 
 def start(config: Config, place: Place, display: Display, population: Population | None = None) -> RunFolder:

@@ -48,9 +48,30 @@ def assert_refused(result: Result, *parts: str) -> None:
         assert part in last[0]
 
 
-def test_help_teaches_and_comes_without_torch():
-    code = "import sys; from kinfed.cli import app; app(['run', '--help'], standalone_mode=False); "
-    code += "assert 'torch' not in sys.modules"
+def python(code: str) -> str:
+    """What a fresh interpreter prints that finds this kinfed before an installed one."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+
+
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "umap", "numba")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["bench", "--help"], ["--version"]])
+def test_help_comes_without_anything_heavy(words):
+    code = f"import sys, kinfed; from kinfed.cli import app; app({words}, standalone_mode=False); "
+    code += f"print('loaded', [name for name in {HEAVY} if name in sys.modules])"
+    assert python(code).endswith("loaded []\n")
+
+
+def test_a_run_loads_no_library_that_its_method_does_not_use():
+    code = "import sys, kinfed.commands; print([n for n in ('scipy', 'sklearn', 'umap', 'numba') if n in sys.modules])"
+    assert python(code) == "[]\n"
+
+
+def test_help_teaches():
+    code = "from kinfed.cli import app; app(['run', '--help'], standalone_mode=False)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "Examples" in shown and "kinfed run" in shown and "--data-dir" in shown
     assert kinfed("--version").output.startswith("kinfed 0.")

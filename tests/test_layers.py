@@ -21,7 +21,7 @@ LAYERS = [
     {"experiment"},
     {"config"},
     {"runs", "progress"},
-    {"comparison", "listing"},
+    {"comparison", "listing", "bench"},
     {"commands"},
     {"cli"},
     {"__main__", ""},

@@ -1,11 +1,14 @@
 """The embedded default: clients train side by side, a block of them in one `vmap`.
 
 Data stay on the device as bytes; a block holds row numbers only. Blocks are cut from clients of similar length and
-bounded memory. Nothing a client computes depends on its block: see `Rows` for how padding is kept out.
+bounded memory. On a CPU the blocks are spread over its cores. Nothing a client computes depends on its block: see
+`Rows` for how padding is kept out, and `at_once` for the cores.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,12 +17,14 @@ from torch.func import vmap
 from kinfed.client import Client, Rows
 from kinfed.data.population import Population
 from kinfed.engines.sequential import loop
+from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
 from kinfed.federation import Federation, Offer, Task, Workshop
+from kinfed.models import LEAST
 from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, rows, to_flat
 
+LOG = logging.getLogger("kinfed.engines")
 GIBIBYTE = 2**30
-LEAST = 3  # lanes of a block; products of one lane, and convolutions of two, round differently from those of more
 FEW = 32  # clients side by side; a task that fails with so few is not failing for their number
 MANY = {"cuda": 512, "cpu": 32}  # more lanes gain nothing and make activations large
 
@@ -45,6 +50,7 @@ class Vectorised(Federation):
             torch.backends.cudnn.allow_tf32 = False  # convolutions in full precision, as matrix products are
         self.loops: set[str] = set()  # tasks that run one by one
         self.lanes: dict[str, int] = {}  # task -> most clients side by side that fit into memory
+        self.ways: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         task: Task = getattr(self.algorithm, name)
@@ -62,9 +68,11 @@ class Vectorised(Federation):
     def _side_by_side(
         self, task: Task, name: str, cohort: Tensor, keys: Tensor, offer: Offer
     ) -> tuple[Payload, Payload]:
-        lanes = self.lanes.get(name) or self.block or self._fitting(offer)
+        lanes = self.lanes.get(name) or self.block or self._fitting(len(cohort), offer)
+        work, blocks = partial(self._one_block, task, cohort, keys, offer), list(self._blocks(cohort, lanes))
+        self._note(name, f"{len(blocks)} blocks of up to {lanes} clients, {self.workers} at once")
         try:
-            parts = [self._one_block(task, cohort, keys, offer, part) for part in self._blocks(cohort, lanes)]
+            parts = at_once(work, blocks, self.workers)
         except RuntimeError:  # too much for the memory, or for a kernel's 32-bit index: try with half as many
             half = min(lanes, len(cohort)) // 2
             if half < FEW:
@@ -74,6 +82,11 @@ class Vectorised(Federation):
         back = torch.cat([part for part, _, _ in parts]).argsort()
         send, keep = join(*(sent for _, sent, _ in parts)), join(*(kept for _, _, kept in parts))
         return from_flat(rows(send, back)), from_flat(rows(keep, back))
+
+    def _note(self, name: str, way: str) -> None:
+        if self.ways.get(name) != way:
+            LOG.debug("'%s' runs in %s", name, way)
+        self.ways[name] = way
 
     def _blocks(self, cohort: Tensor, lanes: int) -> Iterator[Tensor]:
         """Positions in the cohort, longest clients first, cut where padding would waste too much."""
@@ -124,8 +137,17 @@ class Vectorised(Federation):
         last = torch.minimum(torch.arange(index.shape[1], device=self.device), (sizes[:, None] - 1).clamp(min=0))
         return index.gather(1, last), sizes  # another client's row could be sick or without a label
 
-    def _fitting(self, offer: Offer) -> int:
-        """How many clients fit side by side: weights, gradients, momentum and what lies between them."""
+    @property
+    def workers(self) -> int:
+        """Blocks at once: as many as torch may use threads; on a GPU one after the other."""
+        return torch.get_num_threads() if self.device.type == "cpu" else 1
+
+    def _fitting(self, clients: int, offer: Offer) -> int:
+        """How many clients fit side by side: weights, gradients, momentum and what lies between them.
+
+        The cohort is cut evenly, so that all workers have the same to do.
+        """
         each = 12 * offer.bytes_each() + 2**20
         free = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else GIBIBYTE
-        return max(2, min(MANY.get(self.device.type, FEW), int(free // each)))
+        most = max(2, min(MANY.get(self.device.type, FEW), int(free // self.workers // each)))
+        return -(-clients // (self.workers * -(-clients // (self.workers * most))))

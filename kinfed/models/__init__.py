@@ -8,6 +8,7 @@ from torch import nn
 from kinfed.errors import ConfigError
 from kinfed.models.autoencoder import AutoEncoder, Encoding, encoder_of, has_decoder
 from kinfed.models.autoencoders import conv_ae, residual_ae
+from kinfed.models.descent import LEAST, Feed, Quick, descend
 from kinfed.models.model import Model, hits
 from kinfed.models.network import GradientFn, Network, Slope, from_module
 from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
@@ -40,7 +41,7 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 
 
 __all__ = [
-    "AUTOENCODERS", "MODELS", "AutoEncoder", "Encoding", "GradientFn", "Model", "Network", "Shape", "Slope",
-    "SupervisedAutoEncoder", "encoder_of", "from_module", "has_decoder", "hits", "make_autoencoder", "make_model",
-    "supervised_ae",
+    "AUTOENCODERS", "LEAST", "MODELS", "AutoEncoder", "Encoding", "Feed", "GradientFn", "Model", "Network", "Quick",
+    "Shape", "Slope", "SupervisedAutoEncoder", "descend", "encoder_of", "from_module", "has_decoder", "hits",
+    "make_autoencoder", "make_model", "supervised_ae",
 ]  # fmt: skip

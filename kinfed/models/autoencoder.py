@@ -17,9 +17,9 @@ class Encoding(Network, ABC):
 
     def embed(self, params: Params, x: Tensor) -> Tensor:
         """Rows in latent space: [b, e]. Needs the encoder's weights alone."""
-        encoder = self._evaluating.get_submodule("encoder")
         own = {name.removeprefix("encoder."): w for name, w in encoder_of(params).items()}
-        return functional_call(encoder, own, (self.inputs(x),))  # type: ignore[no-any-return]
+        with self.borrowed(self._evaluating) as module:
+            return functional_call(module.get_submodule("encoder"), own, (self.inputs(x),))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

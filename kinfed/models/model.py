@@ -1,6 +1,7 @@
 """A classifier as pure functions of its weights."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
+from kinfed.models.layers import Layers, layers_of
 from kinfed.models.network import Network
 from kinfed.params import Params
 
@@ -24,6 +26,19 @@ class Model(Network):
 
     def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(output, batch.y, reduction="none")
+
+    @cached_property
+    def layers(self) -> Layers | None:
+        """The network as plain layers, if it is that: such a network trains the quick way on a CPU."""
+        is_usual = type(self).loss_of is Model.loss_of and type(self).forward is Network.forward
+        return layers_of(self._training) if is_usual else None
+
+    @property
+    def way(self) -> str:
+        """How clients train it side by side on a CPU, in words."""
+        if self.layers is None:
+            return "general: one vmap of autograd for a block"
+        return "quick, one client after the other" if self.layers.alone else "quick, a block in the same products"
 
     def check(self, x: Tensor) -> None:
         """Raises unless the network takes such rows and its output fits the classes."""

@@ -6,10 +6,12 @@ like weights). The module itself is only a template and is never changed.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -29,6 +31,7 @@ class Slope(NamedTuple):
 
 
 GradientFn = Callable[[Params, Batch], Slope]
+BUILDING = Lock()  # modules draw their weights from the generator that all threads share
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Network(ABC):
 
     def init(self, seed: int | None = None) -> Params:
         """Fresh weights, drawn by the module's own rules."""
-        with torch.random.fork_rng(devices=[]):
+        with BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed if seed is None else seed)
             return _weights(self.build())
 
@@ -61,7 +64,8 @@ class Network(ABC):
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
         """The output for rows x, in evaluation mode."""
-        return self.forward(self._evaluating, params, x)
+        with self.borrowed(self._evaluating) as module:
+            return self.forward(module, params, x)
 
     def forward(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
         """The output of `module` with these weights."""
@@ -82,7 +86,8 @@ class Network(ABC):
             raise OneByOneOnly(self.refuses)
 
         def loss(weights: Params) -> Tensor:
-            return _mean(self.loss_of(self.forward(self._training, weights | buffers, batch.x), batch), batch)
+            with self.borrowed(self._training) as module:
+                return _mean(self.loss_of(self.forward(module, weights | buffers, batch.x), batch), batch)
 
         return Slope(grad(loss)(weights))
 
@@ -90,8 +95,8 @@ class Network(ABC):
         moved = {name: b.clone() for name, b in buffers.items()}
         leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
         lonely = len(batch.x) == 1 and self.refuses.startswith("BatchNorm")  # one row has no statistics of its own
-        with torch.enable_grad():
-            output = self.forward(self._evaluating if lonely else self._training, leaves | moved, batch.x)
+        with torch.enable_grad(), self.borrowed(self._evaluating if lonely else self._training) as module:
+            output = self.forward(module, leaves | moved, batch.x)
             slopes = torch.autograd.grad(_mean(self.loss_of(output, batch), batch), list(leaves.values()))
         return Slope(dict(zip(leaves, slopes, strict=True)), moved)
 
@@ -115,8 +120,24 @@ class Network(ABC):
 
     def _template(self) -> nn.Module:
         """A module, built in a thread of its own: drawing its weights is forbidden inside a vmap of this one."""
-        with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(1) as thread:
+        with BUILDING, torch.random.fork_rng(devices=[]), ThreadPoolExecutor(1) as thread:
             return thread.submit(self.build).result()
+
+    @contextmanager
+    def borrowed(self, template: nn.Module) -> Iterator[nn.Module]:
+        """A copy of the template that nobody else uses meanwhile: weights are put into it to call it."""
+        spare = self._spare.setdefault(template.training, [])
+        try:
+            module = spare.pop()
+        except IndexError:
+            with ThreadPoolExecutor(1) as thread:  # outside of this thread's vmap
+                module = thread.submit(copy.deepcopy, template).result()
+        yield module
+        spare.append(module)  # unless an error, or Ctrl-C, left it half dressed
+
+    @cached_property
+    def _spare(self) -> dict[bool, list[nn.Module]]:
+        return {}
 
     @cached_property
     def buffers(self) -> frozenset[str]:

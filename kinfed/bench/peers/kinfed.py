@@ -1,0 +1,58 @@
+"""kinfed itself: FedAvg on one of its engines, named by the second argument. The one driver that needs kinfed."""
+
+import sys
+from collections.abc import Callable
+
+from kinfed.bench.peers.protocol import Job, drive, say
+
+
+def start(job: Job) -> Callable[[int], object]:
+    """A round of FedAvg as experiments run it, without evaluation."""
+    import torch
+
+    from kinfed.algorithms import FedAvg
+    from kinfed.data import Population
+    from kinfed.engines import ENGINES
+    from kinfed.models import make_model
+    from kinfed.training import LocalTraining
+
+    torch.set_num_threads(job.threads)
+    if job.device != "cpu":
+        say(copied_a_second=copied_a_second(job.device))
+    x, y = torch.from_numpy(job.images()[:]).view(-1, 1, 28, 28), torch.from_numpy(job.labels()).flatten()
+    rows, test = torch.arange(len(x)).split(job.rows), torch.tensor([len(x)])  # nobody is tested, but must have a row
+    x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
+    population = Population(x, y, rows, (test,) * job.clients, job.classes)
+    local = LocalTraining(1, job.batch, job.lr, momentum=0.0)
+    fedavg = FedAvg(make_model({"mlp": "mlp_200", "cnn": "flhc_cnn"}[job.network], (1, 28, 28), job.classes), local)
+    fed = ENGINES[sys.argv[2]](fedavg, population, fraction=job.cohort / job.clients, device=job.device)
+    state = fedavg.init(fed)
+
+    def run(round: int) -> None:
+        nonlocal state
+        fed.begin(round)
+        state = fedavg.round(state, round, fed)
+        if job.device != "cpu":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def copied_a_second(device: str) -> float:
+    """Bytes that a copy on this GPU moves in a second, read and written: the median of twenty copies of a gibibyte."""
+    import torch
+
+    source = torch.zeros(2**30, dtype=torch.uint8, device=device)
+    target, seconds = torch.empty_like(source), []
+    for _ in range(20):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        target.copy_(source)
+        ended.record()
+        torch.cuda.synchronize()
+        seconds.append(began.elapsed_time(ended) / 1000)
+    return float(2 * 2**30 / sorted(seconds)[10])
+
+
+if __name__ == "__main__":
+    drive(start)

@@ -1,0 +1,118 @@
+"""pfl-research: its simulated backend, in as many processes as there are threads, which is its own way to use cores."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from kinfed.bench.peers.protocol import Clock, Job, give_up, read_job
+
+FOREVER = 10**6  # rounds; the process is ended from outside
+
+
+def be_many(count: int) -> None:
+    """Makes this the first of `count` processes that know of each other as torch's launcher would tell them."""
+    if "RANK" in os.environ:
+        threading.Thread(target=leave_with, args=(os.getppid(),), daemon=True).start()
+    if "RANK" in os.environ or count == 1:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "bench"}
+    shared = {"WORLD_SIZE": str(count), **place}
+    for rank in range(count - 1, -1, -1):
+        mine = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+        if rank:
+            command = [sys.executable, "-m", "kinfed.bench.peers.pfl", *sys.argv[1:]]
+            subprocess.Popen(command, env=os.environ | mine, stdin=subprocess.DEVNULL)
+        else:
+            os.environ.update(mine)
+
+
+def leave_with(parent: int) -> None:
+    """Ends this process when the one that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(0)
+
+
+def main(job: Job) -> None:
+    """Its FedAvg, round by round."""
+    be_many(job.threads)
+    try:
+        race(job)
+    except ImportError as error:
+        give_up(error)
+
+
+def race(job: Job) -> None:
+    """Rounds until nobody asks for more."""
+    import torch
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.metrics import Metrics, Weighted
+    from pfl.model.pytorch import PyTorchModel
+
+    from kinfed.bench.peers.torch_net import network
+
+    torch.set_num_threads(1)
+    x, y = torch.from_numpy(job.floats()), torch.from_numpy(job.labels())
+    first = os.environ.get("RANK", "0") == "0"
+    clock = Clock() if first else None
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network(job.network, job.classes)
+
+        def loss(self, rows: torch.Tensor, labels: torch.Tensor, eval: bool = False) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(self.net(rows), labels)
+
+        def metrics(self, rows: torch.Tensor, labels: torch.Tensor, eval: bool = True) -> dict[str, object]:
+            return {"loss": Weighted(float(self.loss(rows, labels)) * len(labels), len(labels))}
+
+    def rows_of(client: int) -> object:
+        order = torch.randperm(job.rows)  # it takes rows in their order
+        return Dataset(raw_data=[x[client][order], y[client][order]], user_id=str(client))
+
+    def wait() -> None:
+        if clock:
+            clock.begin()
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # nobody begins before the turn
+
+    class Turns(TrainingProcessCallback):  # type: ignore[misc]
+        def on_train_begin(self, *, model: object) -> object:
+            wait()
+            return Metrics()
+
+        def after_central_iteration(self, metrics: object, model: object, *, central_iteration: int) -> object:
+            if clock:
+                clock.end()
+            wait()
+            return False, Metrics()
+
+    cohorts = (client for round in range(FOREVER) for client in job.chosen(round))
+    clients = FederatedDataset(rows_of, lambda: next(cohorts), user_id_to_weight=dict.fromkeys(range(job.clients), 1))
+    net = Net()
+    server = torch.optim.SGD(net.parameters(), lr=1.0)
+    FederatedAveraging().run(
+        NNAlgorithmParams(FOREVER, evaluation_frequency=FOREVER, train_cohort_size=job.cohort, val_cohort_size=0),
+        SimulatedBackend(training_data=clients, val_data=clients),
+        PyTorchModel(net, local_optimizer_create=torch.optim.SGD, central_optimizer=server),
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch),
+        NNEvalHyperParams(local_batch_size=None),
+        callbacks=[Turns()],
+    )
+
+
+if __name__ == "__main__":
+    main(read_job())

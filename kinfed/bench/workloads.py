@@ -1,0 +1,64 @@
+"""What is measured: clients, rows and networks. Rows are made on the spot: what they show does not change the time."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from kinfed.bench.peers.protocol import Job
+from kinfed.errors import ConfigError
+
+PIXELS = 784
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rounds of FedAvg: one epoch of plain SGD (no momentum) on every client of the cohort."""
+
+    network: str  # mlp: 784-200-classes; cnn: two 5x5 convolutions with "same" padding, 512 units
+    clients: int
+    rows: int  # of each client
+    classes: int
+    cohort: int  # clients in a round
+    batch: int = 10
+    lr: float = 0.01
+
+    @property
+    def steps(self) -> int:
+        """Steps of all clients in a round."""
+        return self.cohort * -(-self.rows // self.batch)
+
+    @property
+    def weights(self) -> int:
+        """Numbers in the network."""
+        if self.network == "mlp":
+            return (PIXELS + 1) * 200 + 201 * self.classes
+        return 26 * 32 + (25 * 32 + 1) * 64 + 3137 * 512 + 513 * self.classes
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes a round must move: every step reads each weight to use it, and reads and writes it to change it."""
+        return 3 * 4 * self.weights * self.steps
+
+    def scaled(self, share: float) -> "Workload":
+        """The same with this share of the clients, in all and in a round."""
+        if not 0 < share <= 1:
+            raise ConfigError(f"--scale: wanted a share above 0 and at most 1, got {share}")
+        clients, cohort = (max(1, round(share * number)) for number in (self.clients, self.cohort))
+        return replace(self, clients=clients, cohort=cohort)
+
+    def job(self, folder: Path, threads: int, device: str) -> Job:
+        """What drivers are told, after the rows were written into the folder."""
+        draw = np.random.default_rng(0)
+        labels = draw.integers(0, self.classes, (self.clients, self.rows))
+        images = draw.integers(0, 256, (self.clients, self.rows, PIXELS), dtype=np.uint8)
+        np.save(folder / "x.npy", images)
+        np.save(folder / "y.npy", labels)
+        return Job(str(folder), **asdict(self), threads=threads, device=device)
+
+
+WORKLOADS = {
+    "mlp": Workload("mlp", clients=100, rows=600, classes=10, cohort=20),
+    "cnn": Workload("cnn", clients=100, rows=600, classes=10, cohort=20),
+    "flt4": Workload("mlp", clients=2400, rows=50, classes=47, cohort=480),  # the shapes of FLT's scenario 4
+}

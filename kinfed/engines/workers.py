@@ -1,0 +1,70 @@
+"""Workers side by side on the CPU's cores, each of them with one thread of torch.
+
+Threads are enough: torch lets go of Python's lock inside its operations. They end with the call, however it ends.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event, Lock, get_ident
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Stopped(BaseException):
+    """Raised inside a worker whose result nobody waits for any more."""
+
+
+def at_once(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
+    """What `work` makes of each item, in their order; items are begun in their order by the next free worker.
+
+    No result depends on the number of workers: each item meets one thread of torch, whatever that number is.
+    """
+    with single_threaded():
+        if workers == 1 or len(items) == 1:
+            return [work(item) for item in items]
+        return _spread(work, items, workers)
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Inside it this thread's torch operations use one core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _spread(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
+    busy: set[int] = set()
+    lock, over = Lock(), Event()
+
+    def one(item: Item) -> Result:
+        with lock:
+            if over.is_set():
+                raise Stopped
+            busy.add(get_ident())
+        try:
+            return work(item)
+        finally:
+            with lock:  # after this nobody stops it
+                busy.discard(get_ident())
+
+    with ThreadPoolExecutor(workers, "kinfed", lambda: torch.set_num_threads(1)) as pool:
+        futures = [pool.submit(one, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            with lock:
+                over.set()
+                for thread in busy:  # Ctrl-C, or another item's error: do not wait until all have come to their end
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))
+            raise

@@ -1,0 +1,139 @@
+"""Mini-batch SGD of several clients at once on a network of plain layers: the quick way of local training on a CPU."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.errors import OneByOneOnly
+from kinfed.models.layers import Descent, Layers, Weight, Weights
+from kinfed.models.network import Network
+from kinfed.params import Params, Stack, rows, stack
+
+LEAST = 3  # lanes; products of one lane, and convolutions of two, round differently from those of more
+
+
+@dataclass(frozen=True)
+class Quick:
+    """A network, its layers, and how its weights move."""
+
+    network: Network
+    layers: Layers
+    momentum: float
+    mu: float
+
+
+@dataclass(frozen=True)
+class Feed:
+    """All batches of some lanes; a lane's real batches come first, and in a batch its real rows."""
+
+    x: Tensor  # a pool of rows
+    y: Tensor
+    pick: Tensor  # [lanes, steps, b] rows of the pool
+    mask: Tensor  # [lanes, steps, b]
+
+
+def descend(quick: Quick, feed: Feed, rate: Tensor, start: Params) -> Params:
+    """The weights of one client after all its batches; inside a vmap, those of all its clients at once."""
+    lane = (feed.pick, feed.mask, *start.values())
+    ends = _Descend.apply(quick, tuple(start), feed.x, feed.y, rate, *lane)  # type: ignore[no-untyped-call]
+    return dict(zip(start, ends, strict=True))
+
+
+class _Descend(torch.autograd.Function):
+    """A whole training as one operation, so that a vmap hands its clients over undisguised."""
+
+    @staticmethod
+    def forward(
+        quick: Quick, names: tuple[str, ...], x: Tensor, y: Tensor, rate: Tensor, *lane: Tensor
+    ) -> tuple[Tensor, ...]:
+        pick, mask, *start = (t[None] for t in lane)
+        ends = _descended(quick, Feed(x, y, pick, mask), float(rate), dict(zip(names, start, strict=True)))
+        return tuple(w[0] for w in ends.values())
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Nothing is kept: nobody differentiates through a whole training."""
+
+    @staticmethod
+    def vmap(
+        info: object, dims: tuple[int | None, ...], quick: Quick, names: tuple[str, ...],
+        x: Tensor, y: Tensor, rate: Tensor, *lane: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
+        if any(dim is not None for dim in dims[2:5]):
+            raise OneByOneOnly("the clients of a block have different pools of rows or learning rates")
+        lanes = info.batch_size  # type: ignore[attr-defined]
+        pick, mask, *start = (
+            t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(lane, dims[5:], strict=True)
+        )
+        ends = _descended(quick, Feed(x, y, pick, mask), float(rate), dict(zip(names, start, strict=True)))
+        return tuple(ends.values()), (0,) * len(ends)
+
+
+def _descended(quick: Quick, feed: Feed, rate: float, start: Stack) -> Stack:
+    descent = Descent(rate, quick.momentum, quick.mu)
+    with torch.no_grad():
+        if quick.layers.alone:
+            return _in_turn(quick, feed, descent, start)
+        return _together(quick, feed, descent, start)
+
+
+def _in_turn(quick: Quick, feed: Feed, descent: Descent, start: Stack) -> Stack:
+    """The weights of all lanes, one after the other; engines fill small blocks up with copies, which cost nothing."""
+    ends: list[Params] = []
+    parts = feed.pick, feed.mask, *start.values()
+    for lane in range(len(feed.pick)):
+        twins = (i for i in range(lane) if all(torch.equal(part[i], part[lane]) for part in parts))
+        twin = next(twins, None)
+        ends.append(_alone(quick, feed, lane, descent, rows(start, lane)) if twin is None else ends[twin])
+    return stack(ends)
+
+
+def _alone(quick: Quick, feed: Feed, lane: int, descent: Descent, start: Params) -> Params:
+    """The weights of one lane; it sees no padding."""
+    weights = {name: Weight.at(_own(w)[None], descent) for name, w in start.items()}
+    for pick, real in zip(feed.pick[lane], feed.mask[lane].sum(1).tolist(), strict=True):
+        if real:
+            share = torch.full((real,), 1 / real)
+            _step(quick, feed, pick[:real], share, weights)
+    return {name: w.now[0].contiguous() for name, w in weights.items()}
+
+
+def _own(weight: Tensor) -> Tensor:
+    return weight.clone(memory_format=torch.channels_last) if weight.dim() == 4 else weight.clone()
+
+
+def _together(quick: Quick, feed: Feed, descent: Descent, start: Stack) -> Stack:
+    """The weights of all lanes, moved by the same products; a lane drops out after its last real batch."""
+    steps = feed.mask.any(2).sum(1)
+    order = steps.argsort(descending=True, stable=True)
+    pick, mask = (t[order].transpose(0, 1) for t in (feed.pick, feed.mask))
+    share = mask / mask.sum(2, keepdim=True).clamp(min=1)
+    weights = {name: Weight.at(w[order], descent) for name, w in start.items()}
+    for begin, end, lanes in _phases(steps[order].tolist()):
+        who = slice(lanes) if lanes >= LEAST else [*range(lanes), 0, 0][:LEAST]
+        part = {name: w.pick(who) for name, w in weights.items()}
+        for step in range(begin, end):
+            _step(quick, feed, pick[step, who].flatten(), share[step, who].flatten(), part)
+        if lanes < LEAST:
+            for name, weight in weights.items():
+                weight.put(part[name], lanes)
+    back = order.argsort()
+    return {name: w.now[back] for name, w in weights.items()}
+
+
+def _phases(steps: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Stretches of steps (begin, end, lanes) in which the first `lanes` lanes are at work; `steps` falls."""
+    begin = 0
+    for lanes in range(len(steps), 0, -1):
+        if steps[lanes - 1] > begin:
+            yield begin, steps[lanes - 1], lanes
+            begin = steps[lanes - 1]
+
+
+def _step(quick: Quick, feed: Feed, pick: Tensor, share: Tensor, weights: Weights) -> None:
+    """One step of every lane: a row counts by its share in its batch."""
+    x, y = feed.x.index_select(0, pick), feed.y.index_select(0, pick)
+    quick.layers.descend(quick.network.inputs(x), y, share, weights)

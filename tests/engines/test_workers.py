@@ -1,0 +1,124 @@
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from kinfed.algorithms import FedAvg, Local
+from kinfed.engines import Vectorised
+from kinfed.engines.workers import at_once, single_threaded
+from kinfed.models import Model, make_model
+from kinfed.training import LocalTraining
+from tests.problems import assert_same_bits, fit, tiny_population
+
+LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05, momentum=0.9, mu=0.1)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_the_order_of_the_items_and_each_meets_one_thread_of_torch(threads):
+    threads(2)
+    seen = at_once(lambda item: (item, torch.get_num_threads(), threading.get_ident()), range(20), 2)
+    assert [item for item, _, _ in seen] == list(range(20))
+    assert {count for _, count, _ in seen} == {1}
+    assert threading.get_ident() not in {thread for _, _, thread in seen}
+    assert torch.get_num_threads() == 2
+
+
+def test_one_worker_or_one_item_stays_in_this_thread(threads):
+    threads(2)
+    for items, workers in (([1, 2], 1), ([1], 2)):
+        seen = at_once(lambda item: (threading.get_ident(), torch.get_num_threads()), items, workers)
+        assert set(seen) == {(threading.get_ident(), 1)}
+    assert torch.get_num_threads() == 2
+
+
+def test_the_number_of_threads_comes_back_after_an_error(threads):
+    threads(2)
+    with pytest.raises(ZeroDivisionError), single_threaded():
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 2
+
+
+def idle_until(ended: threading.Event) -> None:
+    try:
+        for _ in range(6000):  # a minute
+            time.sleep(0.01)
+    finally:
+        ended.set()
+
+
+def test_an_error_of_one_item_ends_the_others():
+    ended = threading.Event()
+
+    def work(item: int) -> None:
+        if item:
+            raise KeyError("broken")
+        idle_until(ended)
+
+    began = time.monotonic()
+    with pytest.raises(KeyError, match="broken"):
+        at_once(work, [1, 0, 0, 0], 2)
+    assert time.monotonic() - began < 30 and threading.active_count() < 10
+
+
+def test_an_interrupt_ends_all_workers_at_once():
+    ended = threading.Event()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        at_once(lambda item: idle_until(ended), [0, 1, 2], 2)
+    assert ended.is_set() and time.monotonic() - began < 30
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kinfed")]
+
+
+class OwnForward(nn.Module):
+    """Nothing that the quick way knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, 3)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)).tanh()
+
+
+def nets() -> dict[str, Model]:
+    named = {name: make_model(name, (1, 28, 28), 3) for name in ("mlp_200", "lenet5")}
+    return named | {"own": Model(OwnForward, classes=3)}
+
+
+def test_the_engine_says_how_it_cut_a_cohort_and_a_model_how_it_is_trained(threads):
+    threads(2)
+    _, fed = fit(FedAvg(nets()["own"], LOCAL), Vectorised, tiny_population((9,) * 7, shape=(1, 28, 28)), rounds=1)
+    assert fed.ways["train"] == "2 blocks of up to 4 clients, 2 at once"
+    ways = {name: model.way.split(":")[0] for name, model in nets().items()}
+    assert ways == {
+        "mlp_200": "quick, a block in the same products",
+        "lenet5": "quick, one client after the other",
+        "own": "general",
+    }
+
+
+@pytest.mark.parametrize("name", ["mlp_200", "lenet5", "own"])
+@pytest.mark.parametrize("method", [FedAvg, Local])
+def test_the_number_of_workers_changes_no_bit_of_what_clients_answer(threads, method, name):
+    population = tiny_population((7, 23, 12, 31, 9, 18, 22, 8, 30), shape=(1, 28, 28))
+    answers = []
+    for workers in (1, 2, 4):
+        threads(workers)
+        algorithm = method(nets()[name], LOCAL)
+        _, fed = fit(algorithm, Vectorised, population, rounds=1)
+        offer = algorithm.offer(algorithm.init(fed), fed.clients, fed)
+        sent = fed.run(algorithm.train, fed.clients, offer).send
+        answers.append(dict(sent.get("params", fed.memory)))
+    for other in answers[1:]:
+        assert_same_bits(answers[0], other)

@@ -1,0 +1,148 @@
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from kinfed.models import Feed, Model, Quick, descend, descent
+from kinfed.models.layers import layers_of
+from kinfed.params import Stack
+from tests.problems import assert_close, assert_same_bits
+
+POOL = torch.randint(0, 256, (40, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+LABELS = torch.arange(40) % 3
+STEPS = (4, 1, 3, 3, 2)  # real batches of each lane
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, 3, bias=False))
+
+
+def convolving() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+def feed(lanes: list[int]) -> Feed:
+    """Batches of 5 rows, four at most; a lane's last one has 3."""
+    pick = torch.stack([(torch.arange(20) * (lane + 3)) % 40 for lane in lanes]).view(-1, 4, 5)
+    mask = torch.zeros(len(lanes), 4, 5, dtype=torch.bool)
+    for i, lane in enumerate(lanes):
+        mask[i, : STEPS[lane]] = True
+        mask[i, STEPS[lane] - 1, 3:] = False
+    return Feed(POOL, LABELS, pick, mask)
+
+
+def quick_ends(build, lanes: list[int], momentum: float = 0.0, mu: float = 0.0) -> Stack:
+    model = Model(build, classes=3)
+    given, rate, start = feed(lanes), torch.tensor(0.1), model.init()
+    quick = Quick(model, model.layers, momentum, mu)
+
+    def lane(pick, mask):
+        return descend(quick, Feed(given.x, given.y, pick, mask), rate, start)
+
+    return vmap(lane)(given.pick, given.mask)
+
+
+def torch_end(build, lane: int, momentum: float, mu: float) -> dict[str, torch.Tensor]:
+    """The same training by torch's own optimiser."""
+    model = Model(build, classes=3)
+    module = build()
+    module.load_state_dict(model.init())
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum)
+    given = feed([lane])
+    for pick, mask in zip(given.pick[0], given.mask[0], strict=True):
+        if mask.any():
+            optimiser.zero_grad()
+            x, y = POOL[pick[mask]].float() / 255, LABELS[pick[mask]]
+            far = sum(((w - model.init()[name]) ** 2).sum() for name, w in module.named_parameters())
+            (nn.functional.cross_entropy(module(x), y) + mu / 2 * far).backward()
+            optimiser.step()
+    return {name: w.detach() for name, w in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("build", [dense, convolving])
+@pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.3), (0.5, 0.3)])
+def test_the_quick_way_ends_where_torchs_optimiser_ends(build, momentum, mu):
+    ends = quick_ends(build, [0, 1, 2, 3, 4], momentum, mu)
+    for lane in range(5):
+        want = torch_end(build, lane, momentum, mu)
+        assert_close({name: w[lane] for name, w in ends.items()}, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", [dense, convolving])
+def test_a_lane_has_the_same_bits_in_any_company(build):
+    whole = quick_ends(build, [0, 1, 2, 3, 4], 0.9, 0.1)
+    for lanes in ([0], [1, 0], [4, 3, 1], [2, 4, 0, 1]):
+        some = quick_ends(build, lanes, 0.9, 0.1)
+        assert_same_bits(some, {name: w[lanes] for name, w in whole.items()})
+
+
+def test_copies_of_a_lane_cost_no_training(monkeypatch):
+    trained, alone = [], descent._alone
+    monkeypatch.setattr(descent, "_alone", lambda *given: trained.append(given[2]) or alone(*given))
+    ends = quick_ends(convolving, [2, 4, 2])
+    assert trained == [0, 1]
+    assert_same_bits(ends, quick_ends(convolving, [2, 4, 2]))
+    assert all(torch.equal(w[0], w[2]) and not torch.equal(w[0], w[1]) for w in ends.values())
+
+
+def test_a_client_outside_of_a_block_has_the_same_bits_too():
+    model, given = Model(dense, classes=3), feed([2])
+    alone = descend(
+        Quick(model, model.layers, 0.9, 0.0),
+        Feed(POOL, LABELS, given.pick[0], given.mask[0]),
+        torch.tensor(0.1),
+        model.init(),
+    )
+    assert_same_bits(alone, {name: w[0] for name, w in quick_ends(dense, [2, 1, 0], 0.9).items()})
+
+
+class Twice(nn.Sequential):
+    pass
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(64, 3)
+    layer.register_forward_hook(lambda module, args, output: 2 * output)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def shared() -> nn.Module:
+    layer = nn.Linear(64, 64)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer)
+
+
+def tied() -> nn.Module:
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, second)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        hooked(),
+        shared(),
+        tied(),
+        Twice(nn.Flatten(), nn.Linear(64, 3)),
+        nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)),
+        nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 3)),
+        nn.Sequential(nn.Flatten(0), nn.Linear(64, 3)),
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten(), nn.Linear(128, 3)),
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(128, 3)),
+    ],
+    ids=["hook", "shared", "tied", "subclass", "batch norm", "dropout", "flattens rows", "same", "reflect"],
+)
+def test_what_is_not_a_sequence_of_plain_layers_is_left_to_the_general_way(module):
+    assert layers_of(module) is None
+
+
+def test_a_model_with_a_loss_of_its_own_is_left_to_the_general_way():
+    class Doubled(Model):
+        def loss_of(self, output, batch):
+            return 2 * super().loss_of(output, batch)
+
+    assert Model(dense, classes=3).layers is not None
+    assert Doubled(dense, classes=3).layers is None
