@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from kinfed.client import Client, Reply, Rows
+from kinfed.clustering.relatives import Relatives
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model, hits
 from kinfed.params import Params, Payload
@@ -52,8 +53,13 @@ class Algorithm(ABC, Generic[State]):
         return None
 
     def graph(self, state: State) -> Tensor | None:
-        """Server: who is related to whom (bool [clients, clients]), where the method finds out."""
+        """Server: who is related to whom (bool [clients, clients]), where the method finds out; for few clients."""
         return None
+
+    def relatives(self, state: State) -> Relatives | None:
+        """Server: the same in memory that grows with the different sets of relatives."""
+        graph = self.graph(state)
+        return None if graph is None else Relatives.of_matrix(graph)
 
     def evaluate(self, client: Client, **offer: Params) -> Reply:
         """Client task: how its model does on its test rows."""
