@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from kinfed.client import Client, Reply, Rows
+from kinfed.clustering.relatives import Relatives
 from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model, hits
@@ -62,7 +63,7 @@ class Algorithm(ABC, Generic[State]):
         return None
 
     def graph(self, state: State) -> Tensor | None:
-        """Server: who is related to whom (bool [clients, clients]), where the method finds out."""
+        """Server: who is related to whom (bool [clients, clients]), where the method finds out; for few clients."""
         return None
 
     def embeddings(self, state: State, fed: Federation) -> Tensor | None:
@@ -78,6 +79,11 @@ class Algorithm(ABC, Generic[State]):
         served = self.personalise(client, **offer)
         trained, _ = self.local(client, served, self.model.gradient)
         return Reply({"update": subtract(trained, served)})
+
+    def relatives(self, state: State) -> Relatives | None:
+        """Server: the same in memory that grows with the different sets of relatives."""
+        graph = self.graph(state)
+        return None if graph is None else Relatives.of_matrix(graph)
 
     def evaluate(self, client: Client, **offer: Params) -> Reply:
         """Client task: how its model does on its test rows."""

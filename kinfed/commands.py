@@ -182,7 +182,7 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
     try:
         with told(folder, watcher):
             watched.run(resume=resume)
-            folder.add_relatedness(None if watched.state is None else watched.algorithm.graph(watched.state))
+            folder.add_relatedness(None if watched.state is None else watched.algorithm.relatives(watched.state))
     except KeyboardInterrupt:
         folder.events.note("interrupted")
         raise Interrupted(f"stopped; go on with: kinfed resume {path}") from None

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kinfed import commands, snapshot
+from kinfed.clustering.relatives import Relatives
 from kinfed.commands import Place
 from kinfed.config import Config, load_config
 from kinfed.errors import CheckpointError, ConfigError
@@ -128,9 +129,18 @@ def test_relatedness_is_written_without_pickle(tmp_path: Path):
     folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
     folder.add_relatedness(None)
     assert not list(tmp_path.iterdir())
-    folder.add_relatedness(torch.eye(3, dtype=torch.bool))
+    folder.add_relatedness(Relatives.of_groups(torch.tensor([0, 1, 0])))
     with np.load(tmp_path / "relatedness.npz", allow_pickle=False) as arrays:
-        assert np.array_equal(arrays["related"], np.eye(3, dtype=bool))
+        assert np.array_equal(arrays["related"], np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], dtype=bool))
+
+
+def test_of_many_clients_each_set_of_relatives_is_written_once(tmp_path: Path):
+    folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
+    groups = torch.arange(4001) % 2
+    folder.add_relatedness(Relatives.of_groups(groups))
+    with np.load(tmp_path / "relatedness.npz", allow_pickle=False) as arrays:
+        assert arrays["rows"].shape == (2, 4001) and "related" not in arrays
+        assert np.array_equal(arrays["rows"][arrays["whose"][3]], groups == 1)
 
 
 def test_a_folder_that_holds_a_run_is_refused_unless_forced(finished: Path, tmp_path: Path):

@@ -14,6 +14,7 @@ from torch import Tensor
 from kinfed.algorithms.groups import Clusters, GroupState
 from kinfed.algorithms.seating import seat
 from kinfed.client import Client, Reply
+from kinfed.clustering.relatives import Relatives
 from kinfed.federation import Federation, Offer
 from kinfed.models import encoder_of, has_decoder
 from kinfed.params import Params, Payload, rows
@@ -72,7 +73,7 @@ class Described(Clusters[D], ABC):
         replies = fed.run(self.describe, clients, Offer(shared={"autoencoder": weights}))
         return replace(state, known=state.known.learnt(replies)), replies.cohort
 
-    def seated(self, state: D, who: Tensor, related: Tensor, kinship: Tensor, fed: Federation) -> D:
+    def seated(self, state: D, who: Tensor, related: Relatives, kinship: Tensor, fed: Federation) -> D:
         """The state in which `who` are related like this; training clients without a signature stay by themselves."""
         alone = fed.clients[torch.isin(fed.clients, who, invert=True)]
         groups = torch.full_like(state.kinship, -1).index_copy(0, who, kinship)
@@ -85,15 +86,18 @@ class Described(Clusters[D], ABC):
         is_known = state.known.are_described()[members]
         known, strangers = state.known.of(members[is_known]), state.known.of(newcomers)
         kinship = nearest_groups(known, state.kinship[members[is_known]], strangers)
-        related = kinship[:, None] == state.kinship[members]
+        names, whose = kinship.unique(return_inverse=True)
+        related = Relatives(state.kinship[members] == names[:, None], whose)
         if self.newcomers == "relate":
-            near = torch.zeros_like(related)
-            near[:, is_known] = self.relatedness.distances(known, strangers) < self.relatedness.near
-            related = torch.where(near.any(1, keepdim=True), near, related)
-        before, among = state.hears[state.labels[members]][:, members], kinship[:, None] == kinship
-        whole = torch.cat([torch.cat([before, related.T], 1), torch.cat([related, among], 1)])
+            near = self.relatedness.near_known(known, strangers)
+            wide = torch.zeros(len(near.rows), len(members), dtype=torch.bool, device=fed.device)
+            wide[:, is_known] = near.rows
+            whose = torch.where(wide.any(1)[near.whose], near.whose, len(wide) + related.whose)
+            related = Relatives(torch.cat([wide, related.rows]), whose)
+        before = Relatives(state.hears[:, members], state.labels[members])
+        whole = [before.beside(related.turned()), related.beside(Relatives.of_groups(kinship))]
         everyone, groups = torch.cat([members, newcomers]), torch.cat([state.kinship[members], kinship])
-        return self.seated(state, everyone, whole, groups, fed)
+        return self.seated(state, everyone, Relatives.stacked(whole), groups, fed)
 
     def _signature(self, client: Client, weights: Params) -> Params:
         points, shares = self.signature.centroids(client, weights, self.model.classes)

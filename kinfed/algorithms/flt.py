@@ -17,6 +17,7 @@ from kinfed.algorithms.described import Described, DescribedState
 from kinfed.algorithms.groups import Stale
 from kinfed.algorithms.seating import first_state
 from kinfed.client import Client
+from kinfed.clustering.relatives import Relatives
 from kinfed.federation import Federation
 from kinfed.models import Model
 from kinfed.params import Payload
@@ -58,9 +59,9 @@ class FLT(Described[FLTState]):
         """Algorithm 2: signatures, distances, threshold, clusters; strangers are placed again by what they sent."""
         strangers = fed.strangers[state.kinship[fed.strangers] >= 0]
         state, described = self.described(state, fed.clients, fed)
-        distances = self.relatedness.distances(state.known.of(described))  # A
-        kinship = self.relatedness.groups(distances, self.clusters)
-        related = self.relatedness.related(distances) if self.case == "related" else kinship[:, None] == kinship  # Ã
+        compared = self.relatedness.compare(state.known.of(described))  # A
+        kinship = compared.groups(self.clusters)
+        related = compared.relatives() if self.case == "related" else Relatives.of_groups(kinship)  # Ã
         state = replace(self.seated(state, described, related, kinship, fed), flags=torch.zeros_like(state.flags))
         return self.joined(state, strangers, fed) if len(strangers) else state
 

@@ -15,6 +15,7 @@ from kinfed.aggregation import mix_heard, one_hot
 from kinfed.algorithm import Algorithm
 from kinfed.client import Client, Reply
 from kinfed.clustering.graph import components
+from kinfed.clustering.relatives import Relatives
 from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.params import Params, Payload, Stack, join, put, subtract
@@ -87,7 +88,11 @@ class Groups(Served[S], ABC):
         return replace(state, models=mix_heard(state.models, weights[:, replies.cohort], fresh))
 
     def graph(self, state: S) -> Tensor:
-        return state.hears[state.labels] & (state.labels >= 0)[:, None]
+        return self.relatives(state).matrix()
+
+    def relatives(self, state: S) -> Relatives:
+        nobody = torch.zeros_like(state.hears[:1])
+        return Relatives(torch.cat([state.hears, nobody]), state.labels.where(state.labels >= 0, len(state.hears)))
 
 
 class Clusters(Groups[S], ABC):

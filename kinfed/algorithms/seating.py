@@ -9,6 +9,7 @@ from torch import Tensor
 from kinfed.aggregation import mix, one_hot
 from kinfed.algorithms.groups import GroupState, Stale
 from kinfed.client import base_key
+from kinfed.clustering.relatives import Relatives
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.models import Model
@@ -34,13 +35,16 @@ def inits(model: Model, number: int, device: torch.device, attempt: int = 0) -> 
     return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
 
 
-def seat(state: S, who: Tensor, related: Tensor, fed: Federation) -> S:
+def seat(state: S, who: Tensor, related: Tensor | Relatives, fed: Federation) -> S:
     """The state in which `who` are related like this; other training clients stay by themselves."""
+    sets = related.to(fed.device) if isinstance(related, Relatives) else Relatives.of_matrix(related.to(fed.device))
     alone = fed.clients[torch.isin(fed.clients, who, invert=True)]
-    everyone = torch.eye(fed.count, dtype=torch.bool, device=fed.device)
-    everyone[who[:, None], who] = related.to(fed.device)
-    everyone &= torch.isin(fed.everyone, fed.clients)  # nobody hears a client that does not train
-    return reseat(state, everyone, torch.cat([who, alone]), fed.sizes)
+    rows = torch.zeros(len(sets.rows) + len(alone), fed.count, dtype=torch.bool, device=fed.device)
+    further = len(sets.rows) + torch.arange(len(alone), device=fed.device)
+    rows[: len(sets.rows), who] = sets.rows
+    rows[further, alone] = True
+    rows &= torch.isin(fed.everyone, fed.clients)  # nobody hears a client that does not train
+    return reseat(state, Relatives(rows, torch.cat([sets.whose, further])), torch.cat([who, alone]), fed.sizes)
 
 
 def placed(state: S, newcomers: Tensor, answered: Tensor, labels: Tensor, fed: Federation) -> S:
@@ -60,14 +64,14 @@ def holding(state: S, newcomers: Tensor) -> S:
     return replace(state, slots=put(state.slots, newcomers, rows(state.models, state.labels[newcomers])))
 
 
-def reseat(state: S, related: Tensor, placed: Tensor, sizes: Tensor) -> S:
-    """The state with one model per distinct row of `related` ([clients, clients]), for the placed clients.
+def reseat(state: S, related: Relatives, placed: Tensor, sizes: Tensor) -> S:
+    """The state with one model per different set of relatives of the placed clients.
 
     A model starts as the mean of what its clients were served before; where all are new, of what their relatives are
     served, and without relatives of what everybody is.
     """
-    hears, served = torch.unique(related[placed], dim=0, return_inverse=True)
-    labels = torch.full_like(state.labels, -1).index_copy(0, placed, served)
+    hears, served = torch.unique(related.rows, dim=0, return_inverse=True)
+    labels = torch.full_like(state.labels, -1).index_copy(0, placed, served[related.whose])
     before = one_hot(state.labels, len(state.hears)).T * sizes[:, None]  # [clients, G before]
     weights = before.sum(0).expand(len(hears), -1)
     for nearer in (hears.float() @ before, one_hot(labels, len(hears)) @ before):

@@ -3,7 +3,12 @@
 import torch
 from torch import Tensor
 
+from kinfed.clustering.linking import cut_into, link
+from kinfed.clustering.relatives import Relatives
 from kinfed.errors import ConfigError
+
+MOST_ROWS = 8192  # different rows of a graph that Ward's linkage compares
+AT_ONCE = 4096  # columns
 
 
 def components(related: Tensor) -> Tensor:
@@ -24,6 +29,30 @@ def ward(related: Tensor, clusters: int) -> Tensor:
         return torch.zeros(1, dtype=torch.long)
     tree = linkage(related.cpu().float().numpy(), method="ward")
     return torch.from_numpy(fcluster(tree, clusters, criterion="maxclust")).long() - 1
+
+
+def ward_of_relatives(relatives: Relatives, clusters: int) -> Tensor:
+    """The same from the different rows of the graph alone: [clients]."""
+    clients = len(relatives.whose)
+    if clusters > clients:
+        raise ConfigError(f"{clusters} clusters were asked for, but there are only {clients} clients")
+    if len(relatives.rows) > MOST_ROWS:
+        raise ConfigError(
+            f"Ward's linkage compares up to {MOST_ROWS} different sets of relatives, got {len(relatives.rows)} of "
+            f"{clients} clients: set clusters = 0"
+        )
+    counts = relatives.sizes().double()
+    weight = (2 * counts[:, None] * counts / (counts[:, None] + counts)).sqrt()
+    return cut_into(link(weight * apart(relatives.rows), counts, "ward"), clusters)[relatives.whose.cpu()]
+
+
+def apart(rows: Tensor) -> Tensor:
+    """Euclidean distances between the rows of a bool matrix: [rows, rows]."""
+    common = torch.zeros(len(rows), len(rows), dtype=torch.double, device=rows.device)
+    for part in rows.split(AT_ONCE, 1):
+        common += part.float() @ part.float().T
+    size = common.diagonal()
+    return (size[:, None] + size - 2 * common).sqrt()
 
 
 def average_linkage(distances: Tensor, height: float) -> Tensor:

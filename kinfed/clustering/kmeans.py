@@ -33,9 +33,9 @@ def kmeans(
     )
     centres = torch.stack([_spread(parts, k, fold(key, restart)) for restart in range(restarts)])  # [r, k, d]
     for _ in range(iterations):
-        sums, counts, _ = _assign(parts, centres, idle)
+        sums, counts = _sums(parts, centres, idle)
         centres = torch.where(counts[..., None] > 0, sums / counts[..., None].clamp(min=1), centres)
-    _, counts, error = _assign(parts, centres, idle)
+    counts, error = _errors(parts, centres, idle)
     best = (error <= error.min() * 1.0001).int().argmax()[None]  # the first good one: rounding must not choose
     chosen = counts.index_select(0, best)[0]
     return Centroids(centres.index_select(0, best)[0], chosen / chosen.sum().clamp(min=1))
@@ -54,19 +54,32 @@ def _spread(parts: Sequence[Part], k: int, key: Tensor) -> Tensor:
     return torch.stack(centres)
 
 
-def _assign(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums [r, k, d] and counts [r, k] of the rows nearest to each centre, and the squared error [r]."""
+def _sums(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums [r, k, d] and counts [r, k] of the rows nearest to each centre."""
+    sums, counts = torch.zeros_like(centres.flatten(0, 1)), torch.zeros_like(centres.flatten(0, 1)[:, 0])
+    for part in parts:
+        weight = _assign(part, centres, idle)[1].to(part.x.dtype).flatten(1)
+        sums, counts = sums + weight.T @ part.x, counts + weight.sum(0)
+    return sums.unflatten(0, centres.shape[:2]), counts.unflatten(0, centres.shape[:2])
+
+
+def _errors(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts [r, k] of the rows nearest to each centre, and the squared error [r]."""
+    counts, error = torch.zeros_like(centres[..., 0]), torch.zeros_like(centres[:, 0, 0])
+    for part in parts:
+        apart, member = _assign(part, centres, idle)
+        counts = counts + member.to(part.x.dtype).sum(0)
+        error = error + ((apart + part.x.square().sum(1)[:, None, None]) * member).flatten(2).sum((0, 2))
+    return counts, error
+
+
+def _assign(part: Part, centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared distances of rows to centres, up to |x|², the same for all; and which centre is nearest: [b, r, k]."""
     restarts, k, _ = centres.shape
     flat = centres.flatten(0, 1)
-    sums, counts, error = torch.zeros_like(flat), torch.zeros_like(flat[:, 0]), torch.zeros_like(centres[:, 0, 0])
-    for x, mask in parts:
-        apart = (flat.square().sum(1) - 2 * x @ flat.T).unflatten(1, (restarts, k))  # up to |x|², the same for all
-        nearest = apart.masked_fill(idle, torch.inf).argmin(2, keepdim=True)
-        member = (torch.arange(k, device=x.device) == nearest) & mask[:, None, None]
-        weight = member.to(x.dtype).flatten(1)
-        sums, counts = sums + weight.T @ x, counts + weight.sum(0)
-        error = error + ((apart + x.square().sum(1)[:, None, None]) * member).flatten(2).sum((0, 2))
-    return sums.unflatten(0, (restarts, k)), counts.unflatten(0, (restarts, k)), error
+    apart = (flat.square().sum(1) - 2 * part.x @ flat.T).unflatten(1, (restarts, k))
+    nearest = apart.masked_fill(idle, torch.inf).argmin(2, keepdim=True)
+    return apart, (torch.arange(k, device=flat.device) == nearest) & part.mask[:, None, None]
 
 
 def server_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int, runs: int = 20) -> tuple[Tensor, Tensor]:

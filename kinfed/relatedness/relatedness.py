@@ -6,14 +6,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.clustering.graph import average_linkage, components, ward
+from kinfed.clustering.relatives import Relatives
 from kinfed.errors import ConfigError
+from kinfed.relatedness.compared import Compared, Matrix, Pairs, Points
+from kinfed.relatedness.in_common import have_in_common
 from kinfed.relatedness.kernel import fit_kernel
+from kinfed.relatedness.near_sets import near_sets
 from kinfed.relatedness.projection import project, project_more
 from kinfed.relatedness.set_distances import set_distances
 from kinfed.signatures.known import Signatures
 
 Distance = Literal["kernel", "transport", "matching", "min"]
+AT_ONCE = 2**23  # distances of strangers and known clients
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Relatedness:
     neighbours: int = 15
     min_dist: float = 0.1
     seed: int = 42
+    all_pairs: int = 4000  # clients up to which every pair is compared; above, only those that can be near
 
     def __post_init__(self) -> None:
         if self.distance not in ("kernel", "transport", "matching", "min"):
@@ -41,6 +46,9 @@ class Relatedness:
                 "wanted threshold >= 0, kernel_width > 0, dimensions >= 1 and neighbours >= 2, got "
                 f"{self.threshold}, {self.kernel_width}, {self.dimensions} and {self.neighbours}"
             )
+        if not 0 < self.overlap <= 1 or self.all_pairs < 1:
+            got = f"{self.overlap} and {self.all_pairs}"
+            raise ConfigError(f"wanted overlap in (0, 1] and all_pairs >= 1, got {got}")
 
     @property
     def near(self) -> float:
@@ -52,13 +60,23 @@ class Relatedness:
         """Whether clients must say how many rows each centroid stands for."""
         return self.distance in ("kernel", "transport")
 
+    def compare(self, known: Signatures) -> Compared:
+        """The clients compared with each other: all pairs of few, of many those that can be near."""
+        if len(known) <= self.all_pairs:
+            distances = self.distances(known)
+            return Matrix(self.related(distances), distances if self.distance == "kernel" else None, self.near)
+        if self.distance == "kernel":
+            return Points(fit_kernel(known, self.kernel_width, self.seed)(known), self.near, self.overlap)
+        points, _ = self._projected(known, None)
+        return Pairs(near_sets(self.distance, points, known.shares, self.near), points.device)
+
     def distances(self, known: Signatures, strangers: Signatures | None = None) -> Tensor:
         """Distances from each stranger (or each known client) to each known client: [S, M]."""
+        whose = known if strangers is None else strangers
         if self.distance == "kernel":
             kernel = fit_kernel(known, self.kernel_width, self.seed)
-            return torch.cdist(kernel(strangers or known), kernel(known))
+            return torch.cdist(kernel(whose), kernel(known))
         points, others = self._projected(known, strangers)
-        whose = strangers or known
         return set_distances(self.distance, others, whose.shares, points, known.shares)
 
     def related(self, distances: Tensor) -> Tensor:
@@ -72,11 +90,21 @@ class Relatedness:
 
         Kernel distances are cut by average linkage at the threshold; the UMAP graph's groups are its components.
         """
-        if clusters:
-            return ward(self.related(distances), clusters).to(distances.device)
+        by_height = distances if self.distance == "kernel" else None
+        return Matrix(self.related(distances), by_height, self.near).groups(clusters)
+
+    def near_known(self, known: Signatures, strangers: Signatures) -> Relatives:
+        """The known clients that each stranger is nearer to than the threshold."""
+        some = max(1, AT_ONCE // len(known))
         if self.distance == "kernel":
-            return average_linkage(distances, self.near).to(distances.device)
-        return components(self.related(distances)).to(distances.device)
+            kernel = fit_kernel(known, self.kernel_width, self.seed)
+            there = kernel(known)
+            parts = (torch.cdist(part, there) for part in kernel(strangers).split(some))
+        else:
+            points, others = self._projected(known, strangers)
+            both = zip(others.split(some), strangers.shares.split(some), strict=True)
+            parts = (set_distances(self.distance, part, shares, points, known.shares) for part, shares in both)
+        return Relatives.stacked([Relatives.of_matrix(apart < self.near) for apart in parts])
 
     def _projected(self, known: Signatures, strangers: Signatures | None) -> tuple[Tensor, Tensor]:
         """Centroids of the known clients, and of the strangers, as points in the plane."""
@@ -88,16 +116,11 @@ class Relatedness:
         return points, project_more(flat, strangers.centroids.flatten(0, 1), *settings).view(-1, k, self.dimensions)
 
 
-def have_in_common(near: Tensor, overlap: float) -> Tensor:
-    """Pairs whose near ones overlap (Jaccard index): one wrong edge between two groups does not survive."""
-    number = near.float()
-    common, size = number @ number.T, number.sum(1)
-    return common >= overlap * (size[:, None] + size - common).clamp(min=1)
-
-
 def nearest_groups(known: Signatures, groups: Tensor, strangers: Signatures) -> Tensor:
     """The group whose mean signature in latent space is nearest to each stranger's: [S]."""
-    names = groups.unique()
-    means = torch.stack([known.means()[groups == name].mean(0) for name in names])
+    names, whose = groups.unique(return_inverse=True)
+    each = known.means()
+    sums = each.new_zeros(len(names), each.shape[1]).index_add(0, whose, each)
+    means = sums / torch.bincount(whose, minlength=len(names))[:, None]
     nearest: Tensor = names[torch.cdist(strangers.means(), means).argmin(1)]
     return nearest

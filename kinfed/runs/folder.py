@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from kinfed.clustering.relatives import Relatives
 from kinfed.data.population import Role
 from kinfed.errors import CheckpointError
 from kinfed.experiment import RoundResult
@@ -42,6 +43,7 @@ METRICS = (
     "clustering_error", "clustering_accuracy", "uniformity", "correlation_labels", "correlation_labels_se",
     "correlation_drift", "correlation_drift_se",
 )  # fmt: skip
+WHOLE = 4000  # clients up to which all pairs are written
 CLIENT = ("round", "client", "role", "planted", "found", "accuracy", "accuracy_adapted", "loss", "test_rows")
 CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
 FILES = (
@@ -126,15 +128,21 @@ class RunFolder:
         write_text(self.path / SUMMARY, json.dumps(self.about | finite, indent=2) + "\n")
         self.events.note("ended", rejected_replies=len(self.fed.rejected))
 
-    def add_relatedness(self, related: Tensor | None) -> None:
-        """Writes the related-clients graph [clients, clients], if there is one."""
-        if related is None:
+    def add_relatedness(self, relatives: Relatives | None) -> None:
+        """Writes who is related to whom, if that is known: `related` [clients, clients], or `rows` and `whose`.
+
+        Of many clients each different set of relatives is written once: client i's is rows[whose[i]].
+        """
+        if relatives is None:
             return
-        graph = related.cpu().numpy().astype(bool)
+        rows, whose = relatives.rows.cpu().numpy(), relatives.whose.cpu().numpy()
 
         def write(beside: Path) -> None:
             with open(beside, "wb") as file:  # given a name, numpy would add .npz to it
-                np.savez_compressed(file, related=graph)
+                if len(whose) <= WHOLE:
+                    np.savez_compressed(file, related=rows[whose])
+                else:
+                    np.savez_compressed(file, rows=rows, whose=whose)
 
         write_atomically(self.path / "relatedness.npz", write)
 

@@ -13,6 +13,9 @@ class Signatures:
     centroids: Tensor  # [clients, k, e]
     shares: Tensor  # [clients, k] of the client's rows; all 0 for a client that is not described
 
+    def __len__(self) -> int:
+        return len(self.shares)
+
     @staticmethod
     def none(clients: int, k: int, width: int, device: torch.device) -> "Signatures":
         """Nobody is described yet."""
@@ -21,6 +24,11 @@ class Signatures:
     def of(self, clients: Tensor) -> "Signatures":
         """The signatures of these clients."""
         return Signatures(self.centroids[clients], self.shares[clients])
+
+    def parts(self, size: int) -> list["Signatures"]:
+        """These signatures cut into parts of so many clients."""
+        both = zip(self.centroids.split(size), self.shares.split(size), strict=True)
+        return [Signatures(points, shares) for points, shares in both]
 
     def learnt(self, replies: Replies) -> "Signatures":
         """With the signatures that these clients sent; without shares, all centroids weigh the same."""

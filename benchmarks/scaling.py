@@ -1,0 +1,123 @@
+"""How the server's part of FLT grows with the number of clients: seconds, memory and what it finds.
+
+    OMP_NUM_THREADS=1 python benchmarks/scaling.py [--clients 1000 10000 100000] [--noise 1.0] [--groups 50]
+                                                   [--distance kernel] [--plot docs/scaling.png]
+
+Signatures are planted (groups, each of 4 out of 100 classes; k=5 centroids in 128 dimensions that fall on the
+group's classes at random), so no client is asked: what is measured is who is related to whom, and which groups there
+are. Every size runs in a process of its own. Seconds are those of the processor, which other work does not change.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kinfed.relatedness import Relatedness
+from kinfed.signatures import Signatures
+
+GROUPS, HELD, CLASSES, K, LATENT = 50, 4, 100, 5, 128
+STEPS = ("map", "groups", "relatives")
+
+
+def planted(clients: int, seed: int, noise: float = 1.0, number: int = GROUPS) -> tuple[Signatures, Tensor]:
+    """Signatures of clients in planted groups, and the groups."""
+    draw = torch.Generator().manual_seed(seed)
+    classes = 3 * torch.randn(CLASSES, LATENT, generator=draw)
+    held = torch.stack([torch.randperm(CLASSES, generator=draw)[:HELD] for _ in range(number)])
+    groups = torch.randint(number, (clients,), generator=draw)
+    more = torch.randint(HELD, (clients, K - HELD), generator=draw)
+    place = torch.cat([torch.arange(HELD).expand(clients, HELD), more], 1)  # every class at least once
+    times = (place[:, :, None] == place[:, None]).sum(2)
+    points = classes[held[groups][torch.arange(clients)[:, None], place]]
+    points += noise * torch.randn(points.shape, generator=draw)
+    return Signatures(points, 1 / (HELD * times)), groups
+
+
+def measure(clients: int, seed: int, noise: float, number: int, distance: str) -> dict[str, float]:
+    """Seconds of each step, the peak of memory, and how well groups and relatives fit the planted groups."""
+    from sklearn.metrics import adjusted_rand_score
+
+    known, groups = planted(clients, seed, noise, number)
+    marks = [time.process_time()]
+    compared = Relatedness(distance=distance).compare(known)  # type: ignore[arg-type]
+    marks.append(time.process_time())
+    found = compared.groups()
+    marks.append(time.process_time())
+    relatives = compared.relatives()
+    marks.append(time.process_time())
+    seconds = {step: after - before for step, before, after in zip(STEPS, marks, marks[1:], strict=False)}
+    right = torch.zeros(len(relatives.rows), number).index_add(1, groups, relatives.rows.float())
+    related, own = right.sum(1)[relatives.whose], right[relatives.whose, groups]
+    return {
+        "clients": clients,
+        **seconds,
+        "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "found": len(found.unique()),
+        "ari": float(adjusted_rand_score(groups, found)),
+        "sets": len(relatives.rows),
+        "precision": float(own.sum() / related.sum()),
+        "recall": float(own.sum() / torch.bincount(groups)[groups].sum()),
+    }
+
+
+def in_a_process(clients: int, words: list[str]) -> dict[str, float]:
+    """What `measure` says in a fresh process, whose memory holds nothing else."""
+    done = subprocess.run([sys.executable, __file__, "--one", str(clients), *words], check=True, stdout=subprocess.PIPE)
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def table_row(found: dict[str, float]) -> str:
+    seconds = " | ".join(f"{found[step]:.1f}" for step in STEPS)
+    kin = f"{found['found']:.0f} | {found['ari']:.3f} | {found['sets']:.0f} | {found['precision']:.3f}"
+    return f"| {found['clients']:,} | {seconds} | {found['GiB']:.1f} | {kin} | {found['recall']:.3f} |"
+
+
+def plot(rows: list[dict[str, float]], path: Path) -> None:
+    """A small picture of seconds against clients."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    clients = [row["clients"] for row in rows]
+    axes.loglog(clients, [sum(row[step] for step in STEPS) for row in rows], "o-", color="black", label="all")
+    for step, marker in zip(STEPS, "s^v", strict=True):
+        axes.loglog(clients, [row[step] for row in rows], marker + "--", label=step, linewidth=1, markersize=4)
+    axes.set(xlabel="clients", ylabel="seconds of one core")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", nargs="*", type=int, default=[1000, 10_000, 100_000])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--noise", type=float, default=1.0)
+    parser.add_argument("--groups", type=int, default=GROUPS)
+    parser.add_argument("--distance", default="kernel")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.seed, options.noise, options.groups, options.distance)))
+        return
+    print("| clients | map, s | groups, s | relatives, s | peak, GiB | groups | ARI | sets | precision | recall |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    rows = []
+    for clients in options.clients:
+        rows.append(in_a_process(clients, sys.argv[1:]))
+        print(table_row(rows[-1]), flush=True)
+    if options.plot:
+        plot(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Clients compared with each other: the groups they form, and who is related to whom.
+
+Three ways to the same answers: from all pairs, which few clients allow; from points, where only near ones are looked
+at; and from the pairs of a sparse graph. Memory grows with the pairs that are related, not with all pairs.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kinfed.clustering.graph import average_linkage, components, ward, ward_of_relatives
+from kinfed.clustering.lumps import average_groups
+from kinfed.clustering.relatives import Relatives
+from kinfed.clustering.sparse import SparseGraph
+from kinfed.relatedness.in_common import relatives_of_points
+
+LUMPS = 4000  # that many points are condensed to before they are linked
+
+
+class Compared(Protocol):
+    def groups(self, clusters: int = 0) -> Tensor:
+        """The group of each client: [M]; so many of Ward's clusters of the graph's rows, or as many as there are."""
+
+    def relatives(self) -> Relatives:
+        """Who is related to whom."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Few clients: whether each two are related (bool [M, M]), and their distances where groups are cut by them."""
+
+    related: Tensor
+    distances: Tensor | None
+    near: float
+
+    def groups(self, clusters: int = 0) -> Tensor:
+        if clusters:
+            return ward(self.related, clusters).to(self.related.device)
+        if self.distances is None:
+            return components(self.related).to(self.related.device)
+        return average_linkage(self.distances, self.near).to(self.related.device)
+
+    def relatives(self) -> Relatives:
+        return Relatives.of_matrix(self.related)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Many clients, each one point ([M, d])."""
+
+    points: Tensor
+    near: float
+    overlap: float
+
+    def groups(self, clusters: int = 0) -> Tensor:
+        if clusters:
+            return ward_of_relatives(self.relatives(), clusters).to(self.points.device)
+        return average_groups(self.points, self.near, LUMPS)
+
+    def relatives(self) -> Relatives:
+        return relatives_of_points(self.points, self.near, self.overlap)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Many clients, and the pairs of them that are related."""
+
+    graph: SparseGraph
+    device: torch.device  # of the answers; the graph itself is in main memory
+
+    def groups(self, clusters: int = 0) -> Tensor:
+        found = ward_of_relatives(self.relatives(), clusters) if clusters else self.graph.components()
+        return found.to(self.device)
+
+    def relatives(self) -> Relatives:
+        return self.graph.relatives().to(self.device)

@@ -1,0 +1,81 @@
+"""Relatives have near ones in common: one wrong edge between two groups does not survive."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kinfed.clustering.reach import within_reach
+from kinfed.clustering.relatives import Relatives, distinct, lots
+from kinfed.clustering.sparse import Block, SparseGraph
+
+ROWS = 1024  # of a block
+
+
+def have_in_common(near: Tensor, overlap: float) -> Tensor:
+    """Pairs whose near ones overlap (Jaccard index), of a bool matrix [n, n]."""
+    number = near.float()
+    common, size = number @ number.T, number.sum(1)
+    return enough(common, size, size, overlap)
+
+
+def enough(common: Tensor, size: Tensor, others: Tensor, overlap: float) -> Tensor:
+    """Whether what two have in common is at least this share of what either has: bool [a, b]."""
+    return common >= overlap * (size[:, None] + others - common).clamp(min=1)
+
+
+def relatives_of_points(points: Tensor, reach: float, overlap: float) -> Relatives:
+    """The relatives of each point: those with enough near ones in common, never looking at a matrix of all pairs.
+
+    Points that are near the same ones are twins, and one of them stands for all: their rows and columns are the same.
+    """
+    first, twin = distinct(near_marks(points, reach))
+    graph = near_graph(points[first], reach)
+    found = with_in_common(graph, torch.bincount(twin), overlap).relatives().to(points.device)
+    return Relatives(found.rows[:, twin], found.whose[twin])
+
+
+def near_marks(points: Tensor, reach: float) -> Tensor:
+    """Two numbers that tell apart who is near to each point: [n, 2]."""
+    drawn = lots(len(points), points.device)
+    marks = torch.zeros_like(drawn)
+    for some, others, near in near_blocks(points, reach):
+        marks[some] = near.double() @ drawn[others]
+    return marks
+
+
+def near_graph(points: Tensor, reach: float) -> SparseGraph:
+    """Who is nearer than `reach` to whom, and everyone to himself."""
+    return SparseGraph.of_blocks(len(points), near_blocks(points, reach))
+
+
+def near_blocks(points: Tensor, reach: float) -> Iterator[Block]:
+    for some, others in within_reach(points, reach):
+        yield some, others, (torch.cdist(points[some], points[others]) < reach) | (some[:, None] == others)
+
+
+def with_in_common(graph: SparseGraph, counts: Tensor, overlap: float) -> SparseGraph:
+    """Pairs whose near ones overlap; point i stands for counts[i] of them."""
+    size = graph.sums(counts[:, None].double().cpu())[:, 0].float()
+    return SparseGraph.of_blocks(len(graph), in_common_blocks(graph, counts.float().cpu(), size, overlap))
+
+
+def in_common_blocks(graph: SparseGraph, counts: Tensor, size: Tensor, overlap: float) -> Iterator[Block]:
+    """Who has enough in common with whom, for some points of one component after the other."""
+    component = graph.components()
+    members = component.argsort(stable=True).split(torch.bincount(component).tolist())
+    for some in (part for whole in members for part in whole.split(ROWS)):
+        near = graph.reached(some)
+        others = graph.reached(near)  # only they can have something in common with some of these
+        place = torch.full((len(graph),), -1).index_copy(0, near, torch.arange(len(near)))
+        mine = dense(graph, some, place) * counts[near]
+        common = torch.cat([mine @ dense(graph, part, place).T for part in others.split(ROWS)], 1)
+        yield some, others, enough(common, size[some], size[others], overlap)
+
+
+def dense(graph: SparseGraph, some: Tensor, place: Tensor) -> Tensor:
+    """1 where the graph has an edge from some to those that have a place: [some, places]."""
+    row, to = graph.rows(some)
+    matrix = torch.zeros(len(some), int(place.max()) + 1)
+    matrix[row[place[to] >= 0], place[to][place[to] >= 0]] = 1
+    return matrix
