@@ -105,8 +105,9 @@ def make_federation(config: Config, algorithm: Algorithm[object], population: Po
     engine = cast("type[Federation]", known(config.engine.name, ENGINES, "engine"))
     if engine is Vectorised:
         return Vectorised(
-            algorithm, population, fraction=config.fraction, seed=config.seed, device=device, block=config.engine.block
-        )
+            algorithm, population, fraction=config.fraction, seed=config.seed, device=device,
+            block=config.engine.block, workers=config.engine.workers,
+        )  # fmt: skip
     return engine(algorithm, population, fraction=config.fraction, seed=config.seed, device=device)
 
 

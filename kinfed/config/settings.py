@@ -55,6 +55,9 @@ class EngineSettings:
     name: str = "vectorised"
     device: str = "cpu"  # auto: cuda where there is one
     block: int = 0  # clients side by side at most; 0: chosen by memory
+    workers: int = (
+        1  # blocks at once on the CPU, each with one thread of torch; 1: one after the other, with all threads
+    )
 
 
 @dataclass(frozen=True)

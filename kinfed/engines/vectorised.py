@@ -1,7 +1,7 @@
 """The embedded default: clients train side by side, a block of them in one `vmap`.
 
 Data stay on the device as bytes; a block holds row numbers only. Blocks are cut from clients of similar length and
-bounded memory. On a CPU the blocks are spread over its cores. Nothing a client computes depends on its block: see
+bounded memory. On a CPU several workers may take blocks at once. Nothing a client computes depends on its block: see
 `Rows` for how padding is kept out, and `at_once` for the cores.
 """
 
@@ -41,11 +41,15 @@ class Vectorised(Federation):
         seed: int = 0,
         device: str = "cpu",
         block: int = 0,
+        workers: int = 1,
     ) -> None:
-        if block < 0:
-            raise ConfigError(f"block must be at least 1, or 0 to choose by memory, got {block}")
+        if block < 0 or workers < 1:
+            raise ConfigError(
+                f"block must be at least 1, or 0 to choose by memory, and workers at least 1, got {block} and {workers}"
+            )
         super().__init__(algorithm, population, fraction=fraction, seed=seed, device=device)
         self.block = block
+        self.workers = workers if self.device.type == "cpu" else 1  # blocks at once; a GPU takes one after the other
         if self.device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = False  # convolutions in full precision, as matrix products are
         self.loops: set[str] = set()  # tasks that run one by one
@@ -72,7 +76,7 @@ class Vectorised(Federation):
         work, blocks = partial(self._one_block, task, cohort, keys, offer), list(self._blocks(cohort, lanes))
         self._note(name, f"{len(blocks)} blocks of up to {lanes} clients, {self.workers} at once")
         try:
-            parts = at_once(work, blocks, self.workers)
+            parts = at_once(work, blocks, self.workers) if self.workers > 1 else [work(block) for block in blocks]
         except RuntimeError:  # too much for the memory, or for a kernel's 32-bit index: try with half as many
             half = min(lanes, len(cohort)) // 2
             if half < FEW:
@@ -136,11 +140,6 @@ class Vectorised(Federation):
         index = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
         last = torch.minimum(torch.arange(index.shape[1], device=self.device), (sizes[:, None] - 1).clamp(min=0))
         return index.gather(1, last), sizes  # another client's row could be sick or without a label
-
-    @property
-    def workers(self) -> int:
-        """Blocks at once: as many as torch may use threads; on a GPU one after the other."""
-        return torch.get_num_threads() if self.device.type == "cpu" else 1
 
     def _fitting(self, clients: int, offer: Offer) -> int:
         """How many clients fit side by side: weights, gradients, momentum and what lies between them.

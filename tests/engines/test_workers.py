@@ -10,9 +10,10 @@ from torch import nn
 from kinfed.algorithms import FedAvg, Local
 from kinfed.engines import Vectorised
 from kinfed.engines.workers import at_once, single_threaded
+from kinfed.errors import ConfigError
 from kinfed.models import Model, make_model
 from kinfed.training import LocalTraining
-from tests.problems import assert_same_bits, fit, tiny_population
+from tests.problems import assert_close, fit, tiny_population
 
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05, momentum=0.9, mu=0.1)
 
@@ -96,9 +97,9 @@ def nets() -> dict[str, Model]:
     return named | {"own": Model(OwnForward, classes=3)}
 
 
-def test_the_engine_says_how_it_cut_a_cohort_and_a_model_how_it_is_trained(threads):
-    threads(2)
-    _, fed = fit(FedAvg(nets()["own"], LOCAL), Vectorised, tiny_population((9,) * 7, shape=(1, 28, 28)), rounds=1)
+def test_the_engine_says_how_it_cut_a_cohort_and_a_model_how_it_is_trained():
+    people = tiny_population((9,) * 7, shape=(1, 28, 28))
+    _, fed = fit(FedAvg(nets()["own"], LOCAL), Vectorised, people, rounds=1, workers=2)
     assert fed.ways["train"] == "2 blocks of up to 4 clients, 2 at once"
     ways = {name: model.way.split(":")[0] for name, model in nets().items()}
     assert ways == {
@@ -110,15 +111,19 @@ def test_the_engine_says_how_it_cut_a_cohort_and_a_model_how_it_is_trained(threa
 
 @pytest.mark.parametrize("name", ["mlp_200", "lenet5", "own"])
 @pytest.mark.parametrize("method", [FedAvg, Local])
-def test_the_number_of_workers_changes_no_bit_of_what_clients_answer(threads, method, name):
+def test_the_number_of_workers_changes_no_more_than_last_bits_of_what_clients_answer(method, name):
     population = tiny_population((7, 23, 12, 31, 9, 18, 22, 8, 30), shape=(1, 28, 28))
     answers = []
     for workers in (1, 2, 4):
-        threads(workers)
         algorithm = method(nets()[name], LOCAL)
-        _, fed = fit(algorithm, Vectorised, population, rounds=1)
+        _, fed = fit(algorithm, Vectorised, population, rounds=1, workers=workers)
         offer = algorithm.offer(algorithm.init(fed), fed.clients, fed)
         sent = fed.run(algorithm.train, fed.clients, offer).send
         answers.append(dict(sent.get("params", fed.memory)))
     for other in answers[1:]:
-        assert_same_bits(answers[0], other)
+        assert_close(answers[0], other, atol=1e-6)
+
+
+def test_a_worker_less_than_one_is_refused():
+    with pytest.raises(ConfigError, match="workers at least 1, got 0 and 0"):
+        Vectorised(FedAvg(nets()["own"]), tiny_population(), workers=0)

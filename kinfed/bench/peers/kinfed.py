@@ -25,7 +25,8 @@ def start(job: Job) -> Callable[[int], object]:
     population = Population(x, y, rows, (test,) * job.clients, job.classes)
     local = LocalTraining(1, job.batch, job.lr, momentum=0.0)
     fedavg = FedAvg(make_model({"mlp": "mlp_200", "cnn": "flhc_cnn"}[job.network], (1, 28, 28), job.classes), local)
-    fed = ENGINES[sys.argv[2]](fedavg, population, fraction=job.cohort / job.clients, device=job.device)
+    at_once = {"workers": job.threads} if sys.argv[2] == "vectorised" else {}
+    fed = ENGINES[sys.argv[2]](fedavg, population, fraction=job.cohort / job.clients, device=job.device, **at_once)
     state = fedavg.init(fed)
 
     def run(round: int) -> None:
