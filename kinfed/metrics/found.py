@@ -40,9 +40,10 @@ class Found:
     @classmethod
     def by(cls, algorithm: Algorithm[State], state: State, fed: Federation) -> "Found | None":
         """What a method found by now; None if it looks for no groups."""
-        groups, graph = placed_groups(algorithm, state, fed), algorithm.graph(state)
+        groups = placed_groups(algorithm, state, fed)
         if groups is None:
             return None
+        graph = algorithm.graph(state) if fed.count <= MANY else None
         members = fed.clients.cpu()[groups[fed.clients.cpu()] >= 0]
         return cls(groups, None if graph is None else graph.cpu(), members, labels_held(fed)[members], fed.groups)
 
