@@ -6,8 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from kinfed.bench.peers.protocol import Clock, Job, give_up, read_job
+
+if TYPE_CHECKING:
+    import torch
 
 FOREVER = 10**6  # rounds; the process is ended from outside
 
@@ -54,19 +58,28 @@ def race(job: Job) -> None:
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
-    from pfl.callback.base import TrainingProcessCallback
-    from pfl.data.dataset import Dataset
-    from pfl.data.federated_dataset import FederatedDataset
     from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
-    from pfl.metrics import Metrics, Weighted
     from pfl.model.pytorch import PyTorchModel
 
-    from kinfed.bench.peers.torch_net import network
-
     torch.set_num_threads(1)
-    x, y = torch.from_numpy(job.floats()), torch.from_numpy(job.labels())
-    first = os.environ.get("RANK", "0") == "0"
-    clock = Clock() if first else None
+    clients, net = clients_of(job), net_of(job)
+    server = torch.optim.SGD(net.parameters(), lr=1.0)
+    FederatedAveraging().run(
+        NNAlgorithmParams(FOREVER, evaluation_frequency=FOREVER, train_cohort_size=job.cohort, val_cohort_size=0),
+        SimulatedBackend(training_data=clients, val_data=clients),
+        PyTorchModel(net, local_optimizer_create=torch.optim.SGD, central_optimizer=server),
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch),
+        NNEvalHyperParams(local_batch_size=None),
+        callbacks=[turns()],
+    )
+
+
+def net_of(job: Job) -> "torch.nn.Module":
+    """The network with the loss and metrics that pfl asks of it."""
+    import torch
+    from pfl.metrics import Weighted
+
+    from kinfed.bench.peers.torch_net import network
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -79,9 +92,32 @@ def race(job: Job) -> None:
         def metrics(self, rows: torch.Tensor, labels: torch.Tensor, eval: bool = True) -> dict[str, object]:
             return {"loss": Weighted(float(self.loss(rows, labels)) * len(labels), len(labels))}
 
+    return Net()
+
+
+def clients_of(job: Job) -> object:
+    """The clients, drawn round by round as for all contenders."""
+    import torch
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+
+    x, y = torch.from_numpy(job.floats()), torch.from_numpy(job.labels())
+
     def rows_of(client: int) -> object:
         order = torch.randperm(job.rows)  # it takes rows in their order
         return Dataset(raw_data=[x[client][order], y[client][order]], user_id=str(client))
+
+    cohorts = (client for round in range(FOREVER) for client in job.chosen(round))
+    return FederatedDataset(rows_of, lambda: next(cohorts), user_id_to_weight=dict.fromkeys(range(job.clients), 1))
+
+
+def turns() -> object:
+    """A callback that lets the other contenders run between two rounds."""
+    import torch
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.metrics import Metrics
+
+    clock = Clock() if os.environ.get("RANK", "0") == "0" else None
 
     def wait() -> None:
         if clock:
@@ -100,18 +136,7 @@ def race(job: Job) -> None:
             wait()
             return False, Metrics()
 
-    cohorts = (client for round in range(FOREVER) for client in job.chosen(round))
-    clients = FederatedDataset(rows_of, lambda: next(cohorts), user_id_to_weight=dict.fromkeys(range(job.clients), 1))
-    net = Net()
-    server = torch.optim.SGD(net.parameters(), lr=1.0)
-    FederatedAveraging().run(
-        NNAlgorithmParams(FOREVER, evaluation_frequency=FOREVER, train_cohort_size=job.cohort, val_cohort_size=0),
-        SimulatedBackend(training_data=clients, val_data=clients),
-        PyTorchModel(net, local_optimizer_create=torch.optim.SGD, central_optimizer=server),
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch),
-        NNEvalHyperParams(local_batch_size=None),
-        callbacks=[Turns()],
-    )
+    return Turns()
 
 
 if __name__ == "__main__":
