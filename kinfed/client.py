@@ -33,7 +33,9 @@ def hashed(numbers: Tensor) -> Tensor:
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number: streams that do not depend on each other."""
-    return hashed(key + hashed(torch.as_tensor(number, device=key.device) * 2 + 1))
+    if isinstance(number, int):
+        number = torch.full((), number, dtype=torch.long, device=key.device)  # filled there, not sent there
+    return hashed(key + hashed(number * 2 + 1))
 
 
 def uniform(key: Tensor, count: int) -> Tensor:

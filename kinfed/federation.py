@@ -4,7 +4,7 @@ Everything that crosses the wire is counted where it crosses, in `Federation.run
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -63,6 +63,11 @@ class Replies:
         if isinstance(value, Tensor):
             raise TypeError(f"'{name}' is one tensor: use replies['{name}']")
         return dict(value)
+
+
+def width_of(lengths: Iterable[int]) -> int:
+    """Rows to look at in one go where clients have so many: bounded, and the same for every client."""
+    return max(1, min(256, max(lengths)))
 
 
 @dataclass
@@ -205,7 +210,7 @@ class Federation(ABC):
 
     def width(self, part: list[Tensor]) -> int:
         """Rows of this part that tasks look at in one go: bounded, and the same for every client."""
-        return max(1, min(256, max(len(rows) for rows in part)))
+        return width_of(len(rows) for rows in part)
 
     def _ids(self, wanted: Callable[[Role], bool]) -> Tensor:
         return torch.tensor(

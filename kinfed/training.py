@@ -55,12 +55,10 @@ class LocalTraining:
     def _quick(self, client: Client, start: Params, gradient: GradientFn) -> Quick | None:
         """How these weights are trained the quick way; None where only the general way is right."""
         model = getattr(gradient, "__self__", None)
-        if not isinstance(model, Model) or gradient != model.gradient or type(model).gradient is not Model.gradient:
+        if not isinstance(model, Model) or gradient != model.gradient:
             return None
-        fits = not client.train.exact and client.key.device.type == "cpu" and self.optimiser == "sgd"
-        if not fits or model.layers is None or set(start) != set(model.weights):
-            return None
-        return Quick(model, model.layers, self.momentum, self.mu)
+        fits = not client.train.exact and self.optimiser == "sgd" and model.is_quick_on(client.key.device)
+        return Quick(model, self.momentum, self.mu) if fits and set(start) == set(model.weights) else None
 
     def _quickly(self, quick: Quick, client: Client, start: Params) -> Params:
         pick, mask = client.schedule(self.epochs, self.batch_size)

@@ -25,8 +25,9 @@ def bench(*words: str):
 def test_workloads_have_the_sizes_of_their_papers():
     mlp, cnn, flt4 = (WORKLOADS[name] for name in ("mlp", "cnn", "flt4"))
     assert (mlp.weights, cnn.weights) == (159_010, 1_663_370)
-    assert (mlp.steps, flt4.steps) == (20 * 60, 480 * 5)
+    assert (mlp.steps, flt4.steps) == (20 * 60, 480 * 25)
     assert mlp.least_bytes == 12 * 159_010 * 1200
+    assert flt4.least_bytes == 20 * 166_447 * 480 * 25  # momentum is read and written too
     assert (flt4.scaled(0.1).clients, flt4.scaled(0.1).cohort) == (240, 48)
     assert mlp.scaled(1e-6).clients == 1
 
@@ -34,7 +35,7 @@ def test_workloads_have_the_sizes_of_their_papers():
 def test_speed_compares_neighbouring_rounds():
     plain, ours = Outcome("mlp", "plain", rounds=(2.0, 8.0, 3.0)), Outcome("mlp", "kinfed", rounds=(1.0, 2.0, 1.0))
     assert ours.speed(plain) == 3.0  # of 2, 4 and 3
-    assert report.table([plain, ours], Plan())[1][:6] == ("mlp", "kinfed", "1.000", "1.000", "2.000", "3.00")
+    assert report.table([plain, ours], Plan())[1][:7] == ("mlp", "kinfed", "1.000", "1.000", "2.000", "16.7", "3.00")
 
 
 def test_the_share_of_bandwidth_is_bytes_over_seconds_over_what_a_copy_moves():

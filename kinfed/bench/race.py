@@ -16,6 +16,7 @@ from kinfed.names import known
 YARDSTICK = "plain"
 CONTENDERS = {
     "kinfed": Contender("kinfed", "kinfed", ("vectorised",)),
+    "kinfed-tf32": Contender("kinfed-tf32", "kinfed", ("vectorised", "tf32")),
     "sequential": Contender("sequential", "kinfed", ("sequential",)),
     "plain": Contender("plain", "plain"),
     "plain-1": Contender("plain-1", "plain", threads=1),
@@ -26,6 +27,7 @@ CONTENDERS = {
 }
 ABOUT = {
     "kinfed": "this engine, vectorised",
+    "kinfed-tf32": "the same with engine.tf32, on a GPU",
     "sequential": "kinfed's reference engine",
     "plain": "a plain PyTorch loop",
     "plain-1": "the same with one thread",
@@ -99,7 +101,7 @@ def race(name: str, contenders: Sequence[Contender], plan: Plan, tell: Callable[
         track = Track(name, tell)
         for contender in contenders:
             tell(f"{name}: {contender.name} prepares and warms up")
-            track.enter(contender, stack, job)
+            track.enter(contender, stack, job, workload)
         for round in range(plan.rounds):
             track.lap(round, plan.rounds)
         return [track.outcome(contender.name) for contender in contenders]
@@ -116,9 +118,11 @@ class Track:
     used: dict[str, float | None] = field(default_factory=dict)  # seconds of CPU before the first timed round
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def enter(self, contender: Contender, stack: ExitStack, job: Job) -> None:
+    def enter(self, contender: Contender, stack: ExitStack, job: Job, workload: Workload) -> None:
         """Starts a contender, which ends with the stack."""
         with self.excused(contender.name):
+            if not workload.is_common and contender.driver not in ("kinfed", "plain"):
+                raise Absent("its driver knows one epoch of plain SGD on 28x28 pixels alone (workloads mlp and cnn)")
             self.warm_up(contender.name, stack.enter_context(started(contender, job, Path(job.folder))))
 
     def warm_up(self, name: str, runner: Runner) -> None:

@@ -6,7 +6,18 @@ from dataclasses import asdict
 from kinfed.bench.race import ABOUT, YARDSTICK, Outcome, Plan
 from kinfed.bench.workloads import WORKLOADS
 
-HEADER = ("workload", "contender", "s a round", "least", "most", "× plain", "CPU s", "peak MB", "of bandwidth")
+HEADER = (
+    "workload",
+    "contender",
+    "s a round",
+    "least",
+    "most",
+    "ms a step",
+    "× plain",
+    "CPU s",
+    "peak MB",
+    "of bandwidth",
+)
 
 
 def table(outcomes: Sequence[Outcome], plan: Plan) -> list[tuple[str, ...]]:
@@ -22,10 +33,12 @@ def table(outcomes: Sequence[Outcome], plan: Plan) -> list[tuple[str, ...]]:
 def row(outcome: Outcome, outcomes: Sequence[Outcome], plan: Plan) -> tuple[str, ...]:
     """One contender as cells."""
     speed = speed_of(outcome, outcomes)
-    share = outcome.bandwidth_share(WORKLOADS[outcome.workload].scaled(plan.scale))
+    workload = WORKLOADS[outcome.workload].scaled(plan.scale)
+    share = outcome.bandwidth_share(workload)
     return (
         outcome.workload, outcome.contender, f"{outcome.median:.3f}", f"{min(outcome.rounds):.3f}",
-        f"{max(outcome.rounds):.3f}", "–" if speed is None else f"{speed:.2f}",
+        f"{max(outcome.rounds):.3f}", f"{1000 * outcome.median / workload.steps_each:.3g}",
+        "–" if speed is None else f"{speed:.2f}",
         "–" if outcome.cpu is None else f"{outcome.cpu:.3f}",
         "–" if outcome.peak is None else f"{outcome.peak / 2**20:.0f}", "–" if share is None else f"{share:.0%}",
     )  # fmt: skip

@@ -8,37 +8,54 @@ import numpy as np
 from kinfed.bench.peers.protocol import Job
 from kinfed.errors import ConfigError
 
-PIXELS = 784
+PIXELS = {"mlp": 784, "cnn": 784, "lenet": 3 * 32 * 32}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Rounds of FedAvg: one epoch of plain SGD (no momentum) on every client of the cohort."""
+    """Rounds of FedAvg: some epochs of SGD on every client of the cohort."""
 
-    network: str  # mlp: 784-200-classes; cnn: two 5x5 convolutions with "same" padding, 512 units
+    network: str  # mlp: 784-200-classes; cnn: two 5x5 convolutions with "same" padding, 512 units; lenet: LeNet-5
     clients: int
     rows: int  # of each client
     classes: int
     cohort: int  # clients in a round
     batch: int = 10
     lr: float = 0.01
+    epochs: int = 1
+    momentum: float = 0.0
+
+    @property
+    def is_common(self) -> bool:
+        """Whether the other simulators' drivers know it: one epoch of plain SGD on 28x28 pixels."""
+        return self.epochs == 1 and not self.momentum and self.network in ("mlp", "cnn")
+
+    @property
+    def steps_each(self) -> int:
+        """Steps of a client in a round."""
+        return self.epochs * -(-self.rows // self.batch)
 
     @property
     def steps(self) -> int:
         """Steps of all clients in a round."""
-        return self.cohort * -(-self.rows // self.batch)
+        return self.cohort * self.steps_each
 
     @property
     def weights(self) -> int:
         """Numbers in the network."""
         if self.network == "mlp":
-            return (PIXELS + 1) * 200 + 201 * self.classes
+            return 785 * 200 + 201 * self.classes
+        if self.network == "lenet":
+            return 76 * 6 + 151 * 16 + 401 * 120 + 121 * 84 + 85 * self.classes
         return 26 * 32 + (25 * 32 + 1) * 64 + 3137 * 512 + 513 * self.classes
 
     @property
     def least_bytes(self) -> int:
-        """Bytes a round must move: every step reads each weight to use it, and reads and writes it to change it."""
-        return 3 * 4 * self.weights * self.steps
+        """Bytes a round must move: every step reads each weight to use it, and reads and writes it to change it.
+
+        Momentum is as large as the weights, and is read and written too.
+        """
+        return (5 if self.momentum else 3) * 4 * self.weights * self.steps
 
     def scaled(self, share: float) -> "Workload":
         """The same with this share of the clients, in all and in a round."""
@@ -51,7 +68,7 @@ class Workload:
         """What drivers are told, after the rows were written into the folder."""
         draw = np.random.default_rng(0)
         labels = draw.integers(0, self.classes, (self.clients, self.rows))
-        images = draw.integers(0, 256, (self.clients, self.rows, PIXELS), dtype=np.uint8)
+        images = draw.integers(0, 256, (self.clients, self.rows, PIXELS[self.network]), dtype=np.uint8)
         np.save(folder / "x.npy", images)
         np.save(folder / "y.npy", labels)
         return Job(str(folder), **asdict(self), threads=threads, device=device)
@@ -60,5 +77,7 @@ class Workload:
 WORKLOADS = {
     "mlp": Workload("mlp", clients=100, rows=600, classes=10, cohort=20),
     "cnn": Workload("cnn", clients=100, rows=600, classes=10, cohort=20),
-    "flt4": Workload("mlp", clients=2400, rows=50, classes=47, cohort=480),  # the shapes of FLT's scenario 4
+    "flt4": Workload("mlp", 2400, 50, classes=47, cohort=480, epochs=5, momentum=0.5),  # the shapes of FLT's scenario 4
+    "leaf": Workload("cnn", 120, 200, classes=47, cohort=120, momentum=0.5),
+    "lenet": Workload("lenet", 20, 500, classes=10, cohort=20, epochs=5, momentum=0.5),
 }

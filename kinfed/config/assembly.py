@@ -106,7 +106,7 @@ def make_federation(config: Config, algorithm: Algorithm[object], population: Po
     if engine is Vectorised:
         return Vectorised(
             algorithm, population, fraction=config.fraction, seed=config.seed, device=device,
-            block=config.engine.block, workers=config.engine.workers,
+            block=config.engine.block, workers=config.engine.workers, tf32=config.engine.tf32,
         )  # fmt: skip
     return engine(algorithm, population, fraction=config.fraction, seed=config.seed, device=device)
 

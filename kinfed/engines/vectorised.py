@@ -1,32 +1,56 @@
 """The embedded default: clients train side by side, a block of them in one `vmap`.
 
 Data stay on the device as bytes; a block holds row numbers only. Blocks are cut from clients of similar length and
-bounded memory. On a CPU several workers may take blocks at once. Nothing a client computes depends on its block: see
-`Rows` for how padding is kept out, and `at_once` for the cores.
+bounded memory. On a CPU several workers may take blocks at once; on a GPU a block whose shape comes again is recorded
+and replayed. Nothing a client computes depends on its block: see `Rows` for how padding is kept out, and `at_once` for
+the cores. Clients that are alike in all that a task looks at answer alike, and one of them is asked.
 """
 
 import logging
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from kinfed.client import Client, Rows
-from kinfed.data.population import Population
+from kinfed.data.population import Change, Population
+from kinfed.engines.recording import Recorder
 from kinfed.engines.sequential import loop
+from kinfed.engines.tables import RowTable, ladder, rounded
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
 from kinfed.federation import Federation, Offer, Task, Workshop
 from kinfed.models import LEAST
-from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, rows, to_flat
+from kinfed.params import Params, Payload, Stack, from_flat, join, rows, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
 GIBIBYTE = 2**30
 FEW = 32  # clients side by side; a task that fails with so few is not failing for their number
 MANY = {"cuda": 512, "cpu": 32}  # more lanes gain nothing and make activations large
+PARTS = {f.name for f in fields(Client)}  # what a task can look at
+
+
+class Block(NamedTuple):
+    positions: Tensor  # in the cohort; the first `real` count, the others are copies that fill it up
+    real: int
+    longest: tuple[int, int]  # training and test rows that its clients are filled up to
+
+
+@dataclass(frozen=True)
+class Watched(Client):
+    """A client that notes which of its parts a task looks at."""
+
+    seen: set[str]
+
+    def __getattribute__(self, name: str) -> object:
+        if name in PARTS:
+            object.__getattribute__(self, "seen").add(name)
+        return object.__getattribute__(self, name)
 
 
 class Vectorised(Federation):
@@ -42,6 +66,7 @@ class Vectorised(Federation):
         device: str = "cpu",
         block: int = 0,
         workers: int = 1,
+        tf32: bool = False,
     ) -> None:
         if block < 0 or workers < 1:
             raise ConfigError(
@@ -49,10 +74,16 @@ class Vectorised(Federation):
             )
         super().__init__(algorithm, population, fraction=fraction, seed=seed, device=device)
         self.block = block
-        self.workers = workers if self.device.type == "cpu" else 1  # blocks at once; a GPU takes one after the other
-        if self.device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = False  # convolutions in full precision, as matrix products are
+        self.on_gpu = self.device.type == "cuda"
+        self.workers = 1 if self.on_gpu else workers  # blocks at once; a GPU takes one after the other
+        self.free = GIBIBYTE
+        if self.on_gpu:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+            self.free = torch.cuda.mem_get_info(self.device)[0] // 2
+        self.recorder = Recorder()
+        self.tables: dict[str, RowTable] = {}
         self.loops: set[str] = set()  # tasks that run one by one
+        self.looks: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it looks at
         self.lanes: dict[str, int] = {}  # task -> most clients side by side that fit into memory
         self.ways: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
@@ -61,7 +92,7 @@ class Vectorised(Federation):
         if name in self.loops or getattr(task, "one_by_one", False) or not len(cohort):
             return loop(self, name, cohort, keys, offer)
         try:
-            return self._side_by_side(task, name, cohort, keys, offer)
+            return self._once_for_alike(name, cohort, keys, offer)
         except (OneByOneOnly, RuntimeError) as refusal:
             answer = loop(self, name, cohort, keys, offer)  # an error of the task's own comes again here
             reason = str(refusal).strip().splitlines()[0]
@@ -69,11 +100,31 @@ class Vectorised(Federation):
             self.loops.add(name)
             return answer
 
+    def _once_for_alike(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
+        """Answers of all; a task that looks at test rows alone runs once for clients with the same rows and offer."""
+        ids = cohort.tolist()
+        if self._looks(name, offer) - {"test"} or (offer.each and offer.pick is None):
+            return self._side_by_side(name, ids, cohort, keys, offer)
+        pick = torch.zeros(len(ids), dtype=torch.long) if offer.pick is None else offer.pick
+        alike = [(model, self._table("test").alike[i]) for model, i in zip(pick.tolist(), ids, strict=True)]
+        first: dict[tuple[int, int], int] = {}
+        for position, pair in enumerate(alike):
+            first.setdefault(pair, position)
+        number = {pair: n for n, pair in enumerate(first)}
+        asked, back = (
+            torch.tensor(positions, device=self.device)
+            for positions in (list(first.values()), [number[pair] for pair in alike])
+        )
+        fewer = offer if offer.pick is None else offer._replace(pick=offer.pick[asked])
+        send, keep = self._side_by_side(name, [ids[i] for i in first.values()], cohort[asked], keys[asked], fewer)
+        return from_flat(rows(to_flat(send), back)), from_flat(rows(to_flat(keep), back))
+
     def _side_by_side(
-        self, task: Task, name: str, cohort: Tensor, keys: Tensor, offer: Offer
+        self, name: str, ids: list[int], cohort: Tensor, keys: Tensor, offer: Offer
     ) -> tuple[Payload, Payload]:
         lanes = self.lanes.get(name) or self.block or self._fitting(len(cohort), offer)
-        work, blocks = partial(self._one_block, task, cohort, keys, offer), list(self._blocks(cohort, lanes))
+        work = partial(self._one_block, name, cohort, keys, offer)
+        blocks = list(self._blocks(ids, lanes, by_test="train" not in self._looks(name, offer)))
         self._note(name, f"{len(blocks)} blocks of up to {lanes} clients, {self.workers} at once")
         try:
             parts = at_once(work, blocks, self.workers) if self.workers > 1 else [work(block) for block in blocks]
@@ -82,64 +133,101 @@ class Vectorised(Federation):
             if half < FEW:
                 raise
             self.lanes[name] = half
-            return self._side_by_side(task, name, cohort, keys, offer)
-        back = torch.cat([part for part, _, _ in parts]).argsort()
-        send, keep = join(*(sent for _, sent, _ in parts)), join(*(kept for _, _, kept in parts))
-        return from_flat(rows(send, back)), from_flat(rows(keep, back))
+            self.recorder.forget()
+            return self._side_by_side(name, ids, cohort, keys, offer)
+        order = torch.cat([block.positions[: block.real] for block in blocks])
+        send, keep = (_in_order(order, [part[i] for part in parts]) for i in range(2))
+        return from_flat(send), from_flat(keep)
 
     def _note(self, name: str, way: str) -> None:
         if self.ways.get(name) != way:
             LOG.debug("'%s' runs in %s", name, way)
         self.ways[name] = way
 
-    def _blocks(self, cohort: Tensor, lanes: int) -> Iterator[Tensor]:
+    def _looks(self, name: str, offer: Offer) -> set[str]:
+        """What the task has been seen to look at; everything before it was seen."""
+        return self.looks.get((name, *to_flat(offer.shared), *to_flat(offer.each)), PARTS)
+
+    def _table(self, part: str) -> RowTable:
+        if part not in self.tables:
+            self.tables[part] = RowTable.of(self.train if part == "train" else self.test, self.device)
+        return self.tables[part]
+
+    def _change(self, change: Change) -> None:
+        super()._change(change)
+        self.tables.clear()
+
+    def _blocks(self, ids: list[int], lanes: int, by_test: bool = False) -> Iterator[Block]:
         """Positions in the cohort, longest clients first, cut where padding would waste too much."""
-        lengths = [len(self.train[client]) for client in cohort.tolist()]
-        shortest = 0.4 if self.device.type == "cuda" else 0.7  # a GPU pays per step, a CPU per padded row
+        table = self._table("test" if by_test else "train")
+        lengths = [table.lengths[i] for i in ids]
+        order = sorted(range(len(ids)), key=lambda i: (-lengths[i], i))
+        rungs = ladder(table.lengths, 0.4) if self.on_gpu else {}  # a GPU pays per step, a CPU per padded row
         block: list[int] = []
-        for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-            if block and (len(block) == lanes or lengths[position] < shortest * lengths[block[0]]):
-                yield torch.tensor(block, device=self.device)
+        for i in order:
+            first = lengths[block[0]] if block else 0
+            another = rungs[lengths[i]] < rungs[first] if rungs and block else lengths[i] < 0.7 * first
+            if block and (len(block) == lanes or another):
+                yield self._block(block, ids)
                 block = []
-            block.append(position)
-        yield torch.tensor(block, device=self.device)
+            block.append(i)
+        yield self._block(block, ids)
 
-    def _one_block(
-        self, task: Task, cohort: Tensor, keys: Tensor, offer: Offer, part: Tensor
-    ) -> tuple[Tensor, Stack, Stack]:
-        """The positions of a block's clients, what they send and what they keep."""
-        twins = part.repeat(-(-LEAST // len(part)))[: max(LEAST, len(part))]
-        who = cohort[twins]
-        pick = twins if offer.pick is None else offer.pick[twins]
-        shared = each_leaf(lambda t: t.expand(len(twins), *t.shape), to_flat(offer.shared))
-        offered = shared | rows(to_flat(offer.each), pick)
-        train, test = self._padded(self.train, who), self._padded(self.test, who)
-        width = self.width(self.train), self.width(self.test)
-        now = torch.tensor(self.round, device=self.device)
+    def _block(self, positions: list[int], ids: list[int]) -> Block:
+        tables = self._table("train"), self._table("test")
+        longest = [max(table.lengths[ids[i]] for i in positions) for table in tables]
+        lanes = max(LEAST, len(positions))
+        if self.on_gpu:  # few shapes, so that recordings are of use
+            longest = [ladder(table.lengths, 0.9)[n] for table, n in zip(tables, longest, strict=True)]
+            lanes = lanes if len(set(tables[0].lengths)) == 1 else rounded(lanes)
+        filled = [positions[i % len(positions)] for i in range(lanes)]
+        return Block(torch.tensor(filled, device=self.device), len(positions), (longest[0], longest[1]))
 
-        def lane(
-            train: tuple[Tensor, Tensor],
-            test: tuple[Tensor, Tensor],
-            key: Tensor,
-            since: Tensor,
-            memory: Params,
-            offered: Params,
-        ) -> tuple[Params, Params]:
-            mine, others = (Rows(self.x, self.y, *part, width=w) for part, w in zip((train, test), width, strict=True))
-            reply = task(Client(mine, others, key, now, since, from_flat(memory)), **from_flat(offered))
-            return to_flat(reply.send), to_flat(reply.keep)
+    def _one_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> tuple[Stack, Stack]:
+        """What a block's clients send and what they keep."""
+        who = cohort[block.positions]
+        inputs = {"key": keys[block.positions], "since": self.since.to(self.device)[who]}
+        inputs["round"] = torch.tensor(self.round, device=self.device)
+        for part, longest in zip(("train", "test"), block.longest, strict=True):
+            inputs[part], inputs[f"{part} size"] = self._table(part).padded(who, longest)
+        inputs |= {f"memory {key}": t for key, t in self.remembered(who).items()}
+        inputs |= self._offered(offer, block.positions)
+        width = self._table("train").width, self._table("test").width
+        program = partial(self._program, name, width)
+        outputs = self.recorder.run((name, width), program, inputs) if self.on_gpu else program(inputs)
+        real = {key: t[: block.real] for key, t in outputs.items()}
+        return _parted("send ", real), _parted("keep ", real)
 
-        since = self.since[who.cpu()].to(self.device)
-        send, keep = vmap(lane)(train, test, keys[twins], since, self.remembered(who), offered)
-        return part, rows(send, slice(len(part))), rows(keep, slice(len(part)))
+    def _offered(self, offer: Offer, positions: Tensor) -> Params:
+        """What a block is offered; on a GPU a model that all are served stays one model."""
+        shared, each = to_flat(offer.shared), to_flat(offer.each)
+        if not self.on_gpu:
+            shared = {name: t.expand(len(positions), *t.shape) for name, t in shared.items()}
+        pick = positions if offer.pick is None else offer.pick[positions]
+        kind = "shared" if self.on_gpu else "each"
+        return {f"{kind} {name}": t for name, t in shared.items()} | {
+            f"each {name}": t for name, t in rows(each, pick).items()
+        }
 
-    def _padded(self, part: list[Tensor], who: Tensor) -> tuple[Tensor, Tensor]:
-        """Row numbers [lanes, longest] and sizes [lanes] of these clients; padding repeats a client's own last row."""
-        chosen = [part[client] for client in who.tolist()]
-        sizes = torch.tensor([len(index) for index in chosen], device=self.device)
-        index = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
-        last = torch.minimum(torch.arange(index.shape[1], device=self.device), (sizes[:, None] - 1).clamp(min=0))
-        return index.gather(1, last), sizes  # another client's row could be sick or without a label
+    def _program(self, name: str, width: tuple[int, int], inputs: Params) -> Params:
+        """What a block's clients answer, as a function of nothing but tensors."""
+        task: Task = getattr(self.algorithm, name)
+        seen: set[str] = set()
+
+        def lane(own: Params) -> Params:
+            train, test = (
+                Rows(self.x, self.y, own[part], own[f"{part} size"], width=w)
+                for part, w in zip(("train", "test"), width, strict=True)
+            )
+            memory, offered = from_flat(_parted("memory ", own)), _parted("shared ", own) | _parted("each ", own)
+            client = Watched(train, test, own["key"], own["round"], own["since"], memory, seen)
+            reply = task(client, **from_flat(offered))
+            return _prefixed("send ", reply.send) | _prefixed("keep ", reply.keep)
+
+        dims = {key: None if key == "round" or key.startswith("shared ") else 0 for key in inputs}
+        outputs: Params = vmap(lane, in_dims=(dims,))(inputs)
+        self.looks[(name, *_parted("shared ", inputs), *_parted("each ", inputs))] = seen
+        return outputs
 
     def _fitting(self, clients: int, offer: Offer) -> int:
         """How many clients fit side by side: weights, gradients, momentum and what lies between them.
@@ -147,6 +235,19 @@ class Vectorised(Federation):
         The cohort is cut evenly, so that all workers have the same to do.
         """
         each = 12 * offer.bytes_each() + 2**20
-        free = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else GIBIBYTE
-        most = max(2, min(MANY.get(self.device.type, FEW), int(free // self.workers // each)))
+        most = max(2, min(MANY.get(self.device.type, FEW), self.free // self.workers // each))
         return -(-clients // (self.workers * -(-clients // (self.workers * most))))
+
+
+def _in_order(order: Tensor, parts: list[Stack]) -> Stack:
+    """The answers of all blocks as one stack, in the order of the cohort."""
+    whole = parts[0] if len(parts) == 1 else join(*parts)
+    return rows(whole, order.argsort())
+
+
+def _prefixed(prefix: str, payload: Payload) -> Params:
+    return {prefix + name: t for name, t in to_flat(payload).items()}
+
+
+def _parted(prefix: str, flat: Params) -> Params:
+    return {name.removeprefix(prefix): t for name, t in flat.items() if name.startswith(prefix)}

@@ -8,7 +8,8 @@ from torch import nn
 from kinfed.errors import ConfigError
 from kinfed.models.autoencoder import AutoEncoder, Encoding, encoder_of, has_decoder
 from kinfed.models.autoencoders import conv_ae, residual_ae
-from kinfed.models.descent import LEAST, Feed, Quick, descend
+from kinfed.models.descent import LEAST, Quick, descend
+from kinfed.models.feed import Feed
 from kinfed.models.model import Model, hits
 from kinfed.models.network import GradientFn, Network, Slope, from_module
 from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9

@@ -1,4 +1,4 @@
-"""Mini-batch SGD of several clients at once on a network of plain layers: the quick way of local training on a CPU."""
+"""Mini-batch SGD of several clients at once on a plain network: the quick way of local training."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from kinfed.errors import OneByOneOnly
+from kinfed.models.feed import Feed
 from kinfed.models.layers import Descent, Layers, Weight, Weights
-from kinfed.models.network import Network
+from kinfed.models.model import Model
+from kinfed.models.on_gpu import descended
 from kinfed.params import Params, Stack, rows, stack
 
 LEAST = 3  # lanes; products of one lane, and convolutions of two, round differently from those of more
@@ -16,22 +18,17 @@ LEAST = 3  # lanes; products of one lane, and convolutions of two, round differe
 
 @dataclass(frozen=True)
 class Quick:
-    """A network, its layers, and how its weights move."""
+    """A plain network, and how its weights move."""
 
-    network: Network
-    layers: Layers
+    network: Model
     momentum: float
     mu: float
 
-
-@dataclass(frozen=True)
-class Feed:
-    """All batches of some lanes; a lane's real batches come first, and in a batch its real rows."""
-
-    x: Tensor  # a pool of rows
-    y: Tensor
-    pick: Tensor  # [lanes, steps, b] rows of the pool
-    mask: Tensor  # [lanes, steps, b]
+    @property
+    def layers(self) -> Layers:
+        """Its layers; a model that trains the quick way on a CPU has them."""
+        assert self.network.layers
+        return self.network.layers
 
 
 def descend(quick: Quick, feed: Feed, rate: Tensor, start: Params) -> Params:
@@ -49,7 +46,7 @@ class _Descend(torch.autograd.Function):
         quick: Quick, names: tuple[str, ...], x: Tensor, y: Tensor, rate: Tensor, *lane: Tensor
     ) -> tuple[Tensor, ...]:
         pick, mask, *start = (t[None] for t in lane)
-        ends = _descended(quick, Feed(x, y, pick, mask), float(rate), dict(zip(names, start, strict=True)))
+        ends = _descended(quick, Feed(x, y, pick, mask), rate, dict(zip(names, start, strict=True)))
         return tuple(w[0] for w in ends.values())
 
     @staticmethod
@@ -68,16 +65,16 @@ class _Descend(torch.autograd.Function):
             t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip(lane, dims[5:], strict=True)
         )
-        ends = _descended(quick, Feed(x, y, pick, mask), float(rate), dict(zip(names, start, strict=True)))
+        ends = _descended(quick, Feed(x, y, pick, mask), rate, dict(zip(names, start, strict=True)))
         return tuple(ends.values()), (0,) * len(ends)
 
 
-def _descended(quick: Quick, feed: Feed, rate: float, start: Stack) -> Stack:
-    descent = Descent(rate, quick.momentum, quick.mu)
+def _descended(quick: Quick, feed: Feed, rate: Tensor, start: Stack) -> Stack:
     with torch.no_grad():
-        if quick.layers.alone:
-            return _in_turn(quick, feed, descent, start)
-        return _together(quick, feed, descent, start)
+        if rate.is_cuda:
+            return descended(quick.network, feed, rate, start, quick.momentum, quick.mu)
+        descent = Descent(float(rate), quick.momentum, quick.mu)
+        return (_in_turn if quick.layers.alone else _together)(quick, feed, descent, start)
 
 
 def _in_turn(quick: Quick, feed: Feed, descent: Descent, start: Stack) -> Stack:
@@ -109,8 +106,7 @@ def _together(quick: Quick, feed: Feed, descent: Descent, start: Stack) -> Stack
     """The weights of all lanes, moved by the same products; a lane drops out after its last real batch."""
     steps = feed.mask.any(2).sum(1)
     order = steps.argsort(descending=True, stable=True)
-    pick, mask = (t[order].transpose(0, 1) for t in (feed.pick, feed.mask))
-    share = mask / mask.sum(2, keepdim=True).clamp(min=1)
+    pick, share = (t[order].transpose(0, 1) for t in (feed.pick, feed.shares()))
     weights = {name: Weight.at(w[order], descent) for name, w in start.items()}
     for begin, end, lanes in _phases(steps[order].tolist()):
         who = slice(lanes) if lanes >= LEAST else [*range(lanes), 0, 0][:LEAST]

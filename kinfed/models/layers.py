@@ -102,23 +102,24 @@ class Layers:
 
 def layers_of(module: nn.Module) -> Layers | None:
     """The module as plain layers; None if it is anything but a sequence of such."""
-    leaves = list(_leaves(module))
-    steps = [_layer(name, leaf) for name, leaf in leaves]
-    weights = [id(weight) for _, leaf in leaves for weight in leaf.parameters()]
+    parts = list(leaves(module))
+    steps = [_layer(name, leaf) for name, leaf in parts]
+    weights = [id(weight) for _, leaf in parts for weight in leaf.parameters()]
     if None in steps or len(set(weights)) < len(weights):  # a weight that is used twice must not move in between
         return None
-    first = next((i for i, (_, leaf) in enumerate(leaves) if any(True for _ in leaf.parameters())), len(leaves))
-    convolves = any(type(leaf) is nn.Conv2d for _, leaf in leaves)
+    first = next((i for i, (_, leaf) in enumerate(parts) if any(True for _ in leaf.parameters())), len(parts))
+    convolves = any(type(leaf) is nn.Conv2d for _, leaf in parts)
     return Layers(tuple(step for step in steps if step), first, convolves)
 
 
-def _leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+def leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The parts of nested sequences in their order, each with its name and a dot."""
     if type(module) is not nn.Sequential:
         yield name, module
         return
     for inner, part in module._modules.items():  # named_children leaves out who comes a second time
         if part is not None:
-            yield from _leaves(part, f"{name}{inner}.")
+            yield from leaves(part, f"{name}{inner}.")
 
 
 def _layer(name: str, leaf: nn.Module) -> Layer | None:

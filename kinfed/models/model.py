@@ -11,6 +11,8 @@ from kinfed.client import Batch
 from kinfed.errors import ModelError
 from kinfed.models.layers import Layers, layers_of
 from kinfed.models.network import Network
+from kinfed.models.on_gpu import has_kernels
+from kinfed.models.stages import Stage, stages_of
 from kinfed.params import Params
 
 
@@ -30,8 +32,23 @@ class Model(Network):
     @cached_property
     def layers(self) -> Layers | None:
         """The network as plain layers, if it is that: such a network trains the quick way on a CPU."""
-        is_usual = type(self).loss_of is Model.loss_of and type(self).forward is Network.forward
-        return layers_of(self._training) if is_usual else None
+        return layers_of(self._training) if self._is_usual else None
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The network as stages, if it is that: such a network trains the quick way on a GPU."""
+        return stages_of(self._training) if self._is_usual else ()
+
+    def is_quick_on(self, device: torch.device) -> bool:
+        """Whether it can train the quick way there."""
+        if device.type == "cuda":
+            return bool(self.stages) and has_kernels()
+        return device.type == "cpu" and self.layers is not None
+
+    @property
+    def _is_usual(self) -> bool:
+        own = type(self)
+        return own.loss_of is Model.loss_of and own.forward is Network.forward and own.gradient is Network.gradient
 
     @property
     def way(self) -> str:

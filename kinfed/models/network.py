@@ -55,11 +55,11 @@ class Network(ABC):
 
     def inputs(self, x: Tensor) -> Tensor:
         """Rows as the network wants them: float, scaled."""
-        x = x.float() / 255 if x.dtype == torch.uint8 else x
+        x = x / 255 if x.dtype == torch.uint8 else x
         if not self.mean:
             return x
         shape = (len(self.mean),) + (1,) * (x.dim() - 2)
-        mean, std = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.std))
+        mean, std = (_constant(v, x.device).view(shape) for v in (self.mean, self.std))
         return (x - mean) / std
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
@@ -177,6 +177,11 @@ def from_module(module: nn.Module) -> Callable[[], nn.Module]:
 def _weights(module: nn.Module) -> Params:
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: t.detach().clone() for name, t in named if t.is_floating_point()}
+
+
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """The numbers as a tensor that is filled on its device, not sent there: a recording could not be told to wait."""
+    return torch.stack([torch.full((), value, device=device) for value in values])
 
 
 def _mean(each: Tensor, batch: Batch) -> Tensor:

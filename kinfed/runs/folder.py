@@ -25,6 +25,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kinfed.clustering.relatives import Relatives
@@ -180,20 +181,11 @@ def by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
 
 def client_rows(fed: Federation, round: int, scores: Scores, groups: Tensor | None) -> Iterator[tuple[Cell, ...]]:
     """One row for each client that is there."""
+    blank = torch.zeros(0)
+    parts = (fed.groups, groups, scores.accuracy, scores.adapted, scores.loss, scores.rows)
+    columns = [(blank if part is None else part).tolist() or [None] * fed.count for part in parts]
     for client in fed.present.tolist():
-        planted, found = (None if labels is None else int(labels[client]) for labels in (fed.groups, groups))
-        accuracy, adapted, loss = (float(t[client]) for t in (scores.accuracy, scores.adapted, scores.loss))
-        yield (
-            round,
-            client,
-            role_name(fed.roles[client]),
-            planted,
-            found,
-            accuracy,
-            adapted,
-            loss,
-            int(scores.rows[client]),
-        )
+        yield round, client, role_name(fed.roles[client]), *(column[client] for column in columns)
 
 
 def role_name(role: Role) -> str:

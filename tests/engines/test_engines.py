@@ -162,7 +162,7 @@ def test_an_error_of_the_task_itself_is_not_swallowed():
 
 def test_clients_of_one_block_have_similar_lengths():
     fed = Vectorised(Local(small_net()), tiny_population())
-    blocks = [fed.sizes[part].tolist() for part in fed._blocks(fed.clients, 4)]
+    blocks = [fed.sizes[block.positions[: block.real]].tolist() for block in fed._blocks(fed.clients.tolist(), 4)]
     assert sorted(size for sizes in blocks for size in sizes) == sorted(fed.sizes.tolist())
     assert all(min(sizes) >= 0.7 * max(sizes) and len(sizes) <= 4 for sizes in blocks)
 
@@ -190,3 +190,25 @@ def test_padding_never_shows_a_client_the_rows_of_another():
     assert {client for _, _, client in fed.rejected} == {0}
     _, fed = fit(FedAvg(small_net(), LOCAL), Vectorised, replace(people, y=y, roles=unlabelled), rounds=1)
     assert not fed.loops
+
+
+def test_clients_alike_in_all_that_a_task_looks_at_are_asked_once():
+    people = tiny_population()
+    people = replace(people, test=(people.test[0], people.test[0], *people.test[2:]))
+    algorithm = FedAvg(small_net(), LOCAL)
+    state, fed = fit(algorithm, Vectorised, people, rounds=2)
+    asked = []
+    side_by_side = fed._side_by_side
+
+    def watched(name, ids, *rest):
+        asked.append((name, ids))
+        return side_by_side(name, ids, *rest)
+
+    fed._side_by_side = watched
+    replies = fed.run(algorithm.evaluate, fed.clients, algorithm.offer(state, fed.clients, fed))
+    assert asked == [("evaluate", [0, 2, 3, 4, 5])]
+    slow = Sequential(algorithm, people)
+    expected = slow.run(algorithm.evaluate, slow.clients, algorithm.offer(state, slow.clients, slow))
+    assert replies["correct"].tolist() == expected["correct"].tolist()
+    fed.run(algorithm.train, fed.clients, algorithm.offer(state, fed.clients, fed))
+    assert asked[-1] == ("train", [0, 1, 2, 3, 4, 5])

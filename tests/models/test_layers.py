@@ -37,7 +37,7 @@ def feed(lanes: list[int]) -> Feed:
 def quick_ends(build, lanes: list[int], momentum: float = 0.0, mu: float = 0.0) -> Stack:
     model = Model(build, classes=3)
     given, rate, start = feed(lanes), torch.tensor(0.1), model.init()
-    quick = Quick(model, model.layers, momentum, mu)
+    quick = Quick(model, momentum, mu)
 
     def lane(pick, mask):
         return descend(quick, Feed(given.x, given.y, pick, mask), rate, start)
@@ -91,7 +91,7 @@ def test_copies_of_a_lane_cost_no_training(monkeypatch):
 def test_a_client_outside_of_a_block_has_the_same_bits_too():
     model, given = Model(dense, classes=3), feed([2])
     alone = descend(
-        Quick(model, model.layers, 0.9, 0.0),
+        Quick(model, 0.9, 0.0),
         Feed(POOL, LABELS, given.pick[0], given.mask[0]),
         torch.tensor(0.1),
         model.init(),

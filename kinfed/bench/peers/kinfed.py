@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from kinfed.bench.peers.protocol import Job, drive, say
 
+NETWORKS = {"mlp": ("mlp_200", (1, 28, 28)), "cnn": ("flhc_cnn", (1, 28, 28)), "lenet": ("lenet5", (3, 32, 32))}
+
 
 def start(job: Job) -> Callable[[int], object]:
     """A round of FedAvg as experiments run it, without evaluation."""
@@ -19,14 +21,15 @@ def start(job: Job) -> Callable[[int], object]:
     torch.set_num_threads(job.threads)
     if job.device != "cpu":
         say(copied_a_second=copied_a_second(job.device))
-    x, y = torch.from_numpy(job.images()[:]).view(-1, 1, 28, 28), torch.from_numpy(job.labels()).flatten()
+    name, shape = NETWORKS[job.network]
+    x, y = torch.from_numpy(job.images()[:]).view(-1, *shape), torch.from_numpy(job.labels()).flatten()
     rows, test = torch.arange(len(x)).split(job.rows), torch.tensor([len(x)])  # nobody is tested, but must have a row
     x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
     population = Population(x, y, rows, (test,) * job.clients, job.classes)
-    local = LocalTraining(1, job.batch, job.lr, momentum=0.0)
-    fedavg = FedAvg(make_model({"mlp": "mlp_200", "cnn": "flhc_cnn"}[job.network], (1, 28, 28), job.classes), local)
-    at_once = {"workers": job.threads} if sys.argv[2] == "vectorised" else {}
-    fed = ENGINES[sys.argv[2]](fedavg, population, fraction=job.cohort / job.clients, device=job.device, **at_once)
+    local = LocalTraining(job.epochs, job.batch, job.lr, momentum=job.momentum)
+    fedavg = FedAvg(make_model(name, shape, job.classes), local)
+    how = {"workers": job.threads, "tf32": "tf32" in sys.argv} if sys.argv[2] == "vectorised" else {}
+    fed = ENGINES[sys.argv[2]](fedavg, population, fraction=job.cohort / job.clients, device=job.device, **how)
     state = fedavg.init(fed)
 
     def run(round: int) -> None:
@@ -36,6 +39,8 @@ def start(job: Job) -> Callable[[int], object]:
         if job.device != "cpu":
             torch.cuda.synchronize()
 
+    if job.device != "cpu":
+        run(0)  # the engine records what comes a second time: the round that warms up
     return run
 
 

@@ -28,11 +28,12 @@ def start(job: Job) -> Callable[[int], object]:
             torch.cuda.synchronize()
 
     def train(client: int) -> None:
-        optimiser = torch.optim.SGD(module.parameters(), lr=job.lr)
-        for pick in torch.randperm(job.rows, device=job.device).split(job.batch):
-            optimiser.zero_grad(set_to_none=True)
-            torch.nn.functional.cross_entropy(module(x[client, pick]), y[client, pick]).backward()
-            optimiser.step()
+        optimiser = torch.optim.SGD(module.parameters(), lr=job.lr, momentum=job.momentum)
+        for _ in range(job.epochs):
+            for pick in torch.randperm(job.rows, device=job.device).split(job.batch):
+                optimiser.zero_grad(set_to_none=True)
+                torch.nn.functional.cross_entropy(module(x[client, pick]), y[client, pick]).backward()
+                optimiser.step()
 
     return run
 

@@ -23,18 +23,20 @@ class Job:
     """A workload as drivers see it."""
 
     folder: str  # where the rows lie
-    network: str  # mlp or cnn
+    network: str  # mlp, cnn or lenet
     clients: int
     rows: int  # of each client
     classes: int
     cohort: int  # clients in a round
     batch: int
     lr: float
+    epochs: int
+    momentum: float
     threads: int
     device: str
 
     def images(self) -> NDArray[np.uint8]:
-        """All clients' images: [clients, rows, 784] bytes, not read before they are used."""
+        """All clients' images: [clients, rows, pixels] bytes, not read before they are used."""
         images: NDArray[np.uint8] = np.load(Path(self.folder) / "x.npy", mmap_mode="r")
         return images
 

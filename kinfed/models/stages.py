@@ -1,0 +1,132 @@
+"""A plain network as stages: a layer with weights, then perhaps a ReLU and a pooling. On a GPU a stage is a kernel."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.models.layers import leaves
+from kinfed.params import Stack
+
+Image = tuple[int, int, int]  # height, width, channels
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A convolution (stride 1, zeros around) or a linear layer, which sees 1x1 images."""
+
+    name: str  # of the module, with its dot
+    size: int  # of the window
+    pad: int
+    bias: bool
+    out: int  # channels
+    is_linear: bool
+    relu: bool = False
+    pool: int = 1  # the side of the windows whose largest goes on; 1: no pooling
+
+    def fit(self, image: Image) -> "Fitted":
+        """The stage for images like this."""
+        if self.is_linear:
+            return Fitted(self, image, (1, 1, self.out), (1, 1, self.out))
+        high, wide = (side + 2 * self.pad - self.size + 1 for side in image[:2])
+        return Fitted(self, image, (high, wide, self.out), (high // self.pool, wide // self.pool, self.out))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A stage, what it sees, what its layer makes of it, and what its pooling leaves."""
+
+    stage: Stage
+    sees: Image
+    makes: Image
+    leaves: Image
+
+    def packed(self, models: Stack) -> Tensor:
+        """The weights of all lanes as kernels want them: [lanes, what is seen (+ bias), out]."""
+        weight = models[f"{self.stage.name}weight"]
+        if self.stage.is_linear:  # it sees what `nn.Flatten` makes of an image: channels first
+            weight = weight.unflatten(2, (self.sees[2], *self.sees[:2]))
+        seen = weight.permute(0, 3, 4, 2, 1)
+        packed = weight.new_empty(len(weight), seen[0, ..., 0].numel() + self.stage.bias, self.stage.out)
+        packed[:, : packed.shape[1] - self.stage.bias].view(seen.shape).copy_(seen)
+        if self.stage.bias:
+            packed[:, -1] = models[f"{self.stage.name}bias"]
+        return packed
+
+    def unpacked(self, weight: Tensor) -> Stack:
+        """The weights by name, as the network has them."""
+        high, wide = self.sees[:2] if self.stage.is_linear else (self.stage.size, self.stage.size)
+        seen = weight[:, : high * wide * self.sees[2]].unflatten(1, (high, wide, self.sees[2]))
+        own = seen.permute(0, 4, 3, 1, 2)
+        bias = {f"{self.stage.name}bias": weight[:, -1].clone()} if self.stage.bias else {}
+        return {f"{self.stage.name}weight": (own.flatten(2) if self.stage.is_linear else own).contiguous()} | bias
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A packed weight, its velocity and its start, where they are needed; the first two are changed in place."""
+
+    now: Tensor
+    velocity: Tensor | None
+    start: Tensor | None
+    momentum: float
+    mu: float
+
+    @classmethod
+    def at(cls, start: Tensor, momentum: float, mu: float) -> "Moving":
+        """A weight that stands at `start`, which becomes its own."""
+        velocity = torch.zeros_like(start) if momentum else None
+        return cls(start, velocity, start.clone() if mu else None, momentum, mu)
+
+
+def stages_of(module: nn.Module) -> tuple[Stage, ...]:
+    """The network as stages; none if it is anything but a sequence of such."""
+    stages: list[Stage] = []
+    parts = list(leaves(module))
+    for (_, before), (name, leaf) in pairwise([("", nn.Identity()), *parts]):
+        is_first_linear = type(leaf) is nn.Linear and not (stages and stages[-1].is_linear)
+        known = _joined(stages, name, leaf)
+        if known is None or leaf._forward_hooks or leaf._forward_pre_hooks:
+            return ()
+        if is_first_linear != (type(before) is nn.Flatten):
+            return ()
+        stages = known
+    weights = [id(w) for _, leaf in parts for w in leaf.parameters()]
+    is_whole = bool(stages) and stages[-1].is_linear and len(set(weights)) == len(weights)
+    return tuple(stages) if is_whole else ()
+
+
+def _joined(stages: list[Stage], name: str, leaf: nn.Module) -> list[Stage] | None:
+    """The stages with one more part of the network; None if it has no place there."""
+    last = stages[-1] if stages else None
+    if type(leaf) is nn.Linear:
+        return [*stages, Stage(name, 1, 0, leaf.bias is not None, leaf.out_features, True)]
+    if type(leaf) is nn.Conv2d and not (last and last.is_linear) and _is_simple(leaf):
+        pad = int(leaf.padding[0])
+        return [*stages, Stage(name, leaf.kernel_size[0], pad, leaf.bias is not None, leaf.out_channels, False)]
+    if type(leaf) is nn.ReLU and last:
+        return [*stages[:-1], replace(last, relu=True)]
+    if type(leaf) is nn.MaxPool2d and last and not last.is_linear and last.pool == 1 and _is_tiling(leaf):
+        return [*stages[:-1], replace(last, pool=int(leaf.kernel_size))]  # type: ignore[arg-type]
+    return stages if type(leaf) is nn.Flatten and (leaf.start_dim, leaf.end_dim) == (1, -1) else None
+
+
+def _is_simple(layer: nn.Conv2d) -> bool:
+    square = layer.kernel_size[0] == layer.kernel_size[1] and layer.padding in ((p := layer.padding[0], p), p)
+    usual = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
+    return square and usual and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _is_tiling(layer: nn.MaxPool2d) -> bool:
+    plain = layer.padding == 0 and layer.dilation == 1 and not layer.ceil_mode and not layer.return_indices
+    return plain and isinstance(layer.kernel_size, int) and layer.stride == layer.kernel_size
+
+
+def fitted(stages: tuple[Stage, ...], image: Image) -> list[Fitted]:
+    """The stages for images like this."""
+    fits: list[Fitted] = []
+    for stage in stages:
+        fits.append(stage.fit(image))
+        image = fits[-1].leaves
+    return fits

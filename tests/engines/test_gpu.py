@@ -1,0 +1,128 @@
+"""What only a GPU can show: `pytest -m gpu` on a machine that has one."""
+
+import pytest
+import torch
+from torch import nn
+
+from kinfed.algorithms import ALGORITHMS, FedAvg, Local
+from kinfed.engines import Sequential, Vectorised
+from kinfed.engines.recording import Recorder
+from kinfed.models import Model, make_model
+from kinfed.params import to_flat
+from kinfed.training import LocalTraining
+from tests.algorithms.registry import make, population
+from tests.problems import assert_close, assert_same_bits, fit, small_net, tiny_population
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05, momentum=0.9, decay=0.9, mu=0.1)
+
+
+class Never(Recorder):
+    """Records nothing."""
+
+    def run(self, name, program, inputs):
+        return program(inputs)
+
+
+def on_cpu(tree):
+    return {name: t.cpu() for name, t in tree.items()}
+
+
+def trained(algorithm, engine=Vectorised, population=None, rounds=4, recorder=None, **settings):
+    population = population or tiny_population()
+    fed = engine(algorithm, population, fraction=1.0, **settings)
+    if recorder:
+        fed.recorder = recorder
+    state = algorithm.init(fed)
+    for t in range(rounds):
+        fed.begin(t)
+        state = algorithm.round(state, t, fed)
+    return on_cpu(state.params if isinstance(algorithm, FedAvg) else fed.memory), fed
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("method", [FedAvg, Local])
+def test_a_recording_changes_no_bit(method, optimiser):
+    algorithm = method(small_net(), LocalTraining(2, 5, 0.01, mu=0.1, decay=0.9, optimiser=optimiser))
+    replayed, fed = trained(algorithm, device="cuda")
+    assert any(fed.recorder.known.values()) and not fed.recorder.unrecordable
+    assert_same_bits(replayed, trained(algorithm, device="cuda", recorder=Never())[0])
+
+
+@pytest.mark.parametrize("name", ["mlp_200", "lenet5", "flhc_cnn", "repa_cnn", "resnet9"])
+def test_every_network_agrees_with_the_reference(name):
+    shape = (3, 32, 32) if name in ("resnet9", "lenet5") else (1, 28, 28)
+    population = tiny_population((4, 9, 23), shape=shape)
+    algorithm = FedAvg(make_model(name, shape, 3), LocalTraining(1, 5, 0.002))
+    fast = trained(algorithm, population=population, rounds=3, device="cuda")[0]
+    atol = 1e-3 if name == "resnet9" else 1e-5  # its norms divide by small numbers
+    assert_close(fast, trained(algorithm, Sequential, population, rounds=3)[0], atol)
+
+
+class OwnForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)).tanh()
+
+
+def test_a_users_module_is_recorded_too():
+    algorithm = FedAvg(Model(OwnForward, classes=3, mean=(0.5,), std=(0.25,)), LOCAL)
+    fast, fed = trained(algorithm, device="cuda")
+    assert any(fed.recorder.known.values()) and not fed.recorder.unrecordable
+    assert_close(fast, trained(algorithm, Sequential)[0])
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_blocks_and_padding_change_no_bit_of_the_quick_way(block):
+    algorithm = Local(make_model("lenet5", (1, 28, 28), 3), LOCAL)
+    population = tiny_population((7, 23, 12, 31, 9), shape=(1, 28, 28))
+    whole = trained(algorithm, population=population, device="cuda")[0]
+    assert_same_bits(trained(algorithm, population=population, device="cuda", block=block)[0], whole)
+
+
+def test_coarse_products_are_near_the_precise_ones():
+    algorithm = FedAvg(make_model("lenet5", (1, 28, 28), 3), LocalTraining(1, 5, 0.01))
+    population = tiny_population(shape=(1, 28, 28))
+    coarse = trained(algorithm, population=population, device="cuda", tf32=True)[0]
+    precise = trained(algorithm, population=population, device="cuda")[0]
+    assert_close(coarse, precise, atol=1e-3)
+    assert not torch.equal(coarse["0.weight"], precise["0.weight"])
+
+
+def test_too_many_lanes_for_the_memory_are_halved():
+    algorithm, population = FedAvg(small_net(), LOCAL), tiny_population((6,) * 80)
+    fed = Vectorised(algorithm, population, device="cuda")
+    one_block = fed._one_block
+
+    def narrow(name, cohort, keys, offer, block):
+        if len(block.positions) > 40:
+            raise torch.OutOfMemoryError("pretended")
+        return one_block(name, cohort, keys, offer, block)
+
+    fed._one_block = narrow
+    state = algorithm.round(algorithm.init(fed), 0, fed)
+    assert fed.lanes["train"] == 40
+    assert_close(on_cpu(state.params), fit(algorithm, Sequential, population, 1)[0].params)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_method_agrees_with_the_reference(name):
+    (slow, reference), (fast, fed) = (
+        fit(make(name), engine, population(), 3, fraction=0.5, **how)
+        for engine, how in ((Sequential, {}), (Vectorised, {"device": "cuda"}))
+    )
+    assert not fed.recorder.unrecordable and not fed.loops
+    assert reference.ledger.rounds == fed.ledger.rounds
+    clients = reference.clients
+    theirs, ours = (
+        algorithm.offer(state, clients.to(engine.device), engine)
+        for algorithm, state, engine in ((make(name), slow, reference), (make(name), fast, fed))
+    )
+    for part in ("shared", "each"):
+        assert_close(to_flat(getattr(theirs, part)), on_cpu(to_flat(getattr(ours, part))), atol=1e-4)

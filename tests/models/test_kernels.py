@@ -1,0 +1,38 @@
+"""The GPU's kernels on a CPU: Triton can interpret them, slowly, where it is installed."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import torch
+from torch import nn
+from kinfed.models import Feed, Model, Quick, descent, on_gpu
+
+def net():
+    first = nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.ReLU()
+    return nn.Sequential(*first, nn.Conv2d(3, 20, 2), nn.ReLU(), nn.Flatten(), nn.Linear(80, 7), nn.ReLU(), nn.Linear(7, 3))
+
+model, draw = Model(net, classes=3), torch.Generator().manual_seed(0)
+x = torch.randint(0, 256, (40, 2, 7, 7), generator=draw, dtype=torch.uint8)
+pick, mask = torch.randint(0, 40, (3, 3, 4), generator=draw), torch.ones(3, 3, 4, dtype=torch.bool)
+mask[1, 2], mask[0, 2, 2:] = False, False  # an empty batch, and one with two rows
+feed, rate = Feed(x, torch.arange(40) % 3, pick, mask), torch.tensor(0.05)
+start = {name: torch.stack([model.init(seed)[name] for seed in range(3)]) for name in model.init()}
+for momentum, mu in ((0.9, 0.1), (0.0, 0.0)):
+    expected = descent._descended(Quick(model, momentum, mu), feed, rate, start)
+    got = on_gpu.descended(model, feed, rate, start, momentum, mu)
+    for name in expected:
+        assert not torch.equal(got[name], start[name]), name
+        torch.testing.assert_close(got[name], expected[name], atol=1e-6, rtol=0)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install triton")
+def test_interpreted_kernels_train_as_the_cpu_does():
+    told = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=told, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
