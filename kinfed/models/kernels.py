@@ -38,19 +38,19 @@ def learn(stage: Stage, x: Tensor, slope: Tensor, moving: Moving, stride: Tensor
     parts = triton.cdiv(rows, MANY_ROWS) if total < 512 else 1  # a large weight has programs enough
     partial = x.new_empty(parts, *moving.now.shape) if parts > 1 else x
     tile, warps, ahead = learning_tile(rows, out)
-    velocity, start = (moving.now if t is None else t for t in (moving.velocity, moving.start))
+    old, start = (moving.now if t is None else t for t in (moving.old, moving.start))
     grid = (triton.cdiv(total, tile[0]) * triton.cdiv(out, tile[1]), lanes, parts)
     _learn[grid](
-        x, slope, moving.now, velocity, start, partial, stride, moving.momentum, moving.mu, lanes,
+        x, slope, moving.now, old, start, partial, stride, moving.momentum, moving.mu, lanes,
         rows, triton.cdiv(rows, parts), total, *x.shape[2:], *slope.shape[2:], stage.size, stage.pad, stage.bias,
-        moving.velocity is not None, moving.start is not None, parts > 1, precision(), *tile,
+        moving.old is not None, moving.start is not None, parts > 1, precision(), *tile,
         num_warps=warps, num_stages=ahead,
     )  # fmt: skip
     if parts > 1:
         numbers = total * out
         _follow[(triton.cdiv(numbers, 1024), lanes)](
-            partial, moving.now, velocity, start, stride, moving.momentum, moving.mu, lanes,
-            parts, numbers, moving.velocity is not None, moving.start is not None, 1024,
+            partial, moving.now, old, start, stride, moving.momentum, moving.mu, lanes,
+            parts, numbers, moving.old is not None, moving.start is not None, 1024,
         )  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def _products(
 
 @triton.jit
 def _learn(
-    x, slope, weight, velocity, start, partial, stride, momentum, mu, lanes,
+    x, slope, weight, old, start, partial, stride, momentum, mu, lanes,
     rows: constexpr, part: constexpr, total: constexpr,
     xh: constexpr, xw: constexpr, xc: constexpr, yh: constexpr, yw: constexpr, yc: constexpr,
     size: constexpr, pad: constexpr, bias: constexpr, heavy: constexpr, pulled: constexpr, split: constexpr,
@@ -198,13 +198,13 @@ def _learn(
     if split:
         tl.store(partial + first.to(tl.int64) * lanes * (total * yc) + there, sums, mask=whole)
     else:
-        _move(sums, weight + there, velocity + there, start + there, tl.load(stride + lane), momentum, mu,
+        _move(sums, weight + there, old + there, start + there, tl.load(stride + lane), momentum, mu,
               whole, heavy, pulled)  # fmt: skip
 
 
 @triton.jit
 def _follow(
-    partial, weight, velocity, start, stride, momentum, mu, lanes,
+    partial, weight, old, start, stride, momentum, mu, lanes,
     parts: constexpr, numbers: constexpr, heavy: constexpr, pulled: constexpr, block: constexpr,
 ):  # fmt: skip
     """Moves a weight by the sum of the parts of its gradient."""
@@ -216,20 +216,24 @@ def _follow(
     gradient = tl.zeros((block,), tl.float32)
     for first in range(parts):
         gradient += tl.load(partial + first * lanes * numbers + there, mask=whole, other=0.0)
-    _move(gradient, weight + there, velocity + there, start + there, tl.load(stride + lane), momentum, mu,
+    _move(gradient, weight + there, old + there, start + there, tl.load(stride + lane), momentum, mu,
           whole, heavy, pulled)  # fmt: skip
 
 
 @triton.jit
-def _move(gradient, weight, velocity, start, stride, momentum, mu, whole, heavy: constexpr, pulled: constexpr):
-    """w -= stride · v, where v = momentum · v + gradient + mu · (w - start)."""
+def _move(gradient, weight, old, start, stride, momentum, mu, whole, heavy: constexpr, pulled: constexpr):
+    """w - stride · (gradient + mu · (w - start)) + momentum · (w - old), in the place of old where there is momentum.
+
+    That is w - stride · v with v = momentum · v + gradient: the last move was stride · v. It reads and writes less.
+    """
     now = tl.load(weight, mask=whole, other=0.0)
     if pulled:
         gradient += mu * (now - tl.load(start, mask=whole, other=0.0))
     if heavy:
-        gradient += momentum * tl.load(velocity, mask=whole, other=0.0)
-        tl.store(velocity, gradient, mask=whole)
-    tl.store(weight, now - stride * gradient, mask=whole)
+        moved = momentum * (now - tl.load(old, mask=whole, other=0.0)) - stride * gradient
+        tl.store(old, now + moved, mask=whole)
+    else:
+        tl.store(weight, now - stride * gradient, mask=whole)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kinfed.models.feed import Feed
 from kinfed.models.stages import Fitted, Image, Moving, Stage, fitted
@@ -38,9 +39,11 @@ def descended(network: Staged, feed: Feed, rate: Tensor, start: Stack, momentum:
     whole = feed.pick, feed.y[feed.pick], feed.shares(), rate * feed.mask.any(2)
     for pick, y, share, stride in zip(*(t.transpose(0, 1).contiguous() for t in whole), strict=True):
         rows = network.inputs(feed.x.index_select(0, pick.flatten()))
-        images = rows.movedim(1, -1).contiguous().view(*pick.shape, *image)
+        images = pad(rows.movedim(1, -1), (0, fits[0].blank)).contiguous().view(*pick.shape, *fits[0].sees)
         _step(fits, images, y, share, weights, stride)
-    ends = [fit.unpacked(weight.now) for fit, weight in zip(fits, weights, strict=True)]
+        weights = [weight.after_step() for weight in weights]
+    missed = feed.pick.shape[1] - feed.mask.any(2).sum(1)  # steps that a lane did not take
+    ends = [fit.unpacked(weight.after(missed)) for fit, weight in zip(fits, weights, strict=True)]
     return {name: next(end[name] for end in ends if name in end) for name in start}
 
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from kinfed.models.layers import leaves
 from kinfed.params import Stack
@@ -41,10 +42,12 @@ class Fitted:
     sees: Image
     makes: Image
     leaves: Image
+    blank: int = 0  # channels of zeros after the real ones it sees
 
     def packed(self, models: Stack) -> Tensor:
         """The weights of all lanes as kernels want them: [lanes, what is seen (+ bias), out]."""
         weight = models[f"{self.stage.name}weight"]
+        weight = pad(weight, (0, 0, 0, 0, 0, self.blank)) if self.blank else weight
         if self.stage.is_linear:  # it sees what `nn.Flatten` makes of an image: channels first
             weight = weight.unflatten(2, (self.sees[2], *self.sees[:2]))
         seen = weight.permute(0, 3, 4, 2, 1)
@@ -58,17 +61,20 @@ class Fitted:
         """The weights by name, as the network has them."""
         high, wide = self.sees[:2] if self.stage.is_linear else (self.stage.size, self.stage.size)
         seen = weight[:, : high * wide * self.sees[2]].unflatten(1, (high, wide, self.sees[2]))
-        own = seen.permute(0, 4, 3, 1, 2)
+        own = seen[..., : self.sees[2] - self.blank, :].permute(0, 4, 3, 1, 2)
         bias = {f"{self.stage.name}bias": weight[:, -1].clone()} if self.stage.bias else {}
         return {f"{self.stage.name}weight": (own.flatten(2) if self.stage.is_linear else own).contiguous()} | bias
 
 
 @dataclass(frozen=True)
 class Moving:
-    """A packed weight, its velocity and its start, where they are needed; the first two are changed in place."""
+    """A packed weight, what it was a step ago and at the start, where that is needed.
+
+    Without momentum a step changes `now`; with it, what comes next is written over `old`, and they change places.
+    """
 
     now: Tensor
-    velocity: Tensor | None
+    old: Tensor | None
     start: Tensor | None
     momentum: float
     mu: float
@@ -76,8 +82,17 @@ class Moving:
     @classmethod
     def at(cls, start: Tensor, momentum: float, mu: float) -> "Moving":
         """A weight that stands at `start`, which becomes its own."""
-        velocity = torch.zeros_like(start) if momentum else None
-        return cls(start, velocity, start.clone() if mu else None, momentum, mu)
+        return cls(start, start.clone() if momentum else None, start.clone() if mu else None, momentum, mu)
+
+    def after_step(self) -> "Moving":
+        """The weight after a step was taken."""
+        return self if self.old is None else replace(self, now=self.old, old=self.now)
+
+    def after(self, steps: Tensor) -> Tensor:
+        """The weights of lanes that took so many steps each."""
+        if self.old is None:
+            return self.now
+        return torch.where((steps % 2 == 0)[:, None, None], self.now, self.old)
 
 
 def stages_of(module: nn.Module) -> tuple[Stage, ...]:
@@ -103,8 +118,8 @@ def _joined(stages: list[Stage], name: str, leaf: nn.Module) -> list[Stage] | No
     if type(leaf) is nn.Linear:
         return [*stages, Stage(name, 1, 0, leaf.bias is not None, leaf.out_features, True)]
     if type(leaf) is nn.Conv2d and not (last and last.is_linear) and _is_simple(leaf):
-        pad = int(leaf.padding[0])
-        return [*stages, Stage(name, leaf.kernel_size[0], pad, leaf.bias is not None, leaf.out_channels, False)]
+        around = int(leaf.padding[0])
+        return [*stages, Stage(name, leaf.kernel_size[0], around, leaf.bias is not None, leaf.out_channels, False)]
     if type(leaf) is nn.ReLU and last:
         return [*stages[:-1], replace(last, relu=True)]
     if type(leaf) is nn.MaxPool2d and last and not last.is_linear and last.pool == 1 and _is_tiling(leaf):
@@ -126,6 +141,9 @@ def _is_tiling(layer: nn.MaxPool2d) -> bool:
 def fitted(stages: tuple[Stage, ...], image: Image) -> list[Fitted]:
     """The stages for images like this."""
     fits: list[Fitted] = []
+    if not stages[0].is_linear and image[2] % 4 == 3:  # four channels are read at once
+        fits.append(replace(stages[0].fit((*image[:2], image[2] + 1)), blank=1))
+        stages, image = stages[1:], fits[0].leaves
     for stage in stages:
         fits.append(stage.fit(image))
         image = fits[-1].leaves

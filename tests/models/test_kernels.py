@@ -14,7 +14,8 @@ from kinfed.models import Feed, Model, Quick, descent, on_gpu
 
 def net():
     first = nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.ReLU()
-    return nn.Sequential(*first, nn.Conv2d(3, 20, 2), nn.ReLU(), nn.Flatten(), nn.Linear(80, 7), nn.ReLU(), nn.Linear(7, 3))
+    then = nn.Conv2d(3, 20, 2), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*first, *then, nn.Linear(80, 7), nn.ReLU(), nn.Linear(7, 3))
 
 model, draw = Model(net, classes=3), torch.Generator().manual_seed(0)
 x = torch.randint(0, 256, (40, 2, 7, 7), generator=draw, dtype=torch.uint8)
