@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from kinfed.models.networks import Shape
 
@@ -30,20 +31,62 @@ class Affine(nn.Linear):
         return torch.cat([input, ones], 1) @ torch.cat([self.weight, self.bias[:, None]], 1).T
 
 
+class Windows(nn.Conv2d):
+    """A convolution with stride 1; on a GPU, a product with an image's windows.
+
+    Clients that tune side by side have a weight each, and torch's convolution of so many groups is slow there.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.product(input) if input.is_cuda else super().forward(input)
+
+    def product(self, input: Tensor) -> Tensor:
+        """The same as a product."""
+        size, around = self.kernel_size[0], int(self.padding[0])
+        image = pad(input, (around,) * 4)
+        high, wide = (side - size + 1 for side in image.shape[2:])
+        seen = [image[:, :, i : i + high, j : j + wide] for i in range(size) for j in range(size)]
+        product = _affine(torch.stack(seen, 2).flatten(1, 2), self.weight.flatten(1).T, self.bias)
+        return product.movedim(-1, 1)
+
+
+class Tiles(nn.ConvTranspose2d):
+    """A transposed convolution whose stride is its size: each pixel becomes a tile; on a GPU, by a product."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return self.product(input) if input.is_cuda else super().forward(input, output_size)
+
+    def product(self, input: Tensor) -> Tensor:
+        """The same as a product."""
+        size = self.kernel_size[0]
+        bias = None if self.bias is None else self.bias.repeat_interleave(size * size)
+        tiles = _affine(input, self.weight.flatten(1), bias).unflatten(-1, (self.out_channels, size, size))
+        return tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+
+
+def _affine(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The channels of every pixel times the weight, plus the bias: [b, height, width, out]."""
+    pixels = images.movedim(1, -1)
+    flat = pixels.flatten(0, 2)
+    if bias is not None:
+        flat, weight = torch.cat([flat, flat.new_ones(len(flat), 1)], 1), torch.cat([weight, bias[None]])
+    return (flat @ weight).unflatten(0, pixels.shape[:3])
+
+
 def conv_ae(shape: Shape, latent: int = 128) -> nn.Module:
     """FLT's auto-encoder for one channel: two small convolutions; 28x28 as published, 8x8 by the same rule."""
     channels, height, width = shape
     inner = (4, height // 4, width // 4)
     flat = inner[0] * inner[1] * inner[2]
     encoder = nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        Windows(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        Windows(16, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(flat, latent),
     )  # fmt: skip
     decoder = nn.Sequential(
         Affine(latent, flat), nn.Unflatten(1, inner),
-        nn.ConvTranspose2d(4, 16, 2, stride=2), nn.ReLU(),
-        nn.ConvTranspose2d(16, channels, 2, stride=2), nn.Sigmoid(),
+        Tiles(4, 16, 2, stride=2), nn.ReLU(),
+        Tiles(16, channels, 2, stride=2), nn.Sigmoid(),
     )  # fmt: skip
     return ConvAE(encoder, decoder)
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -60,12 +59,10 @@ class EventLog:
 def as_csv(rows: Iterable[Sequence[Cell]]) -> str:
     """Rows as CSV; floats are written so that they read back as the same number, what is not a number is left empty."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(
+        [None if value != value else value for value in row] for row in rows
+    )
     return text.getvalue()
-
-
-def cell(value: Cell) -> str:
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
 
 
 def write_text(path: Path, text: str) -> None:

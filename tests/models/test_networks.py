@@ -3,6 +3,7 @@ import torch
 
 from kinfed.errors import ConfigError
 from kinfed.models import MODELS, make_autoencoder, make_model
+from kinfed.models.autoencoders import Tiles, Windows
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,10 @@ def test_an_unknown_model_names_the_nearest():
 def test_an_autoencoder_needs_sides_that_four_divides():
     with pytest.raises(ConfigError, match="30x30"):
         make_autoencoder("auto", (1, 30, 30))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolutions_as_products_are_the_same_convolutions(bias):
+    images = torch.rand(3, 2, 8, 6, generator=torch.Generator().manual_seed(0))
+    for layer in (Windows(2, 5, 3, padding=1, bias=bias), Tiles(2, 5, 2, stride=2, bias=bias)):
+        torch.testing.assert_close(layer.product(images), layer(images))
