@@ -17,7 +17,7 @@ from kinfed.config.settings import Config, EngineSettings
 from kinfed.data.build import build_population
 from kinfed.data.datasets import load
 from kinfed.data.population import Population
-from kinfed.engines import ENGINES, Vectorised
+from kinfed.engines import ENGINES, Flower, Vectorised
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Experiment
 from kinfed.federation import Federation
@@ -107,6 +107,11 @@ def make_federation(config: Config, algorithm: Algorithm[object], population: Po
         return Vectorised(
             algorithm, population, fraction=config.fraction, seed=config.seed, device=device,
             block=config.engine.block, workers=config.engine.workers,
+        )  # fmt: skip
+    if engine is Flower:
+        return Flower(
+            algorithm, population, fraction=config.fraction, seed=config.seed, device=device,
+            timeout=config.engine.timeout, attempts=config.engine.attempts, workers=config.engine.workers,
         )  # fmt: skip
     return engine(algorithm, population, fraction=config.fraction, seed=config.seed, device=device)
 

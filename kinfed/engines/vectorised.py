@@ -19,7 +19,7 @@ from kinfed.data.population import Population
 from kinfed.engines.sequential import loop
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
-from kinfed.federation import Federation, Offer, Task, Workshop
+from kinfed.federation import Offer, Resident, Task, Workshop
 from kinfed.models import LEAST
 from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, rows, to_flat
 
@@ -29,7 +29,7 @@ FEW = 32  # clients side by side; a task that fails with so few is not failing f
 MANY = {"cuda": 512, "cpu": 32}  # more lanes gain nothing and make activations large
 
 
-class Vectorised(Federation):
+class Vectorised(Resident):
     """Cohorts cut into blocks, each block one vmap; a task that vmap refuses runs one by one, with a warning."""
 
     def __init__(

@@ -126,7 +126,7 @@ class RunFolder:
         )
         finite = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in summary.items()}
         write_text(self.path / SUMMARY, json.dumps(self.about | finite, indent=2) + "\n")
-        self.events.note("ended", rejected_replies=len(self.fed.rejected))
+        self.events.note("ended", rejected_replies=summary["rejected_replies"])
 
     def add_relatedness(self, relatives: Relatives | None) -> None:
         """Writes who is related to whom, if that is known: `related` [clients, clients], or `rows` and `whose`.
@@ -153,9 +153,12 @@ class RunFolder:
             self.last_groups[:] = found
 
     def _note_rejected(self, round: int) -> None:
-        for at, task, client in self.fed.rejected:
-            if at + 1 == round:
-                self.events.note("rejected reply", round=round, task=task, client=client, reason="not finite")
+        for reply in self.fed.rejected:
+            if reply.round + 1 == round:
+                event = (
+                    "rejected reply" if reply.was_dropped else "missing reply" if reply.is_missing else "memory lost"
+                )
+                self.events.note(event, round=round, task=reply.task, client=reply.client, reason=reply.reason)
 
 
 def ledger_rows(fed: Federation, upto: int | None = None) -> Iterator[tuple[Cell, ...]]:

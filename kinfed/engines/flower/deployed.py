@@ -1,0 +1,141 @@
+"""The server of a real federation: it has no client's rows, and knows of each client what it said when it enrolled."""
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm
+from kinfed.data.population import NO_ROWS, Population, Role
+from kinfed.engines.flower.networked import Networked
+from kinfed.engines.flower.packing import Facts
+from kinfed.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+    from kinfed.engines.flower.messages import Post
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The server's own rows, maybe none at all: they say what clients' rows look like."""
+
+    x: Tensor  # [n, ...]
+    y: Tensor  # [n]
+    classes: int
+
+    def population(self, seats: int) -> Population:
+        """So many clients of which nothing is known yet."""
+        nothing, public = (NO_ROWS,) * seats, torch.arange(len(self.y))
+        return Population(
+            self.x, self.y, nothing, nothing, self.classes, roles=(Role(holdout=True),) * seats, public=public
+        )
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """What a client said of itself, and when."""
+
+    name: str
+    train: int  # rows
+    test: int
+    labelled: bool
+    holdout: bool
+    joins: int = 0  # round
+
+    @property
+    def role(self) -> Role:
+        return Role(joins=self.joins, holdout=self.holdout or not self.train, labelled=self.labelled)
+
+    @classmethod
+    def read(cls, facts: Facts, joins: int) -> "Enrolled | None":
+        """The client in these facts; None where one is missing or cannot be."""
+        values = {f.name: facts.get(f.name) for f in fields(cls)} | {"joins": joins}
+        sound = all(type(values[f.name]) is f.type for f in fields(cls))
+        if not sound or not values["name"] or min(int(str(values[n])) for n in ("train", "test")) < 0:
+            return None
+        return cls(**values)  # type: ignore[arg-type]
+
+
+class Deployed(Networked):
+    """Clients are nodes of Flower's deployment runtime; who appears is enrolled, and admitted in the next round."""
+
+    def __init__(
+        self, algorithm: Algorithm[object], own: OwnRows, seats: int, grid: "Grid", *, fraction: float = 1.0,
+        seed: int = 0, device: str = "cpu", timeout: float = 600.0, attempts: int = 2,
+    ) -> None:  # fmt: skip
+        from kinfed.engines.flower.messages import Post
+
+        super().__init__(
+            algorithm, own.population(seats), fraction=fraction, seed=seed, device=device, timeout=timeout,
+            attempts=attempts,
+        )  # fmt: skip
+        self.sees_rows = False
+        self.roster: dict[int, Enrolled] = {}
+        self.way = Post(grid)
+
+    @property
+    def post(self) -> "Post":
+        return self.way
+
+    @property
+    def present(self) -> Tensor:
+        """Ids of all who have enrolled by now."""
+        return self._enrolled(super().present)
+
+    @property
+    def clients(self) -> Tensor:
+        """Ids of those who have enrolled by now and train."""
+        return self._enrolled(super().clients)
+
+    @property
+    def unlabelled(self) -> Tensor:
+        """Ids of those who have enrolled and have no labels."""
+        return self._enrolled(super().unlabelled)
+
+    @property
+    def test_rows(self) -> int:
+        return sum(len(self.test[client]) for client in self.clients.tolist())
+
+    def carried(self) -> dict[str, object]:
+        return super().carried() | {"roster": {str(seat): asdict(client) for seat, client in self.roster.items()}}
+
+    def carry(self, carried: dict[str, object]) -> None:
+        super().carry(carried)
+        roster = carried.get("roster", {})
+        if not isinstance(roster, dict) or any(int(seat) >= self.count for seat in roster):
+            raise CheckpointError(f"the checkpoint has more clients than the {self.count} seats: keep their number")
+        for seat, client in roster.items():
+            self._sit(int(seat), Enrolled(**client))
+
+    def _seat(self, facts: Facts, node: int) -> int | None:
+        """The seat of a client that is known by its name, or a free one; its own number if it has one."""
+        said = Enrolled.read(facts, joins=self.round if self.has_begun else 0)
+        if said is None:
+            return None
+        known = next((seat for seat, client in self.roster.items() if client.name == said.name), None)
+        if known is not None:
+            if known in self.nodes and self.nodes[known] != node:
+                return None  # somebody else of this name is connected
+            self._sit(known, replace(said, joins=self.roster[known].joins))
+            return known
+        number = facts.get("number")
+        wanted = number if type(number) is int and number >= 0 else self._free()
+        if wanted is None or wanted >= self.count or wanted in self.roster:
+            return None
+        self._sit(wanted, said)
+        return wanted
+
+    def _free(self) -> int | None:
+        return next((seat for seat in range(self.count) if seat not in self.roster), None)
+
+    def _sit(self, seat: int, client: Enrolled) -> None:
+        self.roster[seat] = client
+        self.roles = (*self.roles[:seat], client.role, *self.roles[seat + 1 :])
+        self.since[seat] = client.joins
+        self.train[seat], self.test[seat] = torch.arange(client.train), torch.arange(client.test)  # how many, not which
+
+    def _enrolled(self, ids: Tensor) -> Tensor:
+        return ids[[client in self.roster for client in ids.tolist()]]
