@@ -107,6 +107,7 @@ class Experiment(Generic[State]):
 
     def run(self, resume: bool = False) -> dict[str, float | int | None]:
         """The summary after all rounds; with `resume`, from the checkpoint on."""
+        self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
         done, placed, state = self._resumed() if resume else (0, self.fed.clients, self.algorithm.init(self.fed))

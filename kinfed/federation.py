@@ -182,6 +182,9 @@ class Federation(ABC):
     def settle(self, folder: Path) -> None:  # noqa: B027 - engines need not
         """Says where the run is written, before it begins; an engine may keep what it needs to go on there."""
 
+    def open(self) -> None:  # noqa: B027
+        """Gets clients ready, where that takes long."""
+
     def saved(self) -> None:  # noqa: B027
         """Says that the federation as it is now is in a checkpoint, or has just come from one."""
 

@@ -10,6 +10,6 @@ Flower is an extra: only `messages` and `simulation` import it, when they are us
 """
 
 from kinfed.engines.flower.deployed import Deployed, OwnRows
-from kinfed.engines.flower.simulation import Flower, Simulation
+from kinfed.engines.flower.simulation import NODES, Flower, Simulation
 
-__all__ = ["Deployed", "Flower", "OwnRows", "Simulation"]
+__all__ = ["NODES", "Deployed", "Flower", "OwnRows", "Simulation"]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from kinfed.engines.flower.messages import Post
 
+LOG = logging.getLogger("kinfed.engines")
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -43,6 +44,7 @@ OFFLINE = {
 }
 Hosted = tuple[Algorithm[object], Population, Path | None]
 FETCHED: dict[str, Hosted] = {}  # in a worker: of the run it works for
+NODES = "nodes"  # in a run folder: what its clients remember
 START = 180.0  # seconds that Ray and the nodes have to come up
 
 
@@ -51,7 +53,8 @@ def need_flower() -> None:
     missing = [name for name in ("flwr", "ray") if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"engine 'flower' needs {' and '.join(missing)}, which is not installed: pip install 'kinfed[flower]'"
+            f"engine 'flower' needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed: "
+            "pip install 'kinfed[flower]'"
         )
 
 
@@ -218,7 +221,11 @@ class Flower(Networked):
         self.home: Path | None = None
 
     def settle(self, folder: Path) -> None:
-        self.home = (folder / "nodes").absolute()
+        self.home = (folder / NODES).absolute()
+
+    def open(self) -> None:
+        LOG.info("starting Flower's simulation of %d clients, %d at once", self.count, self.workers)
+        assert self.post
 
     @property
     def post(self) -> "Post":
