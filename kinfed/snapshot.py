@@ -55,6 +55,11 @@ def about(path: Path) -> dict[str, object]:
     return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["about"]))
 
 
+def carried(path: Path) -> dict[str, object]:
+    """What the engine wanted to find again: a server needs to know its clients before they come back."""
+    return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["tree"]).get("engine", {}))
+
+
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Lets `write` fill a file beside `path`, forces it to disk, and moves it into place."""
     beside = path.with_name(f".{path.name}.new")

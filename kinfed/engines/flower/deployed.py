@@ -112,7 +112,7 @@ class Deployed(Networked):
 
     def _seat(self, facts: Facts, node: int) -> int | None:
         """The seat of a client that is known by its name, or a free one; its own number if it has one."""
-        said = Enrolled.read(facts, joins=self.round if self.has_begun else 0)
+        said = Enrolled.read(facts, joins=self.next_round)
         if said is None:
             return None
         known = next((seat for seat, client in self.roster.items() if client.name == said.name), None)
@@ -123,7 +123,7 @@ class Deployed(Networked):
             return known
         number = facts.get("number")
         wanted = number if type(number) is int and number >= 0 else self._free()
-        if wanted is None or wanted >= self.count or wanted in self.roster:
+        if wanted is None or wanted >= self.count or wanted in self.roster or self.is_over:
             return None
         self._sit(wanted, said)
         return wanted

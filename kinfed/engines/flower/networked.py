@@ -47,6 +47,7 @@ class Networked(Federation):
         self.unanswered: dict[str, int] = {}  # letter of an earlier call -> client
         self.forms: dict[tuple[object, ...], Form] = {}
         self.has_begun = False
+        self.next_round = 0  # who introduces itself now enters in this round
         self.silence = 0  # calls in a row that nobody answered
 
     @property
@@ -68,20 +69,25 @@ class Networked(Federation):
                     "start the others, or wait for fewer"
                 )
             time.sleep(0.05)
+        self.next_round = max(self.next_round, 1)
 
     def begin(self, round: int) -> None:
         super().begin(round)
         self.has_begun = True
+        self.next_round = max(self.next_round, round)
         self._welcome()
+        self.next_round = max(self.next_round, round + 1)  # nobody enters in the middle of a round
 
     def saved(self) -> None:
         self.durable = self.memory["version"]
 
     def carried(self) -> dict[str, object]:
-        return {"token": self.token}
+        return {"token": self.token, "round": self.round}
 
     def carry(self, carried: dict[str, object]) -> None:
-        self.token = str(carried.get("token", self.token))
+        if carried.get("token", self.token) != self.token:
+            self.nodes, self.invited, self.token = {}, {}, str(carried["token"])
+        self.next_round = max(self.next_round, int(str(carried.get("round", -1))) + 1)
 
     def _welcome(self) -> int:
         """How many clients are connected, once those who have introduced themselves by now are seated."""

@@ -4,6 +4,7 @@ Ray and Flower's own loop run beside the experiment and end with it. Rows and al
 once; everything else crosses as letters.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -95,10 +96,13 @@ class Simulation:
         """Ends all that was started."""
         import ray
 
-        self.over.set()
-        if self.thread.is_alive():
-            self.thread.join(timeout=30)
-        ray.shutdown()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for the processes that it ends
+            self.over.set()
+            if self.thread.is_alive():
+                self.thread.join(timeout=30)
+            ray.shutdown()
+            gc.collect()
 
     def _start_ray(self) -> "ActorHandle":
         import ray

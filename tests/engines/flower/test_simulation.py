@@ -1,0 +1,65 @@
+"""Flower's real simulation, on Ray: every method gives what it gives on the vectorised engine.
+
+CI runs five methods that between them use all that an engine gives: KINFED_FLOWER=all runs all of them.
+"""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfed import snapshot
+from kinfed.data import Role
+from kinfed.engines import Flower, Vectorised
+from kinfed.engines.flower import simulation
+from kinfed.errors import ConfigError
+from kinfed.experiment import Evaluation, Experiment
+from tests.algorithms.registry import METHODS, make, population
+from tests.problems import assert_close
+
+FIVE = ("fedavg", "scaffold", "flt", "ifca", "repa")
+CHOSEN = METHODS if os.environ.get("KINFED_FLOWER") == "all" else FIVE
+ROLES = tuple(Role(holdout=i == 2, joins={4: 2}.get(i, 0)) for i in range(12))
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Ray and Flower's nodes, started once for all methods."""
+    pytest.importorskip("flwr")
+    running = simulation.Simulation(nodes=12, workers=2)
+    yield running
+    running.close()
+
+
+def run(method, engine, **settings):
+    people = replace(population(), roles=ROLES)
+    experiment = Experiment(method, engine(method, people, fraction=0.5, **settings), 3, Evaluation(adapt=True))
+    summary = experiment.run()
+    tensors: dict[str, torch.Tensor] = {}
+    snapshot._take_apart(experiment.state, "state", tensors)
+    return summary, tensors, experiment
+
+
+@pytest.mark.flower
+@pytest.mark.xdist_group("flower")
+@pytest.mark.parametrize("name", CHOSEN)
+def test_simulated_nodes_give_what_the_vectorised_engine_gives(name, nodes):
+    method = make(name)
+    wanted, there, reference = run(method, Vectorised)
+    summary, here, ours = run(method, Flower, simulation=nodes)
+    assert_close(here, there)
+    groups, labels = method.groups(ours.state), method.groups(reference.state)
+    assert (groups is None and labels is None) or torch.equal(groups, labels)
+    assert ours.fed.ledger.rounds == reference.fed.ledger.rounds
+    for way in ("down", "up"):
+        mine, theirs = getattr(ours.fed.ledger, way), getattr(reference.fed.ledger, way)
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[task], theirs[task]) for task in mine)
+    assert summary.keys() == wanted.keys() and not ours.fed.rejected
+    assert summary["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-5)
+
+
+def test_without_flower_the_engine_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(simulation, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"flwr and ray, which are not installed: pip install 'kinfed\[flower\]'"):
+        Flower(make("fedavg"), population())
