@@ -61,6 +61,8 @@ def need_flower() -> None:
 
 def stay_offline() -> None:
     """Switches off all that Flower and Ray would tell others; also for the processes they start."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    os.environ.setdefault("FLWR_HOME", str(cache / "kinfed" / "flower"))  # it writes a file even when switched off
     os.environ.update(OFFLINE)
 
 
@@ -243,13 +245,22 @@ class Flower(Networked):
             self.running[0].close()
         self.running = None
 
+    def carry(self, carried: dict[str, object]) -> None:
+        super().carry(carried)
+        if self.running:
+            self._host(self.running[0])  # under the name that the run had before
+            self.gather(self.count, START)
+
     def _started(self) -> "tuple[Simulation, Post]":
         gpus = 1 / self.workers if self.device.type == "cuda" else 0.0
         simulation = self.given or Simulation(self.count, self.workers, gpus)
         from kinfed.engines.flower.messages import Post
 
-        simulation.host(self.token, self.method, self.population, self.home)
+        self._host(simulation)
         return simulation, Post(simulation.grid)
+
+    def _host(self, simulation: Simulation) -> None:
+        simulation.host(self.token, self.method, self.population, self.home)
 
     def _seat(self, facts: Facts, node: int) -> int | None:
         number = facts.get("number")

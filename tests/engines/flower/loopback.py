@@ -41,6 +41,7 @@ class Loopback(Grid):
         """What a simulation does: gives the nodes their rows and their algorithm."""
 
         def site(context: Context, run: str) -> Site:
+            assert run == token, "nodes know one run at a time"
             number = int(context.node_config["partition-id"])
             role = population.role(number)
             rows = partial(rows_of, population, number)
