@@ -32,10 +32,14 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
     device = device_of(config.engine)
     population = population or make_population(config)
     algorithm = make_algorithm(config, model_for(config, population))
-    federation = make_federation(config, algorithm, population, device)
+    return experiment_of(config, algorithm, make_federation(config, algorithm, population, device))
+
+
+def experiment_of(config: Config, algorithm: Algorithm[object], fed: Federation) -> Experiment[object]:
+    """The experiment of this config on these clients."""
     about: dict[str, object] = {"config": config.resolve()}
     return Experiment(
-        algorithm, federation, config.rounds, config.evaluation, checkpoint_every=config.checkpoint_every, about=about
+        algorithm, fed, config.rounds, config.evaluation, checkpoint_every=config.checkpoint_every, about=about
     )
 
 

@@ -1,4 +1,4 @@
-"""Flower's own types: letters to nodes, answers from them, and the app that a node runs. Only this file knows them."""
+"""Flower's own types: letters to nodes, answers from them, and the apps. Only this file and `simulation` have them."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
 
 from kinfed.engines.flower.memory import InFolder, Memory
 from kinfed.engines.flower.packing import Facts, Packed, Parcel, pack, unpack
@@ -100,6 +100,13 @@ class InContext:
 
     def _name(self, version: int) -> str:
         return f"memory.{self.run}.{version}"
+
+
+def server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
+    """The app of a server that does this."""
+    app = ServerApp()
+    app.main()(main)
+    return app
 
 
 def client_app(site_of: Callable[[Context, str], Site], home_of: Callable[[Context, str], Path | None]) -> ClientApp:

@@ -3,6 +3,7 @@
 What a client keeps stays with it: the server knows only which version of it was accepted (see `memory`).
 """
 
+import logging
 import secrets
 import time
 from abc import abstractmethod
@@ -23,6 +24,7 @@ from kinfed.params import Stack, from_flat, rows, stack, to_flat
 if TYPE_CHECKING:
     from kinfed.engines.flower.messages import Post
 
+LOG = logging.getLogger("kinfed.engines")
 PATIENCE = 3  # calls in a row that nobody answers
 
 
@@ -44,6 +46,7 @@ class Networked(Federation):
         self.durable = self.memory["version"]  # the same as the last checkpoint has it
         self.nodes: dict[int, int] = {}  # client -> node
         self.invited: dict[str, int] = {}  # letter -> node
+        self.turned_away: set[int] = set()  # nodes of which that has been said
         self.unanswered: dict[str, int] = {}  # letter of an earlier call -> client
         self.forms: dict[tuple[object, ...], Form] = {}
         self.has_begun = False
@@ -106,6 +109,10 @@ class Networked(Federation):
         seat = None if answer.has_failed or node < 0 else self._seat(answer.facts, node)
         if seat is not None and self.nodes.get(seat, node) == node:
             self.nodes[seat] = node
+        elif node not in self.turned_away:
+            self.turned_away.add(node)
+            why = f"code {answer.facts['fault']}, see its own log" if "fault" in answer.facts else "no seat is its"
+            LOG.warning("node %d cannot take part: %s", node, why)
 
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
         tick = sum(self.calls.values())

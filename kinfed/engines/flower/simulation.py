@@ -122,23 +122,19 @@ class Simulation:
 
     def _serve(self) -> None:
         """Flower's own loop, until the simulation is over."""
-        from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
 
-        from kinfed.engines.flower.messages import client_app
-
-        server = ServerApp()
+        from kinfed.engines.flower.messages import client_app, server_app
 
         def main(grid: "Grid", context: "Context") -> None:
             self.grids.put(grid)
             self.over.wait()
 
-        server.main()(main)
         app = client_app(partial(site_at, self.shelf), partial(home_at, self.shelf))
         resources = {"num_cpus": 1, "num_gpus": self.gpus}
         with quiet():
             try:
-                run_simulation(server, app, self.nodes, backend_config={"client_resources": resources})
+                run_simulation(server_app(main), app, self.nodes, backend_config={"client_resources": resources})
             except BaseException as error:
                 self.grids.put(error)
 

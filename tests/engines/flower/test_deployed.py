@@ -59,7 +59,7 @@ def served(method, town, seats=12, wait=12, known=None, **settings):
     return fed
 
 
-@pytest.mark.parametrize("name", ["fedavg", "flt", "repa", "flis_dc"])
+@pytest.mark.parametrize("name", ["fedavg", "repa", "flis_dc"])
 def test_a_server_without_rows_gives_what_one_with_all_of_them_gives(name):
     method = make(name)
     fed = served(method, Town(method), fraction=0.5)
@@ -185,7 +185,7 @@ def test_what_enrolment_tells_is_no_row_and_no_label():
     assert not any(records["arrays"] for _, records in heard)
 
 
-@pytest.mark.parametrize("name", ["flt", "repa", "fesem", "cfl"])
+@pytest.mark.parametrize("name", ["flt", "repa"])
 def test_a_newcomer_that_does_not_answer_stops_nobody(name):
     def meddle(letter, answer):
         facts = facts_in(letter)

@@ -20,7 +20,7 @@ from kinfed.training import LocalTraining
 from tests.engines.flower.loopback import Loopback, wired
 from tests.problems import assert_close, small_net, tiny_population
 
-SICK, ROUNDS = 2, 3
+SICK, ROUNDS = 2, 2
 FEDAVG = FedAvg(small_net(), LocalTraining(epochs=1, batch_size=5, lr=0.05))
 
 

@@ -4,6 +4,7 @@ CI runs five methods that between them use all that an engine gives: KINFED_FLOW
 """
 
 import os
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -23,15 +24,6 @@ CHOSEN = METHODS if os.environ.get("KINFED_FLOWER") == "all" else FIVE
 ROLES = tuple(Role(holdout=i == 2, joins={4: 2}.get(i, 0)) for i in range(12))
 
 
-@pytest.fixture(scope="module")
-def nodes():
-    """Ray and Flower's nodes, started once for all methods."""
-    pytest.importorskip("flwr")
-    running = simulation.Simulation(nodes=12, workers=2)
-    yield running
-    running.close()
-
-
 def run(method, engine, **settings):
     people = replace(population(), roles=ROLES)
     experiment = Experiment(method, engine(method, people, fraction=0.5, **settings), 3, Evaluation(adapt=True))
@@ -42,10 +34,18 @@ def run(method, engine, **settings):
 
 
 @pytest.mark.flower
-@pytest.mark.xdist_group("flower")
-@pytest.mark.parametrize("name", CHOSEN)
-def test_simulated_nodes_give_what_the_vectorised_engine_gives(name, nodes):
-    method = make(name)
+def test_simulated_nodes_give_what_the_vectorised_engine_gives():
+    pytest.importorskip("flwr")
+    with closing(simulation.Simulation(nodes=12, workers=2)) as nodes:  # Ray takes long to start: once for all methods
+        for name in CHOSEN:
+            try:
+                compare(make(name), nodes)
+            except AssertionError as difference:
+                difference.add_note(f"the method is {name}")
+                raise
+
+
+def compare(method, nodes):
     wanted, there, reference = run(method, Vectorised)
     summary, here, ours = run(method, Flower, simulation=nodes)
     assert_close(here, there)
