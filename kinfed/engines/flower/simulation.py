@@ -16,9 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Queue
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from kinfed.algorithm import Algorithm
 from kinfed.data.population import Population
@@ -43,10 +41,20 @@ OFFLINE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray warns unless it is said
 }
-Hosted = tuple[Algorithm[object], Population, Path | None]
-FETCHED: dict[str, Hosted] = {}  # in a worker: of the run it works for
 NODES = "nodes"  # in a run folder: what its clients remember
 START = 180.0  # seconds that Ray and the nodes have to come up
+
+
+class Hosted(NamedTuple):
+    """What the clients of a run have in common."""
+
+    algorithm: Algorithm[object]
+    population: Population
+    home: Path | None  # where they keep their memory; None: in Flower's context
+    device: str
+
+
+FETCHED: dict[str, Hosted] = {}  # in a worker: of the run it works for
 
 
 def need_flower() -> None:
@@ -88,11 +96,11 @@ class Simulation:
             raise NetworkError(f"Flower's simulation did not start: {grid}") from grid
         self.grid = grid
 
-    def host(self, token: str, algorithm: Algorithm[object], population: Population, home: Path | None) -> None:
+    def host(self, token: str, hosted: Hosted) -> None:
         """Hands workers what the clients of a run have and compute with, and where they keep their memory."""
         import ray
 
-        ray.get(self.shelf.put.remote(token, [ray.put((algorithm, population, home))]))
+        ray.get(self.shelf.put.remote(token, [ray.put(hosted)]))
 
     def close(self) -> None:
         """Ends all that was started."""
@@ -114,10 +122,13 @@ class Simulation:
             where = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": self.workers, "include_dashboard": False}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                ray.init(
-                    logging_level=logging.ERROR, log_to_driver=False,
-                    runtime_env={"env_vars": OFFLINE | {"PYTHONPATH": path}}, **where,
-                )  # fmt: skip
+                try:
+                    ray.init(
+                        logging_level=logging.ERROR, log_to_driver=False,
+                        runtime_env={"env_vars": OFFLINE | {"PYTHONPATH": path}}, **where,
+                    )  # fmt: skip
+                except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+                    raise NetworkError(f"Ray did not start: {error}") from error
         return ray.remote(num_cpus=0)(Shelf).remote()
 
     def _serve(self) -> None:
@@ -166,18 +177,14 @@ def quiet() -> Iterator[None]:
 
 def site_at(shelf: "ActorHandle", context: "Context", token: str) -> Site:
     """In a worker: the client that a node stands for."""
-    algorithm, population, _ = fetched(shelf, token)
-    number = int(context.node_config["partition-id"])
-    role = population.role(number)
-    return Site(
-        str(number), algorithm, partial(rows_of, population, number), number, role.labelled, not role.trains,
-        worker_device(),
-    )  # fmt: skip
+    hosted, number = fetched(shelf, token), int(context.node_config["partition-id"])
+    role, rows = hosted.population.role(number), partial(rows_of, hosted.population, number)
+    return Site(str(number), hosted.algorithm, rows, number, role.labelled, role.holdout, hosted.device)
 
 
 def home_at(shelf: "ActorHandle", context: "Context", token: str) -> Path | None:
     """In a worker: where clients of this run keep their memory; None: in Flower's context."""
-    return fetched(shelf, token)[2]
+    return fetched(shelf, token).home
 
 
 def fetched(shelf: "ActorHandle", token: str) -> Hosted:
@@ -189,10 +196,6 @@ def fetched(shelf: "ActorHandle", token: str) -> Hosted:
         FETCHED.clear()
         FETCHED[token] = hosted
     return FETCHED[token]
-
-
-def worker_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def rows_of(population: Population, client: int, round: int) -> Holding:
@@ -256,7 +259,7 @@ class Flower(Networked):
         return simulation, Post(simulation.grid)
 
     def _host(self, simulation: Simulation) -> None:
-        simulation.host(self.token, self.method, self.population, self.home)
+        simulation.host(self.token, Hosted(self.method, self.population, self.home, self.device.type))
 
     def _seat(self, facts: Facts, node: int) -> int | None:
         number = facts.get("number")

@@ -14,7 +14,7 @@ from kinfed.algorithm import Algorithm
 from kinfed.data import Population
 from kinfed.engines import Flower
 from kinfed.engines.flower.messages import client_app
-from kinfed.engines.flower.simulation import rows_of
+from kinfed.engines.flower.simulation import Hosted, rows_of
 from kinfed.engines.flower.site import Site
 
 Meddler = Callable[[Message, Message], list[Message]]  # a letter and its answer -> what comes back instead
@@ -37,17 +37,17 @@ class Loopback(Grid):
         self.meddle, self.home = meddle, home
         self.app = None
 
-    def host(self, token: str, algorithm: Algorithm, population: Population, home: Path | None) -> None:
+    def host(self, token: str, hosted: Hosted) -> None:
         """What a simulation does: gives the nodes their rows and their algorithm."""
 
         def site(context: Context, run: str) -> Site:
             assert run == token, "nodes know one run at a time"
             number = int(context.node_config["partition-id"])
-            role = population.role(number)
-            rows = partial(rows_of, population, number)
-            return Site(f"site-{number}", algorithm, rows, number, role.labelled, role.holdout)
+            role = hosted.population.role(number)
+            rows = partial(rows_of, hosted.population, number)
+            return Site(f"site-{number}", hosted.algorithm, rows, number, role.labelled, role.holdout)
 
-        self.app = client_app(site, lambda context, run: self.home or home)
+        self.app = client_app(site, lambda context, run: self.home or hosted.home)
 
     @property
     def grid(self) -> "Loopback":
