@@ -38,7 +38,7 @@ def folders(tmp_path):
 def federation(folders, config=CONFIG, clients=range(6)) -> Loopback:
     grid = Loopback(0)
     grid.app = client_app_for(config, PLAN)
-    for client in clients:
+    for client in reversed(clients):  # in whatever order they come
         here = folders / f"clinic-{client}"
         grid.online[100 + client] = {"name": here.name, "data": str(here), "home": str(here / "memory")}
     return grid
@@ -57,6 +57,8 @@ def test_a_deployment_gives_what_a_simulation_of_the_same_clients_gives(folders,
     assert "round 4/4" in capsys.readouterr().out
     files = {path.name for path in (folders / "run").iterdir()}
     assert {"config.toml", "rounds.csv", "clients.csv", "ledger.csv", "checkpoint.safetensors"} <= files
+    roster = (folders / "run" / "roster.csv").read_text().splitlines()
+    assert roster[:2] == ["client,name,train,test,labelled,holdout,joins", "0,clinic-0,7,5,True,False,0"]
     assert list((folders / "clinic-0" / "memory").rglob("*.safetensors"))  # its control variate, at home
 
 

@@ -11,6 +11,7 @@
     summary.json             the last metrics, what is measured at the end, the cost, how fast it went there
     relatedness.npz          who is related to whom, where the method finds that out
     checkpoint.safetensors   all that is needed to go on
+    roster.csv               of a deployment: the name and the number of each client
     nodes/                   what clients remember, where the engine is `flower` and they remember something
 
 Rounds count from 1: round 3 is what held after the third. Two equal runs have equal tables, byte for byte, but for

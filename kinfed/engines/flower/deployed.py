@@ -1,6 +1,8 @@
 """The server of a real federation: it has no client's rows, and knows of each client what it said when it enrolled."""
 
+import csv
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from kinfed.engines.flower.messages import Post
+
+
+ROSTER = "roster.csv"
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ class Deployed(Networked):
             attempts=attempts,
         )  # fmt: skip
         self.sees_rows = False
-        self.roster: dict[int, Enrolled] = {}
+        self.roster: dict[int, Enrolled] = {}  # by number
+        self.written: dict[int, Enrolled] = {}
+        self.folder: Path | None = None
         self.way = Post(grid)
 
     @property
@@ -99,6 +106,25 @@ class Deployed(Networked):
     def test_rows(self) -> int:
         return sum(len(self.test[client]) for client in self.clients.tolist())
 
+    def gather(self, wanted: int, seconds: float) -> None:
+        """Waits until so many clients have enrolled; the first ones are numbered by name, whoever came first."""
+        is_new = not self.roster
+        super().gather(wanted, seconds)
+        if is_new:
+            known = sorted(self.roster.items(), key=lambda entry: entry[1].name)
+            self.nodes = {new: self.nodes[old] for new, (old, _) in enumerate(known) if old in self.nodes}
+            for seat, (_, client) in enumerate(known):
+                self._sit(seat, client)
+        self._write()
+
+    def settle(self, folder: Path) -> None:
+        self.folder = folder
+        self._write()
+
+    def begin(self, round: int) -> None:
+        super().begin(round)
+        self._write()
+
     def carried(self) -> dict[str, object]:
         return super().carried() | {"roster": {str(seat): asdict(client) for seat, client in self.roster.items()}}
 
@@ -111,7 +137,7 @@ class Deployed(Networked):
             self._sit(int(seat), Enrolled(**client))
 
     def _seat(self, facts: Facts, node: int) -> int | None:
-        """The seat of a client that is known by its name, or a free one; its own number if it has one."""
+        """The seat of a client that is known by its name, or a free one."""
         said = Enrolled.read(facts, joins=self.next_round)
         if said is None:
             return None
@@ -121,21 +147,26 @@ class Deployed(Networked):
                 return None  # somebody else of this name is connected
             self._sit(known, replace(said, joins=self.roster[known].joins))
             return known
-        number = facts.get("number")
-        wanted = number if type(number) is int and number >= 0 else self._free()
-        if wanted is None or wanted >= self.count or wanted in self.roster or self.is_over:
-            return None
-        self._sit(wanted, said)
-        return wanted
-
-    def _free(self) -> int | None:
-        return next((seat for seat in range(self.count) if seat not in self.roster), None)
+        free = next((seat for seat in range(self.count) if seat not in self.roster), None)
+        if free is not None and not self.is_over:
+            self._sit(free, said)
+            return free
+        return None
 
     def _sit(self, seat: int, client: Enrolled) -> None:
         self.roster[seat] = client
         self.roles = (*self.roles[:seat], client.role, *self.roles[seat + 1 :])
         self.since[seat] = client.joins
         self.train[seat], self.test[seat] = torch.arange(client.train), torch.arange(client.test)  # how many, not which
+
+    def _write(self) -> None:
+        """Writes down who has which number, for people: metrics and groups of a run know numbers only."""
+        if self.folder is None or self.written == self.roster:
+            return
+        rows = [[seat, *asdict(client).values()] for seat, client in sorted(self.roster.items())]
+        with open(self.folder / ROSTER, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([["client", *(f.name for f in fields(Enrolled))], *rows])
+        self.written = dict(self.roster)
 
     def _enrolled(self, ids: Tensor) -> Tensor:
         return ids[[client in self.roster for client in ids.tolist()]]

@@ -34,7 +34,7 @@ class Town(Loopback):
 
     def arrive(self, client, node=None, **wishes):
         node = 100 + client if node is None else node
-        self.online[node] = {"name": f"clinic {client}", "client": client, **wishes}
+        self.online[node] = {"name": f"clinic {client:02}", "client": client, **wishes}
         return node
 
     @staticmethod
@@ -114,7 +114,7 @@ def test_who_comes_back_as_another_node_is_the_same_client():
     watch = Later({1: lambda: town.online.pop(103), 3: lambda: town.arrive(3, node=777)})
     fed = served(method, town)
     summary = Experiment(method, fed, 6, observers=[watch]).run()
-    assert fed.nodes[3] == 777 and fed.roster[3].name == "clinic 3" and len(fed.roster) == 12
+    assert fed.nodes[3] == 777 and fed.roster[3].name == "clinic 03" and len(fed.roster) == 12
     assert summary["replies_no_answer"] > 0
     assert fed.ledger.rounds[-1][2] == 12  # all are evaluated again
 
