@@ -63,3 +63,15 @@ def test_without_flower_the_engine_says_what_to_install(monkeypatch):
     monkeypatch.setattr(simulation, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"flwr and ray, which are not installed: pip install 'kinfed\[flower\]'"):
         Flower(make("fedavg"), population())
+
+
+def test_nothing_is_told_to_others(monkeypatch, tmp_path):
+    for name in (*simulation.OFFLINE, "FLWR_HOME"):
+        monkeypatch.setenv(name, "before")
+    monkeypatch.delenv("FLWR_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    simulation.stay_offline()
+    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0" and os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert os.environ["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert os.environ["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert os.environ["FLWR_HOME"] == str(tmp_path / "kinfed" / "flower")
