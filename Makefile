@@ -25,7 +25,7 @@ format: $(READY)
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[hub,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[hub,flower,dev]'
 	touch $(READY)
 
 clean:

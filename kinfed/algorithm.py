@@ -47,7 +47,8 @@ class Algorithm(ABC, Generic[State]):
 
     def need_labels(self, clients: Tensor, fed: Federation) -> None:
         """Raises RoleError where the method needs labels, and some of these clients have no labelled training rows."""
-        without = [i for i in clients.tolist() if not fed.roles[i].labelled or not len(fed.train[i])]
+        sizes = fed.sizes.tolist()
+        without = [i for i in clients.tolist() if not fed.roles[i].labelled or not sizes[i]]
         if without and self.needs_labels:
             raise RoleError(
                 f"clients {without} have no labelled training rows, but {self.needs_labels}; "
@@ -57,6 +58,10 @@ class Algorithm(ABC, Generic[State]):
     def blank_memory(self) -> Payload:
         """Client: what it remembers before its first task."""
         return {}
+
+    def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
+        """Client: the networks whose weights, or some of them, it may be sent, for rows of this shape."""
+        return (self.model.init(),)
 
     def groups(self, state: State) -> Tensor | None:
         """Server: the kinship found for each client ([clients], -1 for not placed), where the method finds any."""

@@ -39,7 +39,10 @@ DataDir = Annotated[
     typer.Option(help="Folder of the datasets' .npz files. Default: $KINFED_DATA or the cache.", show_default=False),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, or auto: cuda where there is one.", show_default=False)]
-Engine = Annotated[str | None, typer.Option(help="vectorised or sequential (slow, the reference).", show_default=False)]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="vectorised, sequential (slow, the reference) or flower (Ray's simulation).", show_default=False),
+]
 Seed = Annotated[int | None, typer.Option(help="Fixes clients, first weights and every draw.", show_default=False)]
 Rounds = Annotated[int | None, typer.Option(help="Rounds of training in all.", show_default=False)]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of bars, as when the output is not a terminal.")]

@@ -174,6 +174,7 @@ def go_on(config: Config, path: Path, display: Display, population: Population |
 def conduct(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> RunFolder:
     """The run itself, watched by its folder and the display."""
     about: dict[str, str | int] = {"method": config.method, "dataset": config.data.name, "seed": config.seed}
+    experiment.fed.settle(path)
     folder = RunFolder(path, experiment.fed, about | {"rounds": config.rounds})
     folder.events.mend()
     folder.events.note("resumed" if resume else "started", device=str(experiment.fed.device))
@@ -189,6 +190,8 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
     except KinfedError as error:
         folder.events.note("failed", message=str(error))
         raise
+    finally:
+        experiment.fed.close()
     return folder
 
 
@@ -244,9 +247,15 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
                "rejected_replies": "rejected replies"}  # fmt: skip
     rows = [(title, percent(summary[name])) for name, title in shares.items() if name in summary]
     rows += [(title, number(summary[name])) for name, title in numbers.items() if name in summary]
+    rows += [(reason_of(name), number(summary[name])) for name in summary if name.startswith("replies_")]
     bytes_moved = {"bytes_down": "sent to clients", "bytes_up": "sent by clients"}
     cost = [(title, in_bytes(summary[name] or 0)) for name, title in bytes_moved.items()]
     return [("", "last round"), *rows, *cost]
+
+
+def reason_of(name: str) -> str:
+    """What became of some replies, in words."""
+    return f"replies: {name.removeprefix('replies_').replace('_', ' ')}"
 
 
 def number(value: float | int | None) -> str:

@@ -6,6 +6,7 @@ KinfedError
 ├── ModelError         a network does not fit the data or the classes
 ├── CheckpointError    a run folder cannot be read or belongs to another config
 ├── RoleError          a method cannot serve a client of this role
+├── NetworkError       clients cannot be reached, or nobody answers
 └── OneByOneOnly       a task cannot run side by side; engines catch it and loop
 """
 
@@ -32,6 +33,10 @@ class CheckpointError(KinfedError):
 
 class RoleError(KinfedError):
     """A method cannot serve a client of this role."""
+
+
+class NetworkError(KinfedError):
+    """Clients cannot be reached, or nobody answers."""
 
 
 class OneByOneOnly(KinfedError):

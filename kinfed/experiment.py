@@ -1,6 +1,7 @@
 """An experiment: rounds of a method on a federation, evaluated as they go, watched by observers, resumable."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,10 @@ class Experiment(Generic[State]):
             raise ConfigError(
                 f"rounds and checkpoint_every must be at least 1, got {self.rounds} and {self.checkpoint_every}"
             )
+        if self.evaluation.correlation and not self.fed.sees_rows:
+            raise ConfigError(
+                "evaluation.correlation needs all clients' rows, which a deployed server has not; leave it out"
+            )
         self.algorithm.need_labels(self.fed.unlabelled, self.fed)
         if not len(self.fed.clients):
             raise ConfigError(
@@ -102,6 +107,7 @@ class Experiment(Generic[State]):
 
     def run(self, resume: bool = False) -> dict[str, float | int | None]:
         """The summary after all rounds; with `resume`, from the checkpoint on."""
+        self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
         done, placed, state = self._resumed() if resume else (0, self.fed.clients, self.algorithm.init(self.fed))
@@ -129,19 +135,24 @@ class Experiment(Generic[State]):
         means = [(round, metrics["accuracy"]) for round, metrics in self.history]
         down, up = self._bytes()
         reached = rounds_to_target(means, self.evaluation.target)
-        test_rows = len(torch.cat([self.fed.test[i] for i in self.fed.clients.tolist()]).unique())
         return {
             **self.history[-1][1],
             **self._means("clustering_error", "clustering_accuracy"),
             **self.closing,
-            "standard_error": standard_error(means[-1][1], max(1, test_rows)),
+            "standard_error": standard_error(means[-1][1], max(1, self.fed.test_rows)),
             "rounds_to_target": reached,
             "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),
             "converged_at": converged_at(means),
             "bytes_down": down,
             "bytes_up": up,
-            "rejected_replies": len(self.fed.rejected),
+            "rejected_replies": sum(reply.was_dropped for reply in self.fed.rejected),
+            **self._unused(),
         }
+
+    def _unused(self) -> dict[str, int]:
+        """How many replies were not used, or did not come, by reason."""
+        reasons = Counter(reply.reason for reply in self.fed.rejected)
+        return {f"replies_{reason.replace(' ', '_')}": count for reason, count in sorted(reasons.items())}
 
     def _means(self, *names: str) -> dict[str, float]:
         """Means over the evaluated rounds of the metrics that have been measured."""

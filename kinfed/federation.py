@@ -6,6 +6,7 @@ Everything that crosses the wire is counted where it crosses, in `Federation.run
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,9 @@ from kinfed.errors import ConfigError
 from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
 
 Task = Callable[..., Reply]
+NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
+MISSING = (NO_ANSWER, FAILED, REFUSED)  # nothing came that could have been used
+FORGOT = "forgot"  # a client had lost its memory and began anew; its reply was used
 
 
 def one_by_one(task: Task) -> Task:
@@ -42,6 +46,25 @@ class Offer(NamedTuple):
 
 
 NO_OFFER = Offer()
+
+
+class Rejected(NamedTuple):
+    """A reply that was not used, or did not come, and why; or one that came from a client that had lost its memory."""
+
+    round: int
+    task: str
+    client: int  # -1: nobody knows whose it is
+    reason: str = NOT_FINITE
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there was nothing to use."""
+        return self.reason in MISSING
+
+    @property
+    def was_dropped(self) -> bool:
+        """Whether a reply came and was not used."""
+        return not self.is_missing and self.reason != FORGOT
 
 
 @dataclass(frozen=True)
@@ -95,7 +118,7 @@ class Ledger:
 
 
 class Federation(ABC):
-    """Clients, their data and their memory; engines say how a task reaches them."""
+    """Who is there, what is counted, and one verb; engines say how a task reaches the clients."""
 
     def __init__(
         self, algorithm: Workshop, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"
@@ -116,12 +139,18 @@ class Federation(ABC):
         self.calls: dict[str, int] = {}
         self.ledger = Ledger(self.count)
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
-        self.rejected: list[tuple[int, str, int]] = []  # round, task, client: replies that were not finite
+        self.rejected: list[Rejected] = []
+        self.sees_rows = True  # False: clients' rows are elsewhere, and the server knows how many they are
 
     @property
     def sizes(self) -> Tensor:
         """Training rows of every client, known from enrolment: [clients]."""
         return torch.tensor([len(rows) for rows in self.train], device=self.device)
+
+    @property
+    def test_rows(self) -> int:
+        """How many different rows those who train are tested on."""
+        return len(torch.cat([self.test[i] for i in self.clients.tolist()]).unique())
 
     @property
     def clients(self) -> Tensor:
@@ -155,6 +184,25 @@ class Federation(ABC):
                 self._change(change)
         self.round = round
 
+    def settle(self, folder: Path) -> None:  # noqa: B027 - engines need not
+        """Says where the run is written, before it begins; an engine may keep what it needs to go on there."""
+
+    def open(self) -> None:  # noqa: B027
+        """Gets clients ready, where that takes long."""
+
+    def saved(self) -> None:  # noqa: B027
+        """Says that the federation as it is now is in a checkpoint, or has just come from one."""
+
+    def carried(self) -> dict[str, object]:
+        """What an engine wants to find in the checkpoint again, as JSON."""
+        return {}
+
+    def carry(self, carried: dict[str, object]) -> None:  # noqa: B027
+        """Takes it from a checkpoint."""
+
+    def close(self) -> None:  # noqa: B027
+        """Lets go of all that the engine started."""
+
     def sample(self) -> Tensor:
         """Ids of ⌊fraction · clients⌋ (at least one) of those who train, without replacement, sorted."""
         return self.sample_from(self.clients)
@@ -168,41 +216,15 @@ class Federation(ABC):
         """What the cohort answers to a task; answers with a NaN or an infinity in them are left out and noted."""
         name = task.__name__
         keys = fold(torch.tensor(self._next_key(name)), cohort.cpu()).to(self.device)
-        send, keep = self._run(name, cohort, keys, offer)
-        good = self._finite(name, cohort, send)
-        if keep:
-            self._keep(cohort[good], each_leaf(lambda t: t[good], to_flat(keep)))
-        replies = Replies(cohort[good], from_flat(each_leaf(lambda t: t[good], to_flat(send))))
-        up = sum(t[0].numel() * t.element_size() for t in to_flat(send).values())
-        self.ledger.count(self.round, name, cohort, offer.bytes_each(), cohort, up)
-        return replies
+        return self._answers(name, cohort, keys, offer)
 
     @abstractmethod
-    def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
-        """What all clients of the cohort send and keep, stacked."""
+    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
+        """The answers that can be used; what clients keep is kept, what crossed is counted, the rest is noted."""
 
     def blank_memory(self) -> Params:
         """What a client remembers before its first task, flat."""
         return {name: t.to(self.device) for name, t in to_flat(self.algorithm.blank_memory()).items()}
-
-    def remembered(self, cohort: Tensor) -> Stack:
-        """What these clients remember, flat, stacked."""
-        if self.memory:
-            return each_leaf(lambda t: t[cohort], self.memory)
-        return repeat(self.blank_memory(), len(cohort))
-
-    def _keep(self, cohort: Tensor, kept: Stack) -> None:
-        if not self.memory:
-            self.memory = repeat(self.blank_memory(), self.count)
-        self.memory = self.memory | put({name: self.memory[name] for name in kept}, cohort, kept)
-
-    def _finite(self, name: str, cohort: Tensor, send: Payload) -> Tensor:
-        good = torch.ones(len(cohort), dtype=torch.bool, device=self.device)
-        for tensor in to_flat(send).values():
-            if tensor.is_floating_point():
-                good &= torch.isfinite(tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]).all(1)
-        self.rejected += [(self.round, name, int(client)) for client in cohort[~good]]
-        return good.nonzero()[:, 0]
 
     def _next_key(self, name: str) -> int:
         self.calls[name] = self.calls.get(name, 0) + 1
@@ -223,3 +245,40 @@ class Federation(ABC):
             self.since[client] = change.round
         if self.groups is not None and change.groups is not None:
             self.groups = self.groups.index_copy(0, change.clients, change.groups)
+
+
+class Resident(Federation):
+    """A federation whose clients live in this process; engines say how a task reaches them."""
+
+    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
+        send, keep = self._run(name, cohort, keys, offer)
+        good = self._finite(name, cohort, send)
+        if keep:
+            self._keep(cohort[good], each_leaf(lambda t: t[good], to_flat(keep)))
+        replies = Replies(cohort[good], from_flat(each_leaf(lambda t: t[good], to_flat(send))))
+        up = sum(t[0].numel() * t.element_size() for t in to_flat(send).values())
+        self.ledger.count(self.round, name, cohort, offer.bytes_each(), cohort, up)
+        return replies
+
+    @abstractmethod
+    def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
+        """What all clients of the cohort send and keep, stacked."""
+
+    def remembered(self, cohort: Tensor) -> Stack:
+        """What these clients remember, flat, stacked."""
+        if self.memory:
+            return each_leaf(lambda t: t[cohort], self.memory)
+        return repeat(self.blank_memory(), len(cohort))
+
+    def _keep(self, cohort: Tensor, kept: Stack) -> None:
+        if not self.memory:
+            self.memory = repeat(self.blank_memory(), self.count)
+        self.memory = self.memory | put({name: self.memory[name] for name in kept}, cohort, kept)
+
+    def _finite(self, name: str, cohort: Tensor, send: Payload) -> Tensor:
+        good = torch.ones(len(cohort), dtype=torch.bool, device=self.device)
+        for tensor in to_flat(send).values():
+            if tensor.is_floating_point():
+                good &= torch.isfinite(tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]).all(1)
+        self.rejected += [Rejected(self.round, name, int(client)) for client in cohort[~good]]
+        return good.nonzero()[:, 0]

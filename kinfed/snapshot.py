@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kinfed.algorithm import Algorithm
 from kinfed.errors import CheckpointError
-from kinfed.federation import Federation, Ledger
+from kinfed.federation import Federation, Ledger, Rejected
 
 State = TypeVar("State")
 T = TypeVar("T")
@@ -28,9 +28,11 @@ def save(path: Path, state: object, fed: Federation, about: Mapping[str, object]
     """Writes the state, client memories, ledger and random counters; `about` can be read back by itself."""
     tensors: dict[str, Tensor] = {}
     whole = {"state": state, "memory": fed.memory, "ledger": fed.ledger, "calls": fed.calls, "rejected": fed.rejected}
+    whole["engine"] = fed.carried()
     tree = {name: _take_apart(part, name, tensors) for name, part in whole.items()}
     metadata = {"about": json.dumps(about), "tree": json.dumps(tree)}
     write_atomically(path, lambda beside: save_file(tensors, beside, metadata=metadata))
+    fed.saved()
 
 
 def load(path: Path, algorithm: Algorithm[State], fed: Federation) -> State:
@@ -39,9 +41,11 @@ def load(path: Path, algorithm: Algorithm[State], fed: Federation) -> State:
     tree = json.loads(metadata["tree"])
     fed.ledger = _put_together(Ledger, tree["ledger"], tensors)
     fed.calls = _put_together(dict[str, int], tree["calls"], tensors)
-    fed.rejected = _put_together(list[tuple[int, str, int]], tree["rejected"], tensors)
+    fed.rejected = [Rejected(*entry) for entry in _put_together(list[tuple[int, str, int, str]], tree["rejected"], {})]
     tensors = {name: t.to(fed.device) for name, t in tensors.items()}
     fed.memory = _put_together(dict[str, Tensor], tree["memory"], tensors)
+    fed.carry(tree.get("engine", {}))
+    fed.saved()
     kind: type[State] = get_type_hints(type(algorithm).init)["return"]
     return _put_together(kind, tree["state"], tensors)
 
@@ -49,6 +53,11 @@ def load(path: Path, algorithm: Algorithm[State], fed: Federation) -> State:
 def about(path: Path) -> dict[str, object]:
     """What was said about the snapshot when it was saved."""
     return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["about"]))
+
+
+def carried(path: Path) -> dict[str, object]:
+    """What the engine wanted to find again: a server needs to know its clients before they come back."""
+    return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["tree"]).get("engine", {}))
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:

@@ -93,6 +93,11 @@ def assert_same_bits(a: Params | Stack, b: Params | Stack) -> None:
         assert torch.equal(a[name], b[name]), name
 
 
+def rows_of_memory(fed: Federation, client: int) -> Params:
+    """What one client of a federation in this process remembers."""
+    return {name: t[client] for name, t in fed.memory.items()}
+
+
 def real_data(*names: str) -> Path:
     """The folder with these datasets, or a skip that says what is missing."""
     for folder in (data_root(), Path("~/.cache/kinfed").expanduser(), Path(__file__).parents[2] / "shared" / "data"):
@@ -114,6 +119,7 @@ __all__ = [
     "assert_same_bits",
     "fit",
     "real_data",
+    "rows_of_memory",
     "same_groups",
     "small_net",
     "tiny_model",

@@ -85,7 +85,7 @@ class Explodes(FedAvg):
 def test_an_infinite_update_is_left_out_and_counted():
     _, summary, experiment = watched(Explodes(small_net()))
     assert summary["rejected_replies"] == 3
-    assert experiment.fed.rejected == [(t, "train", 1) for t in range(3)]
+    assert experiment.fed.rejected == [(t, "train", 1, "not finite") for t in range(3)]
     assert all(torch.isfinite(w).all() for w in experiment.state.params.values())
 
 

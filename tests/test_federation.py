@@ -70,7 +70,7 @@ def test_a_reply_that_is_not_finite_is_left_out_and_noted(engine):
     replies = fed.run(fed.algorithm.sick, fed.clients)
     assert replies.cohort.tolist() == [0, 2, 3, 4, 5]
     assert replies["count"].tolist() == [7, 12, 31, 9, 18]
-    assert fed.rejected == [(4, "sick", 1)]
+    assert fed.rejected == [(4, "sick", 1, "not finite")]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

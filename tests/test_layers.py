@@ -23,6 +23,7 @@ LAYERS = [
     {"runs", "progress"},
     {"comparison", "listing", "bench"},
     {"commands"},
+    {"deployment"},
     {"arguments"},
     {"cli"},
     {"__main__", ""},

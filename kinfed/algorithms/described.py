@@ -53,6 +53,9 @@ class Described(Clusters[D], ABC):
     def blank_memory(self) -> Payload:
         return {"described": torch.tensor(-1)} if self.dynamic else {}
 
+    def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
+        return self.model.init(), self.signature.network(torch.Size(shape)).init()
+
     def groups(self, state: D) -> Tensor:
         return state.kinship
 

@@ -70,6 +70,9 @@ class REPA(Clusters[REPAState]):
         replies = self.described(state.encoder, fed.clients, fed)
         return in_rows(fed.clients, replies.cohort, normalize(replies["statistics"]))
 
+    def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
+        return self.model.init(), self.signature.network(self.model, shape).init()
+
     def train_encoder(self, client: Client, params: Params) -> Reply:
         """Client task: some epochs of the encoder and its heads."""
         return Reply({"params": self.signature.train(self.model, client, params)})

@@ -17,7 +17,7 @@ from kinfed.config.settings import Config, EngineSettings
 from kinfed.data.build import build_population
 from kinfed.data.datasets import load
 from kinfed.data.population import Population
-from kinfed.engines import ENGINES, Vectorised
+from kinfed.engines import ENGINES, Flower, Vectorised
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Experiment
 from kinfed.federation import Federation
@@ -32,10 +32,14 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
     device = device_of(config.engine)
     population = population or make_population(config)
     algorithm = make_algorithm(config, model_for(config, population))
-    federation = make_federation(config, algorithm, population, device)
+    return experiment_of(config, algorithm, make_federation(config, algorithm, population, device))
+
+
+def experiment_of(config: Config, algorithm: Algorithm[object], fed: Federation) -> Experiment[object]:
+    """The experiment of this config on these clients."""
     about: dict[str, object] = {"config": config.resolve()}
     return Experiment(
-        algorithm, federation, config.rounds, config.evaluation, checkpoint_every=config.checkpoint_every, about=about
+        algorithm, fed, config.rounds, config.evaluation, checkpoint_every=config.checkpoint_every, about=about
     )
 
 
@@ -107,6 +111,11 @@ def make_federation(config: Config, algorithm: Algorithm[object], population: Po
         return Vectorised(
             algorithm, population, fraction=config.fraction, seed=config.seed, device=device,
             block=config.engine.block, workers=config.engine.workers, tf32=config.engine.tf32,
+        )  # fmt: skip
+    if engine is Flower:
+        return Flower(
+            algorithm, population, fraction=config.fraction, seed=config.seed, device=device,
+            timeout=config.engine.timeout, attempts=config.engine.attempts, workers=config.engine.workers,
         )  # fmt: skip
     return engine(algorithm, population, fraction=config.fraction, seed=config.seed, device=device)
 

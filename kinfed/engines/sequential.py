@@ -7,18 +7,18 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kinfed.client import Client, Reply, Rows
-from kinfed.federation import Federation, Offer, Workshop
+from kinfed.federation import Federation, Offer, Resident, Workshop
 from kinfed.params import Params, Payload, from_flat, rows, stack, to_flat
 
 
-class Sequential(Federation):
+class Sequential(Resident):
     """Clients one by one, each with a fresh copy of the algorithm and bytes instead of objects."""
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         return loop(self, name, cohort, keys, offer)
 
 
-def loop(fed: Federation, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
+def loop(fed: Resident, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
     """What every client of the cohort sends and keeps, asked one after the other."""
     memory = fed.remembered(cohort)
     sends, keeps = [], []

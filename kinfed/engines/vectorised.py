@@ -24,7 +24,7 @@ from kinfed.engines.sequential import loop
 from kinfed.engines.tables import RowTable, ladder, rounded
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
-from kinfed.federation import Federation, Offer, Task, Workshop
+from kinfed.federation import Offer, Resident, Task, Workshop
 from kinfed.models import LEAST
 from kinfed.params import Params, Payload, Stack, from_flat, join, rows, to_flat
 
@@ -53,7 +53,7 @@ class Watched(Client):
         return object.__getattribute__(self, name)
 
 
-class Vectorised(Federation):
+class Vectorised(Resident):
     """Cohorts cut into blocks, each block one vmap; a task that vmap refuses runs one by one, with a warning."""
 
     def __init__(

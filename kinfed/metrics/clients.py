@@ -23,7 +23,7 @@ def standard_error(mean: float, rows: int) -> float:
 
 def variance(accuracy: Tensor) -> float:
     """Fairness: population variance over clients in squared percentage points; lower is fairer."""
-    return float((100 * accuracy.double()).var(correction=0))
+    return float((100 * accuracy.double()).var(correction=0)) if len(accuracy) else float("nan")
 
 
 def worst_decile(accuracy: Tensor) -> float:

@@ -34,7 +34,7 @@ class Found:
     groups: Tensor  # [clients]; -1: not placed, not there yet, or a look-alike
     graph: Tensor | None  # [clients, clients] bool, where the method has one
     members: Tensor  # ids of those who train and are placed
-    labels: Tensor  # [members, classes] how many rows of each label they train on
+    labels: Tensor | None  # [members, classes] how many rows of each label they train on, where that is known
     planted: Tensor | None = None  # [clients], where groups are planted
 
     @classmethod
@@ -45,7 +45,8 @@ class Found:
             return None
         graph = algorithm.graph(state) if fed.count <= MANY else None
         members = fed.clients.cpu()[groups[fed.clients.cpu()] >= 0]
-        return cls(groups, None if graph is None else graph.cpu(), members, labels_held(fed)[members], fed.groups)
+        held = labels_held(fed)[members] if fed.sees_rows else None
+        return cls(groups, None if graph is None else graph.cpu(), members, held, fed.groups)
 
     @property
     def own(self) -> Tensor:
@@ -71,6 +72,8 @@ class Found:
             metrics |= agreement(self.groups, self.planted)
         else:
             metrics["groups"] = float(len(self.groups[self.groups >= 0].unique()))
+        if self.labels is None:
+            return metrics
         if 1 < len(self.members) <= MANY:
             error, right = clustering_error(self.together, belong_together(self.labels))
             metrics |= {"clustering_error": error, "clustering_accuracy": right}
@@ -79,7 +82,7 @@ class Found:
 
     def references(self, seed: int) -> dict[str, float]:
         """The uniformity of chance, and of clustering the labels themselves; nothing if all groups are of one."""
-        if uniformity(self.labels, self.own) is None:
+        if self.labels is None or uniformity(self.labels, self.own) is None:
             return {}
         by_name = {
             "uniformity_random": uniformity_of_chance(self.labels, self.own, base_key(seed, "uniformity") % 2**63),

@@ -55,7 +55,8 @@ def score_clients(algorithm: Algorithm[State], state: State, fed: Federation, ad
 
 def adapted_accuracy(algorithm: Algorithm[State], state: State, fed: Federation) -> Tensor:
     """Accuracies after local training, of the clients, strangers too, that have labelled rows to train on."""
-    able = [i for i in real_clients(fed).tolist() if fed.roles[i].labelled and len(fed.train[i])]
+    sizes = fed.sizes.tolist()
+    able = [i for i in real_clients(fed).tolist() if fed.roles[i].labelled and sizes[i]]
     who = torch.tensor(able, dtype=torch.long, device=fed.device)
     replies: Replies = fed.run(algorithm.evaluate_adapted, who, algorithm.offer(state, who, fed))
     accuracy = accuracy_of(replies["correct"].cpu(), replies["rows"].cpu())

@@ -61,7 +61,7 @@ class Tiles(nn.ConvTranspose2d):
         size = self.kernel_size[0]
         bias = None if self.bias is None else self.bias.repeat_interleave(size * size)
         tiles = _affine(input, self.weight.flatten(1), bias).unflatten(-1, (self.out_channels, size, size))
-        return tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+        return tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)  # type: ignore[no-any-return]
 
 
 def _affine(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -70,7 +70,7 @@ def _affine(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     flat = pixels.flatten(0, 2)
     if bias is not None:
         flat, weight = torch.cat([flat, flat.new_ones(len(flat), 1)], 1), torch.cat([weight, bias[None]])
-    return (flat @ weight).unflatten(0, pixels.shape[:3])
+    return (flat @ weight).unflatten(0, pixels.shape[:3])  # type: ignore[no-any-return]
 
 
 def conv_ae(shape: Shape, latent: int = 128) -> nn.Module:

@@ -11,6 +11,8 @@
     summary.json             the last metrics, what is measured at the end, the cost, how fast it went there
     relatedness.npz          who is related to whom, where the method finds that out
     checkpoint.safetensors   all that is needed to go on
+    roster.csv               of a deployment: the name and the number of each client
+    nodes/                   what clients remember, where the engine is `flower` and they remember something
 
 Rounds count from 1: round 3 is what held after the third. Two equal runs have equal tables, byte for byte, but for
 timing.csv and events.jsonl.
@@ -127,7 +129,7 @@ class RunFolder:
         )
         finite = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in summary.items()}
         write_text(self.path / SUMMARY, json.dumps(self.about | finite, indent=2) + "\n")
-        self.events.note("ended", rejected_replies=len(self.fed.rejected))
+        self.events.note("ended", rejected_replies=summary["rejected_replies"])
 
     def add_relatedness(self, relatives: Relatives | None) -> None:
         """Writes who is related to whom, if that is known: `related` [clients, clients], or `rows` and `whose`.
@@ -154,9 +156,12 @@ class RunFolder:
             self.last_groups[:] = found
 
     def _note_rejected(self, round: int) -> None:
-        for at, task, client in self.fed.rejected:
-            if at + 1 == round:
-                self.events.note("rejected reply", round=round, task=task, client=client, reason="not finite")
+        for reply in self.fed.rejected:
+            if reply.round + 1 == round:
+                event = (
+                    "rejected reply" if reply.was_dropped else "missing reply" if reply.is_missing else "memory lost"
+                )
+                self.events.note(event, round=round, task=reply.task, client=reply.client, reason=reply.reason)
 
 
 def ledger_rows(fed: Federation, upto: int | None = None) -> Iterator[tuple[Cell, ...]]:

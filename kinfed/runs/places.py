@@ -1,15 +1,17 @@
 """Where runs are: making a folder for a new one, and finding out whether an old one can go on."""
 
+import shutil
 from pathlib import Path
 
 from kinfed import snapshot
 from kinfed.config import Config, flattened, load_config, write
 from kinfed.config.tables import Table
+from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.runs.folder import CHECKPOINT, CONFIG, FILES, SUMMARY
 from kinfed.runs.logs import write_text
 
-MAY_DIFFER = ("engine.device", "engine.block")
+MAY_DIFFER = ("engine.device", "engine.block", "engine.timeout", "engine.attempts")
 
 
 def new_folder(wanted: Path, force: bool) -> Path:
@@ -18,6 +20,7 @@ def new_folder(wanted: Path, force: bool) -> Path:
     wanted.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         (wanted / name).unlink(missing_ok=True)
+    shutil.rmtree(wanted / NODES, ignore_errors=True)
     return wanted
 
 

@@ -29,7 +29,7 @@ def test_a_newcomer_that_is_sick_is_served_all_the_same(name):
     fed = Vectorised(method, replace(people, x=x))
     experiment = Experiment(method, fed, 4)
     experiment.run()
-    assert {client for _, _, client in fed.rejected} == {3, 4}
+    assert {reply.client for reply in fed.rejected} == {3, 4}
     assert (experiment.state.labels[[3, 4]] >= 0).all()
 
 

@@ -187,7 +187,7 @@ def test_padding_never_shows_a_client_the_rows_of_another():
     sick[people.train[0]], y[people.train[0]] = torch.nan, -1  # the first rows of the pool
     unlabelled = tuple(Role(labelled=i > 0) for i in range(6))
     _, fed = fit(FedAvg(small_net(), LOCAL), Vectorised, replace(people, x=sick), rounds=1)
-    assert {client for _, _, client in fed.rejected} == {0}
+    assert {reply.client for reply in fed.rejected} == {0}
     _, fed = fit(FedAvg(small_net(), LOCAL), Vectorised, replace(people, y=y, roles=unlabelled), rounds=1)
     assert not fed.loops
 

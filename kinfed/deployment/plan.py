@@ -1,0 +1,52 @@
+"""What server and nodes of a deployment agree on beside the config, since nobody can look at all the rows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kinfed.deployment.rows import from_folder
+from kinfed.engines.flower import OwnRows
+from kinfed.engines.flower.site import Holding
+from kinfed.errors import ConfigError, DataError
+
+KINDS = {"uint8": torch.uint8, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many clients there can be, what their rows look like, and when training begins."""
+
+    clients: int  # at most, late ones included
+    shape: tuple[int, ...]  # of one row
+    classes: int
+    dtype: str = "uint8"  # of rows: uint8 for images, else float32
+    wait_for: int = 1  # clients that must be there before training begins
+    wait_seconds: float = 600.0
+    server_rows: str = ""  # a folder with the server's own rows, where the method needs some
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.wait_for <= self.clients or self.classes < 1 or self.dtype not in KINDS:
+            raise ConfigError(
+                f"wanted 1 <= wait_for <= clients, some classes and a dtype of {', '.join(KINDS)}; got wait_for "
+                f"{self.wait_for}, clients {self.clients}, classes {self.classes}, dtype {self.dtype!r}"
+            )
+
+    def own_rows(self) -> OwnRows:
+        """The server's own rows; none, but of the right kind, where it has no folder."""
+        if not self.server_rows:
+            return OwnRows(torch.empty(0, *self.shape, dtype=KINDS[self.dtype]), torch.empty(0).long(), self.classes)
+        rows = self.checked(from_folder(Path(self.server_rows)))
+        return OwnRows(rows.x, rows.y, self.classes)
+
+    def checked(self, rows: Holding) -> Holding:
+        """The rows; raises where they are not what everybody's are."""
+        for x, y in ((rows.x, rows.y), (rows.test_x, rows.test_y)):
+            if tuple(x.shape[1:]) != self.shape or x.dtype != KINDS[self.dtype] or len(x) != len(y):
+                raise DataError(
+                    f"wanted rows {self.dtype} {list(self.shape)} and as many labels, got {x.dtype} "
+                    f"{list(x.shape[1:])}, {len(x)} rows and {len(y)} labels"
+                )
+            if len(y) and not (int(y.min()) >= -1 and int(y.max()) < self.classes):
+                raise DataError(f"wanted labels 0..{self.classes - 1}, -1 for none, got {int(y.min())}..{int(y.max())}")
+        return rows

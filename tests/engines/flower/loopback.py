@@ -1,0 +1,95 @@
+"""Flower's Grid in this process: letters reach the real app of a node, and somebody may meddle with what comes back."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+from flwr.app.error import Error
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from kinfed.algorithm import Algorithm
+from kinfed.data import Population
+from kinfed.engines import Flower
+from kinfed.engines.flower.messages import client_app
+from kinfed.engines.flower.simulation import Hosted, rows_of
+from kinfed.engines.flower.site import Site
+
+Meddler = Callable[[Message, Message], list[Message]]  # a letter and its answer -> what comes back instead
+
+
+def honest(letter: Message, answer: Message) -> list[Message]:
+    return [answer]
+
+
+class Loopback(Grid):
+    """Nodes 100, 101, … are there at once; who is taken out of `online` is gone."""
+
+    def __init__(self, nodes: int, meddle: Meddler = honest, home: Path | None = None) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self.ids = count(1)
+        self.online = {100 + i: {"partition-id": i} for i in range(nodes)}
+        self.contexts: dict[int, Context] = {}
+        self.sent: list[Message] = []
+        self.back: list[Message] = []
+        self.meddle, self.home = meddle, home
+        self.app = None
+
+    def host(self, token: str, hosted: Hosted) -> None:
+        """What a simulation does: gives the nodes their rows and their algorithm."""
+
+        def site(context: Context, run: str) -> Site:
+            assert run == token, "nodes know one run at a time"
+            number = int(context.node_config["partition-id"])
+            role = hosted.population.role(number)
+            rows = partial(rows_of, hosted.population, number)
+            return Site(f"site-{number}", hosted.algorithm, rows, number, role.labelled, role.holdout)
+
+        self.app = client_app(site, lambda context, run: self.home or hosted.home)
+
+    @property
+    def grid(self) -> "Loopback":
+        return self
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.online)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return [self._deliver(message) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        wanted = set(message_ids)
+        here = [m for m in self.back if m.metadata.reply_to_message_id in wanted | {""}]
+        self.back = [m for m in self.back if m not in here]
+        return here
+
+    def _deliver(self, message: Message) -> str:
+        message.metadata.__dict__["_message_id"] = str(next(self.ids))
+        self.sent.append(message)
+        node = message.metadata.dst_node_id
+        if node in self.online:
+            blank = Context(1, node, self.online[node], RecordDict(), {})
+            self.back += self.meddle(message, self.app(message, self.contexts.setdefault(node, blank)))
+        else:
+            self.back.append(Message(Error(5, "node unavailable"), reply_to=message))
+        return message.metadata.message_id
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, *arguments, **more):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+
+def wired(algorithm: Algorithm, population: Population, grid: Loopback, **settings: object) -> Flower:
+    """The real engine on this grid."""
+    return Flower(algorithm, population, simulation=grid, **({"timeout": 0.3} | settings))

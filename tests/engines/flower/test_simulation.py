@@ -1,0 +1,77 @@
+"""Flower's real simulation, on Ray: every method gives what it gives on the vectorised engine.
+
+CI runs five methods that between them use all that an engine gives: KINFED_FLOWER=all runs all of them.
+"""
+
+import os
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfed import snapshot
+from kinfed.data import Role
+from kinfed.engines import Flower, Vectorised
+from kinfed.engines.flower import simulation
+from kinfed.errors import ConfigError
+from kinfed.experiment import Evaluation, Experiment
+from tests.algorithms.registry import METHODS, make, population
+from tests.problems import assert_close
+
+FIVE = ("fedavg", "scaffold", "flt", "ifca", "repa")
+CHOSEN = METHODS if os.environ.get("KINFED_FLOWER") == "all" else FIVE
+ROLES = tuple(Role(holdout=i == 2, joins={4: 2}.get(i, 0)) for i in range(12))
+
+
+def run(method, engine, **settings):
+    people = replace(population(), roles=ROLES)
+    experiment = Experiment(method, engine(method, people, fraction=0.5, **settings), 3, Evaluation(adapt=True))
+    summary = experiment.run()
+    tensors: dict[str, torch.Tensor] = {}
+    snapshot._take_apart(experiment.state, "state", tensors)
+    return summary, tensors, experiment
+
+
+@pytest.mark.flower
+def test_simulated_nodes_give_what_the_vectorised_engine_gives():
+    pytest.importorskip("flwr")
+    with closing(simulation.Simulation(nodes=12, workers=2)) as nodes:  # Ray takes long to start: once for all methods
+        for name in CHOSEN:
+            try:
+                compare(make(name), nodes)
+            except AssertionError as difference:
+                difference.add_note(f"the method is {name}")
+                raise
+
+
+def compare(method, nodes):
+    wanted, there, reference = run(method, Vectorised)
+    summary, here, ours = run(method, Flower, simulation=nodes)
+    assert_close(here, there)
+    groups, labels = method.groups(ours.state), method.groups(reference.state)
+    assert (groups is None and labels is None) or torch.equal(groups, labels)
+    assert ours.fed.ledger.rounds == reference.fed.ledger.rounds
+    for way in ("down", "up"):
+        mine, theirs = getattr(ours.fed.ledger, way), getattr(reference.fed.ledger, way)
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[task], theirs[task]) for task in mine)
+    assert summary.keys() == wanted.keys() and not ours.fed.rejected
+    assert summary["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-5)
+
+
+def test_without_flower_the_engine_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(simulation, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"flwr and ray, which are not installed: pip install 'kinfed\[flower\]'"):
+        Flower(make("fedavg"), population())
+
+
+def test_nothing_is_told_to_others(monkeypatch, tmp_path):
+    for name in (*simulation.OFFLINE, "FLWR_HOME"):
+        monkeypatch.setenv(name, "before")
+    monkeypatch.delenv("FLWR_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    simulation.stay_offline()
+    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0" and os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert os.environ["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert os.environ["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert os.environ["FLWR_HOME"] == str(tmp_path / "kinfed" / "flower")

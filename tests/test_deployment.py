@@ -1,0 +1,106 @@
+"""The apps of a deployment, on a Grid inside this process: folders of rows in, a run folder out."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Context, RecordDict
+
+from kinfed.config import assemble, load_config
+from kinfed.deployment import Plan, from_folder
+from kinfed.deployment.client import app_for as client_app_for
+from kinfed.deployment.server import app_for as server_app_for
+from kinfed.errors import ConfigError, DataError, NetworkError
+from tests.engines.flower.loopback import Loopback
+from tests.problems import tiny_population
+
+PEOPLE = tiny_population()
+PLAN = Plan(clients=6, shape=(1, 8, 8), classes=3, wait_for=6, wait_seconds=2.0)
+CONFIG = load_config(None, ["method=scaffold", "rounds=4", "fraction=0.5", "checkpoint_every=2", "engine.timeout=0.5"])
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A folder for each client, with its rows in it and nobody else's."""
+    for client in range(6):
+        train, test = PEOPLE.train[client], PEOPLE.test[client]
+        folder = tmp_path / f"clinic-{client}"
+        folder.mkdir()
+        arrays = {"x": PEOPLE.x[train], "y": PEOPLE.y[train], "test_x": PEOPLE.x[test], "test_y": PEOPLE.y[test]}
+        np.savez(folder / "rows.npz", **{name: t.numpy() for name, t in arrays.items()})
+    return tmp_path
+
+
+def federation(folders, config=CONFIG, clients=range(6)) -> Loopback:
+    grid = Loopback(0)
+    grid.app = client_app_for(config, PLAN)
+    for client in reversed(clients):  # in whatever order they come
+        here = folders / f"clinic-{client}"
+        grid.online[100 + client] = {"name": here.name, "data": str(here), "home": str(here / "memory")}
+    return grid
+
+
+def serve(grid, out, config=CONFIG):
+    server_app_for(config, out, PLAN)(grid, Context(1, 0, {}, RecordDict(), {}))
+    return json.loads((out / "summary.json").read_text())
+
+
+def test_a_deployment_gives_what_a_simulation_of_the_same_clients_gives(folders, capsys):
+    summary = serve(federation(folders), folders / "run")
+    reference = assemble(CONFIG, PEOPLE).run()
+    assert summary["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-5)
+    assert summary["bytes_up"] == reference["bytes_up"] and summary["rejected_replies"] == 0
+    assert "round 4/4" in capsys.readouterr().out
+    files = {path.name for path in (folders / "run").iterdir()}
+    assert {"config.toml", "rounds.csv", "clients.csv", "ledger.csv", "checkpoint.safetensors"} <= files
+    roster = (folders / "run" / "roster.csv").read_text().splitlines()
+    assert roster[:2] == ["client,name,train,test,labelled,holdout,joins", "0,clinic-0,7,5,True,False,0"]
+    assert list((folders / "clinic-0" / "memory").rglob("*.safetensors"))  # its control variate, at home
+
+
+def test_a_server_that_is_started_again_goes_on_from_its_checkpoint(folders):
+    serve(federation(folders), folders / "whole")
+    out, short = folders / "run", replace(CONFIG, rounds=2)
+    serve(federation(folders, short), out, short)
+    back = federation(folders)
+    back.online = {900 - node: config for node, config in back.online.items()}  # other nodes, in another order
+    serve(back, out)
+    for name in ("rounds.csv", "clients.csv", "summary.json"):
+        assert (out / name).read_text() == (folders / "whole" / name).read_text(), name
+
+
+def test_a_folder_without_labels_is_a_client_that_wants_a_model(folders):
+    with np.load(folders / "clinic-5" / "rows.npz") as file:
+        bare = {"x": file["x"]}
+    np.savez(folders / "clinic-5" / "rows.npz", **bare)
+    summary = serve(federation(folders), folders / "run")
+    rows = (folders / "run" / "clients.csv").read_text().splitlines()
+    assert summary["rejected_replies"] == 0 and any(",5,unlabelled," in row for row in rows)
+
+
+def test_rows_that_are_not_as_planned_are_refused_at_home_and_nothing_is_said(folders, caplog):
+    np.savez(folders / "clinic-5" / "rows.npz", x=np.zeros((4, 9, 9), np.uint8), y=np.zeros(4, np.int64))
+    with pytest.raises(NetworkError, match="5 of 6 clients"):
+        serve(federation(folders), folders / "run")
+    assert "wanted rows uint8 [1, 8, 8]" in caplog.text  # in its own log
+    assert "node 105 cannot take part: code 8" in caplog.text  # in the server's
+
+
+def test_a_file_that_cannot_be_read_is_a_clear_error(tmp_path):
+    with pytest.raises(DataError, match=r"rows.npz cannot be read"):
+        from_folder(tmp_path)
+    np.savez(tmp_path / "rows.npz", y=np.zeros(3, np.int64))
+    with pytest.raises(DataError, match="no array x, only y"):
+        from_folder(tmp_path)
+    np.savez(tmp_path / "rows.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(DataError, match="cannot be read"):
+        from_folder(tmp_path)
+
+
+def test_a_plan_that_cannot_be_is_refused():
+    with pytest.raises(ConfigError, match="wait_for"):
+        Plan(clients=3, shape=(1, 8, 8), classes=3, wait_for=4)
