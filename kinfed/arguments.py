@@ -7,6 +7,7 @@ from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from kinfed.config import Config
+    from kinfed.deployment import Plan
 
 
 def configured(settings: list[str] | None, options: dict[str, object]) -> "Config":
@@ -35,6 +36,21 @@ def numbers(text: str | None) -> list[int] | None:
         return None if text is None else [int(name) for name in names(text) or []]
     except ValueError:
         raise ConfigError(f"--seeds: wanted whole numbers as in 0,1,2, got '{text}'") from None
+
+
+def own_plan(shape: str | None, classes: int | None, clients: int | None) -> "Plan | None":
+    """The plan of a federation whose nodes bring their own rows; None if nothing was typed."""
+    from kinfed.deployment import Plan
+
+    if shape is None and classes is None and clients is None:
+        return None
+    if shape is None or classes is None or clients is None:
+        raise ConfigError("where nodes bring their own rows, all of --shape, --classes and --clients are needed")
+    try:
+        sizes = tuple(int(size) for size in shape.split(","))
+    except ValueError:
+        raise ConfigError(f"--shape: wanted whole numbers as in 3,32,32, got '{shape}'") from None
+    return Plan(clients, sizes, classes, dtype="uint8" if len(sizes) == 3 else "float32", wait_for=clients)
 
 
 def pairs(texts: list[str]) -> dict[str, str]:

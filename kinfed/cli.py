@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from kinfed.arguments import absolute, configured, names, numbers, pairs
+from kinfed.arguments import absolute, configured, names, numbers, own_plan, pairs
 from kinfed.errors import KinfedError
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+deploy = typer.Typer(no_args_is_help=True, help="Take a config to a real network: Flower's server and nodes.")
+app.add_typer(deploy, name="deploy")
 
 Settings = Annotated[
     list[str] | None,
@@ -77,6 +80,8 @@ def about(
     `kinfed list` shows all methods, datasets, partitions, shifts, models and engines.
 
     `kinfed bench` measures how fast rounds go here, beside a plain loop and other simulators.
+
+    `kinfed deploy new` writes an app for Flower's server and nodes, for a federation over a network.
 
     `kinfed run --help` tells how to set everything else.
     """
@@ -233,6 +238,40 @@ def bench(
         outcomes = commands.bench(names(workloads) or [], racers, plan, display)
         if json_file:
             commands.write_bench(json_file, outcomes, plan)
+
+
+@deploy.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR", show_default=False)],
+    settings: Settings = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Nodes bring their own rows, of this shape: 3,32,32.", show_default=False)
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="With --shape: how many classes.", show_default=False)] = None,
+    clients: Annotated[int | None, typer.Option(help="With --shape: clients at most.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over what is in the folder.")] = False,
+    data_dir: DataDir = None, seed: Seed = None, rounds: Rounds = None,
+) -> None:  # fmt: skip
+    """Write a ready Flower app: server, client, plan, node configs, and scripts to try it here over TLS.
+
+    **Examples**
+
+    `kinfed deploy new trial rounds=3 partition.clients=6 partition.groups=3` — FLT, rows cut from the config's data
+
+    `kinfed deploy new clinics config.toml --shape 3,32,32 --classes 10 --clients 20` — every node brings its own rows
+
+    Then `cd DIR && ./try.sh` tries the whole federation on this machine, and DIR/README.md says how to take it to
+    others. From then on only Flower's own commands are needed. docs/deployment.md has all of it on one page.
+    """
+    options: dict[str, object] = {"data.dir": absolute(data_dir), "seed": seed, "rounds": rounds}
+    with plain_errors():
+        from kinfed.config import make_population
+        from kinfed.deployment.folder import new_folder, refuse_taken
+
+        config = configured(settings, options)
+        refuse_taken(folder, force)
+        new_folder(config, folder, own_plan(shape, classes, clients) or make_population(config), force)
+        print(f"written to {folder}: read its README.md, or try it here with: cd {folder} && ./try.sh")
 
 
 @app.command(name="list")

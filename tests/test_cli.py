@@ -58,7 +58,9 @@ def python(code: str) -> str:
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "umap", "numba")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["bench", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "--help"], ["bench", "--help"], ["deploy", "new", "--help"], ["--version"]]
+)
 def test_help_comes_without_anything_heavy(words):
     code = f"import sys, kinfed; from kinfed.cli import app; app({words}, standalone_mode=False); "
     code += f"print('loaded', [name for name in {HEAVY} if name in sys.modules])"

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from kinfed.config import toml
+from kinfed.config.tables import build
 from kinfed.deployment.rows import from_folder
 from kinfed.engines.flower import OwnRows
 from kinfed.engines.flower.site import Holding
@@ -50,3 +52,8 @@ class Plan:
             if len(y) and not (int(y.min()) >= -1 and int(y.max()) < self.classes):
                 raise DataError(f"wanted labels 0..{self.classes - 1}, -1 for none, got {int(y.min())}..{int(y.max())}")
         return rows
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a TOML file."""
+    return build(Plan, toml.read_file(path), "plan")

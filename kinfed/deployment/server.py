@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 
 def app_for(config: Config, out: Path, plan: Plan) -> "ServerApp":
-    """The app that Flower's server runs; it writes a run folder, and a later run of it goes on from there."""
+    """The app that Flower's server runs; it writes a run folder, and a later run of it goes on from there.
+
+    The run's config may name another folder as `out`.
+    """
     from kinfed.engines.flower.messages import server_app
 
     def main(grid: "Grid", context: "Context") -> None:
-        serve(config, out, plan, grid)
+        serve(config, Path(str(context.run_config.get("out", out))), plan, grid)
 
     return server_app(main)
 

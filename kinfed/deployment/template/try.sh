@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Tries the federation on this machine: TLS, authenticated nodes, a SuperNode for each client, one run. All on loopback.
+#   ./try.sh               all of this: up, run, late, down
+#   ./try.sh up            starts SuperLink, SuperExec and the SuperNodes of nodes/
+#   ./try.sh node NAME     starts one SuperNode; its key is registered if it is not yet
+#   ./try.sh run [OUT]     a run, written to OUT (runs/first), until it ends
+#   ./try.sh down          stops all that was started
+# Logs are in .flower/log.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+. ./offline.sh
+export FLWR_HOME="$PWD/.flower"                          # Flower's own files
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2             # seconds; here nobody is far away
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"           # all nodes share these cores
+mkdir -p .flower/log .flower/pid .flower/registered
+
+fail() { echo "error: $*" >&2; exit 2; }
+
+free_port() { python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+
+start() { # NAME COMMAND...: in a process group of its own
+    local name=$1; shift
+    setsid "$@" >>".flower/log/$name.log" 2>&1 </dev/null &
+    echo $! >".flower/pid/$name"
+}
+
+is_running() { [ -e ".flower/pid/$1" ] && kill -0 "$(cat ".flower/pid/$1")" 2>/dev/null; }
+
+superlink() {
+    is_running superlink && fail "it is up already; ./try.sh down stops it"
+    [ -e .flower/port ] || free_port >.flower/port
+    local port; port=$(cat .flower/port)
+    printf '[superlink.here]\naddress = "127.0.0.1:%s"\nroot-certificates = "%s"\n' \
+        "$port" "$PWD/certificates/ca.crt" >.flower/config.toml
+    start superlink flower-superlink --host 127.0.0.1 --port "$port" --database "$PWD/.flower/state.db" \
+        --ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.crt \
+        --ssl-keyfile certificates/server.key --enable-supernode-auth --isolation process
+    for _ in $(seq 300); do
+        (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null && return
+        is_running superlink || break
+        sleep 0.2
+    done
+    tail -5 .flower/log/superlink.log >&2
+    fail "SuperLink did not start: see .flower/log/superlink.log"
+}
+
+superexec() {
+    start superexec flower-superexec --runtime-api-address "127.0.0.1:$(cat .flower/port)" \
+        --root-certificates certificates/ca.crt
+}
+
+node() { # NAME
+    local name=$1 settings=nodes/$1.toml
+    [ -e "$settings" ] || settings=nodes/late/$name.toml
+    [ -e "$settings" ] || fail "there is no nodes/$name.toml"
+    [ -e "keys/$name" ] || ./certificates.sh
+    if [ ! -e ".flower/registered/$name" ]; then
+        flwr supernode register "keys/$name.pub" here --name "$name" >>.flower/log/register.log 2>&1 ||
+            { tail -5 .flower/log/register.log >&2; fail "the key of $name could not be registered"; }
+        touch ".flower/registered/$name"
+    fi
+    start "$name" flower-supernode --superlink "127.0.0.1:$(cat .flower/port)" \
+        --root-certificates certificates/ca.crt --auth-supernode-private-key "keys/$name" \
+        --node-config "$settings" --port "$(free_port)"
+    echo "$name started"
+}
+
+up() {
+    for tool in flower-superlink flower-superexec flower-supernode flwr python; do
+        command -v "$tool" >/dev/null || fail "$tool is not found: activate the environment that kinfed[flower] is in"
+    done
+    ./certificates.sh
+    superlink
+    superexec
+    for path in nodes/*.toml; do node "$(basename "$path" .toml)"; done
+}
+
+run() { # [OUT]
+    local out=${1:-runs/first}
+    flwr run . here --stream --run-config "out=\"$out\"" || true  # Flower's exit code does not tell
+    [ -s "$out/summary.json" ] || fail "the run did not come to its end: see .flower/log"
+    cat "$out/summary.json"
+}
+
+late() { # starts those who come late once a round is over
+    ls nodes/late/*.toml >/dev/null 2>&1 || return 0
+    until [ -e runs/first/rounds.csv ] && [ "$(wc -l <runs/first/rounds.csv)" -gt 1 ]; do sleep 1; done
+    for path in nodes/late/*.toml; do node "$(basename "$path" .toml)"; done
+}
+
+down() {
+    local path pid
+    for path in .flower/pid/*; do
+        [ -e "$path" ] && kill -TERM -- "-$(cat "$path")" 2>/dev/null || true
+    done
+    for path in .flower/pid/*; do
+        [ -e "$path" ] || continue
+        pid=$(cat "$path")
+        for _ in $(seq 50); do kill -0 -- "-$pid" 2>/dev/null || break; sleep 0.1; done
+        kill -KILL -- "-$pid" 2>/dev/null || true
+        rm "$path"
+    done
+}
+
+case ${1:-all} in
+    all) trap down EXIT; up; late & run; kill $! 2>/dev/null || true ;;
+    up) up ;;
+    node) node "${2:?wanted ./try.sh node NAME}" ;;
+    run) run "${2:-}" ;;
+    superlink) superlink ;;
+    down) down ;;
+    *) sed -n '2,8s/^# //p' "$0"; exit 2 ;;
+esac

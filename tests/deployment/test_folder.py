@@ -1,0 +1,160 @@
+"""`kinfed deploy new`: a folder that Flower can run, made from any config."""
+
+import importlib
+import io
+import json
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Context, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from typer.testing import CliRunner
+
+from kinfed.cli import app
+from kinfed.config import DEMO, assemble, load_config, make_population
+from kinfed.deployment import from_folder, read_plan
+from kinfed.errors import ConfigError
+from tests.engines.flower.loopback import Loopback
+
+SMALL = ["method=fedavg", "rounds=2", "fraction=1.0", "partition.clients=6", "partition.groups=3", "engine.timeout=5"]
+
+
+@pytest.fixture(autouse=True)
+def away(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def new(*words):
+    result = CliRunner().invoke(app, ["deploy", "new", "mine", *words])
+    assert result.exit_code == 0, result.output
+    return Path("mine")
+
+
+def refused(*words):
+    result = CliRunner().invoke(app, ["deploy", "new", *words])
+    assert result.exit_code == 2 and result.stderr.startswith("error: "), result.output
+    return result.stderr
+
+
+def node_configs(folder):
+    return [tomllib.loads(path.read_text()) for path in sorted((folder / "nodes").rglob("*.toml"))]
+
+
+def apps_of(folder, monkeypatch):
+    """The two apps, imported as Flower does: from the folder."""
+    monkeypatch.syspath_prepend(str(folder.absolute()))
+    for name in [name for name in sys.modules if name.startswith("kinfed_app")]:
+        monkeypatch.delitem(sys.modules, name)
+    return [importlib.import_module(f"kinfed_app.{side}").app for side in ("server", "client")]
+
+
+def test_the_apps_of_a_new_folder_give_what_a_simulation_of_the_config_gives(monkeypatch):
+    folder = new(*SMALL)
+    server, client = apps_of(folder, monkeypatch)
+    monkeypatch.chdir(folder)
+    grid = Loopback(0)
+    grid.app = client
+    grid.online = {100 + i: config for i, config in enumerate(node_configs(Path()))}
+    server(grid, Context(1, 0, {}, RecordDict(), {"out": "runs/other"}))
+    summary = json.loads(Path("runs/other/summary.json").read_text())
+    reference = assemble(load_config(DEMO, SMALL)).run()
+    assert summary["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-5)
+    assert summary["bytes_up"] == reference["bytes_up"] and summary["rejected_replies"] == 0
+
+
+def test_rows_are_cut_into_a_folder_for_each_client_and_one_for_the_server():
+    folder, people = new(*SMALL), make_population(load_config(DEMO, SMALL))
+    for client, config in enumerate(node_configs(folder)):
+        rows = from_folder(folder / config["data"])
+        assert rows.x.equal(people.x[people.train[client]]) and rows.test_y.equal(people.y[people.test[client]])
+    plan = read_plan(folder / "kinfed_app" / "plan.toml")
+    assert (plan.clients, plan.wait_for, plan.shape, plan.classes) == (6, 6, (1, 8, 8), 10)
+    assert plan.server_rows == "data/server" and len(from_folder(folder / "data" / "server").x) == len(people.public)
+    planted = (folder / "data" / "planted.csv").read_text().splitlines()
+    assert planted == ["name,group", *(f"client-{i:02},{group}" for i, group in enumerate(people.groups.tolist()))]
+
+
+def test_the_config_in_the_folder_is_whole():
+    config = load_config(new(*SMALL) / "kinfed_app" / "config.toml")
+    assert config == load_config(DEMO, [*SMALL, "engine.name=flower"])
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_nothing_but_the_app_travels():
+    folder = new(*SMALL)
+    (folder / "keys").mkdir()
+    (folder / "keys" / "secret.toml").write_text("key = 1")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
+        sent = set(bundle.namelist())
+    parts = ("__init__.py", "client.py", "config.toml", "plan.toml", "server.py")
+    assert sent == {".info/CONTENT", "pyproject.toml", *(f"kinfed_app/{part}" for part in parts)}
+
+
+def test_late_holdout_and_unlabelled_clients_have_nodes_of_their_kind():
+    folder = new(*SMALL, "partition.clients=12", "roles.late=0.25", "roles.join_round=1", "roles.holdout=0.25",
+                 "roles.unlabelled=0.25", "roles.look_alikes=2")  # fmt: skip
+    late = sorted(path.stem for path in (folder / "nodes" / "late").glob("*.toml"))
+    configs = node_configs(folder)
+    without = [c["name"] for c in configs if "y" not in np.load(folder / c["data"] / "rows.npz")]
+    assert len(configs) == 12 and len(late) == 3 and len(without) == 3
+    assert sum(config.get("holdout", False) for config in configs) == 3
+    plan = read_plan(folder / "kinfed_app" / "plan.toml")
+    assert (plan.clients, plan.wait_for) == (12, 9)
+
+
+def test_nodes_may_bring_their_own_rows():
+    folder = new("method=fedavg", "model=resnet9", "--shape", "3,32,32", "--classes", "7", "--clients", "3")
+    plan = read_plan(folder / "kinfed_app" / "plan.toml")
+    assert (plan.shape, plan.classes, plan.clients, plan.dtype) == ((3, 32, 32), 7, 3, "uint8")
+    assert [config["name"] for config in node_configs(folder)] == ["client-00", "client-01", "client-02"]
+    assert not (folder / "data").exists()
+
+
+def test_what_is_there_is_not_written_over_unless_forced():
+    folder = new(*SMALL)
+    (folder / "kinfed_app" / "client.py").write_text("mine")
+    assert "mine is not empty" in refused("mine", *SMALL) and "--force" in refused("mine", *SMALL)
+    assert (folder / "kinfed_app" / "client.py").read_text() == "mine"
+    new(*SMALL, "partition.clients=3", "--force")
+    assert "app_for" in (folder / "kinfed_app" / "client.py").read_text()
+    assert len(node_configs(folder)) == 3  # none is left of the six
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["mine", "method=fltt"], "did you mean 'flt'?"),
+        (["mine", "nowhere.toml"], "no config file at nowhere.toml"),
+        (["mine", "--shape", "3,32,32"], "--shape, --classes and --clients are needed"),
+        (["mine", "--shape", "3x32", "--classes", "2", "--clients", "2"], "wanted whole numbers as in 3,32,32"),
+        (["mine", "model=lenet5"], "rows of shape (1, 8, 8)"),
+        (["mine", "evaluation.correlation=true"], "which a deployed server has not"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_folder(words, part):
+    assert part in refused(*words) and not Path("mine").exists()
+
+
+def test_a_file_in_the_way_is_said():
+    Path("mine").write_text("")
+    assert "mine is a file" in refused("mine", *SMALL)
+
+
+def test_a_plan_with_a_misspelt_key_names_the_nearest(tmp_path):
+    (tmp_path / "plan.toml").write_text("clients = 3\nshape = [1, 8, 8]\nclases = 3\n")
+    with pytest.raises(ConfigError, match=r"'plan.clases', did you mean 'plan.classes'"):
+        read_plan(tmp_path / "plan.toml")
+
+
+def test_scripts_can_be_started():
+    folder = new(*SMALL)
+    assert all((folder / name).stat().st_mode & 0o111 for name in ("try.sh", "certificates.sh"))
+    assert "FLWR_TELEMETRY_ENABLED=0" in (folder / "offline.sh").read_text()
+    assert "@" not in (folder / "README.md").read_text() + (folder / "pyproject.toml").read_text()
