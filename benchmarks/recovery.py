@@ -19,7 +19,7 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.config import Config, assemble, flattened, make_population, read, write
+from kinfed.config import Config, assemble, flattened, laid_over, make_population, read, write
 from kinfed.metrics import agreement
 from kinfed.names import unknown
 
@@ -30,7 +30,7 @@ FOUND, UNSEEN = 0.9, 0.2  # ARI from which on groups are found, and up to which 
 DIFFERS = " ≠"
 Claim = Literal["finds", "partly", "blind", "no groups"]
 CLAIMS: tuple[Claim, ...] = ("finds", "partly", "blind", "no groups")
-Table = Mapping[str, object]
+Table = dict[str, object]
 Cell = tuple[str, str]  # method, kind
 
 
@@ -112,14 +112,8 @@ def config_of(plan: Plan, cell: Cell, seed: int, data: str = "digits", device: s
     own |= {"engine": {"device": device}, "methods": {method: given.settings}}
     table: Table = {}
     for part in (plan.base, plan.data[data], plan.kinds[kind].config, own):
-        table = merged(table, part)
+        table = laid_over(table, part)
     return read(dict(table))
-
-
-def merged(under: Table, over: Table) -> Table:
-    """Two tables as one, inner tables too; where both say something, the second does."""
-    inner = [name for name in under if isinstance(under[name], Mapping) and isinstance(over.get(name), Mapping)]
-    return {**under, **over, **{name: merged(under[name], over[name]) for name in inner}}  # type: ignore[arg-type]
 
 
 def measure(config: Config) -> float | None:

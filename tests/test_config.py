@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.config import DEMO, Config, assemble, load_config, read, write
+from kinfed.config import DEMO, Config, assemble, laid_over, load_config, read, write
 from kinfed.config.assembly import located
 from kinfed.config.tables import build, to_table
 from kinfed.config.toml import overridden, parse
@@ -182,3 +182,12 @@ def test_another_partition_by_name_drops_the_settings_of_the_one_before(tmp_path
 
 def test_the_demo_is_a_valid_config():
     assert load_config(DEMO).data.public == 0.15
+
+
+def test_a_table_laid_over_another_keeps_what_it_does_not_say():
+    under = {"rounds": 5, "training": {"lr": 0.1, "epochs": 2}, "partition": {"name": "iid", "clients": 4}}
+    over = {"training": {"lr": 0.5}, "partition": {"clients": 7}}
+    assert laid_over(under, over)["training"] == {"lr": 0.5, "epochs": 2}
+    assert laid_over(under, over)["partition"] == {"name": "iid", "clients": 7}
+    assert laid_over(under, {"partition": {"name": "shards"}})["partition"] == {"name": "shards"}
+    assert under["training"] == {"lr": 0.1, "epochs": 2}

@@ -1,5 +1,6 @@
 """Agglomerative clustering: distances, a tree of merges, and groups where the tree is cut."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,13 +22,15 @@ WORTH = 0.1  # a silhouette below this is what clients without groups show too
 class Hierarchy:
     """Groups of points where the tree of merges is cut; "average" is the mean of all pairs (UPGMA).
 
-    A merge at the threshold is not made. Without one it is searched among quantiles of the merge heights by the
-    silhouette of the distances, which looks at no test rows.
+    A merge at the threshold is not made. Instead of it `quantile` says which share of the merges is made; without
+    either it is searched among quantiles of the merge heights by the silhouette of the distances, which looks at no
+    test rows.
     """
 
     metric: Metric = "l2"
     linkage: Linkage = "ward"
     threshold: float | None = None  # T; none: searched
+    quantile: float | None = None  # of the merge heights, as T: it does not hang on how long updates are
     candidates: int = 100  # thresholds tried in a search
 
     def __post_init__(self) -> None:
@@ -35,12 +38,15 @@ class Hierarchy:
             raise ConfigError(f"linkage 'ward' needs metric 'l2', got '{self.metric}'")
         if self.candidates < 1:
             raise ConfigError(f"candidates must be at least 1, got {self.candidates}")
+        if self.quantile is not None and (self.threshold is not None or not 0 <= self.quantile <= 1):
+            raise ConfigError(f"quantile must be in [0, 1] and without a threshold, got {self.quantile}")
 
     def fit_predict(self, points: Tensor) -> Tensor:
         """The group of each point: [m]."""
         apart = distances(points, points, self.metric)
         tree = merges(apart, self.linkage)
-        groups = best_cut(tree, apart, self.candidates) if self.threshold is None else cut(tree, self.threshold)
+        height = self.threshold if self.quantile is None else height_at(tree, self.quantile)
+        groups = best_cut(tree, apart, self.candidates) if height is None else cut(tree, height)
         return groups.to(points.device)
 
     def predict(self, strangers: Tensor, points: Tensor, groups: Tensor) -> Tensor:
@@ -75,6 +81,12 @@ def cut(tree: Tree, height: float) -> Tensor:
     if not len(tree):
         return torch.zeros(1, dtype=torch.long)
     return torch.from_numpy(fcluster(tree, np.nextafter(height, -np.inf), criterion="distance")).long() - 1
+
+
+def height_at(tree: Tree, quantile: float) -> float:
+    """The height below which this share of the merges lies; above all of them for 1."""
+    heights = [*np.sort(tree[:, 2]), np.inf]
+    return float(heights[math.ceil(quantile * len(tree))])
 
 
 def bipartition(points: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from kinfed.config.assembly import assemble, make_population
 from kinfed.config.settings import DEMO, Config, DataSettings, EngineSettings, load_config, read
-from kinfed.config.toml import flattened, write
+from kinfed.config.toml import flattened, laid_over, write
 
 __all__ = [
     "DEMO",
@@ -11,6 +11,7 @@ __all__ = [
     "EngineSettings",
     "assemble",
     "flattened",
+    "laid_over",
     "load_config",
     "make_population",
     "read",

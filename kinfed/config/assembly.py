@@ -48,7 +48,8 @@ def make_population(config: Config) -> Population:
     data = config.data
     return build_population(
         load(data.name, data.dir or None), config.partition, config.seed,
-        public_fraction=data.public, public_test=data.public_test, test_rows=data.test_rows, validation=data.validation,
+        public_fraction=data.public, public_test=data.public_test, train_rows=data.train_rows,
+        test_rows=data.test_rows, global_test=data.global_test, validation=data.validation,
         shift=config.shift, roles=config.roles, change=config.change,
     )  # fmt: skip
 

@@ -40,7 +40,9 @@ class DataSettings:
     dir: str = ""  # folder of the .npz files; empty: $KINFED_DATA, else the user's cache folder
     public: float = 0.0  # share of the training rows that the server owns
     public_test: bool = False  # the same share of the test rows too
+    train_rows: int | None = None  # training rows of a client at most
     test_rows: int | None = None  # test rows of a client at most
+    global_test: bool = False  # clients are tested on all test rows, not on those of their own labels
     validation: float = 0.0  # share of its own training rows that a client is tested on; 0: the partition's test rows
 
     def __post_init__(self) -> None:

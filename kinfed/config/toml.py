@@ -62,6 +62,17 @@ def put(table: Table, path: list[str], value: object) -> Table:
     return table | {name: put(inner, rest, value)}
 
 
+def laid_over(under: Table, over: Table) -> Table:
+    """Two tables as one, inner tables too; where both say something, the upper does."""
+    both = dict(under)
+    for name, value in over.items():
+        below = under.get(name)
+        is_another = name in ("partition", "shift") and named(over, name) not in (None, named(under, name))
+        goes_on = isinstance(below, dict) and isinstance(value, dict) and not is_another
+        both[name] = laid_over(below, value) if goes_on else value  # type: ignore[arg-type]
+    return both
+
+
 def write(table: Table, at: str = "") -> str:
     """The table as TOML text: values first, then one section for each inner table."""
     lines = [f"{name_of(name)} = {written(value)}\n" for name, value in table.items() if not isinstance(value, dict)]

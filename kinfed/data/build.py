@@ -24,7 +24,9 @@ def build_population(
     *,
     public_fraction: float = 0.0,
     public_test: bool = False,
+    train_rows: int | None = None,
     test_rows: int | None = None,
+    global_test: bool = False,
     validation: float = 0.0,
     shift: Shift | None = None,
     roles: RoleSettings | None = None,
@@ -32,12 +34,12 @@ def build_population(
 ) -> Population:
     """The population that this partition makes of the dataset; the same seed gives the same bits.
 
-    public_fraction of the training rows (with public_test also of the test rows) goes to the server, test_rows caps
-    the test rows of a client (shared test sets are large, and a shift for each client copies them). With `validation`
-    a client is tested on that share of its own training rows, which it then does not train on (REPA).
+    public_fraction of the training rows (with public_test also of the test rows) goes to the server; train_rows and
+    test_rows cap the rows of a client (shared test sets are large, and a shift for each client copies them). Clients
+    are tested on the rows the partition gives them, with `global_test` on all test rows (NIID-Bench), with
+    `validation` on that share of their own training rows, which they then do not train on (REPA).
     """
-    at_least(1, test_rows=1 if test_rows is None else test_rows)
-    tests = Tests(test_rows, validation)
+    tests = Tests(Most(train_rows, test_rows), validation, global_test)
     supply = Supply.of(dataset, PublicShare(public_fraction, public_test), seed)
     split = supply.draw(partition, tests, generator(seed, "partition"))
     changes: list[Change] = []
@@ -69,15 +71,29 @@ class PublicShare:
 
 
 @dataclass(frozen=True)
+class Most:
+    """How many rows a client may have."""
+
+    train_rows: int | None = None
+    test_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least(1, **{name: most for name, most in vars(self).items() if most is not None})
+
+
+@dataclass(frozen=True)
 class Tests:
     """Which rows a client is tested on."""
 
-    most: int | None = None
+    most: Most = Most()
     own: float = 0.0  # share of its training rows; 0: the partition's test rows
+    whole: bool = False  # all test rows
 
     def __post_init__(self) -> None:
         if not 0 <= self.own < 1:
             raise ConfigError(f"validation must be a share from 0 to below 1, got {self.own}")
+        if self.own and self.whole:
+            raise ConfigError("clients are tested on their own rows (validation) or on all (global_test), not on both")
 
     def set_apart(self, rows: Index, rng: np.random.Generator) -> tuple[Index, Index]:
         """These training rows, parted into what is left of them and the client's test rows."""
@@ -111,12 +127,12 @@ class Supply:
         """A checked split of these rows, in places of the pool."""
         split = partition(self.labels, rng)
         check(split, self.labels, partition.promise)
-        train = [self.train[rows] for rows in split.train]
+        train = [self.train[some(rows, tests.most.train_rows, rng)] for rows in split.train]
         if tests.own:
             train, test = (list(part) for part in zip(*(tests.set_apart(rows, rng) for rows in train), strict=True))
-            return replace(split, train=train, test=[some(rows, tests.most, rng) for rows in test])
-        test = [self.test[some(rows, tests.most, rng)] for rows in split.test]
-        return replace(split, train=train, test=test)
+            return replace(split, train=train, test=[some(rows, tests.most.test_rows, rng) for rows in test])
+        given = [np.arange(len(self.test))] * len(train) if tests.whole else split.test
+        return replace(split, train=train, test=[self.test[some(rows, tests.most.test_rows, rng)] for rows in given])
 
     def pool(self, dataset: Dataset, split: Split, changes: tuple[Change, ...]) -> Population:
         """The population of a split."""

@@ -52,6 +52,11 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
     return from_file(name, path)
 
 
+def is_stored(name: str, root: str | Path | None = None) -> bool:
+    """Whether this dataset can be loaded without fetching it."""
+    return name == "digits" or (data_root(root) / f"{name}.npz").exists()
+
+
 def data_root(root: str | Path | None = None) -> Path:
     """The folder of the .npz files: the argument, else KINFED_DATA, else the user's cache folder."""
     chosen = root or os.environ.get("KINFED_DATA")

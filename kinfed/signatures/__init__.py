@@ -4,5 +4,6 @@ from kinfed.signatures.embedding_statistics import EmbeddingStatistics
 from kinfed.signatures.encoder_centroids import EncoderCentroids, Tuning
 from kinfed.signatures.known import Signatures
 from kinfed.signatures.pretraining import Pretraining
+from kinfed.signatures.sources import sources
 
-__all__ = ["EmbeddingStatistics", "EncoderCentroids", "Pretraining", "Signatures", "Tuning"]
+__all__ = ["EmbeddingStatistics", "EncoderCentroids", "Pretraining", "Signatures", "Tuning", "sources"]

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kinfed.client import Batch, Client, Rows, base_key
-from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.models import AutoEncoder, GradientFn, Slope
 from kinfed.params import Params
+from kinfed.signatures.sources import sources
 from kinfed.training import LocalTraining
 
 log = logging.getLogger("kinfed")
@@ -26,12 +26,13 @@ log = logging.getLogger("kinfed")
 class Pretraining:
     """Auto-encoder training on the server (FLT: Adam, mean squared error)."""
 
-    source: str = "public"  # "public": the server's own rows; a dataset's name; or a .safetensors file
+    source: str = "public"  # "public": the server's own rows; datasets by name, see sources.py; or a .safetensors file
     data_dir: str = ""  # where the dataset is; empty: the usual place
     epochs: int = 25
     batch_size: int = 64
     lr: float = 1e-3
     least_steps: int = 300  # where rows are few, so many epochs more
+    rows: int = 0  # of a dataset, at most so many; 0: all
 
     def __call__(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
         """The weights of the auto-encoder, on the device of the public rows."""
@@ -51,15 +52,20 @@ class Pretraining:
         shapes = [f"{name}{tuple(w.shape)}" for name, w in autoencoder.init().items()]
         settings = (*astuple(self), autoencoder.seed, *shapes)
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
-        path = cache_folder() / f"{self.source}-{digest}.safetensors"
+        path = cache_folder() / f"{'+'.join(part.name for part in sources(self.source))}-{digest}.safetensors"
         if not path.exists():
-            rows = torch.from_numpy(load(self.source, self.data_dir or None).x_train).to(public.device)
-            weights = self._train(autoencoder, rows)
+            parts = [part.load(self.data_dir) for part in sources(self.source)]
+            rows = torch.cat(parts)[:: self._stride(sum(map(len, parts)))]
+            weights = self._train(autoencoder, rows.to(public.device))
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_suffix(".new")
             save_file({name: w.cpu().contiguous() for name, w in weights.items()}, beside)
             beside.replace(path)
         return from_file(path, autoencoder.init(), public.device)
+
+    def _stride(self, count: int) -> int:
+        """Every so many rows one is taken, of all parts and labels alike."""
+        return -(-count // self.rows) if self.rows else 1
 
     def _train(self, autoencoder: AutoEncoder, x: Tensor) -> Params:
         per_epoch = -(-len(x) // self.batch_size)

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from kinfed.clustering.hierarchy import best_cut, bipartition, cut, distances, merges, nearest_group
+from kinfed.clustering.hierarchy import Hierarchy, best_cut, bipartition, cut, distances, merges, nearest_group
+from kinfed.errors import ConfigError
 from tests.problems import same_groups
 
 LINE = torch.tensor([[0.0], [1.0], [4.0], [6.0]])
@@ -73,3 +74,11 @@ def test_a_bipartition_separates_opposite_directions():
     second, alike = bipartition(points)
     assert same_groups(second, torch.tensor([0, 1, 0, 1]))
     assert float(alike) == pytest.approx(float(1 - distances(points[[0, 2]], points[[1, 3]], "cosine").min()))
+
+
+def test_a_quantile_of_the_merge_heights_is_a_threshold():
+    points = torch.tensor([[0.0], [1.0], [10.0], [12.0], [50.0]])  # merges of single linkage at 1, 2, 9, 38
+    parts = {q: Hierarchy("l2", "single", quantile=q).fit_predict(points) for q in (0.0, 0.5, 0.75, 1.0)}
+    assert [len(found.unique()) for found in parts.values()] == [5, 3, 2, 1]
+    with pytest.raises(ConfigError, match="quantile"):
+        Hierarchy(threshold=1.0, quantile=0.5)

@@ -158,3 +158,17 @@ def test_validation_rows_are_a_share_of_the_clients_own_rows():
     assert [len(rows) for rows in capped.train + capped.test] == [40] * 4 + [3] * 4
     with pytest.raises(ConfigError, match=r"validation must be a share .* got 1\.0"):
         build_population(dataset(), IID(4), 0, validation=1.0)
+
+
+def test_training_rows_of_a_client_can_be_capped():
+    built = build_population(dataset(), DisjointClasses(10), 0, train_rows=3)
+    assert [len(rows) for rows in built.train] == [3] * 10
+    whole = build_population(dataset(), DisjointClasses(10), 0)
+    assert all(torch.isin(few, rows).all() for few, rows in zip(built.train, whole.train, strict=True))
+
+
+def test_clients_can_be_tested_on_all_test_rows():
+    built = build_population(dataset(), DisjointClasses(10), 0, global_test=True, public_fraction=0.1, public_test=True)
+    assert all(torch.equal(rows, built.held_out) for rows in built.test)
+    with pytest.raises(ConfigError, match="not on both"):
+        build_population(dataset(), DisjointClasses(10), 0, global_test=True, validation=0.2)
