@@ -79,6 +79,8 @@ def about(
 
     `kinfed list` shows all methods, datasets, partitions, shifts, models and engines.
 
+    `kinfed reproduce` runs the papers' tables, and sets published against measured.
+
     `kinfed bench` measures how fast rounds go here, beside a plain loop and other simulators.
 
     `kinfed deploy new` writes an app for Flower's server and nodes, for a federation over a network.
@@ -272,6 +274,60 @@ def new(
         refuse_taken(folder, force)
         new_folder(config, folder, own_plan(shape, classes, clients) or make_population(config), force)
         print(f"written to {folder}: read its README.md, or try it here with: cd {folder} && ./try.sh")
+
+
+@app.command()
+def reproduce(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TABLE", help="Tables by name (--list shows all), or recipe files.", show_default=False),
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="Show all tables and leave.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small, short version of every row: does it work?")] = False,
+    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, …")] = 1,
+    rows: Annotated[str | None, typer.Option(help="Only these rows, as in fedavg,flt*.", show_default=False)] = None,
+    only: Annotated[str | None, typer.Option(help="Only these columns, as in mnist.", show_default=False)] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="Only this protocol: paper or fair.", show_default=False)
+    ] = None,
+    fetch: Annotated[bool, typer.Option("--fetch", help="Get missing datasets from the Hugging Face hub.")] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Also put the tables between their marks on this page.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of runs and tables. Default: runs/reproduce, with --quick runs/reproduce-quick.",
+                     show_default=False),
+    ] = None,
+    data_dir: DataDir = None, device: Device = None, plain: Plain = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Run tables of the papers, and set published against measured.
+
+    **Examples**
+
+    `kinfed reproduce --list` — all tables
+
+    `kinfed reproduce flt-table-1 --quick` — does it work here? A minute or two
+
+    `kinfed reproduce flt-table-1 flt-table-2 flt-table-4 --only mnist,mlp --device cuda` — several tables in one go
+
+    `kinfed reproduce flis-table-1 --only fmnist* --seeds 3 --device cuda` — mean ± standard deviation over three seeds
+
+    Every run is a folder under `runs/` of the output folder, and tables share runs. The same command goes on where it
+    was stopped, and runs nothing twice. Columns whose data are not here are left out, and say so. docs/reproducing.md
+    tells what a verdict means.
+    """
+    with plain_errors():
+        from kinfed import reproduction
+        from kinfed.progress import choose_display
+
+        display = choose_display(plain, quiet)
+        if list_all:
+            return display.table([["table", "what it is"], *reproduction.listed()])
+        wanted = reproduction.wanted(names(rows), names(only), names(protocol), seeds, quick)
+        wanted = replace(wanted, data_dir=absolute(data_dir) or "", options={"engine": {"device": device or "cpu"}})
+        folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
+        reproduction.reproduce(tables or [], wanted, folder, display, fetch, page)
 
 
 @app.command(name="list")

@@ -73,3 +73,12 @@ def test_every_method_is_measured_on_the_recovery_page_and_each_surprise_is_expl
     assert list(rows) == [*ALGORITHMS, REFERENCE], "python benchmarks/recovery.py --methods NAME --write measures one"
     signs = {(m, kind) for m in ALGORITHMS for kind, c in zip(plan.kinds, rows[m], strict=True) if c.endswith(DIFFERS)}
     assert signs == set(plan.differs), "explain it in [differs.METHOD] of benchmarks/recovery.toml"
+
+
+def test_the_page_on_reproducing_has_the_allowances_of_every_measure():
+    from kinfed.recipes import MEASURES
+
+    page = (ROOT / "docs" / "reproducing.md").read_text()
+    rows = [f"| {m.title} | {m.least:g} | {m.share:.0%} |" for m in MEASURES.values()]
+    table = "\n".join(["| number | allowance | share |", "|---|---:|---:|", *rows])
+    assert f"<!-- allowances -->\n\n{table}\n\n<!-- end of allowances -->" in page, table

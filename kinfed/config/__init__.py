@@ -1,5 +1,6 @@
 """Config: one TOML file <-> nested frozen dataclasses, and the experiment they describe."""
 
+from kinfed.config import toml
 from kinfed.config.assembly import assemble, make_population
 from kinfed.config.settings import DEMO, Config, DataSettings, EngineSettings, load_config, read
 from kinfed.config.toml import flattened, laid_over, write
@@ -15,5 +16,6 @@ __all__ = [
     "load_config",
     "make_population",
     "read",
+    "toml",
     "write",
 ]

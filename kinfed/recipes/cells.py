@@ -1,0 +1,175 @@
+"""From a recipe to the configs of its cells: layers laid over each other, and stand-ins for data that are not here."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from typing import TypeVar
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.config import Config, flattened, laid_over, read, toml
+from kinfed.config.tables import Table
+from kinfed.data import is_stored
+from kinfed.errors import ConfigError
+from kinfed.names import known, unknown
+from kinfed.recipes.recipe import Column, Printed, Protocol, Recipe, Row
+from kinfed.signatures import sources
+
+T = TypeVar("T")
+SOURCE = ("signature", "pretraining", "source")  # of a method that has an encoder
+NO_DATASET = ("", "public")
+WHERE = ("compare", "seeds", "seed", "checkpoint_every")  # what changes no number of a run
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which cells are wanted, and how they should run."""
+
+    rows: tuple[str, ...] = ()  # names or patterns; empty: all
+    columns: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    quick: bool = False
+    data_dir: str = ""
+    options: Table = field(default_factory=dict)  # laid over every config: the device, say
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a table in one column, under the protocols that ask for the same runs."""
+
+    row: Row
+    column: Column
+    protocols: tuple[str, ...]
+    variants: tuple[Config, ...]  # one, or those of a sweep, of which the best counts
+    missing: tuple[str, ...] = ()  # datasets that are not here
+    incomparable: str = ""  # why its numbers cannot be compared
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def printed(self) -> tuple[Printed | None, ...]:
+        """What the paper has in this cell; nothing where the row is ours."""
+        return self.row.published.get(self.column.name, ())
+
+    def configs(self, seeds: Sequence[int]) -> Iterator[Config]:
+        """All runs of the cell."""
+        return (replace(config, seed=seed) for seed in seeds for config in self.variants)
+
+
+def cells_of(recipe: Recipe, wanted: Wanted) -> list[Cell]:
+    """The wanted cells; protocols that ask for the same runs share one."""
+    found: dict[tuple[str, ...], Cell] = {}
+    for column in chosen(recipe.columns, wanted.columns):
+        for row in chosen(recipe.rows, wanted.rows):
+            for protocol in chosen({name: recipe.protocols[name] for name in row.under}, wanted.protocols):
+                if row.published and column.name not in row.published:
+                    continue
+                cell = cell_of(recipe, row, column, protocol, wanted)
+                same = (row.name, column.name, cell.incomparable, *map(digest, cell.variants))
+                before = found[same].protocols if same in found else ()
+                found[same] = replace(cell, protocols=(*before, protocol.name))
+    return list(found.values())
+
+
+def chosen(things: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
+    """Those whose name fits one of the patterns; all without any."""
+    return [thing for name, thing in things.items() if not patterns or any(fnmatch(name, p) for p in patterns)]
+
+
+def refuse_unknown(patterns: Sequence[str], names: Sequence[str], kind: str) -> None:
+    """Raises where a pattern fits no name."""
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ConfigError(unknown(pattern, list(dict.fromkeys(names)), kind))
+
+
+def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted: Wanted) -> Cell:
+    """One cell under one protocol."""
+    table = table_of(recipe, row, column, protocol, wanted.quick)
+    table, missing, reason, remarks = with_stand_ins(recipe, table, wanted.data_dir)
+    table = laid_over(laid_over(table, wanted.options), {"data": {"dir": wanted.data_dir}})
+    sweep = protocol.sweep
+    paths = [(sweep.key.split("."), value) for value in sweep.values] if sweep else []
+    tables = [toml.put(table, path, value) for path, value in paths] or [table]
+    try:
+        variants = tuple(read(only_own(each)) for each in tables)
+    except ConfigError as error:
+        at = f"{recipe.name}, row {row.name}, column {column.name}, protocol {protocol.name}"
+        raise ConfigError(f"{at}: {error}") from error
+    why = row.under[protocol.name].incomparable or row.incomparable or column.incomparable or reason
+    return Cell(row, column, (protocol.name,), variants, missing, why, remarks)
+
+
+def table_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, quick: bool) -> Table:
+    """The layers of a cell, each over the one before."""
+    layers = (column.config, row.config, protocol.config, row.at.get(column.name, {}), row.under[protocol.name].config)
+    table = recipe.config
+    for layer in (*layers, recipe.quick if quick else {}):
+        table = laid_over(table, layer)
+    return table
+
+
+def only_own(table: Table) -> Table:
+    """The table without the settings of methods that do not run."""
+    methods, method = table.get("methods", {}), str(table.get("method", Config.method))
+    if not isinstance(methods, dict):
+        raise ConfigError(f"methods: wanted a table for each method, got {methods!r}")
+    for name in methods:
+        known(name, ALGORITHMS, "method")
+    return table | {"methods": {method: methods.get(method, {})}}
+
+
+@dataclass
+class Supply:
+    """Which datasets are here, and which take the place of others."""
+
+    recipe: Recipe
+    root: str
+    said: list[str] = field(default_factory=list)  # of each stand-in that was taken
+
+    def has(self, name: str) -> bool:
+        return is_stored(name, self.root or None)
+
+    def take(self, name: str) -> str:
+        """The dataset itself, or the stand-in for it that is here."""
+        other = self.recipe.stand_ins.get(name)
+        if self.has(name) or other is None or not self.has(other.name):
+            return name
+        self.said.append(other.says)
+        return other.name
+
+
+def with_stand_ins(recipe: Recipe, table: Table, root: str) -> tuple[Table, tuple[str, ...], str, tuple[str, ...]]:
+    """The table with datasets that are here, those that are missing, why it is incomparable then, and remarks."""
+    rows, encoders = Supply(recipe, root), Supply(recipe, root)
+    own, source = rows.take(data_of(table)), source_of(table)
+    parts = sources(source) if source not in NO_DATASET else []
+    taken = [encoders.take(part.name) for part in parts]
+    table = laid_over(table, {"data": {"name": own}})
+    if encoders.said:
+        table = toml.put(table, ["methods", str(table["method"]), *SOURCE], "+".join(dict.fromkeys(taken)))
+    missing = tuple(dict.fromkeys(name for name in (own, *taken) if not rows.has(name)))
+    return table, missing, "".join(rows.said), tuple(dict.fromkeys(encoders.said))
+
+
+def data_of(table: Table) -> str:
+    """The dataset of a config's table."""
+    return str(flattened(table).get("data.name", "digits"))
+
+
+def source_of(table: Table) -> str:
+    """The datasets that the encoder of a config's table is trained on; empty where there is none."""
+    return str(flattened(table).get(".".join(("methods", str(table.get("method")), *SOURCE)), ""))
+
+
+def digest(config: Config) -> str:
+    """A short text that two configs share when their runs have the same numbers, but for the seed."""
+    flat = flattened(config.resolve())
+    telling = {k: v for k, v in flat.items() if k not in WHERE and not k.startswith("engine.") and not is_folder(k)}
+    return hashlib.blake2b(json.dumps(telling, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+def is_folder(key: str) -> bool:
+    """Whether a setting only says where data are."""
+    return key == "data.dir" or key.endswith(".data_dir")

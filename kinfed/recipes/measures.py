@@ -1,0 +1,124 @@
+"""What the papers' tables report, read from finished runs, and how far two numbers may lie apart."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinfed.config import Config
+from kinfed.runs import SUMMARY, Summary
+
+CLUSTERED = ("flhc", "rounds_before")  # the setting that says after which round clients are clustered
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended."""
+
+    config: Config
+    folder: Path
+    summary: Summary
+    rounds: list[dict[str, str]]
+    seconds: float
+
+    @classmethod
+    def read(cls, folder: Path, config: Config) -> "Run":
+        """The run in this folder."""
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        with open(folder / "timing.csv", encoding="utf-8", newline="") as file:
+            seconds = sum(float(line["seconds"]) for line in csv.DictReader(file))
+        with open(folder / "rounds.csv", encoding="utf-8", newline="") as file:
+            return cls(config, folder, summary, list(csv.DictReader(file)), seconds)
+
+    def last(self, metric: str) -> float | None:
+        """A metric at the end."""
+        value = self.summary.get(metric)
+        return None if value is None else float(value)
+
+    def after(self, round: int, metric: str) -> float | None:
+        """A metric after this round; None where it was not evaluated."""
+        found = next((line for line in self.rounds if int(line["round"]) == round), None)
+        return float(found[metric]) if found and found[metric] else None
+
+    def reached(self, target: float) -> int | None:
+        """The first evaluated round whose mean accuracy is at least the target."""
+        hits = (line for line in self.rounds if line["accuracy"] and float(line["accuracy"]) >= target)
+        return next((int(line["round"]) for line in hits), None)
+
+
+Value = Callable[[Run, Config], float | None]  # of a run, in a cell of this config
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a cell, and the rule by which a measured one is judged; docs/reproducing.md explains it."""
+
+    title: str
+    value: Value
+    least: float  # a difference that is always forgiven, in the unit of the table
+    share: float = 0.0  # or this share of the published number
+    lower_is_better: bool = False
+    over: str = ""  # divided by the same of this method on the same clients
+    shown: str = ".2f"
+
+    def of(self, run: Run, config: Config, reference: Run | None = None) -> float | None:
+        """The number of a run; with `over` as a multiple of the reference's."""
+        own = self.value(run, config)
+        if not self.over or own is None:
+            return own
+        other = self.value(reference, config) if reference else None
+        return own / other if other else None
+
+
+def last(metric: str, scale: float = 1.0) -> Value:
+    """The metric at the end of a run."""
+
+    def value(run: Run, config: Config) -> float | None:
+        found = run.last(metric)
+        return None if found is None else scale * found
+
+    return value
+
+
+def clustered(metric: str, scale: float = 1.0) -> Value:
+    """The metric one round after the clustering that the cell's config asks for."""
+    method, setting = CLUSTERED
+
+    def value(run: Run, config: Config) -> float | None:
+        found = run.after(int(str(config.settings_of(method)[setting])) + 1, metric)
+        return None if found is None else scale * found
+
+    return value
+
+
+def rounds_to_target(run: Run, config: Config) -> float | None:
+    return run.reached(config.evaluation.target)
+
+
+def megabits_to_target(run: Run, config: Config) -> float | None:
+    """Megabits that a client of all moves on average until the target is reached (FLIS)."""
+    reached = run.reached(config.evaluation.target)
+    moved = None if reached is None else next(r for r in run.rounds if int(r["round"]) == reached)
+    clients = int(str(run.config.resolve()["partition"]["clients"]))  # type: ignore[index]
+    return None if moved is None else (int(moved["bytes_down"]) + int(moved["bytes_up"])) * 8 / 1e6 / clients
+
+
+ACCURACY, PERCENT_OF_CLIENTS = 1.0, 5.0  # points
+MEASURES = {
+    "accuracy": Measure("accuracy %", last("accuracy", 100), ACCURACY),
+    "variance": Measure("variance", last("variance"), 1.0, share=0.25, lower_is_better=True),
+    "at_target": Measure("% at target", last("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"),
+    "accuracy_post": Measure("post accuracy %", clustered("accuracy", 100), ACCURACY),
+    "at_target_post": Measure("post % at target", clustered("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"),
+    "accuracy_times": Measure("accuracy × FL", last("accuracy"), 0.1, over="fedavg"),
+    "at_target_times": Measure("% at target × FL", last("at_target"), 0.2, 0.25, over="fedavg", shown=".1f"),
+    "accuracy_post_times": Measure("post accuracy × FL", clustered("accuracy"), 0.1, 0.1, over="fedavg"),
+    "at_target_post_times": Measure(
+        "post % at target × FL", clustered("at_target"), 0.2, 0.5, over="fedavg", shown=".1f"
+    ),
+    "strangers_adapted": Measure("unseen %", last("accuracy_strangers_adapted", 100), ACCURACY),
+    "robustness": Measure("robustness", last("robustness"), 0.05),
+    "rounds_to_target": Measure("rounds", rounds_to_target, 5, 0.25, lower_is_better=True, shown=".0f"),
+    "megabits_to_target": Measure("Mb a client", megabits_to_target, 2.0, 0.25, lower_is_better=True),
+}

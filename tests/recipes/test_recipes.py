@@ -1,0 +1,106 @@
+"""Every packaged recipe: whole, valid, and assembled on data of the right shapes."""
+
+from pathlib import Path
+
+import pytest
+
+from kinfed.config import assemble, make_population
+from kinfed.errors import ConfigError
+from kinfed.recipes import MEASURES, Wanted, cells_of, digest, load_recipe, names
+from kinfed.recipes.recipe import Printed, one_number, read_recipe
+from tests.recipes.made_up import SHAPES, store_all
+
+NAMES = names()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return store_all(tmp_path_factory.mktemp("data"))
+
+
+def test_all_numeric_tables_of_the_papers_are_there():
+    flt = [f"flt-table-{n}" for n in range(1, 6)] + ["flt-workshop-1", "flt-workshop-2"]
+    assert set(flt) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_has_its_published_numbers_in_every_column(name):
+    recipe = load_recipe(name)
+    for row in recipe.rows.values():
+        assert not row.published or set(row.published) == set(recipe.columns), row.name
+    assert any(row.published for row in recipe.rows.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_is_a_valid_config_of_known_data_and_says_under_which_protocol(name, data):
+    recipe = load_recipe(name)
+    assert all(protocol.says for protocol in recipe.protocols.values())
+    for cell in cells_of(recipe, Wanted(data_dir=str(data))):
+        assert not cell.missing and cell.protocols and cell.variants
+        assert all(config.data.name in SHAPES for config in cell.variants)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_quick_version_of_every_cell_can_be_assembled(name, data):
+    cells = cells_of(load_recipe(name), Wanted(data_dir=str(data), quick=True))
+    configs = {digest(config): config for cell in cells for config in cell.variants}
+    populations: dict[object, object] = {}
+    for config in configs.values():
+        key = (config.data, config.partition, config.shift, config.roles)
+        if key not in populations:
+            populations[key] = make_population(config)
+        experiment = assemble(config, populations[key])  # type: ignore[arg-type]
+        assert experiment.rounds <= 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_any_data_all_cells_say_what_is_missing(name, tmp_path):
+    for cell in cells_of(load_recipe(name), Wanted(data_dir=str(tmp_path))):
+        assert cell.missing and set(cell.missing) <= set(SHAPES)
+
+
+def test_numbers_are_read_as_the_paper_prints_them():
+    assert one_number("82.73 ± .38", "here") == Printed(82.73, 0.38)
+    assert one_number(44.65, "here") == Printed(44.65) and one_number("–", "here") is None
+    with pytest.raises(ConfigError, match="here: wanted a number"):
+        one_number("82,73", "here")
+
+
+def test_some_published_numbers_by_hand():
+    first = load_recipe("flt-table-1").rows["flt-enc2"].published
+    assert first["mnist"] == (Printed(97.97, 0.14), Printed(2.17))
+    assert load_recipe("flt-table-4").rows["flt"].published["cnn"] == (Printed(93.69, 0.10), Printed(98.65))
+
+
+def test_a_misspelt_key_names_the_nearest_one():
+    table = {"title": "t", "paper": "p", "measures": ["accuracy"], "colums": {}}
+    with pytest.raises(ConfigError, match="'colums', did you mean 'columns'"):
+        read_recipe("mine", table)
+
+
+def test_an_unknown_measure_method_or_table_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
+        read_recipe("mine", {"title": "t", "paper": "p", "measures": ["acuracy"]})
+    with pytest.raises(ConfigError, match="did you mean 'flt-table-1'"):
+        load_recipe("flt-tabel-1")
+    assert "accuracy" in MEASURES
+
+
+def test_a_stand_in_takes_the_place_of_data_that_are_not_here(tmp_path, data):
+    (tmp_path / "emnist47.npz").symlink_to(data / "emnist_balanced.npz")
+    (tmp_path / "fashion_mnist.npz").symlink_to(data / "fashion_mnist.npz")
+    cells = cells_of(load_recipe("flt-workshop-2"), Wanted(data_dir=str(tmp_path)))
+    assert {config.data.name for cell in cells for config in cell.variants} == {"emnist47"}
+    assert all("emnist47" in cell.incomparable and not cell.missing for cell in cells)
+
+
+def test_protocols_that_ask_for_the_same_run_share_it(data):
+    cells = cells_of(load_recipe("flt-table-1"), Wanted(columns=("mnist",), data_dir=str(data)))
+    assert [cell.protocols for cell in cells if cell.row.name == "local"] == [("paper", "fair")]
+    assert [cell.protocols for cell in cells if cell.row.name == "fedavg"] == [("paper",), ("fair",)]
+
+
+def test_the_same_run_in_two_tables_has_the_same_digest(data):
+    both = [cells_of(load_recipe(name), Wanted(data_dir=str(data))) for name in ("flt-table-4", "flt-workshop-2")]
+    journal, workshop = ({digest(config) for cell in cells for config in cell.variants} for cells in both)
+    assert workshop < journal

@@ -1,0 +1,41 @@
+"""The rule by which numbers are judged, by hand."""
+
+import pytest
+
+from kinfed.recipes import MEASURES
+from kinfed.recipes.recipe import Printed
+from kinfed.recipes.verdict import AGREES, BETTER, INCOMPARABLE, WORSE, Found
+
+ACCURACY, VARIANCE = MEASURES["accuracy"], MEASURES["variance"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "values", "verdict"),
+    [
+        (Printed(90.0), (91.0,), AGREES),  # one point is forgiven
+        (Printed(90.0), (91.1,), BETTER),
+        (Printed(90.0), (88.9,), WORSE),
+        (Printed(90.0, 0.6), (91.2,), AGREES),  # twice the published ±
+        (Printed(90.0, 0.6), (91.3,), BETTER),
+        (Printed(90.0), (88.0, 90.0, 87.0), AGREES),  # off by 1.67; the seeds' spread is 1.53
+        (Printed(90.0, 0.3), (88.0, 88.4), WORSE),  # 2 · √(0.3² + 0.28²) = 0.82 < 1 < 1.8
+    ],
+)
+def test_an_accuracy_is_judged_by_its_points_and_both_spreads(printed, values, verdict):
+    assert Found(ACCURACY, printed, values).verdict == verdict
+
+
+def test_a_lower_variance_is_better_and_a_quarter_is_forgiven():
+    assert Found(VARIANCE, Printed(40.0), (49.9,)).verdict == AGREES
+    assert Found(VARIANCE, Printed(40.0), (29.0,)).verdict == BETTER
+    assert Found(VARIANCE, Printed(40.0), (51.0,)).verdict == WORSE
+    assert Found(VARIANCE, Printed(2.0), (2.9,)).verdict == AGREES  # one is forgiven where a quarter is less
+
+
+def test_what_cannot_be_compared_keeps_its_difference():
+    found = Found(ACCURACY, Printed(90.0), (80.0,), "other data")
+    assert found.verdict == INCOMPARABLE and found.difference == -10.0
+
+
+def test_without_a_published_or_a_measured_number_there_is_no_verdict():
+    assert Found(ACCURACY, None, (80.0,)).verdict == "" and Found(ACCURACY, Printed(80.0), ()).verdict == ""

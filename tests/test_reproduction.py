@@ -1,0 +1,98 @@
+"""`kinfed reproduce` as its users meet it: real runs of a tiny table, real files."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kinfed.cli import app
+from kinfed.runs import CONFIG, SUMMARY
+from tests.recipes.made_up import TINY
+
+
+@pytest.fixture(autouse=True)
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own with the tiny recipe in it, and no data or network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("KINFED_DATA", str(tmp_path))
+    Path("tiny.toml").write_text(TINY, encoding="utf-8")
+
+
+def reproduce(*words: str) -> Result:
+    return CliRunner().invoke(app, ["reproduce", *words])
+
+
+def numbers(name: str = "tiny") -> dict[tuple[str, ...], dict[str, str]]:
+    with open(f"runs/reproduce/{name}.csv", encoding="utf-8") as file:
+        return {(r["row"], r["column"], r["protocol"], r["measure"]): r for r in csv.DictReader(file)}
+
+
+def test_a_table_is_run_judged_and_written():
+    result = reproduce("tiny.toml", "--seeds", "2")
+    assert result.exit_code == 0, result.output
+    assert "data not here: cifar10" in result.output
+    found = numbers()
+    alone = found["local", "digits", "paper", "accuracy"]
+    assert alone == found["local", "digits", "fair", "accuracy"] | {"protocol": "paper"}
+    assert alone["verdict"] == "worse" and float(alone["difference"]) == float(alone["measured"]) - 99.5
+    assert found["fedavg", "digits", "fair", "accuracy"]["verdict"] == "cannot be compared"
+    assert found["fedavg", "photos", "paper", "accuracy"]["measured"] == ""
+    said = json.loads(Path("runs/reproduce/tiny.json").read_text())
+    assert {claim["verdict"] for claim in said["claims"] if claim["column"] == "photos"} == {"not known"}
+    assert len(list(Path("runs/reproduce/runs").iterdir())) == 6  # FedAvg twice and Local once, of two seeds
+    assert "tabular" in Path("runs/reproduce/tiny.tex").read_text()
+    assert "nobody published it" in Path("runs/reproduce/tiny.md").read_text()
+
+
+def test_what_has_ended_is_not_run_again_and_what_was_killed_goes_on():
+    assert reproduce("tiny.toml", "-q").exit_code == 0
+    before = numbers()
+    runs = sorted(Path("runs/reproduce/runs").iterdir())
+    times = {run: (run / SUMMARY).stat().st_mtime_ns for run in runs}
+    (runs[0] / SUMMARY).unlink()  # killed before its first checkpoint
+    assert (runs[0] / CONFIG).exists()
+    result = reproduce("tiny.toml")
+    assert "3 runs, 2 of them done before" in result.output
+    assert [run for run in runs if (run / SUMMARY).stat().st_mtime_ns != times[run]] == [runs[0]]
+    assert {k: v["measured"] for k, v in numbers().items()} == {k: v["measured"] for k, v in before.items()}
+
+
+def test_rows_columns_and_protocols_can_be_chosen():
+    result = reproduce("tiny.toml", "--rows", "fed*", "--only", "digits", "--protocol", "paper", "--quick")
+    assert result.exit_code == 0, result.output
+    assert "1 runs" in result.output and "not judged" in result.output and "Local" not in result.output
+
+
+def test_a_column_asked_for_by_name_must_have_its_data():
+    result = reproduce("tiny.toml", "--only", "photos")
+    assert result.exit_code == 2 and "column 'photos' needs the dataset cifar10" in result.stderr
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tiny.toml", "--rows", "fedagv"], "unknown row 'fedagv', did you mean 'fedavg'?"),
+        (["flt-table"], "unknown table 'flt-table'"),
+        (["tiny.toml", "--seeds", "0"], "--seeds: wanted how many"),
+        ([], "wanted at least one table"),
+    ],
+)
+def test_a_mistake_is_one_line(words, said):
+    result = reproduce(*words)
+    assert result.exit_code == 2 and said in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_page_is_filled_between_its_marks():
+    Path("page.md").write_text("# Results\n\n<!-- tiny -->\nold\n<!-- end of tiny -->\n\nrest\n", encoding="utf-8")
+    assert reproduce("tiny.toml", "-q", "--quick", "--only", "digits", "--page", "page.md").exit_code == 0
+    page = Path("page.md").read_text()
+    assert "a tiny table" in page and "old" not in page and page.endswith("rest\n") and page.startswith("# Results")
+
+
+def test_all_tables_are_listed():
+    result = reproduce("--list")
+    assert result.exit_code == 0 and "flt-table-1" in result.output and "_flt" not in result.output
