@@ -33,7 +33,7 @@ def kinfed(*words: str) -> Result:
 
 
 def process(*words: str) -> "subprocess.Popen[str]":
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-m", "kinfed", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
