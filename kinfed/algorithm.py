@@ -13,6 +13,7 @@ from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model, hits
 from kinfed.params import Params, Payload, flatten, subtract
+from kinfed.per_client import cut_to
 from kinfed.training import LocalTraining
 
 State = TypeVar("State")  # a frozen dataclass of tensors, models, numbers
@@ -69,6 +70,28 @@ class Algorithm(ABC, Generic[State]):
 
     def graph(self, state: State) -> Tensor | None:
         """Server: who is related to whom (bool [clients, clients]), where the method finds out; for few clients."""
+        return None
+
+    def for_strangers(self, state: State, clients: Tensor, sizes: Tensor) -> State:
+        """Server: what it takes to admit one more client after the run, and serve it; RoleError where that cannot be.
+
+        It is the state of those who trained (ids, and rows of every client), numbered from 0 on, and of one stranger.
+        """
+        return cut_to(state, clients)
+
+    def placement(self) -> str:
+        """How a stranger gets its model, in words."""
+        return self.needs_labels or "everybody is served the same model"
+
+    def asks_server_rows(self) -> bool:
+        """Whether admitting a stranger takes the rows that the server owns."""
+        return False
+
+    def how_far(self, state: State, clients: Tensor, fed: Federation) -> Tensor | None:
+        """Server: how far clients that were placed are from each group, by the method's own measure, if it has one.
+
+        [clients, groups]; infinite for a group that nobody else is in.
+        """
         return None
 
     def embeddings(self, state: State, fed: Federation) -> Tensor | None:

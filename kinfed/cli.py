@@ -81,6 +81,8 @@ def about(
 
     `kinfed reproduce` runs the papers' tables, and sets published against measured.
 
+    `kinfed export` and `kinfed assign` serve a finished run's models to clients that nobody has met.
+
     `kinfed bench` measures how fast rounds go here, beside a plain loop and other simulators.
 
     `kinfed deploy new` writes an app for Flower's server and nodes, for a federation over a network.
@@ -189,6 +191,60 @@ def resume(
             return replace(config, rounds=config.rounds if rounds is None else rounds, engine=engine)
 
         commands.resume(folder, changed, choose_display(plain, quiet))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that has ended.", metavar="RUN")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write the bundle to.", metavar="DIR")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
+) -> None:
+    """Write a bundle: all that it takes to place strangers and hand them their models, offline.
+
+    It has the models of the groups, the encoder and what places a client; neither anybody's rows nor pickle.
+
+    **Examples**
+
+    `kinfed export runs/flt-digits-seed0 bundle`
+
+    `kinfed assign bundle --data clinic` — then, wherever the bundle is copied to
+    """
+    with plain_errors():
+        from kinfed.serving.commands import Target, export_run
+
+        for line in export_run(run, Target(folder, force)):
+            print(line)
+
+
+@app.command()
+def assign(
+    bundle: Annotated[Path, typer.Argument(help="The folder that `kinfed export` wrote.", metavar="BUNDLE")],
+    data: Annotated[Path, typer.Option(help="A folder with the client's rows.npz, or an .npz file.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")] = Path("model"),
+    predict: Annotated[
+        Path | None, typer.Option(help="An .npz file with rows x to classify.", show_default=False)
+    ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the bundle's model where it is its maker's own code.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
+) -> None:
+    """Place a client that nobody has met, by its own rows, and hand it its model; nothing leaves this machine.
+
+    Its `rows.npz` has `x`, and `y` where it has labels: FLT, REPA and others need none. With `test_x` and `test_y` the
+    model is scored too. Writes `model.safetensors` and `assignment.json` (which group, how far, how sure).
+
+    **Examples**
+
+    `kinfed assign bundle --data clinic --out clinic/model`
+
+    `kinfed assign bundle --data clinic/rows.npz --predict new.npz` — and the classes of some rows
+    """
+    with plain_errors():
+        from kinfed.serving.commands import Target, assign_client
+
+        for line in assign_client(bundle, data, Target(out, force), trust, predict):
+            print(line)
 
 
 @app.command()

@@ -5,6 +5,7 @@ KinfedError
 ├── DataError          a dataset, partition or population cannot be what was asked for
 ├── ModelError         a network does not fit the data or the classes
 ├── CheckpointError    a run folder cannot be read or belongs to another config
+├── BundleError        a bundle cannot be read, or is not for this kinfed
 ├── RoleError          a method cannot serve a client of this role
 ├── NetworkError       clients cannot be reached, or nobody answers
 └── OneByOneOnly       a task cannot run side by side; engines catch it and loop
@@ -29,6 +30,10 @@ class ModelError(KinfedError, ValueError):
 
 class CheckpointError(KinfedError):
     """A run folder cannot be read, or belongs to another config."""
+
+
+class BundleError(KinfedError):
+    """A bundle cannot be read, or is not for this kinfed."""
 
 
 class RoleError(KinfedError):

@@ -160,7 +160,9 @@ class Experiment(Generic[State]):
         return {f"{name}_mean": sum(seen) / len(seen) for name, seen in values.items() if seen}
 
     def _about(self, done: int) -> dict[str, object]:
-        return self.about | {"round": done, "history": self.history, "closing": self.closing}
+        kind = str(self.fed.x.dtype).removeprefix("torch.")
+        rows = {"shape": list(self.fed.x.shape[1:]), "dtype": kind, "classes": self.algorithm.model.classes}
+        return self.about | {"round": done, "history": self.history, "closing": self.closing, "rows": rows}
 
     def _resumed(self) -> tuple[int, Tensor, State]:
         if self.checkpoint is None:

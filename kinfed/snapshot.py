@@ -28,8 +28,8 @@ def save(path: Path, state: object, fed: Federation, about: Mapping[str, object]
     """Writes the state, client memories, ledger and random counters; `about` can be read back by itself."""
     tensors: dict[str, Tensor] = {}
     whole = {"state": state, "memory": fed.memory, "ledger": fed.ledger, "calls": fed.calls, "rejected": fed.rejected}
-    whole["engine"] = fed.carried()
-    tree = {name: _take_apart(part, name, tensors) for name, part in whole.items()}
+    whole |= {"engine": fed.carried(), "clients": {"sizes": fed.sizes, "training": fed.clients}}
+    tree = {name: take_apart(part, name, tensors) for name, part in whole.items()}
     metadata = {"about": json.dumps(about), "tree": json.dumps(tree)}
     write_atomically(path, lambda beside: save_file(tensors, beside, metadata=metadata))
     fed.saved()
@@ -39,15 +39,32 @@ def load(path: Path, algorithm: Algorithm[State], fed: Federation) -> State:
     """The state as saved; memories, ledger and counters go back into the federation."""
     metadata, tensors = _read(path, with_tensors=True)
     tree = json.loads(metadata["tree"])
-    fed.ledger = _put_together(Ledger, tree["ledger"], tensors)
-    fed.calls = _put_together(dict[str, int], tree["calls"], tensors)
-    fed.rejected = [Rejected(*entry) for entry in _put_together(list[tuple[int, str, int, str]], tree["rejected"], {})]
+    fed.ledger = put_together(Ledger, tree["ledger"], tensors)
+    fed.calls = put_together(dict[str, int], tree["calls"], tensors)
+    fed.rejected = [Rejected(*entry) for entry in put_together(list[tuple[int, str, int, str]], tree["rejected"], {})]
     tensors = {name: t.to(fed.device) for name, t in tensors.items()}
-    fed.memory = _put_together(dict[str, Tensor], tree["memory"], tensors)
+    fed.memory = put_together(dict[str, Tensor], tree["memory"], tensors)
     fed.carry(tree.get("engine", {}))
     fed.saved()
+    return state_of(algorithm, tree["state"], tensors)
+
+
+def load_served(path: Path, algorithm: Algorithm[State]) -> tuple[State, dict[str, Tensor]]:
+    """The state as saved, and of its clients how many rows each has (`sizes`) and who trained (`training`)."""
+    metadata, tensors = _read(path, with_tensors=True)
+    tree = json.loads(metadata["tree"])
+    if "clients" not in tree:
+        raise CheckpointError(
+            f"{path} is from an earlier kinfed and does not say who trained; run it again to export it"
+        )
+    clients = put_together(dict[str, Tensor], tree["clients"], tensors)
+    return state_of(algorithm, tree["state"], tensors), clients
+
+
+def state_of(algorithm: Algorithm[State], tree: Tree, tensors: Mapping[str, Tensor]) -> State:
+    """The state of this method that `take_apart` took apart."""
     kind: type[State] = get_type_hints(type(algorithm).init)["return"]
-    return _put_together(kind, tree["state"], tensors)
+    return put_together(kind, tree, tensors)
 
 
 def about(path: Path) -> dict[str, object]:
@@ -84,7 +101,7 @@ def _read(path: Path, with_tensors: bool) -> tuple[dict[str, str], dict[str, Ten
         ) from error
 
 
-def _take_apart(value: object, path: str, tensors: dict[str, Tensor]) -> Tree:
+def take_apart(value: object, path: str, tensors: dict[str, Tensor]) -> Tree:
     """The value as JSON, its tensors by name in `tensors`."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().contiguous()
@@ -92,16 +109,16 @@ def _take_apart(value: object, path: str, tensors: dict[str, Tensor]) -> Tree:
     if is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {name: _take_apart(part, f"{path}.{name}", tensors) for name, part in value.items()}
+        return {name: take_apart(part, f"{path}.{name}", tensors) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_take_apart(part, f"{path}.{i}", tensors) for i, part in enumerate(value)]
+        return [take_apart(part, f"{path}.{i}", tensors) for i, part in enumerate(value)]
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise TypeError(f"{path}: a state may hold tensors, numbers, text, dicts, lists and dataclasses, got {type(value)}")
 
 
-def _put_together(kind: type[T], tree: Tree, tensors: Mapping[str, Tensor]) -> T:
-    """The value of this type that `_take_apart` took apart."""
+def put_together(kind: type[T], tree: Tree, tensors: Mapping[str, Tensor]) -> T:
+    """The value of this type that `take_apart` took apart."""
     return cast(T, _restore(kind, tree, tensors))
 
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1] / "kinfed"
 LAYERS = [
     {"errors"},
     {"names", "params"},
-    {"client", "aggregation"},
+    {"client", "aggregation", "per_client"},
     {"models", "data", "clustering"},
     {"training", "federation"},
     {"signatures"},
@@ -25,6 +25,7 @@ LAYERS = [
     {"commands"},
     {"reproduction"},
     {"deployment"},
+    {"serving"},
     {"arguments"},
     {"cli"},
     {"__main__", ""},

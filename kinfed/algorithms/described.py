@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.groups import Clusters, GroupState
-from kinfed.algorithms.seating import seat
+from kinfed.algorithms.seating import gathered, seat
 from kinfed.client import Client, Reply
 from kinfed.clustering.relatives import Relatives
 from kinfed.federation import Federation, Offer
 from kinfed.models import encoder_of, has_decoder
 from kinfed.params import Params, Payload, rows
-from kinfed.relatedness import Relatedness, nearest_groups
+from kinfed.per_client import Labels
+from kinfed.relatedness import Relatedness, from_groups, nearest_groups
 from kinfed.signatures import EncoderCentroids, Signatures
 
 
@@ -26,7 +27,7 @@ from kinfed.signatures import EncoderCentroids, Signatures
 class DescribedState(GroupState):
     autoencoder: Params
     known: Signatures
-    kinship: Tensor  # [clients] the group found; -1: not placed
+    kinship: Labels  # [clients] the group found; -1: not placed
 
 
 D = TypeVar("D", bound=DescribedState)
@@ -62,6 +63,23 @@ class Described(Clusters[D], ABC):
     def embeddings(self, state: D, fed: Federation) -> Tensor:
         known = state.known.of(fed.clients)
         return known.means().where(known.are_described()[:, None], torch.nan)
+
+    def for_strangers(self, state: D, clients: Tensor, sizes: Tensor) -> D:
+        if self.newcomers == "nearest":  # strangers are never served the models of some members only
+            trained = torch.full_like(state.kinship, -1).index_copy(0, clients, state.kinship[clients])
+            state = gathered(state, trained, sizes)
+        return super().for_strangers(state, clients, sizes)
+
+    def placement(self) -> str:
+        if self.newcomers == "nearest":
+            return "a client joins the group whose mean signature is nearest to its own"
+        return "a client is served the mean of those whose signatures are near its own, or else of the nearest group"
+
+    def how_far(self, state: D, clients: Tensor, fed: Federation) -> Tensor:
+        others = (state.kinship >= 0) & state.known.are_described()
+        others = others.index_fill(0, clients, False).nonzero()[:, 0]
+        names, apart = from_groups(state.known.of(others), state.kinship[others], state.known.of(clients))
+        return torch.full((len(clients), int(names.max()) + 1), torch.inf).index_copy(1, names.cpu(), apart.cpu())
 
     def pretrained(self, fed: Federation) -> Params:
         """Server: the auto-encoder's weights, trained on its own rows or another dataset."""

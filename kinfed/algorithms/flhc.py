@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.groups import Clusters, GroupState, Stale
+from kinfed.algorithms.groups import Clusters, ComparedState, Stale
 from kinfed.algorithms.seating import first_state, placed, seat
 from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.data.checks import at_least
@@ -22,10 +22,9 @@ from kinfed.training import LocalTraining
 
 
 @dataclass(frozen=True)
-class FLHCState(GroupState):
+class FLHCState(ComparedState):
     root: Params  # w, the model that was clustered; empty before
-    members: Tensor  # [m] who was clustered
-    updates: Tensor  # [m, parameters] Δw of each
+    updates: Tensor  # [m, parameters] Δw of each member
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from kinfed.data.checks import at_least
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.models import Model
 from kinfed.params import Params, Stack
+from kinfed.per_client import Pairs
 from kinfed.relatedness import inference_similarity, server_rows
 from kinfed.training import LocalTraining
 
@@ -31,7 +32,7 @@ from kinfed.training import LocalTraining
 @dataclass(frozen=True)
 class FLISDCState:
     models: Stack  # [T] one for each participant of the last round; the first model before
-    related: Tensor  # [clients, clients] bool: who is in whose cluster; the rows of others are empty
+    related: Pairs  # [clients, clients] bool: who is in whose cluster; the rows of others are empty
 
 
 @dataclass(frozen=True)

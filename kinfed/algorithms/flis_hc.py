@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.choosing import SelectOn, best_for
-from kinfed.algorithms.groups import Groups, GroupState, Stale, connected
+from kinfed.algorithms.groups import ComparedState, Groups, Stale, connected
 from kinfed.algorithms.owning import Owning
 from kinfed.algorithms.seating import first_state, inits, placed, seat
 from kinfed.client import Client, Reply
@@ -30,9 +30,8 @@ from kinfed.training import LocalTraining
 
 
 @dataclass(frozen=True)
-class FLISHCState(GroupState):
-    members: Tensor  # [m] who was clustered
-    said: Tensor  # [m, server rows, classes] what their models predicted; [0, ...] where nobody may come
+class FLISHCState(ComparedState):
+    said: Tensor  # [m, server rows, classes] what members' models predicted; [0, ...] where nobody may come
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,9 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
         heard = state.hears[:, state.members].double()
         alike = similarity(said, state.said) @ heard.T / heard.sum(1).clamp(min=1)  # to each cluster, on average
         return placed(state, newcomers, replies.cohort, alike.argmax(1), fed)
+
+    def asks_server_rows(self) -> bool:
+        return self.newcomers == "similarity"
 
     def train(self, client: Client, params: Params) -> Reply:
         """Client task: E epochs from its cluster's model, remembered."""

@@ -21,6 +21,7 @@ from kinfed.clustering.relatives import Relatives
 from kinfed.federation import Federation
 from kinfed.models import Model
 from kinfed.params import Payload
+from kinfed.per_client import Each
 from kinfed.relatedness import Relatedness
 from kinfed.signatures import EncoderCentroids, Signatures
 from kinfed.training import LocalTraining
@@ -28,7 +29,7 @@ from kinfed.training import LocalTraining
 
 @dataclass(frozen=True)
 class FLTState(DescribedState):
-    flags: Tensor  # [clients] bool: "my data changed" or "I am new"  δ
+    flags: Each  # [clients] bool: "my data changed" or "I am new"  δ
 
 
 @dataclass(frozen=True)

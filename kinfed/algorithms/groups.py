@@ -19,6 +19,7 @@ from kinfed.clustering.relatives import Relatives
 from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.params import Params, Payload, Stack, join, put, subtract
+from kinfed.per_client import Heard, Labels, Members, Slots
 
 Stale = Literal["aggregated", "last_local", "exclude"]
 
@@ -26,13 +27,18 @@ Stale = Literal["aggregated", "last_local", "exclude"]
 @dataclass(frozen=True)
 class ServedState:
     models: Stack  # [G]
-    labels: Tensor  # [clients] the model each is served; -1: not placed yet
+    labels: Labels  # [clients] the model each is served; -1: not placed yet
 
 
 @dataclass(frozen=True)
 class GroupState(ServedState):
-    hears: Tensor  # [G, clients] bool
-    slots: Stack  # [clients] what each trained last; empty unless stale="last_local"
+    hears: Heard  # [G, clients] bool
+    slots: Slots  # [clients] what each trained last; empty unless stale="last_local"
+
+
+@dataclass(frozen=True)
+class ComparedState(GroupState):
+    members: Members  # [m] who was clustered, and newcomers are compared with; [0] where nobody may come
 
 
 V = TypeVar("V", bound=ServedState)
@@ -86,6 +92,14 @@ class Groups(Served[S], ABC):
             heard = torch.cat([weights[:, replies.cohort], old], 1)
             return replace(state, models=mix_heard(state.models, heard, join(fresh, state.models)))
         return replace(state, models=mix_heard(state.models, weights[:, replies.cohort], fresh))
+
+    def for_strangers(self, state: S, clients: Tensor, sizes: Tensor) -> S:
+        if isinstance(state, ComparedState) and not len(state.members):
+            raise RoleError(
+                "the run kept nothing that a stranger could be compared with: either its clients were not clustered "
+                "yet, or all trained from the start; run it again with one that does not, such as roles.holdout=0.1"
+            )
+        return super().for_strangers(state, clients, sizes)
 
     def graph(self, state: S) -> Tensor:
         return self.relatives(state).matrix()

@@ -23,6 +23,7 @@ from kinfed.federation import Federation, Offer
 from kinfed.models import Model
 from kinfed.models.parts import beside, is_last
 from kinfed.params import NOTHING, Params, Stack, count, rows
+from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 
 Weights = Mapping[str, Tensor]
@@ -32,7 +33,7 @@ Weights = Mapping[str, Tensor]
 class IFCAState:
     models: Stack  # [C], or the C last layers
     body: Params  # the layers that all clusters share; empty unless weights are shared
-    choices: Tensor  # [clients] what each chose last; -1: it was never asked
+    choices: Labels  # [clients] what each chose last; -1: it was never asked
 
 
 @dataclass(frozen=True)

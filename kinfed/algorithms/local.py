@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kinfed.algorithm import Algorithm
 from kinfed.client import Client, Reply
+from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model
 from kinfed.params import Params, Payload
@@ -47,6 +48,9 @@ class Local(Algorithm[LocalState]):
 
     def offer(self, state: LocalState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer()
+
+    def for_strangers(self, state: LocalState, clients: Tensor, sizes: Tensor) -> LocalState:
+        raise RoleError("local training has no model for strangers: every client has its own, and the server has none")
 
     def admit(self, state: LocalState, newcomers: Tensor, fed: Federation) -> LocalState:
         return state

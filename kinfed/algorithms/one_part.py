@@ -58,5 +58,8 @@ class OnePart(Algorithm[OnePartState], ABC):
     def offer(self, state: OnePartState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer(shared={"shared": state.shared})
 
+    def placement(self) -> str:
+        return "everybody is served the same shared layers, and trains the others, which are blank, itself"
+
     def admit(self, state: OnePartState, newcomers: Tensor, fed: Federation) -> OnePartState:
         return state

@@ -81,5 +81,8 @@ class PCAKMeansHC(Clusters[PCAState]):
         projected = [Part((x - mean) @ directions, mask) for x, mask in parts]
         return Reply({"centroids": kmeans(projected, self.k, client.key, restarts=self.restarts).points.float()})
 
+    def placement(self) -> str:
+        return "a client is served as the one is whose k-means centres match its own best"
+
     def groups(self, state: PCAState) -> Tensor:
         return connected(self.graph(state))

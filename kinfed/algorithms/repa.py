@@ -59,12 +59,21 @@ class REPA(Clusters[REPAState]):
 
     def join(self, state: REPAState, newcomers: Tensor, replies: Replies, fed: Federation) -> REPAState:
         """The state in which newcomers are in the cluster with the centre nearest to what they sent."""
-        nearest = distances(normalize(replies["statistics"]), state.centres, "l2").argmin(1)
-        return placed(state, newcomers, replies.cohort, nearest, fed)
+        return placed(state, newcomers, replies.cohort, self.apart(state, replies).argmin(1), fed)
+
+    def how_far(self, state: REPAState, clients: Tensor, fed: Federation) -> Tensor:
+        return self.apart(state, self.described(state.encoder, clients, fed))
+
+    def apart(self, state: REPAState, replies: Replies) -> Tensor:
+        """Distances from what clients sent to each cluster's centre: [clients, clusters]."""
+        return distances(normalize(replies["statistics"]), state.centres, "l2")
 
     def described(self, encoder: Params, clients: Tensor, fed: Federation) -> Replies:
         """What these clients say of themselves."""
         return fed.run(self.describe, clients, Offer(shared={"encoder": encoder}))
+
+    def placement(self) -> str:
+        return "a client joins the cluster whose centre is nearest to the statistics of its embedded rows"
 
     def embeddings(self, state: REPAState, fed: Federation) -> Tensor:
         replies = self.described(state.encoder, fed.clients, fed)

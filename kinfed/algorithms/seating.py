@@ -64,6 +64,22 @@ def holding(state: S, newcomers: Tensor) -> S:
     return replace(state, slots=put(state.slots, newcomers, rows(state.models, state.labels[newcomers])))
 
 
+def gathered(state: S, groups: Tensor, sizes: Tensor) -> S:
+    """The state with one model for each of these groups ([clients]; -1: in none), which all its clients are served.
+
+    It is the model that hears just this group, where there is one, and else the mean of what its clients were served.
+    """
+    names = groups[groups >= 0].unique()
+    hears = groups == names[:, None]
+    weights = (hears * sizes).float() @ one_hot(state.labels, len(state.hears)).T  # [groups, G]
+    for group, heard in enumerate(hears):
+        same = (state.hears == heard).all(1)
+        weights[group] = torch.where(same.any(), same.float(), weights[group])
+    models = mix(weights / weights.sum(1, keepdim=True), state.models)
+    labels = torch.searchsorted(names, groups).where(groups >= 0, -1)
+    return replace(state, models=models, labels=labels, hears=hears, slots={})
+
+
 def reseat(state: S, related: Relatives, placed: Tensor, sizes: Tensor) -> S:
     """The state with one model per different set of relatives of the placed clients.
 

@@ -1,6 +1,7 @@
 """A client's own rows, read from its own folder."""
 
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -13,18 +14,23 @@ FILE = "rows.npz"
 
 
 def from_folder(folder: Path) -> Holding:
-    """The rows in `rows.npz`: x and test_x, and y and test_y where there are labels.
+    """The rows in the folder's `rows.npz`."""
+    return from_file(folder / FILE)
+
+
+def from_file(path: Path) -> Holding:
+    """The rows in an .npz file: x and test_x, and y and test_y where there are labels.
 
     Images are uint8 [n, h, w], [n, h, w, 3] or [n, 3, h, w], other rows are taken as float32. Without `y` a client
     wants a model and does not train; without `test_x` it is not evaluated.
     """
     try:
-        with np.load(folder / FILE, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder / FILE} cannot be read: {error}; wanted arrays x, y, test_x, test_y") from error
+    except (OSError, ValueError, EOFError, TypeError, BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}; wanted an .npz of arrays x, y, test_x, test_y") from error
     if "x" not in arrays:
-        raise DataError(f"{folder / FILE} has no array x, only {', '.join(arrays) or 'nothing'}")
+        raise DataError(f"{path} has no array x, only {', '.join(arrays) or 'nothing'}")
     x = torch.from_numpy(as_features(arrays["x"]))
     y = torch.from_numpy(as_labels(arrays["y"])) if "y" in arrays else torch.full((len(x),), -1)
     if "test_x" not in arrays or "test_y" not in arrays:

@@ -23,13 +23,17 @@ def loop(fed: Resident, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -
     memory = fed.remembered(cohort)
     sends, keeps = [], []
     for i, client_id in enumerate(cohort.tolist()):
-        own = rows(to_flat(offer.each), i if offer.pick is None else int(offer.pick[i]))
-        offered = over_the_wire(to_flat(offer.shared) | own, fed.device)
         client = alone(fed, client_id, keys[i], rows(memory, i))
-        reply = ask(fresh(fed.algorithm), name, client, from_flat(offered))
+        reply = ask(fresh(fed.algorithm), name, client, offered(fed, offer, i))
         sends.append(over_the_wire(to_flat(reply.send), fed.device))
         keeps.append(to_flat(reply.keep))
     return from_flat(stack(sends)), from_flat(stack(keeps))
+
+
+def offered(fed: Federation, offer: Offer, i: int) -> Payload:
+    """What the i-th client of a cohort is offered, after its journey."""
+    own = rows(to_flat(offer.each), i if offer.pick is None else int(offer.pick[i]))
+    return from_flat(over_the_wire(to_flat(offer.shared) | own, fed.device))
 
 
 def alone(fed: Federation, client_id: int, key: Tensor, memory: Params) -> Client:

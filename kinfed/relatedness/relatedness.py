@@ -118,9 +118,14 @@ class Relatedness:
 
 def nearest_groups(known: Signatures, groups: Tensor, strangers: Signatures) -> Tensor:
     """The group whose mean signature in latent space is nearest to each stranger's: [S]."""
+    names, apart = from_groups(known, groups, strangers)
+    return names[apart.argmin(1)]
+
+
+def from_groups(known: Signatures, groups: Tensor, strangers: Signatures) -> tuple[Tensor, Tensor]:
+    """The groups there are [G], and how far each stranger is from each one's mean signature in latent space [S, G]."""
     names, whose = groups.unique(return_inverse=True)
     each = known.means()
     sums = each.new_zeros(len(names), each.shape[1]).index_add(0, whose, each)
     means = sums / torch.bincount(whose, minlength=len(names))[:, None]
-    nearest: Tensor = names[torch.cdist(strangers.means(), means).argmin(1)]
-    return nearest
+    return names, torch.cdist(strangers.means(), means)

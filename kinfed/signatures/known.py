@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from kinfed.federation import Replies
+from kinfed.per_client import Each
 
 
 @dataclass(frozen=True)
 class Signatures:
-    centroids: Tensor  # [clients, k, e]
-    shares: Tensor  # [clients, k] of the client's rows; all 0 for a client that is not described
+    centroids: Each  # [clients, k, e]
+    shares: Each  # [clients, k] of the client's rows; all 0 for a client that is not described
 
     def __len__(self) -> int:
         return len(self.shares)

@@ -20,8 +20,8 @@ ROLES = tuple(Role(holdout=i == 2, joins={4: 2, 5: LATER}.get(i, 0)) for i in ra
 def everything(state, fed) -> dict[str, torch.Tensor]:
     """All tensors of a state and of the clients' memories, by name."""
     tensors: dict[str, torch.Tensor] = {}
-    snapshot._take_apart(state, "state", tensors)
-    snapshot._take_apart(fed.memory, "memory", tensors)
+    snapshot.take_apart(state, "state", tensors)
+    snapshot.take_apart(fed.memory, "memory", tensors)
     return tensors
 
 

@@ -36,7 +36,7 @@ class KilledAfter:
 
 def states(experiment):
     tensors = {}
-    snapshot._take_apart(experiment.state, "state", tensors)
+    snapshot.take_apart(experiment.state, "state", tensors)
     return tensors
 
 

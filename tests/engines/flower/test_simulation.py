@@ -29,7 +29,7 @@ def run(method, engine, **settings):
     experiment = Experiment(method, engine(method, people, fraction=0.5, **settings), 3, Evaluation(adapt=True))
     summary = experiment.run()
     tensors: dict[str, torch.Tensor] = {}
-    snapshot._take_apart(experiment.state, "state", tensors)
+    snapshot.take_apart(experiment.state, "state", tensors)
     return summary, tensors, experiment
 
 

@@ -1,0 +1,74 @@
+"""One stranger is placed and served: the method's own rules, with nobody else there."""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm, score
+from kinfed.client import Client, base_key, fold
+from kinfed.data.population import NO_ROWS, Population, Role
+from kinfed.engines.sequential import Sequential, alone, offered
+from kinfed.errors import DataError
+from kinfed.params import Params, rows
+from kinfed.serving.assigned import Assigned
+
+State = TypeVar("State")
+Labelled = tuple[Tensor, Tensor]  # rows and labels
+
+
+class Desk(Sequential):
+    """Those who trained, of whom only the number of rows is known, and one client who is here with its rows."""
+
+    def __init__(
+        self, algorithm: Algorithm[State], sizes: Tensor, server_rows: Tensor, own: Labelled, test: Labelled
+    ) -> None:
+        parts = [(server_rows, torch.full((len(server_rows),), -1)), own, test]
+        public, mine, tested = torch.arange(sum(len(y) for _, y in parts)).split([len(y) for _, y in parts])
+        labelled = bool((own[1] >= 0).all())
+        nobody = (NO_ROWS,) * len(sizes)
+        roles = (*(Role(holdout=True),) * len(sizes), Role(holdout=True, labelled=labelled))
+        pool = (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+        people = Population(
+            *pool, (*nobody, mine), (*nobody, tested), algorithm.model.classes, roles=roles, public=public
+        )
+        super().__init__(algorithm, people, seed=algorithm.model.seed)
+        self.roles = (*(Role(),) * len(sizes), roles[-1])
+        self.counted = torch.cat([sizes, torch.tensor([len(mine)])])
+        self.is_over = True
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.counted
+
+    def serve(self, state: object) -> Assigned:
+        """What the client is handed, after it was admitted to this state."""
+        method: Algorithm[object] = self.algorithm  # type: ignore[assignment]
+        who = torch.tensor([self.count - 1])
+        state = method.admit(state, who, self)
+        if self.rejected:
+            raise DataError("the method cannot place this client: what it computes of its rows is not finite")
+        client = self.client(who)
+        params = self.personal(method, client, state, who)
+        found, apart = method.groups(state), method.how_far(state, who, self)
+        tested = score(method.model, params, client.test).send
+        return Assigned(
+            method.model, params,
+            group=None if found is None or int(found[who]) < 0 else int(found[who]),
+            distances={} if apart is None else {g: float(d) for g, d in enumerate(apart[0]) if torch.isfinite(d)},
+            rows=len(client.train),
+            test_rows=len(client.test),
+            test_correct=int(tested["correct"]),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def client(self, who: Tensor) -> Client:
+        """The client with its rows and what it remembers by now."""
+        key = fold(torch.tensor(base_key(self.seed, "serve")), who)[0]
+        return alone(self, int(who), key, rows(self.remembered(who), 0))
+
+    def personal(self, method: Algorithm[object], client: Client, state: object, who: Tensor) -> Params:
+        """The model that the client makes of what it is offered."""
+        offer = offered(self, method.offer(state, who, self), 0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
+            return method.personalise(client, **offer)  # type: ignore[arg-type]

@@ -1,0 +1,51 @@
+"""Small runs with strangers, each made once, and folders of a client's rows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kinfed.commands import Place, start
+from kinfed.config import DEMO, load_config
+from kinfed.progress import Silence
+
+TINY = ["partition.clients=15", "rounds=3", "roles.holdout=0.3", "data.public=0.1", "training.lr=0.1"]
+QUICK = {
+    "flt": ["methods.flt.signature.latent=16", "methods.flt.signature.pretraining.epochs=5"],
+    "repa": ["methods.repa.clusters=5", "methods.repa.signature.encoder_rounds=3"],
+    "ifca": ["methods.ifca.clusters=5"],
+    "flis_hc": ["methods.flis_hc.beta=0.2"],
+    "flhc": ["methods.flhc.rounds_before=1"],
+    "cfl": ["methods.cfl.after=1", "methods.cfl.rule.mean_below=9", "methods.cfl.rule.some_above=0.1"],
+}
+
+
+@pytest.fixture(scope="package")
+def runs(tmp_path_factory):
+    """Makes each run once."""
+    folder, made = tmp_path_factory.mktemp("runs"), {}
+
+    def run(method: str, *more: str) -> Path:
+        name = (method, *more)
+        if name not in made:
+            config = load_config(DEMO, [f"method={method}", *TINY, *QUICK.get(method, []), *more])
+            made[name] = start(config, Place(folder / str(len(made))), Silence()).path
+        return made[name]
+
+    return run
+
+
+@pytest.fixture
+def folder_of(tmp_path):
+    """Writes the rows of one client into a folder."""
+
+    def write(population, client: int, labelled: bool) -> Path:
+        train, test = population.train[client], population.test[client]
+        arrays = {"x": population.x[train], "test_x": population.x[test], "test_y": population.y[test]}
+        arrays |= {"y": population.y[train]} if labelled else {}
+        folder = tmp_path / f"client-{client}"
+        folder.mkdir()
+        np.savez(folder / "rows.npz", **{name: t.numpy() for name, t in arrays.items()})
+        return folder
+
+    return write

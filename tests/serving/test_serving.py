@@ -1,0 +1,103 @@
+"""A run's bundle serves clients that nobody has met as the run itself served its strangers."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from kinfed import snapshot
+from kinfed.algorithms import ALGORITHMS
+from kinfed.config import load_config, make_population
+from kinfed.errors import RoleError
+from kinfed.serving import Bundle, export, load
+from kinfed.serving.commands import Target, assign_client, export_run
+from tests.problems import assert_same_bits
+
+TUNES = ("fedavg_ft", "per_fedavg")  # a client trains what it is served, in an order of its own
+SERVED = [method for method in ALGORITHMS if method not in ("local", *TUNES)]
+
+
+def population_of(run: Path):
+    return make_population(load_config(run / "config.toml"))
+
+
+def strangers(run: Path) -> list[dict[str, str]]:
+    """What the run's table says of its holdout clients after the last round."""
+    with open(run / "clients.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    return [row for row in table if row["round"] == table[-1]["round"] and row["role"] == "holdout"]
+
+
+@pytest.mark.parametrize("method", SERVED)
+def test_strangers_get_from_the_bundle_what_they_got_in_the_run(method, runs, folder_of, tmp_path):
+    run = runs(method)
+    list(export_run(run, Target(tmp_path / "bundle")))
+    population, met = population_of(run), strangers(run)
+    assert len(met) == 4
+    for row in met:
+        folder = folder_of(population, int(row["client"]), bool(ALGORITHMS[method].needs_labels))
+        list(assign_client(tmp_path / "bundle", folder, Target(folder / "model"), False, None))
+        said = json.loads((folder / "model" / "assignment.json").read_text())
+        assert said["test_accuracy"] == pytest.approx(float(row["accuracy"]), abs=1e-6)
+        assert said["test_rows"] == int(row["test_rows"])
+        if method not in ("ifca", "flis_dc"):  # their strangers choose a model whenever they are served
+            assert said["group"] == (int(row["found"]) if row["found"] else None)
+
+
+@pytest.mark.parametrize("method", TUNES)
+def test_a_stranger_without_labels_gets_the_common_model_and_one_with_labels_tunes_it(method, runs):
+    run = runs(method)
+    bundle, population = export(run), population_of(run)
+    state, _ = snapshot.load_served(run / "checkpoint.safetensors", bundle.algorithm)
+    client = int(strangers(run)[0]["client"])
+    x, y = population.x[population.train[client]], population.y[population.train[client]]
+    assert_same_bits(bundle.assign(x).params, state.params)
+    assert not bundle.assign(x, y).params["1.weight"].equal(state.params["1.weight"])
+    assert_same_bits(bundle.assign(x, y).params, bundle.assign(x, y).params)
+
+
+def test_what_has_nothing_for_strangers_says_why(runs):
+    with pytest.raises(RoleError, match="no model for strangers"):
+        export(runs("local"))
+    with pytest.raises(RoleError, match="all trained from the start"):
+        export(runs("flhc", "roles.holdout=0"))
+    with pytest.raises(RoleError, match="all trained from the start"):
+        export(runs("flis_hc", "roles.holdout=0"))
+
+
+def tensors_of(bundle: Bundle) -> dict:
+    tensors: dict = {}
+    snapshot.take_apart(bundle.state, "state", tensors)
+    return tensors
+
+
+def test_a_bundle_has_one_model_for_each_group_and_nothing_of_strangers(runs):
+    bundle = export(runs("flt"))
+    tensors = tensors_of(bundle)
+    groups = len(bundle.about["groups"])
+    assert len(tensors["state.models.1.weight"]) == groups
+    assert len(bundle.sizes) == sum(group["clients"] for group in bundle.about["groups"]) == 11
+    assert len(tensors["state.known.centroids"]) == 12  # those who trained, and a blank
+    assert not tensors["state.known.centroids"][-1].any()
+
+
+@pytest.mark.parametrize("method", ["repa", "flis_hc", "scaffold"])
+def test_a_bundle_comes_back_as_it_was_written(method, runs, tmp_path):
+    bundle = export(runs(method))
+    bundle.save(tmp_path)
+    again = load(tmp_path)
+    assert_same_bits(tensors_of(again), tensors_of(bundle))
+    assert again.algorithm.local == bundle.algorithm.local and again.about["groups"] == bundle.about["groups"]
+    assert again.server_rows.equal(bundle.server_rows) and bool(len(again.server_rows)) == (method == "flis_hc")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+
+def test_the_distances_say_how_sure_a_group_is(runs):
+    run = runs("repa")
+    bundle, population = export(run), population_of(run)
+    mine = bundle.assign(population.x[population.train[0]])
+    first, second = (mine.distances[group] for group in mine.nearest[:2])
+    assert mine.group == mine.nearest[0] and len(mine.distances) == 5
+    assert mine.margin == pytest.approx(1 - first / second) and 0 < mine.margin < 1
+    assert export(runs("fedavg")).assign(population.x[:3]).summary()["margin"] is None
