@@ -25,7 +25,7 @@ def from_file(path: Path) -> Holding:
     wants a model and does not train; without `test_x` it is not evaluated.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:  # given a name it may leave it open
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, TypeError, BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}; wanted an .npz of arrays x, y, test_x, test_y") from error

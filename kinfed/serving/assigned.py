@@ -7,10 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from kinfed.data.own import Array
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.runs.logs import write_text
 from kinfed.serving.files import write_tensors
+from kinfed.serving.row_kind import RowKind
 
 MODEL, ASSIGNMENT = "model.safetensors", "assignment.json"
 AT_ONCE = 256  # rows
@@ -22,6 +24,7 @@ class Assigned:
 
     model: Model
     params: Params
+    kind: RowKind  # of the rows it takes
     group: int | None  # None: the method has no groups, or none for this client
     distances: dict[int, float]  # to each group, by the method's own measure; empty where it has none
     rows: int  # it was placed by
@@ -39,10 +42,11 @@ class Assigned:
         first = [self.distances[group] for group in self.nearest[:2]]
         return 1 - first[0] / first[1] if len(first) == 2 and first[1] > 0 else None
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Array) -> Tensor:
         """The probability of each class for rows as in training: [n, classes]."""
+        rows, _ = self.kind.checked(x, None, "the rows to predict")
         with torch.no_grad():
-            return torch.cat([self.model.logits(self.params, part).softmax(1) for part in x.split(AT_ONCE)])
+            return torch.cat([self.model.logits(self.params, part).softmax(1) for part in rows.split(AT_ONCE)])
 
     def module(self) -> nn.Module:
         """The network itself with its weights, in evaluation mode; it takes images scaled to 0..1."""

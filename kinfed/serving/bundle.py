@@ -58,7 +58,7 @@ class Bundle:
         if self.algorithm.needs_labels and bool((labels < 0).any()):
             raise DataError(f"labels are missing, but {self.algorithm.needs_labels}; give y, or export a run of flt")
         tested = self.rows.checked(*test, "its test rows") if test else (rows[:0], labels[:0])
-        return Desk(self.algorithm, self.sizes, self.server_rows, (rows, labels), tested).serve(self.state)
+        return Desk(self.algorithm, self.sizes, self.server_rows, (rows, labels), tested).serve(self.state, self.rows)
 
     def save(self, folder: Path) -> None:
         """Writes both files."""

@@ -12,6 +12,7 @@ from kinfed.engines.sequential import Sequential, alone, offered
 from kinfed.errors import DataError
 from kinfed.params import Params, rows
 from kinfed.serving.assigned import Assigned
+from kinfed.serving.row_kind import RowKind
 
 State = TypeVar("State")
 Labelled = tuple[Tensor, Tensor]  # rows and labels
@@ -41,7 +42,7 @@ class Desk(Sequential):
     def sizes(self) -> Tensor:
         return self.counted
 
-    def serve(self, state: object) -> Assigned:
+    def serve(self, state: object, kind: RowKind) -> Assigned:
         """What the client is handed, after it was admitted to this state."""
         method: Algorithm[object] = self.algorithm  # type: ignore[assignment]
         who = torch.tensor([self.count - 1])
@@ -53,7 +54,7 @@ class Desk(Sequential):
         found, apart = method.groups(state), method.how_far(state, who, self)
         tested = score(method.model, params, client.test).send
         return Assigned(
-            method.model, params,
+            method.model, params, kind,
             group=None if found is None or int(found[who]) < 0 else int(found[who]),
             distances={} if apart is None else {g: float(d) for g, d in enumerate(apart[0]) if torch.isfinite(d)},
             rows=len(client.train),

@@ -1,0 +1,170 @@
+"""`kinfed export` and `kinfed assign` as their users meet them."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from kinfed.cli import app
+from kinfed.config import load_config, make_population
+from kinfed.errors import DataError
+from kinfed.serving import export, load
+from kinfed.serving.row_kind import RowKind
+
+
+def kinfed(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def assert_refused(result: Result, *parts: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+@pytest.fixture
+def repa(runs, folder_of, tmp_path):
+    """A bundle, and a folder with a client's rows without labels."""
+    run = runs("repa")
+    export(run).save(tmp_path / "bundle")
+    return tmp_path / "bundle", folder_of(make_population(load_config(run / "config.toml")), 0, labelled=False)
+
+
+def test_a_run_is_exported_and_a_client_is_handed_its_model(runs, repa, tmp_path):
+    bundle, data = repa
+    shown = kinfed("export", runs("repa"), tmp_path / "other").output.splitlines()
+    assert shown[0].startswith("repa of 11 clients in ") and "nearest to the statistics" in shown[1]
+    out = tmp_path / "model"
+    shown = kinfed("assign", bundle, "--data", data, "--out", out, "--predict", data / "rows.npz").output
+    said = json.loads((out / "assignment.json").read_text())
+    assert f"in group {said['group']} (distance " in shown and said["bundle"]["method"] == "repa"
+    x = torch.from_numpy(np.load(data / "rows.npz")["x"])
+    with open(out / "predictions.csv", newline="") as file:
+        predicted = list(csv.DictReader(file))
+    mine = load(bundle).assign(x)
+    assert [int(row["class"]) for row in predicted] == mine.predict(x).argmax(1).tolist()
+    assert all(0.1 <= float(row["probability"]) <= 1 for row in predicted)
+    assert mine.predict(x.numpy()[:, 0]).equal(mine.predict(x))
+    with pytest.raises(DataError, match=r"the rows to predict are uint8 \[1, 4, 8\]"):
+        mine.predict(x[:, :, :4])
+    weights = load_file(out / "model.safetensors")
+    assert all(weights[name].equal(w) for name, w in mine.params.items())
+    torch.testing.assert_close(mine.module()(x / 255).softmax(1), mine.predict(x))
+    assert_refused(kinfed("assign", bundle, "--data", data, "--out", out), "is there already", "--force")
+    assert kinfed("assign", bundle, "--data", data / "rows.npz", "--out", out, "--force").exit_code == 0
+    assert_refused(kinfed("export", runs("repa"), tmp_path / "other"), "is there already", "--force")
+
+
+ALONE = """
+import socket, sys
+sys.modules.update(flwr=None, ray=None)  # importing one fails
+def closed(*_): raise OSError("no network")
+socket.socket.connect = closed
+from kinfed.cli import app
+app(sys.argv[1:], standalone_mode=False)
+print(sorted(n for n in sys.modules if n.split(".")[0] in ("flwr", "ray", "grpc")))
+"""
+
+
+def test_a_client_is_placed_in_one_process_without_flower_or_network(repa, tmp_path):
+    bundle, data = repa
+    command = [sys.executable, "-c", ALONE, "assign", str(bundle), "--data", str(data), "--out", str(tmp_path / "m")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert shown.splitlines()[-1] == "['flwr', 'ray']" and (tmp_path / "m" / "model.safetensors").exists()
+
+
+def change(path: Path, **settings: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+@pytest.mark.parametrize(
+    ("harm", "parts"),
+    [
+        (lambda b: (b / "bundle.json").unlink(), ["no bundle at", "kinfed export"]),
+        (lambda b: (b / "bundle.json").write_text("{"), ["bundle.json cannot be read", "damaged"]),
+        (lambda b: change(b / "bundle.json", format=2), ["has format 2, this kinfed reads 1"]),
+        (lambda b: change(b / "bundle.json", rows={"shape": [1, 8, 8]}), ["not whole", "dtype"]),
+        (lambda b: change(b / "bundle.json", config={"method": "repaa"}), ["did you mean 'repa'?"]),
+        (lambda b: change(b / "bundle.json", state={"models": {"w": {"$tensor": "gone"}}}), ["not whole", "gone"]),
+        (lambda b: change(b / "bundle.json", config={"method": "repa", "model": "os:system"}), ["--trust"]),
+        (lambda b: (b / "bundle.safetensors").unlink(), ["bundle.safetensors cannot be read"]),
+        (lambda b: os.truncate(b / "bundle.safetensors", 5000), ["damaged or cut off"]),
+    ],
+)
+def test_a_damaged_or_foreign_bundle_is_a_clear_error(repa, tmp_path, harm, parts):
+    bundle, data = repa
+    harm(bundle)
+    assert_refused(kinfed("assign", bundle, "--data", data, "--out", tmp_path / "m"), *parts)
+    assert not (tmp_path / "m").exists()
+
+
+X = np.zeros((3, 8, 8), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "parts"),
+    [
+        ({"y": np.zeros(3, int)}, ["has no array x"]),
+        ({"x": np.zeros((3, 9, 8), np.uint8)}, ["are uint8 [1, 9, 8], wanted rows as in training: uint8 [1, 8, 8]"]),
+        ({"x": X / 255}, ["are float32 [8, 8], wanted"]),
+        ({"x": X[:0]}, ["there are none"]),
+        ({"x": X, "y": np.array([0, 1, 10])}, ["wanted a label 0..9 for each of 3, got 3 labels 0..10"]),
+        ({"x": X, "y": np.zeros(2, int)}, ["got 2 labels 0..0"]),
+        ({"x": X, "test_x": X[:, :4], "test_y": np.zeros(3, int)}, ["its test rows are uint8 [1, 4, 8]"]),
+    ],
+)
+def test_rows_that_do_not_fit_are_a_clear_error(repa, tmp_path, arrays, parts):
+    np.savez(tmp_path / "rows.npz", **arrays)
+    assert_refused(kinfed("assign", repa[0], "--data", tmp_path, "--out", tmp_path / "m"), *parts)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage", b"PK\x03\x04 cut off"])
+def test_a_file_that_is_no_rows_is_a_clear_error(repa, tmp_path, content):
+    if content is not None:
+        (tmp_path / "rows.npz").write_bytes(content)
+    assert_refused(kinfed("assign", repa[0], "--data", tmp_path, "--out", tmp_path / "m"), "rows.npz cannot be read")
+
+
+def test_rows_that_are_not_finite_are_refused():
+    kind = RowKind((2,), "float32", 3)
+    with pytest.raises(DataError, match="NaN"):
+        kind.checked(np.array([[0.0, np.nan]]), None, "rows")
+
+
+def test_a_method_that_places_by_labels_asks_for_them(runs):
+    with pytest.raises(DataError, match="IFCA's clients choose their model by its loss; give y"):
+        export(runs("ifca")).assign(X)
+
+
+def test_a_run_that_cannot_be_exported_says_why(runs, tmp_path):
+    assert_refused(kinfed("export", tmp_path / "nowhere", tmp_path / "b"), "no run at")
+    assert_refused(kinfed("export", runs("local"), tmp_path / "b"), "local training has no model for strangers")
+    shutil.copytree(runs("fedavg"), tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.safetensors").unlink()
+    assert_refused(kinfed("export", tmp_path / "run", tmp_path / "b"), "no checkpoint at")
+    (tmp_path / "run" / "summary.json").unlink()
+    assert_refused(kinfed("export", tmp_path / "run", tmp_path / "b"), "has not ended", "kinfed resume")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_model_of_ones_own_is_imported_only_on_trust(runs, tmp_path, monkeypatch):
+    code = "from torch import nn\ndef net(s, c): return nn.Sequential(nn.Flatten(), nn.Linear(64, c))\n"
+    (tmp_path / "mine_served.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    export(runs("fedavg", "model=mine_served:net")).save(tmp_path / "bundle")
+    np.savez(tmp_path / "rows.npz", x=X)
+    assert_refused(kinfed("assign", "bundle", "--data", "."), "'mine_served:net'", "--trust")
+    assert kinfed("assign", "bundle", "--data", ".", "--trust").exit_code == 0
+    assert load_file(tmp_path / "model" / "model.safetensors")["1.weight"].shape == (10, 64)
