@@ -63,11 +63,22 @@ class PCAKMeansHC(Clusters[PCAState]):
         return self.step(state, fed.sample(), fed)
 
     def admit(self, state: PCAState, newcomers: Tensor, fed: Federation) -> PCAState:
-        members = ((state.labels >= 0) & state.known.are_described()).nonzero()[:, 0]
+        members = self.described(state)
         replies = fed.run(self.describe, newcomers)
         state = replace(state, known=state.known.learnt(replies))
         nearest = members[self.apart(state.known, replies.cohort, members).argmin(1)]
         return placed(state, newcomers, replies.cohort, state.labels[nearest], fed)
+
+    def described(self, state: PCAState) -> Tensor:
+        """Ids of the clients that are placed and sent their centres."""
+        return ((state.labels >= 0) & state.known.are_described()).nonzero()[:, 0]
+
+    def how_far(self, state: PCAState, clients: Tensor, fed: Federation) -> Tensor:
+        others = self.described(state)
+        others = others[torch.isin(others, clients, invert=True)]
+        groups, apart = self.groups(state)[others], self.apart(state.known, clients, others)
+        nowhere = torch.full((len(clients), int(groups.max()) + 1), torch.inf, device=fed.device)
+        return nowhere.scatter_reduce(1, groups.expand_as(apart), apart, "amin")
 
     def apart(self, known: Signatures, some: Tensor, others: Tensor) -> Tensor:
         """The matching distance from each of some clients to each of the others."""

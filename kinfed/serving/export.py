@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kinfed import snapshot
 from kinfed.algorithm import Algorithm
+from kinfed.commands import COMPARISON
 from kinfed.config import Config, make_population
 from kinfed.config.tables import Table
 from kinfed.engines.flower.deployed import ROSTER
@@ -19,6 +20,8 @@ from kinfed.serving.row_kind import RowKind
 
 def export(run: Path) -> Bundle:
     """The bundle of a run that has ended; RoleError where its method has nothing for strangers."""
+    if (run / COMPARISON).exists():
+        raise CheckpointError(f"{run} is a comparison: export one of the runs in it, such as {run}/METHOD-seed0")
     config = stored_config(run)
     if not (run / SUMMARY).exists():
         raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
@@ -30,7 +33,8 @@ def export(run: Path) -> Bundle:
     state, clients = snapshot.load_served(run / CHECKPOINT, algorithm)
     served = algorithm.for_strangers(state, clients["training"], clients["sizes"])
     own = server_rows(run, config) if algorithm.asks_server_rows() else rows.nothing()
-    about = described(config, algorithm, run)
+    groups = groups_of(algorithm.groups(served), clients["training"].tolist(), last_scores(run))
+    about = described(config, algorithm) | {"groups": groups}
     return Bundle(config, rows, served, clients["sizes"][clients["training"]], own, about)
 
 
@@ -42,8 +46,8 @@ def server_rows(run: Path, config: Config) -> Tensor:
     return population.x[population.public]
 
 
-def described(config: Config, algorithm: Algorithm[object], run: Path) -> Table:
-    """What people want to know of a bundle."""
+def described(config: Config, algorithm: Algorithm[object]) -> Table:
+    """What people want to know of a bundle's method."""
     return {
         "method": config.method,
         "placement": algorithm.placement(),
@@ -51,23 +55,25 @@ def described(config: Config, algorithm: Algorithm[object], run: Path) -> Table:
         "dataset": config.data.name,
         "rounds": config.rounds,
         "seed": config.seed,
-        "groups": groups_of(run),
     }
 
 
-def groups_of(run: Path) -> list[Table]:
-    """The groups of those who trained, as the run's last evaluation had them: how many, and their mean accuracy."""
-    table = [dict(zip(CLIENT, row, strict=True)) for row in CsvLog(run / "clients.csv", CLIENT).rows()]
-    last = [row for row in table if row["round"] == table[-1]["round"] and row["role"] in ("trains", "late")]
-    found = {row["found"] for row in last}
-    return [
-        group_of(name, [row for row in last if row["found"] == name])
-        for name in sorted(found, key=lambda n: int(n or -1))
-    ]
+def groups_of(found: Tensor | None, clients: list[int], scores: dict[int, float]) -> list[Table]:
+    """Each group of these clients: how many there are, and their mean accuracy; None is who is in no group."""
+    names = [-1] * len(clients) if found is None else found[: len(clients)].tolist()
+    members = {name: [client for client, other in zip(clients, names, strict=True) if other == name] for name in names}
+    return [group_of(name, own, scores) for name, own in sorted(members.items())]
 
 
-def group_of(name: str, members: list[dict[str, str]]) -> Table:
+def group_of(name: int, members: list[int], scores: dict[int, float]) -> Table:
     """One group in numbers."""
-    scores = [float(row["accuracy"]) for row in members if row["accuracy"]]
-    mean = sum(scores) / len(scores) if scores else None
-    return {"group": int(name) if name else None, "clients": len(members), "accuracy": mean}
+    known = [scores[client] for client in members if client in scores]
+    mean = sum(known) / len(known) if known else None
+    return {"group": name if name >= 0 else None, "clients": len(members), "accuracy": mean}
+
+
+def last_scores(run: Path) -> dict[int, float]:
+    """The accuracy of each client that was scored after the last round."""
+    table = [dict(zip(CLIENT, row, strict=True)) for row in CsvLog(run / "clients.csv", CLIENT).rows()]
+    last = [row for row in table if row["round"] == table[-1]["round"]]
+    return {int(row["client"]): float(row["accuracy"]) for row in last if row["accuracy"]}

@@ -15,8 +15,9 @@ from kinfed.deployment import Plan, from_folder
 from kinfed.deployment.client import app_for as client_app_for
 from kinfed.deployment.server import app_for as server_app_for
 from kinfed.errors import ConfigError, DataError, NetworkError
+from kinfed.serving import export
 from tests.engines.flower.loopback import Loopback
-from tests.problems import tiny_population
+from tests.problems import assert_close, tiny_population
 
 PEOPLE = tiny_population()
 PLAN = Plan(clients=6, shape=(1, 8, 8), classes=3, wait_for=6, wait_seconds=2.0)
@@ -51,10 +52,13 @@ def serve(grid, out, config=CONFIG):
 
 def test_a_deployment_gives_what_a_simulation_of_the_same_clients_gives(folders, capsys):
     summary = serve(federation(folders), folders / "run")
-    reference = assemble(CONFIG, PEOPLE).run()
+    experiment = assemble(CONFIG, PEOPLE)
+    reference = experiment.run()
     assert summary["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-5)
     assert summary["bytes_up"] == reference["bytes_up"] and summary["rejected_replies"] == 0
     assert "round 4/4" in capsys.readouterr().out
+    mine = export(folders / "run").assign(PEOPLE.x[:5])
+    assert_close(mine.params, experiment.state.params)
     files = {path.name for path in (folders / "run").iterdir()}
     assert {"config.toml", "rounds.csv", "clients.csv", "ledger.csv", "checkpoint.safetensors"} <= files
     roster = (folders / "run" / "roster.csv").read_text().splitlines()

@@ -13,6 +13,7 @@ TINY = ["partition.clients=15", "rounds=3", "roles.holdout=0.3", "data.public=0.
 QUICK = {
     "flt": ["methods.flt.signature.latent=16", "methods.flt.signature.pretraining.epochs=5"],
     "repa": ["methods.repa.clusters=5", "methods.repa.signature.encoder_rounds=3"],
+    "pca_km_hc": ["methods.pca_km_hc.k=2", "methods.pca_km_hc.threshold=0.1"],  # two digits each: k-means is sure
     "ifca": ["methods.ifca.clusters=5"],
     "flis_hc": ["methods.flis_hc.beta=0.2"],
     "flhc": ["methods.flhc.rounds_before=1"],

@@ -150,6 +150,8 @@ def test_a_method_that_places_by_labels_asks_for_them(runs):
 def test_a_run_that_cannot_be_exported_says_why(runs, tmp_path):
     assert_refused(kinfed("export", tmp_path / "nowhere", tmp_path / "b"), "no run at")
     assert_refused(kinfed("export", runs("local"), tmp_path / "b"), "local training has no model for strangers")
+    (tmp_path / "compare.toml").touch()
+    assert_refused(kinfed("export", tmp_path, tmp_path / "b"), "is a comparison")
     shutil.copytree(runs("fedavg"), tmp_path / "run")
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
     assert_refused(kinfed("export", tmp_path / "run", tmp_path / "b"), "no checkpoint at")

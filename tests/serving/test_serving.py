@@ -93,11 +93,12 @@ def test_a_bundle_comes_back_as_it_was_written(method, runs, tmp_path):
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
 
 
-def test_the_distances_say_how_sure_a_group_is(runs):
-    run = runs("repa")
+@pytest.mark.parametrize("method", ["flt", "repa", "pca_km_hc"])
+def test_the_distances_say_how_sure_a_group_is(method, runs):
+    run = runs(method)
     bundle, population = export(run), population_of(run)
     mine = bundle.assign(population.x[population.train[0]])
     first, second = (mine.distances[group] for group in mine.nearest[:2])
-    assert mine.group == mine.nearest[0] and len(mine.distances) == 5
-    assert mine.margin == pytest.approx(1 - first / second) and 0 < mine.margin < 1
+    assert mine.group == mine.nearest[0] and len(mine.distances) == len(bundle.about["groups"])
+    assert mine.margin == pytest.approx(1 - first / second) and 0 < mine.margin <= 1
     assert export(runs("fedavg")).assign(population.x[:3]).summary()["margin"] is None
