@@ -266,7 +266,7 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write all that was measured to this file.",
                                                    show_default=False)] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table in Markdown.")] = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the table and nothing else.")] = False,
 ) -> None:  # fmt: skip
     """Measure how long a round takes: kinfed, a plain PyTorch loop and other simulators, in turns.
 
@@ -288,9 +288,9 @@ def bench(
     with plain_errors():
         from kinfed import commands
         from kinfed.bench.race import Plan, entries
-        from kinfed.progress import choose_display
+        from kinfed.progress import Lines
 
-        display = choose_display(True, quiet, markdown)
+        display = Lines(sys.stdout, markdown, only_tables=quiet)
         racers = entries(names(contenders) or [], pairs(peer_python or []))
         plan = Plan(rounds, threads, device, scale)
         outcomes = commands.bench(names(workloads) or [], racers, plan, display)

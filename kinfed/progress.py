@@ -113,6 +113,7 @@ class Lines:
 
     out: TextIO
     markdown: bool = False  # of tables
+    only_tables: bool = False
 
     def live(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -121,15 +122,19 @@ class Lines:
         return LineByLine(label, self)
 
     def say(self, text: str) -> None:
-        print(text, file=self.out, flush=True)
+        if not self.only_tables:
+            self._print(text)
 
     def table(self, rows: Rows) -> None:
         if self.markdown:
-            return self.say(as_markdown(rows))
+            return self._print(as_markdown(rows))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             cells = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-            self.say("  ".join(cells).rstrip())
+            self._print("  ".join(cells).rstrip())
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
 
 
 @dataclass

@@ -60,6 +60,11 @@ def test_a_race_measures_every_contender_and_writes_it_down(tmp_path):
     assert "× plain" in result.output and "round 2/2" in result.output
 
 
+def test_a_quiet_race_shows_its_table_and_nothing_else():
+    lines = bench("--workloads", "mlp", "--contenders", "plain", *SMALL, "-q").output.splitlines()
+    assert len(lines) == 2 and lines[0].split()[:2] == ["workload", "contender"] and lines[1].startswith("mlp")
+
+
 def test_who_is_not_installed_is_left_out_with_the_reason():
     if importlib.util.find_spec("fedjax"):
         pytest.skip("fedjax is installed here")
