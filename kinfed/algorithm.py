@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from kinfed.client import Client, Reply, Rows
+from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.relatives import Relatives
 from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer
@@ -25,6 +26,7 @@ class Algorithm(ABC, Generic[State]):
     model: Model
     local: LocalTraining
     needs_labels: ClassVar[str] = ""  # why it cannot place a client without labels; empty: it can
+    remembers_signatures: ClassVar[bool] = False  # its embeddings are in its state, and nobody is asked for them
 
     @abstractmethod
     def init(self, fed: Federation) -> State:
@@ -112,6 +114,10 @@ class Algorithm(ABC, Generic[State]):
         """Server: the same in memory that grows with the different sets of relatives."""
         graph = self.graph(state)
         return None if graph is None else Relatives.of_matrix(graph)
+
+    def tree(self, state: State) -> Dendrogram | None:
+        """Server: the merges by which the groups were found, where the method merges clients."""
+        return None
 
     def evaluate(self, client: Client, **offer: Params) -> Reply:
         """Client task: how its model does on its test rows."""

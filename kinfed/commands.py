@@ -35,6 +35,7 @@ from kinfed.runs import (
     stored_config,
     write_config,
 )  # fmt: skip
+from kinfed.runs.findings import write_findings
 from kinfed.runs.logs import write_text
 
 COMPARISON = "compare.toml"
@@ -184,6 +185,7 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
         with told(folder, watcher):
             watched.run(resume=resume)
             folder.add_relatedness(None if watched.state is None else watched.algorithm.relatives(watched.state))
+            write_findings(path, watched)
     except KeyboardInterrupt:
         folder.events.note("interrupted")
         raise Interrupted(f"stopped; go on with: kinfed resume {path}") from None

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Evaluation:
     adapt: bool = False  # also after local adaptation
     target: float = 0.99  # accuracy a client should reach
     correlation: bool = False  # does the method see clients as alike whose data are alike? All train once more for it
+    signatures: Literal["own", "all", "none"] = "own"  # kept for reports; of "all" methods: clients train once more
 
     def __post_init__(self) -> None:
         if self.every < 1 or not 0 <= self.target <= 1:

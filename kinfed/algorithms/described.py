@@ -6,7 +6,7 @@ that if it is asked to. `kinship` is the group found for each client; the relate
 
 from abc import ABC
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class Described(Clusters[D], ABC):
     relatedness: Relatedness
     newcomers: Literal["nearest", "relate"]
     dynamic: bool
+
+    remembers_signatures: ClassVar[bool] = True
 
     def describe(self, client: Client, autoencoder: Params) -> Reply:
         """Client task: its signature; it tunes its own copy of the auto-encoder if it is sent the decoder too."""

@@ -8,7 +8,7 @@ A newcomer trains the first model once and joins the cluster it is most similar 
 models and chooses (`newcomers="loss"`, the paper's experiment; who never trains chooses anew after every round).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, nextafter
 from typing import ClassVar, Literal
 
@@ -20,7 +20,7 @@ from kinfed.algorithms.groups import ComparedState, Groups, Stale, connected
 from kinfed.algorithms.owning import Owning
 from kinfed.algorithms.seating import first_state, inits, placed, seat
 from kinfed.client import Client, Reply
-from kinfed.clustering.hierarchy import cut, merges
+from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.data.checks import at_least
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model
@@ -60,14 +60,15 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
         said = predictions(self.model, replies.stack("params"), server_rows(fed), self.soft)
         known = slice(None) if len(fed.clients) < fed.count else slice(0)
         state = FLISHCState(**vars(first), members=replies.cohort[known], said=said[known])
-        return seat(state, replies.cohort, self.related(similarity(said, said)), fed)
+        tree, related = self.related(replies.cohort, similarity(said, said))
+        return replace(seat(state, replies.cohort, related, fed), tree=tree)
 
-    def related(self, alike: Tensor) -> Tensor:
-        """Who belongs together, of clients that are so much alike: [m, m] bool."""
+    def related(self, who: Tensor, alike: Tensor) -> tuple[Dendrogram, Tensor]:
+        """How these clients, who are so much alike, were merged, and who belongs together: [m, m] bool."""
         if self.variant == "code":
-            return (alike >= self.beta) | torch.eye(len(alike), dtype=torch.bool, device=alike.device)
-        groups = cut(merges(1 - alike, self.linkage), nextafter(1 - self.beta, inf))
-        return groups[:, None] == groups
+            return Dendrogram.none(who.device), (alike >= self.beta) | torch.eye(len(who), device=who.device).bool()
+        tree = Dendrogram.of(who, 1 - alike, self.linkage, nextafter(1 - self.beta, inf))
+        return tree, tree.groups()[:, None] == tree.groups()
 
     def round(self, state: FLISHCState, t: int, fed: Federation) -> FLISHCState:
         state, again = self.step(state, fed.sample(), fed), self.newcomers == "loss" and len(fed.strangers)

@@ -63,7 +63,9 @@ class FLT(Described[FLTState]):
         compared = self.relatedness.compare(state.known.of(described))  # A
         kinship = compared.groups(self.clusters)
         related = compared.relatives() if self.case == "related" else Relatives.of_groups(kinship)  # Ã
-        state = replace(self.seated(state, described, related, kinship, fed), flags=torch.zeros_like(state.flags))
+        state = self.seated(state, described, related, kinship, fed)
+        tree = compared.tree(described, self.clusters)
+        state = replace(state, tree=tree, flags=torch.zeros_like(state.flags))
         return self.joined(state, strangers, fed) if len(strangers) else state
 
     def round(self, state: FLTState, t: int, fed: Federation) -> FLTState:

@@ -15,6 +15,7 @@ from kinfed.aggregation import mix_heard, one_hot
 from kinfed.algorithm import Algorithm
 from kinfed.client import Client, Reply
 from kinfed.clustering.graph import components
+from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.relatives import Relatives
 from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer, Replies
@@ -34,6 +35,7 @@ class ServedState:
 class GroupState(ServedState):
     hears: Heard  # [G, clients] bool
     slots: Slots  # [clients] what each trained last; empty unless stale="last_local"
+    tree: Dendrogram  # how clients were merged into groups; of nobody where they were not
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ class Groups(Served[S], ABC):
     def relatives(self, state: S) -> Relatives:
         nobody = torch.zeros_like(state.hears[:1])
         return Relatives(torch.cat([state.hears, nobody]), state.labels.where(state.labels >= 0, len(state.hears)))
+
+    def tree(self, state: S) -> Dendrogram | None:
+        return state.tree if len(state.tree.members) else None
 
 
 class Clusters(Groups[S], ABC):

@@ -9,6 +9,7 @@ from torch import Tensor
 from kinfed.aggregation import mix, one_hot
 from kinfed.algorithms.groups import GroupState, Stale
 from kinfed.client import base_key
+from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.relatives import Relatives
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
@@ -25,7 +26,9 @@ def first_state(model: Model, stale: Stale, fed: Federation, clusters: int = 1) 
     first = rows(inits(model, 1, fed.device), 0)
     labels = torch.full((fed.count,), -1, device=fed.device).index_fill(0, fed.clients, 0)
     slots = repeat(first, fed.count) if stale == "last_local" else {}
-    return GroupState(repeat(first, clusters), labels, one_hot(labels, clusters).bool(), slots)
+    return GroupState(
+        repeat(first, clusters), labels, one_hot(labels, clusters).bool(), slots, Dendrogram.none(fed.device)
+    )
 
 
 def inits(model: Model, number: int, device: torch.device, attempt: int = 0) -> Stack:

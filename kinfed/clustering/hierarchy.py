@@ -19,6 +19,31 @@ WORTH = 0.1  # a silhouette below this is what clients without groups show too
 
 
 @dataclass(frozen=True)
+class Dendrogram:
+    """The merges by which members became groups, and the height from which on none was made."""
+
+    members: Tensor  # [m] ids of the clients that were merged
+    merges: Tensor  # [m - 1, 4] scipy's: two clusters, the height of their merge, how many are in it
+    height: float
+
+    @staticmethod
+    def none(device: torch.device) -> "Dendrogram":
+        """Nobody was merged."""
+        nobody = torch.zeros(0, dtype=torch.long, device=device)
+        return Dendrogram(nobody, torch.zeros(0, 4, dtype=torch.double, device=device), 0.0)
+
+    @staticmethod
+    def of(members: Tensor, apart: Tensor, linkage: Linkage, height: float) -> "Dendrogram":
+        """The tree of members that are so far apart ([m, m]), cut at this height."""
+        found = torch.from_numpy(merges(apart, linkage)).to(members.device)
+        return Dendrogram(members.clone(), found, height)  # a copy: checkpoints hold no tensor twice
+
+    def groups(self) -> Tensor:
+        """The group of each member: [m]."""
+        return cut(self.merges.cpu().numpy(), self.height).to(self.members.device)
+
+
+@dataclass(frozen=True)
 class Hierarchy:
     """Groups of points where the tree of merges is cut; "average" is the mean of all pairs (UPGMA).
 
@@ -41,13 +66,13 @@ class Hierarchy:
         if self.quantile is not None and (self.threshold is not None or not 0 <= self.quantile <= 1):
             raise ConfigError(f"quantile must be in [0, 1] and without a threshold, got {self.quantile}")
 
-    def fit_predict(self, points: Tensor) -> Tensor:
-        """The group of each point: [m]."""
+    def merged(self, members: Tensor, points: Tensor) -> Dendrogram:
+        """The tree of these members, each one of the points, and where it is cut."""
         apart = distances(points, points, self.metric)
         tree = merges(apart, self.linkage)
         height = self.threshold if self.quantile is None else height_at(tree, self.quantile)
-        groups = best_cut(tree, apart, self.candidates) if height is None else cut(tree, height)
-        return groups.to(points.device)
+        height = best_height(tree, apart, self.candidates) if height is None else height
+        return Dendrogram(members.clone(), torch.from_numpy(tree).to(points.device), height)
 
     def predict(self, strangers: Tensor, points: Tensor, groups: Tensor) -> Tensor:
         """The group of these points that each stranger would merge with first: [s]."""
@@ -99,23 +124,23 @@ def bipartition(points: Tensor) -> tuple[Tensor, Tensor]:
     return second, 1 - apart[second][:, ~second].min()
 
 
-def best_cut(tree: Tree, apart: Tensor, candidates: int) -> Tensor:
-    """The groups with the largest silhouette among cuts at quantiles of the merge heights; one group if none is good.
+def best_height(tree: Tree, apart: Tensor, candidates: int) -> float:
+    """The cut with the largest silhouette among quantiles of the merge heights; above all merges if none is good.
 
     It looks at distances alone: no test rows, no further training.
     """
     from sklearn.metrics import silhouette_score
 
-    best, groups = WORTH, cut(tree, float("inf"))
+    best, chosen = WORTH, float("inf")
     if len(tree) < 2:
-        return groups
+        return chosen
     square = apart.cpu().double().fill_diagonal_(0).clamp(min=0).numpy()
     for height in np.unique(np.quantile(tree[:, 2], np.linspace(0, 1, candidates), method="higher")):
         found = cut(tree, float(height))
         if 1 < len(found.unique()) < len(found):
             score = float(silhouette_score(square, found.numpy(), metric="precomputed"))
-            best, groups = (score, found) if score > best else (best, groups)
-    return groups
+            best, chosen = (score, float(height)) if score > best else (best, chosen)
+    return chosen
 
 
 def nearest_group(strangers: Tensor, points: Tensor, groups: Tensor, metric: Metric, linkage: Linkage) -> Tensor:

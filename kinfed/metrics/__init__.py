@@ -34,6 +34,7 @@ from kinfed.metrics.found import Found, correlations, placed_groups
 from kinfed.metrics.groups import agreement, pair_quality, purity
 from kinfed.metrics.robustness import originals_of, place_look_alikes, robustness
 from kinfed.metrics.scores import Scores, accuracies, real_clients, score_clients
+from kinfed.metrics.signatures import signatures_seen
 
 __all__ = [
     "QUESTIONS", "Found", "Scores", "accuracies", "accuracy_of", "agreement", "belong_together", "bootstrap_error",
@@ -41,5 +42,6 @@ __all__ = [
     "fedavg_parameters", "flt_parameters", "labels_held", "mean_accuracy", "megabits_per_client", "method_bytes",
     "originals_of", "pair_quality", "pearson", "place_look_alikes", "placed_groups", "purity", "real_clients",
     "repa_parameters", "robustness", "rounds_to_target", "row_accuracy", "score_clients", "share_at_target",
-    "standard_error", "uniformity", "uniformity_of_chance", "uniformity_of_labels", "variance", "worst_decile",
+    "signatures_seen", "standard_error", "uniformity", "uniformity_of_chance", "uniformity_of_labels", "variance",
+    "worst_decile",
 ]  # fmt: skip

@@ -5,12 +5,14 @@ at; and from the pairs of a sparse graph. Memory grows with the pairs that are r
 """
 
 from dataclasses import dataclass
+from math import inf, nextafter
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kinfed.clustering.graph import average_linkage, components, ward, ward_of_relatives
+from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.lumps import average_groups
 from kinfed.clustering.relatives import Relatives
 from kinfed.clustering.sparse import SparseGraph
@@ -25,6 +27,9 @@ class Compared(Protocol):
 
     def relatives(self) -> Relatives:
         """Who is related to whom."""
+
+    def tree(self, members: Tensor, clusters: int = 0) -> Dendrogram:
+        """The merges behind these groups of clients with these ids; none where nothing was merged, or too many."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,12 @@ class Matrix:
     def relatives(self) -> Relatives:
         return Relatives.of_matrix(self.related)
 
+    def tree(self, members: Tensor, clusters: int = 0) -> Dendrogram:
+        if clusters or self.distances is None:
+            return Dendrogram.none(members.device)
+        made = nextafter(self.near, inf)  # a merge at the threshold is
+        return Dendrogram.of(members, self.distances, "average", made)
+
 
 @dataclass(frozen=True)
 class Points:
@@ -62,6 +73,9 @@ class Points:
     def relatives(self) -> Relatives:
         return relatives_of_points(self.points, self.near, self.overlap)
 
+    def tree(self, members: Tensor, clusters: int = 0) -> Dendrogram:
+        return Dendrogram.none(members.device)
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -76,3 +90,6 @@ class Pairs:
 
     def relatives(self) -> Relatives:
         return self.graph.relatives().to(self.device)
+
+    def tree(self, members: Tensor, clusters: int = 0) -> Dendrogram:
+        return Dendrogram.none(members.device)

@@ -10,6 +10,9 @@
     events.jsonl             started, resumed, rejected replies, warnings, ended
     summary.json             the last metrics, what is measured at the end, the cost, how fast it went there
     relatedness.npz          who is related to whom, where the method finds that out
+    tree.npz                 how clients were merged into groups and where that was cut, where the method merges
+    signatures.npz           how the method sees each client (evaluation.signatures), at most 32 numbers each
+    labels.csv               client, label, how many training rows it has of it
     checkpoint.safetensors   all that is needed to go on
     roster.csv               of a deployment: the name and the number of each client
     nodes/                   what clients remember, where the engine is `flower` and they remember something
@@ -26,7 +29,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,8 +38,8 @@ from kinfed.errors import CheckpointError
 from kinfed.experiment import RoundResult
 from kinfed.federation import Federation
 from kinfed.metrics import Scores
+from kinfed.runs.findings import write_arrays
 from kinfed.runs.logs import Cell, CsvLog, EventLog, write_text
-from kinfed.snapshot import write_atomically
 
 Summary = dict[str, float | int | None]
 METRICS = (
@@ -51,7 +53,7 @@ CLIENT = ("round", "client", "role", "planted", "found", "accuracy", "accuracy_a
 CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
 FILES = (
     CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "groups.csv", "ledger.csv", "ledger_clients.csv",
-    "timing.csv", "events.jsonl", "relatedness.npz",
+    "timing.csv", "events.jsonl", "relatedness.npz", "tree.npz", "signatures.npz", "labels.csv",
 )  # fmt: skip
 
 
@@ -140,14 +142,8 @@ class RunFolder:
             return
         rows, whose = relatives.rows.cpu().numpy(), relatives.whose.cpu().numpy()
 
-        def write(beside: Path) -> None:
-            with open(beside, "wb") as file:  # given a name, numpy would add .npz to it
-                if len(whose) <= WHOLE:
-                    np.savez_compressed(file, related=rows[whose])
-                else:
-                    np.savez_compressed(file, rows=rows, whose=whose)
-
-        write_atomically(self.path / "relatedness.npz", write)
+        arrays = {"related": rows[whose]} if len(whose) <= WHOLE else {"rows": rows, "whose": whose}
+        write_arrays(self.path / "relatedness.npz", **arrays)
 
     def _add_groups(self, round: int, groups: Tensor | None) -> None:
         found = [] if groups is None else [int(group) for group in groups]

@@ -11,7 +11,7 @@ from kinfed.errors import CheckpointError, ConfigError
 from kinfed.runs.folder import CHECKPOINT, CONFIG, FILES, SUMMARY
 from kinfed.runs.logs import write_text
 
-MAY_DIFFER = ("engine.device", "engine.block", "engine.timeout", "engine.attempts")
+MAY_DIFFER = ("engine.device", "engine.block", "engine.timeout", "engine.attempts", "evaluation.signatures")
 
 
 def new_folder(wanted: Path, force: bool) -> Path:

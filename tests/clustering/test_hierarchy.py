@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from kinfed.clustering.hierarchy import Hierarchy, best_cut, bipartition, cut, distances, merges, nearest_group
+from kinfed.clustering.hierarchy import (
+    Dendrogram, Hierarchy, best_height, bipartition, cut, distances, merges, nearest_group,
+)
 from kinfed.errors import ConfigError
 from tests.problems import same_groups
 
@@ -34,7 +36,8 @@ def test_equal_points_are_apart_by_nothing_and_stay_apart_at_threshold_zero():
 
 def test_one_point_is_one_group():
     apart = distances(LINE[:1], LINE[:1], "l1")
-    assert cut(merges(apart, "average"), 1.0).tolist() == best_cut(merges(apart, "average"), apart, 9).tolist() == [0]
+    tree = merges(apart, "average")
+    assert cut(tree, 1.0).tolist() == cut(tree, best_height(tree, apart, 9)).tolist() == [0]
 
 
 def test_metrics_by_hand():
@@ -51,7 +54,8 @@ def test_the_search_finds_blobs_and_leaves_a_cloud_whole(linkage):
     points = noise + 60 * torch.eye(2000)[blob]
     for seen, wanted in ((points, blob), (noise, torch.zeros(24))):
         apart = distances(seen, seen, "l2")
-        assert same_groups(best_cut(merges(apart, linkage), apart, 100), wanted)
+        tree = merges(apart, linkage)
+        assert same_groups(cut(tree, best_height(tree, apart, 100)), wanted)
 
 
 def test_the_linkage_decides_where_a_stranger_goes():
@@ -78,7 +82,14 @@ def test_a_bipartition_separates_opposite_directions():
 
 def test_a_quantile_of_the_merge_heights_is_a_threshold():
     points = torch.tensor([[0.0], [1.0], [10.0], [12.0], [50.0]])  # merges of single linkage at 1, 2, 9, 38
-    parts = {q: Hierarchy("l2", "single", quantile=q).fit_predict(points) for q in (0.0, 0.5, 0.75, 1.0)}
+    parts = {q: Hierarchy("l2", "single", quantile=q).merged(torch.arange(5), points).groups() for q in (0.0, 0.5, 0.75, 1.0)}
     assert [len(found.unique()) for found in parts.values()] == [5, 3, 2, 1]
     with pytest.raises(ConfigError, match="quantile"):
         Hierarchy(threshold=1.0, quantile=0.5)
+
+
+def test_a_dendrogram_gives_the_groups_below_its_cut():
+    tree = Dendrogram.of(torch.tensor([4, 5, 7, 9]), distances(LINE, LINE, "l2"), "single", 2.01)
+    assert same_groups(tree.groups(), cut(merges(distances(LINE, LINE, "l2"), "single"), 2.01))
+    assert tree.merges.shape == (3, 4) and int(tree.merges[-1, 3]) == 4
+    assert len(Dendrogram.none(LINE.device).members) == 0
