@@ -83,6 +83,8 @@ def about(
 
     `kinfed export` and `kinfed assign` serve a finished run's models to clients that nobody has met.
 
+    `kinfed report RUN` makes a page of pictures and tables of a run or a comparison.
+
     `kinfed bench` measures how fast rounds go here, beside a plain loop and other simulators.
 
     `kinfed deploy new` writes an app for Flower's server and nodes, for a federation over a network.
@@ -384,6 +386,42 @@ def reproduce(
         wanted = replace(wanted, data_dir=absolute(data_dir) or "", options={"engine": {"device": device or "cpu"}})
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
         reproduction.reproduce(tables or [], wanted, folder, display, fetch, page)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs or comparisons.", metavar="RUN...")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write. Default: `report` beside or in the run.", show_default=False)
+    ] = None,
+    figures: Annotated[
+        str | None, typer.Option(help="Also write every picture as a file: png, svg or png,svg.", show_default=False)
+    ] = None,
+    latex: Annotated[bool, typer.Option("--latex", help="Also write the results as a LaTeX table.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Also write the results as a Markdown table.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Make one page of runs: curves, clients, kinship, cost and settings, side by side where there are several.
+
+    **Examples**
+
+    `kinfed report runs/flt-digits-seed0 --open`
+
+    `kinfed report runs/compare-digits --figures png,svg --latex` — a whole comparison, figures and a table
+
+    `kinfed report runs/flt-* runs/fedavg-*` — runs of one config that differ in the seed become one curve with a band
+
+    The page is one file that opens offline: send it, keep it. docs/reports.md tells what it shows.
+    """
+    with plain_errors():
+        from kinfed import commands
+        from kinfed.progress import choose_display
+
+        wanted = commands.ReportPlan(tuple(names(figures) or ()), latex, markdown)
+        place = commands.report_runs(runs, out, wanted, choose_display(True, quiet))
+        if open_:
+            typer.launch(str(place))
 
 
 @app.command(name="list")

@@ -1,4 +1,4 @@
-"""What the command line does, without the command line: run, compare, resume, bench."""
+"""What the command line does, without the command line: run, compare, resume, report, bench."""
 
 import json
 import logging
@@ -148,6 +148,26 @@ def bench(
         display.say(line)
     display.table(report.table(outcomes, plan))
     return outcomes
+
+
+@dataclass(frozen=True)
+class ReportPlan:
+    """What a report is made of beside the page."""
+
+    figures: tuple[str, ...] = ()  # kinds of files
+    latex: bool = False
+    markdown: bool = False
+
+
+def report_runs(runs: Sequence[Path], out: Path | None, plan: ReportPlan, display: Display) -> Path:
+    """Writes the report of these runs; gives back the page."""
+    from kinfed.report.writing import checked_kinds, report_folder, write_report
+
+    checked_kinds(plan.figures)
+    folder = out or report_folder(runs)
+    written = write_report(runs, folder, plan.figures, latex=plan.latex, markdown=plan.markdown)
+    display.say(f"written to {written[0]}" + (f" and {len(written) - 1} more files" if len(written) > 1 else ""))
+    return written[0]
 
 
 def write_bench(path: Path, outcomes: Sequence[BenchOutcome], plan: Plan) -> None:

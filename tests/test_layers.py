@@ -22,6 +22,7 @@ LAYERS = [
     {"config"},
     {"runs", "progress"},
     {"comparison", "listing", "bench", "recipes"},
+    {"report"},
     {"commands"},
     {"reproduction"},
     {"deployment"},

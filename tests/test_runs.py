@@ -226,3 +226,24 @@ def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
     assert snapshot.about(tmp_path / "local-seed1" / "checkpoint.safetensors")["round"] == 2
     with pytest.raises(ConfigError, match="already holds a comparison"):
         commands.compare(both, Place(tmp_path), Silence())
+
+
+def test_trees_signatures_and_labels_are_written_at_the_end(tmp_path: Path):
+    quick = [f"methods.flt.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")]
+    settings = config("method=flt", "rounds=1", "data.public=0.1", *quick)
+    path = commands.run(settings, Place(tmp_path), Silence())
+    with np.load(path / "tree.npz", allow_pickle=False) as tree:
+        assert tree["merges"].shape == (9, 4) and sorted(tree["members"]) == list(range(10))
+        assert float(tree["height"]) == np.nextafter(0.25, 1)  # FLT's threshold; a merge at it is made
+    with np.load(path / "signatures.npz", allow_pickle=False) as seen:
+        assert seen["points"].shape == (10, 10)  # 128 numbers a client in as many directions as ten clients have
+    labels = table(path, "labels")
+    assert sum(int(row["rows"]) for row in labels) == sum(len(rows) for rows in commands.assemble(settings).fed.train)
+
+
+def test_methods_without_signatures_write_them_on_demand_and_nothing_else_changes(tmp_path: Path):
+    without = commands.run(config("rounds=2"), Place(tmp_path / "a"), Silence())
+    looked_at = commands.run(config("rounds=2", "evaluation.signatures=all"), Place(tmp_path / "b"), Silence())
+    assert not (without / "signatures.npz").exists() and (looked_at / "signatures.npz").exists()
+    for name in ("rounds.csv", "clients.csv", "ledger.csv", "summary.json"):
+        assert (without / name).read_bytes() == (looked_at / name).read_bytes()

@@ -101,7 +101,8 @@ class Groups(Served[S], ABC):
                 "the run kept nothing that a stranger could be compared with: either its clients were not clustered "
                 "yet, or all trained from the start; run it again with one that does not, such as roles.holdout=0.1"
             )
-        return super().for_strangers(state, clients, sizes)
+        without = replace(state, tree=Dendrogram.none(clients.device))  # nobody is placed by it
+        return super().for_strangers(without, clients, sizes)
 
     def graph(self, state: S) -> Tensor:
         return self.relatives(state).matrix()

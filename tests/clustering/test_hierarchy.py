@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from kinfed.clustering.hierarchy import (
-    Dendrogram, Hierarchy, best_height, bipartition, cut, distances, merges, nearest_group,
+    Dendrogram,
+    Hierarchy,
+    best_height,
+    bipartition,
+    cut,
+    distances,
+    merges,
+    nearest_group,
 )
 from kinfed.errors import ConfigError
 from tests.problems import same_groups
@@ -82,7 +89,9 @@ def test_a_bipartition_separates_opposite_directions():
 
 def test_a_quantile_of_the_merge_heights_is_a_threshold():
     points = torch.tensor([[0.0], [1.0], [10.0], [12.0], [50.0]])  # merges of single linkage at 1, 2, 9, 38
-    parts = {q: Hierarchy("l2", "single", quantile=q).merged(torch.arange(5), points).groups() for q in (0.0, 0.5, 0.75, 1.0)}
+    parts = {
+        q: Hierarchy("l2", "single", quantile=q).merged(torch.arange(5), points).groups() for q in (0.0, 0.5, 0.75, 1.0)
+    }
     assert [len(found.unique()) for found in parts.values()] == [5, 3, 2, 1]
     with pytest.raises(ConfigError, match="quantile"):
         Hierarchy(threshold=1.0, quantile=0.5)

@@ -1,0 +1,211 @@
+"""A run's folder, read: tables as columns of numbers, arrays as they are; what is not there is None or empty."""
+
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kinfed.config.tables import Table
+from kinfed.config.toml import read_file
+from kinfed.errors import CheckpointError
+from kinfed.runs import CONFIG, SUMMARY, Summary
+from kinfed.runs.logs import whole_lines
+
+Numbers = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+Arrays = dict[str, npt.NDArray[np.generic]]
+TEXT = ("role", "task")  # columns that are not numbers
+TRAINS = ("trains", "late")  # roles whose accuracy the means are of
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table by column; what is not a number is NaN."""
+
+    numbers: dict[str, Numbers]
+    text: dict[str, list[str]]
+
+    def __getitem__(self, name: str) -> Numbers:
+        return self.numbers[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.numbers.values()), ()))
+
+    def whole(self, name: str) -> Whole:
+        """A column of whole numbers; -1 where there is none."""
+        return np.nan_to_num(self.numbers[name], nan=-1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; files are read when they are first asked for."""
+
+    path: Path
+
+    @cached_property
+    def config(self) -> Table:
+        """All settings, as the run wrote them."""
+        return read_file(self.path / CONFIG)
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method"])
+
+    @property
+    def seed(self) -> int:
+        return int(str(self.config.get("seed", 0)))
+
+    @property
+    def place(self) -> int:
+        """Where its method comes in the comparison it is part of."""
+        compared = self.config.get("compare", [])
+        methods = compared if isinstance(compared, list) else []
+        return [*methods, self.method].index(self.method)
+
+    @cached_property
+    def rounds(self) -> Columns:
+        """Metrics and bytes by round."""
+        return columns(whole_lines(self.path / "rounds.csv"))
+
+    @cached_property
+    def clients(self) -> Columns:
+        """Every client at the last evaluated round."""
+        lines = whole_lines(self.path / "clients.csv")
+        last = lines[-1].split(",", 1)[0] + "," if len(lines) > 1 else ""
+        first = next((i for i in range(len(lines) - 1, 0, -1) if not lines[i].startswith(last)), 0) + 1
+        return columns([*lines[:1], *lines[first:]])
+
+    @cached_property
+    def groups(self) -> list[tuple[int, Whole]]:
+        """The groups whenever they changed: the round, and the group of each client (-1: none)."""
+        table = columns(whole_lines(self.path / "groups.csv"))
+        if not len(table):
+            return []
+        rounds, found = table.whole("round"), table.whole("group")
+        starts = np.flatnonzero(np.diff(rounds, prepend=-1))
+        return [(int(rounds[at]), part) for at, part in zip(starts, np.split(found, starts[1:]), strict=True)]
+
+    @cached_property
+    def labels(self) -> Whole | None:
+        """How many training rows of each label each client has ([clients, labels])."""
+        table = columns(whole_lines(self.path / "labels.csv"))
+        if not len(table):
+            return None
+        client, label = table.whole("client"), table.whole("label")
+        held = np.zeros((max(self.count, int(client.max()) + 1), int(label.max()) + 1), dtype=np.int64)
+        held[client, label] = table.whole("rows")
+        return held
+
+    @cached_property
+    def ledger(self) -> Columns:
+        """Bytes by round and task."""
+        return columns(whole_lines(self.path / "ledger.csv"))
+
+    @cached_property
+    def seconds(self) -> float:
+        """How long it took, without evaluation."""
+        table = columns(whole_lines(self.path / "timing.csv"))
+        return float(table["seconds"].sum()) if len(table) else 0.0
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The last metrics and the cost; of a run that has not ended, those of its last evaluated round."""
+        if (self.path / SUMMARY).exists():
+            said = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
+            return {name: value for name, value in said.items() if not isinstance(value, str)}
+        last = int(np.flatnonzero(~np.isnan(self.rounds["accuracy"]))[-1])
+        numbers = {name: float(column[last]) for name, column in self.rounds.numbers.items() if name != "round"}
+        return {name: None if np.isnan(value) else value for name, value in numbers.items()}
+
+    @property
+    def has_ended(self) -> bool:
+        return (self.path / SUMMARY).exists()
+
+    @cached_property
+    def count(self) -> int:
+        """How many clients there are."""
+        scored = int(self.clients.whole("client").max()) + 1 if len(self.clients) else 0
+        return max(scored, len(self.groups[-1][1]) if self.groups else 0)
+
+    @cached_property
+    def found(self) -> Whole | None:
+        """The group that the method found for each client (-1: none); None if it looks for no groups."""
+        return self.groups[-1][1] if self.groups else None
+
+    @cached_property
+    def planted(self) -> Whole | None:
+        """The planted group of each client (-1: none); None if no groups are planted."""
+        return self._by_client("planted")
+
+    @cached_property
+    def accuracy(self) -> Numbers:
+        """Every client's accuracy at the last evaluation; NaN for who was not scored."""
+        every = np.full(self.count, np.nan)
+        every[self.clients.whole("client")] = self.clients["accuracy"]
+        return every
+
+    @cached_property
+    def roles(self) -> list[str]:
+        """Every client's role in a word or two."""
+        named = dict(zip(self.clients.whole("client").tolist(), self.clients.text["role"], strict=True))
+        return [named.get(client, "") for client in range(self.count)]
+
+    @property
+    def trained(self) -> Numbers:
+        """The accuracies of those who train, which means and deciles are of."""
+        takes_part = np.array([role in TRAINS for role in self.clients.text["role"]], dtype=bool)
+        scored: Numbers = self.clients["accuracy"][takes_part]
+        found: Numbers = scored[~np.isnan(scored)]
+        return found
+
+    def arrays(self, name: str) -> Arrays | None:
+        """The arrays of NAME.npz."""
+        path = self.path / f"{name}.npz"
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+
+    def _by_client(self, name: str) -> Whole | None:
+        every = np.full(self.count, -1, dtype=np.int64)
+        every[self.clients.whole("client")] = self.clients.whole(name)
+        return every if (every >= 0).any() else None
+
+
+def columns(lines: list[str]) -> Columns:
+    """The columns of a CSV table with a header."""
+    header, *rows = csv.reader(lines) if lines else [[]]
+    whole = [row for row in rows if len(row) == len(header)]
+    by_name = dict(zip(header, zip(*whole, strict=True), strict=True)) if whole else {name: () for name in header}
+    text = {name: list(by_name.pop(name)) for name in TEXT if name in by_name}
+    return Columns({name: np.array([float(c or "nan") for c in column]) for name, column in by_name.items()}, text)
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """The runs at these folders; a comparison's folder stands for all runs in it."""
+    found = [run for path in paths for run in runs_at(path)]
+    return list({run.path.resolve(): run for run in found}.values())
+
+
+def runs_at(path: Path) -> list[Run]:
+    """The run of a folder, or the runs of the folders in it."""
+    if (path / CONFIG).exists():
+        return [checked(path)]
+    inner = sorted(folder.parent for folder in path.glob(f"*/{CONFIG}"))
+    if not inner:
+        raise CheckpointError(f"no run at {path}: wanted a folder that `kinfed run` or `kinfed compare` wrote")
+    runs = [checked(folder) for folder in inner]
+    return sorted(runs, key=lambda run: (run.place, run.seed))
+
+
+def checked(path: Path) -> Run:
+    """The run; raises where nothing was evaluated yet."""
+    run = Run(path)
+    if not len(run.rounds) or np.isnan(run.rounds["accuracy"]).all():
+        raise CheckpointError(f"{path} has no evaluated round yet: wait, or go on with `kinfed resume {path}`")
+    return run

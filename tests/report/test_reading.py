@@ -1,0 +1,75 @@
+"""Run folders as reports read them, and runs that differ in nothing but the seed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kinfed.errors import CheckpointError
+from kinfed.report.reading import Run, read_runs
+from kinfed.report.series import gather
+from tests.report.folders import Told, write_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs")
+    write_run(place / "flt-0", Told("flt"))
+    write_run(place / "flt-1", Told("flt", seed=1))
+    write_run(place / "fesem", Told("fesem", regroups=True))
+    write_run(place / "fedavg", Told("fedavg"), has_groups=False)
+    return place
+
+
+def test_the_last_evaluated_round_is_what_clients_are_shown_by(folder: Path):
+    run = Run(folder / "flt-0")
+    assert len(run.clients) == 12 and set(run.clients["round"]) == {4}
+    assert run.accuracy[0] == pytest.approx(0.9) and run.accuracy[11] == pytest.approx(0.9 - 0.09)
+    assert run.roles == ["trains"] * 12
+    assert run.planted is not None and run.planted.tolist() == [0, 1, 2] * 4
+
+
+def test_groups_are_read_whenever_they_changed(folder: Path):
+    assert [round for round, _ in Run(folder / "flt-0").groups] == [1]
+    changes = Run(folder / "fesem").groups
+    assert [round for round, _ in changes] == [1, 2, 3, 4]
+    assert changes[0][1].tolist()[:4] == [0, 2, 2, 0]  # client 1 is astray in round 1, and client 11
+    assert Run(folder / "fedavg").groups == [] and Run(folder / "fedavg").found is None
+
+
+def test_labels_are_counted_by_client(folder: Path):
+    held = Run(folder / "flt-0").labels
+    assert held is not None and np.array_equal(held[:4], 10 * np.eye(3, dtype=int)[[0, 1, 2, 0]])
+
+
+def test_runs_of_one_config_and_several_seeds_are_one_series(folder: Path):
+    series = gather([folder])
+    assert {one.name: one.seeds for one in series} == {"fedavg": [0], "flt": [0, 1], "fesem": [0]}
+    assert [one.name for one in series] == ["fedavg", "flt", "fesem"]  # as the config compares them, others last
+
+
+def test_runs_of_another_config_are_told_apart_by_what_differs(folder: Path, tmp_path: Path):
+    other = write_run(tmp_path / "longer", Told("flt", rounds=6))
+    names = [one.name for one in gather([folder / "flt-0", folder / "flt-1", other])]
+    assert names == ["flt (rounds=4)", "flt (rounds=6)"]
+
+
+def test_a_run_given_twice_counts_once(folder: Path):
+    assert len(read_runs([folder, folder / "flt-0"])) == 4
+
+
+def test_a_run_that_has_not_ended_is_read_as_far_as_it_is(tmp_path: Path):
+    run = Run(write_run(tmp_path / "stopped", Told("flt"), has_ended=False))
+    assert not run.has_ended
+    assert run.summary["accuracy"] == pytest.approx(0.9 - 0.01 * (0 + 0 + 1 + 2 + 3 + 4 + 5 + 5 + 6 + 7 + 8 + 9) / 12)
+    assert run.arrays("tree") is None and run.labels is None
+
+
+def test_a_folder_without_a_run_says_so(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"no run at .+nowhere"):
+        read_runs([tmp_path / "nowhere"])
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.toml").write_text('method = "flt"\n')
+    (tmp_path / "new" / "rounds.csv").write_text("round,accuracy\n")
+    with pytest.raises(CheckpointError, match="no evaluated round yet"):
+        read_runs([tmp_path / "new"])
