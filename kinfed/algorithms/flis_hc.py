@@ -8,7 +8,7 @@ A newcomer trains the first model once and joins the cluster it is most similar 
 models and chooses (`newcomers="loss"`, the paper's experiment; who never trains chooses anew after every round).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, nextafter
 from typing import ClassVar, Literal
 
@@ -60,15 +60,13 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
         said = predictions(self.model, replies.stack("params"), server_rows(fed), self.soft)
         known = slice(None) if len(fed.clients) < fed.count else slice(0)
         state = FLISHCState(**vars(first), members=replies.cohort[known], said=said[known])
-        tree, related = self.related(replies.cohort, similarity(said, said))
-        return replace(seat(state, replies.cohort, related, fed), tree=tree)
+        return seat(state, replies.cohort, self.related(replies.cohort, similarity(said, said)), fed)
 
-    def related(self, who: Tensor, alike: Tensor) -> tuple[Dendrogram, Tensor]:
-        """How these clients, who are so much alike, were merged, and who belongs together: [m, m] bool."""
+    def related(self, who: Tensor, alike: Tensor) -> Tensor | Dendrogram:
+        """Who belongs together of these clients, who are so much alike: [m, m] bool, or how they were merged."""
         if self.variant == "code":
-            return Dendrogram.none(who.device), (alike >= self.beta) | torch.eye(len(who), device=who.device).bool()
-        tree = Dendrogram.of(who, 1 - alike, self.linkage, nextafter(1 - self.beta, inf))
-        return tree, tree.groups()[:, None] == tree.groups()
+            return (alike >= self.beta) | torch.eye(len(alike), dtype=torch.bool, device=alike.device)
+        return Dendrogram.of(who, 1 - alike, self.linkage, nextafter(1 - self.beta, inf))
 
     def round(self, state: FLISHCState, t: int, fed: Federation) -> FLISHCState:
         state, again = self.step(state, fed.sample(), fed), self.newcomers == "loss" and len(fed.strangers)

@@ -38,8 +38,10 @@ def inits(model: Model, number: int, device: torch.device, attempt: int = 0) -> 
     return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
 
 
-def seat(state: S, who: Tensor, related: Tensor | Relatives, fed: Federation) -> S:
-    """The state in which `who` are related like this; other training clients stay by themselves."""
+def seat(state: S, who: Tensor, related: Tensor | Relatives | Dendrogram, fed: Federation) -> S:
+    """The state in which `who` are related, or were merged, like this; other training clients stay by themselves."""
+    if isinstance(related, Dendrogram):
+        return seat(replace(state, tree=related), who, Relatives.of_groups(related.groups()), fed)
     sets = related.to(fed.device) if isinstance(related, Relatives) else Relatives.of_matrix(related.to(fed.device))
     alone = fed.clients[torch.isin(fed.clients, who, invert=True)]
     rows = torch.zeros(len(sets.rows) + len(alone), fed.count, dtype=torch.bool, device=fed.device)

@@ -122,9 +122,8 @@ def test_a_merge_at_one_minus_beta_is_made(linkage):
     height = {"average": 0.2, "complete": 0.1, "single": 0.3}[linkage]  # similarity at which the third joins
 
     def groups(beta):
-        return len(
-            make("flis_hc", beta=beta, linkage=linkage).related(torch.arange(len(alike)), alike)[1].unique(dim=0)
-        )
+        merged = make("flis_hc", beta=beta, linkage=linkage).related(torch.arange(len(alike)), alike)
+        return len(merged.groups().unique())
 
     assert [groups(0.61), groups(0.6), groups(height + 0.01), groups(height - 1e-9)] == [3, 2, 2, 1]
 
