@@ -1,9 +1,10 @@
-# Each of `make demo` and `make test` sets up all it needs on a fresh clone.
+# Each of `make demo`, `make test` and `make docs` sets up all it needs on a fresh clone.
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test lint check format clean
+.PHONY: demo test lint check format docs notebooks clean
 
 demo: $(READY)  ## the main job: FedAvg, Local and FLT compared on embedded digits with planted kinships
 	$(BIN)/kinfed compare --out demo --force
@@ -22,11 +23,22 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(DOCS_READY)  ## the documentation site, into site/; every link is checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
+notebooks: $(DOCS_READY)  ## runs docs/notebooks again and keeps what they show
+	$(BIN)/python -m website.notebooks docs/notebooks/*.ipynb
+
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[hub,flower,dev]'
 	touch $(READY)
 
+$(DOCS_READY): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $(DOCS_READY)
+
 clean:
-	rm -rf $(VENV) demo runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo runs site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -87,6 +87,7 @@ class Experiment(Generic[State]):
     about: dict[str, object] = field(default_factory=dict)  # goes into the checkpoint
     state: State | None = None
     history: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    scores: Scores | None = None  # every client's, of the last evaluation
     closing: dict[str, float] = field(default_factory=dict)  # what is measured once, after the last round
     said: tuple[Found, dict[str, float]] | None = None  # what was found last, and its metrics
     drift: Tensor | None = None  # how alike clients' images look, where correlations are wanted
@@ -190,7 +191,7 @@ class Experiment(Generic[State]):
         scores, metrics = None, {}
         if done % self.evaluation.every == 0 or done == self.rounds:
             scores = score_clients(self.algorithm, state, self.fed, self.evaluation.adapt)
-            metrics = self._metrics(state, scores)
+            self.scores, metrics = scores, self._metrics(state, scores)
             self.history.append((done, metrics))
         groups = placed_groups(self.algorithm, state, self.fed) if done < self.rounds else self._close(state)
         return RoundResult(done, metrics, scores, groups, *self._bytes(), seconds)

@@ -16,13 +16,13 @@ from kinfed.params import Params, each_leaf
 class LocalTraining:
     """E epochs of mini-batch descent; the optimiser starts anew each time, as in all the papers' code."""
 
-    epochs: int = 1  # E
-    batch_size: int = 10
-    lr: float = 0.01
-    momentum: float = 0.5
+    epochs: int = 1  # E, passes over its rows that a client makes in a round
+    batch_size: int = 10  # rows of a step
+    lr: float = 0.01  # learning rate
+    momentum: float = 0.5  # of SGD; 0: none
     decay: float = 1.0  # the learning rate is multiplied by this after every round
     mu: float = 0.0  # μ, FedProx: pull towards the received model, gradient μ (w - w_received)
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: Literal["sgd", "adam"] = "sgd"  # of the client; it starts anew every round
     adapt_epochs: int = 0  # when a client tunes the model it is served; 0: as `epochs`
 
     def __post_init__(self) -> None:

@@ -46,6 +46,12 @@ def test_the_last_round_is_always_evaluated():
     assert [r.round for r in notes.results if r.metrics] == [2, 4, 5]
 
 
+def test_the_scores_of_the_last_evaluation_stay_at_hand():
+    notes, summary, experiment = watched(FedAvg(small_net()))
+    assert experiment.scores is notes.results[-1].scores
+    assert float(experiment.scores.accuracy.mean()) == pytest.approx(summary["accuracy"])
+
+
 def test_an_extra_evaluation_changes_no_training():
     often = watched(FedAvg(small_net()), rounds=4)[2]
     seldom = watched(FedAvg(small_net()), rounds=4, evaluation=Evaluation(every=4, adapt=True))[2]

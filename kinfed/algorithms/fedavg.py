@@ -19,7 +19,7 @@ class FedAvg(Averaged):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    aggregate_over: AggregateOver = "participants"
+    aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
 
     def train(self, client: Client, params: Params) -> Reply:
         trained, _ = self.local(client, params, self.model.gradient)

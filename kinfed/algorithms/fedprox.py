@@ -21,8 +21,8 @@ class FedProx(Averaged):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    mu: float = 0.001  # μ
-    aggregate_over: AggregateOver = "participants"
+    mu: float = 0.001  # μ, how strongly a client is pulled towards the model it received
+    aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
 
     def __post_init__(self) -> None:
         if self.mu < 0:

@@ -36,9 +36,9 @@ class FeSEM(Clusters[FeSEMState]):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    clusters: int = 5  # C
-    assignment: Literal["kmeans", "nearest"] = "kmeans"
-    stale: Stale = "aggregated"
+    clusters: int = 5  # C, it must be told
+    assignment: Literal["kmeans", "nearest"] = "kmeans"  # FLT's code, or the paper's E-step
+    stale: Stale = "aggregated"  # what a client that was not asked contributes
     seed: int = 43  # of k-means
 
     needs_labels: ClassVar[str] = "FeSEM places clients by the models they train"

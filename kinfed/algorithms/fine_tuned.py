@@ -20,7 +20,7 @@ class FineTuned(Averaged):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    aggregate_over: AggregateOver = "participants"
+    aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
 
     def train(self, client: Client, params: Params) -> Reply:
         trained, _ = self.local(client, params, self.model.gradient)

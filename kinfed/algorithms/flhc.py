@@ -33,9 +33,9 @@ class FLHC(Clusters[FLHCState]):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    rounds_before: int = 10  # n
+    rounds_before: int = 10  # n, rounds of FedAvg before the clustering
     hierarchy: Hierarchy = Hierarchy()
-    stale: Stale = "exclude"
+    stale: Stale = "exclude"  # what a client that was not asked contributes
 
     needs_labels: ClassVar[str] = "FL+HC places clients by the updates they train"
 

@@ -43,7 +43,7 @@ class FLISDC(Owning[FLISDCState]):
     local: LocalTraining = LocalTraining()
     beta: float = 0.4  # β, similarity from which on two models are averaged
     soft: bool = False  # compare probabilities, not classes
-    select_on: SelectOn = "train_loss"
+    select_on: SelectOn = "train_loss"  # how a client chooses; test_accuracy leaks, and is there to compare with papers
 
     needs_labels: ClassVar[str] = "FLIS' clients choose their cluster by its model's loss"
 

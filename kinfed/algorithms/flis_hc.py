@@ -41,10 +41,10 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
     model: Model
     local: LocalTraining = LocalTraining()
     beta: float = 0.45  # β, similarity from which on clients belong together
-    linkage: Literal["average", "complete", "single"] = "average"
+    linkage: Literal["average", "complete", "single"] = "average"  # between two clusters
     soft: bool = False  # compare probabilities, not classes
-    variant: Literal["paper", "code"] = "paper"
-    newcomers: Literal["similarity", "loss"] = "similarity"
+    variant: Literal["paper", "code"] = "paper"  # code: no hierarchy, a client hears whoever is similar
+    newcomers: Literal["similarity", "loss"] = "similarity"  # placed by what their model predicts, or they choose
     select_on: SelectOn = "train_loss"  # newcomers that choose
     stale: Stale = "exclude"  # the code's variant: always "last_local"
 

@@ -41,11 +41,11 @@ class FLT(Described[FLTState]):
     signature: EncoderCentroids = field(default_factory=EncoderCentroids)
     relatedness: Relatedness = field(default_factory=Relatedness)
     case: Literal["related", "clusters"] = "related"  # I: the full matrix; II: disjoint clusters
-    clusters: int = 0  # C; 0: found
-    stale: Stale = "aggregated"
-    newcomers: Literal["nearest", "relate"] = "nearest"
+    clusters: int = 0  # C, groups to form; 0: found
+    stale: Stale = "aggregated"  # what a client that was not asked contributes
+    newcomers: Literal["nearest", "relate"] = "nearest"  # join the group of the nearest mean, or whom they are near
     dynamic: bool = False  # clients flag changed data, and relatives are found anew
-    recluster_share: float = 0.05  # λ, of the clients
+    recluster_share: float = 0.05  # λ: relatives are found anew when more clients than this share flag
     recluster_every: int = 0  # τ, rounds; 0: never
 
     def init(self, fed: Federation) -> FLTState:

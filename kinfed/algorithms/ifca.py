@@ -42,10 +42,10 @@ class IFCA(Algorithm[IFCAState]):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    clusters: int = 2  # C
+    clusters: int = 2  # C, models that clients choose from
     least_share: float = 0.0  # of the sampled clients that must choose each first model; 0: drawn once
     warm_rounds: int = 0  # of FedAvg, before the last layer is cut off; 0: clusters share no weights
-    select_on: SelectOn = "train_loss"
+    select_on: SelectOn = "train_loss"  # how a client chooses; test_accuracy leaks, and is there to compare with papers
 
     needs_labels: ClassVar[str] = "IFCA's clients choose their model by its loss"
 

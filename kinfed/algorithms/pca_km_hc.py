@@ -36,12 +36,12 @@ class PCAKMeansHC(Clusters[PCAState]):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    components: int = 128
+    components: int = 128  # of each client's PCA
     k: int = 5  # centres of every client
-    threshold: float = 1.2  # γ
+    threshold: float = 1.2  # γ: clients nearer than this are related
     clusters: int = 0  # C, by Ward's linkage; 0: the graph of relatives as it is
     restarts: int = 10  # of k-means
-    stale: Stale = "aggregated"
+    stale: Stale = "aggregated"  # what a client that was not asked contributes
 
     def __post_init__(self) -> None:
         if self.components < 1 or not 1 <= self.k <= 6 or self.restarts < 1:

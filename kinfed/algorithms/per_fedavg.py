@@ -26,7 +26,7 @@ class PerFedAvg(Averaged):
     alpha: float = 0.01  # α, of the inner step and of adaptation
     beta: float = 0.001  # β, of the outer step
     adapt_epochs: int = 1  # before a client uses the model; 0: as served
-    aggregate_over: AggregateOver = "participants"
+    aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
 
     def __post_init__(self) -> None:
         if self.alpha <= 0 or self.beta <= 0 or self.adapt_epochs < 0:

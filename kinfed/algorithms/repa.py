@@ -39,9 +39,9 @@ class REPA(Clusters[REPAState]):
     model: Model
     local: LocalTraining = LocalTraining()
     signature: EmbeddingStatistics = field(default_factory=EmbeddingStatistics)
-    clusters: int = 10
+    clusters: int = 10  # of K-Means; it must be told
     seed: int = 10  # of K-Means
-    stale: Stale = "exclude"
+    stale: Stale = "exclude"  # what a client that was not asked contributes
 
     def init(self, fed: Federation) -> REPAState:
         first = first_state(self.model, self.stale, fed, self.clusters)

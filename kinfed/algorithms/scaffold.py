@@ -34,8 +34,8 @@ class Scaffold(Algorithm[ScaffoldState]):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    server_lr: float = 1.0  # η_g
-    weighting: Literal["clients", "rows"] = "clients"
+    server_lr: float = 1.0  # η_g, the step of the server
+    weighting: Literal["clients", "rows"] = "clients"  # of the mean over participants
 
     def __post_init__(self) -> None:
         if self.server_lr <= 0:

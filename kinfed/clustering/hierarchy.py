@@ -52,8 +52,8 @@ class Hierarchy:
     test rows.
     """
 
-    metric: Metric = "l2"
-    linkage: Linkage = "ward"
+    metric: Metric = "l2"  # between two updates
+    linkage: Linkage = "ward"  # between two clusters; ward goes with l2 alone
     threshold: float | None = None  # T; none: searched
     quantile: float | None = None  # of the merge heights, as T: it does not hang on how long updates are
     candidates: int = 100  # thresholds tried in a search

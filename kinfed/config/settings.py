@@ -36,7 +36,7 @@ GIVEN = ("model", "local")  # fields of a method that other sections describe
 class DataSettings:
     """Where the rows come from."""
 
-    name: str = "digits"
+    name: str = "digits"  # a dataset that `kinfed list datasets` names, or NAME of your own NAME.npz
     dir: str = ""  # folder of the .npz files; empty: $KINFED_DATA, else the user's cache folder
     public: float = 0.0  # share of the training rows that the server owns
     public_test: bool = False  # the same share of the test rows too
@@ -54,7 +54,7 @@ class DataSettings:
 class EngineSettings:
     """How tasks reach the clients."""
 
-    name: str = "vectorised"
+    name: str = "vectorised"  # vectorised, sequential (slow, the reference) or flower
     device: str = "cpu"  # auto: cuda where there is one
     block: int = 0  # clients side by side at most; 0: chosen by memory
     workers: int = 1  # blocks at once on the CPU, each with one thread of torch; flower: clients at once
@@ -67,14 +67,14 @@ class EngineSettings:
 class Config:
     """An experiment; `run` runs `method`, `compare` runs the methods in `compare` for all `seeds`."""
 
-    method: str = "flt"
-    compare: tuple[str, ...] = ("fedavg", "local", "flt")
-    seed: int = 0
+    method: str = "flt"  # what `run` runs
+    compare: tuple[str, ...] = ("fedavg", "local", "flt")  # what `compare` runs
+    seed: int = 0  # fixes clients, first weights and every draw
     seeds: tuple[int, ...] = ()  # of `compare`; empty: `seed` alone
-    rounds: int = 100  # T
-    fraction: float = 0.2  # ρ, of the clients in each round
+    rounds: int = 100  # T, rounds of training
+    fraction: float = 0.2  # ρ, share of the clients that train in a round
     model: str = "mlp_200"  # or package.module:function, a function (shape, classes) -> torch.nn.Module
-    checkpoint_every: int = 10
+    checkpoint_every: int = 10  # rounds between two checkpoints
     data: DataSettings = DataSettings()
     partition: Partition = DisjointClasses()
     shift: Shift | None = None

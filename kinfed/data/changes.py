@@ -15,8 +15,8 @@ from kinfed.data.sampling import Index
 class ChangeSettings:
     """When the data change and for how many of the clients."""
 
-    round: int = 5
-    fraction: float = 1.0
+    round: int = 5  # the round before which the data change; 0: never
+    fraction: float = 1.0  # of the clients whose data change
 
     def __post_init__(self) -> None:
         at_least(1, round=self.round)

@@ -16,9 +16,9 @@ from kinfed.errors import ConfigError
 class RoleSettings:
     """Fractions of the clients that have a role other than training from the start, and clients made to be placed."""
 
-    holdout: float = 0.0  # never train
-    unlabelled: float = 0.0  # have no labels
-    late: float = 0.0  # enter at join_round
+    holdout: float = 0.0  # share of the clients that never train
+    unlabelled: float = 0.0  # share that have no labels, and never train
+    late: float = 0.0  # share that enter at join_round
     join_round: int = LATER  # LATER: after training
     look_alikes: int = 0  # of every training client, to measure robustness
     look_alike_scale: tuple[float, float] = (0.2, 1.4)  # their rows, as shares of the original's

@@ -46,7 +46,7 @@ class LabelSwap:
 class Rotation:
     """All images of a planted group, or of a client, are turned by one angle (P11: IFCA 0/90/180/270, CFL 0/180)."""
 
-    degrees: tuple[float, ...] = (0, 90, 180, 270)  # counter-clockwise
+    degrees: tuple[float, ...] = (0, 90, 180, 270)  # turned by, counter-clockwise
     per: Literal["group", "client"] = "group"  # client: each draws one of the angles at random
 
     def __post_init__(self) -> None:

@@ -28,14 +28,14 @@ class Relatedness:
     others compare centroid sets after UMAP: optimal `transport`, FLT's code (`matching`), FLT's print (`min`).
     """
 
-    distance: Distance = "kernel"
+    distance: Distance = "kernel"  # between two clients' sets of centroids
     threshold: float = 0.0  # γ; 0: 0.25 for kernel, 3 for transport, 1 for matching and min
     kernel_width: float = 0.4  # in units of the median distance of two centroids
     overlap: float = 0.5  # kernel: relatives must have at least this share of all their near ones in common
     dimensions: int = 2  # u, of UMAP
-    neighbours: int = 15
-    min_dist: float = 0.1
-    seed: int = 42
+    neighbours: int = 15  # of a centroid, for UMAP
+    min_dist: float = 0.1  # of UMAP
+    seed: int = 42  # of UMAP
     all_pairs: int = 4000  # clients up to which every pair is compared; above, only those that can be near
 
     def __post_init__(self) -> None:

@@ -22,10 +22,10 @@ from kinfed.training import LocalTraining
 class EmbeddingStatistics:
     """Which statistics a client sends, and how the clients come to the encoder."""
 
-    statistics: tuple[Statistic, ...] = ("mean", "quartiles")
+    statistics: tuple[Statistic, ...] = ("mean", "quartiles")  # what a client says of its embedded rows
     reconstruction: float = 0.1  # λ, its share of the encoder's loss; 0: CLF, 1: AE, between: SAE
     encoder: str = ""  # a .safetensors file with its weights; empty: learnt by the training clients
-    encoder_rounds: int = 30
+    encoder_rounds: int = 30  # of the encoder's own federated training
     training: LocalTraining = LocalTraining(epochs=2, batch_size=32, lr=1e-3, optimiser="adam")  # of the encoder
 
     def __post_init__(self) -> None:

@@ -28,11 +28,11 @@ class EncoderCentroids:
     k: int = 5  # centroids of every client
     k_by_labels: bool = False  # as many as the client has labels, at most k: the oracle of FLT's code
     tuning: Tuning = "own_copy"  # of the encoder, by the clients
-    tuning_epochs: int = 5  # J
-    tuning_batch_size: int = 10
-    tuning_lr: float = 1e-3
+    tuning_epochs: int = 5  # J, of a client's tuning
+    tuning_batch_size: int = 10  # rows of a step
+    tuning_lr: float = 1e-3  # learning rate of Adam
     autoencoder: str = "auto"  # conv_ae for one channel, residual_ae for three
-    latent: int = 128  # e
+    latent: int = 128  # e, numbers that describe an image
     restarts: int = 10  # of k-means
     seed: int = 0  # of the auto-encoder's first weights
     pretraining: Pretraining = field(default_factory=Pretraining)

@@ -28,9 +28,9 @@ class Pretraining:
 
     source: str = "public"  # "public": the server's own rows; datasets by name, see sources.py; or a .safetensors file
     data_dir: str = ""  # where the dataset is; empty: the usual place
-    epochs: int = 25
-    batch_size: int = 64
-    lr: float = 1e-3
+    epochs: int = 25  # of the auto-encoder
+    batch_size: int = 64  # rows of a step
+    lr: float = 1e-3  # learning rate of Adam
     least_steps: int = 300  # where rows are few, so many epochs more
     rows: int = 0  # of a dataset, at most so many; 0: all
 

@@ -16,11 +16,11 @@ from kinfed.errors import ConfigError, DataError
 class Dirichlet:
     """Each label spread over the clients by Dirichlet(beta), redrawn until everyone has enough rows (FLIS)."""
 
-    clients: int = 100
+    clients: int = 100  # M, how many there are
     beta: float = 0.1  # β: small is skewed
     minimum: int = 10  # rows of the smallest client (FedZoo 15)
     balanced: bool = True  # clients that have their fair number of rows get no more
-    tries: int = 1000
+    tries: int = 1000  # draws at most, until the smallest client has `minimum` rows
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, minimum=self.minimum, tries=self.tries)

@@ -23,10 +23,10 @@ from kinfed.errors import ConfigError, DataError
 class FavouredLabels:
     """Each client has all labels, but several times as many rows of a few favoured ones (REPA)."""
 
-    clients: int = 80
+    clients: int = 80  # M, how many there are
     favoured: int = 3  # labels of each client
     weight: float = 6.0  # rows of a favoured label for each row of another
-    test_rows: int = 100
+    test_rows: int = 100  # of each client
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, favoured=self.favoured, test_rows=self.test_rows)

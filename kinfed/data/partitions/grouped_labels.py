@@ -23,9 +23,9 @@ TABLE_V_ROWS = 250  # CIFAR-10; MNIST would be 300
 class DisjointClasses:
     """Planted groups with labels of their own; clients of a group hold equal blocks of them (FLT scenario 1)."""
 
-    clients: int = 100
-    groups: int = 5
-    labels_per_group: int = 2
+    clients: int = 100  # M, how many there are
+    groups: int = 5  # C, planted
+    labels_per_group: int = 2  # of its own
     rows_per_class: int | None = None  # at most so many rows of a label for each client; None: all there are
 
     def __post_init__(self) -> None:
@@ -47,9 +47,9 @@ class DisjointClasses:
 class SharedClass:
     """Planted groups in a ring, each shares one label with either neighbour (FLT scenario 2)."""
 
-    clients: int = 100
-    groups: int = 5
-    labels_per_group: int = 3
+    clients: int = 100  # M, how many there are
+    groups: int = 5  # C, planted
+    labels_per_group: int = 3  # of which it shares one with each neighbour
     sampling: Literal["blocks", "random"] = "blocks"  # random: table V's sampler, independent of the number of clients
     rows_per_class: int | None = None  # None: floor(N / M / labels) for blocks, 250 for random
 

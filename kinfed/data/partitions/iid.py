@@ -13,7 +13,7 @@ from kinfed.data.partitions.split import Labels, Promise, Split, enough
 class IID:
     """Shuffled rows, split evenly."""
 
-    clients: int = 100
+    clients: int = 100  # M, how many there are
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients)

@@ -17,7 +17,7 @@ TRIES = 1000
 class LabelSkew:
     """Each client holds the same share of the labels, chosen at random (FLIS, NIID-Bench)."""
 
-    clients: int = 100
+    clients: int = 100  # M, how many there are
     share: float = 0.2  # q: of the labels that a client holds
     every_label: bool = False  # redraw until every label is held by somebody (FedZoo)
 

@@ -21,10 +21,10 @@ from kinfed.errors import ConfigError, DataError
 class Shards:
     """Rows sorted by label and cut into shards; each client gets a few random shards (pathological non-IID)."""
 
-    clients: int = 100
-    shards_per_client: int = 2
-    exact_two_classes: bool = False
-    test_rows: int = 100
+    clients: int = 100  # M, how many there are
+    shards_per_client: int = 2  # shards that each client gets
+    exact_two_classes: bool = False  # every client has exactly two labels
+    test_rows: int = 100  # of each client
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, shards_per_client=self.shards_per_client, test_rows=self.test_rows)

@@ -19,9 +19,9 @@ from kinfed.errors import DataError
 class Structured:
     """Planted groups of consecutive labels with exponential quantity skew inside each (FLT scenario 4)."""
 
-    clients: int = 2400
-    groups: int = 10
-    labels_per_group: int = 5
+    clients: int = 2400  # M, how many there are
+    groups: int = 10  # C, planted
+    labels_per_group: int = 5  # of its own
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, groups=self.groups, labels_per_group=self.labels_per_group)

@@ -19,8 +19,8 @@ from kinfed.errors import ConfigError, DataError
 class LabelSwapped:
     """Planted groups of IID clients, in each group two labels are exchanged (FL+HC)."""
 
-    clients: int = 100
-    pairs: tuple[tuple[int, int], ...] = ((0, 1), (2, 3), (4, 5), (6, 7))  # one for each group
+    clients: int = 100  # M, how many there are
+    pairs: tuple[tuple[int, int], ...] = ((0, 1), (2, 3), (4, 5), (6, 7))  # the labels that each group exchanges
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, pairs=len(self.pairs))

@@ -14,7 +14,7 @@ from kinfed.errors import DataError
 class Writers:
     """One client for each writer who has training and test rows."""
 
-    max_writers: int | None = None  # None: all
+    max_writers: int | None = None  # clients at most; none: all writers
     min_rows: int = 1  # writers with fewer rows (train and test together) are dropped, as LEAF's -k does
     random_writers: bool = False  # False: the first ones by number
 

@@ -1,0 +1,72 @@
+"""The pages of the methods say what the code and the ledger say."""
+
+import pytest
+import torch
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.metrics import QUESTIONS
+from kinfed.models import encoder_of
+from kinfed.params import bytes_of
+from kinfed.signatures import Pretraining
+from tests.algorithms.registry import make, population, signature, statistics
+from tests.problems import fit, small_net
+from website.measured import read_tables
+from website.method_pages import LETTERS, facts, letters, method_page, overview
+
+ROUNDS, SHAPE, TRAINING = 3, torch.Size((1, 8, 8)), ("train",)
+SETTINGS = {
+    "flt": {"signature": signature(pretraining=Pretraining("digits", epochs=1, least_steps=1))},
+    "cfl": {"after": 99},  # a split asks further clients
+    "pca_km_hc": {"components": 16},
+    "repa": {"signature": statistics(encoder_rounds=2)},
+}
+
+
+def test_every_registered_method_has_its_facts():
+    assert list(facts()) == list(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_page_says_what_a_method_is_set_by_sees_places_and_costs(name):
+    page = method_page(name, read_tables())
+    assert page.startswith(f"# {facts()[name].title}\n\n{(ALGORITHMS[name].__doc__ or '').splitlines()[0]}")
+    for title in ("Settings", "Which differences it sees", "Which clients it can place", "Cost"):
+        assert f"\n## {title}\n" in page
+    assert f"({name}.md)" in overview()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_formulas_are_what_the_ledger_counts(name):
+    method = make(name, **SETTINGS.get(name, {}))
+    _, fed = fit(method, population=population(), rounds=ROUNDS, fraction=0.5)
+    fact, known = facts()[name], {"M": 12, "w": bytes_of(small_net().init()), **values(name, method)}
+    assert letters(fact) <= set(LETTERS)
+    counted = {
+        t: [call for call in fed.ledger.rounds if call[0] == t and call[1] not in QUESTIONS] for t in range(ROUNDS)
+    }
+    once = sum(down + up for calls in counted.values() for _, task, _, down, up in calls if task not in TRAINING)
+    assert once == eval(fact.once, known | {"n": 6})
+    for t, calls in counted.items():
+        trained = [call for call in calls if call[1] in TRAINING]
+        wanted = eval(
+            fact.first if fact.first and t == 0 else fact.round, known | {"n": trained[0][2] if trained else 0}
+        )
+        assert sum(down + up for _, _, _, down, up in trained) == wanted, f"round {t}"
+
+
+def values(name, method):
+    """Bytes of what only some methods send, counted by hand on the tiny network of 64, 8 and 3 units."""
+    if name == "flt":
+        encoder = bytes_of(encoder_of(method.signature.network(SHAPE).init()))
+        return {"encoder": encoder, "signature": 4 * 3 * (8 + 1)}  # three centroids of eight numbers, and their shares
+    if name == "repa":
+        whole = method.signature.network(method.model, SHAPE).init()
+        return {
+            "encoder": bytes_of(encoder_of(whole)),
+            "signature": 4 * 4 * 384,
+            "autoencoder": bytes_of(whole),
+            "R": 2,
+        }
+    extra = {"pca_km_hc": {"signature": 4 * 3 * 16}, "ifca": {"C": 2}}
+    extra |= {"lg_fedavg": {"shared": 4 * (8 * 3 + 3)}, "fedper": {"shared": 4 * (64 * 8 + 8)}}
+    return extra.get(name, {})

@@ -1,0 +1,75 @@
+"""The code on the pages works, and so do the commands: `python -m website.sessions PAGE` renews what they say."""
+
+import contextlib
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from kinfed.arguments import configured
+from kinfed.cli import app
+from website.sessions import blocks_of, replayed
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
+RUN = ("tutorial.md", "own-data.md", "own-model.md")
+QUICK = ("rounds=1", *(f"methods.flt.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")))
+FENCED = re.compile(r"```(sh|console)\n(.*?)```", re.DOTALL)
+
+
+def quickly(command: str) -> str:
+    """Runs a command for one round in this process, and without its pipes; others in a shell."""
+    first, *rest = re.split(r" *(?:[|;>]) *", command)
+    program, *words = shlex.split(first)
+    if program != "kinfed":
+        return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    trained = words[0] in ("run", "compare")
+    code = CliRunner().invoke(app, [*words, *(QUICK if trained else ())]).exit_code
+    assert code == (2 if any("exit code" in word for word in rest) else 0), command
+    return ""
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_code_on_a_page_works(name, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    blocks = [block for block in blocks_of((ROOT / "docs" / name).read_text()) if "timeout" not in block.text]
+    now = replayed(blocks, quickly)
+    assert len(blocks) > 3
+    for before, after in zip(blocks, now, strict=True):
+        if before.kind == "text":
+            assert without_numbers(before.text) == without_numbers(after.text)
+
+
+def without_numbers(text: str) -> str:
+    """The text with one 0 for every number, or list of numbers: an encoder of one epoch finds no kin."""
+    return re.sub(r"\d+(, \d+)*", "0", text)
+
+
+def commands() -> list[tuple[str, str]]:
+    """Page and words of every command in a fenced block of the docs."""
+    blocks = [(path.name, kind, block) for path in PAGES for kind, block in FENCED.findall(path.read_text())]
+    lines = [(name, kind, line) for name, kind, block in blocks for line in block.splitlines()]
+    typed = [(name, line.removeprefix("$ ")) for name, kind, line in lines if kind == "sh" or line.startswith("$ ")]
+    return [(name, re.split(r" *[|;&]", line)[0]) for name, line in typed if line.startswith("kinfed ")]
+
+
+@pytest.mark.parametrize(("name", "line"), commands())
+def test_every_command_in_the_docs_is_understood(name, line, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    _, word, *rest = shlex.split(line, comments=True)
+    if word.startswith("-"):
+        return
+    given = group.commands[word].make_context(word, rest).params
+    if given.get("settings") and not any(".toml" in text and not Path(text).exists() for text in given["settings"]):
+        wrong = "training.learning_rate" in line
+        with pytest.raises(ValueError, match="unknown key") if wrong else contextlib.nullcontext():
+            configured(given["settings"], {})

@@ -1,0 +1,1 @@
+"""The documentation site: what is generated when `make docs` builds it."""

@@ -1,0 +1,64 @@
+"""The tables of the page that helps to choose: what each method sees, needs and costs."""
+
+from kinfed.algorithms import ALGORITHMS
+from website.measured import Row, Tables
+from website.method_pages import facts, formula
+
+SEEN = {
+    "other classes": ("disjoint", "shared"),
+    "swapped labels": ("swapped",),
+    "turned images": ("rotated",),
+    "other style": ("style",),
+}
+FOUND, PARTLY = 0.9, 0.3  # ARI
+HEAD = ["method", *SEEN, "is told", "late", "unlabelled", "once", "in a round"]
+
+
+def with_tables(markdown: str, measured: Tables) -> str:
+    """The page with its tables in place."""
+    groups = [
+        [f"[{facts()[name].title}](reference/methods/{name}.md)", *cells]
+        for name, cells in measured.recovery.items()
+        if name in ALGORITHMS and set(cells) != {"–"}
+    ]
+    tables = {
+        "methods": [HEAD, *(row(name, measured) for name in ALGORITHMS)],
+        "recovery": [["method", *measured.kinds], *groups],
+    }
+    for name, rows in tables.items():
+        markdown = markdown.replace(f"<!-- table of {name} -->", as_table(rows))
+    return markdown
+
+
+def row(name: str, measured: Tables) -> Row:
+    """What there is to know of one method."""
+    fact, roles = facts()[name], dict(zip(measured.roles_head, measured.roles[name][0], strict=True))
+    once = "–" if fact.once == "0" else formula(fact.once)
+    title = f"[{fact.title}](reference/methods/{name}.md)"
+    return [
+        title,
+        *seen(name, measured),
+        measured.told.get(name, "–"),
+        roles["late"],
+        roles["unlabelled"],
+        once,
+        formula(fact.round),
+    ]
+
+
+def seen(name: str, measured: Tables) -> Row:
+    """Whether it sees each kind of difference, by the least that was measured; dashes if it forms no groups."""
+    cells = dict(zip(measured.kinds, measured.recovery[name], strict=True))
+    if set(cells.values()) == {"–"}:
+        return ["–"] * len(SEEN)
+    return [word(min(float(cells[kind].split()[0]) for kind in kinds)) for kinds in SEEN.values()]
+
+
+def word(ari: float) -> str:
+    return "**yes**" if ari >= FOUND else "partly" if ari >= PARTLY else "no"
+
+
+def as_table(rows: list[Row]) -> str:
+    """Rows as a Markdown table; the first is its head."""
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))

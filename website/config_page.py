@@ -1,0 +1,57 @@
+"""The reference of all settings, from the dataclasses that hold them."""
+
+from collections.abc import Mapping
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.config import Config, DataSettings, EngineSettings
+from kinfed.config.settings import BY_NAME
+from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings, RoleSettings
+from kinfed.experiment import Evaluation
+from kinfed.names import first_lines
+from kinfed.training import LocalTraining
+from website.method_pages import facts
+from website.settings import settings_of, table
+
+SECTIONS: dict[str, type] = {
+    "data": DataSettings,
+    "training": LocalTraining,
+    "evaluation": Evaluation,
+    "engine": EngineSettings,
+    "roles": RoleSettings,
+    "change": ChangeSettings,
+}
+INTRODUCTION = """# Settings
+
+One TOML file holds an experiment; every key has a default. On the command line the same keys are dotted and go over
+the file: `kinfed run experiment.toml rounds=50 training.lr=0.1`. A misspelt key is an error that names the nearest one.
+The `config.toml` of a run folder has every key with its value: copy it, change it, run it. Without a file `kinfed run`
+and `kinfed compare` start from the demo's:
+
+```toml
+{demo}
+```
+
+This page is made from the dataclasses when the site is built."""
+
+
+def config_page(demo: str) -> str:
+    """The page."""
+    parts = [INTRODUCTION.format(demo=demo.strip()), "## The experiment", "Keys outside of any section."]
+    parts += [table(settings_of(Config, (*BY_NAME, *SECTIONS)))]
+    for name, kind in SECTIONS.items():
+        parts += [f"## `[{name}]`", (kind.__doc__ or "").split("\n")[0], table(settings_of(kind))]
+    parts += chosen("partition", PARTITIONS, "How a dataset's rows are dealt to clients. `name` chooses one of these.")
+    parts += chosen("shift", SHIFTS, "What is done to clients' rows after that. Without a `name` nothing is.")
+    parts += ["## `[methods.NAME]`", "Settings of the methods are on their pages:"]
+    parts += [
+        "\n".join(f"- [{facts()[name].title}](methods/{name}.md#settings): `[methods.{name}]`" for name in ALGORITHMS)
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def chosen(section: str, registry: Mapping[str, type], text: str) -> list[str]:
+    """A section whose keys hang on a name in it."""
+    parts = [f"## `[{section}]`", text]
+    for name, line in first_lines(registry).items():
+        parts += [f'### `name = "{name}"` {{ #{section}-{name} }}', line, table(settings_of(registry[name]))]
+    return parts

@@ -1,0 +1,39 @@
+"""What is in the menu: sections in which pages stand in this order, if they are there; the others come last."""
+
+from collections.abc import Collection
+
+from kinfed.algorithms import ALGORITHMS
+
+Nav = list[dict[str, object]]
+SECTIONS = {
+    "Start": ["tutorial.md", "choosing.md", "notebooks/*"],
+    "How to": [
+        "own-data.md", "own-model.md", "adding-a-method.md", "reports.md", "reproducing.md", "serving.md",
+        "deployment.md", "flower.md",
+    ],
+    "Methods": ["reference/methods/index.md", *(f"reference/methods/{name}.md" for name in ALGORITHMS)],
+    "Measured": [
+        "results.md", "recovery.md", "roles.md", "metrics.md", "methods/*", "performance.md", "scaling.md",
+    ],
+    "Reference": ["reference/config.md", "reference/commands.md", "reference/api/index.md", "reference/api/*"],
+    "Project": ["architecture.md", "contributing.md", "changelog.md"],
+}  # fmt: skip
+MORE = "Project"  # where pages stand that no section names
+
+
+def navigation(uris: Collection[str]) -> Nav:
+    """The menu of these pages."""
+    left = {uri for uri in uris if uri != "index.md" and not uri.startswith("source/")}
+    menu: dict[str, list[str]] = {}
+    for title, patterns in SECTIONS.items():
+        menu[title] = [uri for pattern in patterns for uri in matching(pattern, left)]
+        left -= set(menu[title])
+    menu[MORE] += sorted(left)
+    return [{"Home": "index.md"}, *({title: found} for title, found in menu.items() if found)]
+
+
+def matching(pattern: str, uris: Collection[str]) -> list[str]:
+    """The pages that a name or "folder/*" stands for; an index is only meant by its name."""
+    if not pattern.endswith("/*"):
+        return [pattern] if pattern in uris else []
+    return sorted(uri for uri in uris if uri.startswith(pattern[:-1]) and not uri.endswith("/index.md"))

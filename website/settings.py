@@ -1,0 +1,79 @@
+"""Every setting of a dataclass as a row: key, type, default, meaning. The meaning is the comment beside the field."""
+
+import ast
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+
+from kinfed.config.tables import Table, default_fields, plain, settable_fields, wanted
+from kinfed.config.toml import written
+from kinfed.data import LATER
+
+MUST_BE_GIVEN = object()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of a config."""
+
+    key: str  # dotted, within its section
+    kind: str  # in words
+    default: str  # as TOML has it
+    meaning: str
+
+
+def settings_of(kind: type, without: Collection[str] = ()) -> list[Setting]:
+    """The settings of a dataclass, those of dataclasses inside it with dotted keys."""
+    return list(described(kind, default_fields(kind, without), without))
+
+
+def described(kind: type, defaults: Table, without: Collection[str] = (), at: str = "") -> Iterator[Setting]:
+    """The settings of a dataclass that has these defaults where it stands."""
+    for name, hint in settable_fields(kind, without).items():
+        value = defaults.get(name, MUST_BE_GIVEN)
+        if is_dataclass(value) and not isinstance(value, type):
+            yield from described(type(value), vars(value), at=f"{at}{name}.")
+        else:
+            yield Setting(f"{at}{name}", wanted(hint), default_text(value), meaning(kind, name))
+
+
+def default_text(value: object) -> str:
+    """A default as TOML has it."""
+    if value is MUST_BE_GIVEN:
+        return "(must be given)"
+    return "(after training)" if value == LATER else f"`{written(plain(value))}`"
+
+
+def meaning(kind: type, name: str) -> str:
+    """The comment beside a field, in the class that declares it."""
+    owner = next(c for c in kind.__mro__ if name in vars(c).get("__annotations__", {}))
+    return comments(owner).get(name, "").replace("None:", "none:")
+
+
+@cache
+def comments(kind: type) -> dict[str, str]:
+    """Field -> the comment behind it, of the fields that a class declares itself."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+    lines = {node.end_lineno: node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    notes = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+    return {name: notes[line].lstrip("# ") for line, name in lines.items() if line in notes}
+
+
+def table(settings: Collection[Setting], under: str = "") -> str:
+    """The settings as a Markdown table."""
+    if not settings:
+        return "It has no settings of its own."
+    head = "| key | wanted | default | meaning |\n|---|---|---|---|\n"
+    return head + "".join(
+        f"| `{under}{s.key}` | {cell(s.kind)} | {s.default} | {cell(s.meaning)} |\n" for s in settings
+    )
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
