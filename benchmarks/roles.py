@@ -44,6 +44,7 @@ SETTINGS: dict[str, dict[str, object]] = {  # the others have their defaults
     "cfl": {"rule": SplitRule(mean_below=1e9, some_above=0.0), "after": 1},  # one split before the strangers come
     "flhc": {"rounds_before": 1},
     "repa": {"clusters": 2, "signature": EmbeddingStatistics(encoder_rounds=0)},
+    "wd": {"clusters": 2, "rounds_before": 1},
 }
 VARIANTS: list[tuple[str, str, dict[str, object]]] = [  # other settings that change the cost
     ("flt", "signature.tuning=none", {"signature": EncoderCentroids(tuning="none", pretraining=QUICK)}),

@@ -19,6 +19,7 @@ from kinfed.algorithms.pca_km_hc import PCAKMeansHC
 from kinfed.algorithms.per_fedavg import PerFedAvg
 from kinfed.algorithms.repa import REPA
 from kinfed.algorithms.scaffold import Scaffold
+from kinfed.algorithms.wd import WD
 
 ALGORITHMS: dict[str, type[Algorithm]] = {  # type: ignore[type-arg]
     "fedavg": FedAvg,
@@ -39,6 +40,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {  # type: ignore[type-arg]
     "flis_dc": FLISDC,
     "flis_hc": FLISHC,
     "repa": REPA,
+    "wd": WD,
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "FLT",
     "IFCA",
     "REPA",
+    "WD",
     "FeSEM",
     "FedAvg",
     "FedNova",

@@ -97,13 +97,13 @@ def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted
     except ConfigError as error:
         at = f"{recipe.name}, row {row.name}, column {column.name}, protocol {protocol.name}"
         raise ConfigError(f"{at}: {error}") from error
-    why = row.under[protocol.name].incomparable or row.incomparable or column.incomparable or reason
+    why = row.reason(column.name, protocol.name) or column.incomparable or reason
     return Cell(row, column, (protocol.name,), variants, missing, why, remarks)
 
 
 def table_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, quick: bool) -> Table:
     """The layers of a cell, each over the one before."""
-    layers = (column.config, row.config, protocol.config, row.at.get(column.name, {}), row.under[protocol.name].config)
+    layers = (column.config, row.config, protocol.config, row.under[protocol.name].config, row.at.get(column.name, {}))
     table = recipe.config
     for layer in (*layers, recipe.quick if quick else {}):
         table = laid_over(table, layer)

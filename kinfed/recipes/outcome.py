@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import mean
 
 from kinfed.config import Config
@@ -24,11 +25,6 @@ class Result:
     runs: tuple[Run, ...]
     state: str = ""  # why there are no numbers
 
-    @property
-    def first(self) -> float | None:
-        """The mean of the first number."""
-        return self.found[0].mean if self.found else None
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -47,33 +43,38 @@ class Outcome:
 
     def judged(self, claim: Claim, column: str, protocol: str) -> str:
         """Whether a claim holds."""
-        better, than = (self.first(row, column, protocol) for row in (claim.better, claim.than))
+        better, than = (self.main(row, column, protocol) for row in (claim.better, claim.than))
         if better is None or (claim.than and than is None):
             return UNKNOWN
         return HOLDS if better - (than or 0.0) >= claim.by else FAILS
 
-    def first(self, row: str, column: str, protocol: str) -> float | None:
-        """The first number of a cell."""
+    def main(self, row: str, column: str, protocol: str) -> float | None:
+        """The main number of a cell."""
         for result in self.results:
             cell = result.cell
             if (cell.row.name, cell.column.name) == (row, column) and protocol in cell.protocols:
-                return result.first
+                return result.found[self.recipe.measures.index(self.recipe.main)].mean if result.found else None
         return None
 
 
 def result_of(recipe: Recipe, cell: Cell, seeds: Sequence[int], runs: Runs, state: str) -> Result:
-    """The numbers of a cell from those of its runs that ended; of a sweep the variant that is best in the first."""
+    """The numbers of a cell from those of its runs that ended; of a sweep the variant with the best main number."""
     measures = [MEASURES[name] for name in recipe.measures]
-    tried = [numbers_of(variant, measures, seeds, runs) for variant in cell.variants]
-    done = [(variant, numbers) for variant, numbers in zip(cell.variants, tried, strict=True) if numbers[0]]
-    if not done or (len(done) < len(tried) and len(tried) > 1):
+    main = recipe.measures.index(recipe.main)
+    if not all(ended_of(variant, seeds, runs) for variant in cell.variants):
         return Result(cell, (), (), (), state or "not run")
-    sign = -1 if measures[0].lower_is_better else 1
-    variant, numbers = max(done, key=lambda each: sign * mean(each[1][0]))
-    ended = [(seed, run) for seed in seeds if (run := runs(replace(variant, seed=seed)))]
+    sign = -1 if measures[main].lower_is_better else 1
+    tried = [(variant, numbers_of(variant, measures, seeds, runs)) for variant in cell.variants]
+    variant, numbers = max(tried, key=lambda each: mean(sign * x for x in each[1][main]) if each[1][main] else -inf)
+    ended = ended_of(variant, seeds, runs)
     printed = cell.printed or (None,) * len(measures)
     found = tuple(Found(m, p, n, cell.incomparable) for m, p, n in zip(measures, printed, numbers, strict=True))
     return Result(cell, found, tuple(seed for seed, _ in ended), tuple(run for _, run in ended))
+
+
+def ended_of(config: Config, seeds: Sequence[int], runs: Runs) -> list[tuple[int, Run]]:
+    """The seeds whose run of this config has ended, and these runs."""
+    return [(seed, run) for seed in seeds if (run := runs(replace(config, seed=seed)))]
 
 
 def numbers_of(

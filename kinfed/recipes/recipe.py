@@ -1,20 +1,24 @@
 """A table of a paper as data: a base config, its rows and columns as overrides, and the numbers it printed.
 
-title, paper, measures, notes   what the table is, and which numbers a cell has, in order
-[config]                        what all cells have in common: a config as `kinfed run` takes it
-[quick]                         what `--quick` lays over every cell
-[columns.NAME]                  title, config; incomparable: why its numbers cannot be compared
-[protocols.NAME]                says, config; sweep: a key and values, of which the best is reported
-[rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
-                                PROTOCOL: config and incomparable under it; protocols: those it runs under
-[stand_ins.DATASET]             name of the dataset that takes its place where it is not here, and what that means
-extends                         another recipe, which this one is laid over
-[[claims]]                      says, better (a row), than (a row; none: zero), by, columns, protocols
+    title, paper, measures, notes   what the table is, and which numbers a cell has, in order
+    main                            the measure that claims speak of and sweeps choose by; default: the first
+    extends                         another recipe, which this one is laid over
+    [config]                        what all cells have in common: a config as `kinfed run` takes it
+    [quick]                         what `--quick` lays over every cell
+    [columns.NAME]                  title, config; incomparable: why its numbers cannot be compared
+    [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported
+    [rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
+                                    PROTOCOL: config and incomparable under it; protocols: those it runs under
+    [stand_ins.DATASET]             name of the dataset that takes its place where it is not here, and what that means
+    [[claims]]                      says, better (a row), than (a row; none: zero), by, columns, protocols
+
+A row's `incomparable` is a text, or one for each of some columns: { "fmnist-*|svhn-*" = "why" }.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -67,7 +71,7 @@ class Under:
     """What is special about a row under one protocol."""
 
     config: Table = field(default_factory=dict)
-    incomparable: str = ""
+    incomparable: Mapping[str, str] = field(default_factory=dict)  # by patterns of columns
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,15 @@ class Row:
     at: Mapping[str, Table]  # by column
     under: Mapping[str, Under]  # by protocol
     published: Mapping[str, tuple[Printed | None, ...]]  # by column
-    incomparable: str = ""
+    incomparable: Mapping[str, str]  # by patterns of columns
+
+    def reason(self, column: str, protocol: str) -> str:
+        """Why the numbers of a cell cannot be compared; empty where they can."""
+        for reasons in (self.under[protocol].incomparable, self.incomparable):
+            for patterns, why in reasons.items():
+                if any(fnmatch(column, pattern) for pattern in patterns.split("|")):
+                    return why
+        return ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the table is meant to show: one row is so far above another, or above zero, in its first number."""
+    """What the table is meant to show: one row is so far above another, or above zero, in its main number."""
 
     says: str
     better: str
@@ -105,6 +117,7 @@ class Recipe:
     title: str
     paper: str
     measures: tuple[str, ...]
+    main: str
     notes: tuple[str, ...]
     config: Table
     quick: Table
@@ -133,7 +146,9 @@ def extended(table: Table) -> Table:
     if "extends" not in table:
         return table
     under = extended(toml.read_file(FOLDER / f"{table['extends']}.toml"))
-    return laid_over(under, {key: value for key, value in table.items() if key != "extends"})
+    both = laid_over(under, {key: value for key, value in table.items() if key != "extends"})
+    own, rows = inner_table(table, "rows", ""), inner_table(both, "rows", "")
+    return both | {"rows": {name: rows[name] for name in dict.fromkeys((*own, *rows))}}  # in the upper one's order
 
 
 def read_recipe(name: str, table: Table) -> Recipe:
@@ -148,7 +163,9 @@ def read_recipe(name: str, table: Table) -> Recipe:
         known(measure, MEASURES, "measure")
     shape = Shape(tuple(columns), tuple(protocols), len(measures))
     recipe = Recipe(
-        name, text(table, "title", name), text(table, "paper", name), measures, words(table, "notes", name),
+        name, text(table, "title", name), text(table, "paper", name), measures,
+        known(text(table, "main", name, measures[0]), {m: m for m in measures}, "main measure"),
+        words(table, "notes", name),
         inner_table(table, "config", name), inner_table(table, "quick", name), columns, protocols,
         {key: read_row(key, inner, shape, f"{name}: rows.{key}") for key, inner in tables(table, "rows", name)},
         {key: build(StandIn, inner, f"{name}: stand_ins.{key}") for key, inner in tables(table, "stand_ins", name)},
@@ -190,14 +207,21 @@ def read_row(name: str, table: Table, shape: Shape, at: str) -> Row:
         name, text(table, "title", at), inner_table(table, "config", at), cast("dict[str, Table]", inner["at"]),
         {protocol: build_under(table.get(protocol, {}), f"{at}.{protocol}") for protocol in runs_under},
         {column: printed(cell, shape.measures, f"{at}.{column}") for column, cell in inner["published"].items()},
-        text(table, "incomparable", at, ""),
+        reasons(table, at),
     )  # fmt: skip
 
 
 def build_under(table: object, at: str) -> Under:
     found = as_table(table, at)
     allowed(found, ("config", "incomparable"), at)
-    return Under(inner_table(found, "config", at), text(found, "incomparable", at, ""))
+    return Under(inner_table(found, "config", at), reasons(found, at))
+
+
+def reasons(table: Table, at: str) -> dict[str, str]:
+    """Why numbers cannot be compared, by patterns of columns."""
+    value = table.get("incomparable", {})
+    found: Table = {"*": value} if isinstance(value, str) else as_table(value, f"{at}.incomparable")
+    return {patterns: text(found, patterns, f"{at}.incomparable") for patterns in found}
 
 
 def printed(cell: object, measures: int, at: str) -> tuple[Printed | None, ...]:

@@ -65,6 +65,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "flis_dc": is_fedavg("flis_dc", beta=0.0, rounds=1),  # later on clients start from one of its equal models
     "flis_hc": is_fedavg("flis_hc", beta=0.0),
     "repa": is_fedavg("repa", clusters=1, signature=statistics(encoder_rounds=0)),
+    "wd": is_fedavg("wd", clusters=1, rounds_before=0),
 }
 
 

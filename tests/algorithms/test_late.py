@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kinfed.algorithm import Algorithm
-from kinfed.algorithms import ALGORITHMS, CFL, FLHC, IFCA, FeSEM
+from kinfed.algorithms import ALGORITHMS, CFL, FLHC, IFCA, WD, FeSEM
 from kinfed.algorithms.split_tree import SplitRule
 from kinfed.data import Population, Role
 from kinfed.engines import Vectorised
@@ -42,6 +42,7 @@ SEPARATED = {  # method -> settings and clients with which it separates the plan
     "flis_dc": (lambda: make("flis_dc", local=LONG, beta=0.6), population),
     "flis_hc": (lambda: make("flis_hc", local=LONG), population),
     "repa": (lambda: make("repa"), population),
+    "wd": (lambda: WD(net(), LOCAL, rounds_before=3, clusters=2), renamed),
 }
 
 

@@ -64,7 +64,7 @@ def test_look_alikes_are_placed_but_never_scored_and_cost_no_method_anything(nam
     assert summary.keys() - without.keys() <= {"robustness", "robustness_se"}
 
 
-@pytest.mark.parametrize("name", ["flt", "pca_km_hc", "fesem", "cfl", "flhc", "flis_hc", "repa"])
+@pytest.mark.parametrize("name", ["flt", "pca_km_hc", "fesem", "cfl", "flhc", "flis_hc", "repa", "wd"])
 def test_methods_that_place_newcomers_in_groups_have_a_robustness(name):
     summary, experiment = outcome(name, with_look_alikes()[1])
     assert 0 <= summary["robustness"] <= 1
