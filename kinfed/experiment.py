@@ -25,7 +25,6 @@ from kinfed.metrics import (
     originals_of,
     place_look_alikes,
     placed_groups,
-    real_clients,
     robustness,
     rounds_to_target,
     score_clients,
@@ -183,7 +182,7 @@ class Experiment(Generic[State]):
         return self._admitted(state, placed)
 
     def _admitted(self, state: State, placed: Tensor) -> State:
-        here = real_clients(self.fed)
+        here = self.fed.real
         newcomers = here[~torch.isin(here, placed)]
         return self.algorithm.admit(state, newcomers, self.fed) if len(newcomers) else state
 

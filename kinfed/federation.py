@@ -48,6 +48,23 @@ class Offer(NamedTuple):
 NO_OFFER = Offer()
 
 
+class Columns(NamedTuple):
+    """What roles say, column by column, for questions that are asked in every round."""
+
+    roles: tuple[Role, ...]
+    joins: Tensor  # [clients], the round each enters
+    trains: Tensor  # [clients] bool
+    labelled: Tensor
+    real: Tensor  # not a look-alike
+
+    @classmethod
+    def of(cls, roles: tuple[Role, ...]) -> "Columns":
+        """The columns of these roles."""
+        real = [role.look_alike_of is None for role in roles]
+        traits = [role.trains for role in roles], [role.labelled for role in roles], real
+        return cls(roles, torch.tensor([role.joins for role in roles]), *(torch.tensor(t) for t in traits))
+
+
 class Rejected(NamedTuple):
     """A reply that was not used, or did not come, and why; or one that came from a client that had lost its memory."""
 
@@ -133,7 +150,9 @@ class Federation(ABC):
         self.roles = population.roles or (Role(),) * len(population.train)
         self.count = len(self.roles)
         self.groups = population.groups
-        self.since = torch.tensor([role.joins for role in self.roles])
+        self.columns = Columns.of(self.roles)
+        self.since = self.columns.joins.clone()
+        self.held: Tensor | None = None  # how many training rows of each label, once somebody asked
         self.round = 0
         self.is_over = False  # training has ended, and those who join later are there
         self.calls: dict[str, int] = {}
@@ -155,12 +174,17 @@ class Federation(ABC):
     @property
     def clients(self) -> Tensor:
         """Ids of those who train by now."""
-        return self._ids(lambda role: role.trains and role.joins <= self.round)
+        return self._ids(self._columns.trains & (self._columns.joins <= self.round))
 
     @property
     def present(self) -> Tensor:
-        """Ids of all who can be served by now, holdout and unlabelled clients included."""
-        return self._ids(lambda role: role.joins <= self.round or self.is_over)
+        """Ids of all who are there by now, holdout and unlabelled clients included."""
+        return self._ids(self._present)
+
+    @property
+    def real(self) -> Tensor:
+        """Ids of all who can be served by now; look-alikes, who are made to be placed and not to be served, are not."""
+        return self._ids(self._present & self._columns.real)
 
     @property
     def strangers(self) -> Tensor:
@@ -170,12 +194,22 @@ class Federation(ABC):
     @property
     def unlabelled(self) -> Tensor:
         """Ids of all who have no labels, whenever they come."""
-        return self._ids(lambda role: not role.labelled)
+        return self._ids(~self._columns.labelled)
 
     @property
     def everyone(self) -> Tensor:
         """Ids of all clients there will ever be."""
-        return self._ids(lambda role: True)
+        return torch.arange(self.count, device=self.device)
+
+    @property
+    def labels_held(self) -> Tensor:
+        """How many training rows of each label each client has now: [clients, classes]; rows without one are none."""
+        if self.held is None:
+            classes, owner = self.population.classes, self.everyone.repeat_interleave(self.sizes)
+            y = self.y[torch.cat(self.train)]
+            at = (owner * classes + y)[y >= 0]
+            self.held = torch.bincount(at, minlength=self.count * classes).view(self.count, classes).cpu()
+        return self.held
 
     def begin(self, round: int) -> None:
         """Enters a round: clients whose data change in it hold their new rows from now on."""
@@ -234,12 +268,21 @@ class Federation(ABC):
         """Rows of this part that tasks look at in one go: bounded, and the same for every client."""
         return width_of(len(rows) for rows in part)
 
-    def _ids(self, wanted: Callable[[Role], bool]) -> Tensor:
-        return torch.tensor(
-            [i for i, role in enumerate(self.roles) if wanted(role)], dtype=torch.long, device=self.device
-        )
+    @property
+    def _columns(self) -> Columns:
+        if self.columns.roles is not self.roles:  # somebody has come
+            self.columns = Columns.of(self.roles)
+        return self.columns
+
+    @property
+    def _present(self) -> Tensor:
+        return (self._columns.joins <= self.round) | self.is_over
+
+    def _ids(self, wanted: Tensor) -> Tensor:
+        return wanted.nonzero()[:, 0].to(self.device)
 
     def _change(self, change: Change) -> None:
+        self.held = None
         for i, client in enumerate(change.clients.tolist()):
             self.train[client], self.test[client] = (part[i].to(self.device) for part in (change.train, change.test))
             self.since[client] = change.round

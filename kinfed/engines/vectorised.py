@@ -31,7 +31,7 @@ from kinfed.params import Params, Payload, Stack, from_flat, join, rows, to_flat
 LOG = logging.getLogger("kinfed.engines")
 GIBIBYTE = 2**30
 FEW = 32  # clients side by side; a task that fails with so few is not failing for their number
-MANY = {"cuda": 512, "cpu": 32}  # more lanes gain nothing and make activations large
+MANY = {"cuda": 4096, "cpu": 32}  # more lanes gain nothing and make activations large
 PARTS = {f.name for f in fields(Client)}  # what a task can look at
 
 

@@ -15,7 +15,6 @@ from kinfed.metrics.clusters import (
     belong_together,
     clustering_error,
     cosines,
-    labels_held,
     uniformity,
     uniformity_of_chance,
     uniformity_of_labels,
@@ -31,16 +30,16 @@ from kinfed.metrics.communication import (
 from kinfed.metrics.correlation import bootstrap_error, pearson
 from kinfed.metrics.drift import divergences, drift_similarity
 from kinfed.metrics.found import Found, correlations, placed_groups
-from kinfed.metrics.groups import agreement, pair_quality, purity
+from kinfed.metrics.groups import adjusted_rand, agreement, crossed, mutual_information, pair_quality, purity
 from kinfed.metrics.robustness import originals_of, place_look_alikes, robustness
-from kinfed.metrics.scores import Scores, accuracies, real_clients, score_clients
+from kinfed.metrics.scores import Scores, accuracies, score_clients
 from kinfed.metrics.signatures import signatures_seen
 
 __all__ = [
-    "QUESTIONS", "Found", "Scores", "accuracies", "accuracy_of", "agreement", "belong_together", "bootstrap_error",
-    "clustering_error", "converged_at", "correlations", "cosines", "divergences", "drift_similarity",
-    "fedavg_parameters", "flt_parameters", "labels_held", "mean_accuracy", "megabits_per_client", "method_bytes",
-    "originals_of", "pair_quality", "pearson", "place_look_alikes", "placed_groups", "purity", "real_clients",
+    "QUESTIONS", "Found", "Scores", "accuracies", "accuracy_of", "adjusted_rand", "agreement", "belong_together",
+    "bootstrap_error", "clustering_error", "converged_at", "correlations", "cosines", "crossed", "divergences",
+    "drift_similarity", "fedavg_parameters", "flt_parameters", "mean_accuracy", "megabits_per_client", "method_bytes",
+    "mutual_information", "originals_of", "pair_quality", "pearson", "place_look_alikes", "placed_groups", "purity",
     "repa_parameters", "robustness", "rounds_to_target", "row_accuracy", "score_clients", "share_at_target",
     "signatures_seen", "standard_error", "uniformity", "uniformity_of_chance", "uniformity_of_labels", "variance",
     "worst_decile",

@@ -4,18 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kinfed.clustering.kmeans import server_kmeans
-from kinfed.federation import Federation
+from kinfed.clustering.kmeans import Part, kmeans
 
 DRAWS = 100  # random assignments that the reference of uniformity is the mean of
-
-
-def labels_held(fed: Federation) -> Tensor:
-    """How many training rows of each label each client has now ([clients, classes]); rows without a label are none."""
-    classes, owner = fed.population.classes, torch.arange(fed.count, device=fed.device).repeat_interleave(fed.sizes)
-    y = fed.y[torch.cat(fed.train)]
-    at = (owner * classes + y)[y >= 0]
-    return torch.bincount(at, minlength=fed.count * classes).view(fed.count, classes).cpu()
 
 
 def belong_together(counts: Tensor) -> Tensor:
@@ -63,5 +54,6 @@ def uniformity_of_chance(counts: Tensor, groups: Tensor, seed: int, draws: int =
 def uniformity_of_labels(counts: Tensor, groups: Tensor) -> float | None:
     """The uniformity of K-Means on the label shares themselves (normalised counts), with as many groups as found."""
     points = normalize(counts.double(), dim=1)
-    best, _ = server_kmeans(points, len(groups.unique()), points[:0], seed=0)
-    return uniformity(counts, best)
+    parts = [Part(some, torch.ones(len(some), dtype=torch.bool)) for some in points.split(1024)]
+    centres = kmeans(parts, len(groups.unique()), torch.tensor(0)).points
+    return uniformity(counts, torch.cdist(points, centres).argmin(1))

@@ -13,7 +13,6 @@ from kinfed.metrics.clusters import (
     belong_together,
     clustering_error,
     cosines,
-    labels_held,
     uniformity,
     uniformity_of_chance,
     uniformity_of_labels,
@@ -21,7 +20,6 @@ from kinfed.metrics.clusters import (
 from kinfed.metrics.correlation import correlation
 from kinfed.metrics.groups import agreement
 from kinfed.metrics.robustness import aside
-from kinfed.metrics.scores import real_clients
 
 State = TypeVar("State")
 MANY = 10_000  # clients of which all pairs are compared; of more no clustering error is measured
@@ -45,7 +43,7 @@ class Found:
             return None
         graph = algorithm.graph(state) if fed.count <= MANY else None
         members = fed.clients.cpu()[groups[fed.clients.cpu()] >= 0]
-        held = labels_held(fed)[members] if fed.sees_rows else None
+        held = fed.labels_held[members] if fed.sees_rows else None
         return cls(groups, None if graph is None else graph.cpu(), members, held, fed.groups)
 
     @property
@@ -94,7 +92,7 @@ class Found:
 def placed_groups(algorithm: Algorithm[State], state: State, fed: Federation) -> Tensor | None:
     """The groups found for the real clients that are there ([clients], -1 for all others), where there are any."""
     groups = algorithm.groups(state)
-    here = torch.isin(torch.arange(fed.count), real_clients(fed).cpu())
+    here = torch.isin(torch.arange(fed.count), fed.real.cpu())
     return None if groups is None else torch.where(here, groups.cpu(), -1)
 
 
@@ -107,5 +105,5 @@ def correlations(algorithm: Algorithm[State], state: State, fed: Federation, dri
     sound = vectors.isfinite().all(1)
     who, seen = fed.clients[sound].cpu(), cosines(vectors[sound])
     seed = base_key(fed.seed, "bootstrap", fed.round) % 2**63
-    metrics = correlation("labels", seen, cosines(labels_held(fed)[who]), seed)
+    metrics = correlation("labels", seen, cosines(fed.labels_held[who]), seed)
     return metrics if drift is None else metrics | correlation("drift", seen, drift[who[:, None], who], seed)

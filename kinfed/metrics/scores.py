@@ -31,16 +31,10 @@ class Scores:
     trains: Tensor  # [clients] bool: it takes part in training
 
 
-def real_clients(fed: Federation) -> Tensor:
-    """Ids of all who can be served by now; look-alikes, who are made to be placed and not to be served, are not."""
-    real = [i for i in fed.present.tolist() if fed.roles[i].look_alike_of is None]
-    return torch.tensor(real, dtype=torch.long, device=fed.device)
-
-
 def score_clients(algorithm: Algorithm[State], state: State, fed: Federation, adapt: bool) -> Scores:
     """Every present client scored on its test rows; with `adapt` also after training on its own, if it has labels."""
     blank = torch.full((fed.count,), torch.nan, dtype=torch.double)
-    who = real_clients(fed)
+    who = fed.real
     replies = fed.run(algorithm.evaluate, who, algorithm.offer(state, who, fed))
     at, rows = replies.cohort.cpu(), replies["rows"].cpu()
     adapted = adapted_accuracy(algorithm, state, fed) if adapt else blank.clone()
@@ -56,7 +50,7 @@ def score_clients(algorithm: Algorithm[State], state: State, fed: Federation, ad
 def adapted_accuracy(algorithm: Algorithm[State], state: State, fed: Federation) -> Tensor:
     """Accuracies after local training, of the clients, strangers too, that have labelled rows to train on."""
     sizes = fed.sizes.tolist()
-    able = [i for i in real_clients(fed).tolist() if fed.roles[i].labelled and sizes[i]]
+    able = [i for i in fed.real.tolist() if fed.roles[i].labelled and sizes[i]]
     who = torch.tensor(able, dtype=torch.long, device=fed.device)
     replies: Replies = fed.run(algorithm.evaluate_adapted, who, algorithm.offer(state, who, fed))
     accuracy = accuracy_of(replies["correct"].cpu(), replies["rows"].cpu())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.experiment import Experiment
-from kinfed.metrics import labels_held, signatures_seen
+from kinfed.metrics import signatures_seen
 from kinfed.runs.logs import CsvLog
 from kinfed.snapshot import write_atomically
 
@@ -17,7 +17,7 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
     """Writes labels.csv, and tree.npz and signatures.npz where the method merges or describes its clients."""
     algorithm, state, fed = experiment.algorithm, experiment.state, experiment.fed
     if fed.sees_rows:
-        write_labels(folder, labels_held(fed))
+        write_labels(folder, fed.labels_held)
     if state is None:
         return
     if (tree := algorithm.tree(state)) is not None:

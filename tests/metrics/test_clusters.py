@@ -14,7 +14,6 @@ from kinfed.metrics import (
     belong_together,
     clustering_error,
     cosines,
-    labels_held,
     uniformity,
     uniformity_of_chance,
     uniformity_of_labels,
@@ -52,9 +51,9 @@ def test_labels_are_counted_as_they_are_now_and_missing_ones_are_not():
     people = tiny_population((4, 5, 3), roles=(Role(), Role(), Role(labelled=False)), changes=(change,))
     people.y.copy_(y)
     fed = Vectorised(FedAvg(small_net()), people)
-    assert labels_held(fed).tolist() == [[2, 1, 1], [2, 2, 1], [0, 0, 0]]  # labels go 0, 1, 2, 0, 1, ...
+    assert fed.labels_held.tolist() == [[2, 1, 1], [2, 2, 1], [0, 0, 0]]  # labels go 0, 1, 2, 0, 1, ...
     fed.begin(2)
-    assert labels_held(fed)[0].tolist() == [0, 1, 1]  # the rows after the first four: 1, 2
+    assert fed.labels_held[0].tolist() == [0, 1, 1]  # the rows after the first four: 1, 2
 
 
 def test_two_belong_together_if_half_of_the_firsts_labels_are_shared():

@@ -1,16 +1,22 @@
+import math
+
 import pytest
 import torch
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from kinfed.federation import Ledger
 from kinfed.metrics import (
     accuracy_of,
+    adjusted_rand,
     agreement,
     converged_at,
+    crossed,
     fedavg_parameters,
     flt_parameters,
     mean_accuracy,
     megabits_per_client,
     method_bytes,
+    mutual_information,
     pair_quality,
     purity,
     rounds_to_target,
@@ -62,13 +68,36 @@ def test_a_client_without_test_rows_has_no_accuracy():
 def test_group_agreement_ignores_names_and_the_unplaced():
     planted = torch.tensor([0, 0, 1, 1, 1])
     perfect = agreement(torch.tensor([7, 7, 3, 3, -1]), planted)
-    assert perfect == {"ari": 1.0, "nmi": 1.0, "purity": 1.0, "groups": 2.0}
+    assert perfect == pytest.approx({"ari": 1.0, "nmi": 1.0, "purity": 1.0, "groups": 2.0})
     assert agreement(torch.zeros(5), planted)["ari"] == 0.0
 
 
 def test_purity_by_hand():
     # group 0 holds planted 0, 0, 1 (2 right), group 1 holds 1, 1 (2 right)
-    assert purity(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 1])) == pytest.approx(4 / 5)
+    table = crossed(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 1]))
+    assert table.tolist() == [[2, 1], [0, 2]] and purity(table) == pytest.approx(4 / 5)
+
+
+def test_adjusted_rand_and_mutual_information_by_hand():
+    table = torch.tensor([[2.0, 1], [0, 2]])
+    # pairs together in both 1 + 1, in ours 3 + 1, planted 1 + 3, of 10: (2 - 1.6)/(4 - 1.6)
+    assert adjusted_rand(table) == pytest.approx(1 / 6)
+    shared = 0.4 * math.log(0.4 / (0.6 * 0.4)) + 0.2 * math.log(0.2 / 0.36) + 0.4 * math.log(0.4 / (0.4 * 0.6))
+    entropy = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))  # of both
+    assert mutual_information(table) == pytest.approx(shared / entropy)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5, 40])
+def test_agreement_is_that_of_scikit_learn(groups):
+    luck = torch.Generator().manual_seed(groups)
+    ours, true = torch.randint(0, groups, (40,), generator=luck), torch.randint(0, 4, (40,), generator=luck)
+    said = agreement(ours, true)
+    assert said["ari"] == pytest.approx(adjusted_rand_score(true, ours), abs=1e-12)
+    assert said["nmi"] == pytest.approx(normalized_mutual_info_score(true, ours), abs=1e-12)
+
+
+def test_nobody_divided_is_full_agreement():
+    assert agreement(torch.zeros(3), torch.zeros(3)) == {"ari": 1.0, "nmi": 1.0, "purity": 1.0, "groups": 1.0}
 
 
 def test_pair_quality_by_hand():

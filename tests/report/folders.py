@@ -14,7 +14,7 @@ from kinfed.data.population import Population
 from kinfed.engines import Vectorised
 from kinfed.experiment import RoundResult
 from kinfed.federation import Federation
-from kinfed.metrics import Scores, accuracies, labels_held
+from kinfed.metrics import Scores, accuracies
 from kinfed.runs import RunFolder, write_config
 from kinfed.runs.findings import write_arrays, write_labels, write_tree
 
@@ -52,7 +52,7 @@ def write_run(path: Path, told: Told, *, has_groups: bool = True, has_ended: boo
         folder.after_round(RoundResult(round, metrics, scores, groups, moved, moved, 0.5))
     if has_ended:
         folder.ended({**metrics, "bytes_down": moved, "bytes_up": moved, "rejected_replies": 0})
-        write_labels(path, labels_held(fed))
+        write_labels(path, fed.labels_held)
         if has_groups:
             write_findings(path, planted, folder)
     return path
