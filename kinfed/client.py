@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfed.params import NOTHING, Params, Payload
+from kinfed.stopping import go_on
 
 LAST = torch.iinfo(torch.int64).max
 
@@ -78,6 +79,7 @@ class Rows:
 
     def take(self, pick: Tensor, mask: Tensor, live: Tensor) -> Batch:
         """The rows `pick` as a batch."""
+        go_on()
         at = self.index[pick]
         return Batch(self.x[at], self.y[at], mask, live, self.exact)
 

@@ -217,6 +217,17 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
     return folder
 
 
+class Ears(logging.Handler):
+    """Hands what is logged to a watcher."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.watcher.message(record.getMessage())
+
+
 @contextmanager
 def told(folder: RunFolder, watcher: Watcher) -> Iterator[None]:
     """Inside it warnings are one line on standard error and an event each; what kinfed logs goes to the watcher."""
@@ -226,22 +237,19 @@ def told(folder: RunFolder, watcher: Watcher) -> Iterator[None]:
         print(f"warning: {text}", file=sys.stderr)
         folder.events.note("warning", message=text)
 
-    def inform(record: logging.LogRecord) -> bool:
-        watcher.message(record.getMessage())
-        return False
-
-    log = logging.getLogger("kinfed")
-    level = log.level
+    log, ears = logging.getLogger("kinfed"), Ears(watcher)
+    before = log.level, log.propagate
     log.setLevel(logging.INFO)
-    log.addFilter(inform)
+    log.propagate = False
+    log.addHandler(ears)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("default", category=UserWarning)
             warnings.showwarning = warn
             yield
     finally:
-        log.removeFilter(inform)
-        log.setLevel(level)
+        log.removeHandler(ears)
+        log.level, log.propagate = before
 
 
 def read_summary(path: Path) -> Summary:

@@ -44,6 +44,10 @@ class Offer(NamedTuple):
         """Bytes that every client of the cohort is sent."""
         return bytes_of(self.shared) + sum(t[0].numel() * t.element_size() for t in to_flat(self.each).values())
 
+    def to(self, positions: Tensor) -> "Offer":
+        """The offer to the clients at these positions of the cohort."""
+        return self._replace(pick=positions if self.pick is None else self.pick[positions]) if self.each else self
+
 
 NO_OFFER = Offer()
 

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "kinfed"
 LAYERS = [
-    {"errors"},
+    {"errors", "stopping"},
     {"names", "params"},
     {"client", "aggregation", "per_client"},
     {"models", "data", "clustering"},

@@ -116,7 +116,7 @@ def make_federation(config: Config, algorithm: Algorithm[object], population: Po
     if engine is Flower:
         return Flower(
             algorithm, population, fraction=config.fraction, seed=config.seed, device=device,
-            timeout=config.engine.timeout, attempts=config.engine.attempts, workers=config.engine.workers,
+            timeout=config.engine.timeout, attempts=config.engine.attempts, workers=config.engine.workers or 1,
         )  # fmt: skip
     return engine(algorithm, population, fraction=config.fraction, seed=config.seed, device=device)
 

@@ -7,6 +7,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kinfed.client import Client, Reply, Rows
+from kinfed.engines.workers import at_once
 from kinfed.federation import Federation, Offer, Resident, Workshop
 from kinfed.params import Params, Payload, from_flat, rows, stack, to_flat
 
@@ -18,16 +19,24 @@ class Sequential(Resident):
         return loop(self, name, cohort, keys, offer)
 
 
-def loop(fed: Resident, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
-    """What every client of the cohort sends and keeps, asked one after the other."""
-    memory = fed.remembered(cohort)
-    sends, keeps = [], []
-    for i, client_id in enumerate(cohort.tolist()):
-        client = alone(fed, client_id, keys[i], rows(memory, i))
-        reply = ask(fresh(fed.algorithm), name, client, offered(fed, offer, i))
-        sends.append(over_the_wire(to_flat(reply.send), fed.device))
-        keeps.append(to_flat(reply.keep))
-    return from_flat(stack(sends)), from_flat(stack(keeps))
+def loop(
+    fed: Resident, name: str, cohort: Tensor, keys: Tensor, offer: Offer, workers: int = 1
+) -> tuple[Payload, Payload]:
+    """What every client of the cohort sends and keeps, asked one after the other, or some at once.
+
+    Where several are asked at once, nobody may draw from torch's global generator; vmap allows nobody to.
+    """
+    memory, ids = fed.remembered(cohort), cohort.tolist()
+
+    def one(i: int) -> tuple[Params, Params]:
+        algorithm, given = fresh(fed.algorithm), offered(fed, offer, i)
+        client = alone(fed, ids[i], keys[i], rows(memory, i))
+        reply = getattr(algorithm, name)(client, **given) if workers > 1 else ask(algorithm, name, client, given)
+        return over_the_wire(to_flat(reply.send), fed.device), to_flat(reply.keep)
+
+    everyone = range(len(ids))
+    answers = at_once(one, everyone, workers) if workers > 1 else [one(i) for i in everyone]
+    return from_flat(stack([send for send, _ in answers])), from_flat(stack([keep for _, keep in answers]))
 
 
 def offered(fed: Federation, offer: Offer, i: int) -> Payload:

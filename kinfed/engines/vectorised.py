@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,10 +22,11 @@ from kinfed.data.population import Change, Population
 from kinfed.engines.recording import Recorder
 from kinfed.engines.sequential import loop
 from kinfed.engines.tables import RowTable, ladder, rounded
+from kinfed.engines.trial import ROWS, Way, cores, fastest, some_of, ways
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
 from kinfed.federation import Offer, Resident, Task, Workshop
-from kinfed.models import LEAST
+from kinfed.models import LEAST, Model
 from kinfed.params import Params, Payload, Stack, from_flat, join, rows, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
@@ -66,16 +67,20 @@ class Vectorised(Resident):
         device: str = "cpu",
         block: int = 0,
         workers: int = 1,
+        alone: bool = False,
         tf32: bool = False,
     ) -> None:
-        if block < 0 or workers < 1:
+        if block < 0 or workers < 0:
             raise ConfigError(
-                f"block must be at least 1, or 0 to choose by memory, and workers at least 1, got {block} and {workers}"
+                "block must be at least 1, or 0 to choose by memory, and workers at least 1, or 0 to choose by trial, "
+                f"got {block} and {workers}"
             )
         super().__init__(algorithm, population, fraction=fraction, seed=seed, device=device)
         self.block = block
         self.on_gpu = self.device.type == "cuda"
-        self.workers = 1 if self.on_gpu else workers  # blocks at once; a GPU takes one after the other
+        self.tries = not workers and not self.on_gpu  # a GPU takes one block after the other
+        self.way = Way(1 if self.on_gpu else workers or cores(), alone)  # where no trial chose another
+        self.chosen: dict[str, Way] = {}  # task -> the way that a trial chose
         self.free = GIBIBYTE
         if self.on_gpu:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
@@ -91,6 +96,10 @@ class Vectorised(Resident):
         task: Task = getattr(self.algorithm, name)
         if name in self.loops or getattr(task, "one_by_one", False) or not len(cohort):
             return loop(self, name, cohort, keys, offer)
+        if self.tries and name not in self.chosen and self.calls.get(name, 0) > 1:  # what comes once needs no trial
+            self.chosen[name] = self._tried(name, cohort, keys, offer)
+        if (way := self._way(name)).alone:
+            return loop(self, name, cohort, keys, offer, way.workers)
         try:
             return self._once_for_alike(name, cohort, keys, offer)
         except (OneByOneOnly, RuntimeError) as refusal:
@@ -99,6 +108,33 @@ class Vectorised(Resident):
             warnings.warn(f"'{name}' runs one client at a time, which is slower: {reason}", stacklevel=4)
             self.loops.add(name)
             return answer
+
+    def _way(self, name: str) -> Way:
+        return self.chosen.get(name, self.way)
+
+    def _tried(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Way:
+        """The way that was fastest for a few clients of this cohort, a few of their rows each."""
+        few = torch.arange(0, len(cohort), -(-len(cohort) // (4 * self.way.workers)))
+        people, memory = some_of(self, cohort[few].tolist()), self.remembered(cohort[few])
+
+        def run(way: Way) -> object:
+            twin = Vectorised(self.algorithm, people, block=self.block, workers=way.workers, alone=way.alone)
+            twin.memory, twin.round, twin.since = memory, self.round, self.since[cohort[few]]
+            return twin._run(name, twin.everyone, keys[few], offer.to(few))
+
+        model = getattr(self.algorithm, "model", None)
+        quick = "train" in self._looks(name, offer) and isinstance(model, Model) and model.is_quick_on(self.device)
+        way, seconds = fastest({way: partial(run, way) for way in ways(self.way.workers, quick)})
+        told = ", ".join(f"{way} {1000 * took:.0f} ms" for way, took in seconds.items())
+        LOG.info("'%s' goes on with %s (%d clients with up to %d rows: %s)", name, way, len(few), ROWS, told)
+        return way
+
+    def carried(self) -> dict[str, object]:
+        return {"ways": {name: list(way) for name, way in self.chosen.items()}}
+
+    def carry(self, carried: dict[str, object]) -> None:
+        ways = cast("dict[str, tuple[int, bool]]", carried.get("ways", {}))
+        self.chosen = {name: Way(*way) for name, way in ways.items()}
 
     def _once_for_alike(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         """Answers of all; a task that looks at test rows alone runs once for clients with the same rows and offer."""
@@ -115,19 +151,20 @@ class Vectorised(Resident):
             torch.tensor(positions, device=self.device)
             for positions in (list(first.values()), [number[pair] for pair in alike])
         )
-        fewer = offer if offer.pick is None else offer._replace(pick=offer.pick[asked])
+        fewer = offer.to(asked)
         send, keep = self._side_by_side(name, [ids[i] for i in first.values()], cohort[asked], keys[asked], fewer)
         return from_flat(rows(to_flat(send), back)), from_flat(rows(to_flat(keep), back))
 
     def _side_by_side(
         self, name: str, ids: list[int], cohort: Tensor, keys: Tensor, offer: Offer
     ) -> tuple[Payload, Payload]:
-        lanes = self.lanes.get(name) or self.block or self._fitting(len(cohort), offer)
+        workers = self._way(name).workers
+        lanes = self.lanes.get(name) or self.block or self._fitting(len(cohort), offer, workers)
         work = partial(self._one_block, name, cohort, keys, offer)
         blocks = list(self._blocks(ids, lanes, by_test="train" not in self._looks(name, offer)))
-        self._note(name, f"{len(blocks)} blocks of up to {lanes} clients, {self.workers} at once")
+        self._note(name, f"{len(blocks)} blocks of up to {lanes} clients, {workers} at once")
         try:
-            parts = at_once(work, blocks, self.workers) if self.workers > 1 else [work(block) for block in blocks]
+            parts = at_once(work, blocks, workers) if workers > 1 else [work(block) for block in blocks]
         except RuntimeError:  # too much for the memory, or for a kernel's 32-bit index: try with half as many
             half = min(lanes, len(cohort)) // 2
             if half < FEW:
@@ -229,14 +266,14 @@ class Vectorised(Resident):
         self.looks[(name, *_parted("shared ", inputs), *_parted("each ", inputs))] = seen
         return outputs
 
-    def _fitting(self, clients: int, offer: Offer) -> int:
+    def _fitting(self, clients: int, offer: Offer, workers: int) -> int:
         """How many clients fit side by side: weights, gradients, momentum and what lies between them.
 
         The cohort is cut evenly, so that all workers have the same to do.
         """
         each = 12 * offer.bytes_each() + 2**20
-        most = max(2, min(MANY.get(self.device.type, FEW), self.free // self.workers // each))
-        return -(-clients // (self.workers * -(-clients // (self.workers * most))))
+        most = max(2, min(MANY.get(self.device.type, FEW), self.free // workers // each))
+        return -(-clients // (workers * -(-clients // (workers * most))))
 
 
 def _in_order(order: Tensor, parts: list[Stack]) -> Stack:

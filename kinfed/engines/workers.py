@@ -3,21 +3,18 @@
 Threads are enough: torch lets go of Python's lock inside its operations. They end with the call, however it ends.
 """
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event, Lock, get_ident
+from threading import Event
 from typing import TypeVar
 
 import torch
 
+from kinfed.stopping import given_up, go_on
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Stopped(BaseException):
-    """Raised inside a worker whose result nobody waits for any more."""
 
 
 def at_once(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
@@ -43,28 +40,17 @@ def single_threaded() -> Iterator[None]:
 
 
 def _spread(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
-    busy: set[int] = set()
-    lock, over = Lock(), Event()
+    over = Event()
 
     def one(item: Item) -> Result:
-        with lock:
-            if over.is_set():
-                raise Stopped
-            busy.add(get_ident())
-        try:
+        with given_up(over):
+            go_on()
             return work(item)
-        finally:
-            with lock:  # after this nobody stops it
-                busy.discard(get_ident())
 
     with ThreadPoolExecutor(workers, "kinfed", lambda: torch.set_num_threads(1)) as pool:
         futures = [pool.submit(one, item) for item in items]
         try:
             return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            with lock:
-                over.set()
-                for thread in busy:  # Ctrl-C, or another item's error: do not wait until all have come to their end
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))
+        except BaseException:  # Ctrl-C, or another item's error: do not wait until all have come to their end
+            over.set()
             raise

@@ -12,6 +12,7 @@ from kinfed.models.layers import Descent, Layers, Weight, Weights
 from kinfed.models.model import Model
 from kinfed.models.on_gpu import descended
 from kinfed.params import Params, Stack, rows, stack
+from kinfed.stopping import go_on
 
 LEAST = 3  # lanes; products of one lane, and convolutions of two, round differently from those of more
 
@@ -131,5 +132,6 @@ def _phases(steps: list[int]) -> Iterator[tuple[int, int, int]]:
 
 def _step(quick: Quick, feed: Feed, pick: Tensor, share: Tensor, weights: Weights) -> None:
     """One step of every lane: a row counts by its share in its batch."""
+    go_on()
     x, y = feed.x.index_select(0, pick), feed.y.index_select(0, pick)
     quick.layers.descend(quick.network.inputs(x), y, share, weights)

@@ -12,6 +12,7 @@ from kinfed.engines import Vectorised
 from kinfed.engines.workers import at_once, single_threaded
 from kinfed.errors import ConfigError
 from kinfed.models import Model, make_model
+from kinfed.stopping import go_on
 from kinfed.training import LocalTraining
 from tests.problems import assert_close, fit, tiny_population
 
@@ -53,6 +54,7 @@ def idle_until(ended: threading.Event) -> None:
     try:
         for _ in range(6000):  # a minute
             time.sleep(0.01)
+            go_on()  # as every batch does
     finally:
         ended.set()
 
@@ -69,6 +71,26 @@ def test_an_error_of_one_item_ends_the_others():
     with pytest.raises(KeyError, match="broken"):
         at_once(work, [1, 0, 0, 0], 2)
     assert time.monotonic() - began < 30 and threading.active_count() < 10
+
+
+@pytest.mark.parametrize("name", ["mlp_200", "lenet5", "own"])
+def test_a_training_is_given_up_at_its_next_batch(name):
+    people = tiny_population((40,) * 4, shape=(1, 28, 28))
+    for alone in (False, True):
+        algorithm = FedAvg(nets()[name], LocalTraining(epochs=500, batch_size=5))
+        fed = Vectorised(algorithm, people, workers=2, alone=alone)
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            fed.run(algorithm.train, fed.clients, algorithm.offer(algorithm.init(fed), fed.clients, fed))
+        assert time.monotonic() - began < 30
+
+
+def test_a_model_that_fails_in_every_worker_ends_with_its_error():
+    people = tiny_population((9,) * 8)  # 64 numbers in a row, where the model wants 784
+    for _ in range(20):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            fit(FedAvg(nets()["own"], LOCAL), Vectorised, people, rounds=1, workers=4)
 
 
 def test_an_interrupt_ends_all_workers_at_once():
@@ -124,6 +146,6 @@ def test_the_number_of_workers_hardly_changes_what_clients_answer(method, name):
         assert_close(answers[0], other, atol=1e-4)  # mostly equal bits; 8e-6 was seen, see docs/performance.md
 
 
-def test_a_worker_less_than_one_is_refused():
-    with pytest.raises(ConfigError, match="workers at least 1, got 0 and 0"):
-        Vectorised(FedAvg(nets()["own"]), tiny_population(), workers=0)
+def test_a_negative_number_of_workers_is_refused():
+    with pytest.raises(ConfigError, match="or 0 to choose by trial, got 0 and -1"):
+        Vectorised(FedAvg(nets()["own"]), tiny_population(), workers=-1)
