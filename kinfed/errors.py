@@ -2,6 +2,7 @@
 
 KinfedError
 ├── ConfigError        a setting is unknown, misspelt, or does not fit the others
+│   └── UnknownKey     a config has a key that there is not
 ├── DataError          a dataset, partition or population cannot be what was asked for
 ├── ModelError         a network does not fit the data or the classes
 ├── CheckpointError    a run folder cannot be read or belongs to another config
@@ -18,6 +19,14 @@ class KinfedError(Exception):
 
 class ConfigError(KinfedError, ValueError):
     """A setting is unknown, misspelt, or does not fit the others."""
+
+
+class UnknownKey(ConfigError):
+    """A config has a key that there is not; `known` are those that its section has."""
+
+    def __init__(self, message: str, at: str, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.at, self.name, self.known = at, name, known
 
 
 class DataError(KinfedError, ValueError):

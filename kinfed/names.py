@@ -21,9 +21,9 @@ def unknown(name: str, names: Collection[str], kind: str) -> str:
     return f"unknown {kind} '{name}'{nearest(name, names)}; known: {', '.join(sorted(names))}"
 
 
-def nearest(name: str, names: Collection[str]) -> str:
-    """ ", did you mean …?" when a name comes close, else nothing."""
-    close = get_close_matches(name, names, n=1)
+def nearest(name: str, names: Collection[str], least: float = 0.6) -> str:
+    """ ", did you mean …?" when a name comes close, by this share of its letters at least, else nothing."""
+    close = get_close_matches(name, names, n=1, cutoff=least)
     return f", did you mean '{close[0]}'?" if close else ""
 
 

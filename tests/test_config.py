@@ -97,7 +97,7 @@ def test_options_go_over_overrides_which_go_over_the_file(tmp_path: Path):
 def test_the_nearest_known_key_is_named():
     with pytest.raises(ConfigError, match=r"unknown key 'roundz', did you mean 'rounds'\?"):
         read({"roundz": 3})
-    with pytest.raises(ConfigError, match=r"unknown key 'lr'.*there is training.lr"):
+    with pytest.raises(ConfigError, match=r"unknown key 'lr', did you mean 'training.lr'\?"):
         read({"lr": 0.1})
     with pytest.raises(ConfigError, match=r"unknown key 'partition.groops', did you mean 'partition.groups'\?"):
         read({"partition": {"groops": 3}})
@@ -105,6 +105,22 @@ def test_the_nearest_known_key_is_named():
         read({"methods": {"fedavg": {"agregate_over": "participants"}}})
     with pytest.raises(ConfigError, match=r"unknown method 'fedavgg', did you mean 'fedavg'\?"):
         read({"method": "fedavgg"})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("methods.cfl.mean_below", "methods.cfl.rule.mean_below"),  # it moved
+        ("methods.cfl.mean_belo", "methods.cfl.rule.mean_below"),
+        ("methods.flt.latent", "methods.flt.signature.latent"),
+        ("data.clients", "partition.clients"),
+        ("engine.rounds", "rounds"),
+        ("partition.holdout", "roles.holdout"),
+    ],
+)
+def test_the_nearest_key_is_looked_for_in_all_sections(key, meant):
+    with pytest.raises(ConfigError, match=f"^unknown key '{key}', did you mean '{meant}'\\?; known in "):
+        load_config(None, [f"{key}=1"])
 
 
 def test_an_impossible_value_names_its_section():

@@ -21,7 +21,7 @@ from kinfed.data.changes import ChangeSettings
 from kinfed.data.partitions import PARTITIONS, DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
 from kinfed.data.shifts import SHIFTS, Shift
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
 from kinfed.names import known
 from kinfed.training import LocalTraining
@@ -124,11 +124,19 @@ def load_config(
 
 
 def read(table: Table) -> Config:
-    """The config that this table describes."""
+    """The config that this table describes; an unknown key is an error that names the nearest of all sections."""
+    try:
+        return read_sections(table)
+    except UnknownKey as error:
+        method = error.at.split(".")[1] if error.at.startswith("methods.") else str(table.get("method", Config.method))
+        raise ConfigError(unknown_key(error.name, error.known, error.at, all_keys(method))) from None
+
+
+def read_sections(table: Table) -> Config:
     plain_keys = [name for name in settable_fields(Config) if name not in BY_NAME]
     for name in table:
         if name not in (*plain_keys, *BY_NAME):
-            raise ConfigError(unknown_key(name, (*plain_keys, *BY_NAME), "") + in_a_section(name))
+            raise UnknownKey(f"unknown key '{name}'", "", name, (*plain_keys, *BY_NAME))
     values = read_fields(Config, {name: table[name] for name in plain_keys if name in table}, "")
     by_name = {
         "partition": read_named(PARTITIONS, table.get("partition", {}), "partition", "disjoint_classes"),
@@ -175,8 +183,11 @@ def named_table(settings: object, registry: Mapping[str, type]) -> Table:
     return {"name": name} | to_table(settings)
 
 
-def in_a_section(name: str) -> str:
-    """A hint for a key that belongs into a section, but was given without it."""
-    flat = toml.flattened({key: value for key, value in Config(method="fedavg").resolve().items() if key != "methods"})
-    places = [key for key in flat if key.endswith(f".{name}")]
-    return f" (there is {' and '.join(places)})" if places else ""
+def all_keys(method: str) -> list[str]:
+    """Every dotted key of a config that runs this method, whatever the names in it are."""
+    whole = Config(method=method).resolve() if method in ALGORITHMS else Config().resolve()
+    kinds = [("partition", kind) for kind in PARTITIONS.values()] + [("shift", kind) for kind in SHIFTS.values()]
+    named = [
+        f"{section}.{name}" for section, kind in [*kinds, ("change", ChangeSettings)] for name in settable_fields(kind)
+    ]
+    return list(dict.fromkeys([*toml.flattened(whole), *named]))

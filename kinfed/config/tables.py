@@ -3,10 +3,11 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, UnknownKey
 from kinfed.names import nearest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def read_fields(kind: type, table: object, at: str, without: Collection[str] = (
     hints = settable_fields(kind, without)
     for name in table:
         if name not in hints:
-            raise ConfigError(unknown_key(name, hints, at))
+            raise UnknownKey(unknown_key(name, hints, at), at, name, tuple(hints))
     missing = [f.name for f in fields(kind) if f.name in hints and f.name not in table and not has_default(f)]
     if missing:
         raise ConfigError(f"{dotted(at, missing[0])} is missing: wanted {wanted(hints[missing[0]])}")
@@ -162,10 +163,22 @@ def shown(value: object) -> str:
     return "a table" if isinstance(value, dict) else repr(value)
 
 
-def unknown_key(name: str, known: Collection[str], at: str) -> str:
-    """The message for a key that is not there, with the nearest one that is."""
-    close = nearest(dotted(at, name), [dotted(at, other) for other in known])
+def unknown_key(name: str, known: Collection[str], at: str, elsewhere: Collection[str] = ()) -> str:
+    """The message for a key that is not there, with the nearest one that is, in its section or elsewhere (dotted)."""
+    key, here = dotted(at, name), [dotted(at, other) for other in known]
+    close = nearest(key, called(name, elsewhere, 1.0), least=0.0) or nearest(key, called(name, here), least=0.0)
+    close = close or nearest(key, called(name, elsewhere), least=0.0) or nearest(key, here)
     return f"unknown key '{dotted(at, name)}'{close}; known{f' in [{at}]' if at else ''}: {', '.join(known) or 'none'}"
+
+
+def called(name: str, keys: Collection[str], least: float = 0.6) -> list[str]:
+    """The keys whose last part comes closest to this name, by this share of its letters at least."""
+    close = get_close_matches(name, list(dict.fromkeys(map(last_part, keys))), n=1, cutoff=least)
+    return [key for key in keys if last_part(key) in close]
+
+
+def last_part(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def dotted(at: str, name: str) -> str:
