@@ -121,11 +121,12 @@ class Experiment(Generic[State]):
             placed = self.fed.present
             state = self.algorithm.round(state, t, self.fed)
             seconds = time.perf_counter() - began
+            before = snapshot.Books.of(self.fed) if t + 1 == self.rounds else None
             served = self._closed(state, placed) if t + 1 == self.rounds else state
             self._tell(self._result(served, t + 1, seconds))
             self.state = served
-            if self.checkpoint and ((t + 1) % self.checkpoint_every == 0 or t + 1 == self.rounds):
-                snapshot.save(self.checkpoint, state, self.fed, self._about(t + 1))
+            if (t + 1) % self.checkpoint_every == 0 or t + 1 == self.rounds:
+                self._save(state, t + 1, None if served is state else before)
         summary = self.summary()
         for observer in self.observers:
             observer.ended(summary)
@@ -160,6 +161,15 @@ class Experiment(Generic[State]):
         values = {name: [m[name] for _, m in self.history if name in m] for name in names}
         return {f"{name}_mean": sum(seen) / len(seen) for name, seen in values.items() if seen}
 
+    def _save(self, state: State, done: int, before: snapshot.Books | None) -> None:
+        """Writes the checkpoint; `before` is what was counted before those were placed who join after training.
+
+        A longer run places them at its own end, and counts them there.
+        """
+        longer = before.with_later(snapshot.Books.of(self.fed), QUESTIONS) if before else None
+        if self.checkpoint:
+            snapshot.save(self.checkpoint, state, self.fed, self._about(done), longer)
+
     def _about(self, done: int) -> dict[str, object]:
         kind = str(self.fed.x.dtype).removeprefix("torch.")
         rows = {"shape": list(self.fed.x.shape[1:]), "dtype": kind, "classes": self.algorithm.model.classes}
@@ -169,8 +179,8 @@ class Experiment(Generic[State]):
         if self.checkpoint is None:
             raise ConfigError("an experiment without a checkpoint cannot be resumed")
         said = snapshot.about(self.checkpoint)
-        state = snapshot.load(self.checkpoint, self.algorithm, self.fed)
         done = int(str(said["round"]))
+        state = snapshot.load(self.checkpoint, self.algorithm, self.fed, longer=done < self.rounds)
         self.history = [(int(round), dict(metrics)) for round, metrics in said["history"]]  # type: ignore[attr-defined]
         self.closing = dict(said.get("closing", {}))  # type: ignore[call-overload]
         self.fed.begin(done - 1)

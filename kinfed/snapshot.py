@@ -5,8 +5,9 @@ The file is written beside its place and moved there in one step, so a killed pr
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -24,10 +25,40 @@ Tree = dict[str, "Tree"] | list["Tree"] | str | int | float | bool | None
 TENSOR = "$tensor"
 
 
-def save(path: Path, state: object, fed: Federation, about: Mapping[str, object]) -> None:
-    """Writes the state, client memories, ledger and random counters; `about` can be read back by itself."""
+@dataclass(frozen=True)
+class Books:
+    """What a federation has counted."""
+
+    ledger: Ledger
+    calls: dict[str, int]
+    rejected: list[Rejected]
+
+    @classmethod
+    def of(cls, fed: Federation) -> "Books":
+        """A copy of what it has counted so far."""
+        return cls(deepcopy(fed.ledger), dict(fed.calls), list(fed.rejected))
+
+    def with_later(self, later: "Books", tasks: Collection[str]) -> "Books":
+        """The same, and of what was counted later these tasks."""
+        rounds = [row for row in later.ledger.rounds[len(self.ledger.rounds) :] if row[1] in tasks]
+        both = ((self.ledger.down, later.ledger.down), (self.ledger.up, later.ledger.up))
+        down, up = (before | {task: t for task, t in after.items() if task in tasks} for before, after in both)
+        calls = self.calls | {task: number for task, number in later.calls.items() if task in tasks}
+        rejected = [reply for reply in later.rejected[len(self.rejected) :] if reply.task in tasks]
+        ledger = Ledger(self.ledger.clients, down, up, self.ledger.rounds + rounds)
+        return Books(ledger, calls, self.rejected + rejected)
+
+
+def save(
+    path: Path, state: object, fed: Federation, about: Mapping[str, object], if_longer: Books | None = None
+) -> None:
+    """Writes the state, client memories, ledger and random counters; `about` can be read back by itself.
+
+    `if_longer` is what shall have been counted where the run goes on for more rounds, if that is something else.
+    """
     tensors: dict[str, Tensor] = {}
     whole = {"state": state, "memory": fed.memory, "ledger": fed.ledger, "calls": fed.calls, "rejected": fed.rejected}
+    whole |= {"if_longer": if_longer} if if_longer else {}
     whole |= {"engine": fed.carried(), "clients": {"sizes": fed.sizes, "training": fed.clients}}
     tree = {name: take_apart(part, name, tensors) for name, part in whole.items()}
     metadata = {"about": json.dumps(about), "tree": json.dumps(tree)}
@@ -35,13 +66,14 @@ def save(path: Path, state: object, fed: Federation, about: Mapping[str, object]
     fed.saved()
 
 
-def load(path: Path, algorithm: Algorithm[State], fed: Federation) -> State:
-    """The state as saved; memories, ledger and counters go back into the federation."""
+def load(path: Path, algorithm: Algorithm[State], fed: Federation, longer: bool = False) -> State:
+    """The state as saved; memories, ledger and counters go back into the federation, for a `longer` run or this one."""
     metadata, tensors = _read(path, with_tensors=True)
     tree = json.loads(metadata["tree"])
-    fed.ledger = put_together(Ledger, tree["ledger"], tensors)
-    fed.calls = put_together(dict[str, int], tree["calls"], tensors)
-    fed.rejected = [Rejected(*entry) for entry in put_together(list[tuple[int, str, int, str]], tree["rejected"], {})]
+    books = (tree.get("if_longer") if longer else None) or tree
+    fed.ledger = put_together(Ledger, books["ledger"], tensors)
+    fed.calls = put_together(dict[str, int], books["calls"], tensors)
+    fed.rejected = [Rejected(*entry) for entry in put_together(list[tuple[int, str, int, str]], books["rejected"], {})]
     tensors = {name: t.to(fed.device) for name, t in tensors.items()}
     fed.memory = put_together(dict[str, Tensor], tree["memory"], tensors)
     fed.carry(tree.get("engine", {}))

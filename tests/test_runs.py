@@ -189,6 +189,23 @@ def test_a_longer_run_goes_on_where_the_shorter_ended(tmp_path: Path):
     assert (tmp_path / "short" / "summary.json").read_bytes() == (tmp_path / "long" / "summary.json").read_bytes()
 
 
+def test_a_longer_run_places_those_who_join_after_training_once(tmp_path: Path):
+    settings = ("method=ifca", "roles.late=0.2", "roles.join_round=50")
+    short, long = tmp_path / "short", tmp_path / "long"
+    commands.run(config(*settings), Place(short), Silence())
+    ended = (short / "summary.json").read_bytes()
+    resume(short)
+    assert (short / "summary.json").read_bytes() == ended
+    assert [row["round"] for row in table(short, "ledger") if row["task"] == "choose"] == ["4"]
+    resume(short, rounds=6)
+    commands.run(config(*settings, "rounds=6"), Place(long), Silence())
+    assert (short / "summary.json").read_bytes() == (long / "summary.json").read_bytes()
+    for name in ("ledger", "ledger_clients"):
+        both = [[row for row in table(folder, name) if row["task"] != "evaluate"] for folder in (short, long)]
+        assert both[0] == both[1], name
+    assert [row["round"] for row in table(short, "ledger") if row["task"] == "choose"] == ["6"]
+
+
 @pytest.mark.parametrize("kept", [0, 7, 5000])
 def test_a_truncated_checkpoint_is_an_error_that_says_so(tmp_path: Path, kept: int):
     commands.run(config("rounds=1"), Place(tmp_path), Silence())
