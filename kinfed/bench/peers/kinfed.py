@@ -1,9 +1,14 @@
 """kinfed itself: FedAvg on one of its engines, named by the second argument. The one driver that needs kinfed."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
 
 from kinfed.bench.peers.protocol import Job, drive, say
+
+if TYPE_CHECKING:
+    from kinfed.algorithms import FedAvg
+    from kinfed.federation import Federation
 
 NETWORKS = {"mlp": ("mlp_200", (1, 28, 28)), "cnn": ("flhc_cnn", (1, 28, 28)), "lenet": ("lenet5", (3, 32, 32))}
 
@@ -12,24 +17,11 @@ def start(job: Job) -> Callable[[int], object]:
     """A round of FedAvg as experiments run it, without evaluation."""
     import torch
 
-    from kinfed.algorithms import FedAvg
-    from kinfed.data import Population
-    from kinfed.engines import ENGINES
-    from kinfed.models import make_model
-    from kinfed.training import LocalTraining
-
     torch.set_num_threads(job.threads)
     if job.device != "cpu":
         say(copied_a_second=copied_a_second(job.device))
-    name, shape = NETWORKS[job.network]
-    x, y = torch.from_numpy(job.images()[:]).view(-1, *shape), torch.from_numpy(job.labels()).flatten()
-    rows, test = torch.arange(len(x)).split(job.rows), torch.tensor([len(x)])  # nobody is tested, but must have a row
-    x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
-    population = Population(x, y, rows, (test,) * job.clients, job.classes)
-    local = LocalTraining(job.epochs, job.batch, job.lr, momentum=job.momentum)
-    fedavg = FedAvg(make_model(name, shape, job.classes), local)
     how = {"workers": job.threads, "tf32": "tf32" in sys.argv} if sys.argv[2] == "vectorised" else {}
-    fed = ENGINES[sys.argv[2]](fedavg, population, fraction=job.cohort / job.clients, device=job.device, **how)
+    fed, fedavg = prepared(job, sys.argv[2], how)
     state = fedavg.init(fed)
 
     def run(round: int) -> None:
@@ -42,6 +34,27 @@ def start(job: Job) -> Callable[[int], object]:
     if job.device != "cpu":
         run(0)  # the engine records what comes a second time: the round that warms up
     return run
+
+
+def prepared(job: Job, engine: str, how: Mapping[str, object]) -> "tuple[Federation, FedAvg]":
+    """The clients of a job on an engine, and FedAvg."""
+    import torch
+
+    from kinfed.algorithms import FedAvg
+    from kinfed.data import Population
+    from kinfed.engines import ENGINES
+    from kinfed.models import make_model
+    from kinfed.training import LocalTraining
+
+    name, shape = NETWORKS[job.network]
+    x, y = torch.from_numpy(job.images().copy()).view(-1, *shape), torch.from_numpy(job.labels()).flatten()
+    rows, test = torch.arange(len(x)).split(job.rows), torch.tensor([len(x)])  # nobody is tested, but must have a row
+    x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
+    population = Population(x, y, rows, (test,) * job.clients, job.classes)
+    local = LocalTraining(job.epochs, job.batch, job.lr, momentum=job.momentum)
+    fedavg = FedAvg(make_model(name, shape, job.classes), local)
+    kind = cast("Callable[..., Federation]", ENGINES[engine])
+    return kind(fedavg, population, fraction=job.cohort / job.clients, device=job.device, **how), fedavg
 
 
 def copied_a_second(device: str) -> float:
