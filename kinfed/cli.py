@@ -378,14 +378,16 @@ def reproduce(
     with plain_errors():
         from kinfed import reproduction
         from kinfed.progress import choose_display
+        from kinfed.recipes import Wanted
 
         display = choose_display(plain, quiet)
         if list_all:
             return display.table([["table", "what it is"], *reproduction.listed()])
-        wanted = reproduction.wanted(names(rows), names(only), names(protocol), seeds, quick)
-        wanted = replace(wanted, data_dir=absolute(data_dir) or "", options={"engine": {"device": device or "cpu"}})
+        chosen = [tuple(names(words) or ()) for words in (rows, only, protocol)]
+        options: dict[str, object] = {"engine": {"device": device or "cpu"}}
+        wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
-        reproduction.reproduce(tables or [], wanted, folder, display, fetch, page)
+        reproduction.reproduce(reproduction.Order(tuple(tables or ()), wanted, folder, page, fetch), display)
 
 
 @app.command()

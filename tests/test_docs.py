@@ -82,3 +82,10 @@ def test_the_page_on_reproducing_has_the_allowances_of_every_measure():
     rows = [f"| {m.title} | {m.least:g} | {m.share:.0%} |" for m in MEASURES.values()]
     table = "\n".join(["| number | allowance | share |", "|---|---:|---:|", *rows])
     assert f"<!-- allowances -->\n\n{table}\n\n<!-- end of allowances -->" in page, table
+
+
+def test_the_page_of_results_has_a_place_for_every_table():
+    from kinfed.recipes import names
+
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert all(page.count(f"<!-- {word}{name} -->") == 1 for name in names() for word in ("", "end of "))

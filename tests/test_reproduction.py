@@ -33,7 +33,7 @@ def numbers(name: str = "tiny") -> dict[tuple[str, ...], dict[str, str]]:
 def test_a_table_is_run_judged_and_written():
     result = reproduce("tiny.toml", "--seeds", "2")
     assert result.exit_code == 0, result.output
-    assert "data not here: cifar10" in result.output
+    assert "Photographs: data not here (cifar10); 2 rows were left out." in result.output
     found = numbers()
     alone = found["local", "digits", "paper", "accuracy"]
     assert alone == found["local", "digits", "fair", "accuracy"] | {"protocol": "paper"}

@@ -3,7 +3,8 @@
 from kinfed.recipes.cells import Cell, Wanted, cells_of, digest, refuse_unknown
 from kinfed.recipes.measures import MEASURES, Measure, Run
 from kinfed.recipes.outcome import Outcome, Result, references, result_of
-from kinfed.recipes.recipe import Recipe, load_recipe, names
+from kinfed.recipes.reading import load_recipe, names
+from kinfed.recipes.recipe import Recipe
 
 __all__ = [
     "MEASURES",

@@ -21,7 +21,7 @@ def shown_tables(outcome: Outcome) -> Iterator[tuple[Column, Rows]]:
     notes = reasons_of(outcome)
     for column in outcome.recipe.columns.values():
         results = [result for result in outcome.results if result.cell.column == column]
-        if results:
+        if any(not result.cell.missing for result in results):
             titles = [MEASURES[name].title for name in outcome.recipe.measures]
             rows = [shown_row(result, outcome, notes) for result in results]
             yield column, [["", "protocol", *titles, "seeds", "s"], *rows]
@@ -66,6 +66,18 @@ def reasons_of(outcome: Outcome) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def absent(outcome: Outcome) -> list[str]:
+    """A line for each column that could not be run at all, since its data are not here."""
+    lines = []
+    for column in outcome.recipe.columns.values():
+        cells = [result.cell for result in outcome.results if result.cell.column == column]
+        missing = dict.fromkeys(name for cell in cells for name in cell.missing)
+        if cells and all(cell.missing for cell in cells):
+            rows = len({cell.row.name for cell in cells})
+            lines.append(f"{column.title}: data not here ({', '.join(missing)}); {rows} rows were left out.")
+    return lines
+
+
 def claim_rows(outcome: Outcome) -> Rows:
     """The claims that could be looked at: a header, then one row each."""
     if outcome.quick:
@@ -93,7 +105,7 @@ def as_markdown(outcome: Outcome) -> str:
         parts += [f"{column.title}: published → measured (difference) verdict", in_markdown(rows)]
     if claims := claim_rows(outcome):
         parts.append(in_markdown(claims))
-    parts.append("\n".join(f"- {note}" for note in notes_of(outcome)))
+    parts.append("\n".join(f"- {note}" for note in (*absent(outcome), *notes_of(outcome))))
     return "\n\n".join(parts) + "\n"
 
 

@@ -7,7 +7,8 @@ import pytest
 from kinfed.config import assemble, make_population
 from kinfed.errors import ConfigError
 from kinfed.recipes import MEASURES, Wanted, cells_of, digest, load_recipe, names
-from kinfed.recipes.recipe import Printed, one_number, read_recipe
+from kinfed.recipes.reading import one_number, read_recipe
+from kinfed.recipes.recipe import Printed
 from tests.recipes.made_up import SHAPES, store_all
 
 NAMES = names()

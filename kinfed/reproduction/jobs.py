@@ -1,0 +1,95 @@
+"""The runs that cells need: each once, on shared clients, from where it was stopped."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from kinfed.commands import Place, go_on, start
+from kinfed.config import Config, make_population
+from kinfed.data import Population
+from kinfed.errors import KinfedError
+from kinfed.progress import Display
+from kinfed.recipes import Cell, Recipe, Run, Wanted, digest, references
+from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run that some cell needs."""
+
+    config: Config
+    said: str  # which cell
+
+    @property
+    def population(self) -> tuple[object, ...]:
+        """What its clients hang on: jobs that share it meet the same ones."""
+        c = self.config
+        return (c.seed, c.data, c.partition, c.shift, c.roles, c.change)
+
+
+@dataclass
+class Store:
+    """The folder of all runs, and the clients of the last one: the next job mostly has the same."""
+
+    folder: Path
+    failed: dict[str, str] = field(default_factory=dict)  # run folder -> why
+    last: tuple[tuple[object, ...], Population] | None = None
+
+    def path(self, config: Config) -> Path:
+        """Where the run of a config is: the same for all tables that need it."""
+        return self.folder / "runs" / f"{config.method}-{config.data.name}-{digest(config)}-seed{config.seed}"
+
+    def has(self, config: Config) -> bool:
+        """Whether the run of this config has ended."""
+        return (self.path(config) / SUMMARY).exists()
+
+    def run(self, config: Config) -> Run | None:
+        """The run of this config, if it has ended."""
+        return Run.read(self.path(config), config) if self.has(config) else None
+
+    def clients(self, job: Job) -> Population:
+        """The clients of a job."""
+        if self.last is None or self.last[0] != job.population:
+            self.last = None  # two populations at once may be too many
+            self.last = (job.population, make_population(job.config))
+        return self.last[1]
+
+    def do(self, job: Job, display: Display) -> None:
+        """Takes a run to its end, from where it is."""
+        path = self.path(job.config)
+        try:
+            if (path / CONFIG).exists():
+                go_on(job.config, path, display, self.clients(job))
+            else:
+                start(job.config, Place(path, force=True), display, self.clients(job))
+            (path / CHECKPOINT).unlink(missing_ok=True)  # it is large, and this run needs no more of it
+        except KinfedError as error:
+            self.failed[path.name] = str(error)
+            display.say(f"failed: {error}")
+
+
+def jobs_of(planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted) -> list[Job]:
+    """All runs, each once; those on the same clients one after the other."""
+    jobs: dict[tuple[str, int], Job] = {}
+    for recipe, cells in planned:
+        for cell in cells:
+            for config in cell.configs(wanted.seeds) if not cell.missing else ():
+                said = f"{recipe.name}: {cell.row.title}, {cell.column.title}, {' and '.join(cell.protocols)}"
+                for each in (config, *references(recipe, config)):
+                    jobs.setdefault((digest(each), each.seed), Job(each, f"{said}, seed {each.seed}"))
+    order = {key: place for place, key in enumerate(dict.fromkeys(job.population for job in jobs.values()))}
+    return sorted(jobs.values(), key=lambda job: order[job.population])
+
+
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Inside it torch has one thread, if that is wanted: for small work several only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,135 @@
+"""`kinfed reproduce`: runs what the cells of tables need, and writes published against measured."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinfed.commands import Interrupted
+from kinfed.data import load
+from kinfed.errors import ConfigError, DataError, KinfedError
+from kinfed.progress import Display
+from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, load_recipe, names, refuse_unknown, result_of
+from kinfed.recipes.tables import absent, as_csv, as_json, as_latex, as_markdown, claim_rows, notes_of, shown_tables
+from kinfed.reproduction.jobs import Store, jobs_of, one_thread
+from kinfed.runs.logs import write_text
+
+WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}
+Planned = list[tuple[Recipe, list[Cell]]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which tables, which of their cells, and where everything goes."""
+
+    tables: tuple[str, ...]
+    wanted: Wanted
+    folder: Path
+    page: Path | None = None  # that is filled with the tables, too
+    fetch: bool = False  # missing datasets from the hub
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise ConfigError("wanted at least one table; `kinfed reproduce --list` shows all")
+        if not self.wanted.seeds:
+            raise ConfigError("--seeds: wanted how many, at least 1, got none")
+
+
+def reproduce(order: Order, display: Display) -> list[Outcome]:
+    """Runs all wanted cells, writes and shows their tables; what has ended is not run again."""
+    began, planned, store = time.monotonic(), plan(order, display), Store(order.folder)
+    try:
+        run_all(planned, order, store, display)
+    except Interrupted:
+        raise Interrupted("stopped; the same command goes on from here") from None
+    finally:
+        outcomes = [outcome_of(recipe, cells, order.wanted, store) for recipe, cells in planned]
+        for outcome in outcomes:
+            write_outcome(order, outcome)
+    for outcome in outcomes:
+        show(outcome, display)
+    written = ", ".join(f"{outcome.recipe.name}.md" for outcome in outcomes)
+    display.say(f"written to {order.folder}: {written} (and .csv, .json, .tex), in {time.monotonic() - began:.0f} s")
+    if store.failed:
+        raise KinfedError(f"{len(store.failed)} runs failed: {next(iter(store.failed.values()))}")
+    return outcomes
+
+
+def plan(order: Order, display: Display) -> Planned:
+    """The cells of each table; raises where a filter fits nothing, or a column asked for by name has no data."""
+    recipes, wanted = [load_recipe(name) for name in order.tables], order.wanted
+    refuse_unknown(wanted.rows, [name for recipe in recipes for name in recipe.rows], "row")
+    refuse_unknown(wanted.columns, [name for recipe in recipes for name in recipe.columns], "column")
+    refuse_unknown(wanted.protocols, [name for recipe in recipes for name in recipe.protocols], "protocol")
+    planned = [(recipe, cells_of(recipe, wanted)) for recipe in recipes]
+    missing = {name: cell for _, cells in planned for cell in cells for name in cell.missing}
+    if missing and order.fetch:
+        for name in missing:
+            display.say(f"fetching {name}")
+            load(name, wanted.data_dir or None)
+        return [(recipe, cells_of(recipe, wanted)) for recipe in recipes]
+    if missing and wanted.columns:
+        name, cell = next(iter(missing.items()))
+        raise DataError(
+            f"column '{cell.column.name}' needs the dataset {name}, which is not here: put {name}.npz into the data "
+            "folder (--data-dir), or let --fetch get it from the hub"
+        )
+    return planned
+
+
+def run_all(planned: Planned, order: Order, store: Store, display: Display) -> None:
+    """Takes all runs to their end."""
+    jobs = jobs_of(planned, order.wanted)
+    todo = [job for job in jobs if not store.has(job.config)]
+    display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
+    with display.live(), one_thread(order.wanted.quick):
+        for number, job in enumerate(todo, 1):
+            display.say(f"run {number} of {len(todo)}: {job.said}")
+            store.do(job, display)
+
+
+def outcome_of(recipe: Recipe, cells: Sequence[Cell], wanted: Wanted, store: Store) -> Outcome:
+    """What became of a table so far."""
+    results = []
+    for cell in cells:
+        failures = (store.failed.get(store.path(config).name) for config in cell.configs(wanted.seeds))
+        state = next((f"failed: {why}" for why in failures if why), "")
+        state = f"data not here: {', '.join(cell.missing)}" if cell.missing else state
+        results.append(result_of(recipe, cell, wanted.seeds, store.run, state))
+    return Outcome(recipe, tuple(results), wanted.quick)
+
+
+def write_outcome(order: Order, outcome: Outcome) -> None:
+    """Writes a table in all forms, and onto the page."""
+    order.folder.mkdir(parents=True, exist_ok=True)
+    for ending, write in WRITERS.items():
+        write_text(order.folder / f"{outcome.recipe.name}.{ending}", write(outcome))
+    if order.page:
+        fill(order.page, outcome)
+
+
+def fill(page: Path, outcome: Outcome) -> None:
+    """Puts a table between its marks on a page."""
+    begin, end = (f"<!-- {word}{outcome.recipe.name} -->" for word in ("", "end of "))
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    if begin not in text or end not in text:
+        raise ConfigError(f"{page} has no place for {outcome.recipe.name}: wanted the marks {begin} and {end}")
+    before, rest = text.split(begin, 1)
+    write_text(page, f"{before}{begin}\n\n{as_markdown(outcome)}\n{end}{rest.split(end, 1)[1]}")
+
+
+def show(outcome: Outcome, display: Display) -> None:
+    """Shows a table."""
+    display.say(f"\n{outcome.recipe.title}")
+    for column, rows in shown_tables(outcome):
+        display.say(f"\n{column.title}: published → measured (difference) verdict")
+        display.table(rows)
+    if claims := claim_rows(outcome):
+        display.table(claims)
+    for note in (*absent(outcome), *notes_of(outcome)):
+        display.say(f"- {note}")
+
+
+def listed() -> list[tuple[str, str]]:
+    """All tables there are, with a line each."""
+    return [(name, load_recipe(name).title) for name in names()]
