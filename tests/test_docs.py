@@ -17,6 +17,11 @@ def test_the_readme_lists_every_method_with_its_own_words(name):
     assert f"| `{name}` | {first_lines(ALGORITHMS)[name]} | {placed} |" in (ROOT / "README.md").read_text()
 
 
+def test_the_serving_page_says_of_every_method_what_a_stranger_gets():
+    page = (ROOT / "docs" / "serving.md").read_text().partition("## Which methods can")[2]
+    assert not [name for name in ALGORITHMS if f"`{name}`" not in page]
+
+
 def test_the_architecture_page_names_every_layer():
     picture = (ROOT / "docs" / "architecture.md").read_text()
     assert all(name in picture for names in LAYERS for name in names if name not in ("", "__main__"))
