@@ -33,7 +33,7 @@ notebooks: $(DOCS_READY)  ## runs docs/notebooks again and keeps what they show
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[hub,flower,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[hub,flower,report,tensorboard,dev]'
 	touch $(READY)
 
 $(DOCS_READY): $(READY)

@@ -4,15 +4,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kinfed.report.figures.kin import (
+        plot_dendrogram,
+        plot_labels,
+        plot_membership,
+        plot_relatedness,
+        plot_signatures,
+    )
+    from kinfed.report.figures.series import plot_accuracies, plot_convergence, plot_cost
     from kinfed.report.page import page
     from kinfed.report.reading import Run, read_runs
     from kinfed.report.series import Series, gather
 
-PLACES = {"Run": "reading", "Series": "series", "gather": "series", "page": "page", "read_runs": "reading"}
-__all__ = ["Run", "Series", "gather", "page", "read_runs"]
+__all__ = [
+    "Run", "Series", "gather", "page", "plot_accuracies", "plot_convergence", "plot_cost", "plot_dendrogram",
+    "plot_labels", "plot_membership", "plot_relatedness", "plot_signatures", "read_runs",
+]  # fmt: skip
+PLACES = {
+    "page": ["page"],
+    "reading": ["Run", "read_runs"],
+    "series": ["Series", "gather"],
+    "figures.series": ["plot_accuracies", "plot_convergence", "plot_cost"],
+    "figures.kin": ["plot_dendrogram", "plot_labels", "plot_membership", "plot_relatedness", "plot_signatures"],
+}
 
 
 def __getattr__(name: str) -> object:
-    if name not in PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
+    for place, names in PLACES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{place}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

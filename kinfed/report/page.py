@@ -88,16 +88,17 @@ def lede(series: Sequence[Series]) -> str:
     spread = f" {best.spread}" if best.spread else ""
     if len(ranked) == 1:
         return f"Clients are served at {best.shown}{spread} % accuracy on average." + kin_sentence(ranked[0])
-    said = f"{ranked[0].name} serves clients best: {best.shown}{spread} % on average, {ahead_of(ranked, accuracy)}."
-    return said + kin_sentence(ranked[0])
+    first, second = ranked[:2]
+    if cell_of(accuracy, second).shown == best.shown:
+        return f"{first.name} and {second.name} serve clients best, both at {best.shown} % on average."
+    said = f"{first.name} serves clients best: {best.shown}{spread} % on average, {ahead_of(ranked, accuracy)}."
+    return said + kin_sentence(first)
 
 
 def ahead_of(ranked: Sequence[Series], column: Column) -> str:
     """How far the first is ahead of the second, and whether seeds differ by more than that."""
     (first, spread), (second, other) = (mean_and_spread(column, one.outcomes) for one in ranked[:2])
     ahead = (first or 0) - (second or 0)
-    if ahead < 0.005:
-        return f"as much as {ranked[1].name}"
     within = ", which is less than seeds differ by" if ahead < max(spread or 0, other or 0) else ""
     return f"{ahead:.2f} points above {ranked[1].name}{within}"
 

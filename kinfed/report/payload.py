@@ -12,7 +12,7 @@ from kinfed.report.data.kinship import Kinship, kinship
 from kinfed.report.data.labels import labels_of
 from kinfed.report.data.map import map_of
 from kinfed.report.data.matrix import matrix_of
-from kinfed.report.data.membership import flows, membership
+from kinfed.report.data.membership import BANDS, flows, membership
 from kinfed.report.data.tree import tree_of
 from kinfed.report.reading import Run
 from kinfed.report.series import Series
@@ -98,6 +98,7 @@ def pictures(run: Run, kin: Kinship) -> Json:
         },
         "bands": bands and {
             "rounds": bands.rounds.tolist(), "last": bands.last, "flows": flows(bands.groups), "changes": bands.changes,
+            "small": BANDS,
         },
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kinfed.errors import ConfigError
 from kinfed.names import nearest
+from kinfed.report.figures.all import write_figures
 from kinfed.report.page import page
 from kinfed.report.series import Series, gather
 from kinfed.report.tables import latex as in_latex
@@ -41,4 +42,5 @@ def write_report(
     wanted |= {"results.md": in_markdown} if markdown else {}
     for name, make in wanted.items():
         write_text(folder / name, make(series))
-    return [folder / name for name in wanted]
+    pictures = write_figures(series, folder / "figures", figures) if figures else []
+    return [*(folder / name for name in wanted), *pictures]

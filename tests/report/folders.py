@@ -29,9 +29,12 @@ class Told:
     rounds: int = 4
     planted: int = 3
     regroups: bool = False  # finds groups anew every round
+    every: int = 1  # rounds between two lists of all clients
 
 
-def write_run(path: Path, told: Told, *, has_groups: bool = True, has_ended: bool = True) -> Path:
+def write_run(
+    path: Path, told: Told, *, has_groups: bool = True, has_ended: bool = True, has_signatures: bool = True
+) -> Path:
     """A run folder: accuracies rise to 0.9, less one percentage point for each tenth of the clients."""
     config = load_config(None, [f"method={told.method}", f"rounds={told.rounds}", f"seed={told.seed}"])
     path.mkdir(parents=True)
@@ -46,25 +49,27 @@ def write_run(path: Path, told: Told, *, has_groups: bool = True, has_ended: boo
     for round in range(1, told.rounds + 1):
         groups = found(planted, round, told) if has_groups else None
         scores = scored(round / told.rounds, told)
+        listed = scores if round % told.every == 0 or round == told.rounds else None
         metrics = accuracies(scores, 0.99) | ({"ari": 1.0, "groups": float(told.planted)} if has_groups else {})
         fed.ledger.count(round - 1, "train", torch.arange(told.clients), 1000, torch.arange(told.clients), 1000)
         moved = 1000 * told.clients * round
-        folder.after_round(RoundResult(round, metrics, scores, groups, moved, moved, 0.5))
+        folder.after_round(RoundResult(round, metrics, listed, groups, moved, moved, 0.5))
     if has_ended:
         folder.ended({**metrics, "bytes_down": moved, "bytes_up": moved, "rejected_replies": 0})
         write_labels(path, fed.labels_held)
         if has_groups:
-            write_findings(path, planted, folder)
+            write_findings(path, planted, folder, has_signatures)
     return path
 
 
-def write_findings(path: Path, planted: Tensor, folder: RunFolder) -> None:
+def write_findings(path: Path, planted: Tensor, folder: RunFolder, has_signatures: bool) -> None:
     """Who is related, how they were merged, and how they look: planted groups lie ten apart from each other."""
     luck = torch.Generator().manual_seed(0)
     points = torch.randn(len(planted), 8, generator=luck) + 10 * torch.eye(8)[planted % 8] * (1 + planted[:, None] // 8)
     folder.add_relatedness(Relatives.of_groups(planted))
     write_tree(path, Dendrogram.of(torch.arange(len(planted)), torch.cdist(points, points), "average", 8.0))
-    write_arrays(path / "signatures.npz", clients=torch.arange(len(planted)).numpy(), points=points.numpy())
+    if has_signatures:
+        write_arrays(path / "signatures.npz", clients=torch.arange(len(planted)).numpy(), points=points.numpy())
 
 
 def found(planted: Tensor, round: int, told: Told) -> Tensor:

@@ -24,19 +24,13 @@ function drawSpread(row, edges, most, width, isLast) {
     }
     axis.append(text(box.right, box.bottom + 36, "accuracy of a client", { "text-anchor": "end", class: "title" }));
   }
-  chart.append(text(box.left, 14, name, { class: "note", "font-weight": 600, style: "font-weight:600" }), axis, ...bars);
-  signpost(chart, x(row.worst), box, `worst decile ${fixed(row.worst, 1)}`, false, "4 3");
-  signpost(chart, x(row.mean), box, `mean ${fixed(row.mean, 1)}`, true, "none");
+  const numbers = `worst decile ${fixed(row.worst, 1)} · mean ${fixed(row.mean, 1)} %`;
+  chart.append(text(box.left, 14, name, { class: "note", style: "font-weight:600" }), text(box.right, 14, numbers, { class: "note", "text-anchor": "end" }), axis, ...bars);
+  for (const [value, dashes] of [[row.worst, "3 3"], [row.mean, "none"]]) chart.append(line(x(value), box.top - 6, x(value), box.bottom, { stroke: "var(--ink)", "stroke-width": 1.5, "stroke-dasharray": dashes }));
   hoverable(chart, (px, py, event) => {
     const at = row.counts.findIndex((_, i) => px >= x(edges[i]) && px < x(edges[i + 1]));
     if (at < 0) return hideTip();
     showTip(event, swatched(row.series, name), tipTable([[`${number(edges[at])} to ${number(edges[at + 1])} %`, `${number(row.counts[at])} clients (${fixed((100 * row.counts[at]) / clients, 1)} %)`]]));
   });
   return chart;
-}
-
-function signpost(chart, x, box, words, isRight, dashes) {
-  const room = words.length * 6.4, right = isRight ? x + 5 + room < box.right : x - 5 - room < box.left;
-  chart.append(line(x, box.top - 8, x, box.bottom, { stroke: "var(--ink)", "stroke-width": 1.5, "stroke-dasharray": dashes }));
-  chart.append(text(right ? x + 5 : x - 5, box.top - (isRight ? 16 : 2), words, { class: "note", "text-anchor": right ? "start" : "end" }));
 }

@@ -167,12 +167,12 @@ function drawLabels(run, width) {
 // ---- groups over rounds
 
 function drawBands(run, width) {
-  const { rounds, last, flows } = run.bands, height = 300;
+  const { rounds, last, flows, small } = run.bands, height = 320;
   const box = { left: 4, right: width - 4, top: 8, bottom: height - 42 };
   const end = Math.max(last, rounds.at(-1) + 1), x = scale(rounds[0], end, box.left, box.right);
   const clients = sum(flows[0].map((flow) => flow[2]));
   const places = [flows[0].map(([from, , n]) => [from, n]), ...flows.map((step) => step.map(([, to, n]) => [to, n]))].map(stacked);
-  const gap = 4, most = Math.max(...places.map((stack) => stack.size - 1));
+  const most = Math.max(...places.map((stack) => stack.size - 1)), gap = Math.min(4, 60 / Math.max(1, most));
   const y = (people, before) => box.top + (people / clients) * (box.bottom - box.top - gap * most) + gap * before;
   const chart = frame(width, height, `Groups over rounds: ${run.bands.changes} changes, ${places.at(-1).size} bands at the end`);
   const paths = new Map();
@@ -182,7 +182,7 @@ function drawBands(run, width) {
     for (const [group, spot] of stack) add(group, quad(from, to, y(spot.start, spot.at), y(spot.start + spot.count, spot.at), y(spot.start, spot.at), y(spot.start + spot.count, spot.at)));
     if (k + 1 < rounds.length) flowing(flows[k], stack, places[k + 1], y, to, x(rounds[k + 1]), add);
   });
-  for (const [group, d] of paths) chart.append(svg("path", { d, fill: group === 12 || group < 0 ? "var(--faint)" : colour(group), opacity: group >= COLOURS || group < 0 ? 0.5 : 0.85 }));
+  for (const [group, d] of paths) chart.append(svg("path", { d, fill: group === small ? "var(--faint)" : colour(group), opacity: 0.85 }));
   const axis = svg("g", { class: "axis", "aria-hidden": "true" }, line(box.left, box.bottom + 6, box.right, box.bottom + 6, { class: "base" }));
   for (const value of ticks(rounds[0], end, width / 90).filter(Number.isInteger)) axis.append(text(Math.max(10, Math.min(width - 12, x(value))), box.bottom + 24, number(value), { "text-anchor": "middle" }));
   axis.append(text(box.right, box.bottom + 40, "round", { "text-anchor": "end", class: "title" }));
@@ -194,12 +194,12 @@ function drawBands(run, width) {
     const until = at + 1 < rounds.length ? rounds[at + 1] - 1 : last;
     const moved = at ? sum(flows[at - 1].filter(([from, to]) => from !== to).map((flow) => flow[2])) : 0;
     const when = until > rounds[at] ? `Rounds ${rounds[at]} to ${until}` : `Round ${rounds[at]}`;
-    showTip(event, el("b", {}, when), tipTable([[swatched(found[0] === 12 ? -1 : found[0], bandName(found[0])), `${number(found[1].count)} clients`], ["moved in this change", number(moved)]]));
+    showTip(event, el("b", {}, when), tipTable([[swatched(found[0] === small ? -1 : found[0], bandName(found[0], small)), `${number(found[1].count)} clients`], ["moved in this change", number(moved)]]));
   });
   return chart;
 }
 
-const bandName = (group) => (group < 0 ? "in no group" : group === 12 ? "small groups" : `band ${group + 1}`);
+const bandName = (group, small) => (group < 0 ? "in no group" : group === small ? "small groups" : `band ${group + 1}`);
 
 function stacked(pairs) {
   const counts = new Map();

@@ -8,7 +8,7 @@ import numpy as np
 from kinfed.report.data.kinship import by_size, matched
 from kinfed.report.reading import Run, Whole
 
-BANDS = 12  # groups that have a band of their own; the others share one
+BANDS = 48  # groups that have a band of their own; the others share one
 COLUMNS = 120  # changes that are shown
 
 
