@@ -221,10 +221,10 @@ def export(
 @app.command()
 def assign(
     bundle: Annotated[Path, typer.Argument(help="The folder that `kinfed export` wrote.", metavar="BUNDLE")],
-    data: Annotated[Path, typer.Option(help="A folder with the client's rows.npz, or an .npz file.")],
+    data: Annotated[Path, typer.Option(help="A folder with the client's rows.npz or pictures, or an .npz file.")],
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")] = Path("model"),
     predict: Annotated[
-        Path | None, typer.Option(help="An .npz file with rows x to classify.", show_default=False)
+        Path | None, typer.Option(help="Rows to classify: the same, or an .npz file.", show_default=False)
     ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Import the bundle's model where it is its maker's own code.")

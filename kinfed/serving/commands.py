@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinfed.deployment.rows import from_file, from_folder
+from kinfed.deployment.rows import FILE, from_file, from_folder
+from kinfed.engines.flower.site import Holding
 from kinfed.errors import ConfigError
 from kinfed.runs.logs import as_csv, write_text
 from kinfed.serving.assigned import ASSIGNMENT, MODEL, Assigned
 from kinfed.serving.bundle import JSON, TENSORS, Bundle, load
 from kinfed.serving.export import export
+from kinfed.serving.pictures import pictures_in, read_pictures
+from kinfed.serving.row_kind import RowKind
 
 PREDICTIONS = "predictions.csv"
 HEADER = ("row", "class", "probability")
@@ -47,8 +50,8 @@ def assign_client(bundle_folder: Path, data: Path, target: Target, trust: bool, 
     """Places the client whose rows these are, writes its model and what was asked for; says where it belongs."""
     target.check(ASSIGNMENT)
     bundle = load(bundle_folder, trust)
-    rows = from_file(data) if data.is_file() else from_folder(data)
-    asked = bundle.rows.checked(from_file(predict).x, None, "the rows to predict")[0] if predict else None
+    rows = rows_at(data, bundle.rows)
+    asked = bundle.rows.checked(rows_at(predict, bundle.rows).x, None, "the rows to predict")[0] if predict else None
     test = (rows.test_x, rows.test_y) if len(rows.test_y) else None
     assigned = bundle.assign(rows.x, rows.y, test)
     assigned.save(target.folder, {"bundle": bundle.about})
@@ -59,6 +62,17 @@ def assign_client(bundle_folder: Path, data: Path, target: Target, trust: bool, 
         write_text(target.folder / PREDICTIONS, as_csv([HEADER]) + as_csv(lines))
         yield f"{len(asked)} predictions written to {target.folder / PREDICTIONS}"
     yield f"model written to {target.folder / MODEL}, how it was chosen to {target.folder / ASSIGNMENT}"
+
+
+def rows_at(path: Path, kind: RowKind) -> Holding:
+    """The rows in an .npz file, or in a folder: those of its rows.npz, else its pictures."""
+    if path.is_file():
+        return from_file(path)
+    pictures = [] if (path / FILE).exists() else pictures_in(path)
+    if not pictures:
+        return from_folder(path)
+    x, y = kind.checked(read_pictures(pictures, kind.shape), None, f"the pictures in {path}")
+    return Holding(x, y, x[:0], y[:0])
 
 
 def in_words(assigned: Assigned, bundle: Bundle) -> str:

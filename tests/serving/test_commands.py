@@ -18,6 +18,7 @@ from kinfed.cli import app
 from kinfed.config import load_config, make_population
 from kinfed.errors import DataError
 from kinfed.serving import export, load
+from kinfed.serving.pictures import pictures_in, read_pictures
 from kinfed.serving.row_kind import RowKind
 
 
@@ -134,6 +135,35 @@ def test_a_file_that_is_no_rows_is_a_clear_error(repa, tmp_path, content):
     if content is not None:
         (tmp_path / "rows.npz").write_bytes(content)
     assert_refused(kinfed("assign", repa[0], "--data", tmp_path, "--out", tmp_path / "m"), "rows.npz cannot be read")
+
+
+def test_a_folder_of_pictures_is_rows_too(repa, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    bundle, data = repa
+    x = np.load(data / "rows.npz")["x"]
+    (tmp_path / "pictures").mkdir()
+    for i, pixels in enumerate(x[:12]):
+        image.fromarray(pixels[0]).save(tmp_path / "pictures" / f"{i:03}.png")
+    out = tmp_path / "m"
+    result = kinfed("assign", bundle, "--data", tmp_path / "pictures", "--predict", tmp_path / "pictures", "--out", out)
+    assert result.exit_code == 0, result.output
+    said, mine = json.loads((out / "assignment.json").read_text()), load(bundle).assign(x[:12])
+    assert said["rows"] == 12 and said["group"] == mine.group and said["distance"] == mine.distances[mine.group]
+    assert len((out / "predictions.csv").read_text().splitlines()) == 13
+    image.fromarray(x[0, 0, :4]).save(tmp_path / "pictures" / "zzz.png")
+    assert_refused(kinfed("assign", bundle, "--data", tmp_path / "pictures", "--out", out, "--force"), "4x8 pixels")
+    (tmp_path / "pictures" / "zzz.png").write_bytes(b"no picture")
+    assert_refused(kinfed("assign", bundle, "--data", tmp_path / "pictures", "--out", out, "--force"), "zzz.png cannot")
+
+
+def test_pictures_are_read_by_name_with_channels_first(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    for name, brighter in (("b.png", 100), ("a.png", 0)):
+        image.fromarray(pixels + np.uint8(brighter)).save(tmp_path / name)
+    found = read_pictures(pictures_in(tmp_path), (3, 2, 2))
+    assert found[0].tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
+    assert (found[1] == found[0] + 100).all()
 
 
 def test_rows_that_are_not_finite_are_refused():
