@@ -37,6 +37,7 @@ from kinfed.runs import (
 )  # fmt: skip
 from kinfed.runs.findings import write_findings
 from kinfed.runs.logs import write_text
+from kinfed.trackers import check_trackers, trackers_of
 
 COMPARISON = "compare.toml"
 
@@ -82,6 +83,7 @@ def compare(config: Config, place: Place, display: Display) -> list[Outcome]:
     population = make_population(replace(config, seed=(config.seeds or (config.seed,))[0]))
     for method in config.compare:
         assemble(replace(config, method=method), population)  # bad input shows here, before a folder is made
+    check_trackers(config.trackers)
     folder = place.make(f"compare-{config.data.name}")
     write_config(folder, config, COMPARISON)
     return all_runs(config, folder, display, force=place.force)
@@ -178,6 +180,7 @@ def write_bench(path: Path, outcomes: Sequence[BenchOutcome], plan: Plan) -> Non
 def start(config: Config, place: Place, display: Display, population: Population | None = None) -> RunFolder:
     """A run from its first round on."""
     experiment = assemble(config, population)  # bad input shows here, before a folder is made
+    check_trackers(config.trackers)
     path = place.make(f"{config.method}-{config.data.name}-seed{config.seed}")
     write_config(path, config)
     return conduct(config, path, display, experiment, resume=False)
@@ -200,7 +203,8 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
     folder.events.mend()
     folder.events.note("resumed" if resume else "started", device=str(experiment.fed.device))
     watcher = display.watch(f"{config.method} seed {config.seed}")
-    watched = replace(experiment, observers=(folder, watcher), checkpoint=path / CHECKPOINT)
+    observers = (folder, watcher, *trackers_of(config, path))
+    watched = replace(experiment, observers=observers, checkpoint=path / CHECKPOINT)
     try:
         with told(folder, watcher):
             watched.run(resume=resume)

@@ -20,7 +20,7 @@ LAYERS = [
     {"snapshot"},
     {"experiment"},
     {"config"},
-    {"runs", "progress"},
+    {"runs", "progress", "trackers"},
     {"comparison", "listing", "bench", "recipes"},
     {"report"},
     {"commands"},

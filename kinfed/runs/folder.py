@@ -15,6 +15,7 @@
     labels.csv               client, label, how many training rows it has of it
     checkpoint.safetensors   all that is needed to go on
     roster.csv               of a deployment: the name and the number of each client
+    tensorboard/, wandb/     of these trackers, where the config asks for them; their ids of the run are in NAME_run.txt
     nodes/                   what clients remember, where the engine is `flower` and they remember something
 
 Rounds count from 1: round 3 is what held after the third. Two equal runs have equal tables, byte for byte, but for
@@ -54,7 +55,9 @@ CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.
 FILES = (
     CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "groups.csv", "ledger.csv", "ledger_clients.csv",
     "timing.csv", "events.jsonl", "relatedness.npz", "tree.npz", "signatures.npz", "labels.csv",
+    "mlflow_run.txt", "wandb_run.txt",
 )  # fmt: skip
+TRACKED = ("tensorboard", "wandb")  # folders of trackers
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from kinfed.config import Config, flattened, load_config, write
 from kinfed.config.tables import Table
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.runs.folder import CHECKPOINT, CONFIG, FILES, SUMMARY
+from kinfed.runs.folder import CHECKPOINT, CONFIG, FILES, SUMMARY, TRACKED
 from kinfed.runs.logs import write_text
 
-MAY_DIFFER = ("engine.device", "engine.block", "engine.timeout", "engine.attempts", "evaluation.signatures")
+MAY_DIFFER = ("engine.device", "engine.block", "engine.timeout", "engine.attempts", "evaluation.signatures", "trackers")
 
 
 def new_folder(wanted: Path, force: bool) -> Path:
@@ -20,7 +20,8 @@ def new_folder(wanted: Path, force: bool) -> Path:
     wanted.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         (wanted / name).unlink(missing_ok=True)
-    shutil.rmtree(wanted / NODES, ignore_errors=True)
+    for inner in (NODES, *TRACKED):
+        shutil.rmtree(wanted / inner, ignore_errors=True)
     return wanted
 
 
