@@ -30,3 +30,11 @@ def test_repeated_rows_change_nothing_and_padding_neither():
 def test_a_sick_client_gets_directions_of_no_meaning_but_no_error():
     _, directions = principal_directions(parts(torch.full((5, 3), torch.nan, dtype=torch.double), 5), 2)
     assert directions.shape == (3, 2)
+
+
+def test_fewer_rows_than_columns_give_scikit_learns_directions_and_then_nothing():
+    x = torch.rand(5, 9, generator=torch.Generator().manual_seed(2), dtype=torch.double)
+    _, directions = principal_directions(parts(x, 3, 2), 7)
+    wanted = torch.from_numpy(PCA(4).fit(x.numpy()).components_)
+    torch.testing.assert_close(directions[:, :4].T.abs(), wanted.abs())
+    assert directions.shape == (9, 7) and not directions[:, 4:].any()  # five centred rows vary in four directions
