@@ -123,11 +123,12 @@ class Ledger:
     up: dict[str, Tensor] = field(default_factory=dict)
     rounds: list[tuple[int, str, int, int, int]] = field(default_factory=list)  # round, task, clients, down, up
 
-    def count(self, round: int, task: str, cohort: Tensor, down: int, answered: Tensor, up: int) -> None:
-        """Adds one call: every client of the cohort was sent `down` bytes, those who answered sent `up`."""
-        for table, who, size in ((self.down, cohort, down), (self.up, answered, up)):
-            table.setdefault(task, torch.zeros(self.clients, dtype=torch.long))[who.cpu()] += size
-        self.rounds.append((round, task, len(cohort), down * len(cohort), up * len(answered)))
+    def count(self, round: int, task: str, cohort: Tensor, down: int, answered: Tensor, up: int | Tensor) -> None:
+        """Adds one call: all of the cohort were sent `down` bytes, those who answered sent `up`, or each its own."""
+        sent, back = torch.full((len(cohort),), down), torch.as_tensor(up).expand(len(answered))
+        for table, who, sizes in ((self.down, cohort, sent), (self.up, answered, back)):
+            table.setdefault(task, torch.zeros(self.clients, dtype=torch.long))[who.cpu()] += sizes
+        self.rounds.append((round, task, len(cohort), int(sent.sum()), int(back.sum())))
 
     def until(self, round: int, *, without: tuple[str, ...] = ()) -> int:
         """Bytes both ways before this round (they count from 0), but for these tasks."""

@@ -15,10 +15,10 @@ from torch import Tensor
 from kinfed.algorithm import Algorithm
 from kinfed.data.population import Population
 from kinfed.engines.flower.expected import expected_form
-from kinfed.engines.flower.packing import DTYPES, Facts, Form, Parcel, bytes_of_form, pack
+from kinfed.engines.flower.packing import DTYPES, Facts, Form, Parcel, pack
 from kinfed.engines.flower.replies import Answer, Inbox
 from kinfed.errors import ConfigError, NetworkError
-from kinfed.federation import FAILED, FORGOT, NO_ANSWER, NOT_FINITE, Federation, Offer, Rejected, Replies
+from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
 from kinfed.params import Stack, from_flat, rows, stack, to_flat
 
 if TYPE_CHECKING:
@@ -187,10 +187,12 @@ class Networked(Federation):
             )
 
     def _count(self, name: str, cohort: Tensor, offer: Offer, inbox: Inbox, asked: set[int]) -> None:
-        answered = inbox.good.keys() | {client for client, reason in inbox.faults if reason == NOT_FINITE}
+        """Counts what was sent and all that came, usable or not."""
         sent = cohort[[client in asked for client in cohort.tolist()]]
-        back = cohort[[client in answered for client in cohort.tolist()]]
-        self.ledger.count(self.round, name, sent, offer.bytes_each(), back, bytes_of_form(inbox.form))
+        back = torch.tensor(list(inbox.received), dtype=torch.long)
+        self.ledger.count(
+            self.round, name, sent, offer.bytes_each(), back, torch.tensor([*inbox.received.values()]).long()
+        )
 
     def _remember(self, inbox: Inbox, heard: list[int]) -> None:
         kept = [client for client in heard if inbox.good[client].is_kept]

@@ -61,6 +61,7 @@ class Inbox:
     good: dict[int, Good] = field(default_factory=dict)
     heard: set[str] = field(default_factory=set)
     faults: list[tuple[int, str]] = field(default_factory=list)  # client, reason
+    received: dict[int, int] = field(default_factory=dict)  # client -> bytes of all that came from it
 
     @property
     def waiting(self) -> set[str]:
@@ -72,6 +73,8 @@ class Inbox:
         if answer.has_failed and answer.letter in self.earlier:
             return  # it was missed when it was asked for
         client = self.letters.get(answer.letter, self.earlier.get(answer.letter, -1))
+        if client >= 0 and not answer.has_failed:
+            self.received[client] = self.received.get(client, 0) + bytes_in(answer.parcel)
         reason = self._misdirected(answer, client)
         if reason is None:
             self.heard.add(answer.letter)

@@ -139,11 +139,17 @@ def test_a_reply_to_no_letter_at_all_is_of_an_unknown_sender():
     assert_close(params, trained(Vectorised(FEDAVG, tiny_population()))[1])
 
 
-def test_only_bytes_of_usable_replies_are_counted_as_received():
-    fed, whole = wired(FEDAVG, tiny_population(), Loopback(6, meddler("shape"))), Vectorised(FEDAVG, tiny_population())
+@pytest.mark.parametrize(
+    ("kind", "factor", "more"), [("shape", 1, 0), ("dtype", 2, 0), ("twice", 2, 0), ("empty", 0, 0), ("cut", 1, -4),
+                                 ("oversized", 1, 4 * 10**6), ("lost", 0, 0), ("failed", 0, 0)],
+)  # fmt: skip
+def test_all_bytes_that_came_are_counted_usable_or_not(kind, factor, more):
+    fed, whole = wired(FEDAVG, tiny_population(), Loopback(6, meddler(kind))), Vectorised(FEDAVG, tiny_population())
     trained(fed)
     trained(whole)
-    assert fed.ledger.up["train"][SICK] == 0 and fed.ledger.up["train"][0] == whole.ledger.up["train"][0]
+    came, usual = fed.ledger.up["train"], whole.ledger.up["train"]
+    assert came[SICK] == factor * usual[SICK] + ROUNDS * more and came[0] == usual[0]
+    assert sum(row[4] for row in fed.ledger.rounds if row[1] == "train") == came.sum()
     assert torch.equal(fed.ledger.down["train"], whole.ledger.down["train"])
 
 
