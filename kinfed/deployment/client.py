@@ -52,5 +52,5 @@ def site_of(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Site:
     labelled = bool((rows.y >= 0).all())
     return Site(
         str(node["name"]), make_algorithm(config, model), lambda round: rows, labelled=labelled,
-        holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")),
+        holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), watches=True,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from kinfed.config import assemble, load_config
 from kinfed.deployment import Plan, from_folder
 from kinfed.deployment.client import app_for as client_app_for
 from kinfed.deployment.server import app_for as server_app_for
+from kinfed.engines.flower.messages import facts_in
 from kinfed.errors import ConfigError, DataError, NetworkError
 from kinfed.serving import export
 from tests.engines.flower.loopback import Loopback
@@ -36,8 +37,8 @@ def folders(tmp_path):
     return tmp_path
 
 
-def federation(folders, config=CONFIG, clients=range(6)) -> Loopback:
-    grid = Loopback(0)
+def federation(folders, config=CONFIG, clients=range(6), **more) -> Loopback:
+    grid = Loopback(0, **more)
     grid.app = client_app_for(config, PLAN)
     for client in reversed(clients):  # in whatever order they come
         here = folders / f"clinic-{client}"
@@ -45,8 +46,8 @@ def federation(folders, config=CONFIG, clients=range(6)) -> Loopback:
     return grid
 
 
-def serve(grid, out, config=CONFIG):
-    server_app_for(config, out, PLAN)(grid, Context(1, 0, {}, RecordDict(), {}))
+def serve(grid, out, config=CONFIG, plan=PLAN):
+    server_app_for(config, out, plan)(grid, Context(1, 0, {}, RecordDict(), {}))
     return json.loads((out / "summary.json").read_text())
 
 
@@ -84,6 +85,29 @@ def test_a_folder_without_labels_is_a_client_that_wants_a_model(folders):
     summary = serve(federation(folders), folders / "run")
     rows = (folders / "run" / "clients.csv").read_text().splitlines()
     assert summary["rejected_replies"] == 0 and any(",5,unlabelled," in row for row in rows)
+
+
+@pytest.mark.parametrize("has_home", [True, False])
+def test_a_client_notices_itself_that_its_rows_have_changed(folders, has_home):
+    def meddle(letter, answer):
+        facts = facts_in(letter)
+        if facts.get("task") == "train" and facts["client"] == 0 and facts["round"] == 0:
+            np.savez(folders / "clinic-0" / "rows.npz", x=PEOPLE.x[:9].numpy(), y=PEOPLE.y[:9].numpy())
+        return [answer]
+
+    (folders / "server").mkdir()
+    np.savez(folders / "server" / "rows.npz", x=PEOPLE.x.numpy(), y=PEOPLE.y.numpy())
+    config = load_config(None, ["method=flt", "rounds=3", "fraction=1.0", "methods.flt.dynamic=true",
+                                "methods.flt.signature.tuning=none", "engine.timeout=5",
+                                "methods.flt.signature.pretraining.least_steps=20"])  # fmt: skip
+    grid = federation(folders, config, meddle=meddle)
+    for node in grid.online.values() if not has_home else ():
+        del node["home"]
+    serve(grid, folders / "run", config, replace(PLAN, server_rows=str(folders / "server")))
+    roster, ledger = ((folders / "run" / f"{name}.csv").read_text().splitlines() for name in ("roster", "ledger"))
+    assert roster[1] == "0,clinic-0,9,0,True,False,0" and roster[2] == "1,clinic-1,23,6,True,False,0"
+    described = [row.split(",")[0] for row in ledger if ",describe," in row]
+    assert described == ["1", "2"]  # before the first round, and when a client said that it has other rows
 
 
 def test_rows_that_are_not_as_planned_are_refused_at_home_and_nothing_is_said(folders, caplog):

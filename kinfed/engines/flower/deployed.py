@@ -153,6 +153,16 @@ class Deployed(Networked):
             return free
         return None
 
+    def _resize(self, client: int, train: object, test: object) -> None:
+        known = self.roster[client]
+        if (
+            type(train) is int
+            and type(test) is int
+            and min(train, test) >= 0
+            and (train, test) != (known.train, known.test)
+        ):
+            self._sit(client, replace(known, train=train, test=test))
+
     def _sit(self, seat: int, client: Enrolled) -> None:
         self.roster[seat] = client
         self.roles = (*self.roles[:seat], client.role, *self.roles[seat + 1 :])

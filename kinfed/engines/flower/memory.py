@@ -6,9 +6,10 @@ goes on from the accepted one, holds on to both, and forgets the others: a serve
 or a node that was restarted, finds the same memory again.
 """
 
+import json
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +30,22 @@ class Memory(Protocol):
 
     def forget_but(self, versions: Collection[int]) -> None:
         """Drops all other versions."""
+
+    def arrival(self, digest: str, round: int) -> int:
+        """The round in which the client first had the rows of this digest; 0 if it never had others."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Which rows a client had at its last task."""
+
+    digest: str
+    round: int  # of that task
+    since: int  # the round in which they came
+
+    def again(self, digest: str, round: int) -> "Seen":
+        """The same at its next task; other rows are of a later round than the last task, which had the old ones."""
+        return Seen(digest, round, self.since if digest == self.digest else max(round, self.round + 1))
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,14 @@ class InFolder:
         for path in self.folder.glob("memory-*.safetensors"):
             if path.stem.removeprefix("memory-") not in map(str, versions):
                 path.unlink(missing_ok=True)
+
+    def arrival(self, digest: str, round: int) -> int:
+        path = self.folder / "rows.json"
+        seen = Seen(**json.loads(path.read_text())) if path.exists() else Seen(digest, round, 0)
+        now = seen.again(digest, round)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(now)))
+        return now.since
 
     def _path(self, version: int) -> Path:
         return self.folder / f"memory-{version}.safetensors"

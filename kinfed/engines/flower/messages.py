@@ -1,14 +1,14 @@
 """Flower's own types: letters to nodes, answers from them, and the apps. Only this file and `simulation` have them."""
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from kinfed.engines.flower.memory import InFolder, Memory
+from kinfed.engines.flower.memory import InFolder, Memory, Seen
 from kinfed.engines.flower.packing import Facts, Packed, Parcel, pack, unpack
 from kinfed.engines.flower.replies import Answer
 from kinfed.engines.flower.site import Call, Site, done, guarded
@@ -97,6 +97,13 @@ class InContext:
         wanted = {self._name(version) for version in versions}
         for name in [name for name in self.state if name.startswith("memory.") and name not in wanted]:
             del self.state[name]
+
+    def arrival(self, digest: str, round: int) -> int:
+        name = f"rows.{self.run}"
+        seen = Seen(**self.state.config_records[name]) if name in self.state else Seen(digest, round, 0)
+        now = seen.again(digest, round)
+        self.state[name] = ConfigRecord(asdict(now))
+        return now.since
 
     def _name(self, version: int) -> str:
         return f"memory.{self.run}.{version}"

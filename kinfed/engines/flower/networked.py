@@ -62,6 +62,9 @@ class Networked(Federation):
     def _seat(self, facts: Facts, node: int) -> int | None:
         """The number of the client that introduces itself like this; None if it cannot be one."""
 
+    def _resize(self, client: int, train: object, test: object) -> None:
+        """Takes note of how many rows a client says it has now."""
+
     def gather(self, wanted: int, seconds: float) -> None:
         """Waits until so many clients have introduced themselves."""
         until = time.monotonic() + seconds
@@ -129,6 +132,8 @@ class Networked(Federation):
         self._count(name, cohort, offer, inbox, asked)
         heard = [client for client in cohort.tolist() if client in inbox.good]
         self._remember(inbox, heard)
+        for client in heard:
+            self._resize(client, *inbox.good[client].sizes)
         return Replies(
             torch.tensor(heard, dtype=torch.long, device=self.device), from_flat(self._stacked(inbox, heard))
         )

@@ -33,6 +33,7 @@ class Good(NamedTuple):
     send: Params
     is_kept: bool  # the client remembers something new since this task
     has_forgotten: bool  # it had lost what it should have remembered
+    sizes: tuple[object, object] = (None, None)  # training and test rows that it has now, as it says
 
 
 def fault_in(parcel: Parcel, form: Form) -> str | None:
@@ -107,5 +108,6 @@ class Inbox:
         send = unpack(answer.parcel)
         if not is_finite(send):
             return NOT_FINITE
-        self.good[client] = Good(send, answer.facts.get("kept") is True, answer.facts.get("forgot") is True)
+        is_kept, has_forgotten = (answer.facts.get(name) is True for name in ("kept", "forgot"))
+        self.good[client] = Good(send, is_kept, has_forgotten, (answer.facts.get("train"), answer.facts.get("test")))
         return None

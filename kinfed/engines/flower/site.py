@@ -1,9 +1,10 @@
 """A client at home: its own rows, its own copy of the algorithm, and how it does what it is asked to."""
 
+import hashlib
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from kinfed.algorithm import Algorithm
 from kinfed.client import Client, Rows
 from kinfed.engines.flower.memory import Memory
 from kinfed.engines.flower.offers import Refusal, Refused, checked
-from kinfed.engines.flower.packing import Facts, Parcel, pack
+from kinfed.engines.flower.packing import Facts, Parcel, pack, raw
 from kinfed.engines.sequential import ask, fresh
 from kinfed.params import Params, from_flat, to_flat
 
@@ -41,6 +42,7 @@ class Site:
     labelled: bool = True
     holdout: bool = False  # wants a model and does not train
     device: str = "cpu"
+    watches: bool = False  # whether it looks for a change of its rows itself; else the server says when there was one
 
     def introduce(self) -> Facts:
         """What the server may know of it before any task: who it is and how many rows it has."""
@@ -100,6 +102,8 @@ def done(site: Site, call: Call, parcel: Parcel, memory: Memory) -> tuple[Facts,
     offered = checked(site.algorithm, tuple(rows.x.shape[1:]), call.task, parcel)
     known = memory.recall(call.accepted) if call.accepted else None
     blank = to_flat(site.algorithm.blank_memory())
+    if site.watches:
+        call = replace(call, since=max(call.since, memory.arrival(digest_of(rows), call.round)))
     client = client_of(site, call, rows, known or blank)
     there = {name: t.to(site.device) for name, t in offered.items()}
     reply = ask(fresh(site.algorithm), call.task, client, from_flat(there))
@@ -107,7 +111,17 @@ def done(site: Site, call: Call, parcel: Parcel, memory: Memory) -> tuple[Facts,
     memory.forget_but({call.accepted, call.durable})
     if kept:
         memory.keep(call.tick, (known or blank) | {name: t.detach().cpu() for name, t in kept.items()})
-    return {"kept": bool(kept), "forgot": bool(call.accepted and known is None)}, pack(to_flat(reply.send))
+    said = {"kept": bool(kept), "forgot": bool(call.accepted and known is None)}
+    return said | {"train": len(rows.y), "test": len(rows.test_y)}, pack(to_flat(reply.send))
+
+
+def digest_of(rows: Holding) -> str:
+    """A digest of all rows and labels; it stays with the client."""
+    digest = hashlib.sha256()
+    for tensor in rows:
+        digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(raw(tensor))
+    return digest.hexdigest()
 
 
 def client_of(site: Site, call: Call, rows: Holding, remembered: Params) -> Client:

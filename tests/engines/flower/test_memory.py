@@ -7,7 +7,7 @@ pytest.importorskip("flwr")
 
 from kinfed import snapshot
 from kinfed.engines import Vectorised
-from kinfed.engines.flower.memory import InFolder
+from kinfed.engines.flower.memory import InFolder, Seen
 from kinfed.engines.flower.messages import InContext, facts_in
 from kinfed.experiment import Experiment
 from tests.algorithms.registry import make, population
@@ -147,3 +147,11 @@ def test_a_folder_keeps_what_is_whole(tmp_path):
     assert memory.recall(4) is None and memory.recall(5)["a"].tolist() == [5.0, 5.0]
     (tmp_path / "deep" / "one" / "memory-5.safetensors").write_bytes(b"half")
     assert memory.recall(5) is None and memory.recall(3)["a"].tolist() == [3.0, 3.0]
+
+
+def test_rows_are_of_a_later_round_than_the_last_task_that_had_others():
+    first = Seen("a", 3, 0)
+    assert first.again("a", 5) == Seen("a", 5, 0)
+    assert first.again("b", 5) == Seen("b", 5, 5)
+    assert first.again("b", 3) == Seen("b", 3, 4)  # they changed within the round
+    assert Seen("b", 3, 4).again("b", 9) == Seen("b", 9, 4)
