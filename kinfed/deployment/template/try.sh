@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Tries the federation on this machine: TLS, authenticated nodes, a SuperNode for each client, one run. All on loopback.
 #   ./try.sh               all of this: up, run, late, down
-#   ./try.sh up            starts SuperLink, SuperExec and the SuperNodes of nodes/
+#   ./try.sh up            starts the server and the SuperNodes of nodes/
+#   ./try.sh server        starts SuperLink and SuperExec, or the one that is not running
 #   ./try.sh node NAME     starts one SuperNode; its key is registered if it is not yet
 #   ./try.sh run [OUT]     a run, written to OUT (runs/first), until it ends
 #   ./try.sh down          stops all that was started
@@ -24,10 +25,13 @@ start() { # NAME COMMAND...: in a process group of its own
     echo $! >".flower/pid/$name"
 }
 
-is_running() { [ -e ".flower/pid/$1" ] && kill -0 "$(cat ".flower/pid/$1")" 2>/dev/null; }
+has_members() { # GROUP: of processes; one that has ended and that nobody has taken notice of does not count
+    ps -eo pgid=,stat= | awk -v group="$1" '$1 == group && $2 !~ /^Z/ { found = 1 } END { exit !found }'
+}
+
+is_running() { [ -e ".flower/pid/$1" ] && has_members "$(cat ".flower/pid/$1")"; }
 
 superlink() {
-    is_running superlink && fail "it is up already; ./try.sh down stops it"
     [ -e .flower/port ] || free_port >.flower/port
     local port; port=$(cat .flower/port)
     printf '[superlink.here]\naddress = "127.0.0.1:%s"\nroot-certificates = "%s"\n' \
@@ -44,15 +48,22 @@ superlink() {
     fail "SuperLink did not start: see .flower/log/superlink.log"
 }
 
-superexec() {
-    start superexec flower-superexec --runtime-api-address "127.0.0.1:$(cat .flower/port)" \
-        --root-certificates certificates/ca.crt
+server() {
+    for tool in flower-superlink flower-superexec flower-supernode flwr python; do
+        command -v "$tool" >/dev/null || fail "$tool is not found: activate the environment that kinfed[flower] is in"
+    done
+    for tool in awk ps setsid; do command -v "$tool" >/dev/null || fail "$tool is not installed"; done
+    [ -e certificates/server.crt ] || ./certificates.sh
+    is_running superlink || superlink
+    is_running superexec || start superexec flower-superexec \
+        --runtime-api-address "127.0.0.1:$(cat .flower/port)" --root-certificates certificates/ca.crt
 }
 
 node() { # NAME
     local name=$1 settings=nodes/$1.toml
     [ -e "$settings" ] || settings=nodes/late/$name.toml
     [ -e "$settings" ] || fail "there is no nodes/$name.toml"
+    ! is_running "$name" || fail "$name is running"
     [ -e "keys/$name" ] || ./certificates.sh
     if [ ! -e ".flower/registered/$name" ]; then
         flwr supernode register "keys/$name.pub" here --name "$name" >>.flower/log/register.log 2>&1 ||
@@ -66,12 +77,8 @@ node() { # NAME
 }
 
 up() {
-    for tool in flower-superlink flower-superexec flower-supernode flwr python; do
-        command -v "$tool" >/dev/null || fail "$tool is not found: activate the environment that kinfed[flower] is in"
-    done
     ./certificates.sh
-    superlink
-    superexec
+    server
     for path in nodes/*.toml; do node "$(basename "$path" .toml)"; done
 }
 
@@ -96,7 +103,7 @@ down() {
     for path in .flower/pid/*; do
         [ -e "$path" ] || continue
         pid=$(cat "$path")
-        for _ in $(seq 50); do kill -0 -- "-$pid" 2>/dev/null || break; sleep 0.1; done
+        for _ in $(seq 50); do has_members "$pid" || break; sleep 0.1; done
         kill -KILL -- "-$pid" 2>/dev/null || true
         rm "$path"
     done
@@ -107,7 +114,7 @@ case ${1:-all} in
     up) up ;;
     node) node "${2:?wanted ./try.sh node NAME}" ;;
     run) run "${2:-}" ;;
-    superlink) superlink ;;
+    server) server ;;
     down) down ;;
-    *) sed -n '2,8s/^# //p' "$0"; exit 2 ;;
+    *) sed -n '2,9s/^# //p' "$0"; exit 2 ;;
 esac

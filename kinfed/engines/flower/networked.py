@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("kinfed.engines")
 PATIENCE = 3  # calls in a row that nobody answers
+LOOK = 3.0  # seconds after which a waiting server looks who has come
 
 
 class Networked(Federation):
@@ -166,8 +167,11 @@ class Networked(Federation):
 
     def _wait(self, inbox: Inbox) -> None:
         """Takes answers until all are there or the time is over."""
-        until, pause = time.monotonic() + self.timeout, 0.01
+        until, pause, look = time.monotonic() + self.timeout, 0.01, time.monotonic() + LOOK
         while inbox.waiting and time.monotonic() < until:
+            if time.monotonic() > look:
+                self._welcome()  # so that who comes during a long round is there in the next
+                look = time.monotonic() + LOOK
             for answer in self.post.collect(inbox.waiting | self.unanswered.keys()):
                 inbox.take(answer)
                 self.unanswered.pop(answer.letter, None)
