@@ -330,8 +330,10 @@ def new(
 
         config = configured(settings, options)
         refuse_taken(folder, force)
-        new_folder(config, folder, own_plan(shape, classes, clients) or make_population(config), force)
-        print(f"written to {folder}: read its README.md, or try it here with: cd {folder} && ./try.sh")
+        plan = own_plan(shape, classes, clients)
+        new_folder(config, folder, plan or make_population(config), force)
+        tried = "put rows into data/ as it says" if plan else f"try it here with: cd {folder} && ./try.sh"
+        print(f"written to {folder}: read its README.md, and {tried}")
 
 
 @app.command()
