@@ -9,6 +9,7 @@ from string import Template
 
 from kinfed.comparison import Column, mean_and_spread
 from kinfed.config import write
+from kinfed.config.tables import Table
 from kinfed.report.payload import payload, shown_runs
 from kinfed.report.reading import Run
 from kinfed.report.series import Series
@@ -146,6 +147,13 @@ def looks_for_kin(series: Sequence[Series]) -> bool:
     )
 
 
+def own_config(run: Run) -> Table:
+    """The config of a run without the settings of other methods, and without those of comparisons."""
+    methods = run.config.get("methods", {})
+    own = {run.method: methods[run.method]} if isinstance(methods, dict) and run.method in methods else {}
+    return {k: v for k, v in run.config.items() if k not in ("compare", "seeds")} | {"methods": own}
+
+
 def settings(series: Sequence[Series]) -> str:
     """Where the series differ, and the whole config of each."""
     header, rows = differences(series)
@@ -155,7 +163,7 @@ def settings(series: Sequence[Series]) -> str:
         "<code>kinfed run</code>.</p>"
     )
     blocks = "".join(
-        f"<details><summary>{escape(one.name)}</summary><pre>{escape(write(one.runs[0].config))}</pre></details>\n"
+        f"<details><summary>{escape(one.name)}</summary><pre>{escape(write(own_config(one.runs[0])))}</pre></details>\n"
         for one in series
     )
     return said + table + blocks

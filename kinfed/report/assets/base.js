@@ -153,7 +153,7 @@ const redraw = () => drawn.forEach(({ again }) => again());
 
 function canvas(width, height, label) {
   const ratio = printing ? 2 : Math.max(1, devicePixelRatio || 1);
-  const node = el("canvas", { width: Math.round(width * ratio), height: Math.round(height * ratio), role: "img", "aria-label": label, style: `width:${width}px;height:${height}px` });
+  const node = el("canvas", { width: Math.round(width * ratio), height: Math.round(height * ratio), role: "img", "aria-label": label, style: `width:${width}px;height:auto` });
   const pen = node.getContext("2d");
   pen.scale(ratio, ratio);
   return [node, pen];

@@ -116,8 +116,10 @@ function drawTree(run, width) {
   const wide = (box.right - box.left) / members.length;
   members.forEach((client, i) => chart.append(svg("rect", { x: f(x(i) - wide / 2), y: box.bottom + 3, width: f(wide + 0.3), height: 6, fill: colour(run.found[client]) })));
   if (cut !== null) {
-    chart.append(line(box.left, y(cut), box.right, y(cut), { class: "cut" }));
-    chart.append(text(box.right, y(cut) - 6, `cut at ${number(cut, 4)}: ${run.names.length} groups`, { class: "note", "text-anchor": "end" }));
+    // A merge at the cut is not made: where one is, the line is drawn below it.
+    const below = Math.max(0, ...heights.filter((merge) => merge < cut)), on = heights.includes(cut), at = y(on ? (below + cut) / 2 : cut);
+    chart.append(line(box.left, at, box.right, at, { class: "cut" }));
+    chart.append(text(box.right, at - 6, `cut ${on ? "below" : "at"} ${number(cut, 3)}: ${run.names.length} groups`, { class: "note", "text-anchor": "end" }));
   } else chart.append(text(box.right, box.top - 4, "no cut was worth making: one group", { class: "note", "text-anchor": "end" }));
   hoverable(chart, (px, py, event) => {
     const at = Math.round(((px - box.left) / (box.right - box.left)) * members.length - 0.5);
@@ -178,9 +180,10 @@ function drawBands(run, width) {
   const paths = new Map();
   const add = (group, d) => paths.set(group, (paths.get(group) ?? "") + d);
   places.forEach((stack, k) => {
-    const from = x(rounds[k]), to = k + 1 < rounds.length ? Math.max(from, x(rounds[k + 1] - 1)) : x(end);
+    const from = x(rounds[k]), next = x(rounds[k + 1] ?? end);
+    const to = k + 1 < rounds.length ? Math.max(from, Math.min(x(rounds[k + 1] - 1), next - Math.min(28, 0.6 * (next - from)))) : next;
     for (const [group, spot] of stack) add(group, quad(from, to, y(spot.start, spot.at), y(spot.start + spot.count, spot.at), y(spot.start, spot.at), y(spot.start + spot.count, spot.at)));
-    if (k + 1 < rounds.length) flowing(flows[k], stack, places[k + 1], y, to, x(rounds[k + 1]), add);
+    if (k + 1 < rounds.length) flowing(flows[k], stack, places[k + 1], y, to, next, add);
   });
   for (const [group, d] of paths) chart.append(svg("path", { d, fill: group === small ? "var(--faint)" : colour(group), opacity: 0.85 }));
   const axis = svg("g", { class: "axis", "aria-hidden": "true" }, line(box.left, box.bottom + 6, box.right, box.bottom + 6, { class: "base" }));

@@ -24,8 +24,7 @@ def matrix_of(run: Run, order: Whole) -> Matrix | None:
     arrays = run.arrays("relatedness")
     if arrays is None:
         return None
-    rows = arrays.get("rows", arrays.get("related"))
-    assert rows is not None
+    rows = arrays["rows"] if "rows" in arrays else arrays["related"]
     whose = arrays.get("whose", np.arange(len(rows))).astype(np.int64)
     edges = np.unique(np.linspace(0, len(whose), min(CELLS, len(whose)) + 1).astype(np.int64))
     own = np.arange(len(whose))

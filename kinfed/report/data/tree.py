@@ -12,6 +12,7 @@ class Tree:
     """Merge i joins (left[i], low_left[i]) and (right[i], low_right[i]) at heights[i]; leaves stand at 0, 1, 2, …"""
 
     members: Whole  # clients, from left to right
+    groups: Whole  # colours of their groups
     left: Numbers
     right: Numbers
     low_left: Numbers
@@ -39,7 +40,8 @@ def tree_of(run: Run, colours: Whole) -> Tree | None:
     turned = x[pairs[:, 0]] > x[pairs[:, 1]]
     one, other = np.where(turned[:, None], pairs[:, ::-1], pairs).T
     shown = cut if np.isfinite(cut) else None
-    return Tree(members[order], x[one], x[other], low[one], low[other], merges[:, 2], group[len(members) :], shown)
+    leaf = members[order]
+    return Tree(leaf, colours[leaf], x[one], x[other], low[one], low[other], merges[:, 2], group[len(members) :], shown)
 
 
 def leaves(merges: Numbers, count: int) -> Whole:

@@ -56,26 +56,30 @@ def plot_relatedness(run: Run | Path | str) -> "tuple[Figure, Matrix]":
 def plot_dendrogram(run: Run | Path | str) -> "tuple[Figure, Tree]":
     """The merges by which clients became groups, and the cut."""
     run = as_run(run)
-    kin = kinship(run)
-    found = None if kin.found is None else tree_of(run, kin.found)
+    groups = kinship(run).found
+    found = None if groups is None else tree_of(run, groups)
     tree = needed(found, run, "tree.npz: its method does not merge clients")
     figure, (axis,) = blank(7.2, 3.6)
-    for group in np.unique(tree.colours):
-        some = tree.colours == group
-        xs = np.stack([tree.left, tree.left, tree.right, tree.right])[:, some]
-        ys = np.stack([tree.low_left, tree.heights, tree.heights, tree.low_right])[:, some]
-        axis.plot(
-            xs, ys, color=INK if group < 0 else colour(int(group)), linewidth=1.0 if len(tree.members) < 400 else 0.4
-        )
+    draw_brackets(axis, tree)
     if tree.cut is not None:
-        axis.axhline(tree.cut, color=colour(1), linestyle="--", linewidth=1.2, label=f"cut: {len(kin.names)} groups")
+        axis.axhline(tree.cut, color=colour(1), linestyle="--", linewidth=1.2, label=f"cut at {tree.cut:.4g}")
         axis.legend(frameon=False, fontsize=9)
-    assert kin.found is not None
-    strip(axis, kin.found[tree.members].tolist(), -0.02 * float(tree.heights.max()), 0.015 * float(tree.heights.max()))
     axis.set_xticks([])
     axis.set_xlabel("clients")
     axis.set_ylabel("height of the merge")
     return figure, tree
+
+
+def draw_brackets(axis: "Axes", tree: Tree) -> None:
+    """Every merge as a bracket in its group's colour, and the groups in a strip below."""
+    width = 1.0 if len(tree.members) < 400 else 0.4
+    for group in np.unique(tree.colours):
+        some = tree.colours == group
+        xs = np.stack([tree.left, tree.left, tree.right, tree.right])[:, some]
+        ys = np.stack([tree.low_left, tree.heights, tree.heights, tree.low_right])[:, some]
+        axis.plot(xs, ys, color=INK if group < 0 else colour(int(group)), linewidth=width)
+    top = float(tree.heights.max())
+    strip(axis, tree.groups.tolist(), -0.02 * top, 0.015 * top)
 
 
 def plot_labels(run: Run | Path | str) -> "tuple[Figure, Labels]":
