@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
 from kinfed.runs import CONFIG, SUMMARY
-from tests.recipes.made_up import TINY
+from tests.recipes.made_up import TINY, store_all
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +96,13 @@ def test_a_page_is_filled_between_its_marks():
 def test_all_tables_are_listed():
     result = reproduce("--list")
     assert result.exit_code == 0 and "flt-table-1" in result.output and "_flt" not in result.output
+
+
+def test_columns_of_data_that_nobody_has_here_run_once_they_have_them(tmp_path):
+    store_all(tmp_path)
+    words = ["--quick", "--rows", "fednova,flis-hc", "--only", "svhn-30,cifar100-20", "--protocol", "fair"]
+    result = reproduce("flis-table-1", *words, "--out", "colours")
+    assert result.exit_code == 0, result.output
+    assert "4 runs" in result.output and "SVHN, 30 % of the labels" in result.output
+    with open("colours/flis-table-1.csv", encoding="utf-8") as file:
+        assert all(0 <= float(line["measured"]) <= 100 for line in csv.DictReader(file))

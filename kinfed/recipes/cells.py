@@ -105,7 +105,7 @@ def table_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, quick
     """The layers of a cell, each over the one before."""
     layers = (column.config, row.config, protocol.config, row.under[protocol.name].config, row.at.get(column.name, {}))
     table = recipe.config
-    for layer in (*layers, recipe.quick if quick else {}):
+    for layer in (*layers, *((recipe.quick, column.quick) if quick else ())):
         table = laid_over(table, layer)
     return table
 

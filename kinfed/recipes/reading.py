@@ -5,7 +5,8 @@
     extends                         another recipe, which this one is laid over
     [config]                        what all cells have in common: a config as `kinfed run` takes it
     [quick]                         what `--quick` lays over every cell
-    [columns.NAME]                  title, config; incomparable: why its numbers cannot be compared
+    [columns.NAME]                  title, config; quick: what `--quick` lays over that, too;
+                                    incomparable: why its numbers cannot be compared
     [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported
     [rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
                                     PROTOCOL: config and incomparable under it; protocols: those it runs under
@@ -90,8 +91,9 @@ class Shape:
 
 
 def read_column(name: str, table: Table, at: str) -> Column:
-    allowed(table, ("title", "config", "incomparable"), at)
-    return Column(name, text(table, "title", at), inner_table(table, "config", at), text(table, "incomparable", at, ""))
+    allowed(table, ("title", "config", "quick", "incomparable"), at)
+    config, quick = (inner_table(table, key, at) for key in ("config", "quick"))
+    return Column(name, text(table, "title", at), config, quick, text(table, "incomparable", at, ""))
 
 
 def read_protocol(name: str, table: Table, at: str) -> Protocol:

@@ -20,6 +20,7 @@ class Column:
     name: str
     title: str
     config: Table = field(default_factory=dict)
+    quick: Table = field(default_factory=dict)
     incomparable: str = ""
 
 

@@ -1,0 +1,91 @@
+"""What is read from runs, and which of several runs is reported: numbers by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kinfed.config import Config, read
+from kinfed.recipes import MEASURES, Run, Wanted, cells_of, load_recipe, result_of
+from kinfed.recipes.outcome import FAILS, HOLDS, Outcome, reference
+
+FLHC = read({"method": "flhc", "methods": {"flhc": {"rounds_before": 2}}, "evaluation": {"target": 0.8}})
+
+
+def run(config: Config, accuracies: tuple[float, ...], at_target: float = 0.5) -> Run:
+    """A run that was evaluated after every round, and moved 1 MB each way in each."""
+    rounds = [
+        {
+            "round": str(i),
+            "accuracy": str(a),
+            "at_target": str(at_target),
+            "bytes_down": f"{i}000000",
+            "bytes_up": f"{i}000000",
+        }
+        for i, a in enumerate(accuracies, 1)
+    ]
+    return Run(config, Path("nowhere"), {"accuracy": accuracies[-1], "at_target": at_target}, rounds, 1.0)
+
+
+def test_the_round_after_the_clustering_is_read_from_the_rounds():
+    mine = run(FLHC, (0.1, 0.2, 0.3, 0.4))
+    assert MEASURES["accuracy"].of(mine, FLHC) == pytest.approx(40)
+    assert MEASURES["accuracy_post"].of(mine, FLHC) == pytest.approx(30)  # two rounds before, so the third
+    assert MEASURES["accuracy_post"].of(run(FLHC, (0.1, 0.2)), FLHC) is None  # it never came that far
+
+
+def test_a_multiple_is_of_plain_fedavg_in_the_same_round():
+    mine, plain = run(FLHC, (0.1, 0.2, 0.3, 0.4)), run(FLHC, (0.1, 0.2, 0.2, 0.1))
+    assert MEASURES["accuracy_post_times"].of(mine, FLHC, plain) == pytest.approx(1.5)
+    assert MEASURES["accuracy_times"].of(mine, FLHC, plain) == pytest.approx(4)
+    assert MEASURES["at_target_times"].of(mine, FLHC, run(FLHC, (0.1,), at_target=0.0)) is None
+    other = reference(FLHC, MEASURES["accuracy_times"])
+    assert other.method == "fedavg" and not other.methods and other.partition == FLHC.partition
+
+
+def test_rounds_and_megabits_to_a_target():
+    mine = run(FLHC, (0.5, 0.7, 0.85, 0.9))
+    assert MEASURES["rounds_to_target"].of(mine, FLHC) == 3
+    assert MEASURES["megabits_to_target"].of(mine, FLHC) == pytest.approx(6e6 * 8 / 1e6 / 100)  # of 100 clients
+    assert MEASURES["rounds_to_target"].of(run(FLHC, (0.5,)), FLHC) is None
+
+
+def outcome(accuracy_of) -> Outcome:
+    """Table IV of FL+HC, one row, as if its runs had ended so."""
+    recipe = load_recipe("flhc-table-4")
+    cells = cells_of(recipe, Wanted(rows=("l2-ward",)))
+
+    def ended(config: Config) -> Run | None:
+        accuracy = accuracy_of(config)
+        return None if accuracy is None else run(config, (accuracy,) * 50)
+
+    return Outcome(recipe, tuple(result_of(recipe, cell, (0, 1), ended, "") for cell in cells))
+
+
+def quantile(config: Config) -> float | None:
+    return config.settings_of("flhc")["hierarchy"].quantile if config.method == "flhc" else None  # type: ignore[attr-defined]
+
+
+def test_of_a_sweep_the_best_run_is_reported():
+    swept, searched = outcome(lambda c: {0.5: 0.8, 0.8: 0.97, 0.9: 0.96, 0.96: 0.5}.get(quantile(c), 0.7)).results
+    assert swept.found[2].values == pytest.approx((97, 97)) and searched.found[2].values == pytest.approx((70, 70))
+    assert [quantile(each.config) for each in swept.runs] == [0.8, 0.8] and swept.seeds == (0, 1)
+
+
+def test_a_sweep_has_no_number_before_all_of_it_ran():
+    swept, searched = outcome(lambda c: None if quantile(c) == 0.9 else 0.7).results
+    assert not swept.found and swept.state == "not run" and searched.found
+
+
+def test_a_claim_is_the_difference_of_two_main_numbers():
+    recipe = load_recipe("flt-workshop-2")
+    cells = cells_of(recipe, Wanted(protocols=("paper",)))
+
+    def judged(flt: float) -> str:
+        numbers = {"fedavg": 0.5, "fesem": 0.5, "flt": flt}
+        results = [result_of(recipe, cell, (0,), lambda c: run(c, (numbers[c.method],)), "") for cell in cells]
+        return Outcome(recipe, tuple(results)).judged(recipe.claims[0], "mlp", "paper")
+
+    assert judged(0.76) == HOLDS and judged(0.74) == FAILS  # 25 points are claimed
+    blank = Outcome(recipe, tuple(replace(result_of(recipe, c, (0,), lambda _: None, ""), seeds=()) for c in cells))
+    assert blank.judged(recipe.claims[0], "mlp", "paper") == "not known"
