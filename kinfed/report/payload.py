@@ -66,6 +66,7 @@ def run_json(run: Run, at: int) -> Json:
     return {
         "series": at,
         "seed": run.seed,
+        "ended": run.has_ended,
         "roles": roles_json(run),
         "accuracy": [None if np.isnan(a) else round(10_000 * a) for a in run.accuracy],
         "rows": trains.tolist(),

@@ -39,29 +39,30 @@ function show(id, wanted, words) {
   const figure = byId(id);
   figure.querySelectorAll(".chart, .pair").forEach((node) => { node.hidden = !wanted; });
   const empty = figure.querySelector(".empty");
-  empty.hidden = wanted;
+  empty.hidden = Boolean(wanted);
   empty.textContent = words;
-  return wanted;
+  return Boolean(wanted);
 }
 
 function look(run) {
   const name = data.series[run.series].name;
+  const written = (words) => (run.ended ? words : `${name} has not ended yet: this is written at the end of a run.`);
   const key = byId("map-keys");
   key.replaceChildren();
-  if (show("map", Boolean(run.map), `No signatures of ${name} were written. Methods that describe their clients (flt, repa) write them; the others do with evaluation.signatures=all, which lets every client train once more at the end.`)) {
+  if (show("map", run.map, written(`No signatures of ${name} were written. Methods that describe their clients (flt, repa) write them; the others do with evaluation.signatures=all, which lets every client train once more at the end.`))) {
     byId("map-way").textContent = run.map.way;
     const both = {}, ways = ["found", "planted"].filter((way) => run[way]);
     for (const way of ["found", "planted"]) byId(`map-${way}`).parentElement.hidden = ways.length > 0 && !run[way];
     for (const way of ways.length ? ways : ["found"]) plot(byId(`map-${way}`), (width) => drawMap(run, way, width, both));
     if (run.found) key.append(groupKeys(run));
   }
-  if (show("matrix", Boolean(run.matrix), `${name} relates no clients to each other: there is no matrix to show.`)) {
+  if (show("matrix", run.matrix, written(`${name} relates no clients to each other: there is no matrix to show.`))) {
     for (const when of ["before", "after"]) plot(byId(`matrix-${when}`), (width) => drawMatrix(run, when, width));
   }
-  if (show("tree", Boolean(run.tree), `${name} does not find its groups by merging clients: there is no tree.`)) plot(byId("tree-chart"), (width) => drawTree(run, width));
-  if (show("labels", Boolean(run.labels), "This run did not write which labels its clients hold.")) plot(byId("labels-chart"), (width) => drawLabels(run, width));
+  if (show("tree", run.tree, written(`${name} does not find its groups by merging clients, or there are too many to compare all pairs: there is no tree.`))) plot(byId("tree-chart"), (width) => drawTree(run, width));
+  if (show("labels", run.labels, written("This run does not know which labels its clients hold: their rows are elsewhere."))) plot(byId("labels-chart"), (width) => drawLabels(run, width));
   const once = run.found ? `${name} found its groups once, and they stayed as they were.` : `${name} looks for no groups.`;
-  if (show("bands", Boolean(run.bands), once)) plot(byId("bands-chart"), (width) => drawBands(run, width));
+  if (show("bands", run.bands, once)) plot(byId("bands-chart"), (width) => drawBands(run, width));
   if (run.found) groupTable(byId("groups"), run);
   else byId("groups").replaceChildren(el("p", { class: "empty" }, `${name} looks for no groups: there is nothing to list.`));
 }
