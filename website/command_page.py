@@ -1,5 +1,7 @@
 """The reference of the command line, from the application itself."""
 
+from collections.abc import Iterator
+
 import click
 import typer.main
 
@@ -9,17 +11,19 @@ from kinfed.cli import app
 def command_page() -> str:
     """The page."""
     group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
     parts = ["# Command line", "`kinfed COMMAND --help` shows the same in a terminal.", group.help or ""]
-    for name in group.list_commands(click.Context(group)):
-        command = group.commands[name]
-        parts += [
-            f"## `kinfed {name}`",
-            described(command.help or ""),
-            f"```text\n{usage(name, command)}\n```",
-            options(command),
-        ]
+    for name, command in commands(group):
+        title = f"kinfed {name}"
+        parts += [f"## `{title}`", described(command.help or ""), f"```text\n{usage(title, command)}\n```"]
+        parts += [options(command)]
     return "\n\n".join(parts) + "\n"
+
+
+def commands(group: click.Command, above: str = "") -> Iterator[tuple[str, click.Command]]:
+    """The commands of a group by name, those of groups inside it too."""
+    for name, command in group.commands.items() if isinstance(group, click.Group) else ():
+        inner = list(commands(command, f"{above}{name} "))
+        yield from inner or [(f"{above}{name}", command)]
 
 
 def described(text: str) -> str:
@@ -27,10 +31,9 @@ def described(text: str) -> str:
     return "\n".join(f"- {line}" if line.startswith("`kinfed") else line for line in text.splitlines())
 
 
-def usage(name: str, command: click.Command) -> str:
+def usage(title: str, command: click.Command) -> str:
     """The line that says how a command is called."""
-    words = command.collect_usage_pieces(click.Context(command, info_name=f"kinfed {name}"))
-    return " ".join(["kinfed", name, *words])
+    return " ".join([title, *command.collect_usage_pieces(click.Context(command, info_name=title))])
 
 
 def options(command: click.Command) -> str:

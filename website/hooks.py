@@ -12,7 +12,7 @@ from website import api_pages, method_pages
 from website.choosing_page import with_tables
 from website.command_page import command_page
 from website.config_page import config_page
-from website.links import PAGES, rewritten, source_page, sources
+from website.links import PAGES, page_of, rewritten, source_page, sources
 from website.measured import read_tables
 from website.navigation import navigation
 from website.notebooks import notebook_page
@@ -27,7 +27,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         add_notebook(path, files, config)
     for path in sorted({path for file in files.documentation_pages() for path in linked(file)}):
-        files.append(File.generated(config, f"source/{path}.md", content=source_page(path)))
+        files.append(File.generated(config, page_of(path), content=source_page(path)))
     config.nav = navigation([file.src_uri for file in files.documentation_pages()])
     return files
 

@@ -24,16 +24,18 @@ def rewritten(markdown: str, uri: str, folder: str) -> str:
 
 
 def page_of(path: str) -> str | None:
-    """The page that shows a file of the repository; None where it is not a file."""
+    """The page that shows a file or a folder of the repository; None where there is none."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/").replace(".ipynb", ".md")
     if path in PAGES:
         return PAGES[path]
+    if (ROOT / path).is_dir():
+        return f"source/{path}/index.md"
     return f"source/{path}.md" if (ROOT / path).is_file() else None
 
 
 def sources(markdown: str, folder: str) -> Iterator[str]:
-    """The files outside of the docs that a text links to."""
+    """The files and folders outside of the docs that a text links to."""
     for target, _ in LINK.findall(markdown):
         path = posixpath.normpath(posixpath.join(folder, target))
         if (page_of(path) or "").startswith("source/"):
@@ -41,7 +43,17 @@ def sources(markdown: str, folder: str) -> Iterator[str]:
 
 
 def source_page(path: str) -> str:
-    """The page that shows a source file."""
-    language = LANGUAGES.get(Path(path).suffix, "text")
-    text = (ROOT / path).read_text().rstrip()
-    return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n````{language}\n{text}\n````\n"
+    """The page that shows a source file, or the files of a folder."""
+    here = ROOT / path
+    shown = (
+        listed(here)
+        if here.is_dir()
+        else f"````{LANGUAGES.get(here.suffix, 'text')}\n{here.read_text().rstrip()}\n````"
+    )
+    return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n{shown}\n"
+
+
+def listed(folder: Path) -> str:
+    """The files in a folder, as a list."""
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return "\n".join(f"- `{path}`" for path in files if path.suffix != ".pyc")

@@ -1,6 +1,7 @@
 """A page for every registered method, from the registry, its docstrings, its settings and what was measured."""
 
 import inspect
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -83,8 +84,9 @@ def in_depth(name: str) -> str:
 
 
 def quoted(docstring: str) -> str:
-    """What the method's file opens with."""
-    return "\n".join(f"> {line}" if line else ">" for line in inspect.cleandoc(docstring).splitlines())
+    """What the method's file opens with; Markdown wants a blank line before a list."""
+    spaced = re.sub(r"(?m)^(?!- )(.+)\n(?=- )", r"\1\n\n", inspect.cleandoc(docstring))
+    return "\n".join(f"> {line}" if line else ">" for line in spaced.splitlines())
 
 
 def seen(name: str, measured: Tables) -> str:
@@ -124,7 +126,7 @@ def letters(fact: Facts) -> set[str]:
 
 def formula(text: str) -> str:
     """A formula as the page shows it."""
-    return text.replace("*", " · ")
+    return text.replace("*", "·").replace(" + ", "\N{NO-BREAK SPACE}+ ")
 
 
 def overview() -> str:

@@ -6,7 +6,7 @@ from kinfed.algorithms import ALGORITHMS
 
 Nav = list[dict[str, object]]
 SECTIONS = {
-    "Start": ["tutorial.md", "choosing.md", "notebooks/*"],
+    "Start": ["tutorial.md", "choosing.md", "notebooks/which-clients-are-kin.md", "notebooks/*"],
     "How to": [
         "own-data.md", "own-model.md", "adding-a-method.md", "reports.md", "reproducing.md", "serving.md",
         "deployment.md", "flower.md",
@@ -15,7 +15,8 @@ SECTIONS = {
     "Measured": [
         "results.md", "recovery.md", "roles.md", "metrics.md", "methods/*", "performance.md", "scaling.md",
     ],
-    "Reference": ["reference/config.md", "reference/commands.md", "reference/api/index.md", "reference/api/*"],
+    "Reference": ["reference/config.md", "reference/commands.md"],
+    "Python": ["reference/api/index.md", "reference/api/*"],
     "Project": ["architecture.md", "contributing.md", "changelog.md"],
 }  # fmt: skip
 MORE = "Project"  # where pages stand that no section names
@@ -26,7 +27,7 @@ def navigation(uris: Collection[str]) -> Nav:
     left = {uri for uri in uris if uri != "index.md" and not uri.startswith("source/")}
     menu: dict[str, list[str]] = {}
     for title, patterns in SECTIONS.items():
-        menu[title] = [uri for pattern in patterns for uri in matching(pattern, left)]
+        menu[title] = list(dict.fromkeys(uri for pattern in patterns for uri in matching(pattern, left)))
         left -= set(menu[title])
     menu[MORE] += sorted(left)
     return [{"Home": "index.md"}, *({title: found} for title, found in menu.items() if found)]

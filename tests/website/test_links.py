@@ -23,6 +23,11 @@ def test_a_link_to_a_source_file_becomes_a_link_to_its_page():
     assert "class LocalTraining:" in source_page("kinfed/training.py")
 
 
+def test_a_link_to_a_folder_becomes_a_link_to_a_list_of_its_files():
+    assert rewritten("[all](../examples)", "tutorial.md", "docs") == "[all](source/examples/index.md)"
+    assert "- `mnist-scenario-1.toml`" in source_page("examples")
+
+
 def test_code_that_looks_like_a_link_and_other_hosts_are_left_alone():
     text = "`METHODS[name](model)` and [there](https://example.org/a) and [below](#below)"
     assert rewritten(text, "index.md", "docs") == text
@@ -37,10 +42,12 @@ def test_every_link_is_to_a_file_that_is_there(path):
 
 
 def test_the_menu_has_every_page_once_and_unknown_ones_last():
-    menu = navigation(["index.md", "tutorial.md", "brand-new.md", "architecture.md", "source/kinfed/cli.py.md"])
+    kin, other = "notebooks/which-clients-are-kin.md", "notebooks/another.md"
+    pages = ["index.md", "tutorial.md", "brand-new.md", "architecture.md", "source/kinfed/cli.py.md", other, kin]
+    menu = navigation(pages)
     assert menu == [
         {"Home": "index.md"},
-        {"Start": ["tutorial.md"]},
+        {"Start": ["tutorial.md", kin, other]},
         {"Project": ["architecture.md", "brand-new.md"]},
     ]
 
