@@ -36,14 +36,27 @@ def notebook_page(path: Path) -> NotebookPage:
 def code(cell: Json, name: str, pictures: dict[str, bytes]) -> list[str]:
     """A cell's code and what it showed; its pictures are put with the others, under the code's first line."""
     title = text_of(cell["source"]).split("\n")[0].lstrip("# ")
-    shown = [output(found, f"{name}-{at}.png", title, pictures) for at, found in enumerate(cell["outputs"])]
+    outputs = joined(cell["outputs"])
+    shown = [output(found, f"{name}-{at}.png", title, pictures) for at, found in enumerate(outputs)]
     return [f"```python\n{text_of(cell['source'])}\n```", *(text for text in shown if text)]
+
+
+def joined(outputs: list[Json]) -> list[Json]:
+    """The outputs with what was printed line by line as one."""
+    found: list[Json] = []
+    for one in outputs:
+        if found and one["output_type"] == found[-1]["output_type"] == "stream":
+            found[-1] = found[-1] | {"text": text_of(found[-1]["text"]) + text_of(one["text"])}
+        else:
+            found.append(one)
+    return found
 
 
 def output(found: Json, name: str, title: str, pictures: dict[str, bytes]) -> str:
     """One output as Markdown."""
     if found["output_type"] == "stream":
-        return f"```text\n{text_of(found['text']).rstrip()}\n```"
+        printed = text_of(found["text"]).strip("\n")
+        return f"```text\n{printed}\n```"
     data = found.get("data", {})
     if "image/png" in data:
         pictures[name] = base64.b64decode(data["image/png"])

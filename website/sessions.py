@@ -72,7 +72,9 @@ def executed(code: str, names: dict[str, object]) -> str:
 def bash(command: str) -> str:
     """What a command says to a person who types it."""
     where = {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", command], env=os.environ | where, capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", command], env=os.environ | where, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"'{command}' left with exit code {done.returncode}: {done.stderr}")
     return done.stderr + done.stdout
 
 

@@ -18,7 +18,8 @@ def test_a_notebook_runs(path, capsys: pytest.CaptureFixture[str]):
     names = {"__name__": "__main__"}
     for cell in json.loads(path.read_text())["cells"]:
         if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), path.name, "exec"), names)
+            code = "".join(line for line in cell["source"] if not line.startswith("%"))
+            exec(compile(code, path.name, "exec"), names)
     matplotlib.pyplot.close("all")
     assert capsys.readouterr().out
 
@@ -38,11 +39,13 @@ def test_a_page_has_texts_code_and_what_it_printed_and_drew(tmp_path: Path):
         {
             "cell_type": "code",
             "source": "# A curve\nplot()",
-            "outputs": [{"output_type": "stream", "text": "1\n"}, drawn],
+            "outputs": [{"output_type": "stream", "text": "1\n"}, {"output_type": "stream", "text": ["2\n"]}, drawn],
         },
     ]
     path = tmp_path / "small.ipynb"
     path.write_text(json.dumps({"cells": cells}))
     page = notebook_page(path)
     assert page.pictures == {"small-1-1.png": b"hi"}
-    assert page.markdown.endswith("```python\n# A curve\nplot()\n```\n\n```text\n1\n```\n\n![A curve](small-1-1.png)\n")
+    assert page.markdown.endswith(
+        "```python\n# A curve\nplot()\n```\n\n```text\n1\n2\n```\n\n![A curve](small-1-1.png)\n"
+    )
