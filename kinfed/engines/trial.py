@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from kinfed.data.population import Population
+from kinfed.data.population import Population, Role
 from kinfed.federation import Resident
 
 CLEARLY = 1.5  # times as fast as the first way
@@ -37,7 +37,8 @@ def ways(cores: int, quick: bool) -> tuple[Way, ...]:
 def some_of(fed: Resident, clients: list[int]) -> Population:
     """These clients with a few of their rows."""
     train, test = ([part[i][:ROWS] for i in clients] for part in (fed.train, fed.test))
-    return Population(fed.x, fed.y, tuple(train), tuple(test), fed.population.classes)
+    roles = tuple(Role(holdout=fed.roles[i].holdout, labelled=fed.roles[i].labelled) for i in clients)
+    return Population(fed.x, fed.y, tuple(train), tuple(test), fed.population.classes, roles=roles)
 
 
 def fastest(runs: Mapping[Way, Callable[[], object]]) -> tuple[Way, dict[Way, float]]:

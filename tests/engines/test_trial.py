@@ -1,11 +1,13 @@
 import logging
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from kinfed.algorithms import FedAvg, Local, Scaffold
+from kinfed.data import Role
 from kinfed.engines import Vectorised, vectorised
 from kinfed.engines.trial import ROWS, Way, fastest, some_of, ways
 from kinfed.experiment import Experiment
@@ -40,6 +42,16 @@ def test_a_trial_sees_few_rows_of_its_clients():
     some = some_of(fed, [2, 1])
     assert [len(rows) for rows in some.train] == [ROWS, 7]
     assert torch.equal(some.train[0], fed.train[2][:ROWS])
+
+
+def test_clients_without_labels_or_training_rows_can_be_in_a_trial():
+    people = tiny_population((50, 7, 60), shape=(1, 28, 28))
+    y = people.y.clone()
+    y[people.train[1]] = -1
+    roles = (Role(), Role(joins=3, labelled=False), Role(holdout=True))
+    people = replace(people, y=y, train=(*people.train[:2], people.train[2][:0]), roles=roles)
+    some = some_of(Vectorised(FedAvg(nets()["own"], LOCAL), people), [1, 2])
+    assert some.roles == (Role(labelled=False), Role(holdout=True))
 
 
 def test_the_engine_chooses_when_a_task_comes_again_and_says_so(two_cores, caplog):
