@@ -19,7 +19,7 @@ LETTERS = {
     "n": "n = ρM: clients in a round",
     "w": "w: bytes of a model",
     "C": "C: clusters",
-    "R": "R: rounds of the encoder's training",
+    "R": "R: rounds before the clustering",
     "encoder": "encoder: bytes of its weights (with tuning: of the decoder too)",
     "signature": "signature: bytes of a client's description",
     "shared": "shared: bytes of the weights that are averaged",

@@ -39,10 +39,10 @@ class WD(Clusters[WDState]):
     model: Model
     local: LocalTraining = LocalTraining()
     rounds_before: int = 30  # of FedAvg, before the clustering
-    tuning_epochs: int = 1  # f
-    clusters: int = 10
+    tuning_epochs: int = 1  # f, of what a client sends
+    clusters: int = 10  # of K-Means; it must be told
     seed: int = 10  # of K-Means
-    stale: Stale = "exclude"
+    stale: Stale = "exclude"  # what a client that was not asked contributes
 
     needs_labels: ClassVar[str] = "WD places clients by what they train"
 

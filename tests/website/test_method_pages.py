@@ -67,6 +67,6 @@ def values(name, method):
             "autoencoder": bytes_of(whole),
             "R": 2,
         }
-    extra = {"pca_km_hc": {"signature": 4 * 3 * 16}, "ifca": {"C": 2}}
+    extra = {"pca_km_hc": {"signature": 4 * 3 * 16}, "ifca": {"C": 2}, "wd": {"R": 1}}
     extra |= {"lg_fedavg": {"shared": 4 * (8 * 3 + 3)}, "fedper": {"shared": 4 * (64 * 8 + 8)}}
     return extra.get(name, {})

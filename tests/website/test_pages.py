@@ -18,7 +18,10 @@ from website.sessions import blocks_of, replayed
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
 RUN = ("tutorial.md", "own-data.md", "own-model.md")
-QUICK = ("rounds=1", *(f"methods.flt.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")))
+QUICK = (
+    "rounds=11",  # late clients join in round 10
+    *(f"methods.flt.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")),
+)
 FENCED = re.compile(r"```(sh|console)\n(.*?)```", re.DOTALL)
 
 
