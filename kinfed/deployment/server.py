@@ -38,11 +38,14 @@ def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     fed = federation(config, plan, grid)
     if resuming:
         fed.carry(snapshot.carried(out / CHECKPOINT))  # clients must be known before they come back
+    display = Lines(sys.stdout)
+    display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
     fed.gather(plan.wait_for, plan.wait_seconds)
+    display.say(f"{len(fed.nodes)} clients are there")
     experiment = experiment_of(config, fed.method, fed)
     write_config(out, config)
     (out / SUMMARY).unlink(missing_ok=True)
-    conduct(config, out, Lines(sys.stdout), experiment, resume=resuming)
+    conduct(config, out, display, experiment, resume=resuming)
 
 
 def federation(config: Config, plan: Plan, grid: "Grid") -> Deployed:

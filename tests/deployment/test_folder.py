@@ -55,7 +55,7 @@ def apps_of(folder, monkeypatch):
     return [importlib.import_module(f"kinfed_app.{side}").app for side in ("server", "client")]
 
 
-def test_the_apps_of_a_new_folder_give_what_a_simulation_of_the_config_gives(monkeypatch):
+def test_the_apps_of_a_new_folder_give_what_a_simulation_of_the_config_gives(monkeypatch, capsys):
     folder = new(*SMALL)
     server, client = apps_of(folder, monkeypatch)
     monkeypatch.chdir(folder)
@@ -67,6 +67,9 @@ def test_the_apps_of_a_new_folder_give_what_a_simulation_of_the_config_gives(mon
     reference = assemble(load_config(DEMO, SMALL)).run()
     assert summary["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-5)
     assert summary["bytes_up"] == reference["bytes_up"] and summary["rejected_replies"] == 0
+    assert "waiting for 6 clients" in capsys.readouterr().out
+    exported = CliRunner().invoke(app, ["export", "runs/other", "bundle"])
+    assert exported.exit_code == 0, exported.output
 
 
 def test_rows_are_cut_into_a_folder_for_each_client_and_one_for_the_server():
