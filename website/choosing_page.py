@@ -1,14 +1,17 @@
 """The tables of the page that helps to choose: what each method sees, needs and costs."""
 
+import re
+
 from kinfed.algorithms import ALGORITHMS
 from website.measured import Row, Tables
 from website.method_pages import facts, formula
 
-SEEN = {
-    "other classes": ("disjoint", "shared"),
-    "swapped labels": ("swapped",),
-    "turned images": ("rotated",),
-    "other style": ("style",),
+SEEN = {  # in words -> the kind of heterogeneity that was planted
+    "other classes": "disjoint",
+    "overlapping classes": "shared",
+    "swapped labels": "swapped",
+    "turned images": "rotated",
+    "other style": "style",
 }
 FOUND, PARTLY = 0.9, 0.3  # ARI
 HEAD = ["method", *SEEN, "is told", "late", "unlabelled", "once", "in a round"]
@@ -38,7 +41,7 @@ def row(name: str, measured: Tables) -> Row:
     return [
         title,
         *seen(name, measured),
-        measured.told.get(name, "–"),
+        told(name, measured),
         roles["late"],
         roles["unlabelled"],
         once,
@@ -47,11 +50,14 @@ def row(name: str, measured: Tables) -> Row:
 
 
 def seen(name: str, measured: Tables) -> Row:
-    """Whether it sees each kind of difference, by the least that was measured; dashes if it forms no groups."""
+    """Whether it sees each kind of difference, by what was measured; dashes if it forms no groups."""
     cells = dict(zip(measured.kinds, measured.recovery[name], strict=True))
-    if set(cells.values()) == {"–"}:
-        return ["–"] * len(SEEN)
-    return [word(min(float(cells[kind].split()[0]) for kind in kinds)) for kinds in SEEN.values()]
+    return ["–" if cells[kind] == "–" else word(float(cells[kind].split()[0])) for kind in SEEN.values()]
+
+
+def told(name: str, measured: Tables) -> str:
+    """What it must be told of the groups, in short."""
+    return re.split("[,;]", measured.told.get(name, "–"))[0].removesuffix(" of the groups")
 
 
 def word(ari: float) -> str:
