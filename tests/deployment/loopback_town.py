@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +129,16 @@ class Town:
         return "\n".join(f"== {path.name}\n{path.read_text()[-1500:]}" for path in paths)
 
 
+def open_files(pid: int) -> set[str]:
+    """What a process has open; none if it has ended."""
+    found = set()
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(link))
+    return found
+
+
 def offline(folder: Path) -> dict[str, str]:
     """The switches in offline.sh."""
     lines = (folder / "offline.sh").read_text().splitlines()
@@ -169,8 +179,8 @@ def foreign_peers(pids: set[int]) -> set[str]:
     """The addresses beyond loopback that sockets of these processes have at this moment."""
     found = set()
     for pid in pids:
+        mine = open_files(pid)
         try:
-            mine = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
             tables = [Path(f"/proc/{pid}/net/{kind}").read_text() for kind in ("tcp", "tcp6", "udp", "udp6")]
         except OSError:
             continue  # it has ended
