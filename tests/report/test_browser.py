@@ -143,6 +143,21 @@ def test_what_a_method_does_not_have_is_a_sentence(opened: "playwright.Page"):
     assert not opened.locator("#bands-chart").is_visible()
 
 
+def test_choosing_another_run_draws_its_pictures(browser: "playwright.Browser", tmp_path: Path):
+    for method, planted in (("flt", 3), ("fesem", 4)):
+        told = Told(method, clients=12, planted=planted, regroups=True, rounds=planted)
+        write_run(tmp_path / "all" / method, told)
+    page = browser.new_page()
+    page.goto(write_report([tmp_path / "all"], tmp_path / "report")[0].as_uri())
+    page.wait_for_selector("#bands-chart svg")
+    for name, changes in (("fesem", 3), ("flt", 2), ("fesem", 3)):
+        page.locator("#kin-runs").get_by_role("radio", name=f"{name}, seed 0").click()
+        assert f"{changes} changes" in page.locator("#bands-chart svg").get_attribute("aria-label")
+        assert f"{changes + 1} groups" in page.locator("#tree-chart svg").get_attribute("aria-label")
+        assert page.locator("#groups tbody tr").count() == changes + 1
+    page.close()
+
+
 def test_a_run_that_goes_on_says_what_is_not_written_yet(browser: "playwright.Browser", tmp_path: Path):
     run = write_run(tmp_path / "run", Told("flt"), has_ended=False)
     page = browser.new_page()

@@ -12,7 +12,7 @@ from kinfed.report.data.kinship import by_size, kinship, matched
 from kinfed.report.data.labels import labels_of
 from kinfed.report.data.map import map_of, scaled
 from kinfed.report.data.matrix import matrix_of, shrunk
-from kinfed.report.data.membership import BANDS, flows, gathered, membership
+from kinfed.report.data.membership import BANDS, coloured, flows, membership
 from kinfed.report.data.tree import leaves, tree_of
 from kinfed.report.reading import Run
 from kinfed.report.series import gather
@@ -142,7 +142,14 @@ def test_bands_keep_their_colour_and_count_who_moves(folder: Path):
     assert membership(Run(folder / "flt-0")) is None and membership(Run(folder / "fedavg")) is None
 
 
-def test_small_groups_share_a_band():
-    colours = np.concatenate([np.repeat(np.arange(50), 2), [49, -1]])[None]
-    assert gathered(colours)[0].tolist()[-2:] == [0, -1]  # the largest comes first
-    assert (gathered(colours) == BANDS).sum() == 4
+def test_groups_have_the_colour_they_end_with():
+    first, last = np.array([4, 4, 4, 9, 9]), np.array([7, 2, 2, 2, -1])
+    assert coloured([first, last]).tolist() == [[0, 0, 0, 1, 1], [1, 0, 0, 0, -1]]  # 4 and 2 share two clients
+
+
+def test_small_groups_share_a_band(tmp_path: Path):
+    run = Run(write_run(tmp_path / "run", Told("fesem", clients=201, planted=67, regroups=True, rounds=2)))
+    bands = membership(run)
+    assert bands is not None and bands.groups.max() == BANDS == 48
+    sizes = np.sort(np.unique(run.groups[-1][1], return_counts=True)[1])[::-1]
+    assert (bands.groups[-1] == BANDS).sum() == sizes[48:].sum() > 0

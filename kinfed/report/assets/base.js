@@ -135,7 +135,8 @@ function plot(container, draw) {
     const width = Math.floor(container.clientWidth);
     if (width > 0) container.replaceChildren(...[draw(width, container)].flat().filter(Boolean));
   };
-  drawn.set(container, { again, width: 0 });
+  drawn.set(container, { again, width: container.clientWidth });
+  again();
   watcher.observe(container);
 }
 

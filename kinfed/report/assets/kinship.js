@@ -197,12 +197,12 @@ function drawBands(run, width) {
     const until = at + 1 < rounds.length ? rounds[at + 1] - 1 : last;
     const moved = at ? sum(flows[at - 1].filter(([from, to]) => from !== to).map((flow) => flow[2])) : 0;
     const when = until > rounds[at] ? `Rounds ${rounds[at]} to ${until}` : `Round ${rounds[at]}`;
-    showTip(event, el("b", {}, when), tipTable([[swatched(found[0] === small ? -1 : found[0], bandName(found[0], small)), `${number(found[1].count)} clients`], ["moved in this change", number(moved)]]));
+    showTip(event, el("b", {}, when), tipTable([[swatched(found[0] === small ? -1 : found[0], bandName(run, found[0])), `${number(found[1].count)} clients`], ["moved in this change", number(moved)]]));
   });
   return chart;
 }
 
-const bandName = (group, small) => (group < 0 ? "in no group" : group === small ? "small groups" : `band ${group + 1}`);
+const bandName = (run, group) => (group === run.bands.small ? "small groups" : group >= run.names.length ? "a group that ended" : groupName(run, group));
 
 function stacked(pairs) {
   const counts = new Map();

@@ -60,7 +60,8 @@ function drawCurves(metric, key, width) {
   for (const curve of curves) {
     const still = curve[key].at(-1) === curve[key][0];
     if (still) chart.append(svg("circle", { cx: x(curve[key].at(-1)), cy: y(curve.y.at(-1)), r: 5, fill: colour(curve.series) }));
-    else chart.append(svg("path", { class: "line", d: curvePath(curve, key, x, y), stroke: colour(curve.series), "stroke-dasharray": dash(curve.series) }));
+    else if (curve.y.length <= 12) curve.y.forEach((value, i) => chart.append(svg("circle", { cx: x(curve[key][i]), cy: y(value), r: 3, fill: colour(curve.series) })));
+    if (!still) chart.append(svg("path", { class: "line", d: curvePath(curve, key, x, y), stroke: colour(curve.series), "stroke-dasharray": dash(curve.series) }));
   }
   pointing(chart, curves, metric, key, box, x, y);
   return chart;

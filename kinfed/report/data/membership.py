@@ -1,5 +1,6 @@
 """Who was in which group, round by round: bands that split and merge."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ COLUMNS = 120  # changes that are shown
 
 @dataclass(frozen=True)
 class Membership:
-    """Groups keep their colour from change to change, where most of their clients stay."""
+    """A group has the colour that it has in the end; before, that of the group most of whose clients it had."""
 
     rounds: Whole  # [k] when groups changed, the first time included
     last: int  # round of the run
@@ -28,21 +29,17 @@ def membership(run: Run) -> Membership | None:
         return None
     some = np.unique(np.linspace(0, len(run.groups) - 1, min(COLUMNS, len(run.groups))).astype(int))
     kept = [run.groups[at] for at in some]
-    colours = [by_size(kept[0][1])[1]]
-    for _, groups in kept[1:]:
-        colours.append(matched(groups, colours[-1]))
     rounds = np.array([round for round, _ in kept])
-    return Membership(rounds, int(run.rounds["round"][-1]), gathered(np.stack(colours)), len(run.groups) - 1)
+    colours = np.minimum(coloured([groups for _, groups in kept]), BANDS)
+    return Membership(rounds, int(run.rounds["round"][-1]), colours, len(run.groups) - 1)
 
 
-def gathered(colours: Whole) -> Whole:
-    """The same with the groups that are largest over all rounds numbered first, and small ones put together."""
-    names, counts = np.unique(colours[colours >= 0], return_counts=True)
-    ranked = names[np.argsort(-counts, kind="stable")]
-    place = np.full(int(names.max(initial=0)) + 2, -1, dtype=np.int64)
-    place[ranked] = np.minimum(np.arange(len(ranked)), BANDS)
-    found: Whole = np.where(colours >= 0, place[colours], -1)
-    return found
+def coloured(groupings: Sequence[Whole]) -> Whole:
+    """Colours of groupings that follow each other, the last one's by size: [k, clients]."""
+    found = [by_size(groupings[-1])[1]]
+    for groups in reversed(groupings[:-1]):
+        found.append(matched(groups, found[-1]))
+    return np.stack(found[::-1])
 
 
 def flows(groups: Whole) -> list[list[tuple[int, int, int]]]:
