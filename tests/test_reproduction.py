@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
-from kinfed.runs import CONFIG, SUMMARY
+from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY
 from tests.recipes.made_up import TINY, store_all
 
 
@@ -58,6 +58,16 @@ def test_what_has_ended_is_not_run_again_and_what_was_killed_goes_on():
     assert "3 runs, 2 of them done before" in result.output
     assert [run for run in runs if (run / SUMMARY).stat().st_mtime_ns != times[run]] == [runs[0]]
     assert {k: v["measured"] for k, v in numbers().items()} == {k: v["measured"] for k, v in before.items()}
+
+
+def test_a_run_whose_checkpoint_is_damaged_begins_again():
+    words = ("tiny.toml", "--rows", "local", "--only", "digits")
+    assert reproduce(*words, "-q").exit_code == 0
+    (folder,) = Path("runs/reproduce/runs").iterdir()
+    (folder / SUMMARY).unlink()
+    (folder / CHECKPOINT).write_bytes(b"half a")
+    result = reproduce(*words)
+    assert result.exit_code == 0 and "begins again" in result.output and (folder / SUMMARY).exists()
 
 
 def test_rows_columns_and_protocols_can_be_chosen():

@@ -19,7 +19,7 @@ from kinfed.signatures import sources
 T = TypeVar("T")
 SOURCE = ("signature", "pretraining", "source")  # of a method that has an encoder
 NO_DATASET = ("", "public")
-WHERE = ("compare", "seeds", "seed", "checkpoint_every")  # what changes no number of a run
+WHERE = ("compare", "seeds", "seed", "checkpoint_every", "trackers")  # what changes no number of a run
 
 
 @dataclass(frozen=True)

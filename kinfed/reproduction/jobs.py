@@ -10,7 +10,7 @@ import torch
 from kinfed.commands import Place, go_on, start
 from kinfed.config import Config, make_population
 from kinfed.data import Population
-from kinfed.errors import KinfedError
+from kinfed.errors import CheckpointError, KinfedError
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Recipe, Run, Wanted, digest, references
 from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY
@@ -61,14 +61,24 @@ class Store:
         """Takes a run to its end, from where it is."""
         path = self.path(job.config)
         try:
-            if (path / CONFIG).exists():
-                go_on(job.config, path, display, self.clients(job))
-            else:
+            if not self.went_on(job, display):
                 start(job.config, Place(path, force=True), display, self.clients(job))
             (path / CHECKPOINT).unlink(missing_ok=True)  # it is large, and this run needs no more of it
         except KinfedError as error:
             self.failed[path.name] = str(error)
             display.say(f"failed: {error}")
+
+    def went_on(self, job: Job, display: Display) -> bool:
+        """Whether a run that was stopped could be taken to its end."""
+        path = self.path(job.config)
+        if not (path / CONFIG).exists():
+            return False
+        try:
+            go_on(job.config, path, display, self.clients(job))
+        except CheckpointError as error:  # it was damaged, or another version of kinfed wrote it
+            display.say(f"begins again: {error}")
+            return False
+        return True
 
 
 def jobs_of(planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted) -> list[Job]:
