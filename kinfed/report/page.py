@@ -15,7 +15,7 @@ from kinfed.report.reading import Run
 from kinfed.report.series import Series
 from kinfed.report.tables import as_html, cell_of, differences, ledger, results, useful_columns
 
-SCRIPTS = ("base.js", "lines.js", "bars.js", "kinship.js", "tables.js", "main.js")
+SCRIPTS = ("base", "controls", "lines", "bars", "map", "matrix", "tree", "labels", "bands", "tables", "main")
 MOVED = "What was moved for what, mean over seeds; asking for scores (evaluate) is no cost of the method"
 NOBODY_LOOKS = '<p class="empty">None of these methods looks for groups: there is nothing to show about kinship.</p>'
 
@@ -39,7 +39,7 @@ def page(series: Sequence[Series]) -> str:
         "sources": ", ".join(f"<code>{escape(run.path.name)}</code>" for one in series for run in one.runs),
         "data": json.dumps(payload(series), separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
         "style": asset("style.css"),
-        "script": "\n".join(asset(name) for name in SCRIPTS),
+        "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
     }
     return Template(asset("page.html")).substitute(parts)
 

@@ -30,7 +30,7 @@ def payload(series: Sequence[Series]) -> Json:
             for m in shown_metrics(series)
             if (found := curves(series, m))
         ],
-        "spreads": [spread_json(series)],
+        "spreads": spread_json(series),
         "runs": [run_json(run, at) for at, one in enumerate(series) for run in shown_runs(one, series)],
     }
 

@@ -41,7 +41,8 @@ function ticks(low, high, about) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999);
   const found = [];
-  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push(+(at * step).toPrecision(12));
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++)
+    found.push(+(at * step).toPrecision(12));
   return found;
 }
 
@@ -75,7 +76,12 @@ function mark(pen, shape, x, y, r) {
 const shapeOf = (index) => (index < 0 ? 0 : Math.floor(index / COLOURS) % 6);
 
 function markIcon(index, size = 12) {
-  const icon = el("canvas", { width: 2 * size, height: 2 * size, style: `width:${size}px;height:${size}px`, "aria-hidden": "true" });
+  const icon = el("canvas", {
+    width: 2 * size,
+    height: 2 * size,
+    style: `width:${size}px;height:${size}px`,
+    "aria-hidden": "true",
+  });
   const pen = icon.getContext("2d");
   pen.fillStyle = paint(index);
   mark(pen, shapeOf(index), size, size, size * 0.72);
@@ -84,8 +90,16 @@ function markIcon(index, size = 12) {
 }
 
 function lineIcon(index) {
-  return svg("svg", { width: 20, height: 8, "aria-hidden": "true" },
-    line(1, 4, 19, 4, { stroke: colour(index), "stroke-width": 3, "stroke-linecap": "round", "stroke-dasharray": dash(index) }));
+  return svg(
+    "svg",
+    { width: 20, height: 8, "aria-hidden": "true" },
+    line(1, 4, 19, 4, {
+      stroke: colour(index),
+      "stroke-width": 3,
+      "stroke-linecap": "round",
+      "stroke-dasharray": dash(index),
+    }),
+  );
 }
 
 // ---- tooltip
@@ -122,7 +136,10 @@ function hoverable(node, moved, left = () => {}) {
   };
   node.addEventListener("pointermove", at);
   node.addEventListener("pointerdown", at);
-  node.addEventListener("pointerleave", () => { hideTip(); left(); });
+  node.addEventListener("pointerleave", () => {
+    hideTip();
+    left();
+  });
 }
 
 // ---- redrawing: by width, by theme, for print
@@ -154,14 +171,27 @@ const redraw = () => drawn.forEach(({ again }) => again());
 
 function canvas(width, height, label) {
   const ratio = printing ? 2 : Math.max(1, devicePixelRatio || 1);
-  const node = el("canvas", { width: Math.round(width * ratio), height: Math.round(height * ratio), role: "img", "aria-label": label, style: `width:${width}px;height:auto` });
+  const node = el("canvas", {
+    width: Math.round(width * ratio),
+    height: Math.round(height * ratio),
+    role: "img",
+    "aria-label": label,
+    style: `width:${width}px;height:auto`,
+  });
   const pen = node.getContext("2d");
   pen.scale(ratio, ratio);
   return [node, pen];
 }
 
 function frame(width, height, label) {
-  return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, style: "max-width:100%;height:auto" });
+  return svg("svg", {
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    role: "img",
+    "aria-label": label,
+    style: "max-width:100%;height:auto",
+  });
 }
 
 const widest = (words) => 7 * Math.max(...words.map((word) => word.length));
@@ -179,9 +209,11 @@ function rgb(name) {
 
 // Shares as a picture of columns by rows, from the paper's colour to the ink's.
 function heat(values, columns, rows) {
-  const low = rgb("--ramp-0"), high = rgb("--ramp-1");
+  const low = rgb("--ramp-0"),
+    high = rgb("--ramp-1");
   const picture = el("canvas", { width: columns, height: rows });
-  const pen = picture.getContext("2d"), image = pen.createImageData(columns, rows);
+  const pen = picture.getContext("2d"),
+    image = pen.createImageData(columns, rows);
   for (let i = 0; i < values.length; i++) {
     const share = values[i] / 255;
     for (let c = 0; c < 3; c++) image.data[4 * i + c] = low[c] + share * (high[c] - low[c]);

@@ -5,10 +5,15 @@ function sortable(table) {
     const button = el("button", { type: "button" }, ...head.childNodes);
     head.replaceChildren(button);
     button.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "descending" || (!head.hasAttribute("aria-sort") && head.classList.contains("text"));
+      const down =
+        head.getAttribute("aria-sort") === "descending" ||
+        (!head.hasAttribute("aria-sort") && head.classList.contains("text"));
       heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", down ? "ascending" : "descending");
-      const rows = [...table.tBodies[0].rows].map((row) => [row.cells[column].dataset.value ?? row.cells[column].textContent, row]);
+      const rows = [...table.tBodies[0].rows].map((row) => [
+        row.cells[column].dataset.value ?? row.cells[column].textContent,
+        row,
+      ]);
       rows.sort(([a], [b]) => compared(a, b, down ? 1 : -1));
       table.tBodies[0].append(...rows.map(([, row]) => row));
     });
@@ -23,10 +28,20 @@ function compared(a, b, way) {
 }
 
 function longTable(container, caption, columns, rows, size = 20) {
-  let shown = rows, page = 0, sorted = null, way = 1;
-  const body = el("tbody"), said = el("span"), back = el("button", { type: "button" }, "Back"), next = el("button", { type: "button" }, "Next");
+  let shown = rows,
+    page = 0,
+    sorted = null,
+    way = 1;
+  const body = el("tbody"),
+    said = el("span"),
+    back = el("button", { type: "button" }, "Back"),
+    next = el("button", { type: "button" }, "Next");
   const heads = columns.map((column, at) => {
-    const head = el("th", { scope: "col", ...(column.text ? { class: "text" } : {}) }, el("button", { type: "button" }, column.title));
+    const head = el(
+      "th",
+      { scope: "col", ...(column.text ? { class: "text" } : {}) },
+      el("button", { type: "button" }, column.title),
+    );
     head.firstChild.addEventListener("click", () => {
       way = sorted === at ? -way : column.text || column.title === "client" ? 1 : -1;
       sorted = at;
@@ -40,28 +55,69 @@ function longTable(container, caption, columns, rows, size = 20) {
   const draw = (to) => {
     page = Math.max(0, Math.min(to, Math.ceil(shown.length / size) - 1));
     const some = shown.slice(page * size, (page + 1) * size);
-    body.replaceChildren(...some.map((row) => el("tr", {}, ...columns.map((column, at) => el(at ? "td" : "th", at ? (column.text ? { class: "text" } : {}) : { scope: "row" }, column.show(row))))));
+    body.replaceChildren(
+      ...some.map((row) =>
+        el(
+          "tr",
+          {},
+          ...columns.map((column, at) =>
+            el(at ? "td" : "th", at ? (column.text ? { class: "text" } : {}) : { scope: "row" }, column.show(row)),
+          ),
+        ),
+      ),
+    );
     said.textContent = `${number(page * size + 1)} to ${number(page * size + some.length)} of ${number(shown.length)}`;
     back.disabled = page === 0;
     next.disabled = (page + 1) * size >= shown.length;
   };
   back.addEventListener("click", () => draw(page - 1));
   next.addEventListener("click", () => draw(page + 1));
-  const table = el("table", { class: "data" }, el("caption", {}, el("span", {}, caption)), el("thead", {}, el("tr", {}, ...heads)), body);
-  container.replaceChildren(el("div", { class: "scroll" }, table), ...(rows.length > size ? [el("div", { class: "pager" }, back, said, next)] : []));
+  const table = el(
+    "table",
+    { class: "data" },
+    el("caption", {}, el("span", {}, caption)),
+    el("thead", {}, el("tr", {}, ...heads)),
+    body,
+  );
+  container.replaceChildren(
+    el("div", { class: "scroll" }, table),
+    ...(rows.length > size ? [el("div", { class: "pager" }, back, said, next)] : []),
+  );
   draw(0);
 }
 
 function clientTable(container, run) {
   const columns = [
     { title: "client", value: (c) => c, show: (c) => String(c) },
-    { title: "role", text: true, value: (c) => run.roles.words[run.roles.of[c]], show: (c) => run.roles.words[run.roles.of[c]] || "–" },
-    run.found && { title: "found group", value: (c) => (run.found[c] < 0 ? null : run.names[run.found[c]]), show: (c) => (run.found[c] < 0 ? "–" : swatched(run.found[c], String(run.names[run.found[c]]))) },
-    run.planted && { title: "planted group", value: (c) => (run.plantedNames[c] < 0 ? null : run.plantedNames[c]), show: (c) => (run.plantedNames[c] < 0 ? "–" : swatched(run.planted[c], String(run.plantedNames[c]))) },
+    {
+      title: "role",
+      text: true,
+      value: (c) => run.roles.words[run.roles.of[c]],
+      show: (c) => run.roles.words[run.roles.of[c]] || "–",
+    },
+    run.found && {
+      title: "found group",
+      value: (c) => (run.found[c] < 0 ? null : run.names[run.found[c]]),
+      show: (c) => (run.found[c] < 0 ? "–" : swatched(run.found[c], String(run.names[run.found[c]]))),
+    },
+    run.planted && {
+      title: "planted group",
+      value: (c) => (run.plantedNames[c] < 0 ? null : run.plantedNames[c]),
+      show: (c) => (run.plantedNames[c] < 0 ? "–" : swatched(run.planted[c], String(run.plantedNames[c]))),
+    },
     run.rows.length && { title: "training rows", value: (c) => run.rows[c] ?? null, show: (c) => number(run.rows[c]) },
-    { title: "accuracy %", value: (c) => run.accuracy[c], show: (c) => (run.accuracy[c] === null ? "–" : fixed(run.accuracy[c] / 100)) },
+    {
+      title: "accuracy %",
+      value: (c) => run.accuracy[c],
+      show: (c) => (run.accuracy[c] === null ? "–" : fixed(run.accuracy[c] / 100)),
+    },
   ].filter(Boolean);
-  longTable(container, `Every client of ${runName(run)}`, columns, run.accuracy.map((_, client) => client));
+  longTable(
+    container,
+    `Every client of ${runName(run)}`,
+    columns,
+    run.accuracy.map((_, client) => client),
+  );
 }
 
 function groupTable(container, run) {
@@ -69,14 +125,26 @@ function groupTable(container, run) {
     const members = run.found.flatMap((group, client) => (group === at ? [client] : []));
     const scored = members.map((client) => run.accuracy[client]).filter((value) => value !== null);
     const planted = run.planted && mostCommon(members.map((client) => run.plantedNames[client]));
-    return { at, name, members, mean: scored.length ? sum(scored) / scored.length / 100 : null, worst: scored.length ? scored.reduce((a, b) => Math.min(a, b)) / 100 : null, planted };
+    return {
+      at,
+      name,
+      members,
+      mean: scored.length ? sum(scored) / scored.length / 100 : null,
+      worst: scored.length ? scored.reduce((a, b) => Math.min(a, b)) / 100 : null,
+      planted,
+    };
   });
   const columns = [
     { title: "group", value: (g) => g.name, show: (g) => swatched(g.at, String(g.name)) },
     { title: "clients", value: (g) => g.members.length, show: (g) => number(g.members.length) },
     { title: "mean accuracy %", value: (g) => g.mean, show: (g) => fixed(g.mean) },
     { title: "worst client %", value: (g) => g.worst, show: (g) => fixed(g.worst) },
-    run.planted && { title: "mostly planted group", value: (g) => g.planted[0], show: (g) => (g.planted[0] < 0 ? "–" : `${g.planted[0]} (${fixed((100 * g.planted[1]) / g.members.length, 0)} %)`) },
+    run.planted && {
+      title: "mostly planted group",
+      value: (g) => g.planted[0],
+      show: (g) =>
+        g.planted[0] < 0 ? "–" : `${g.planted[0]} (${fixed((100 * g.planted[1]) / g.members.length, 0)} %)`,
+    },
   ].filter(Boolean);
   longTable(container, `Groups that ${runName(run)} found`, columns, groups, 12);
 }
