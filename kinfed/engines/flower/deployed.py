@@ -88,21 +88,6 @@ class Deployed(Networked):
         return self.way
 
     @property
-    def present(self) -> Tensor:
-        """Ids of all who have enrolled by now."""
-        return self._enrolled(super().present)
-
-    @property
-    def clients(self) -> Tensor:
-        """Ids of those who have enrolled by now and train."""
-        return self._enrolled(super().clients)
-
-    @property
-    def unlabelled(self) -> Tensor:
-        """Ids of those who have enrolled and have no labels."""
-        return self._enrolled(super().unlabelled)
-
-    @property
     def test_rows(self) -> int:
         return sum(len(self.test[client]) for client in self.clients.tolist())
 
@@ -178,5 +163,7 @@ class Deployed(Networked):
             csv.writer(file, lineterminator="\n").writerows([["client", *(f.name for f in fields(Enrolled))], *rows])
         self.written = dict(self.roster)
 
-    def _enrolled(self, ids: Tensor) -> Tensor:
+    def _ids(self, wanted: Tensor) -> Tensor:
+        """Ids of those who are wanted and have enrolled by now; the other seats are empty."""
+        ids = super()._ids(wanted)
         return ids[[client in self.roster for client in ids.tolist()]]

@@ -136,6 +136,14 @@ def test_there_are_no_more_clients_than_seats():
     assert sorted(fed.nodes) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("name", ["flt", "repa"])
+def test_nobody_is_looked_for_in_an_empty_seat(name):
+    method = make(name)
+    fed = served(method, Town(method), seats=14)
+    Experiment(method, fed, 2).run()
+    assert not fed.rejected and fed.present.tolist() == fed.real.tolist() == list(range(12))
+
+
 def test_a_client_without_labels_gets_a_model_or_a_reason():
     for name in ("flt", "ifca"):
         method = make(name)
