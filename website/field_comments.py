@@ -1,7 +1,7 @@
 """An extension of griffe: the comment behind a field is its docstring, so that the API's pages say what fields mean."""
 
-import ast
 import re
+from pathlib import Path
 
 import griffe
 
@@ -11,9 +11,7 @@ COMMENT = re.compile(r"  # (.+)$")
 class FieldComments(griffe.Extension):
     """Gives attributes of classes the comments behind them as docstrings."""
 
-    def on_attribute_instance(
-        self, *, node: ast.AST | griffe.ObjectNode, attr: griffe.Attribute, agent: griffe.Visitor, **_: object
-    ) -> None:
-        found = COMMENT.search(attr.lines_collection[attr.filepath][(attr.endlineno or 1) - 1])
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: object) -> None:
+        found = COMMENT.search(attr.lines_collection[Path(str(attr.filepath))][(attr.endlineno or 1) - 1])
         if found and attr.parent is not None and attr.parent.is_class and not attr.has_docstring:
             attr.docstring = griffe.Docstring(found[1], parent=attr, lineno=attr.endlineno)

@@ -26,8 +26,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=text))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         add_notebook(path, files, config)
-    for path in sorted({path for file in files.documentation_pages() for path in linked(file)}):
-        files.append(File.generated(config, page_of(path), content=source_page(path)))
+    for source in sorted({source for file in files.documentation_pages() for source in linked(file)}):
+        files.append(File.generated(config, page_of(source) or "", content=source_page(source)))
     config.nav = navigation([file.src_uri for file in files.documentation_pages()])
     return files
 

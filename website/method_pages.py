@@ -55,7 +55,7 @@ def method_page(name: str, measured: Tables) -> str:
     lines = [f"# {fact.title}", first_lines(ALGORITHMS)[name], fact.idea]
     lines += [f'In a config: `method = "{name}"`. Code: [{source_of(name)}](../../../{source_of(name)}).']
     lines += [in_depth(name), "## Paper, and where we depart from it", f"[{fact.paper}]({fact.link})."]
-    lines += [quoted(inspect.getmodule(kind).__doc__ or "")]  # type: ignore[union-attr]
+    lines += [quoted(inspect.getmodule(kind).__doc__ or "")]
     lines += ["## Settings", f"Keys under `[methods.{name}]`; local training is set under `[training]`."]
     lines += [table(settings_of(kind, GIVEN))]
     lines += [

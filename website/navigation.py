@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from kinfed.algorithms import ALGORITHMS
 
-Nav = list[dict[str, object]]
+Nav = list[dict[str, str | list[str]]]
 SECTIONS = {
     "Start": ["tutorial.md", "choosing.md", "notebooks/which-clients-are-kin.md", "notebooks/*"],
     "How to": [
@@ -30,7 +30,8 @@ def navigation(uris: Collection[str]) -> Nav:
         menu[title] = list(dict.fromkeys(uri for pattern in patterns for uri in matching(pattern, left)))
         left -= set(menu[title])
     menu[MORE] += sorted(left)
-    return [{"Home": "index.md"}, *({title: found} for title, found in menu.items() if found)]
+    sections: Nav = [{title: found} for title, found in menu.items() if found]
+    return [{"Home": "index.md"}, *sections]
 
 
 def matching(pattern: str, uris: Collection[str]) -> list[str]:

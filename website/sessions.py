@@ -48,7 +48,9 @@ def blocks_of(page: str) -> list[Block]:
 
 def replayed(blocks: list[Block], shell: Shell) -> list[Block]:
     """The blocks with what they say when they are run here and now."""
-    said, names, printed = [], {"__name__": "__main__"}, ""
+    said: list[Block] = []
+    names: dict[str, object] = {"__name__": "__main__"}
+    printed = ""
     for block in blocks:
         if block.file:
             Path(block.file).write_text(block.text)

@@ -59,7 +59,11 @@ def comments(kind: type) -> dict[str, str]:
     """Field -> the comment behind it, of the fields that a class declares itself."""
     source = textwrap.dedent(inspect.getsource(kind))
     body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
-    lines = {node.end_lineno: node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+    lines = {
+        node.end_lineno: node.target.id
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     notes = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
     return {name: notes[line].lstrip("# ") for line, name in lines.items() if line in notes}
