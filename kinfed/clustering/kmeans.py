@@ -10,6 +10,7 @@ from torch import Tensor
 from kinfed.client import base_key, fold, uniform
 
 ITERATIONS = 300  # of Lloyd at most, as scikit-learn's
+MANY = 2**27  # numbers, half a gigabyte: scikit-learn takes seconds for them
 
 
 class Centroids(NamedTuple):
@@ -87,9 +88,9 @@ def _assign(part: Part, centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
 def server_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int, runs: int = 20) -> tuple[Tensor, Tensor]:
     """The cluster of each point and the centres: the best of some runs, or one from `start` if there is any in it.
 
-    Points on a GPU are clustered there: the models of many clients are too much to carry away every round.
+    Many numbers on a GPU are clustered there: the models of many clients are too much to carry away every round.
     """
-    if points.is_cuda:
+    if points.is_cuda and points.numel() > MANY:
         return kmeans_in_place(points, clusters, start, seed, runs)
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
