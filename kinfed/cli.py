@@ -384,7 +384,7 @@ def reproduce(
 
         display = choose_display(plain, quiet)
         if list_all:
-            return display.table([["table", "what it is"], *reproduction.listed()])
+            return print("\n".join(f"{name:<16}{title}" for name, title in reproduction.listed()))
         chosen = [tuple(names(words) or ()) for words in (rows, only, protocol)]
         options: dict[str, object] = {"engine": {"device": device or "cpu"}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
