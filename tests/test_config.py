@@ -206,4 +206,6 @@ def test_a_table_laid_over_another_keeps_what_it_does_not_say():
     assert laid_over(under, over)["training"] == {"lr": 0.5, "epochs": 2}
     assert laid_over(under, over)["partition"] == {"name": "iid", "clients": 7}
     assert laid_over(under, {"partition": {"name": "shards"}})["partition"] == {"name": "shards"}
+    nameless = {"partition": {"clients": 20}}
+    assert laid_over(nameless, {"partition": {"name": "iid"}})["partition"] == {"clients": 20, "name": "iid"}
     assert under["training"] == {"lr": 0.1, "epochs": 2}

@@ -67,7 +67,8 @@ def laid_over(under: Table, over: Table) -> Table:
     both = dict(under)
     for name, value in over.items():
         below = under.get(name)
-        is_another = name in ("partition", "shift") and named(over, name) not in (None, named(under, name))
+        names = {named(under, name), named(over, name)} - {None}
+        is_another = name in ("partition", "shift") and len(names) > 1  # whose keys are others
         goes_on = isinstance(below, dict) and isinstance(value, dict) and not is_another
         both[name] = laid_over(below, value) if goes_on else value  # type: ignore[arg-type]
     return both

@@ -8,6 +8,7 @@ import torch
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.groups import Groups, GroupState, Served
 from kinfed.algorithms.seating import gathered, inits
+from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.data import Role
 from kinfed.engines import Vectorised
 from kinfed.errors import RoleError
@@ -66,7 +67,7 @@ def test_a_group_is_gathered_into_the_model_that_hears_it_or_else_the_mean_of_it
     hears = torch.tensor(
         [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0]], dtype=torch.bool
     )  # model 3 hears just the second group, and only a stranger is served it
-    state = GroupState(models, torch.tensor([0, 1, 2, 2, 3]), hears[[0, 0, 2, 3]], {})
+    state = GroupState(models, torch.tensor([0, 1, 2, 2, 3]), hears[[0, 0, 2, 3]], {}, Dendrogram.none(hears.device))
     after = gathered(state, torch.tensor([4, 4, 7, 7, -1]), torch.tensor([1, 3, 5, 5, 5]))
     assert after.models["w"].tolist() == [(1 * 1 + 3 * 3) / 4, 20.0]
     assert after.labels.tolist() == [0, 0, 1, 1, -1]
