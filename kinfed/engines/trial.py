@@ -15,6 +15,7 @@ from kinfed.federation import Resident
 
 CLEARLY = 1.5  # times as fast as the first way
 ROWS = 32  # of a client, for training and for tests
+LONG = 0.25  # seconds of a call; a task that takes less needs no trial
 LAPS = 2
 
 

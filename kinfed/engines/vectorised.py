@@ -7,6 +7,7 @@ the cores. Clients that are alike in all that a task looks at answer alike, and 
 """
 
 import logging
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -22,7 +23,7 @@ from kinfed.data.population import Change, Population
 from kinfed.engines.recording import Recorder
 from kinfed.engines.sequential import loop
 from kinfed.engines.tables import RowTable, ladder, rounded
-from kinfed.engines.trial import ROWS, Way, cores, fastest, some_of, ways
+from kinfed.engines.trial import LONG, ROWS, Way, cores, fastest, some_of, ways
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
 from kinfed.federation import Offer, Resident, Task, Workshop
@@ -80,6 +81,7 @@ class Vectorised(Resident):
         self.on_gpu = self.device.type == "cuda"
         self.tries = not workers and not self.on_gpu  # a GPU takes one block after the other
         self.way = Way(1 if self.on_gpu else workers or cores(), alone)  # where no trial chose another
+        self.long: set[str] = set()  # tasks that take long enough to be worth a trial
         self.chosen: dict[str, Way] = {}  # task -> the way that a trial chose
         self.free = GIBIBYTE
         if self.on_gpu:
@@ -96,12 +98,16 @@ class Vectorised(Resident):
         task: Task = getattr(self.algorithm, name)
         if name in self.loops or getattr(task, "one_by_one", False) or not len(cohort):
             return loop(self, name, cohort, keys, offer)
-        if self.tries and name not in self.chosen and self.calls.get(name, 0) > 1:  # what comes once needs no trial
+        if name in self.long and name not in self.chosen:  # what comes once needs no trial
             self.chosen[name] = self._tried(name, cohort, keys, offer)
         if (way := self._way(name)).alone:
             return loop(self, name, cohort, keys, offer, way.workers)
+        began = time.perf_counter()
         try:
-            return self._once_for_alike(name, cohort, keys, offer)
+            answer = self._once_for_alike(name, cohort, keys, offer)
+            if self.tries and time.perf_counter() - began > LONG:
+                self.long.add(name)
+            return answer
         except (OneByOneOnly, RuntimeError) as refusal:
             answer = loop(self, name, cohort, keys, offer)  # an error of the task's own comes again here
             reason = str(refusal).strip().splitlines()[0]
@@ -130,11 +136,12 @@ class Vectorised(Resident):
         return way
 
     def carried(self) -> dict[str, object]:
-        return {"ways": {name: list(way) for name, way in self.chosen.items()}}
+        return {"ways": {name: list(way) for name, way in self.chosen.items()}, "long": sorted(self.long)}
 
     def carry(self, carried: dict[str, object]) -> None:
         ways = cast("dict[str, tuple[int, bool]]", carried.get("ways", {}))
         self.chosen = {name: Way(*way) for name, way in ways.items()}
+        self.long = set(cast("list[str]", carried.get("long", [])))
 
     def _once_for_alike(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         """Answers of all; a task that looks at test rows alone runs once for clients with the same rows and offer."""

@@ -23,6 +23,7 @@ SIDE, TURN, ALONE = Way(2), Way(1), Way(2, alone=True)
 @pytest.fixture
 def two_cores(monkeypatch):
     monkeypatch.setattr(vectorised, "cores", lambda: 2)
+    monkeypatch.setattr(vectorised, "LONG", 0.0)
 
 
 def test_a_quick_training_is_not_tried_by_itself_and_one_core_has_fewer_ways():
@@ -64,6 +65,12 @@ def test_the_engine_chooses_when_a_task_comes_again_and_says_so(two_cores, caplo
 def test_what_comes_once_is_not_tried(two_cores):
     _, fed = fit(FedAvg(nets()["own"], LOCAL), population=PEOPLE, rounds=1, workers=0)
     assert not fed.chosen and fed.way == SIDE
+
+
+def test_what_takes_no_time_is_not_tried(two_cores, monkeypatch):
+    monkeypatch.setattr(vectorised, "LONG", 3600.0)
+    _, fed = fit(FedAvg(nets()["own"], LOCAL), population=PEOPLE, rounds=2, workers=0)
+    assert not fed.chosen
 
 
 @pytest.mark.parametrize("method", [FedAvg, Local, Scaffold])
