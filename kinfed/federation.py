@@ -5,7 +5,7 @@ Everything that crosses the wire is counted where it crosses, in `Federation.run
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from kinfed.client import Reply, base_key, fold, uniform
 from kinfed.data.population import Change, Population, Role
 from kinfed.errors import ConfigError
+from kinfed.ledger import Ledger
 from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
 
 Task = Callable[..., Reply]
@@ -112,31 +113,6 @@ class Replies:
 def width_of(lengths: Iterable[int]) -> int:
     """Rows to look at in one go where clients have so many: bounded, and the same for every client."""
     return max(1, min(256, max(lengths)))
-
-
-@dataclass
-class Ledger:
-    """Bytes down to and up from every client, by task, and by (round, task)."""
-
-    clients: int
-    down: dict[str, Tensor] = field(default_factory=dict)  # task -> [clients]
-    up: dict[str, Tensor] = field(default_factory=dict)
-    rounds: list[tuple[int, str, int, int, int]] = field(default_factory=list)  # round, task, clients, down, up
-
-    def count(self, round: int, task: str, cohort: Tensor, down: int, answered: Tensor, up: int | Tensor) -> None:
-        """Adds one call: all of the cohort were sent `down` bytes, those who answered sent `up`, or each its own."""
-        sent, back = torch.full((len(cohort),), down), torch.as_tensor(up).expand(len(answered))
-        for table, who, sizes in ((self.down, cohort, sent), (self.up, answered, back)):
-            table.setdefault(task, torch.zeros(self.clients, dtype=torch.long))[who.cpu()] += sizes
-        self.rounds.append((round, task, len(cohort), int(sent.sum()), int(back.sum())))
-
-    def until(self, round: int, *, without: tuple[str, ...] = ()) -> int:
-        """Bytes both ways before this round (they count from 0), but for these tasks."""
-        return sum(down + up for t, task, _, down, up in self.rounds if t < round and task not in without)
-
-    def total(self, *, without: tuple[str, ...] = ()) -> int:
-        """All bytes both ways, but for these tasks."""
-        return sum(int(t.sum()) for table in (self.down, self.up) for task, t in table.items() if task not in without)
 
 
 class Federation(ABC):

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from kinfed.algorithm import Algorithm
 from kinfed.errors import CheckpointError
-from kinfed.federation import Federation, Ledger, Rejected
+from kinfed.federation import Federation, Rejected
+from kinfed.ledger import Ledger
 
 State = TypeVar("State")
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Communication (methods 5.5, 5.7): what the ledger counted, and the papers' formulas to hold it against."""
 
-from kinfed.federation import Ledger
+from kinfed.ledger import Ledger
 
 QUESTIONS = ("evaluate", "evaluate_adapted")  # asked by the experiment, not by a method
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from kinfed.federation import Ledger
+from kinfed.ledger import Ledger
 from kinfed.metrics import (
     accuracy_of,
     adjusted_rand,
