@@ -162,3 +162,10 @@ def test_engines_keep_equal_ledgers():
     ledgers = [fit(FedAvg(small_net()), engine, fraction=0.5)[1].ledger for engine in ENGINES]
     assert ledgers[0].rounds == ledgers[1].rounds
     assert_close(ledgers[0].up, ledgers[1].up)
+
+
+def test_an_offer_to_some_of_a_cohort_has_their_rows():
+    models, some = torch.tensor([10.0, 11.0, 12.0]), torch.tensor([2, 0])
+    assert Offer(each={"w": models}).to(some).pick.tolist() == [2, 0]
+    assert Offer(each={"w": models}, pick=torch.tensor([1, 1, 2])).to(some).pick.tolist() == [2, 1]
+    assert Offer(shared={"w": models}).to(some).pick is None
