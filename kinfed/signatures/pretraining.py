@@ -3,7 +3,9 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from kinfed.models import AutoEncoder, GradientFn, Slope
 from kinfed.params import Params
 from kinfed.signatures.sources import sources
 from kinfed.training import LocalTraining
+
+if sys.platform != "win32":
+    import fcntl
 
 log = logging.getLogger("kinfed")
 
@@ -54,14 +59,20 @@ class Pretraining:
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
         path = cache_folder() / f"{'+'.join(part.name for part in sources(self.source))}-{digest}.safetensors"
         if not path.exists():
-            parts = [part.load(self.data_dir) for part in sources(self.source)]
-            rows = torch.cat(parts)[:: self._stride(sum(map(len, parts)))]
-            weights = self._train(autoencoder, rows.to(public.device))
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_suffix(".new")
-            save_file({name: w.cpu().contiguous() for name, w in weights.items()}, beside)
-            beside.replace(path)
+            with locked(path.with_suffix(".lock")):
+                if not path.exists():  # another process may have trained it meanwhile
+                    self._keep(path, autoencoder, public.device)
         return from_file(path, autoencoder.init(), public.device)
+
+    def _keep(self, path: Path, autoencoder: AutoEncoder, device: torch.device) -> None:
+        """Trains on the datasets, and writes the weights to a file."""
+        parts = [part.load(self.data_dir) for part in sources(self.source)]
+        rows = torch.cat(parts)[:: self._stride(sum(map(len, parts)))]
+        weights = self._train(autoencoder, rows.to(device))
+        beside = path.with_suffix(f".{os.getpid()}.new")
+        save_file({name: w.cpu().contiguous() for name, w in weights.items()}, beside)
+        beside.replace(path)
 
     def _stride(self, count: int) -> int:
         """Every so many rows one is taken, of all parts and labels alike."""
@@ -80,6 +91,16 @@ class Pretraining:
 def cache_folder() -> Path:
     """Where trained encoders are kept; the data root itself may be read-only."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kinfed" / "encoders"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Inside it this process is the only one there, as far as the system can see to that."""
+    with open(path, "w") as file:
+        if sys.platform != "win32":
+            with suppress(OSError):  # some file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)  # given back with the file, also by a process that is killed
+        yield
 
 
 def _as_client(x: Tensor) -> Client:

@@ -1,0 +1,45 @@
+"""Encoders that several processes want at once."""
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kinfed.models import make_autoencoder
+from kinfed.signatures import Pretraining
+from kinfed.signatures.pretraining import cache_folder
+
+
+def train(folder: str) -> None:
+    """What each process does; a training of half a second leaves a file."""
+
+    def slow(self: Pretraining, network: object, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        Path(folder, f"trained-{time.monotonic_ns()}").touch()
+        time.sleep(0.5)
+        return autoencoder.init()
+
+    Pretraining._train = slow  # type: ignore[method-assign]
+    autoencoder = make_autoencoder("conv_ae", (1, 8, 8), 4)
+    Path(folder, f"ready-{time.monotonic_ns()}").touch()
+    while len(list(Path(folder).glob("ready-*"))) < 2:
+        time.sleep(0.001)
+    Pretraining("letters", folder)(autoencoder, torch.zeros(0))
+
+
+@pytest.mark.slow
+def test_two_processes_that_want_the_same_encoder_train_it_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    x, y = np.zeros((4, 8, 8), np.uint8), np.zeros(4, np.uint8)
+    np.savez(tmp_path / "letters.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    spawn = multiprocessing.get_context("spawn")
+    both = [spawn.Process(target=train, args=(str(tmp_path),)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert len(list(tmp_path.glob("trained-*"))) == 1
+    assert sorted(path.suffix for path in cache_folder().iterdir()) == [".lock", ".safetensors"]
