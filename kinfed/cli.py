@@ -359,6 +359,7 @@ def reproduce(
         typer.Option(help="Folder of runs and tables. Default: runs/reproduce, with --quick runs/reproduce-quick.",
                      show_default=False),
     ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at once, each in a process of its own.")] = 1,
     data_dir: DataDir = None, device: Device = None, plain: Plain = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run tables of the papers, and set published against measured.
@@ -372,6 +373,8 @@ def reproduce(
     `kinfed reproduce flt-table-1 flt-table-2 flt-table-4 --only mnist,mlp --device cuda` — several tables in one go
 
     `kinfed reproduce flis-table-1 --only fmnist* --seeds 3 --device cuda` — mean ± standard deviation over three seeds
+
+    `kinfed reproduce flt-table-1 --device cuda --jobs 8` — eight runs at once, for small ones leave a GPU mostly idle
 
     Every run is a folder under `runs/` of the output folder, and tables share runs. The same command goes on where it
     was stopped, and runs nothing twice. Columns whose data are not here are left out, and say so. docs/reproducing.md
@@ -389,7 +392,8 @@ def reproduce(
         options: dict[str, object] = {"engine": {"device": device or "cpu"}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
-        reproduction.reproduce(reproduction.Order(tuple(tables or ()), wanted, folder, page, fetch), display)
+        order = reproduction.Order(tuple(tables or ()), wanted, folder, page, fetch, jobs)
+        reproduction.reproduce(order, display)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TextIO
@@ -168,7 +168,9 @@ class LineByLine:
 
 @dataclass(frozen=True)
 class Silence:
-    """Shows nothing."""
+    """Shows nothing; what is said between runs can be heard by somebody else."""
+
+    hear: Callable[[str], None] | None = None
 
     def live(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -177,7 +179,8 @@ class Silence:
         return self
 
     def say(self, text: str) -> None:
-        pass
+        if self.hear:
+            self.hear(text)
 
     def table(self, rows: Rows) -> None:
         pass

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from kinfed.commands import Interrupted
 from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, load_recipe, names, refuse_unknown, result_of
 from kinfed.recipes.tables import absent, as_csv, as_json, as_latex, as_markdown, claim_rows, notes_of, shown_tables
+from kinfed.reproduction.beside import run_beside
 from kinfed.reproduction.jobs import Store, jobs_of, one_thread
 from kinfed.runs.logs import write_text
 
@@ -27,12 +30,15 @@ class Order:
     folder: Path
     page: Path | None = None  # that is filled with the tables, too
     fetch: bool = False  # missing datasets from the hub
+    jobs: int = 1  # runs at once, each in a process of its own
 
     def __post_init__(self) -> None:
         if not self.tables:
             raise ConfigError("wanted at least one table; `kinfed reproduce --list` shows all")
         if not self.wanted.seeds:
             raise ConfigError("--seeds: wanted how many, at least 1, got none")
+        if self.jobs < 1:
+            raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {self.jobs}")
 
 
 def reproduce(order: Order, display: Display) -> list[Outcome]:
@@ -40,7 +46,7 @@ def reproduce(order: Order, display: Display) -> list[Outcome]:
     began, planned, store = time.monotonic(), plan(order, display), Store(order.folder)
     try:
         run_all(planned, order, store, display)
-    except Interrupted:
+    except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on from here") from None
     finally:
         outcomes = [outcome_of(recipe, cells, order.wanted, store) for recipe, cells in planned]
@@ -82,10 +88,14 @@ def run_all(planned: Planned, order: Order, store: Store, display: Display) -> N
     jobs = jobs_of(planned, order.wanted)
     todo = [job for job in jobs if not store.has(job.config)]
     display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
+    if (count := min(order.jobs, len(todo))) > 1:
+        threads = 1 if order.wanted.quick else max(1, torch.get_num_threads() // count)
+        return run_beside(todo, store, count, threads, display)
     with display.live(), one_thread(order.wanted.quick):
         for number, job in enumerate(todo, 1):
             display.say(f"run {number} of {len(todo)}: {job.said}")
-            store.do(job, display)
+            if why := store.do(job, display):
+                display.say(f"failed: {why}")
 
 
 def outcome_of(recipe: Recipe, cells: Sequence[Cell], wanted: Wanted, store: Store) -> Outcome:

@@ -1,0 +1,163 @@
+"""Runs beside each other: processes that live as long as there are runs, each with the next one as soon as it is free.
+
+So each pays once for its imports, for the start of the GPU, and for clients that its next run meets again. They are
+spawned: CUDA does not survive a fork.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import torch
+
+from kinfed.errors import KinfedError
+from kinfed.progress import Display, Silence
+from kinfed.reproduction.jobs import Job, Store
+
+
+@dataclass(frozen=True)
+class Post:
+    """What a process has for all of its runs."""
+
+    folder: Path  # of the store
+    place: str  # the working folder
+    threads: int  # of torch
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a run."""
+
+    seconds: float = 0.0
+    failed: str = ""  # why
+    died: bool = False  # the process, too
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process, and the line to it: jobs go there, what is said and how they ended comes back."""
+
+    process: SpawnProcess
+    line: Connection
+
+    def take(self, job: Job) -> None:
+        """Hands it a job."""
+        with suppress(OSError):  # it has died, which is heard next
+            self.line.send(job)
+
+    def hear(self) -> str | Ended:
+        """What it says next, or how its run ended."""
+        heard = received(self.line)
+        if isinstance(heard, str | Ended):
+            return heard
+        self.process.join()
+        code = self.process.exitcode
+        hint = ", mostly for want of memory: try fewer --jobs" if code == -9 else ""
+        return Ended(failed=f"its process died with exit code {code}{hint}", died=True)
+
+
+def run_beside(jobs: Sequence[Job], store: Store, count: int, threads: int, display: Display) -> None:
+    """Takes all runs to their end, so many at once; a process that dies takes only its own run along."""
+    todo, busy = deque(enumerate(jobs, 1)), dict[Worker, tuple[int, Job]]()
+    with hired(count, Post(store.folder, os.getcwd(), threads)) as free:
+        while busy or (todo and free):
+            while todo and free:
+                worker, (number, job) = free.pop(), todo.popleft()
+                display.say(f"run {number} of {len(jobs)}: {job.said}")
+                busy[worker] = number, job
+                worker.take(job)
+            ready = wait([worker.line for worker in busy])
+            for worker in [worker for worker in busy if worker.line in ready]:
+                number, job = busy[worker]
+                heard = worker.hear()
+                display.say(f"run {number}: {in_words(heard)}")
+                if isinstance(heard, Ended):
+                    del busy[worker]
+                    free += [] if heard.died else [worker]
+                    store.failed |= {store.path(job.config).name: heard.failed} if heard.failed else {}
+    if todo:
+        raise KinfedError(
+            f"all {count} processes died, {len(todo)} runs were not begun: {list(store.failed.values())[-1]}"
+        )
+
+
+def in_words(heard: str | Ended) -> str:
+    """What a worker said, in words."""
+    if isinstance(heard, str):
+        return heard
+    return f"failed: {heard.failed}" if heard.failed else f"ended, {heard.seconds:.0f} s"
+
+
+@contextmanager
+def hired(count: int, post: Post) -> Iterator[list[Worker]]:
+    """So many workers; after it none is left, whatever it was doing."""
+    workers: list[Worker] = []
+    try:
+        with deaf():
+            workers += (hire(post) for _ in range(count))
+        yield list(workers)
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join()
+            worker.line.close()
+
+
+def hire(post: Post) -> Worker:
+    """A new worker."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=work, args=(post, theirs), daemon=True)
+    process.start()
+    theirs.close()  # else nobody would notice that the process has died
+    return Worker(process, ours)
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Processes that are born inside it do not hear Ctrl-C: who started them ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are none of its business
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def work(post: Post, line: Connection) -> None:
+    """What a process does: one run after the other."""
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    os.chdir(post.place)  # a spawned process begins where its parent began
+    torch.set_num_threads(post.threads)
+    store, display = Store(post.folder), Silence(line.send)
+    while isinstance(job := received(line), Job):
+        began = time.monotonic()
+        why = store.do(job, display)
+        line.send(Ended(time.monotonic() - began, why))
+
+
+def leave_with_parent() -> None:
+    """Ends this process when its parent is gone, however that came: the next command may take up the same run."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
+
+
+def received(line: Connection) -> object:
+    """What comes next, or None if nobody is at the other end."""
+    try:
+        return line.recv()
+    except (EOFError, OSError):
+        return None

@@ -1,0 +1,157 @@
+"""`kinfed reproduce --jobs`: real processes beside each other, some of which fail, die or are stopped."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kinfed.cli import app
+from kinfed.runs import SUMMARY
+from tests.recipes.made_up import TINY
+
+pytestmark = pytest.mark.slow
+
+NETWORKS = """
+import os, signal, time
+from pathlib import Path
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.line = nn.Linear(shape[0] * shape[1] * shape[2], classes)
+    def forward(self, x):
+        time.sleep(0.03 if Path("slow").exists() else 0)
+        return self.line(x.flatten(1))
+
+def broken(shape, classes):
+    raise TypeError("no such network")
+
+def deadly(shape, classes):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(autouse=True)
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own with the tiny recipe and some networks in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KINFED_DATA", str(tmp_path))
+    Path("tiny.toml").write_text(TINY, encoding="utf-8")
+    Path("networks_of_jobs.py").write_text(NETWORKS, encoding="utf-8")
+
+
+def reproduce(*words: str) -> Result:
+    return CliRunner().invoke(app, ["reproduce", *words])
+
+
+def write_recipe(*networks: str, rounds: int = 1) -> None:
+    """A recipe with a row for each of these networks."""
+    head = TINY.partition("[columns.photos]")[0].replace("rounds = 3", f"rounds = {rounds}")
+    rows = [
+        f'[rows.{name}-{i}]\ntitle = "{name} {i}"\n'
+        f'config = {{ method = "local", model = "networks_of_jobs:{name}", training.lr = 0.0{i} }}\n'
+        for i, name in enumerate(networks, 1)
+    ]
+    Path("rows.toml").write_text(head + "\n".join(rows), encoding="utf-8")
+
+
+def table(folder: str, ending: str) -> str:
+    """A written table without its seconds."""
+    text = Path(folder, f"tiny.{ending}").read_text(encoding="utf-8")
+    if ending == "json":
+        return re.sub(r'"seconds": [\d.]+', "", text)
+    if ending == "csv":
+        return str([{k: v for k, v in line.items() if k != "seconds"} for line in csv.DictReader(text.splitlines())])
+    return re.sub(r"\d+( \|| \\\\)$", "", text, flags=re.MULTILINE)  # the last column
+
+
+def test_the_tables_are_the_same_to_the_byte():
+    words = ("tiny.toml", "--quick", "--only", "digits", "--seeds", "2")
+    assert reproduce(*words, "--out", "alone", "-q").exit_code == 0
+    result = reproduce(*words, "--out", "beside", "--jobs", "2")
+    assert result.exit_code == 0, result.output
+    assert [f"run {n} of 6: tiny: " in result.output for n in range(1, 7)] == [True] * 6
+    assert sorted(re.findall(r"run (\d): ended, \d+ s", result.output)) == list("123456")
+    assert "round 1/1" not in result.output  # what runs say of themselves would be mixed up
+    assert re.search(r", in \d+ s\n$", result.output)
+    for ending in ("md", "csv", "json", "tex"):
+        assert table("alone", ending) == table("beside", ending), ending
+    for run in Path("alone/runs").iterdir():
+        assert (run / SUMMARY).read_bytes() == (Path("beside/runs") / run.name / SUMMARY).read_bytes()
+
+
+def test_a_run_that_fails_or_kills_its_process_leaves_the_others_alone():
+    write_recipe("Slow", "broken", "deadly", "Slow")
+    result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair")
+    assert result.exit_code == 2, result.output
+    assert result.output.count(": ended, ") == 2
+    assert "failed: model 'networks_of_jobs:broken' must be" in result.output
+    assert "failed: its process died with exit code -9, mostly for want of memory: try fewer --jobs" in result.output
+    assert result.stderr.startswith("error: 2 runs failed: ") and result.stderr.count("\n") == 1
+    assert len(list(Path("runs/reproduce/runs").glob(f"*/{SUMMARY}"))) == 2
+
+
+def test_where_all_processes_die_that_is_said_and_the_rest_is_left():
+    write_recipe("deadly", "deadly", "Slow", "Slow")
+    result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair", "-q")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith("error: all 2 processes died, 2 runs were not begun: its process died")
+
+
+def begun(file: str) -> subprocess.Popen[str]:
+    """A real command, once both of its first runs have written this file."""
+    Path("slow").touch()
+    words = [sys.executable, "-m", "kinfed", "reproduce", "rows.toml", "--jobs", "2", "--protocol", "fair", "--quiet"]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    wait_until(lambda: len(list(Path().glob(f"runs/reproduce/runs/*/{file}"))) == 2 or running.poll() is not None)
+    assert running.poll() is None
+    return running
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.02)
+
+
+def is_empty(group: int) -> bool:
+    """Whether no process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_control_c_stops_all_and_the_same_command_goes_on():
+    write_recipe("Slow", "Slow", "Slow", rounds=20)
+    running = begun("checkpoint.safetensors")
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: all of them hear it
+    _, errors = running.communicate(timeout=60)
+    assert (running.returncode, errors) == (130, "stopped; the same command goes on from here\n")
+    wait_until(lambda: is_empty(running.pid))
+    Path("slow").unlink()
+    assert reproduce("rows.toml", "--jobs", "2", "--protocol", "fair", "-q").exit_code == 0
+    told = [path.read_text().splitlines() for path in Path("runs/reproduce/runs").glob("*/events.jsonl")]
+    events = sorted([json.loads(line)["event"] for line in lines] for lines in told)
+    assert events == [["started", "ended"], ["started", "resumed", "ended"], ["started", "resumed", "ended"]]
+
+
+def test_whose_parent_is_killed_leaves_too():
+    write_recipe("Slow", "Slow", rounds=10_000)
+    running = begun("rounds.csv")
+    running.kill()
+    running.communicate(timeout=60)  # ends when nobody holds its standard error any more
+    wait_until(lambda: is_empty(running.pid))
