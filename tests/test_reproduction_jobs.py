@@ -146,7 +146,8 @@ def test_control_c_stops_all_and_the_same_command_goes_on():
     assert reproduce("rows.toml", "--jobs", "2", "--protocol", "fair", "-q").exit_code == 0
     told = [path.read_text().splitlines() for path in Path("runs/reproduce/runs").glob("*/events.jsonl")]
     events = sorted([json.loads(line)["event"] for line in lines] for lines in told)
-    assert events == [["started", "ended"], ["started", "resumed", "ended"], ["started", "resumed", "ended"]]
+    stopped = ["started", "interrupted", "resumed", "ended"]
+    assert events == [["started", "ended"], stopped, stopped]
 
 
 def test_whose_parent_is_killed_leaves_too():

@@ -23,6 +23,8 @@ from kinfed.errors import KinfedError
 from kinfed.progress import Display, Silence
 from kinfed.reproduction.jobs import Job, Store
 
+PATIENCE = 5.0  # seconds that a process has to put its things away
+
 
 @dataclass(frozen=True)
 class Post:
@@ -99,7 +101,7 @@ def in_words(heard: str | Ended) -> str:
 
 @contextmanager
 def hired(count: int, post: Post) -> Iterator[list[Worker]]:
-    """So many workers; after it none is left, whatever it was doing."""
+    """So many workers; after it none is left: who waits leaves, and who is at work stops as if by Ctrl-C."""
     workers: list[Worker] = []
     try:
         with deaf():
@@ -108,7 +110,10 @@ def hired(count: int, post: Post) -> Iterator[list[Worker]]:
     finally:
         for worker in workers:
             worker.process.terminate()
+        end = time.monotonic() + PATIENCE
         for worker in workers:
+            worker.process.join(max(0.0, end - time.monotonic()))
+            worker.process.kill()  # if it is still there
             worker.process.join()
             worker.line.close()
 
@@ -142,10 +147,12 @@ def work(post: Post, line: Connection) -> None:
     os.chdir(post.place)  # a spawned process begins where its parent began
     torch.set_num_threads(post.threads)
     store, display = Store(post.folder), Silence(line.send)
-    while isinstance(job := received(line), Job):
-        began = time.monotonic()
-        why = store.do(job, display)
-        line.send(Ended(time.monotonic() - began, why))
+    with suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        while isinstance(job := received(line), Job):
+            began = time.monotonic()
+            why = store.do(job, display)
+            line.send(Ended(time.monotonic() - began, why))
 
 
 def leave_with_parent() -> None:
