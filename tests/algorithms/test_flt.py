@@ -45,6 +45,7 @@ def test_relatives_are_averaged_by_their_rows():
         torch.testing.assert_close(after.models["1.weight"][after.labels[members[0]]], wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
 def test_the_ledger_equals_the_papers_formula():
     flt = make("flt", relatedness=Relatedness(distance="matching"))
     _, fed = fit(flt, population=population(), rounds=4, fraction=0.5)

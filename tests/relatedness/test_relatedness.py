@@ -81,6 +81,7 @@ def test_one_wrong_edge_does_not_survive():
     assert torch.equal(have_in_common(near, 0.5), labels[:, None] == labels)
 
 
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
 @pytest.mark.parametrize("distance", ["matching", "transport"])
 def test_umap_and_set_distances_find_planted_groups_when_k_is_right(distance):
     known, planted = clients(PLANTED, each=10, k=2)
@@ -88,6 +89,7 @@ def test_umap_and_set_distances_find_planted_groups_when_k_is_right(distance):
     assert agreement(rule.groups(rule.distances(known)), planted)["ari"] > 0.9
 
 
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
 def test_strangers_are_placed_in_the_plane_that_umap_made_of_the_known():
     known, planted = clients(PLANTED, each=10, k=2)
     strangers, truth = clients(PLANTED, each=2, k=2, seed=9)

@@ -116,6 +116,7 @@ def test_few_clients_are_mapped_by_principal_directions_and_spread_from_left_to_
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
 def test_groups_lie_apart_on_umaps_map(tmp_path: Path):
     seen = map_of(Run(write_run(tmp_path / "many", Told("flt", clients=60))))
     assert seen is not None and seen.way == "UMAP"
