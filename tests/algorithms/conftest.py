@@ -3,7 +3,13 @@ import pytest
 from tests.algorithms.registry import METHODS, make
 
 
-@pytest.fixture(params=METHODS)
-def method(request):
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS], scope="module")
+def named(request) -> str:
+    """The name of every registered method; one process runs all tests of a module with it."""
+    return request.param
+
+
+@pytest.fixture
+def method(named):
     """Every registered method, ready for the tiny population."""
-    return make(request.param)
+    return make(named)

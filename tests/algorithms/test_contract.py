@@ -31,26 +31,32 @@ def run(method, engine=Vectorised, rounds=3, people=None, **settings):
     return experiment.run(), experiment.state, fed
 
 
+@pytest.fixture(scope="module")
+def usual(named):
+    """What a run of the method gives with nothing changed: once for all tests, since runs are most of their time."""
+    return run(make(named))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_registered_method_is_tested(name):
     assert make(name).model.classes == 3
 
 
-def test_engines_agree_and_their_ledgers_are_equal(method):
-    (slow, state, reference), (fast, other, fed) = (run(method, engine) for engine in (Sequential, Vectorised))
+def test_engines_agree_and_their_ledgers_are_equal(method, usual):
+    (slow, state, reference), (fast, other, fed) = run(method, Sequential), usual
     assert_close(everything(state, reference), everything(other, fed))
     assert reference.ledger.rounds == fed.ledger.rounds
     assert slow["accuracy"] == pytest.approx(fast["accuracy"], abs=1e-5)
 
 
 @pytest.mark.parametrize("block", [1, 5])
-def test_the_block_size_changes_no_bit(method, block):
-    (_, a, fed), (_, b, other) = run(method), run(method, block=block)
+def test_the_block_size_changes_no_bit(method, block, usual):
+    (_, a, fed), (_, b, other) = usual, run(method, block=block)
     assert_same_bits(everything(a, fed), everything(b, other))
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(method):
-    (_, a, fed), (_, b, twin), (_, c, stranger) = run(method), run(method), run(method, seed=1)
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(method, usual):
+    (_, a, fed), (_, b, twin), (_, c, stranger) = usual, run(method), run(method, seed=1)
     assert_same_bits(everything(a, fed), everything(b, twin))
     assert any(
         not torch.equal(x, y)
@@ -106,8 +112,8 @@ def test_a_client_without_labels_is_served_or_refused_as_the_method_says(method)
     assert int(fed.ledger.up["evaluate"][7]) > 0
 
 
-def test_the_proximal_term_composes(method):
-    free, _, _ = run(method)
+def test_the_proximal_term_composes(method, usual):
+    free, _, _ = usual
     held, _, _ = run(replace(method, local=replace(method.local, mu=5.0)))
     assert (
         held["accuracy"] != free["accuracy"]
