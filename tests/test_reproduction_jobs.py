@@ -59,7 +59,8 @@ def write_recipe(*networks: str, rounds: int = 1) -> None:
     head = TINY.partition("[columns.photos]")[0].replace("rounds = 3", f"rounds = {rounds}")
     rows = [
         f'[rows.{name}-{i}]\ntitle = "{name} {i}"\n'
-        f'config = {{ method = "local", model = "networks_of_jobs:{name}", training.lr = 0.0{i} }}\n'
+        f'config.method = "local"\nconfig.model = "networks_of_jobs:{name}"\n'
+        f"config.training = {{ lr = 0.0{i}, epochs = 1, batch_size = 64 }}\n"
         for i, name in enumerate(networks, 1)
     ]
     Path("rows.toml").write_text(head + "\n".join(rows), encoding="utf-8")
@@ -136,7 +137,7 @@ def is_empty(group: int) -> bool:
 
 
 def test_control_c_stops_all_and_the_same_command_goes_on():
-    write_recipe("Slow", "Slow", "Slow", rounds=20)
+    write_recipe("Slow", "Slow", "Slow", rounds=25)
     running = begun("checkpoint.safetensors")
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: all of them hear it
     _, errors = running.communicate(timeout=60)
