@@ -30,8 +30,9 @@ pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("fed
 STARTERS = ("client-00", "client-01", "client-03", "client-04")
 KILLED, LATE, STRANGER = "client-04", "client-02", "client-05"
 SERVER = "flwr-serverapp"  # in the command line of a process that is a run's server
-SMALL = ["rounds=3", "fraction=1.0", "partition.clients=6", "partition.groups=2", "checkpoint_every=1",
-         "evaluation.every=3", "engine.timeout=90"]  # fmt: skip
+ROUNDS = {"flt": 2, "repa": 3}  # FLT's second start waits for who is late; REPA trains with it in its third round
+SMALL = ["fraction=1.0", "partition.clients=6", "partition.groups=2", "checkpoint_every=1", "evaluation.every=9",
+         "engine.timeout=90"]  # fmt: skip
 METHODS = {
     "flt": [],
     "repa": ["methods.repa.clusters=2", "methods.repa.signature.encoder_rounds=1",
@@ -68,7 +69,7 @@ class Story:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     parent = tmp_path_factory.mktemp("federation")
     for method, settings in METHODS.items():
-        config = load_config(DEMO, [f"method={method}", *SMALL, *settings])
+        config = load_config(DEMO, [f"method={method}", f"rounds={ROUNDS[method]}", *SMALL, *settings])
         new_folder(config, parent / method, make_population(config))
         plan = parent / method / "kinfed_app" / "plan.toml"
         plan.write_text(plan.read_text().replace("wait_for = 6", "wait_for = 4"))
@@ -167,7 +168,7 @@ def test_the_killed_node_stopped_nobody(story: Story):
     missing = [event for event in story.events("repa") if event["event"] == "missing reply"]
     assert {str(event["client"]) for event in missing} == {gone}
     for method in METHODS:
-        assert [row["round"] for row in story.table(method, "rounds")] == ["1", "2", "3"]
+        assert [int(row["round"]) for row in story.table(method, "rounds")] == [*range(1, ROUNDS[method] + 1)]
         assert float(story.table(method, "rounds")[-1]["accuracy"]) > 0.8
 
 
