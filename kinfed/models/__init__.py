@@ -10,6 +10,7 @@ from kinfed.models.autoencoder import AutoEncoder, Encoding, encoder_of, has_dec
 from kinfed.models.autoencoders import conv_ae, residual_ae
 from kinfed.models.descent import LEAST, Quick, descend
 from kinfed.models.feed import Feed
+from kinfed.models.fitting import fit
 from kinfed.models.model import Model, hits
 from kinfed.models.network import GradientFn, Network, Slope, from_module
 from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
@@ -43,6 +44,6 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 
 __all__ = [
     "AUTOENCODERS", "LEAST", "MODELS", "AutoEncoder", "Encoding", "Feed", "GradientFn", "Model", "Network", "Quick",
-    "Shape", "Slope", "SupervisedAutoEncoder", "descend", "encoder_of", "from_module", "has_decoder", "hits",
+    "Shape", "Slope", "SupervisedAutoEncoder", "descend", "encoder_of", "fit", "from_module", "has_decoder", "hits",
     "make_autoencoder", "make_model", "supervised_ae",
 ]  # fmt: skip

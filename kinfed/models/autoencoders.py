@@ -1,5 +1,7 @@
 """FLT's auto-encoders as plain torch modules; each has the parts `encoder` and `decoder`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -32,7 +34,7 @@ class Affine(nn.Linear):
 
 
 class Windows(nn.Conv2d):
-    """A convolution with stride 1; on a GPU, a product with an image's windows.
+    """A convolution with stride 1 that keeps an image's size; on a GPU, a product with the image's windows.
 
     Clients that tune side by side have a weight each, and torch's convolution of so many groups is slow there.
     """
@@ -42,12 +44,47 @@ class Windows(nn.Conv2d):
 
     def product(self, input: Tensor) -> Tensor:
         """The same as a product."""
-        size, around = self.kernel_size[0], int(self.padding[0])
-        image = pad(input, (around,) * 4)
-        high, wide = (side - size + 1 for side in image.shape[2:])
-        seen = [image[:, :, i : i + high, j : j + wide] for i in range(size) for j in range(size)]
-        product = _affine(torch.stack(seen, 2).flatten(1, 2), self.weight.flatten(1).T, self.bias)
-        return product.movedim(-1, 1)
+        bias = self.weight.new_zeros(self.out_channels) if self.bias is None else self.bias
+        matrix = torch.cat([self.weight.permute(2, 3, 1, 0).flatten(0, 2), bias[None]])
+        made, _ = _Product.apply(input.movedim(1, -1), matrix, self.kernel_size[0])  # type: ignore[no-untyped-call]
+        return made.movedim(-1, 1)  # type: ignore[no-any-return]
+
+
+class _Product(torch.autograd.Function):
+    """Windows times a matrix of weights whose last row is the bias; what flows back is a product with windows, too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(image: Tensor, matrix: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        seen = _windows(image, size)
+        return (seen.flatten(0, 2) @ matrix).unflatten(0, image.shape[:3]), seen
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+        ctx.size = inputs[2]
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(inputs[1], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: None) -> tuple[Tensor | None, Tensor, None]:
+        matrix, seen = ctx.saved_tensors
+        size, out = ctx.size, slope.shape[-1]
+        by_weight = seen.flatten(0, 2).T @ slope.flatten(0, 2)
+        if not ctx.needs_input_grad[0]:
+            return None, by_weight, None
+        turned = matrix[:-1].unflatten(0, (size, size, -1)).flip(0, 1).transpose(2, 3).flatten(0, 2)
+        by_image = _windows(slope, size)[..., : size * size * out].flatten(0, 2) @ turned
+        return by_image.unflatten(0, slope.shape[:3]), by_weight, None
+
+
+def _windows(image: Tensor, size: int) -> Tensor:
+    """What each pixel sees, tap by tap and channel by channel, and a one: [b, height, width, taps * channels + 1]."""
+    high, wide = image.shape[1:3]
+    wider = pad(image, (0, 0, *(size // 2,) * 4))
+    taps = [wider[:, i : i + high, j : j + wide] for i in range(size) for j in range(size)]
+    return torch.cat([*taps, image.new_ones(*image.shape[:3], 1)], -1)
 
 
 class Tiles(nn.ConvTranspose2d):

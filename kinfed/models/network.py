@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -51,7 +51,7 @@ class Network(ABC):
         """Fresh weights, drawn by the module's own rules."""
         with BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed if seed is None else seed)
-            return _weights(self.build())
+            return weights_of(self.build())
 
     def inputs(self, x: Tensor) -> Tensor:
         """Rows as the network wants them: float, scaled."""
@@ -85,11 +85,14 @@ class Network(ABC):
         if self.refuses:
             raise OneByOneOnly(self.refuses)
 
-        def loss(weights: Params) -> Tensor:
-            with self.borrowed(self._training) as module:
-                return _mean(self.loss_of(self.forward(module, weights | buffers, batch.x), batch), batch)
+        lane = (batch.x, batch.y, batch.mask, *weights.values(), *buffers.values())
+        slopes = _Gradient.apply(self, (*weights, *buffers), len(weights), *lane)  # type: ignore[no-untyped-call]
+        return Slope(dict(zip(weights, slopes, strict=True)))
 
-        return Slope(grad(loss)(weights))
+    def training_loss(self, params: Params, batch: Batch) -> Tensor:
+        """The mean loss over the batch's real rows, in training mode."""
+        with self.borrowed(self._training) as module:
+            return _mean(self.loss_of(self.forward(module, params, batch.x), batch), batch)
 
     def _exact_gradient(self, weights: Params, buffers: Params, batch: Batch) -> Slope:
         moved = {name: b.clone() for name, b in buffers.items()}
@@ -97,8 +100,16 @@ class Network(ABC):
         lonely = len(batch.x) == 1 and self.refuses.startswith("BatchNorm")  # one row has no statistics of its own
         with torch.enable_grad(), self.borrowed(self._evaluating if lonely else self._training) as module:
             output = self.forward(module, leaves | moved, batch.x)
-            slopes = torch.autograd.grad(_mean(self.loss_of(output, batch), batch), list(leaves.values()))
+            loss = _mean(self.loss_of(output, batch), batch)
+            slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)  # 0 for what has no part
         return Slope(dict(zip(leaves, slopes, strict=True)), moved)
+
+    def dressed(self, params: Params) -> nn.Module:
+        """A module of its own with these weights, where they are."""
+        device = next(iter(params.values())).device
+        module = copy.deepcopy(self._training).to(device)
+        module.load_state_dict(dict(params), strict=False)
+        return module
 
     @cached_property
     def refuses(self) -> str:
@@ -150,6 +161,46 @@ class Network(ABC):
         return tuple(name for name, _ in self._training.named_parameters())
 
 
+class _Gradient(torch.autograd.Function):
+    """A gradient as one operation: a vmap hands its clients over undisguised, and autograd takes them all at once.
+
+    The gradients of their summed losses are those of each. `torch.func.grad` inside a vmap would give the same, but
+    wraps every operation twice, and its first call imports all of torch's compiler, which takes seconds.
+    """
+
+    @staticmethod
+    def forward(network: Network, names: tuple[str, ...], moved: int, *lane: Tensor) -> tuple[Tensor, ...]:
+        return _slopes(lambda *own: _lane_loss(network, names, *own), moved, lane)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Nothing is kept: meta gradients are of the first order."""
+
+    @staticmethod
+    def vmap(
+        info: object, dims: tuple[int | None, ...], network: Network, names: tuple[str, ...], moved: int, *lane: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        lanes = info.batch_size  # type: ignore[attr-defined]
+        every = tuple(
+            t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(lane, dims[3:], strict=True)
+        )
+        losses = vmap(partial(_lane_loss, network, names))
+        return _slopes(lambda *own: losses(*own).sum(), moved, every), (0,) * moved
+
+
+def _lane_loss(network: Network, names: tuple[str, ...], x: Tensor, y: Tensor, mask: Tensor, *values: Tensor) -> Tensor:
+    return network.training_loss(dict(zip(names, values, strict=True)), Batch(x, y, mask, mask.any()))
+
+
+def _slopes(loss: Callable[..., Tensor], moved: int, lane: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The gradient by the first weights: those that move."""
+    rows, weights, buffers = lane[:3], lane[3 : 3 + moved], lane[3 + moved :]
+    with torch.enable_grad():
+        leaves = [w.detach().requires_grad_() for w in weights]
+        return torch.autograd.grad(loss(*rows, *leaves, *buffers), leaves, materialize_grads=True)
+
+
 def from_module(module: nn.Module) -> Callable[[], nn.Module]:
     """A builder from a module that is already there: copies of it with newly drawn weights."""
     stubborn = [
@@ -174,7 +225,8 @@ def from_module(module: nn.Module) -> Callable[[], nn.Module]:
     return build
 
 
-def _weights(module: nn.Module) -> Params:
+def weights_of(module: nn.Module) -> Params:
+    """All parameters and floating buffers of a module."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: t.detach().clone() for name, t in named if t.is_floating_point()}
 

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -16,10 +16,9 @@ from torch import Tensor
 
 from kinfed.client import Batch, Client, Rows, base_key
 from kinfed.errors import ConfigError, DataError, ModelError
-from kinfed.models import AutoEncoder, GradientFn, Slope
+from kinfed.models import AutoEncoder, fit
 from kinfed.params import Params
 from kinfed.signatures.sources import sources
-from kinfed.training import LocalTraining
 
 if sys.platform != "win32":
     import fcntl
@@ -82,10 +81,8 @@ class Pretraining:
         per_epoch = -(-len(x) // self.batch_size)
         epochs = max(self.epochs, -(-self.least_steps // per_epoch))
         log.info("pre-training the encoder on %d rows (%s), %d epochs", len(x), self.source, epochs)
-        training = LocalTraining(epochs, self.batch_size, self.lr, optimiser="adam")
-        gradient = _reporting(autoencoder.gradient, epochs * per_epoch)
-        weights, _ = training(_as_client(x), _on(autoencoder.init(), x.device), gradient)
-        return weights
+        batches = _as_client(x).batches(epochs, self.batch_size)
+        return fit(autoencoder, _on(autoencoder.init(), x.device), _told(batches, epochs * per_epoch), self.lr)
 
 
 def cache_folder() -> Path:
@@ -113,18 +110,12 @@ def _as_client(x: Tensor) -> Client:
     return Client(rows, rows, key, zero, zero, {})
 
 
-def _reporting(gradient: GradientFn, steps: int) -> Callable[[Params, Batch], Slope]:
-    """The same gradient; every tenth of the way is logged."""
-    done = 0
-
-    def reported(params: Params, batch: Batch) -> Slope:
-        nonlocal done
-        done += 1
+def _told(batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
+    """The same batches; every tenth of the way is logged."""
+    for done, batch in enumerate(batches, 1):
+        yield batch
         if done % max(1, steps // 10) == 0:
             log.info("pre-training the encoder: %d %%", round(100 * done / steps))
-        return gradient(params, batch)
-
-    return reported
 
 
 def from_file(path: Path, wanted: Params, device: torch.device) -> Params:

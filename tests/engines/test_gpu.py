@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from kinfed.algorithms import ALGORITHMS, FedAvg, Local
+from kinfed.client import Client, Rows
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines.recording import Recorder
-from kinfed.models import Model, make_model
+from kinfed.models import Model, make_autoencoder, make_model
+from kinfed.models import fit as fit_rows
 from kinfed.params import to_flat
 from kinfed.training import LocalTraining
 from tests.algorithms.registry import make, population
@@ -126,3 +128,17 @@ def test_every_method_agrees_with_the_reference(name):
     )
     for part in ("shared", "each"):
         assert_close(to_flat(getattr(theirs, part)), on_cpu(to_flat(getattr(ours, part))), atol=1e-4)
+
+
+def test_a_recorded_fitting_agrees_with_the_plain_one():
+    network = make_autoencoder("conv_ae", (1, 8, 8), 4)
+    x = torch.randint(0, 256, (30, 1, 8, 8), dtype=torch.uint8)
+    ends = []
+    for device in ("cuda", "cpu"):
+        size, zero = torch.tensor(30, device=device), torch.tensor(0, device=device)
+        index = torch.arange(30, device=device)
+        own = Rows(x.to(device), torch.zeros_like(index), index, size, exact=True)
+        server = Client(own, own, torch.tensor(5, device=device), zero, zero, {})
+        start = {name: weight.to(device) for name, weight in network.init().items()}
+        ends.append(on_cpu(fit_rows(network, start, server.batches(5, 8), 1e-3)))
+    assert_close(*ends, 1e-4)

@@ -67,3 +67,23 @@ def test_convolutions_as_products_are_the_same_convolutions(bias):
     images = torch.rand(3, 2, 8, 6, generator=torch.Generator().manual_seed(0))
     for layer in (Windows(2, 5, 3, padding=1, bias=bias), Tiles(2, 5, 2, stride=2, bias=bias)):
         torch.testing.assert_close(layer.product(images), layer(images))
+
+
+def test_gradients_flow_through_products_as_through_convolutions():
+    draw = torch.Generator().manual_seed(0)
+    images, layer = torch.rand(4, 3, 2, 8, 6, generator=draw), Windows(2, 5, 3, padding=1)
+    weights = [torch.rand(4, *w.shape, generator=draw) for w in layer.parameters()]
+    slopes = []
+    for call in (layer.product, layer.forward):
+        leaves = [t.clone().requires_grad_() for t in (images, *weights)]
+
+        def made(image, weight, bias, call=call):
+            layer.forward = call
+            try:
+                return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (image,))
+            finally:
+                del layer.forward
+
+        made_by_all = torch.func.vmap(made)(*leaves)
+        slopes.append(torch.autograd.grad(made_by_all.square().sum(), leaves))
+    torch.testing.assert_close(*slopes)
