@@ -111,8 +111,13 @@ class Replies:
 
 
 def width_of(lengths: Iterable[int]) -> int:
-    """Rows to look at in one go where clients have so many: bounded, and the same for every client."""
-    return max(1, min(256, max(lengths)))
+    """Rows to look at in one go where clients have so many: bounded, and the same for every client.
+
+    About as many as a client has on average: filled up to the longest, most of what is looked at would be padding.
+    """
+    known = list(lengths)
+    mean = -(-sum(known) // max(1, len(known)))
+    return max(1, min(256, max(known), 1 << max(0, mean - 1).bit_length()))
 
 
 class Federation(ABC):
@@ -145,7 +150,7 @@ class Federation(ABC):
     @property
     def sizes(self) -> Tensor:
         """Training rows of every client, known from enrolment: [clients]."""
-        return torch.tensor([len(rows) for rows in self.train], device=self.device)
+        return torch.tensor([rows.size(0) for rows in self.train], device=self.device)  # len() takes ten times as long
 
     @property
     def test_rows(self) -> int:
