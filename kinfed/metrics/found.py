@@ -27,10 +27,11 @@ MANY = 10_000  # clients of which all pairs are compared; of more no clustering 
 
 @dataclass(frozen=True)
 class Found:
-    """Groups and graph of the clients that a method placed."""
+    """Groups and relatives of the clients that a method placed."""
 
     groups: Tensor  # [clients]; -1: not placed, not there yet, or a look-alike
-    graph: Tensor | None  # [clients, clients] bool, where the method has one
+    heard: Tensor | None  # [G, clients] bool: each different set of relatives once, where the method relates clients
+    whose: Tensor | None  # [clients]: which of these sets is a client's
     members: Tensor  # ids of those who train and are placed
     labels: Tensor | None  # [members, classes] how many rows of each label they train on, where that is known
     planted: Tensor | None = None  # [clients], where groups are planted
@@ -41,10 +42,11 @@ class Found:
         groups = placed_groups(algorithm, state, fed)
         if groups is None:
             return None
-        graph = algorithm.graph(state) if fed.count <= MANY else None
+        related = algorithm.relatives(state) if fed.count <= MANY else None
+        heard, whose = (related.rows.cpu(), related.whose.cpu()) if related else (None, None)
         members = fed.clients.cpu()[groups[fed.clients.cpu()] >= 0]
         held = fed.labels_held[members] if fed.sees_rows else None
-        return cls(groups, None if graph is None else graph.cpu(), members, held, fed.groups)
+        return cls(groups, heard, whose, members, held, fed.groups)
 
     @property
     def own(self) -> Tensor:
@@ -54,9 +56,9 @@ class Found:
     @property
     def together(self) -> Tensor:
         """Who is in whose cluster, bool [members, members]."""
-        if self.graph is None:
+        if self.heard is None or self.whose is None:
             return self.own[:, None] == self.own
-        return self.graph[self.members[:, None], self.members].bool()
+        return self.heard[:, self.members][self.whose[self.members]]
 
     def is_like(self, other: "Found") -> bool:
         """Whether nothing is different from what was found before."""

@@ -27,10 +27,9 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import repeat, takewhile
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from kinfed.clustering.relatives import Relatives
@@ -185,11 +184,11 @@ def by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
 
 def client_rows(fed: Federation, round: int, scores: Scores, groups: Tensor | None) -> Iterator[tuple[Cell, ...]]:
     """One row for each client that is there."""
-    blank = torch.zeros(0)
+    present = fed.present.tolist()
     parts = (fed.groups, groups, scores.accuracy, scores.adapted, scores.loss, scores.rows)
-    columns = [(blank if part is None else part).tolist() or [None] * fed.count for part in parts]
-    for client in fed.present.tolist():
-        yield round, client, role_name(fed.roles[client]), *(column[client] for column in columns)
+    columns = ([None] * fed.count if part is None or part.isnan().all() else part.tolist() for part in parts)
+    here = ([column[i] for i in present] for column in columns)
+    return zip(repeat(round), present, (role_name(fed.roles[i]) for i in present), *here, strict=False)
 
 
 def role_name(role: Role) -> str:

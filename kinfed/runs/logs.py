@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import eq
 from pathlib import Path
 
 from kinfed.snapshot import write_atomically
@@ -59,9 +60,8 @@ class EventLog:
 def as_csv(rows: Iterable[Sequence[Cell]]) -> str:
     """Rows as CSV; floats are written so that they read back as the same number, what is not a number is left empty."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(
-        [None if value != value else value for value in row] for row in rows
-    )
+    blanked = (row if all(map(eq, row, row)) else [None if value != value else value for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(blanked)
     return text.getvalue()
 
 

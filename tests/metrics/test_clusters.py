@@ -29,16 +29,17 @@ def test_a_method_that_has_placed_nobody_yet_has_no_groups_and_no_quality():
     assert found.metrics() == {"groups": 0.0} and found.references(seed=0) == {}
 
 
-def test_a_graph_says_more_than_groups():
+def test_relatives_say_more_than_groups():
     found = Found(
         groups=tensor([0, 0, 0, -1]),
-        graph=tensor([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]).bool(),
+        heard=tensor([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]).bool(),
+        whose=tensor([0, 1, 2, 3]),
         members=tensor([0, 1, 2]),
         labels=tensor([[4, 0], [4, 0], [0, 4]]),
     )
-    # by labels 0 and 1 belong together; the graph has 2 too many around 1, and 1 too many around 2
+    # by labels 0 and 1 belong together; there is 1 too many around 1, and around 2
     assert found.metrics()["clustering_error"] == pytest.approx(2 / 3)
-    by_groups = replace(found, graph=None)
+    by_groups = replace(found, heard=None)
     assert by_groups.metrics()["clustering_error"] == pytest.approx((1 + 1 + 2) / 3)
     assert by_groups.metrics()["uniformity"] == pytest.approx(1 / 3)
 
@@ -115,7 +116,7 @@ def test_clustering_the_labels_is_the_best_there_is_and_sizes_do_not_matter():
 
 
 def test_what_was_found_is_measured_again_only_when_something_changed():
-    found = Found(tensor([0, 0, 1]), None, tensor([0, 1, 2]), tensor([[4, 0], [4, 0], [0, 4]]), tensor([0, 0, 1]))
+    found = Found(tensor([0, 0, 1]), None, None, tensor([0, 1, 2]), tensor([[4, 0], [4, 0], [0, 4]]), tensor([0, 0, 1]))
     assert found.is_like(replace(found, groups=found.groups.clone()))
-    for change in ({"groups": tensor([0, 1, 1])}, {"planted": None}, {"graph": torch.eye(3).bool()}):
+    for change in ({"groups": tensor([0, 1, 1])}, {"planted": None}, {"heard": torch.eye(3).bool()}):
         assert not found.is_like(replace(found, **change)) and not replace(found, **change).is_like(found)
