@@ -266,6 +266,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.xdist_group("uninterrupted")  # which is run once
 def test_a_killed_run_resumes_to_the_same_bytes(uninterrupted: Path):
     code, _ = stopped_with(signal.SIGKILL, Path("killed"))
     assert code == -signal.SIGKILL
@@ -280,6 +281,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(uninterrupted: Path):
     ]  # fmt: skip
 
 
+@pytest.mark.xdist_group("uninterrupted")  # which is run once
 def test_control_c_says_how_to_go_on(uninterrupted: Path):
     code, errors = stopped_with(signal.SIGINT, Path("stopped"))
     assert code == 130

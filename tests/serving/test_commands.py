@@ -21,6 +21,8 @@ from kinfed.serving import export, load
 from kinfed.serving.pictures import pictures_in, read_pictures
 from kinfed.serving.row_kind import RowKind
 
+pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
+
 
 def kinfed(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])

@@ -14,6 +14,7 @@ from kinfed.serving import Bundle, export, load
 from kinfed.serving.commands import Target, assign_client, export_run
 from tests.problems import assert_same_bits
 
+pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
 TUNES = ("fedavg_ft", "per_fedavg")  # a client trains what it is served, in an order of its own
 SERVED = [method for method in ALGORITHMS if method not in ("local", *TUNES)]
 
