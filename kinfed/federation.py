@@ -4,7 +4,7 @@ Everything that crosses the wire is counted where it crosses, in `Federation.run
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -132,7 +132,7 @@ class Federation(ABC):
         self.device = torch.device(device)
         self.population = population
         self.x, self.y = population.x.to(self.device), population.y.to(self.device)
-        self.train, self.test = ([p.to(self.device) for p in part] for part in (population.train, population.test))
+        self.train, self.test = (_moved(part, self.device) for part in (population.train, population.test))
         self.roles = population.roles or (Role(),) * len(population.train)
         self.count = len(self.roles)
         self.groups = population.groups
@@ -283,8 +283,8 @@ class Resident(Federation):
         send, keep = self._run(name, cohort, keys, offer)
         good = self._finite(name, cohort, send)
         if keep:
-            self._keep(cohort[good], each_leaf(lambda t: t[good], to_flat(keep)))
-        replies = Replies(cohort[good], from_flat(each_leaf(lambda t: t[good], to_flat(send))))
+            self._keep(cohort[good], _some(good, keep))
+        replies = Replies(cohort[good], from_flat(_some(good, send)))
         up = sum(t[0].numel() * t.element_size() for t in to_flat(send).values())
         self.ledger.count(self.round, name, cohort, offer.bytes_each(), cohort, up)
         return replies
@@ -307,7 +307,18 @@ class Resident(Federation):
     def _finite(self, name: str, cohort: Tensor, send: Payload) -> Tensor:
         good = torch.ones(len(cohort), dtype=torch.bool, device=self.device)
         for tensor in to_flat(send).values():
-            if tensor.is_floating_point():
-                good &= torch.isfinite(tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]).all(1)
+            if tensor.is_floating_point() and tensor.numel():
+                least, most = tensor.reshape(len(cohort), -1).aminmax(dim=1)  # what is not a number is both
+                good &= torch.isfinite(least) & torch.isfinite(most)
         self.rejected += [Rejected(self.round, name, int(client)) for client in cohort[~good]]
         return good.nonzero()[:, 0]
+
+
+def _some(which: Tensor, payload: Payload) -> Stack:
+    """The answers of these, flat; nothing is copied where these are all."""
+    return each_leaf(lambda t: t if len(t) == len(which) else t[which], to_flat(payload))
+
+
+def _moved(part: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Every client's rows on the device, taken there in one go."""
+    return list(torch.cat(list(part)).to(device).split([rows.size(0) for rows in part])) if part else []

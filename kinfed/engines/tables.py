@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -23,21 +24,36 @@ class RowTable:
     @classmethod
     def of(cls, part: Sequence[Tensor], device: torch.device) -> "RowTable":
         """The table of these clients' rows."""
-        own = [index.cpu() for index in part]
-        lengths = tuple(len(index) for index in own)
+        lengths = tuple(index.size(0) for index in part)
+        rows = torch.cat([*part, torch.zeros(1, dtype=torch.long, device=part[0].device)])
+        own = rows[:-1].cpu().split(list(lengths))
         begins = [
             begin if n else sum(lengths) for begin, n in zip(accumulate(lengths, initial=0), lengths, strict=False)
         ]
         names: dict[bytes, int] = {}
         alike = tuple(names.setdefault(index.numpy().tobytes(), len(names)) for index in own)
-        rows = torch.cat([*own, torch.zeros(1, dtype=torch.long)])
         begin, size = (torch.tensor(values, device=device) for values in (begins, lengths))
         return cls(rows.to(device), begin, size, lengths, alike)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Rows that tasks look at in one go."""
         return width_of(self.lengths)
+
+    @cached_property
+    def are_even(self) -> bool:
+        """Whether all clients have as many."""
+        return len(set(self.lengths)) == 1
+
+    @cached_property
+    def coarse(self) -> dict[int, int]:
+        """The lengths at which blocks are cut."""
+        return ladder(self.lengths, 0.4)
+
+    @cached_property
+    def fine(self) -> dict[int, int]:
+        """The lengths that blocks are filled up to."""
+        return ladder(self.lengths, 0.9)
 
     def padded(self, who: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Row numbers [lanes, longest] and sizes [lanes] of these clients; padding repeats a client's own last row."""

@@ -22,13 +22,13 @@ from kinfed.client import Client, Rows
 from kinfed.data.population import Change, Population
 from kinfed.engines.recording import Recorder
 from kinfed.engines.sequential import loop
-from kinfed.engines.tables import RowTable, ladder, rounded
+from kinfed.engines.tables import RowTable, rounded
 from kinfed.engines.trial import LONG, ROWS, Way, cores, fastest, some_of, ways
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
 from kinfed.federation import Offer, Resident, Task, Workshop
 from kinfed.models import LEAST, Model
-from kinfed.params import Params, Payload, Stack, from_flat, join, rows, to_flat
+from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, rows, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
 GIBIBYTE = 2**30
@@ -38,8 +38,8 @@ PARTS = {f.name for f in fields(Client)}  # what a task can look at
 
 
 class Block(NamedTuple):
-    positions: Tensor  # in the cohort; the first `real` count, the others are copies that fill it up
-    real: int
+    order: list[int]  # positions in the cohort
+    positions: Tensor  # the same, and copies that fill the block up
     longest: tuple[int, int]  # training and test rows that its clients are filled up to
 
 
@@ -179,7 +179,7 @@ class Vectorised(Resident):
             self.lanes[name] = half
             self.recorder.forget()
             return self._side_by_side(name, ids, cohort, keys, offer)
-        order = torch.cat([block.positions[: block.real] for block in blocks])
+        order = [position for block in blocks for position in block.order]
         send, keep = (_in_order(order, [part[i] for part in parts]) for i in range(2))
         return from_flat(send), from_flat(keep)
 
@@ -206,7 +206,7 @@ class Vectorised(Resident):
         table = self._table("test" if by_test else "train")
         lengths = [table.lengths[i] for i in ids]
         order = sorted(range(len(ids)), key=lambda i: (-lengths[i], i))
-        rungs = ladder(table.lengths, 0.4) if self.on_gpu else {}  # a GPU pays per step, a CPU per padded row
+        rungs = table.coarse if self.on_gpu else {}  # a GPU pays per step, a CPU per padded row
         block: list[int] = []
         for i in order:
             first = lengths[block[0]] if block else 0
@@ -222,10 +222,10 @@ class Vectorised(Resident):
         longest = [max(table.lengths[ids[i]] for i in positions) for table in tables]
         lanes = max(LEAST, len(positions))
         if self.on_gpu:  # few shapes, so that recordings are of use
-            longest = [ladder(table.lengths, 0.9)[n] for table, n in zip(tables, longest, strict=True)]
-            lanes = lanes if len(set(tables[0].lengths)) == 1 else rounded(lanes)
+            longest = [table.fine[n] for table, n in zip(tables, longest, strict=True)]
+            lanes = lanes if tables[0].are_even else rounded(lanes)
         filled = [positions[i % len(positions)] for i in range(lanes)]
-        return Block(torch.tensor(filled, device=self.device), len(positions), (longest[0], longest[1]))
+        return Block(positions, torch.tensor(filled, device=self.device), (longest[0], longest[1]))
 
     def _one_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> tuple[Stack, Stack]:
         """What a block's clients send and what they keep."""
@@ -239,7 +239,7 @@ class Vectorised(Resident):
         width = self._table("train").width, self._table("test").width
         program = partial(self._program, name, width)
         outputs = self.recorder.run((name, width), program, inputs) if self.on_gpu else program(inputs)
-        real = {key: t[: block.real] for key, t in outputs.items()}
+        real = {key: t[: len(block.order)] for key, t in outputs.items()}
         return _parted("send ", real), _parted("keep ", real)
 
     def _offered(self, offer: Offer, positions: Tensor) -> Params:
@@ -283,10 +283,13 @@ class Vectorised(Resident):
         return -(-clients // (workers * -(-clients // (workers * most))))
 
 
-def _in_order(order: Tensor, parts: list[Stack]) -> Stack:
+def _in_order(order: list[int], parts: list[Stack]) -> Stack:
     """The answers of all blocks as one stack, in the order of the cohort."""
     whole = parts[0] if len(parts) == 1 else join(*parts)
-    return rows(whole, order.argsort())
+    if order == list(range(len(order))):
+        return whole
+    back = torch.tensor(order).argsort()
+    return each_leaf(lambda t: t[back.to(t.device)], whole)
 
 
 def _prefixed(prefix: str, payload: Payload) -> Params:

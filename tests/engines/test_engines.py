@@ -164,7 +164,7 @@ def test_an_error_of_the_task_itself_is_not_swallowed():
 
 def test_clients_of_one_block_have_similar_lengths():
     fed = Vectorised(Local(small_net()), tiny_population())
-    blocks = [fed.sizes[block.positions[: block.real]].tolist() for block in fed._blocks(fed.clients.tolist(), 4)]
+    blocks = [fed.sizes[block.order].tolist() for block in fed._blocks(fed.clients.tolist(), 4)]
     assert sorted(size for sizes in blocks for size in sizes) == sorted(fed.sizes.tolist())
     assert all(min(sizes) >= 0.7 * max(sizes) and len(sizes) <= 4 for sizes in blocks)
 

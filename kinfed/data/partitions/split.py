@@ -82,7 +82,9 @@ def check_shape(split: Split, labels: Labels) -> None:
             "wanted as many of each"
         )
     for part, lists, count in (("train", split.train, len(labels.train)), ("test", split.test, len(labels.test))):
-        for client, rows in enumerate(lists):
+        first = {id(rows): client for client, rows in reversed(list(enumerate(lists)))}  # many may share their tests
+        for client in sorted(first.values()):
+            rows = lists[client]
             if len(rows) and not (rows.min() >= 0 and rows.max() < count):
                 raise DataError(f"client {client}: {part} rows must be 0..{count - 1}, got {rows.min()}..{rows.max()}")
             if len(np.unique(rows)) < len(rows):
