@@ -3,12 +3,15 @@
     python benchmarks/steps.py --device cuda
 
 `kinfed bench` measures whole rounds against other simulators; this says what the training in them costs, in full
-precision and with TF32, and how much of the memory's speed it reaches.
+precision and with TF32, and how much of the memory's speed it reaches. Trainings of the workload's epochs and of twice
+as many are timed: a step costs what the longer ones take longer, and what is left is the cost of asking the clients
+and of taking their answers, whatever their number of steps.
 """
 
 import argparse
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +19,10 @@ import torch
 from kinfed.bench.peers.kinfed import copied_a_second, prepared
 from kinfed.bench.workloads import WORKLOADS, Workload
 
-HEADER = "| workload | clients | steps | TF32 | ms a step | of bandwidth |\n|---|---:|---:|---|---:|---:|"
+HEADER = (
+    "| workload | clients | steps | TF32 | ms a step | of bandwidth | ms a call beside |\n"
+    "|---|---:|---:|---|---:|---:|---:|"
+)
 
 
 def main() -> None:
@@ -31,13 +37,19 @@ def main() -> None:
     print(HEADER)
     for name in said.workloads.split(","):
         for tf32 in (False, True) if bandwidth else (False,):
-            workload = WORKLOADS[name].scaled(said.scale)
-            seconds = training_seconds(workload, said.device, tf32, said.repeats)
-            share = f"{workload.least_bytes / seconds / bandwidth:.0%}" if bandwidth else "–"
-            each, digits = 1000 * seconds / workload.steps_each, "yes" if tf32 else "no"
-            print(
-                f"| {name} | {workload.cohort} | {workload.steps_each} | {digits} | {each:.3f} | {share} |", flush=True
-            )
+            print(row(name, WORKLOADS[name].scaled(said.scale), said, tf32, bandwidth), flush=True)
+
+
+def row(name: str, workload: Workload, said: argparse.Namespace, tf32: bool, bandwidth: float | None) -> str:
+    """What one workload costs."""
+    longer = replace(workload, epochs=2 * workload.epochs)
+    once, twice = (training_seconds(which, said.device, tf32, said.repeats) for which in (workload, longer))
+    each = (twice - once) / workload.steps_each
+    share = f"{workload.least_bytes / workload.steps_each / each / bandwidth:.0%}" if bandwidth else "–"
+    beside = once - each * workload.steps_each
+    told = (name, workload.cohort, workload.steps_each, "yes" if tf32 else "no", f"{1000 * each:.3f}", share,
+            f"{1000 * beside:.2f}")  # fmt: skip
+    return f"| {' | '.join(map(str, told))} |"
 
 
 def training_seconds(workload: Workload, device: str, tf32: bool, repeats: int) -> float:

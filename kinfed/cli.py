@@ -360,6 +360,7 @@ def reproduce(
                      show_default=False),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, each in a process of its own.")] = 1,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: the tables of what has ended so far.")] = False,
     data_dir: DataDir = None, device: Device = None, plain: Plain = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run tables of the papers, and set published against measured.
@@ -392,7 +393,7 @@ def reproduce(
         options: dict[str, object] = {"engine": {"device": device or "cpu"}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
-        order = reproduction.Order(tuple(tables or ()), wanted, folder, page, fetch, jobs)
+        order = reproduction.Order(tuple(tables or ()), wanted, folder, page, fetch, jobs, show)
         reproduction.reproduce(order, display)
 
 

@@ -60,6 +60,17 @@ def test_what_has_ended_is_not_run_again_and_what_was_killed_goes_on():
     assert {k: v["measured"] for k, v in numbers().items()} == {k: v["measured"] for k, v in before.items()}
 
 
+def test_what_has_ended_can_be_shown_without_running_the_rest():
+    assert reproduce("tiny.toml", "-q", "--rows", "local").exit_code == 0
+    result = reproduce("tiny.toml", "--show")
+    assert result.exit_code == 0 and "3 runs, 1 of them done before" in result.output
+    assert len(list(Path("runs/reproduce/runs").iterdir())) == 1
+    found = numbers()
+    assert found["local", "digits", "paper", "accuracy"]["measured"]
+    assert not found["fedavg", "digits", "paper", "accuracy"]["measured"]
+    assert "not run" in Path("runs/reproduce/tiny.md").read_text()
+
+
 def test_a_run_whose_checkpoint_is_damaged_begins_again():
     words = ("tiny.toml", "--rows", "local", "--only", "digits")
     assert reproduce(*words, "-q").exit_code == 0

@@ -205,7 +205,7 @@ class Vectorised(Resident):
         """Positions in the cohort, longest clients first, cut where padding would waste too much."""
         table = self._table("test" if by_test else "train")
         lengths = [table.lengths[i] for i in ids]
-        order = sorted(range(len(ids)), key=lambda i: (-lengths[i], i))
+        order = sorted(range(len(ids)), key=lengths.__getitem__, reverse=True)  # equals stay in their order
         rungs = table.coarse if self.on_gpu else {}  # a GPU pays per step, a CPU per padded row
         block: list[int] = []
         for i in order:
@@ -219,12 +219,13 @@ class Vectorised(Resident):
 
     def _block(self, positions: list[int], ids: list[int]) -> Block:
         tables = self._table("train"), self._table("test")
-        longest = [max(table.lengths[ids[i]] for i in positions) for table in tables]
+        who = [ids[i] for i in positions]
+        longest = [max(map(table.lengths.__getitem__, who)) for table in tables]
         lanes = max(LEAST, len(positions))
         if self.on_gpu:  # few shapes, so that recordings are of use
             longest = [table.fine[n] for table, n in zip(tables, longest, strict=True)]
             lanes = lanes if tables[0].are_even else rounded(lanes)
-        filled = [positions[i % len(positions)] for i in range(lanes)]
+        filled = (positions * -(-lanes // len(positions)))[:lanes]
         return Block(positions, torch.tensor(filled, device=self.device), (longest[0], longest[1]))
 
     def _one_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> tuple[Stack, Stack]:

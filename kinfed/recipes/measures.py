@@ -81,6 +81,11 @@ def last(metric: str, scale: float = 1.0) -> Value:
     return value
 
 
+def at_home(run: Run, config: Config) -> float | None:
+    """The accuracy, in percent, of what clients use: after their own training where the config has them adapt."""
+    return last("accuracy_adapted" if config.evaluation.adapt else "accuracy", 100)(run, config)
+
+
 def clustered(metric: str, scale: float = 1.0) -> Value:
     """The metric one round after the clustering that the cell's config asks for."""
     method, setting = CLUSTERED
@@ -106,7 +111,7 @@ def megabits_to_target(run: Run, config: Config) -> float | None:
 
 ACCURACY, PERCENT_OF_CLIENTS = 1.0, 5.0  # points
 MEASURES = {
-    "accuracy": Measure("accuracy %", last("accuracy", 100), ACCURACY),
+    "accuracy": Measure("accuracy %", at_home, ACCURACY),
     "variance": Measure("variance", last("variance"), 1.0, share=0.25, lower_is_better=True),
     "at_target": Measure("% at target", last("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"),
     "accuracy_post": Measure("post accuracy %", clustered("accuracy", 100), ACCURACY),

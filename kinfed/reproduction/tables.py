@@ -31,6 +31,7 @@ class Order:
     page: Path | None = None  # that is filled with the tables, too
     fetch: bool = False  # missing datasets from the hub
     jobs: int = 1  # runs at once, each in a process of its own
+    show: bool = False  # run nothing, and take the runs that have ended
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -88,6 +89,8 @@ def run_all(planned: Planned, order: Order, store: Store, display: Display) -> N
     jobs = jobs_of(planned, order.wanted)
     todo = [job for job in jobs if not store.has(job.config)]
     display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
+    if order.show:
+        return None
     if (count := min(order.jobs, len(todo))) > 1:
         threads = 1 if order.wanted.quick else max(1, torch.get_num_threads() // count)
         return run_beside(todo, store, count, threads, display)

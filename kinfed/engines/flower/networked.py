@@ -68,14 +68,15 @@ class Networked(Federation):
 
     def gather(self, wanted: int, seconds: float) -> None:
         """Waits until so many clients have introduced themselves."""
-        until = time.monotonic() + seconds
+        until, pause = time.monotonic() + seconds, 0.05
         while self._welcome() < wanted:
             if time.monotonic() > until:
                 raise NetworkError(
                     f"{len(self.nodes)} of {wanted} clients came within {seconds:.0f} s: "
                     "start the others, or wait for fewer"
                 )
-            time.sleep(0.05)
+            time.sleep(pause)
+            pause = min(0.5, 1.3 * pause)
         self.next_round = max(self.next_round, 1)
 
     def begin(self, round: int) -> None:
