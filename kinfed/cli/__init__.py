@@ -1,0 +1,52 @@
+"""The command line. Everything heavy is imported inside the commands, so that `kinfed --help` answers at once."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from kinfed.cli import running, serving, studying  # noqa: F401 - their commands register themselves
+from kinfed.cli.shared import app
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """The entry point of the script `kinfed`."""
+    app(prog_name="kinfed")
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kinfed {version('kinfed')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Clustered federated learning: find out which clients are kin, and train one model for each kinship.
+
+    **First steps**
+
+    `kinfed run` runs FLT on 20 clients in five planted kinships (digits, no download).
+
+    `kinfed compare` sets it against FedAvg and Local on the same clients.
+
+    `kinfed list` shows all methods, datasets, partitions, shifts, models and engines.
+
+    `kinfed reproduce` runs the papers' tables, and sets published against measured.
+
+    `kinfed export` and `kinfed assign` serve a finished run's models to clients that nobody has met.
+
+    `kinfed report RUN` makes a page of pictures and tables of a run or a comparison.
+
+    `kinfed bench` measures how fast rounds go here, beside a plain loop and other simulators.
+
+    `kinfed deploy new` writes an app for Flower's server and nodes, for a federation over a network.
+
+    `kinfed run --help` tells how to set everything else.
+    """
