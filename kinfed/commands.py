@@ -167,7 +167,8 @@ def report_runs(runs: Sequence[Path], out: Path | None, plan: ReportPlan, displa
 
     checked_kinds(plan.figures)
     folder = out or report_folder(runs)
-    written = write_report(runs, folder, plan.figures, latex=plan.latex, markdown=plan.markdown)
+    with heard(display.say):
+        written = write_report(runs, folder, plan.figures, latex=plan.latex, markdown=plan.markdown)
     display.say(f"written to {written[0]}" + (f" and {len(written) - 1} more files" if len(written) > 1 else ""))
     return written[0]
 
@@ -222,14 +223,29 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
 
 
 class Ears(logging.Handler):
-    """Hands what is logged to a watcher."""
+    """Hands on what is logged."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
-        self.watcher = watcher
+        self.say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.watcher.message(record.getMessage())
+        self.say(record.getMessage())
+
+
+@contextmanager
+def heard(say: Callable[[str], None]) -> Iterator[None]:
+    """Inside it what kinfed logs is said, and goes nowhere else."""
+    log, ears = logging.getLogger("kinfed"), Ears(say)
+    before = log.level, log.propagate
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(ears)
+    try:
+        yield
+    finally:
+        log.removeHandler(ears)
+        log.level, log.propagate = before
 
 
 @contextmanager
@@ -241,19 +257,10 @@ def told(folder: RunFolder, watcher: Watcher) -> Iterator[None]:
         print(f"warning: {text}", file=sys.stderr)
         folder.events.note("warning", message=text)
 
-    log, ears = logging.getLogger("kinfed"), Ears(watcher)
-    before = log.level, log.propagate
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    log.addHandler(ears)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("default", category=UserWarning)
-            warnings.showwarning = warn
-            yield
-    finally:
-        log.removeHandler(ears)
-        log.level, log.propagate = before
+    with heard(watcher.message), warnings.catch_warnings():
+        warnings.filterwarnings("default", category=UserWarning)
+        warnings.showwarning = warn
+        yield
 
 
 def read_summary(path: Path) -> Summary:

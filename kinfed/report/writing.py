@@ -1,5 +1,6 @@
 """A report on disk: the page, and beside it figures and tables on demand."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kinfed.report.tables import markdown as in_markdown
 from kinfed.runs.logs import write_text
 from kinfed.runs.places import free_folder
 
+log = logging.getLogger("kinfed")
 PAGE = "index.html"
 KINDS = ("png", "svg")
 
@@ -42,5 +44,7 @@ def write_report(
     wanted |= {"results.md": in_markdown} if markdown else {}
     for name, make in wanted.items():
         write_text(folder / name, make(series))
+    if figures:
+        log.info("drawing the figures as %s", " and ".join(figures))
     pictures = write_figures(series, folder / "figures", figures) if figures else []
     return [*(folder / name for name in wanted), *pictures]

@@ -5,10 +5,13 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from kinfed.cli import app
+from kinfed.commands import heard
+from kinfed.report.data.map import umap
 from kinfed.report.page import page
 from kinfed.report.series import gather
 from kinfed.report.tables import in_latex, latex, markdown, results
@@ -93,3 +96,12 @@ def test_importing_reports_loads_nothing_heavy():
     heavy = ("torch", "numpy", "matplotlib", "scipy", "umap")
     assert python(f"import sys, kinfed.report; print([n for n in {heavy} if n in sys.modules])") == "[]\n"
     assert "kinfed.report" in sys.modules
+
+
+def test_what_takes_long_is_said_beforehand(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr("kinfed.relatedness.projection.project", lambda points, *how: points[:, :2])
+    with heard(said.append):
+        umap(np.zeros((20, 3), np.float32))
+    umap(np.zeros((20, 3), np.float32))
+    assert said == ["drawing the signature map of 20 clients (UMAP)"]

@@ -1,5 +1,6 @@
 """The signature map: how a method sees its clients, in the plane (UMAP)."""
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 
 from kinfed.report.reading import Numbers, Run, Whole
 
+log = logging.getLogger("kinfed")
 NEIGHBOURS, MIN_DIST, SEED = 15, 0.3, 42
 FEW = NEIGHBOURS  # below this all are UMAP's neighbours of each other, and it knows no more than distances say
 MOST = 5000  # clients that are shown
@@ -36,6 +38,7 @@ def umap(points: "np.typing.NDArray[np.float32]") -> Numbers:
     """UMAP's picture of these points: [n, 2]."""
     from kinfed.relatedness.projection import project
 
+    log.info("drawing the signature map of %d clients (UMAP)", len(points))
     neighbours = min(NEIGHBOURS, max(4, len(points) // 4))  # groups of few clients would be drawn into one
     return project(torch.from_numpy(points), 2, neighbours, MIN_DIST, SEED).double().numpy()
 
