@@ -121,8 +121,8 @@ def test_a_stand_in_takes_the_place_of_data_that_are_not_here(tmp_path, data):
 
 def test_protocols_that_ask_for_the_same_run_share_it(data):
     cells = cells_of(load_recipe("flt-table-1"), Wanted(columns=("mnist",), data_dir=str(data)))
-    assert [cell.protocols for cell in cells if cell.row.name == "local"] == [("paper", "fair")]
-    assert [cell.protocols for cell in cells if cell.row.name == "fedavg"] == [("paper",), ("fair",)]
+    assert [cell.protocols for cell in cells if cell.row.name == "local"] == [("paper", "first", "fair")]
+    assert [cell.protocols for cell in cells if cell.row.name == "fedavg"] == [("paper",), ("first",), ("fair",)]
 
 
 def test_the_same_run_in_two_tables_has_the_same_digest(data):
