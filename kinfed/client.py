@@ -5,7 +5,7 @@ A key is one int64 number, fixed by (seed, task, n-th call of that task, client)
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,6 +98,16 @@ class Rows:
         """Positions of all rows in a random order fixed by key; padding comes last."""
         position = torch.arange(len(self), device=self.index.device)
         return torch.where(position < self.size, fold(key, position) >> 1, LAST).argsort(stable=True)
+
+
+def width_of(lengths: Iterable[int]) -> int:
+    """Rows to look at in one go where clients have so many: bounded, and the same for every client.
+
+    About as many as a client has on average: filled up to the longest, most of what is looked at would be padding.
+    """
+    known = list(lengths)
+    mean = -(-sum(known) // max(1, len(known)))
+    return max(1, min(256, max(known), 1 << max(0, mean - 1).bit_length()))
 
 
 @dataclass(frozen=True)

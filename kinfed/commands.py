@@ -1,7 +1,6 @@
 """What the command line does, without the command line: run, compare, resume, report, bench."""
 
 import json
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from kinfed.data import Population
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
 from kinfed.names import known
-from kinfed.progress import Display, Watcher, as_markdown, in_bytes, percent
+from kinfed.progress import Display, Watcher, as_markdown, heard, in_bytes, percent
 from kinfed.runs import (
     CHECKPOINT,
     CONFIG,
@@ -220,32 +219,6 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
     finally:
         experiment.fed.close()
     return folder
-
-
-class Ears(logging.Handler):
-    """Hands on what is logged."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__()
-        self.say = say
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.say(record.getMessage())
-
-
-@contextmanager
-def heard(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside it what kinfed logs is said, and goes nowhere else."""
-    log, ears = logging.getLogger("kinfed"), Ears(say)
-    before = log.level, log.propagate
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    log.addHandler(ears)
-    try:
-        yield
-    finally:
-        log.removeHandler(ears)
-        log.level, log.propagate = before
 
 
 @contextmanager

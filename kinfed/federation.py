@@ -4,7 +4,7 @@ Everything that crosses the wire is counted where it crosses, in `Federation.run
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from kinfed.client import Reply, base_key, fold, uniform
+from kinfed.client import Reply, base_key, fold, uniform, width_of
 from kinfed.data.population import Change, Population, Role
+from kinfed.data.role_columns import RoleColumns
 from kinfed.errors import ConfigError
 from kinfed.ledger import Ledger
 from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
@@ -51,23 +52,6 @@ class Offer(NamedTuple):
 
 
 NO_OFFER = Offer()
-
-
-class Columns(NamedTuple):
-    """What roles say, column by column, for questions that are asked in every round."""
-
-    roles: tuple[Role, ...]
-    joins: Tensor  # [clients], the round each enters
-    trains: Tensor  # [clients] bool
-    labelled: Tensor
-    real: Tensor  # not a look-alike
-
-    @classmethod
-    def of(cls, roles: tuple[Role, ...]) -> "Columns":
-        """The columns of these roles."""
-        real = [role.look_alike_of is None for role in roles]
-        traits = [role.trains for role in roles], [role.labelled for role in roles], real
-        return cls(roles, torch.tensor([role.joins for role in roles]), *(torch.tensor(t) for t in traits))
 
 
 class Rejected(NamedTuple):
@@ -110,16 +94,6 @@ class Replies:
         return dict(value)
 
 
-def width_of(lengths: Iterable[int]) -> int:
-    """Rows to look at in one go where clients have so many: bounded, and the same for every client.
-
-    About as many as a client has on average: filled up to the longest, most of what is looked at would be padding.
-    """
-    known = list(lengths)
-    mean = -(-sum(known) // max(1, len(known)))
-    return max(1, min(256, max(known), 1 << max(0, mean - 1).bit_length()))
-
-
 class Federation(ABC):
     """Who is there, what is counted, and one verb; engines say how a task reaches the clients."""
 
@@ -136,7 +110,7 @@ class Federation(ABC):
         self.roles = population.roles or (Role(),) * len(population.train)
         self.count = len(self.roles)
         self.groups = population.groups
-        self.columns = Columns.of(self.roles)
+        self.columns = RoleColumns.of(self.roles)
         self.since = self.columns.joins.clone()
         self.held: Tensor | None = None  # how many training rows of each label, once somebody asked
         self.round = 0
@@ -255,9 +229,9 @@ class Federation(ABC):
         return width_of(len(rows) for rows in part)
 
     @property
-    def _columns(self) -> Columns:
+    def _columns(self) -> RoleColumns:
         if self.columns.roles is not self.roles:  # somebody has come
-            self.columns = Columns.of(self.roles)
+            self.columns = RoleColumns.of(self.roles)
         return self.columns
 
     @property

@@ -1,9 +1,10 @@
 """What a person sees while runs go on: bars in a terminal, lines elsewhere, or nothing."""
 
+import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
@@ -210,3 +211,29 @@ def percent(share: float | int | None) -> str:
 
 def in_bytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+
+
+class Ears(logging.Handler):
+    """Hands on what is logged."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self.say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.say(record.getMessage())
+
+
+@contextmanager
+def heard(say: Callable[[str], None]) -> Iterator[None]:
+    """Inside it what kinfed logs is said, and goes nowhere else."""
+    log, ears = logging.getLogger("kinfed"), Ears(say)
+    before = log.level, log.propagate
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(ears)
+    try:
+        yield
+    finally:
+        log.removeHandler(ears)
+        log.level, log.propagate = before

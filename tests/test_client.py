@@ -1,6 +1,6 @@
 import torch
 
-from kinfed.client import Client, Rows, base_key, fold, hashed, uniform
+from kinfed.client import Client, Rows, base_key, fold, hashed, uniform, width_of
 
 
 def client_of(size: int, padded: int, key: int = 5, exact: bool = False) -> Client:
@@ -80,3 +80,9 @@ def test_a_part_of_a_batch_is_a_batch():
     first, rest = last.part(slice(2)), last.part(slice(3, None))
     assert first.mask.tolist() == [True, True] and bool(first.live) and first.y.tolist() == last.y[:2].tolist()
     assert rest.mask.tolist() == [False] and not bool(rest.live)
+
+
+def test_rows_are_looked_at_by_as_many_as_a_client_has_on_average():
+    assert width_of([600] * 5) == 256  # bounded
+    assert width_of([38] * 2300 + [259] * 100) == 64  # not filled up to the longest
+    assert width_of([5, 5]) == 5 and width_of([0]) == 1

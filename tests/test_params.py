@@ -1,6 +1,6 @@
 import torch
 
-from kinfed.params import bytes_of, count, flatten, from_flat, join, put, repeat, rows, stack, subtract, to_flat
+from kinfed.params import bytes_of, count, flatten, from_flat, join, joined, put, repeat, rows, stack, subtract, to_flat
 
 A = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
 B = {"w": torch.tensor([[5.0, 7.0]]), "b": torch.tensor([11.0])}
@@ -38,3 +38,12 @@ def test_a_payload_survives_being_flattened():
 
 def test_bytes_are_counted_by_element_size():
     assert bytes_of({"params": A, "flag": torch.tensor([True])}) == 3 * 4 + 1
+
+
+def test_stacks_are_joined_in_an_order():
+    both = [stack([A]), stack([B])]
+    assert joined([1, 0], both)["b"].tolist() == [[11.0], [3.0]]
+    assert joined([0, 1], both)["b"].tolist() == [[3.0], [11.0]]
+    three = joined([2, 0, 1], [stack([A, B, B])])  # the first of them belongs last
+    assert three["b"].tolist() == [[11.0], [11.0], [3.0]]
+    assert joined([0], both[:1])["w"] is both[0]["w"]

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kinfed.federation import width_of
+from kinfed.client import width_of
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
 from kinfed.federation import Offer, Resident, Task, Workshop
 from kinfed.models import LEAST, Model
-from kinfed.params import Params, Payload, Stack, each_leaf, from_flat, join, rows, to_flat
+from kinfed.params import Params, Payload, Stack, from_flat, joined, rows, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
 GIBIBYTE = 2**30
@@ -180,7 +180,7 @@ class Vectorised(Resident):
             self.recorder.forget()
             return self._side_by_side(name, ids, cohort, keys, offer)
         order = [position for block in blocks for position in block.order]
-        send, keep = (_in_order(order, [part[i] for part in parts]) for i in range(2))
+        send, keep = (joined(order, [part[i] for part in parts]) for i in range(2))
         return from_flat(send), from_flat(keep)
 
     def _note(self, name: str, way: str) -> None:
@@ -282,15 +282,6 @@ class Vectorised(Resident):
         each = 12 * offer.bytes_each() + 2**20
         most = max(2, min(MANY.get(self.device.type, FEW), self.free // workers // each))
         return -(-clients // (workers * -(-clients // (workers * most))))
-
-
-def _in_order(order: list[int], parts: list[Stack]) -> Stack:
-    """The answers of all blocks as one stack, in the order of the cohort."""
-    whole = parts[0] if len(parts) == 1 else join(*parts)
-    if order == list(range(len(order))):
-        return whole
-    back = torch.tensor(order).argsort()
-    return each_leaf(lambda t: t[back.to(t.device)], whole)
 
 
 def _prefixed(prefix: str, payload: Payload) -> Params:

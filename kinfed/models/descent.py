@@ -10,6 +10,7 @@ from kinfed.errors import OneByOneOnly
 from kinfed.models.feed import Feed
 from kinfed.models.layers import Descent, Layers, Weight, Weights
 from kinfed.models.model import Model
+from kinfed.models.network import in_lanes
 from kinfed.models.on_gpu import descended
 from kinfed.params import Params, Stack, rows, stack
 from kinfed.stopping import go_on
@@ -61,11 +62,7 @@ class _Descend(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
         if any(dim is not None for dim in dims[2:5]):
             raise OneByOneOnly("the clients of a block have different pools of rows or learning rates")
-        lanes = info.batch_size  # type: ignore[attr-defined]
-        pick, mask, *start = (
-            t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(lane, dims[5:], strict=True)
-        )
+        pick, mask, *start = in_lanes(info, lane, dims[5:])
         ends = _descended(quick, Feed(x, y, pick, mask), rate, dict(zip(names, start, strict=True)))
         return tuple(ends.values()), (0,) * len(ends)
 

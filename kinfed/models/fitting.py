@@ -41,11 +41,11 @@ class Fitting:
             return
         place, graph = self.recording
         place.x.copy_(batch.x)
+        place.y.copy_(batch.y)
         graph.replay()
 
     def _move(self, batch: Batch) -> None:
-        lonely = len(batch.x) == 1 and self.network.refuses.startswith("BatchNorm")  # one row has no statistics
-        self.module.train(not lonely)
+        self.module.train(not self.network.is_lonely(batch))
         self.optimiser.zero_grad()
         loss = self.network.loss_of(self.module(self.network.inputs(batch.x)), batch).mean()
         loss.backward()
@@ -53,7 +53,7 @@ class Fitting:
 
     def _recorded(self, batch: Batch) -> tuple[Batch, torch.cuda.CUDAGraph]:
         """The step of such a batch; recording it moves nothing."""
-        place, graph = batch._replace(x=batch.x.clone()), torch.cuda.CUDAGraph()
+        place, graph = batch._replace(x=batch.x.clone(), y=batch.y.clone()), torch.cuda.CUDAGraph()
         self.optimiser.zero_grad()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):

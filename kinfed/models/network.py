@@ -6,7 +6,7 @@ like weights). The module itself is only a template and is never changed.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,12 +97,16 @@ class Network(ABC):
     def _exact_gradient(self, weights: Params, buffers: Params, batch: Batch) -> Slope:
         moved = {name: b.clone() for name, b in buffers.items()}
         leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-        lonely = len(batch.x) == 1 and self.refuses.startswith("BatchNorm")  # one row has no statistics of its own
-        with torch.enable_grad(), self.borrowed(self._evaluating if lonely else self._training) as module:
+        template = self._evaluating if self.is_lonely(batch) else self._training
+        with torch.enable_grad(), self.borrowed(template) as module:
             output = self.forward(module, leaves | moved, batch.x)
             loss = _mean(self.loss_of(output, batch), batch)
             slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)  # 0 for what has no part
         return Slope(dict(zip(leaves, slopes, strict=True)), moved)
+
+    def is_lonely(self, batch: Batch) -> bool:
+        """Whether it cannot be in training mode for this batch: one row has no statistics of its own for BatchNorm."""
+        return len(batch.x) == 1 and self.refuses.startswith("BatchNorm")
 
     def dressed(self, params: Params) -> nn.Module:
         """A module of its own with these weights, where they are."""
@@ -180,13 +184,16 @@ class _Gradient(torch.autograd.Function):
     def vmap(
         info: object, dims: tuple[int | None, ...], network: Network, names: tuple[str, ...], moved: int, *lane: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        lanes = info.batch_size  # type: ignore[attr-defined]
-        every = tuple(
-            t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(lane, dims[3:], strict=True)
-        )
-        losses = vmap(partial(_lane_loss, network, names))
+        losses, every = vmap(partial(_lane_loss, network, names)), in_lanes(info, lane, dims[3:])
         return _slopes(lambda *own: losses(*own).sum(), moved, every), (0,) * moved
+
+
+def in_lanes(info: object, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
+    """What a vmap hands over, with the clients in front: [lanes, ...]; what they share is repeated."""
+    lanes = info.batch_size  # type: ignore[attr-defined]
+    return tuple(
+        t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)
+    )
 
 
 def _lane_loss(network: Network, names: tuple[str, ...], x: Tensor, y: Tensor, mask: Tensor, *values: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ def _fitted(points: bytes, width: int, dimensions: int, neighbours: int, min_dis
             from umap import UMAP
     except ImportError as error:
         raise ConfigError(
-            "centroids are projected by the package umap-learn, which is not here: install it, or set the distance "
-            "'kernel', which needs no projection"
+            "centroids are projected by the package umap-learn, which is not here: install it, or set "
+            "relatedness.distance = 'kernel', which needs no projection"
         ) from error
     rows: Rows = np.frombuffer(points, dtype=np.float32).reshape(-1, width)
     few = max(2, min(neighbours, len(rows) - 1))

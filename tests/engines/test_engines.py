@@ -214,3 +214,21 @@ def test_clients_alike_in_all_that_a_task_looks_at_are_asked_once():
     assert replies["correct"].tolist() == expected["correct"].tolist()
     fed.run(algorithm.train, fed.clients, algorithm.offer(state, fed.clients, fed))
     assert asked[-1] == ("train", [0, 1, 2, 3, 4, 5])
+
+
+class Spare(nn.Module):
+    """A network with a weight that has no part in its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.spare = nn.Linear(64, 3), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(x.flatten(1))
+
+
+@pytest.mark.parametrize("engine", [Vectorised, Sequential])
+def test_a_weight_without_a_part_stays_as_it_was(engine):
+    state, fed = fit(FedAvg(Model(Spare, classes=3), LocalTraining(lr=0.1)), engine, rounds=1)
+    assert state.params["spare"].tolist() == [1, 1] and not fed.rejected
+    assert not torch.equal(state.params["line.weight"], Model(Spare, classes=3).init()["line.weight"])

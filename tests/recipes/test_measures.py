@@ -89,3 +89,10 @@ def test_a_claim_is_the_difference_of_two_main_numbers():
     assert judged(0.76) == HOLDS and judged(0.74) == FAILS  # 25 points are claimed
     blank = Outcome(recipe, tuple(replace(result_of(recipe, c, (0,), lambda _: None, ""), seeds=()) for c in cells))
     assert blank.judged(recipe.claims[0], "mlp", "paper") == "not known"
+
+
+def test_the_accuracy_is_of_what_clients_use_at_home():
+    adapting = read({"evaluation": {"adapt": True}})
+    mine = replace(run(adapting, (0.4,)), summary={"accuracy": 0.4, "accuracy_adapted": 0.9})
+    assert MEASURES["accuracy"].of(mine, adapting) == pytest.approx(90)
+    assert MEASURES["accuracy"].of(mine, FLHC) == pytest.approx(40)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kinfed.cli import app
-from kinfed.commands import heard
+from kinfed.progress import heard
 from kinfed.report.data.map import umap
 from kinfed.report.page import page
 from kinfed.report.series import gather
