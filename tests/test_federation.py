@@ -16,6 +16,8 @@ from tests.problems import ENGINES, assert_close, fit, small_net, tiny_populatio
 class Probe:
     """Tasks that show what a client sees."""
 
+    odd: float = torch.nan  # what a sick client answers
+
     def blank_memory(self):
         return {"seen": torch.tensor(0)}
 
@@ -30,7 +32,7 @@ class Probe:
         return Reply({"key": client.key.clone()})
 
     def sick(self, client):
-        value = torch.where(client.train.size == 23, torch.nan, 1.0)
+        value = torch.where(client.train.size == 23, torch.tensor([1.0, self.odd]), torch.ones(2))
         return Reply({"value": value, "count": client.train.size.clone()})
 
 
@@ -63,9 +65,10 @@ def test_a_client_remembers_what_it_kept(engine):
     assert fed.run(fed.algorithm.look, fed.clients)["seen"].tolist() == [2, 1, 2, 1, 1, 1]
 
 
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_reply_that_is_not_finite_is_left_out_and_noted(engine):
-    fed = probe(engine)
+def test_a_reply_that_is_not_finite_is_left_out_and_noted(engine, odd):
+    fed = engine(Probe(odd), tiny_population())
     fed.begin(4)
     replies = fed.run(fed.algorithm.sick, fed.clients)
     assert replies.cohort.tolist() == [0, 2, 3, 4, 5]
