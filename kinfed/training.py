@@ -38,9 +38,10 @@ class LocalTraining:
 
     def __call__(self, client: Client, start: Params, gradient: GradientFn) -> tuple[Params, Tensor]:
         """The weights after training from `start`, and the number of steps taken."""
-        quick = self._quick(client, start, gradient)
+        plain, shift = (gradient.gradient, gradient.shift) if isinstance(gradient, Shifted) else (gradient, {})
+        quick = self._quick(client, start, plain) if not (shift and self.mu) else None
         if quick:
-            return self._quickly(quick, client, start), client.steps(self.epochs, self.batch_size)
+            return self._quickly(quick, client, start, shift), client.steps(self.epochs, self.batch_size)
         rate = self.rate(client)
         params, moments = start, self._blank(start)
         for step, batch in enumerate(client.batches(self.epochs, self.batch_size), 1):
@@ -60,10 +61,10 @@ class LocalTraining:
         fits = not client.train.exact and self.optimiser == "sgd" and model.is_quick_on(client.key.device)
         return Quick(model, self.momentum, self.mu) if fits and set(start) == set(model.weights) else None
 
-    def _quickly(self, quick: Quick, client: Client, start: Params) -> Params:
+    def _quickly(self, quick: Quick, client: Client, start: Params, shift: Params) -> Params:
         pick, mask = client.schedule(self.epochs, self.batch_size)
         feed = Feed(client.train.x, client.train.y, client.train.index[pick], mask)
-        return descend(quick, feed, self.rate(client), start)
+        return descend(quick, feed, self.rate(client), start, {name: shift[name] for name in start if shift})
 
     def rate(self, client: Client) -> Tensor:
         """The learning rate of the round the client is in."""
@@ -74,6 +75,9 @@ class LocalTraining:
 
         That is the number of steps for plain SGD; momentum makes it larger, and the proximal term smaller.
         """
+        if self.optimiser == "sgd" and not self.mu:
+            steps = client.steps(self.epochs, self.batch_size).float()
+            return (steps - self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)) / (1 - self.momentum)
         start = torch.zeros((), device=client.key.device)
         end, _ = self(client, {"way": start}, lambda params, batch: Slope({"way": torch.ones_like(start)}))
         return -end["way"] / self.rate(client)
@@ -104,14 +108,16 @@ def _moved(params: Params, stride: Tensor, direction: Params) -> Params:
     return {name: params[name] - stride * d for name, d in direction.items()}
 
 
-def shifted(gradient: GradientFn, shift: Params) -> GradientFn:
-    """The gradient plus a constant (SCAFFOLD's c - cᵢ)."""
+@dataclass(frozen=True)
+class Shifted:
+    """A gradient plus a constant (SCAFFOLD's c - cᵢ)."""
 
-    def rule(params: Params, batch: Batch) -> Slope:
-        slope, buffers = gradient(params, batch)
-        return Slope(each_leaf(torch.add, slope, shift), buffers)
+    gradient: GradientFn
+    shift: Params
 
-    return rule
+    def __call__(self, params: Params, batch: Batch) -> Slope:
+        slope, buffers = self.gradient(params, batch)
+        return Slope(each_leaf(torch.add, slope, self.shift), buffers)
 
 
 def meta(gradient: GradientFn, alpha: float, size: int) -> GradientFn:

@@ -71,6 +71,13 @@ def test_what_has_ended_can_be_shown_without_running_the_rest():
     assert "not run" in Path("runs/reproduce/tiny.md").read_text()
 
 
+def test_coarse_products_are_noted_and_make_no_other_run():
+    assert reproduce("tiny.toml", "-q", "--rows", "local", "--tf32").exit_code == 0
+    (run,) = Path("runs/reproduce/runs").iterdir()
+    assert "tf32 = true" in (run / CONFIG).read_text(encoding="utf-8")
+    assert "1 runs, 1 of them done before" in reproduce("tiny.toml", "--rows", "local").output
+
+
 def test_a_run_whose_checkpoint_is_damaged_begins_again():
     words = ("tiny.toml", "--rows", "local", "--only", "digits")
     assert reproduce(*words, "-q").exit_code == 0

@@ -1,11 +1,15 @@
 import pytest
 import torch
 
+from kinfed import training
+from kinfed.algorithms.ifca import IFCA
+from kinfed.algorithms.scaffold import Scaffold
 from kinfed.client import Batch, Client, Rows
 from kinfed.errors import ConfigError
-from kinfed.models import Slope
+from kinfed.models import Slope, descend
 from kinfed.params import Params
-from kinfed.training import LocalTraining, labelled, meta, shifted
+from kinfed.training import LocalTraining, Shifted, labelled, meta
+from tests.problems import fit, small_net
 
 
 def client(size: int = 2, padded: int = 2, round: int = 0) -> Client:
@@ -124,7 +128,7 @@ def batch_of(*x: float, labels: tuple[int, ...] = (), exact: bool = False) -> Ba
 
 
 def test_a_shifted_gradient_by_hand():
-    slope = shifted(pull_to_mean, {"w": torch.tensor(0.5)})(START, batch_of(2.0, 4.0))
+    slope = Shifted(pull_to_mean, {"w": torch.tensor(0.5)})(START, batch_of(2.0, 4.0))
     assert float(slope.gradient["w"]) == -2.5
 
 
@@ -154,3 +158,13 @@ def test_rows_without_a_label_teach_nothing():
 def test_what_a_rule_says_nothing_about_stays_as_it_is():
     start = START | {"mean": torch.tensor(5.0)}
     assert float(LocalTraining(2, 2)(client(), start, pull_to_mean)[0]["mean"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "mu", "quick"), [(Scaffold, 0.0, True), (Scaffold, 0.1, False), (IFCA, 0.0, True), (IFCA, 0.1, True)]
+)
+def test_a_shift_goes_the_quick_way_unless_something_pulls_too(monkeypatch, method, mu, quick):
+    ways = []
+    monkeypatch.setattr(training, "descend", lambda *given: ways.append(1) or descend(*given))
+    fit(method(small_net(), LocalTraining(1, 5, 0.05, momentum=0.5, mu=mu)), rounds=1)
+    assert bool(ways) == quick

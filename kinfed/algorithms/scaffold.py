@@ -19,7 +19,7 @@ from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model
 from kinfed.params import Params, each_leaf, subtract
-from kinfed.training import LocalTraining, shifted
+from kinfed.training import LocalTraining, Shifted
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Scaffold(Algorithm[ScaffoldState]):
     def train(self, client: Client, params: Params, control: Params) -> Reply:
         own = client.recall_model("control")  # cᵢ
         way = self.local.rate(client) * self.local.reach(client)  # Kη
-        trained, _ = self.local(client, params, shifted(self.model.gradient, subtract(control, own)))
+        trained, _ = self.local(client, params, Shifted(self.model.gradient, subtract(control, own)))
         step = subtract(trained, params)  # Δy
         change = each_leaf(lambda c, d: -c - d / way, control, step)  # Δc
         return Reply({"step": step, "change": change}, keep={"control": each_leaf(torch.add, own, change)})

@@ -35,6 +35,9 @@ def reproduce(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, each in a process of its own.")] = 1,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: the tables of what has ended so far.")] = False,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="On a GPU, products of numbers with 10 bits instead of 23: faster, coarser.")
+    ] = False,
     data_dir: DataDir = None, device: Device = None, plain: Plain = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run tables of the papers, and set published against measured.
@@ -64,7 +67,7 @@ def reproduce(
         if list_all:
             return print("\n".join(f"{name:<16}{title}" for name, title in reproduction.listed()))
         chosen = [tuple(names(words) or ()) for words in (rows, only, protocol)]
-        options: dict[str, object] = {"engine": {"device": device or "cpu"}}
+        options: dict[str, object] = {"engine": {"device": device or "cpu", "tf32": tf32}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
         order = reproduction.Order(tuple(tables or ()), wanted, folder, page, fetch, jobs, show)

@@ -1,6 +1,6 @@
 """Mini-batch SGD of several clients at once on a plain network: the quick way of local training."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from kinfed.models.layers import Descent, Layers, Weight, Weights
 from kinfed.models.model import Model
 from kinfed.models.network import in_lanes
 from kinfed.models.on_gpu import descended
-from kinfed.params import Params, Stack, rows, stack
+from kinfed.params import NOTHING, Params, Stack, stack
 from kinfed.stopping import go_on
 
 LEAST = 3  # lanes; products of one lane, and convolutions of two, round differently from those of more
@@ -33,9 +33,12 @@ class Quick:
         return self.network.layers
 
 
-def descend(quick: Quick, feed: Feed, rate: Tensor, start: Params) -> Params:
-    """The weights of one client after all its batches; inside a vmap, those of all its clients at once."""
-    lane = (feed.pick, feed.mask, *start.values())
+def descend(quick: Quick, feed: Feed, rate: Tensor, start: Params, shift: Mapping[str, Tensor] = NOTHING) -> Params:
+    """The weights of one client after all its batches; inside a vmap, those of all its clients at once.
+
+    Every gradient is shifted, if there is a shift.
+    """
+    lane = (feed.pick, feed.mask, *start.values(), *shift.values())
     ends = _Descend.apply(quick, tuple(start), feed.x, feed.y, rate, *lane)  # type: ignore[no-untyped-call]
     return dict(zip(start, ends, strict=True))
 
@@ -47,8 +50,8 @@ class _Descend(torch.autograd.Function):
     def forward(
         quick: Quick, names: tuple[str, ...], x: Tensor, y: Tensor, rate: Tensor, *lane: Tensor
     ) -> tuple[Tensor, ...]:
-        pick, mask, *start = (t[None] for t in lane)
-        ends = _descended(quick, Feed(x, y, pick, mask), rate, dict(zip(names, start, strict=True)))
+        pick, mask, *weights = (t[None] for t in lane)
+        ends = _descended(quick, Feed(x, y, pick, mask), rate, *_named(names, weights))
         return tuple(w[0] for w in ends.values())
 
     @staticmethod
@@ -62,33 +65,40 @@ class _Descend(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
         if any(dim is not None for dim in dims[2:5]):
             raise OneByOneOnly("the clients of a block have different pools of rows or learning rates")
-        pick, mask, *start = in_lanes(info, lane, dims[5:])
-        ends = _descended(quick, Feed(x, y, pick, mask), rate, dict(zip(names, start, strict=True)))
+        pick, mask, *weights = in_lanes(info, lane, dims[5:])
+        ends = _descended(quick, Feed(x, y, pick, mask), rate, *_named(names, weights))
         return tuple(ends.values()), (0,) * len(ends)
 
 
-def _descended(quick: Quick, feed: Feed, rate: Tensor, start: Stack) -> Stack:
+def _named(names: tuple[str, ...], weights: list[Tensor]) -> tuple[Stack, Stack]:
+    """The start, and the shift if there is one."""
+    return dict(zip(names, weights, strict=False)), dict(zip(names, weights[len(names) :], strict=False))
+
+
+def _descended(quick: Quick, feed: Feed, rate: Tensor, start: Stack, shift: Stack) -> Stack:
     with torch.no_grad():
         if rate.is_cuda:
-            return descended(quick.network, feed, rate, start, quick.momentum, quick.mu)
+            return descended(quick.network, feed, rate, start, shift, quick.momentum, quick.mu)
         descent = Descent(float(rate), quick.momentum, quick.mu)
-        return (_in_turn if quick.layers.alone else _together)(quick, feed, descent, start)
+        return (_in_turn if quick.layers.alone else _together)(quick, feed, descent, start, shift)
 
 
-def _in_turn(quick: Quick, feed: Feed, descent: Descent, start: Stack) -> Stack:
+def _in_turn(quick: Quick, feed: Feed, descent: Descent, start: Stack, shift: Stack) -> Stack:
     """The weights of all lanes, one after the other; engines fill small blocks up with copies, which cost nothing."""
     ends: list[Params] = []
-    parts = feed.pick, feed.mask, *start.values()
+    parts = feed.pick, feed.mask, *start.values(), *shift.values()
     for lane in range(len(feed.pick)):
         twins = (i for i in range(lane) if all(torch.equal(part[i], part[lane]) for part in parts))
         twin = next(twins, None)
-        ends.append(_alone(quick, feed, lane, descent, rows(start, lane)) if twin is None else ends[twin])
+        own = ({name: w[lane] for name, w in part.items()} for part in (start, shift))
+        ends.append(_alone(quick, feed, lane, descent, *own) if twin is None else ends[twin])
     return stack(ends)
 
 
-def _alone(quick: Quick, feed: Feed, lane: int, descent: Descent, start: Params) -> Params:
+def _alone(quick: Quick, feed: Feed, lane: int, descent: Descent, start: Params, shift: Params) -> Params:
     """The weights of one lane; it sees no padding."""
-    weights = {name: Weight.at(_own(w)[None], descent) for name, w in start.items()}
+    own = {name: _own(w)[None] for name, w in start.items()}
+    weights = {name: Weight.at(w, descent, shift[name][None] if shift else None) for name, w in own.items()}
     for pick, real in zip(feed.pick[lane], feed.mask[lane].sum(1).tolist(), strict=True):
         if real:
             share = torch.full((real,), 1 / real)
@@ -100,12 +110,12 @@ def _own(weight: Tensor) -> Tensor:
     return weight.clone(memory_format=torch.channels_last) if weight.dim() == 4 else weight.clone()
 
 
-def _together(quick: Quick, feed: Feed, descent: Descent, start: Stack) -> Stack:
+def _together(quick: Quick, feed: Feed, descent: Descent, start: Stack, shift: Stack) -> Stack:
     """The weights of all lanes, moved by the same products; a lane drops out after its last real batch."""
     steps = feed.mask.any(2).sum(1)
     order = steps.argsort(descending=True, stable=True)
     pick, share = (t[order].transpose(0, 1) for t in (feed.pick, feed.shares()))
-    weights = {name: Weight.at(w[order], descent) for name, w in start.items()}
+    weights = {name: Weight.at(w[order], descent, shift[name][order] if shift else None) for name, w in start.items()}
     for begin, end, lanes in _phases(steps[order].tolist()):
         who = slice(lanes) if lanes >= LEAST else [*range(lanes), 0, 0][:LEAST]
         part = {name: w.pick(who) for name, w in weights.items()}

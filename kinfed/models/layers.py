@@ -19,7 +19,7 @@ WIDE = 2**19  # numbers in a matrix from which on its product is faster with it 
 
 @dataclass(frozen=True)
 class Descent:
-    """How weights move: w -= rate · v, where v = momentum · v + gradient + mu · (w - start)."""
+    """How weights move: w -= rate · v, where v = momentum · v + gradient + mu · (w - start) + shift."""
 
     rate: float
     momentum: float
@@ -28,24 +28,25 @@ class Descent:
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of some lanes, its velocity and its start, where they are needed; all are changed in place."""
+    """One weight of some lanes, its velocity, start and shift, where they are needed; it is changed in place."""
 
     now: Tensor
     velocity: Tensor | None
     start: Tensor | None
+    shift: Tensor | None
     descent: Descent
 
     @classmethod
-    def at(cls, start: Tensor, descent: Descent) -> "Weight":
+    def at(cls, start: Tensor, descent: Descent, shift: Tensor | None = None) -> "Weight":
         """A weight that stands at `start`, which becomes its own."""
-        moving = bool(descent.momentum or descent.mu)
+        moving = bool(descent.momentum or descent.mu) or shift is not None
         velocity = torch.zeros_like(start) if moving else None
-        return cls(start, velocity, start.clone() if descent.mu else None, descent)
+        return cls(start, velocity, start.clone() if descent.mu else None, shift, descent)
 
     def pick(self, lanes: slice | list[int]) -> "Weight":
         """The weight of these lanes: a view for a slice, a copy for a list."""
-        velocity, start = (None if part is None else part[lanes] for part in (self.velocity, self.start))
-        return Weight(self.now[lanes], velocity, start, self.descent)
+        velocity, start, shift = (t if t is None else t[lanes] for t in (self.velocity, self.start, self.shift))
+        return Weight(self.now[lanes], velocity, start, shift, self.descent)
 
     def put(self, other: "Weight", lanes: int) -> None:
         """Takes the first lanes of another weight over."""
@@ -70,6 +71,8 @@ class Weight:
     def _follow(self, velocity: Tensor) -> None:
         if self.start is not None:
             velocity.add_(self.now - self.start, alpha=self.descent.mu)
+        if self.shift is not None:
+            velocity.add_(self.shift)
         self.now.add_(velocity, alpha=-self.descent.rate)
 
 

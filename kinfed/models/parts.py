@@ -15,7 +15,9 @@ def is_last(network: Network, name: str) -> bool:
 
 
 def beside(gradient: GradientFn, fixed: Mapping[str, Tensor]) -> GradientFn:
-    """The gradient of some weights, beside others that are fixed."""
+    """The gradient of some weights, beside others that are fixed; where there are none, the gradient itself."""
+    if not fixed:
+        return gradient
 
     def rule(params: Params, batch: Batch) -> Slope:
         slope, buffers = gradient({**fixed, **params}, batch)

@@ -44,6 +44,11 @@ class Fitted:
     leaves: Image
     blank: int = 0  # channels of zeros after the real ones it sees
 
+    @property
+    def reach(self) -> int:
+        """How far beyond its edge windows look at what the layer makes, on the way back."""
+        return self.stage.size - 1 - self.stage.pad
+
     def packed(self, models: Stack) -> Tensor:
         """The weights of all lanes as kernels want them: [lanes, what is seen (+ bias), out]."""
         weight = models[f"{self.stage.name}weight"]
@@ -67,8 +72,42 @@ class Fitted:
 
 
 @dataclass(frozen=True)
+class Framed:
+    """Images of some lanes, each in a frame of zeros: [lanes, b, height + 2 · frame, width + 2 · frame, channels]."""
+
+    images: Tensor
+    frame: int = 0
+
+    @classmethod
+    def of(cls, like: Tensor, image: Image, frame: int = 0) -> "Framed":
+        """Empty ones, as many as in `like`; whoever fills them leaves the frame alone."""
+        make = like.new_zeros if frame else like.new_empty
+        return cls(make(*like.shape[:2], *(side + 2 * frame for side in image[:2]), image[2]), frame)
+
+    @property
+    def inner(self) -> tuple[int, int]:
+        """Height and width without the frame."""
+        high, wide = (side - 2 * self.frame for side in self.images.shape[2:4])
+        return high, wide
+
+    @property
+    def rows(self) -> int:
+        """Pixels of a lane."""
+        return self.images.shape[1] * self.inner[0] * self.inner[1]
+
+    def fill(self, other: "Framed") -> None:
+        """Takes images without a frame over."""
+        inside = slice(self.frame, -self.frame or None)
+        self.images[:, :, inside, inside] = other.images
+
+    def flat(self) -> "Framed":
+        """Each image as one pixel of many channels: what a linear layer sees."""
+        return Framed(self.images.flatten(2)[:, :, None, None])
+
+
+@dataclass(frozen=True)
 class Moving:
-    """A packed weight, what it was a step ago and at the start, where that is needed.
+    """A packed weight, what it was a step ago, and what pulls or shifts it, where that is needed.
 
     Without momentum a step changes `now`; with it, what comes next is written over `old`, and they change places.
     """
@@ -76,13 +115,14 @@ class Moving:
     now: Tensor
     old: Tensor | None
     start: Tensor | None
+    shift: Tensor | None
     momentum: float
     mu: float
 
     @classmethod
-    def at(cls, start: Tensor, momentum: float, mu: float) -> "Moving":
+    def at(cls, start: Tensor, momentum: float, mu: float, shift: Tensor | None = None) -> "Moving":
         """A weight that stands at `start`, which becomes its own."""
-        return cls(start, start.clone() if momentum else None, start.clone() if mu else None, momentum, mu)
+        return cls(start, start.clone() if momentum else None, start.clone() if mu else None, shift, momentum, mu)
 
     def after_step(self) -> "Moving":
         """The weight after a step was taken."""
@@ -130,7 +170,8 @@ def _joined(stages: list[Stage], name: str, leaf: nn.Module) -> list[Stage] | No
 def _is_simple(layer: nn.Conv2d) -> bool:
     square = layer.kernel_size[0] == layer.kernel_size[1] and layer.padding in ((p := layer.padding[0], p), p)
     usual = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
-    return square and usual and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    known = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return square and usual and known and int(layer.padding[0]) < layer.kernel_size[0]
 
 
 def _is_tiling(layer: nn.MaxPool2d) -> bool:

@@ -12,23 +12,33 @@ import torch
 from torch import nn
 from kinfed.models import Feed, Model, Quick, descent, on_gpu
 
-def net():
+def pooled():
     first = nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.ReLU()
     then = nn.Conv2d(3, 20, 2), nn.ReLU(), nn.Flatten()
     return nn.Sequential(*first, *then, nn.Linear(80, 7), nn.ReLU(), nn.Linear(7, 3))
 
-model, draw = Model(net, classes=3), torch.Generator().manual_seed(0)
-x = torch.randint(0, 256, (40, 2, 7, 7), generator=draw, dtype=torch.uint8)
-pick, mask = torch.randint(0, 40, (3, 3, 4), generator=draw), torch.ones(3, 3, 4, dtype=torch.bool)
-mask[1, 2], mask[0, 2, 2:] = False, False  # an empty batch, and one with two rows
-feed, rate = Feed(x, torch.arange(40) % 3, pick, mask), torch.tensor(0.05)
-start = {name: torch.stack([model.init(seed)[name] for seed in range(3)]) for name in model.init()}
-for momentum, mu in ((0.9, 0.1), (0.0, 0.0)):
-    expected = descent._descended(Quick(model, momentum, mu), feed, rate, start)
-    got = on_gpu.descended(model, feed, rate, start, momentum, mu)
+def padded():
+    first = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3, padding=1)
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(125, 9, bias=False), nn.ReLU(), nn.Linear(9, 3))
+
+def check(build, rows, momentum, mu, shifts=False):
+    model, draw = Model(build, classes=3), torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (40, 2, 7, 7), generator=draw, dtype=torch.uint8)
+    pick, mask = torch.randint(0, 40, (3, 3, rows), generator=draw), torch.ones(3, 3, rows, dtype=torch.bool)
+    mask[1, 2], mask[0, 2, 2:] = False, False  # an empty batch, and one with two rows
+    feed, rate = Feed(x, torch.arange(40) % 3, pick, mask), torch.tensor(0.05)
+    start = {name: torch.stack([model.init(seed)[name] for seed in range(3)]) for name in model.init()}
+    shift = {name: torch.randn(w.shape, generator=draw) / 10 for name, w in start.items() if shifts}
+    expected = descent._descended(Quick(model, momentum, mu), feed, rate, start, shift)
+    got = on_gpu.descended(model, feed, rate, start, shift, momentum, mu)
     for name in expected:
         assert not torch.equal(got[name], start[name]), name
         torch.testing.assert_close(got[name], expected[name], atol=1e-6, rtol=0)
+
+check(pooled, 4, 0.9, 0.1)
+check(pooled, 18, 0.0, 0.0)  # more rows than a tile has
+on_gpu.AHEAD = 1  # images of one step at a time
+check(padded, 4, 0.5, 0.0, shifts=True)
 """
 
 
