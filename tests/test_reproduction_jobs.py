@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
+from kinfed.reproduction import beside
 from kinfed.runs import SUMMARY
 from tests.recipes.made_up import TINY
 
@@ -149,6 +151,14 @@ def test_control_c_stops_all_and_the_same_command_goes_on():
     events = sorted([json.loads(line)["event"] for line in lines] for lines in told)
     stopped = ["started", "interrupted", "resumed", "ended"]
     assert events == [["started", "ended"], stopped, stopped]
+
+
+def test_an_impatient_control_c_leaves_no_process_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "PATIENCE", 1.0)
+    with beside.hired(1, beside.Post(tmp_path, str(tmp_path), 1)) as (worker,):
+        os.kill(worker.process.pid, signal.SIGSTOP)  # it takes long to put its things away
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert not worker.process.is_alive()
 
 
 def test_whose_parent_is_killed_leaves_too():

@@ -108,14 +108,15 @@ def hired(count: int, post: Post) -> Iterator[list[Worker]]:
             workers += (hire(post) for _ in range(count))
         yield list(workers)
     finally:
-        for worker in workers:
-            worker.process.terminate()
-        end = time.monotonic() + PATIENCE
-        for worker in workers:
-            worker.process.join(max(0.0, end - time.monotonic()))
-            worker.process.kill()  # if it is still there
-            worker.process.join()
-            worker.line.close()
+        with deaf():  # to a second Ctrl-C: all that it could ask for is under way
+            for worker in workers:
+                worker.process.terminate()
+            end = time.monotonic() + PATIENCE
+            for worker in workers:
+                worker.process.join(max(0.0, end - time.monotonic()))
+                worker.process.kill()  # if it is still there
+                worker.process.join()
+                worker.line.close()
 
 
 def hire(post: Post) -> Worker:
@@ -130,7 +131,7 @@ def hire(post: Post) -> Worker:
 
 @contextmanager
 def deaf() -> Iterator[None]:
-    """Processes that are born inside it do not hear Ctrl-C: who started them ends them."""
+    """Inside it Ctrl-C is not heard; and never by processes that are born there: who started them ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are none of its business
         return
