@@ -18,7 +18,7 @@ from kinfed.config import Config, assemble, make_population
 from kinfed.data import Population
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
-from kinfed.names import known
+from kinfed.names import as_file, known
 from kinfed.progress import Display, Watcher, as_markdown, heard, in_bytes, percent
 from kinfed.runs import (
     CHECKPOINT,
@@ -106,7 +106,7 @@ def all_runs(config: Config, folder: Path, display: Display, force: bool = False
 
 def one_of_many(config: Config, folder: Path, display: Display, population: Population, force: bool) -> Outcome:
     """The outcome of one run of a comparison."""
-    path = folder / f"{config.method}-seed{config.seed}"
+    path = folder / f"{as_file(config.method)}-seed{config.seed}"
     try:
         if force or not (path / CONFIG).exists():
             start(config, Place(path, force=True), display, population)
@@ -181,7 +181,7 @@ def start(config: Config, place: Place, display: Display, population: Population
     """A run from its first round on."""
     experiment = assemble(config, population)  # bad input shows here, before a folder is made
     check_trackers(config.trackers)
-    path = place.make(f"{config.method}-{config.data.name}-seed{config.seed}")
+    path = place.make(f"{as_file(config.method)}-{config.data.name}-seed{config.seed}")
     write_config(path, config)
     return conduct(config, path, display, experiment, resume=False)
 

@@ -27,6 +27,11 @@ def nearest(name: str, names: Collection[str], least: float = 0.6) -> str:
     return f", did you mean '{close[0]}'?" if close else ""
 
 
+def as_file(name: str) -> str:
+    """A name as a part of a file's name: that of a user's own thing has a colon."""
+    return name.replace(":", "-")
+
+
 def first_lines(registry: Mapping[str, object]) -> dict[str, str]:
     """The first line of each thing's docstring, for listings."""
     return {name: (thing.__doc__ or "").strip().split("\n")[0] for name, thing in registry.items()}

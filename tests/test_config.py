@@ -183,6 +183,71 @@ def test_a_model_of_the_users_own_is_imported_and_tried(tmp_path: Path, monkeypa
         assemble(tiny("model=own_networks:wide"))
 
 
+OWN_METHODS = """
+from dataclasses import dataclass
+from kinfed.algorithm import Algorithm
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.models import Model
+from kinfed.training import LocalTraining
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    strength: float = 0.5
+
+@dataclass(frozen=True)
+class Half(Algorithm):
+    model: Model
+    local: LocalTraining = LocalTraining()
+
+    def init(self, fed): ...
+    def round(self, state, t, fed): ...
+    def offer(self, state, cohort, fed): ...
+
+@dataclass(frozen=True)
+class Blind(Algorithm):
+    init = round = offer = admit = personalise = None  # all there, but nothing to train
+"""
+
+
+@pytest.fixture
+def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "methods.py").write_text(OWN_METHODS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_methods")
+def test_a_method_of_the_users_own_is_imported_and_has_its_settings():
+    config = tiny("method=my.methods:Mine", 'methods."my.methods:Mine".strength=0.7')
+    algorithm = assemble(config).algorithm
+    assert type(algorithm).__name__ == "Mine" and algorithm.strength == 0.7 and algorithm.local == config.training
+    again = read(tomllib.loads(write(config.resolve())))
+    assert again == config and again.settings_of("my.methods:Mine")["strength"] == 0.7
+
+
+@pytest.mark.usefixtures("own_methods")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method=my.methods:Mien"], "method 'my.methods:Mien' cannot be imported: .* wanted package.module:Class"),
+        (["method=my.method:Mine"], "cannot be imported: No module named 'my.method'"),
+        (["method=my.methods:Model"], "must be a dataclass that inherits from kinfed.algorithm.Algorithm"),
+        (["method=my.methods:LocalTraining"], "must be a dataclass that inherits from"),
+        (["method=my.methods:Half"], "method 'my.methods:Half' lacks admit, personalise"),
+        (["method=my.methods:Blind"], "lacks the field model and local"),
+        (
+            ["method=my.methods:Mine", 'methods."my.methods:Mine".strenght=1'],
+            "unknown key 'methods.my.methods:Mine.strenght', did you mean 'methods.my.methods:Mine.strength'",
+        ),
+        (["compare=['my.methods:Mien']", "method=my.methods:Mien"], "cannot be imported"),
+    ],
+)
+def test_a_method_of_the_users_own_that_cannot_be_is_one_line(words, said):
+    with pytest.raises(ConfigError, match=said):
+        tiny(*words)
+
+
 def test_a_config_can_be_made_without_a_file():
     config = Config(method="local", partition=DisjointClasses(clients=10), rounds=1)
     assert len(assemble(config).run()) > 5

@@ -1,8 +1,5 @@
 """From a config to the real parts: dataset, clients, model, method, engine."""
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -12,7 +9,7 @@ import torch
 from torch import nn
 
 from kinfed.algorithm import Algorithm
-from kinfed.algorithms import ALGORITHMS
+from kinfed.config.own import imported, method_named
 from kinfed.config.settings import Config, EngineSettings
 from kinfed.data.build import build_population
 from kinfed.data.datasets import load
@@ -27,7 +24,7 @@ from kinfed.names import known
 
 def assemble(config: Config, population: Population | None = None) -> Experiment[object]:
     """The experiment of this config; it depends on the config alone, so methods of one seed meet the same clients."""
-    known(config.method, ALGORITHMS, "method")
+    method_named(config.method)
     known(config.engine.name, ENGINES, "engine")
     device = device_of(config.engine)
     population = population or make_population(config)
@@ -58,7 +55,8 @@ def model_for(config: Config, population: Population) -> Model:
     """The classifier, tried on two rows."""
     shape = cast("Shape", tuple(population.x.shape[1:]))
     if ":" in config.model:
-        build = partial(imported(config.model), shape, population.classes)
+        own = cast("Callable[[Shape, int], nn.Module]", imported(config.model, "model", "function"))
+        build = partial(own, shape, population.classes)
         model = Model(build, seed=config.seed, classes=population.classes)
     else:
         model = make_model(config.model, shape, population.classes, seed=config.seed)
@@ -72,23 +70,12 @@ def model_for(config: Config, population: Population) -> Model:
     return model
 
 
-def imported(path: str) -> Callable[[Shape, int], nn.Module]:
-    """The function that "package.module:function" names; modules in the working folder are found too."""
-    module, _, name = path.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the script `kinfed` starts without it
-    try:
-        return cast("Callable[[Shape, int], nn.Module]", getattr(importlib.import_module(module), name))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"model '{path}' cannot be imported: {error}; wanted package.module:function") from error
-
-
 def make_algorithm(config: Config, model: Model) -> Algorithm[object]:
     """The method with its settings."""
     settings = {name: located(value, config.data.dir) for name, value in config.settings_of(config.method).items()}
     if settings.get("data_dir") == "":
         settings["data_dir"] = config.data.dir
-    build = cast("Callable[..., Algorithm[object]]", ALGORITHMS[config.method])
+    build = cast("Callable[..., Algorithm[object]]", method_named(config.method))
     try:
         return build(model=model, local=config.training, **settings)
     except ValueError as error:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.config import toml
+from kinfed.config.own import GIVEN, method_named
 from kinfed.config.tables import (
     Table,
     build,
@@ -29,7 +29,6 @@ from kinfed.training import LocalTraining
 T = TypeVar("T")
 DEMO = Path(__file__).with_name("demo.toml")
 BY_NAME = ("partition", "shift", "change", "methods")  # sections whose keys hang on a name in them
-GIVEN = ("model", "local")  # fields of a method that other sections describe
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class EngineSettings:
 class Config:
     """An experiment; `run` runs `method`, `compare` runs the methods in `compare` for all `seeds`."""
 
-    method: str = "flt"  # what `run` runs
+    method: str = "flt"  # what `run` runs; or package.module:Class, a method of your own
     compare: tuple[str, ...] = ("fedavg", "local", "flt")  # what `compare` runs
     seed: int = 0  # fixes clients, first weights and every draw
     seeds: tuple[int, ...] = ()  # of `compare`; empty: `seed` alone
@@ -100,7 +99,7 @@ class Config:
 
     def settings_of(self, method: str) -> Table:
         """All settings of a method (but for its model and local training) by field name."""
-        return default_fields(known(method, ALGORITHMS, "method"), GIVEN) | dict(self.methods.get(method, {}))
+        return default_fields(method_named(method), GIVEN) | dict(self.methods.get(method, {}))
 
     def resolve(self) -> Table:
         """The whole config with all defaults, as the table that `read` turns into the same config."""
@@ -171,7 +170,7 @@ def read_methods(table: object, method: str) -> dict[str, Table]:
     settings: dict[str, Table] = {}
     tables: Table = {method: table.get(method, {}), **table}
     for name, inner in tables.items():
-        kind = known(name, ALGORITHMS, "method")
+        kind = method_named(name)
         settings[name] = default_fields(kind, GIVEN) | read_fields(kind, inner, f"methods.{name}", GIVEN)
     return settings
 
@@ -186,7 +185,10 @@ def named_table(settings: object, registry: Mapping[str, type]) -> Table:
 
 def all_keys(method: str) -> list[str]:
     """Every dotted key of a config that runs this method, whatever the names in it are."""
-    whole = Config(method=method).resolve() if method in ALGORITHMS else Config().resolve()
+    try:
+        whole = Config(method=method).resolve()
+    except ConfigError:  # a misspelt one
+        whole = Config().resolve()
     kinds = [("partition", kind) for kind in PARTITIONS.values()] + [("shift", kind) for kind in SHIFTS.values()]
     named = [
         f"{section}.{name}" for section, kind in [*kinds, ("change", ChangeSettings)] for name in settable_fields(kind)

@@ -10,6 +10,7 @@ from kinfed.config.tables import Table
 from kinfed.errors import ConfigError
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
+DOTS = re.compile(r"""\.(?=(?:[^"']*["'][^"']*["'])*[^"']*$)""")  # but for those in quotes
 
 
 def read_file(path: Path) -> Table:
@@ -26,7 +27,7 @@ def overridden(table: Table, overrides: Iterable[str]) -> Table:
     """The table with `dotted.key=value` settings laid over it; the table itself stays as it is."""
     for text in overrides:
         key, equals, value = text.partition("=")
-        path = [part.strip() for part in key.split(".")]
+        path = [part.strip().strip("\"'") for part in DOTS.split(key)]
         if not equals or not all(path):
             raise ConfigError(f"wanted key=value, as in training.lr=0.1, got '{text}'")
         new = parse(value.strip())

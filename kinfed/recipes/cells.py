@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from typing import TypeVar
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.config import Config, flattened, laid_over, read, toml
+from kinfed.config.own import method_named
 from kinfed.config.tables import Table
 from kinfed.data import is_stored
 from kinfed.errors import ConfigError
-from kinfed.names import known, unknown
+from kinfed.names import unknown
 from kinfed.recipes.recipe import Column, Printed, Protocol, Recipe, Row
 from kinfed.signatures import sources
 
@@ -116,7 +116,7 @@ def only_own(table: Table) -> Table:
     if not isinstance(methods, dict):
         raise ConfigError(f"methods: wanted a table for each method, got {methods!r}")
     for name in methods:
-        known(name, ALGORITHMS, "method")
+        method_named(name)
     return table | {"methods": {method: methods.get(method, {})}}
 
 

@@ -11,6 +11,7 @@ from kinfed.commands import Place, go_on, start
 from kinfed.config import Config, make_population
 from kinfed.data import Population
 from kinfed.errors import CheckpointError, KinfedError
+from kinfed.names import as_file
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Recipe, Run, Wanted, digest, references
 from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY
@@ -40,7 +41,7 @@ class Store:
 
     def path(self, config: Config) -> Path:
         """Where the run of a config is: the same for all tables that need it."""
-        return self.folder / "runs" / f"{config.method}-{config.data.name}-{digest(config)}-seed{config.seed}"
+        return self.folder / "runs" / f"{as_file(config.method)}-{config.data.name}-{digest(config)}-seed{config.seed}"
 
     def has(self, config: Config) -> bool:
         """Whether the run of this config has ended."""
