@@ -86,12 +86,12 @@ def at_home(run: Run, config: Config) -> float | None:
     return last("accuracy_adapted" if config.evaluation.adapt else "accuracy", 100)(run, config)
 
 
-def clustered(metric: str, scale: float = 1.0) -> Value:
-    """The metric one round after the clustering that the cell's config asks for."""
+def clustered(metric: str, scale: float = 1.0, later: int = 1) -> Value:
+    """The metric so many rounds after the clustering that the cell's config asks for."""
     method, setting = CLUSTERED
 
     def value(run: Run, config: Config) -> float | None:
-        found = run.after(int(str(config.settings_of(method)[setting])) + 1, metric)
+        found = run.after(int(str(config.settings_of(method)[setting])) + later, metric)
         return None if found is None else scale * found
 
     return value
@@ -116,6 +116,10 @@ MEASURES = {
     "at_target": Measure("% at target", last("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"),
     "accuracy_post": Measure("post accuracy %", clustered("accuracy", 100), ACCURACY),
     "at_target_post": Measure("post % at target", clustered("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"),
+    "accuracy_later": Measure("accuracy % ten rounds after", clustered("accuracy", 100, later=10), ACCURACY),
+    "at_target_later": Measure(
+        "% at target ten rounds after", clustered("at_target", 100, later=10), PERCENT_OF_CLIENTS, shown=".1f"
+    ),
     "accuracy_times": Measure("accuracy × FL", last("accuracy"), 0.1, over="fedavg"),
     "at_target_times": Measure("% at target × FL", last("at_target"), 0.2, 0.25, over="fedavg", shown=".1f"),
     "accuracy_post_times": Measure("post accuracy × FL", clustered("accuracy"), 0.1, 0.1, over="fedavg"),

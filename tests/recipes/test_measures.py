@@ -32,6 +32,9 @@ def test_the_round_after_the_clustering_is_read_from_the_rounds():
     assert MEASURES["accuracy"].of(mine, FLHC) == pytest.approx(40)
     assert MEASURES["accuracy_post"].of(mine, FLHC) == pytest.approx(30)  # two rounds before, so the third
     assert MEASURES["accuracy_post"].of(run(FLHC, (0.1, 0.2)), FLHC) is None  # it never came that far
+    longer = run(FLHC, tuple(i / 20 for i in range(1, 21)))
+    assert MEASURES["accuracy_later"].of(longer, FLHC) == pytest.approx(60)  # the tenth after these two
+    assert MEASURES["at_target_later"].of(mine, FLHC) is None
 
 
 def test_a_multiple_is_of_plain_fedavg_in_the_same_round():
