@@ -85,12 +85,20 @@ def test_the_tables_are_the_same_to_the_byte():
     assert result.exit_code == 0, result.output
     assert [f"run {n} of 6: tiny: " in result.output for n in range(1, 7)] == [True] * 6
     assert sorted(re.findall(r"run (\d): ended, \d+ s", result.output)) == list("123456")
+    left = re.findall(r"; (\d) of 6 left, about \d+ (?:s|min)\n", result.output)
+    assert left == list("54321")
     assert "round 1/1" not in result.output  # what runs say of themselves would be mixed up
     assert re.search(r", in \d+ s\n$", result.output)
     for ending in ("md", "csv", "json", "tex"):
         assert table("alone", ending) == table("beside", ending), ending
     for run in Path("alone/runs").iterdir():
         assert (run / SUMMARY).read_bytes() == (Path("beside/runs") / run.name / SUMMARY).read_bytes()
+
+
+def test_the_outlook_by_hand():
+    assert beside.outlook(10, 8, 5.0) == "; 8 of 10 left, about 20 s"
+    assert beside.outlook(10, 8, 50.0) == "; 8 of 10 left, about 3 min"
+    assert beside.outlook(10, 0, 50.0) == ""
 
 
 def test_a_run_that_fails_or_kills_its_process_leaves_the_others_alone():

@@ -69,7 +69,7 @@ class Worker:
 
 def run_beside(jobs: Sequence[Job], store: Store, count: int, threads: int, display: Display) -> None:
     """Takes all runs to their end, so many at once; a process that dies takes only its own run along."""
-    todo, busy = deque(enumerate(jobs, 1)), dict[Worker, tuple[int, Job]]()
+    todo, busy, began = deque(enumerate(jobs, 1)), dict[Worker, tuple[int, Job]](), time.monotonic()
     with hired(count, Post(store.folder, os.getcwd(), threads)) as free:
         while busy or (todo and free):
             while todo and free:
@@ -81,15 +81,24 @@ def run_beside(jobs: Sequence[Job], store: Store, count: int, threads: int, disp
             for worker in [worker for worker in busy if worker.line in ready]:
                 number, job = busy[worker]
                 heard = worker.hear()
-                display.say(f"run {number}: {in_words(heard)}")
+                said = f"run {number}: {in_words(heard)}"
                 if isinstance(heard, Ended):
                     del busy[worker]
+                    said += outlook(len(jobs), len(todo) + len(busy), time.monotonic() - began)
                     free += [] if heard.died else [worker]
                     store.failed |= {store.path(job.config).name: heard.failed} if heard.failed else {}
+                display.say(said)
     if todo:
         raise KinfedError(
             f"all {count} processes died, {len(todo)} runs were not begun: {list(store.failed.values())[-1]}"
         )
+
+
+def outlook(count: int, left: int, seconds: float) -> str:
+    """How many runs are left, and for how long, if the others go as those went that have ended."""
+    more = seconds * left / (count - left)
+    about = f"{more:.0f} s" if more < 100 else f"{more / 60:.0f} min"
+    return f"; {left} of {count} left, about {about}" if left else ""
 
 
 def in_words(heard: str | Ended) -> str:
