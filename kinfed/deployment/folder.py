@@ -13,6 +13,7 @@ from kinfed.config import Config, write
 from kinfed.config.assembly import make_algorithm, model_for
 from kinfed.config.tables import to_table
 from kinfed.data.population import Population
+from kinfed.deployment.own_code import own_modules, place_of, take_along
 from kinfed.deployment.plan import KINDS, Plan
 from kinfed.deployment.rows import FILE
 from kinfed.engines.flower.simulation import OFFLINE
@@ -60,7 +61,9 @@ def new_folder(config: Config, folder: Path, source: Population | Plan, force: b
     nodes = [Node(name) for name in names(plan.clients)] if isinstance(source, Plan) else nodes_of(source)
     config = fit_for_a_network(config, plan)
     shutil.rmtree(folder / "nodes", ignore_errors=True)  # of an earlier number of clients
-    copy_template(folder, {"@NAME@": app_name(folder), **words(config, plan, nodes)})
+    folder.mkdir(parents=True, exist_ok=True)
+    own = "".join(f'"{pattern}", ' for pattern in take_along(config, folder))
+    copy_template(folder, {"@NAME@": app_name(folder), '"@OWN@", ': own, **words(config, plan, nodes)})
     write_text(folder / APP / "config.toml", write(config.resolve()))
     write_text(folder / APP / "plan.toml", PLAN_SAYS + write(to_table(plan)))
     write_text(folder / "offline.sh", offline())
@@ -131,7 +134,9 @@ def copy_template(folder: Path, replaced: dict[str, str]) -> None:
 def words(config: Config, plan: Plan, nodes: list[Node]) -> dict[str, str]:
     """What the README says of this federation."""
     late = sum(node.is_late for node in nodes)
+    elsewhere = [f"`{name}`" for name in own_modules(config) if place_of(name) is None]
     return {
+        "@NEEDED@": " and ".join(["`kinfed[flower]`", *elsewhere]),
         "@METHOD@": config.method,
         "@CLIENTS@": f"{plan.clients} clients" + (f", {late} of them late" if late else ""),
         "@ROUNDS@": str(config.rounds),

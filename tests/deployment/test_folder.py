@@ -3,6 +3,8 @@
 import importlib
 import io
 import json
+import os
+import shutil
 import sys
 import tomllib
 import zipfile
@@ -98,6 +100,46 @@ def test_nothing_but_the_app_travels():
         sent = set(bundle.namelist())
     parts = ("__init__.py", "client.py", "config.toml", "plan.toml", "server.py")
     assert sent == {".info/CONTENT", "pyproject.toml", *(f"kinfed_app/{part}" for part in parts)}
+
+
+OWN = """
+from dataclasses import dataclass
+from torch import nn
+from kinfed.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    strength: float = 0.5
+
+def line(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+@pytest.mark.parametrize("place", ["own_parts.py", "own_package/parts.py", "own_pack/__init__.py"])
+def test_methods_and_models_of_the_users_own_travel_with_the_app(place, tmp_path, monkeypatch):
+    Path(place).parent.mkdir(exist_ok=True)
+    Path(place).write_text(OWN)
+    module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = new(*SMALL, f"method={module}:Mine", f"model={module}:line")
+    assert "`kinfed[flower]` must be installed" in (folder / "README.md").read_text()
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
+        bundle.extractall(tmp_path / "far" / "away")
+    shutil.rmtree(folder)
+    os.remove(place)
+    for name in [name for name in sys.modules if name.startswith("own_pa")]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.invalidate_caches()
+    apps_of(tmp_path / "far" / "away", monkeypatch)  # they make their model and method
+    assert str(tmp_path / "far") in sys.modules[module].__file__
+
+
+def test_modules_that_are_installed_must_be_installed_on_the_nodes():
+    folder = new(*SMALL, "method=kinfed.algorithms.fedavg:FedAvg")
+    assert "`kinfed[flower]` and `kinfed` must be installed" in (folder / "README.md").read_text()
+    assert 'fab-include = ["kinfed_app/*.py"' in (folder / "pyproject.toml").read_text()
 
 
 def test_late_holdout_and_unlabelled_clients_have_nodes_of_their_kind():
