@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from kinfed.models import MODELS, Model, make_model
-from kinfed.models.stages import fitted, stages_of
+from kinfed.models.stages import Framed, fitted, stages_of
 from tests.problems import assert_same_bits
 
 
@@ -45,6 +45,7 @@ def test_a_packed_convolution_is_the_product_with_windows_of_an_image():
         nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(36, 3)),
         nn.Sequential(nn.Conv2d(1, 4, (3, 1)), nn.Flatten(), nn.Linear(36, 3)),
         nn.Sequential(nn.Conv2d(1, 4, 3, padding="same"), nn.Flatten(), nn.Linear(36, 3)),
+        nn.Sequential(nn.Conv2d(1, 4, 3, padding=3), nn.Flatten(), nn.Linear(36, 3)),  # windows that see only zeros
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(3, 2), nn.Flatten(), nn.Linear(36, 3)),
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(6, 3)),
         nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)),
@@ -55,3 +56,20 @@ def test_a_packed_convolution_is_the_product_with_windows_of_an_image():
 )
 def test_what_is_not_a_sequence_of_stages_takes_the_general_way(module):
     assert stages_of(module) == ()
+
+
+def test_images_in_a_frame_are_filled_without_touching_it():
+    inner = torch.arange(1.0, 25).view(1, 2, 2, 3, 2)
+    framed = Framed.of(torch.empty(1, 2), (2, 3, 2), frame=2)
+    assert (framed.images.shape, framed.inner, framed.rows) == ((1, 2, 6, 7, 2), (2, 3), 12)
+    framed.fill(Framed(inner))
+    assert torch.equal(framed.images[:, :, 2:4, 2:5], inner) and framed.images.sum() == inner.sum()
+    plain = Framed.of(torch.empty(1, 2), (2, 3, 2))
+    plain.fill(Framed(inner))
+    assert torch.equal(plain.images, inner)
+    assert plain.flat().images.shape == (1, 2, 1, 1, 12) and plain.flat().rows == 2
+
+
+def test_how_far_windows_reach_on_the_way_back():
+    parts = nn.Conv2d(1, 4, 5, padding=1), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3)
+    assert [fit.reach for fit in fitted(stages_of(nn.Sequential(*parts)), (8, 8, 1))] == [3, 2, 0]
