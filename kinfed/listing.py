@@ -6,15 +6,17 @@ from kinfed.engines import ENGINES
 from kinfed.models import MODELS
 from kinfed.names import first_lines, known
 
+FOUND = "the module is in the working folder, or installed"
+
 
 def listing(kind: str | None = None) -> dict[str, dict[str, str]]:
     """Kind -> name -> one line; of all kinds or of one."""
     kinds = {
-        "methods": first_lines(ALGORITHMS),
+        "methods": first_lines(ALGORITHMS) | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
         "datasets": dict(DATASETS),
         "partitions": first_lines(PARTITIONS),
         "shifts": first_lines(SHIFTS),
-        "models": first_lines(MODELS),
+        "models": first_lines(MODELS) | {"MODULE:FUNCTION": f"A network of your own; {FOUND}."},
         "engines": first_lines(ENGINES),
     }
     return kinds if kind is None else {kind: known(kind, kinds, "kind of thing to list")}

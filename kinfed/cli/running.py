@@ -43,6 +43,8 @@ def run(
 
     `kinfed run data.name=mnist --data-dir ~/data --device auto` — another dataset, on a GPU if there is one
 
+    `kinfed run method=robust:Trimmed` — a method of your own, the class Trimmed in robust.py: docs/own-method.md
+
     `kinfed run roles.look_alikes=5 evaluation.correlation=true` — robustness and correlation, see docs/metrics.md
 
     **Settings** are sections of the TOML file and dotted keys here: `data`, `partition`, `shift`, `roles`, `change`,
