@@ -126,6 +126,7 @@ MEASURES = {
     "at_target_post_times": Measure(
         "post % at target × FL", clustered("at_target"), 0.2, 0.5, over="fedavg", shown=".1f"
     ),
+    "strangers": Measure("unseen, as served %", last("accuracy_strangers", 100), ACCURACY),
     "strangers_adapted": Measure("unseen %", last("accuracy_strangers_adapted", 100), ACCURACY),
     "robustness": Measure("robustness", last("robustness"), 0.05),
     "rounds_to_target": Measure("rounds", rounds_to_target, 5, 0.25, lower_is_better=True, shown=".0f"),
