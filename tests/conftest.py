@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
@@ -13,6 +14,9 @@ torch.set_num_threads(1)
 CACHE = tempfile.mkdtemp(prefix="kinfed-tests-")
 os.environ["XDG_CACHE_HOME"] = CACHE
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script; tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
