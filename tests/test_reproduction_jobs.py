@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -162,10 +161,9 @@ def test_control_c_stops_all_and_the_same_command_goes_on():
 
 
 def test_an_impatient_control_c_leaves_no_process_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "PATIENCE", 1.0)
     with beside.hired(1, beside.Post(tmp_path, str(tmp_path), 1)) as (worker,):
-        os.kill(worker.process.pid, signal.SIGSTOP)  # it takes long to put its things away
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        terminate = worker.process.terminate
+        monkeypatch.setattr(worker.process, "terminate", lambda: (os.kill(os.getpid(), signal.SIGINT), terminate()))
     assert not worker.process.is_alive()
 
 
