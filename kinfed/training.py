@@ -76,7 +76,7 @@ class LocalTraining:
         That is the number of steps for plain SGD; momentum makes it larger, and the proximal term smaller.
         """
         if self.optimiser == "sgd" and not self.mu:
-            steps = client.steps(self.epochs, self.batch_size).float()
+            steps = client.steps(self.epochs, self.batch_size).float()  # FedNova's formula, without a walk through them
             return (steps - self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)) / (1 - self.momentum)
         start = torch.zeros((), device=client.key.device)
         end, _ = self(client, {"way": start}, lambda params, batch: Slope({"way": torch.ones_like(start)}))

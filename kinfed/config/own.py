@@ -34,7 +34,7 @@ def method_named(name: str) -> type[Algorithm[object]]:
         raise ConfigError(f"method '{name}' must be a dataclass that inherits from kinfed.algorithm.Algorithm")
     if inspect.isabstract(found):
         raise ConfigError(f"method '{name}' lacks {', '.join(sorted(found.__abstractmethods__))}")
-    lacking = [name for name in GIVEN if name not in {field.name for field in fields(found)}]
+    lacking = [given for given in GIVEN if given not in {field.name for field in fields(found)}]
     if lacking:
         raise ConfigError(f"method '{name}' lacks the field {' and '.join(lacking)}, which other sections describe")
     return found

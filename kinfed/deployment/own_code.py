@@ -5,35 +5,24 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kinfed.config import Config
-from kinfed.errors import ConfigError
 
 
 def own_modules(config: Config) -> list[str]:
     """The top modules of what the config names as package.module:name."""
-    return list(dict.fromkeys(name.partition(":")[0].split(".")[0] for name in named(config) if ":" in name))
-
-
-def named(config: Config) -> tuple[str, str]:
-    return config.model, config.method
+    named = [name for name in (config.model, config.method) if ":" in name]
+    return list(dict.fromkeys(name.partition(":")[0].split(".")[0] for name in named))
 
 
 def take_along(config: Config, folder: Path) -> list[str]:
-    """Copies the modules that stand in the working folder into the app's; gives patterns of what was copied."""
-    patterns = []
-    for name in own_modules(config):
-        source = place_of(name)
-        if source is None:
-            continue
-        if (folder / source.name).resolve() == source.resolve():
-            raise ConfigError(f"the app cannot be written into {folder}, where its module {source.name} is")
-        if source.is_dir():
-            shutil.rmtree(folder / source.name, ignore_errors=True)
-            shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
-            patterns.append(f"{source.name}/**/*.py")
-        else:
-            shutil.copy(source, folder / source.name)
-            patterns.append(source.name)
-    return patterns
+    """Copies the code of modules in the working folder into the app's; gives patterns of what was copied."""
+    places = [place for place in map(place_of, own_modules(config)) if place]
+    for place in places:
+        for file in list(place.rglob("*.py")) if place.is_dir() else [place]:
+            target = folder / file.relative_to(place.parent)
+            if target.resolve() != file.resolve():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, target)
+    return [f"{place.name}/**/*.py" if place.is_dir() else place.name for place in places]
 
 
 def place_of(module: str) -> Path | None:

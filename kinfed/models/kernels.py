@@ -7,13 +7,13 @@ unfolding), and a weight moves where its gradient is made. Numbers are multiplie
 is that of float32, or as one, which is faster and coarser.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
 from kinfed.models.stages import Framed, Moving, Stage
+from kinfed.models.tiles import learning_tile, precision, product_tile
 
 MANY_ROWS = 512  # of a lane that one program sums up for a gradient; where there are more, several share them
 
@@ -75,38 +75,6 @@ def surprise(logits: Tensor, y: Tensor, share: Tensor) -> Tensor:
     classes = logits.shape[-1]
     _surprise[(y.numel(),)](logits, y, share, classes, triton.next_power_of_2(classes))
     return logits
-
-
-def precision() -> str:
-    """How numbers are multiplied."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-
-
-def product_tile(rows: int, depth: int, out: int) -> tuple[tuple[int, int, int], int, int]:
-    """Rows, columns and depth of a tile of products, warps, and loads ahead; measured, not derived."""
-    across, coarse = min(64, max(16, triton.next_power_of_2(out))), precision() == "tf32"
-    if rows <= 16:
-        return (16, across, 64 if out >= 512 or depth <= 64 else 32), 4, 4
-    if depth <= 32:
-        return (128, across, 32), 4, 2
-    if rows <= 1024 or across == 16:
-        return (64, across, 32), 4, 4
-    if across == 32:
-        return ((128, across, 32), 8, 3) if coarse else ((64, across, 64), 4, 3)
-    return ((256, across, 32), 8, 4) if coarse else ((128, across, 32), 8, 3)
-
-
-def learning_tile(rows: int, total: int, out: int, lanes: int) -> tuple[tuple[int, int, int], int, int]:
-    """The same for a tile of a gradient, whose depth are the rows."""
-    across = min(64, max(16, triton.next_power_of_2(out)))
-    if rows <= 16:
-        return (32, across, 16), 4, 2
-    if total <= 33:
-        return (32, across, 32), 2, 4
-    if across == 16:
-        return (16, across, 64), 2, 3
-    many = lanes * total > 50_000 and precision() == "tf32x3"
-    return ((128, across, 32), 4, 3) if many else ((32, across, 64), 4, 3)
 
 
 def _multiply(

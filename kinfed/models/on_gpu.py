@@ -41,6 +41,7 @@ def descended(
 
     To every gradient the shift is added, if there is one; then nothing may pull to the start (mu = 0).
     """
+    assert not (shift and mu)
     shape = feed.x.shape[1:]
     image: Image = (shape[1], shape[2], shape[0]) if len(shape) == 3 else (1, 1, shape.numel())
     fits = fitted(network.stages, image)
@@ -83,6 +84,7 @@ class Desk:
 
     @property
     def sees(self) -> Framed:
+        """What it sees, as its layer takes it."""
         return self.x.flat() if self.fit.stage.is_linear else self.x
 
 
