@@ -295,3 +295,11 @@ def test_a_real_process_prints_one_line_for_bad_input():
     output, errors = running.communicate(timeout=60)
     assert (running.returncode, output) == (2, "")
     assert errors.startswith("error: unknown method 'nothing'") and errors.count("\n") == 1
+
+
+def test_the_folder_of_a_method_of_ones_own_has_no_colon():
+    own, name = "kinfed.algorithms.fedavg:FedAvg", "kinfed.algorithms.fedavg-FedAvg"
+    assert kinfed("run", f"method={own}", *TINY, "-q").exit_code == 0
+    assert kinfed("compare", "--methods", own, *TINY, "-q").exit_code == 0
+    assert Path(f"runs/{name}-digits-seed0/summary.json").exists()
+    assert Path(f"runs/compare-digits/{name}-seed0/summary.json").exists()
