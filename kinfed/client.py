@@ -148,6 +148,11 @@ class Client:
         mask = (slot < size) & (epoch < epochs)
         return order[epoch.clamp(max=epochs - 1) * n + slot.clamp(max=n - 1)], mask
 
+    def feed(self, epochs: int, batch_size: int) -> tuple[Tensor, Tensor]:
+        """The same as rows of the pool: what training in one go takes."""
+        pick, mask = self.schedule(epochs, batch_size)
+        return self.train.index[pick], mask
+
     def recall(self, name: str) -> Tensor:
         """One remembered tensor."""
         value = self.memory[name]

@@ -38,9 +38,8 @@ class LocalTraining:
 
     def __call__(self, client: Client, start: Params, gradient: GradientFn) -> tuple[Params, Tensor]:
         """The weights after training from `start`, and the number of steps taken."""
-        plain, shift = (gradient.gradient, gradient.shift) if isinstance(gradient, Shifted) else (gradient, {})
-        quick = self._quick(client, start, plain) if not (shift and self.mu) else None
-        if quick:
+        if quick := self._quick(client, start, gradient):
+            shift = gradient.shift if isinstance(gradient, Shifted) else {}
             return self._quickly(quick, client, start, shift), client.steps(self.epochs, self.batch_size)
         rate = self.rate(client)
         params, moments = start, self._blank(start)
@@ -55,15 +54,19 @@ class LocalTraining:
 
     def _quick(self, client: Client, start: Params, gradient: GradientFn) -> Quick | None:
         """How these weights are trained the quick way; None where only the general way is right."""
-        model = getattr(gradient, "__self__", None)
-        if not isinstance(model, Model) or gradient != model.gradient:
+        plain = gradient.gradient if isinstance(gradient, Shifted | Meta | Labelled) else gradient
+        model = getattr(plain, "__self__", None)
+        if not isinstance(model, Model) or plain != model.gradient or set(start) != set(model.weights):
             return None
-        fits = not client.train.exact and self.optimiser == "sgd" and model.is_quick_on(client.key.device)
-        return Quick(model, self.momentum, self.mu) if fits and set(start) == set(model.weights) else None
+        if client.train.exact or self.optimiser != "sgd" or not model.is_quick_on(client.key.device):
+            return None
+        if isinstance(gradient, Meta):
+            fits = client.key.is_cuda and not self.momentum and self.batch_size == 2 * gradient.size
+            return Quick(model, mu=self.mu, inner=gradient.alpha) if fits else None
+        return Quick(model, self.momentum, self.mu) if not (self.mu and isinstance(gradient, Shifted)) else None
 
     def _quickly(self, quick: Quick, client: Client, start: Params, shift: Params) -> Params:
-        pick, mask = client.schedule(self.epochs, self.batch_size)
-        feed = Feed(client.train.x, client.train.y, client.train.index[pick], mask)
+        feed = Feed(client.train.x, client.train.y, *client.feed(self.epochs, self.batch_size))
         return descend(quick, feed, self.rate(client), start, {name: shift[name] for name in start if shift})
 
     def rate(self, client: Client) -> Tensor:
@@ -120,28 +123,32 @@ class Shifted:
         return Slope(each_leaf(torch.add, slope, self.shift), buffers)
 
 
-def meta(gradient: GradientFn, alpha: float, size: int) -> GradientFn:
+@dataclass(frozen=True)
+class Meta:
     """The first-order meta gradient of a pair of mini-batches, `size` rows and the rest: ∇f(w - α∇f(w; B); B').
 
     A pair without a second mini-batch has no gradient.
     """
 
-    def rule(params: Params, pair: Batch) -> Slope:
-        first, second = pair.part(slice(size)), pair.part(slice(size, None))
-        inner = gradient(params, first).gradient
+    gradient: GradientFn
+    alpha: float
+    size: int
+
+    def __call__(self, params: Params, pair: Batch) -> Slope:
+        first, second = pair.part(slice(self.size)), pair.part(slice(self.size, None))
+        inner = self.gradient(params, first).gradient
         if not len(second.x):
             return Slope(each_leaf(torch.zeros_like, inner))
-        return gradient(params | {name: params[name] - alpha * g for name, g in inner.items()}, second)
-
-    return rule
+        return self.gradient(params | {name: params[name] - self.alpha * g for name, g in inner.items()}, second)
 
 
-def labelled(gradient: GradientFn) -> GradientFn:
+@dataclass(frozen=True)
+class Labelled:
     """The gradient over the rows that have a label; where none has, nothing changes."""
 
-    def rule(params: Params, batch: Batch) -> Slope:
-        known = batch.mask & (batch.y >= 0)
-        slope, buffers = gradient(params, batch._replace(y=batch.y.clamp(min=0), mask=known))
-        return Slope(slope, {name: torch.where(known.any(), b, params[name]) for name, b in buffers.items()})
+    gradient: GradientFn
 
-    return rule
+    def __call__(self, params: Params, batch: Batch) -> Slope:
+        known = batch.mask & (batch.y >= 0)
+        slope, buffers = self.gradient(params, batch._replace(y=batch.y.clamp(min=0), mask=known))
+        return Slope(slope, {name: torch.where(known.any(), b, params[name]) for name, b in buffers.items()})

@@ -8,7 +8,7 @@ from kinfed.client import Batch, Client, Rows
 from kinfed.errors import ConfigError
 from kinfed.models import Slope, descend
 from kinfed.params import Params
-from kinfed.training import LocalTraining, Shifted, labelled, meta
+from kinfed.training import Labelled, LocalTraining, Meta, Shifted
 from tests.problems import fit, small_net
 
 
@@ -134,14 +134,14 @@ def test_a_shifted_gradient_by_hand():
 
 def test_the_meta_gradient_by_hand():
     # ∇f(0; 2) = -2, the probe is 0.1 * 2 = 0.2, ∇f(0.2; 4) = -3.8
-    slope = meta(pull_to_mean, 0.1, 1)(START, batch_of(2.0, 4.0))
+    slope = Meta(pull_to_mean, 0.1, 1)(START, batch_of(2.0, 4.0))
     assert float(slope.gradient["w"]) == pytest.approx(-3.8)
 
 
 def test_a_pair_without_a_second_batch_has_no_gradient():
-    assert float(meta(pull_to_mean, 0.1, 2)(START, batch_of(2.0, 4.0)).gradient["w"]) == 0
+    assert float(Meta(pull_to_mean, 0.1, 2)(START, batch_of(2.0, 4.0)).gradient["w"]) == 0
     padded = batch_of(2.0, 9.0)._replace(mask=torch.tensor([True, False]))
-    assert float(meta(pull_to_mean, 0.1, 1)(START, padded).gradient["w"]) == 0
+    assert float(Meta(pull_to_mean, 0.1, 1)(START, padded).gradient["w"]) == 0
 
 
 def test_rows_without_a_label_teach_nothing():
@@ -149,9 +149,9 @@ def test_rows_without_a_label_teach_nothing():
         return Slope(pull_to_mean({"w": params["w"]}, batch).gradient, {"mean": torch.tensor(7.0)})
 
     start = START | {"mean": torch.tensor(1.0)}
-    some = labelled(with_buffer)(start, batch_of(2.0, 4.0, labels=(-1, 0)))
+    some = Labelled(with_buffer)(start, batch_of(2.0, 4.0, labels=(-1, 0)))
     assert (float(some.gradient["w"]), float(some.buffers["mean"])) == (-4, 7)
-    none = labelled(with_buffer)(start, batch_of(0.0, 0.0, labels=(-1, -1)))
+    none = Labelled(with_buffer)(start, batch_of(0.0, 0.0, labels=(-1, -1)))
     assert (float(none.gradient["w"]), float(none.buffers["mean"])) == (0, 1)
 
 

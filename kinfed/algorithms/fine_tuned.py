@@ -11,7 +11,7 @@ from kinfed.algorithms.one_model import AggregateOver, Averaged
 from kinfed.client import Client, Reply
 from kinfed.models import Model
 from kinfed.params import Params
-from kinfed.training import LocalTraining, labelled
+from kinfed.training import Labelled, LocalTraining
 
 
 @dataclass(frozen=True)
@@ -27,4 +27,4 @@ class FineTuned(Averaged):
         return Reply({"params": trained})
 
     def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return self.local.adapting()(client, params, labelled(self.model.gradient))[0]
+        return self.local.adapting()(client, params, Labelled(self.model.gradient))[0]

@@ -1,18 +1,18 @@
 """The embedded default: clients train side by side, a block of them in one `vmap`.
 
 Data stay on the device as bytes; a block holds row numbers only. Blocks are cut from clients of similar length and
-bounded memory. On a CPU several workers may take blocks at once; on a GPU a block whose shape comes again is recorded
-and replayed. Nothing a client computes depends on its block: see `Rows` for how padding is kept out, and `at_once` for
-the cores. Clients that are alike in all that a task looks at answer alike, and one of them is asked.
+bounded memory. On a CPU several workers may take blocks at once. On a GPU a block whose shape comes again is recorded
+and replayed; clients with uneven rows train in one block, and a few of its steps are recorded. Nothing a client
+computes depends on its block: see `Rows` for how padding is kept out, and `at_once` for the cores. Clients that are
+alike in all that a task looks at answer alike, and one of them is asked.
 """
 
 import logging
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,14 +20,15 @@ from torch.func import vmap
 
 from kinfed.client import Client, Rows
 from kinfed.data.population import Change, Population
+from kinfed.engines.blocks import Block, Cut
 from kinfed.engines.recording import Recorder
 from kinfed.engines.sequential import loop
-from kinfed.engines.tables import RowTable, rounded
+from kinfed.engines.tables import RowTable
 from kinfed.engines.trial import LONG, ROWS, Way, cores, fastest, some_of, ways
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
 from kinfed.federation import Offer, Resident, Task, Workshop
-from kinfed.models import LEAST, Model
+from kinfed.models import Model, Walks
 from kinfed.params import Params, Payload, Stack, from_flat, joined, rows, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
@@ -35,12 +36,6 @@ GIBIBYTE = 2**30
 FEW = 32  # clients side by side; a task that fails with so few is not failing for their number
 MANY = {"cuda": 4096, "cpu": 32}  # more lanes gain nothing and make activations large
 PARTS = {f.name for f in fields(Client)}  # what a task can look at
-
-
-class Block(NamedTuple):
-    order: list[int]  # positions in the cohort
-    positions: Tensor  # the same, and copies that fill the block up
-    longest: tuple[int, int]  # training and test rows that its clients are filled up to
 
 
 @dataclass(frozen=True)
@@ -53,6 +48,10 @@ class Watched(Client):
         if name in PARTS:
             object.__getattribute__(self, "seen").add(name)
         return object.__getattribute__(self, name)
+
+    def feed(self, epochs: int, batch_size: int) -> tuple[Tensor, Tensor]:
+        self.seen.add("feed")
+        return super().feed(epochs, batch_size)
 
 
 class Vectorised(Resident):
@@ -87,7 +86,7 @@ class Vectorised(Resident):
         if self.on_gpu:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
             self.free = torch.cuda.mem_get_info(self.device)[0] // 2
-        self.recorder = Recorder()
+        self.recorder, self.walks = Recorder(), Walks()
         self.tables: dict[str, RowTable] = {}
         self.loops: set[str] = set()  # tasks that run one by one
         self.looks: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it looks at
@@ -168,7 +167,9 @@ class Vectorised(Resident):
         workers = self._way(name).workers
         lanes = self.lanes.get(name) or self.block or self._fitting(len(cohort), offer, workers)
         work = partial(self._one_block, name, cohort, keys, offer)
-        blocks = list(self._blocks(ids, lanes, by_test="train" not in self._looks(name, offer)))
+        looks = self._looks(name, offer)
+        cut = Cut(self._table("train"), self._table("test"), self.device, self._walks(looks))
+        blocks = list(cut.blocks(ids, lanes, by_test="train" not in looks))
         self._note(name, f"{len(blocks)} blocks of up to {lanes} clients, {workers} at once")
         try:
             parts = at_once(work, blocks, workers) if workers > 1 else [work(block) for block in blocks]
@@ -177,6 +178,7 @@ class Vectorised(Resident):
             if half < FEW:
                 raise
             self.lanes[name] = half
+            self.walks.forget()
             self.recorder.forget()
             return self._side_by_side(name, ids, cohort, keys, offer)
         order = [position for block in blocks for position in block.order]
@@ -201,32 +203,9 @@ class Vectorised(Resident):
         super()._change(change)
         self.tables.clear()
 
-    def _blocks(self, ids: list[int], lanes: int, by_test: bool = False) -> Iterator[Block]:
-        """Positions in the cohort, longest clients first, cut where padding would waste too much."""
-        table = self._table("test" if by_test else "train")
-        lengths = [table.lengths[i] for i in ids]
-        order = sorted(range(len(ids)), key=lengths.__getitem__, reverse=True)  # equals stay in their order
-        rungs = table.coarse if self.on_gpu else {}  # a GPU pays per step, a CPU per padded row
-        block: list[int] = []
-        for i in order:
-            first = lengths[block[0]] if block else 0
-            another = rungs[lengths[i]] < rungs[first] if rungs and block else lengths[i] < 0.7 * first
-            if block and (len(block) == lanes or another):
-                yield self._block(block, ids)
-                block = []
-            block.append(i)
-        yield self._block(block, ids)
-
-    def _block(self, positions: list[int], ids: list[int]) -> Block:
-        tables = self._table("train"), self._table("test")
-        who = [ids[i] for i in positions]
-        longest = [max(map(table.lengths.__getitem__, who)) for table in tables]
-        lanes = max(LEAST, len(positions))
-        if self.on_gpu:  # few shapes, so that recordings are of use
-            longest = [table.fine[n] for table, n in zip(tables, longest, strict=True)]
-            lanes = lanes if tables[0].are_even else rounded(lanes)
-        filled = (positions * -(-lanes // len(positions)))[:lanes]
-        return Block(positions, torch.tensor(filled, device=self.device), (longest[0], longest[1]))
+    def _walks(self, looks: set[str]) -> bool:
+        """Whether steps are recorded, not blocks: where clients that train the quick way are uneven."""
+        return self.on_gpu and "feed" in looks and not self._table("train").are_even
 
     def _one_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> tuple[Stack, Stack]:
         """What a block's clients send and what they keep."""
@@ -239,7 +218,11 @@ class Vectorised(Resident):
         inputs |= self._offered(offer, block.positions)
         width = self._table("train").width, self._table("test").width
         program = partial(self._program, name, width)
-        outputs = self.recorder.run((name, width), program, inputs) if self.on_gpu else program(inputs)
+        if self._walks(self._looks(name, offer)):
+            with self.walks:
+                outputs = program(inputs)
+        else:
+            outputs = self.recorder.run((name, width), program, inputs) if self.on_gpu else program(inputs)
         real = {key: t[: len(block.order)] for key, t in outputs.items()}
         return _parted("send ", real), _parted("keep ", real)
 

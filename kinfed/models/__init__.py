@@ -15,6 +15,7 @@ from kinfed.models.model import Model, hits
 from kinfed.models.network import GradientFn, Network, Slope, from_module
 from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
 from kinfed.models.supervised import SupervisedAutoEncoder, supervised_ae
+from kinfed.models.walks import Walks
 from kinfed.names import known
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
@@ -44,6 +45,6 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 
 __all__ = [
     "AUTOENCODERS", "LEAST", "MODELS", "AutoEncoder", "Encoding", "Feed", "GradientFn", "Model", "Network", "Quick",
-    "Shape", "Slope", "SupervisedAutoEncoder", "descend", "encoder_of", "fit", "from_module", "has_decoder", "hits",
-    "make_autoencoder", "make_model", "supervised_ae",
+    "Shape", "Slope", "SupervisedAutoEncoder", "Walks", "descend", "encoder_of", "fit", "from_module", "has_decoder",
+    "hits", "make_autoencoder", "make_model", "supervised_ae",
 ]  # fmt: skip

@@ -23,8 +23,9 @@ class Quick:
     """A plain network, and how its weights move."""
 
     network: Model
-    momentum: float
-    mu: float
+    momentum: float = 0.0
+    mu: float = 0.0
+    inner: float = 0.0  # the rate of a trial step before every real one, on a GPU; 0: no such step
 
     @property
     def layers(self) -> Layers:
@@ -78,7 +79,7 @@ def _named(names: tuple[str, ...], weights: list[Tensor]) -> tuple[Stack, Stack]
 def _descended(quick: Quick, feed: Feed, rate: Tensor, start: Stack, shift: Stack) -> Stack:
     with torch.no_grad():
         if rate.is_cuda:
-            return descended(quick.network, feed, rate, start, shift, quick.momentum, quick.mu)
+            return descended(quick.network, feed, rate, start, shift, quick.momentum, quick.mu, quick.inner)
         descent = Descent(float(rate), quick.momentum, quick.mu)
         return (_in_turn if quick.layers.alone else _together)(quick, feed, descent, start, shift)
 
@@ -87,22 +88,24 @@ def _in_turn(quick: Quick, feed: Feed, descent: Descent, start: Stack, shift: St
     """The weights of all lanes, one after the other; engines fill small blocks up with copies, which cost nothing."""
     ends: list[Params] = []
     parts = feed.pick, feed.mask, *start.values(), *shift.values()
+    shares = feed.shares()
     for lane in range(len(feed.pick)):
         twins = (i for i in range(lane) if all(torch.equal(part[i], part[lane]) for part in parts))
         twin = next(twins, None)
         own = ({name: w[lane] for name, w in part.items()} for part in (start, shift))
-        ends.append(_alone(quick, feed, lane, descent, *own) if twin is None else ends[twin])
+        ends.append(_alone(quick, feed, lane, shares[lane], descent, *own) if twin is None else ends[twin])
     return stack(ends)
 
 
-def _alone(quick: Quick, feed: Feed, lane: int, descent: Descent, start: Params, shift: Params) -> Params:
+def _alone(
+    quick: Quick, feed: Feed, lane: int, shares: Tensor, descent: Descent, start: Params, shift: Params
+) -> Params:
     """The weights of one lane; it sees no padding."""
     own = {name: _own(w)[None] for name, w in start.items()}
     weights = {name: Weight.at(w, descent, shift[name][None] if shift else None) for name, w in own.items()}
-    for pick, real in zip(feed.pick[lane], feed.mask[lane].sum(1).tolist(), strict=True):
+    for pick, share, real in zip(feed.pick[lane], shares, feed.mask[lane].sum(1).tolist(), strict=True):
         if real:
-            share = torch.full((real,), 1 / real)
-            _step(quick, feed, pick[:real], share, weights)
+            _step(quick, feed, pick[:real], share[:real], weights)
     return {name: w.now[0].contiguous() for name, w in weights.items()}
 
 
@@ -140,5 +143,5 @@ def _phases(steps: list[int]) -> Iterator[tuple[int, int, int]]:
 def _step(quick: Quick, feed: Feed, pick: Tensor, share: Tensor, weights: Weights) -> None:
     """One step of every lane: a row counts by its share in its batch."""
     go_on()
-    x, y = feed.x.index_select(0, pick), feed.y.index_select(0, pick)
+    x, y = feed.x.index_select(0, pick), feed.y.index_select(0, pick).clamp_(min=0)
     quick.layers.descend(quick.network.inputs(x), y, share, weights)

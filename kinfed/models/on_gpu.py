@@ -1,22 +1,22 @@
 """Mini-batch SGD of several clients at once on a GPU, in kernels of our own.
 
-Nothing in it waits for the GPU or asks it for a number, so a whole training can be recorded once and replayed.
+Nothing in it waits for the GPU or asks it for a number, so it can be recorded once and replayed, whole or in parts.
 """
 
 import importlib.util
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Protocol
+from functools import cache, partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from kinfed.models.feed import Feed
-from kinfed.models.stages import Fitted, Framed, Image, Moving, Stage, fitted
+from kinfed.models.stages import Image, Moving, fitted
+from kinfed.models.walks import PRESENT, Batches, Recorded, Staged, Walk
 from kinfed.params import Stack
 
 AHEAD = 2**26  # numbers of images that are made ready at once
+RECORDED = 16, 64  # steps in a recording: of short trainings, and of long ones
+LONG = 128  # steps
 
 
 @cache
@@ -25,101 +25,43 @@ def has_kernels() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-class Staged(Protocol):
-    """A network that is a sequence of stages."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]: ...
-
-    def inputs(self, x: Tensor) -> Tensor: ...
-
-
 def descended(
-    network: Staged, feed: Feed, rate: Tensor, start: Stack, shift: Stack, momentum: float, mu: float
-) -> Stack:
+    network: Staged, feed: Feed, rate: Tensor, start: Stack, shift: Stack,
+    momentum: float = 0.0, mu: float = 0.0, inner: float = 0.0,
+) -> Stack:  # fmt: skip
     """The weights of all lanes after all their batches; an empty batch moves nothing.
 
-    To every gradient the shift is added, if there is one; then nothing may pull to the start (mu = 0).
+    To every gradient the shift is added, if there is one; then nothing may pull to the start (mu = 0). With an `inner`
+    rate a batch is a pair of mini-batches, and the gradient of the second is taken a step at that rate down the first.
     """
-    assert not (shift and mu)
+    assert not (shift and mu) and not (inner and momentum)
     shape = feed.x.shape[1:]
     image: Image = (shape[1], shape[2], shape[0]) if len(shape) == 3 else (1, 1, shape.numel())
     fits = fitted(network.stages, image)
     weights = [Moving.at(fit.packed(start), momentum, mu, fit.packed(shift) if shift else None) for fit in fits]
-    lanes, steps, b = feed.pick.shape
-    desks = _desks(fits, weights[0].now.new_empty(lanes, b))
-    whole = feed.pick, feed.y[feed.pick], feed.shares(), rate * feed.mask.any(2)
-    picks, ys, shares, strides = (t.transpose(0, 1).contiguous() for t in whole)
-    at_once = max(1, AHEAD // desks[0].x.images.numel())
-    for begin in range(0, steps, at_once):
-        images = _images(network, feed.x, picks[begin : begin + at_once], fits[0])
-        for step in range(begin, min(begin + at_once, steps)):
-            _step(desks, images[step - begin], ys[step], shares[step], weights, strides[step])
-            weights = [weight.after_step() for weight in weights]
-    missed = steps - feed.mask.any(2).sum(1)  # steps that a lane did not take
-    ends = [fit.unpacked(weight.after(missed)) for fit, weight in zip(fits, weights, strict=True)]
+    batches = _batches(feed, rate, inner)
+    steps, lanes, rows = batches.pick.shape
+    at_once = max(2, AHEAD // (lanes * rows * shape.numel()) // 2 * 2)  # even: pairs stay together
+    begin = partial(Walk.of, network, feed.x, fits, weights, rows, bool(inner))
+    walk: Walk | Recorded
+    if walks := PRESENT.get():
+        at_once = min(at_once, RECORDED[steps > LONG])
+        key = id(network), feed.x.data_ptr(), lanes, rows, at_once, momentum, mu, bool(shift), bool(inner)
+        walk, batches = walks.at(key, weights, begin), batches.filled(at_once)
+    else:
+        walk = begin()
+    for part in batches.cut(at_once):
+        walk.go(part)
+    missed = len(batches.stride) - feed.mask.any(2).sum(1)  # steps that a lane did not take
+    ends = [fit.unpacked(weight.after(missed)) for fit, weight in zip(fits, walk.weights, strict=True)]
     return {name: next(end[name] for end in ends if name in end) for name in start}
 
 
-def _images(network: Staged, x: Tensor, pick: Tensor, fit: Fitted) -> Tensor:
-    """The rows of some steps as the first layer wants them: [steps, lanes, b, height, width, channels], framed."""
-    rows = network.inputs(x.index_select(0, pick.flatten())).view(-1, fit.sees[2] - fit.blank, *fit.sees[:2])
-    frame = (fit.stage.pad,) * 4
-    images: Tensor = pad(rows.permute(0, 2, 3, 1), (0, fit.blank, *frame)).contiguous()
-    return images.view(*pick.shape, *images.shape[1:])
-
-
-@dataclass(frozen=True)
-class Desk:
-    """Where a stage works: what it sees, what it makes, and the slopes of both."""
-
-    fit: Fitted
-    x: Framed  # what it sees; that of the first stage is only a picture of its shape
-    made: Framed  # by its layer; the next one's x, unless a pooling comes between
-    y: Framed  # after the pooling, the next one's x
-    where: Tensor  # what a pooling took
-    slope: Framed  # of `made`
-    slope_after: Framed  # of `y`; the same, unless a pooling or a flattening comes between
-    masks: bool  # whether what it sees came out of a ReLU
-
-    @property
-    def sees(self) -> Framed:
-        """What it sees, as its layer takes it."""
-        return self.x.flat() if self.fit.stage.is_linear else self.x
-
-
-def _desks(fits: list[Fitted], like: Tensor) -> list[Desk]:
-    """A desk for each stage of a network, for lanes and rows as in `like`."""
-    desks: list[Desk] = []
-    seen = [Framed.of(like, fit.sees, fit.stage.pad) for fit in fits]
-    ends = Framed.of(like, fits[-1].leaves)
-    for i, (fit, y) in enumerate(zip(fits, [*seen[1:], ends], strict=True)):
-        made = Framed.of(like, fit.makes) if fit.stage.pool > 1 else y
-        where = like.new_empty(*like.shape, *fit.leaves, dtype=torch.uint8) if fit.stage.pool > 1 else like
-        slope = Framed.of(like, fit.makes, fit.reach if i else 0) if fit is not fits[-1] else made
-        is_same = fit.stage.pool == 1 and (slope.frame == 0 or not fits[i + 1].stage.is_linear)
-        after = slope if is_same else Framed.of(like, fit.leaves)
-        desks.append(Desk(fit, seen[i], made, y, where, slope, after, i > 0 and fits[i - 1].stage.relu))
-    return desks
-
-
-def _step(desks: list[Desk], images: Tensor, y: Tensor, share: Tensor, weights: list[Moving], stride: Tensor) -> None:
-    """One step of every lane on its batch of images: [lanes, b, height, width, channels], framed."""
-    from kinfed.models import kernels  # Triton's own import is heavy, and needs a GPU
-
-    desks = [replace(desks[0], x=Framed(images, desks[0].x.frame)), *desks[1:]]
-    for desk, weight in zip(desks, weights, strict=True):
-        kernels.convolve(desk.fit.stage, desk.sees, weight.now, desk.made, stride)
-        if desk.fit.stage.pool > 1:
-            kernels.pool(desk.fit.stage, desk.made, desk.y, desk.where)
-    kernels.surprise(desks[-1].y.images, y, share)
-    for before, desk, weight in zip([None, *desks[:-1]][::-1], desks[::-1], weights[::-1], strict=True):
-        stage = desk.fit.stage
-        if stage.pool > 1:
-            kernels.unpool(stage, desk.slope_after, desk.where, desk.slope)
-        elif desk.slope_after is not desk.slope:
-            desk.slope.fill(desk.slope_after)
-        if before:
-            onto = before.slope_after.flat() if stage.is_linear else before.slope_after
-            kernels.convolve_back(stage, desk.slope, weight.now, onto, desk.sees if desk.masks else None, stride)
-        kernels.learn(stage, desk.sees, desk.slope, weight, stride)
+def _batches(feed: Feed, rate: Tensor, inner: float) -> Batches:
+    """All batches, the steps first; with an inner rate the two halves of a batch are steps of their own."""
+    live = feed.mask.any(2)
+    stride = rate * live
+    if inner:
+        feed, stride = feed.halved(), torch.stack([inner * live, stride], 2).flatten(1)
+    whole = feed.pick, feed.y[feed.pick].clamp(min=0), feed.shares(), stride
+    return Batches(*(t.transpose(0, 1).contiguous() for t in whole))

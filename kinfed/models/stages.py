@@ -68,7 +68,11 @@ class Fitted:
         seen = weight[:, : high * wide * self.sees[2]].unflatten(1, (high, wide, self.sees[2]))
         own = seen[..., : self.sees[2] - self.blank, :].permute(0, 4, 3, 1, 2)
         bias = {f"{self.stage.name}bias": weight[:, -1].clone()} if self.stage.bias else {}
-        return {f"{self.stage.name}weight": (own.flatten(2) if self.stage.is_linear else own).contiguous()} | bias
+        return {
+            f"{self.stage.name}weight": (own.flatten(2) if self.stage.is_linear else own).clone(
+                memory_format=torch.contiguous_format
+            )
+        } | bias
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,17 @@ class Moving:
     def at(cls, start: Tensor, momentum: float, mu: float, shift: Tensor | None = None) -> "Moving":
         """A weight that stands at `start`, which becomes its own."""
         return cls(start, start.clone() if momentum else None, start.clone() if mu else None, shift, momentum, mu)
+
+    def take(self, other: "Moving") -> None:
+        """Puts the numbers of another in the place of its own."""
+        for own, t in (
+            (self.now, other.now),
+            (self.old, other.old),
+            (self.start, other.start),
+            (self.shift, other.shift),
+        ):
+            if own is not None and t is not None:
+                own.copy_(t)
 
     def after_step(self) -> "Moving":
         """The weight after a step was taken."""

@@ -8,6 +8,7 @@ from torch import nn
 from kinfed.algorithms import FedAvg, Local
 from kinfed.data import PARTITIONS, Role, build_population, load
 from kinfed.engines import Sequential, Vectorised
+from kinfed.engines.blocks import Cut
 from kinfed.errors import ConfigError
 from kinfed.federation import one_by_one
 from kinfed.models import MODELS, Model, make_model
@@ -164,9 +165,17 @@ def test_an_error_of_the_task_itself_is_not_swallowed():
 
 def test_clients_of_one_block_have_similar_lengths():
     fed = Vectorised(Local(small_net()), tiny_population())
-    blocks = [fed.sizes[block.order].tolist() for block in fed._blocks(fed.clients.tolist(), 4)]
+    cut = Cut(fed._table("train"), fed._table("test"), fed.device)
+    blocks = [fed.sizes[block.order].tolist() for block in cut.blocks(fed.clients.tolist(), 4)]
     assert sorted(size for sizes in blocks for size in sizes) == sorted(fed.sizes.tolist())
     assert all(min(sizes) >= 0.7 * max(sizes) and len(sizes) <= 4 for sizes in blocks)
+
+
+def test_where_steps_are_recorded_uneven_clients_share_a_block():
+    fed = Vectorised(Local(small_net()), tiny_population((7, 23, 300)))
+    cut = Cut(fed._table("train"), fed._table("test"), fed.device, walks=True)
+    (block,) = cut.blocks(fed.clients.tolist(), 4)
+    assert block.order == [2, 1, 0] and block.longest[0] == 300
 
 
 def test_a_negative_block_is_refused():

@@ -49,9 +49,33 @@ def trained(algorithm, engine=Vectorised, population=None, rounds=4, recorder=No
 @pytest.mark.parametrize("method", [FedAvg, Local])
 def test_a_recording_changes_no_bit(method, optimiser):
     algorithm = method(small_net(), LocalTraining(2, 5, 0.01, mu=0.1, decay=0.9, optimiser=optimiser))
-    replayed, fed = trained(algorithm, device="cuda")
+    even = tiny_population((14,) * 5)
+    replayed, fed = trained(algorithm, population=even, device="cuda")
     assert any(fed.recorder.known.values()) and not fed.recorder.unrecordable
-    assert_same_bits(replayed, trained(algorithm, device="cuda", recorder=Never())[0])
+    assert_same_bits(replayed, trained(algorithm, population=even, device="cuda", recorder=Never())[0])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("epochs", [7, 40])  # 49 and 280 steps: short and long recordings
+def test_recorded_steps_of_uneven_clients_change_no_bit(monkeypatch, epochs, momentum):
+    algorithm = Local(small_net(), LocalTraining(epochs, 5, 0.01, momentum, mu=0.1, decay=0.9))
+    uneven = tiny_population((7, 23, 12, 31, 9))
+    walked, fed = trained(algorithm, population=uneven, device="cuda")
+    (walk,) = fed.walks.known.values()
+    assert walk.graph and walk.places and len(walk.places.stride) == (16 if epochs == 7 else 64)
+    assert not any(fed.recorder.known.values())
+    monkeypatch.setattr(Vectorised, "_walks", lambda fed, looks: False)
+    assert_same_bits(walked, trained(algorithm, population=uneven, device="cuda", recorder=Never())[0])
+
+
+def test_recorded_steps_serve_other_cohorts():
+    algorithm = make("per_fedavg", LocalTraining(4, 5, 0.05))
+    (slow, _), (fast, fed) = (
+        fit(algorithm, engine, population(), 6, fraction=0.3, **how)
+        for engine, how in ((Sequential, {}), (Vectorised, {"device": "cuda"}))
+    )
+    assert any(walk.graph for walk in fed.walks.known.values())
+    assert_close(slow.params, on_cpu(fast.params), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mlp_200", "lenet5", "flhc_cnn", "repa_cnn", "resnet9"])

@@ -10,7 +10,9 @@ import pytest
 SCRIPT = """
 import torch
 from torch import nn
+from kinfed.client import Batch
 from kinfed.models import Feed, Model, Quick, descent, on_gpu
+from kinfed.training import Meta
 
 def pooled():
     first = nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.ReLU()
@@ -35,6 +37,24 @@ def check(build, rows, momentum, mu, shifts=False):
         assert not torch.equal(got[name], start[name]), name
         torch.testing.assert_close(got[name], expected[name], atol=1e-6, rtol=0)
 
+def check_trial_steps():
+    model, draw = Model(pooled, classes=3), torch.Generator().manual_seed(1)
+    x, y = torch.randint(0, 256, (40, 2, 7, 7), generator=draw, dtype=torch.uint8), torch.arange(40) % 3
+    pick, mask = torch.randint(0, 40, (3, 2, 8), generator=draw), torch.ones(3, 2, 8, dtype=torch.bool)
+    mask[1, 1], mask[0, 1, 6:], mask[2, 1, 3:] = False, False, False  # no pair, a short second half, and none
+    start = {name: torch.stack([model.init(seed)[name] for seed in range(3)]) for name in model.init()}
+    got = on_gpu.descended(model, Feed(x, y, pick, mask), torch.tensor(0.05), start, {}, mu=0.1, inner=0.2)
+    slope = Meta(model.gradient, 0.2, 4)
+    for lane in range(3):
+        params = first = {name: w[lane] for name, w in start.items()}
+        for at, real in zip(pick[lane], mask[lane]):
+            if real.any():
+                g = slope(params, Batch(x[at], y[at], real, real.any())).gradient
+                params = {n: w - 0.05 * (g[n] + 0.1 * (w - first[n])) for n, w in params.items()}
+        for name in params:
+            torch.testing.assert_close(got[name][lane], params[name], atol=1e-6, rtol=0)
+
+check_trial_steps()
 check(pooled, 4, 0.9, 0.1)
 check(pooled, 18, 0.0, 0.0)  # more rows than a tile has
 on_gpu.AHEAD = 1  # images of one step at a time

@@ -1,11 +1,15 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.func import vmap
 
+from kinfed.client import Batch
 from kinfed.models import Feed, Model, Quick, descend, descent
 from kinfed.models.layers import layers_of
 from kinfed.params import Stack
+from kinfed.training import Labelled
 from tests.problems import assert_close, assert_same_bits
 
 POOL = torch.randint(0, 256, (40, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -92,6 +96,24 @@ def test_copies_of_a_lane_cost_no_training(monkeypatch):
     assert trained == [0, 1]
     assert_same_bits(ends, quick_ends(convolving, [2, 4, 2]))
     assert all(torch.equal(w[0], w[2]) and not torch.equal(w[0], w[1]) for w in ends.values())
+
+
+@pytest.mark.parametrize("build", [dense, convolving])
+def test_rows_without_a_label_count_for_nothing(build):
+    model, given = Model(build, classes=3), feed([0, 1, 2])
+    unknown = LABELS.masked_fill(torch.arange(40) % 4 == 1, -1)
+    start = {name: torch.stack([w] * 3) for name, w in model.init().items()}
+    some = descent._descended(Quick(model, 0.9), replace(given, y=unknown), torch.tensor(0.1), start, {})
+    for lane in range(3):
+        params, pace = model.init(), {name: 0 for name in start}
+        for at, real in zip(given.pick[lane], given.mask[lane], strict=True):
+            if real.any():
+                slope = Labelled(model.gradient)(params, Batch(POOL[at], unknown[at], real, real.any())).gradient
+                pace = {name: 0.9 * v + slope[name] for name, v in pace.items()}
+                params = {name: w - 0.1 * pace[name] for name, w in params.items()}
+        assert_close({name: w[lane] for name, w in some.items()}, params, atol=1e-6)
+    none = descent._descended(Quick(model), replace(given, y=-torch.ones_like(LABELS)), torch.tensor(0.1), start, {})
+    assert_same_bits(none, start)
 
 
 def test_a_client_outside_of_a_block_has_the_same_bits_too():
