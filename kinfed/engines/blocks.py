@@ -15,6 +15,7 @@ class Block(NamedTuple):
     order: list[int]  # positions in the cohort
     positions: Tensor  # the same, and copies that fill the block up
     longest: tuple[int, int]  # training and test rows that its clients are filled up to
+    walks: bool  # its steps are recorded, not itself
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Cut:
     train: RowTable
     test: RowTable
     device: torch.device
-    walks: bool = False  # steps are recorded, not blocks; then clients that are done cost nothing
+    walks: bool = False  # steps are recorded, not blocks: then clients that are done cost nothing
 
     @property
     def on_gpu(self) -> bool:
@@ -58,4 +59,4 @@ class Cut:
             longest = [table.fine[n] for table, n in zip(tables, longest, strict=True)]
             lanes = lanes if self.train.are_even else rounded(lanes)
         filled = (positions * -(-lanes // len(positions)))[:lanes]
-        return Block(positions, torch.tensor(filled, device=self.device), (longest[0], longest[1]))
+        return Block(positions, torch.tensor(filled, device=self.device), (longest[0], longest[1]), self.walks)

@@ -218,7 +218,7 @@ class Vectorised(Resident):
         inputs |= self._offered(offer, block.positions)
         width = self._table("train").width, self._table("test").width
         program = partial(self._program, name, width)
-        if self._walks(self._looks(name, offer)):
+        if block.walks:
             with self.walks:
                 outputs = program(inputs)
         else:
