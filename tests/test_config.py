@@ -181,6 +181,9 @@ def test_a_model_of_the_users_own_is_imported_and_tried(tmp_path: Path, monkeypa
         assemble(tiny("model=own_networks:narrow"))
     with pytest.raises(ConfigError, match="cannot be imported"):
         assemble(tiny("model=own_networks:wide"))
+    (tmp_path / "half_written.py").write_text("def net(\n")
+    with pytest.raises(ConfigError, match=r"model 'half_written:net' cannot be imported: .+half_written.py, line 1\)"):
+        assemble(tiny("model=half_written:net"))
 
 
 OWN_METHODS = """

@@ -22,7 +22,7 @@ def reproduce(
     rows: Annotated[str | None, typer.Option(help="Only these rows, as in fedavg,flt*.", show_default=False)] = None,
     only: Annotated[str | None, typer.Option(help="Only these columns, as in mnist.", show_default=False)] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="Only this protocol: paper or fair.", show_default=False)
+        str | None, typer.Option(help="Only this protocol: paper, fair, or another of the table.", show_default=False)
     ] = None,
     fetch: Annotated[bool, typer.Option("--fetch", help="Get missing datasets from the Hugging Face hub.")] = False,
     page: Annotated[

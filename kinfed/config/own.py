@@ -21,6 +21,9 @@ def imported(path: str, kind: str, wanted: str) -> object:
         sys.path.append(os.getcwd())  # the script `kinfed` starts without it
     try:
         return getattr(importlib.import_module(module), name)
+    except SyntaxError as error:
+        at = f"{error.filename}, line {error.lineno}"
+        raise ConfigError(f"{kind} '{path}' cannot be imported: {error.msg} ({at})") from error
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{kind} '{path}' cannot be imported: {error}; wanted package.module:{wanted}") from error
 
