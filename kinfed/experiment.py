@@ -1,6 +1,7 @@
 """An experiment: rounds of a method on a federation, evaluated as they go, watched by observers, resumable."""
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from kinfed.metrics import (
     converged_at,
     correlations,
     drift_similarity,
+    is_stuck,
     originals_of,
     place_look_alikes,
     placed_groups,
@@ -134,7 +136,7 @@ class Experiment(Generic[State]):
 
     def summary(self) -> dict[str, float | int | None]:
         """The last metrics, the cost, and how fast it went there."""
-        means = [(round, metrics["accuracy"]) for round, metrics in self.history]
+        means = self._accuracies()
         down, up = self._bytes()
         reached = rounds_to_target(means, self.evaluation.target)
         return {
@@ -150,6 +152,9 @@ class Experiment(Generic[State]):
             "rejected_replies": sum(reply.was_dropped for reply in self.fed.rejected),
             **self._unused(),
         }
+
+    def _accuracies(self) -> list[tuple[int, float]]:
+        return [(round, metrics["accuracy"]) for round, metrics in self.history]
 
     def _unused(self) -> dict[str, int]:
         """How many replies were not used, or did not come, by reason."""
@@ -202,8 +207,19 @@ class Experiment(Generic[State]):
             scores = score_clients(self.algorithm, state, self.fed, self.evaluation.adapt)
             self.scores, metrics = scores, self._metrics(state, scores)
             self.history.append((done, metrics))
+            self._warn_if_stuck()
         groups = placed_groups(self.algorithm, state, self.fed) if done < self.rounds else self._close(state)
         return RoundResult(done, metrics, scores, groups, *self._bytes(), seconds)
+
+    def _warn_if_stuck(self) -> None:
+        means = self._accuracies()
+        if is_stuck(means) and not is_stuck(means[:-1]):
+            best, (done, now) = max(mean for _, mean in means), means[-1]
+            warnings.warn(
+                f"round {done}: accuracy fell from {100 * best:.1f} to {100 * now:.1f} % and does not move any more; "
+                "weights have diverged, and a smaller training.lr is the usual remedy",
+                stacklevel=2,
+            )
 
     def _metrics(self, state: State, scores: Scores) -> dict[str, float]:
         metrics = accuracies(scores, self.evaluation.target)

@@ -100,6 +100,19 @@ class Poisoned(FedAvg):
         return Reply({"params": {k: v * torch.nan for k, v in params.items()}})
 
 
+def test_weights_that_diverge_are_noticed_once():
+    class Diverging(FedAvg):
+        def train(self, client, params):
+            reply = super().train(client, params)
+            gone = torch.where(client.round >= 6, 1e6, 0.0)
+            return Reply({"params": {name: w + gone * (name == "1.bias") for name, w in reply.send["params"].items()}})
+
+    lively, one_kind = LocalTraining(epochs=3, batch_size=5, lr=0.1), tiny_population(groups=1)
+    with pytest.warns(UserWarning, match=r"^round 9: accuracy fell from 100.0 to \d+.\d % and does not move") as told:
+        _, summary, _ = watched(Diverging(small_net(), lively), one_kind, rounds=10)
+    assert len(told) == 1 and summary["accuracy"] < 0.5
+
+
 def test_a_round_in_which_nobody_answers_well_keeps_the_model():
     model = small_net()
     _, summary, experiment = watched(Poisoned(model))

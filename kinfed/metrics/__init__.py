@@ -3,6 +3,7 @@
 from kinfed.metrics.clients import (
     accuracy_of,
     converged_at,
+    is_stuck,
     mean_accuracy,
     rounds_to_target,
     row_accuracy,
@@ -38,9 +39,9 @@ from kinfed.metrics.signatures import signatures_seen
 __all__ = [
     "QUESTIONS", "Found", "Scores", "accuracies", "accuracy_of", "adjusted_rand", "agreement", "belong_together",
     "bootstrap_error", "clustering_error", "converged_at", "correlations", "cosines", "crossed", "divergences",
-    "drift_similarity", "fedavg_parameters", "flt_parameters", "mean_accuracy", "megabits_per_client", "method_bytes",
-    "mutual_information", "originals_of", "pair_quality", "pearson", "place_look_alikes", "placed_groups", "purity",
-    "repa_parameters", "robustness", "rounds_to_target", "row_accuracy", "score_clients", "share_at_target",
-    "signatures_seen", "standard_error", "uniformity", "uniformity_of_chance", "uniformity_of_labels", "variance",
-    "worst_decile",
+    "drift_similarity", "fedavg_parameters", "flt_parameters", "is_stuck", "mean_accuracy", "megabits_per_client",
+    "method_bytes", "mutual_information", "originals_of", "pair_quality", "pearson", "place_look_alikes",
+    "placed_groups", "purity", "repa_parameters", "robustness", "rounds_to_target", "row_accuracy", "score_clients",
+    "share_at_target", "signatures_seen", "standard_error", "uniformity", "uniformity_of_chance",
+    "uniformity_of_labels", "variance", "worst_decile",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from kinfed.metrics import (
     crossed,
     fedavg_parameters,
     flt_parameters,
+    is_stuck,
     mean_accuracy,
     megabits_per_client,
     method_bytes,
@@ -58,6 +59,13 @@ def test_rounds_to_target_and_convergence():
     assert rounds_to_target(means, 0.99) is None
     assert converged_at(means) == 4
     assert converged_at([(3, 0.4)]) == 3 and converged_at([]) is None
+
+
+def test_accuracy_is_stuck_when_it_fell_and_does_not_move():
+    fallen = [(1, 0.3), (2, 0.8), (3, 0.1), (4, 0.1)]
+    assert is_stuck(fallen) and not is_stuck(fallen[:3])
+    assert not is_stuck([(1, 0.8), (2, 0.5), (3, 0.5)]) and not is_stuck([(1, 0.1), (2, 0.1)]) and not is_stuck([])
+    assert not is_stuck([*fallen, (5, 0.2)])
 
 
 def test_a_client_without_test_rows_has_no_accuracy():
