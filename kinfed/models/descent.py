@@ -12,6 +12,7 @@ from kinfed.models.layers import Descent, Layers, Weight, Weights
 from kinfed.models.model import Model
 from kinfed.models.network import in_lanes
 from kinfed.models.on_gpu import descended
+from kinfed.models.stages import Pace
 from kinfed.params import NOTHING, Params, Stack, stack
 from kinfed.stopping import go_on
 
@@ -79,7 +80,7 @@ def _named(names: tuple[str, ...], weights: list[Tensor]) -> tuple[Stack, Stack]
 def _descended(quick: Quick, feed: Feed, rate: Tensor, start: Stack, shift: Stack) -> Stack:
     with torch.no_grad():
         if rate.is_cuda:
-            return descended(quick.network, feed, rate, start, shift, quick.momentum, quick.mu, quick.inner)
+            return descended(quick.network, feed, rate, start, shift, Pace(quick.momentum, quick.mu, quick.inner))
         descent = Descent(float(rate), quick.momentum, quick.mu)
         return (_in_turn if quick.layers.alone else _together)(quick, feed, descent, start, shift)
 

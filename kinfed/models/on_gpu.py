@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfed.models.feed import Feed
-from kinfed.models.stages import Image, Moving, fitted
+from kinfed.models.stages import Image, Pace, fitted
 from kinfed.models.walks import PRESENT, Batches, Recorded, Staged, Walk
 from kinfed.params import Stack
 
@@ -25,29 +25,26 @@ def has_kernels() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def descended(
-    network: Staged, feed: Feed, rate: Tensor, start: Stack, shift: Stack,
-    momentum: float = 0.0, mu: float = 0.0, inner: float = 0.0,
-) -> Stack:  # fmt: skip
+def descended(network: Staged, feed: Feed, rate: Tensor, start: Stack, shift: Stack, pace: Pace) -> Stack:
     """The weights of all lanes after all their batches; an empty batch moves nothing.
 
-    To every gradient the shift is added, if there is one; then nothing may pull to the start (mu = 0). With an `inner`
+    To every gradient the shift is added, if there is one; then nothing may pull to the start (μ = 0). With an inner
     rate a batch is a pair of mini-batches, and the gradient of the second is taken a step at that rate down the first.
     """
-    assert not (shift and mu) and not (inner and momentum)
+    assert not (shift and pace.mu) and not (pace.inner and pace.momentum)
     shape = feed.x.shape[1:]
     image: Image = (shape[1], shape[2], shape[0]) if len(shape) == 3 else (1, 1, shape.numel())
     fits = fitted(network.stages, image)
-    weights = [Moving.at(fit.packed(start), momentum, mu, fit.packed(shift) if shift else None) for fit in fits]
-    batches = _batches(feed, rate, inner)
+    starts, shifts = [fit.packed(start) for fit in fits], [fit.packed(shift) for fit in fits if shift]
+    batches = _batches(feed, rate, pace.inner)
     steps, lanes, rows = batches.pick.shape
     at_once = max(2, AHEAD // (lanes * rows * shape.numel()) // 2 * 2)  # even: pairs stay together
-    begin = partial(Walk.of, network, feed.x, fits, weights, rows, bool(inner))
+    begin = partial(Walk.of, network, feed.x, fits, starts, shifts, rows, pace)
     walk: Walk | Recorded
     if walks := PRESENT.get():
         at_once = min(at_once, RECORDED[steps > LONG])
-        key = id(network), feed.x.data_ptr(), lanes, rows, at_once, momentum, mu, bool(shift), bool(inner)
-        walk, batches = walks.at(key, weights, begin), batches.filled(at_once)
+        key = id(network), feed.x.data_ptr(), lanes, rows, at_once, pace, bool(shift)
+        walk, batches = walks.at(key, starts, shifts, begin), batches.filled(at_once)
     else:
         walk = begin()
     for part in batches.cut(at_once):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +110,14 @@ class Framed:
         return Framed(self.images.flatten(2)[:, :, None, None])
 
 
+class Pace(NamedTuple):
+    """How weights move."""
+
+    momentum: float = 0.0
+    mu: float = 0.0  # μ of FedProx' pull to the start
+    inner: float = 0.0  # the rate of a trial step before every real one; 0: no such step
+
+
 @dataclass(frozen=True)
 class Moving:
     """A packed weight, what it was a step ago, and what pulls or shifts it, where that is needed.
@@ -128,14 +137,9 @@ class Moving:
         """A weight that stands at `start`, which becomes its own."""
         return cls(start, start.clone() if momentum else None, start.clone() if mu else None, shift, momentum, mu)
 
-    def take(self, other: "Moving") -> None:
-        """Puts the numbers of another in the place of its own."""
-        for own, t in (
-            (self.now, other.now),
-            (self.old, other.old),
-            (self.start, other.start),
-            (self.shift, other.shift),
-        ):
+    def restart(self, start: Tensor, shift: Tensor | None) -> None:
+        """Puts it at another start, with another shift if it has one."""
+        for own, t in ((self.now, start), (self.old, start), (self.start, start), (self.shift, shift)):
             if own is not None and t is not None:
                 own.copy_(t)
 

@@ -7,6 +7,7 @@ would seldom be of use; one of a few steps, replayed as often as needed, always 
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kinfed.models.desks import Desk, desks_of, step_from
-from kinfed.models.stages import Fitted, Moving, Stage
+from kinfed.models.stages import Fitted, Moving, Pace, Stage
 
 MOST = 4  # recordings kept; each holds weights and activations of all its lanes
 
@@ -57,11 +58,13 @@ class Walk:
 
     @classmethod
     def of(
-        cls, network: Staged, x: Tensor, fits: list[Fitted], weights: list[Moving], rows: int, tries: bool
-    ) -> "Walk":
-        """Ready to start, with batches of so many rows; with `tries` a trial step comes before every real one."""
-        ahead = [Moving.at(weight.now.clone(), 0.0, 0.0) for weight in weights if tries]
-        return cls(network, x, weights, desks_of(fits, weights[0].now.new_empty(len(weights[0].now), rows)), ahead)
+        cls, network: Staged, x: Tensor, fits: list[Fitted], starts: list[Tensor], shifts: list[Tensor], rows: int,
+        pace: Pace,
+    ) -> "Walk":  # fmt: skip
+        """Ready to go from these starts, which become its own, with batches of so many rows."""
+        weights = [Moving.at(w, pace.momentum, pace.mu, by) for w, by in zip_longest(starts, shifts)]
+        ahead = [Moving.at(w.clone(), 0.0, 0.0) for w in starts if pace.inner]
+        return cls(network, x, weights, desks_of(fits, starts[0].new_empty(len(starts[0]), rows)), ahead)
 
     def go(self, batches: Batches) -> None:
         """Takes these steps."""
@@ -107,11 +110,14 @@ class Recorded:
             return
         for place, t in zip(self.places, batches, strict=True):
             place.copy_(t)
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
-                self.walk.go(self.places)
+        self.graph = self.graph or self._recorded(self.places)
         self.graph.replay()
+
+    def _recorded(self, places: Batches) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            self.walk.go(places)
+        return graph
 
 
 @dataclass
@@ -128,12 +134,12 @@ class Walks:
     def __exit__(self, *error: object) -> None:
         PRESENT.reset(self.before.pop())
 
-    def at(self, key: Hashable, weights: list[Moving], begin: Callable[[], Walk]) -> Recorded:
-        """The walk of this key, at these weights; a new one if there is none."""
+    def at(self, key: Hashable, starts: list[Tensor], shifts: list[Tensor], begin: Callable[[], Walk]) -> Recorded:
+        """The walk of this key, from these starts on; a new one if there is none."""
         found = self.known.pop(key, None)
         if found:
-            for own, weight in zip(found.weights, weights, strict=True):
-                own.take(weight)
+            for own, weight, by in zip_longest(found.weights, starts, shifts):
+                own.restart(weight, by)
         else:
             self.pool = self.pool or torch.cuda.graph_pool_handle()
             found = Recorded(begin(), self.pool)
