@@ -47,7 +47,7 @@ def row(name: str, workload: Workload, said: argparse.Namespace, tf32: bool, ban
     each = (twice - once) / workload.steps_each
     share = f"{workload.least_bytes / workload.steps_each / each / bandwidth:.0%}" if bandwidth else "–"
     beside = once - each * workload.steps_each
-    told = (name, workload.cohort, workload.steps_each, "yes" if tf32 else "no", f"{1000 * each:.3f}", share,
+    told = (name, workload.cohort, int(workload.steps_each), "yes" if tf32 else "no", f"{1000 * each:.3f}", share,
             f"{1000 * beside:.2f}")  # fmt: skip
     return f"| {' | '.join(map(str, told))} |"
 

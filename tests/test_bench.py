@@ -32,6 +32,20 @@ def test_workloads_have_the_sizes_of_their_papers():
     assert mlp.scaled(1e-6).clients == 1
 
 
+def test_uneven_clients_have_rows_from_few_to_many(tmp_path):
+    uneven = WORKLOADS["uneven"]
+    lengths = uneven.job(tmp_path, 1, "cpu").lengths()
+    assert (lengths[0], lengths[-1], len(lengths)) == (15, 2000, 100) and lengths == sorted(lengths)
+    assert uneven.steps == pytest.approx(10 * sum(-(-n // 10) for n in lengths) / 100, rel=0.02)
+    assert WORKLOADS["mlp"].job(tmp_path, 1, "cpu").lengths() == [600] * 100
+
+
+def test_uneven_clients_race_too():
+    result = bench("--workloads", "uneven", "--contenders", "kinfed,plain,fedlab", *SMALL)
+    lines = [line for line in result.output.splitlines() if line.startswith("uneven ")]
+    assert result.exit_code == 0 and {line.split()[1] for line in lines} == {"kinfed", "plain"}  # the fastest first
+
+
 def test_speed_compares_neighbouring_rounds():
     plain, ours = Outcome("mlp", "plain", rounds=(2.0, 8.0, 3.0)), Outcome("mlp", "kinfed", rounds=(1.0, 2.0, 1.0))
     assert ours.speed(plain) == 3.0  # of 2, 4 and 3

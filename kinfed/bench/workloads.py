@@ -17,27 +17,29 @@ class Workload:
 
     network: str  # mlp: 784-200-classes; cnn: two 5x5 convolutions with "same" padding, 512 units; lenet: LeNet-5
     clients: int
-    rows: int  # of each client
+    rows: int  # of each client, or of the one with most
     classes: int
     cohort: int  # clients in a round
     batch: int = 10
     lr: float = 0.01
     epochs: int = 1
     momentum: float = 0.0
+    fewest: int = 0  # rows of the client with fewest; 0: all have as many
 
     @property
     def is_common(self) -> bool:
-        """Whether the other simulators' drivers know it: one epoch of plain SGD on 28x28 pixels."""
-        return self.epochs == 1 and not self.momentum and self.network in ("mlp", "cnn")
+        """Whether the other simulators' drivers know it: an epoch of plain SGD on as many rows of 28x28 pixels each."""
+        return self.epochs == 1 and not self.momentum and not self.fewest and self.network in ("mlp", "cnn")
 
     @property
-    def steps_each(self) -> int:
-        """Steps of a client in a round."""
-        return self.epochs * -(-self.rows // self.batch)
+    def steps_each(self) -> float:
+        """Steps of a client in a round, on average."""
+        rows = (self.rows - self.fewest) / np.log(self.rows / self.fewest) if self.fewest else self.rows
+        return float(self.epochs * np.ceil(rows / self.batch))
 
     @property
-    def steps(self) -> int:
-        """Steps of all clients in a round."""
+    def steps(self) -> float:
+        """Steps of all clients in a round, on average."""
         return self.cohort * self.steps_each
 
     @property
@@ -50,7 +52,7 @@ class Workload:
         return 26 * 32 + (25 * 32 + 1) * 64 + 3137 * 512 + 513 * self.classes
 
     @property
-    def least_bytes(self) -> int:
+    def least_bytes(self) -> float:
         """Bytes a round must move: every step reads each weight to use it, and reads and writes it to change it.
 
         Momentum is as large as the weights, and is read and written too.
@@ -80,4 +82,5 @@ WORKLOADS = {
     "flt4": Workload("mlp", 2400, 50, classes=47, cohort=480, epochs=5, momentum=0.5),  # the shapes of FLT's scenario 4
     "leaf": Workload("cnn", 120, 200, classes=47, cohort=120, momentum=0.5),
     "lenet": Workload("lenet", 20, 500, classes=10, cohort=20, epochs=5, momentum=0.5),
+    "uneven": Workload("lenet", 100, 2000, classes=10, cohort=10, momentum=0.5, fewest=15),
 }

@@ -113,7 +113,11 @@ def report(
 @app.command()
 def bench(
     workloads: Annotated[
-        str, typer.Option(help="mlp (MLP-200, 20 of 100 clients), cnn (the same), flt4 (480 of 2400, 47 classes).")
+        str,
+        typer.Option(
+            help="mlp (MLP-200, 20 of 100 clients), cnn (the same), flt4 (480 of 2400, 47 classes), leaf, lenet, "
+            "uneven (10 of 100 with 15 to 2000 rows)."
+        ),
     ] = "mlp,cnn",
     contenders: Annotated[
         str, typer.Option(help="kinfed, sequential, plain, plain-1 (one thread), flower, pfl, fedlab, fedjax.")
