@@ -212,8 +212,8 @@ class Experiment(Generic[State]):
         return RoundResult(done, metrics, scores, groups, *self._bytes(), seconds)
 
     def _warn_if_stuck(self) -> None:
-        means = self._accuracies()
-        if is_stuck(means) and not is_stuck(means[:-1]):
+        means, chance = self._accuracies(), 1 / self.algorithm.model.classes
+        if is_stuck(means, chance) and not is_stuck(means[:-1], chance):
             best, (done, now) = max(mean for _, mean in means), means[-1]
             warnings.warn(
                 f"round {done}: accuracy fell from {100 * best:.1f} to {100 * now:.1f} % and does not move any more; "

@@ -51,13 +51,13 @@ def converged_at(means: Sequence[tuple[int, float]], within: float = 0.01) -> in
     return means[far[-1] + 1][0] if far else means[0][0]
 
 
-def is_stuck(means: Sequence[tuple[int, float]]) -> bool:
-    """Whether the mean accuracy has fallen below half of its best and does not move at all any more.
+def is_stuck(means: Sequence[tuple[int, float]], chance: float) -> bool:
+    """Whether the mean accuracy was above chance, has fallen below half of its best, and does not move any more.
 
     That is what weights that have diverged look like: the same answer for every row.
     """
-    last = [mean for _, mean in means[-2:]]
-    return len(last) == 2 and last[0] == last[1] < max(mean for _, mean in means) / 2
+    last, best = [mean for _, mean in means[-2:]], max((mean for _, mean in means), default=0.0)
+    return len(last) == 2 and last[0] == last[1] < best / 2 and best > 1.5 * chance
 
 
 def accuracy_of(correct: Tensor, rows: Tensor) -> Tensor:

@@ -63,9 +63,10 @@ def test_rounds_to_target_and_convergence():
 
 def test_accuracy_is_stuck_when_it_fell_and_does_not_move():
     fallen = [(1, 0.3), (2, 0.8), (3, 0.1), (4, 0.1)]
-    assert is_stuck(fallen) and not is_stuck(fallen[:3])
-    assert not is_stuck([(1, 0.8), (2, 0.5), (3, 0.5)]) and not is_stuck([(1, 0.1), (2, 0.1)]) and not is_stuck([])
-    assert not is_stuck([*fallen, (5, 0.2)])
+    assert is_stuck(fallen, chance=0.1) and not is_stuck(fallen[:3], chance=0.1)
+    for means in ([(1, 0.8), (2, 0.5), (3, 0.5)], [(1, 0.1), (2, 0.1)], [], [*fallen, (5, 0.2)]):
+        assert not is_stuck(means, chance=0.1)
+    assert not is_stuck([(1, 0.12), (2, 0.0), (3, 0.0)], chance=0.1)  # it never was any good
 
 
 def test_a_client_without_test_rows_has_no_accuracy():
