@@ -4,6 +4,7 @@ A client sends the centroids of its rows in the encoder's latent space, and tune
 that if it is asked to. `kinship` is the group found for each client; the related-clients matrix need not respect it.
 """
 
+import warnings
 from abc import ABC
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar
@@ -31,6 +32,7 @@ class DescribedState(GroupState):
 
 
 D = TypeVar("D", bound=DescribedState)
+MANY = 10  # clients; of fewer each may well be one of a kind
 
 
 class Described(Clusters[D], ABC):
@@ -102,6 +104,16 @@ class Described(Clusters[D], ABC):
         groups = torch.full_like(state.kinship, -1).index_copy(0, who, kinship)
         groups[alone] = kinship.max().clamp(min=-1) + 1 + torch.arange(len(alone), device=fed.device)
         return seat(replace(state, kinship=groups), who, related, fed)
+
+    def warn_if_lonely(self, related: Relatives) -> None:
+        """Says so when most clients have no relative, and will train alone."""
+        lonely = int(related.sizes()[related.rows.sum(1) <= 1].sum())
+        if 2 * lonely > len(related.whose) >= MANY:
+            warnings.warn(
+                f"{lonely} of {len(related.whose)} clients have no relative and train alone: a larger "
+                f"relatedness.threshold (now {self.relatedness.near:g}), or case = 'clusters', brings them together",
+                stacklevel=2,
+            )
 
     def joined(self, state: D, newcomers: Tensor, fed: Federation) -> D:
         """The state in which described newcomers join the nearest group, or are related to whom they are near."""

@@ -63,6 +63,7 @@ class FLT(Described[FLTState]):
         compared = self.relatedness.compare(state.known.of(described))  # A
         kinship = compared.groups(self.clusters)
         related = compared.relatives() if self.case == "related" else Relatives.of_groups(kinship)  # Ã
+        self.warn_if_lonely(related)
         state = self.seated(state, described, related, kinship, fed)
         tree = compared.tree(described, self.clusters)
         state = replace(state, tree=tree, flags=torch.zeros_like(state.flags))

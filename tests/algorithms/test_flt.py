@@ -25,6 +25,13 @@ def test_it_finds_the_planted_groups_and_serves_one_model_each():
     assert len(state.hears) == 2 and same_groups(state.labels, fed.groups)
 
 
+def test_it_says_so_when_most_clients_would_train_alone():
+    strict = make("flt", relatedness=Relatedness(threshold=1e-6))
+    with pytest.warns(UserWarning, match=r"^12 of 12 clients have no relative and train alone: .+ \(now 1e-06\)"):
+        state, _ = started(strict)
+    assert len(state.kinship.unique()) == 12
+
+
 def test_relatives_are_averaged_by_their_rows():
     # by hand: model g = Σ over its group of n · (what the client trained, or the old model)
     flt = make("flt")
