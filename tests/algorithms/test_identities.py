@@ -31,6 +31,7 @@ def test_flt_with_everybody_related_is_fedavg_over_all_clients():
     assert_close(rows(flt.models, 0), fedavg.params)
 
 
+@pytest.mark.filterwarnings("ignore:12 of 12 clients have no relative")
 @pytest.mark.parametrize("stale", ["aggregated", "exclude", "last_local"])
 def test_flt_with_nobody_related_is_local_training(stale):
     flt, _ = final("flt", relatedness=NOBODY, stale=stale)
