@@ -110,8 +110,8 @@ class Described(Clusters[D], ABC):
         lonely = int(related.sizes()[related.rows.sum(1) <= 1].sum())
         if 2 * lonely > len(related.whose) >= MANY:
             warnings.warn(
-                f"{lonely} of {len(related.whose)} clients have no relative and train alone: a larger "
-                f"relatedness.threshold (now {self.relatedness.near:g}), or case = 'clusters', brings them together",
+                f"{lonely} of {len(related.whose)} clients have no relative and train alone: signature.tuning = 'none' "
+                f"or a larger relatedness.threshold (now {self.relatedness.near:g}) brings them together",
                 stacklevel=2,
             )
 
