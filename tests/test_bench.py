@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,10 @@ def test_workloads_have_the_sizes_of_their_papers():
 
 
 def test_uneven_clients_have_rows_from_few_to_many(tmp_path):
-    uneven = WORKLOADS["uneven"]
-    lengths = uneven.job(tmp_path, 1, "cpu").lengths()
-    assert (lengths[0], lengths[-1], len(lengths)) == (15, 2000, 100) and lengths == sorted(lengths)
-    assert uneven.steps == pytest.approx(10 * sum(-(-n // 10) for n in lengths) / 100, rel=0.02)
-    assert WORKLOADS["mlp"].job(tmp_path, 1, "cpu").lengths() == [600] * 100
+    three = replace(WORKLOADS["uneven"], clients=3, rows=960)
+    assert three.lengths == [15, 120, 960] == three.job(tmp_path, 1, "cpu").lengths  # eight times as many each
+    assert three.steps_each == (2 + 12 + 96) / 3
+    assert WORKLOADS["mlp"].lengths == [600] * 100
 
 
 def test_uneven_clients_race_too():

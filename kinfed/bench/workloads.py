@@ -32,10 +32,14 @@ class Workload:
         return self.epochs == 1 and not self.momentum and not self.fewest and self.network in ("mlp", "cnn")
 
     @property
+    def lengths(self) -> list[int]:
+        """Rows of each client; they grow by the same factor from client to client."""
+        return [round(n) for n in np.geomspace(self.fewest or self.rows, self.rows, self.clients)]
+
+    @property
     def steps_each(self) -> float:
         """Steps of a client in a round, on average."""
-        rows = (self.rows - self.fewest) / np.log(self.rows / self.fewest) if self.fewest else self.rows
-        return float(self.epochs * np.ceil(rows / self.batch))
+        return self.epochs * sum(-(-n // self.batch) for n in self.lengths) / self.clients
 
     @property
     def steps(self) -> float:
@@ -73,7 +77,8 @@ class Workload:
         images = draw.integers(0, 256, (self.clients, self.rows, PIXELS[self.network]), dtype=np.uint8)
         np.save(folder / "x.npy", images)
         np.save(folder / "y.npy", labels)
-        return Job(str(folder), **asdict(self), threads=threads, device=device)
+        shared = {name: value for name, value in asdict(self).items() if name != "fewest"}
+        return Job(str(folder), **shared, lengths=self.lengths, threads=threads, device=device)
 
 
 WORKLOADS = {

@@ -48,7 +48,7 @@ def prepared(job: Job, engine: str, how: Mapping[str, object]) -> "tuple[Federat
 
     name, shape = NETWORKS[job.network]
     x, y = torch.from_numpy(job.images().copy()).view(-1, *shape), torch.from_numpy(job.labels()).flatten()
-    rows = tuple(own[:n] for own, n in zip(torch.arange(len(x)).split(job.rows), job.lengths(), strict=True))
+    rows = tuple(own[:n] for own, n in zip(torch.arange(len(x)).split(job.rows), job.lengths, strict=True))
     test = torch.tensor([len(x)])  # nobody is tested, but must have a row
     x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
     population = Population(x, y, rows, (test,) * job.clients, job.classes)

@@ -14,7 +14,6 @@ def start(job: Job) -> Callable[[int], object]:
     torch.set_num_threads(job.threads)
     module = network(job.network, job.classes).to(job.device)
     x, y = (torch.from_numpy(rows).to(job.device) for rows in (job.floats(), job.labels()))
-    lengths = job.lengths()
     server = [w.detach().clone() for w in module.parameters()]
 
     def run(round: int) -> None:
@@ -31,7 +30,7 @@ def start(job: Job) -> Callable[[int], object]:
     def train(client: int) -> None:
         optimiser = torch.optim.SGD(module.parameters(), lr=job.lr, momentum=job.momentum)
         for _ in range(job.epochs):
-            for pick in torch.randperm(lengths[client], device=job.device).split(job.batch):
+            for pick in torch.randperm(job.lengths[client], device=job.device).split(job.batch):
                 optimiser.zero_grad(set_to_none=True)
                 torch.nn.functional.cross_entropy(module(x[client, pick]), y[client, pick]).backward()
                 optimiser.step()

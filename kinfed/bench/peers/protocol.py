@@ -32,7 +32,7 @@ class Job:
     lr: float
     epochs: int
     momentum: float
-    fewest: int  # rows of the client with fewest; 0: all have as many
+    lengths: list[int]  # rows of each client: the first of its images
     threads: int
     device: str
 
@@ -50,13 +50,9 @@ class Job:
         labels: NDArray[np.int64] = np.load(Path(self.folder) / "y.npy")
         return labels
 
-    def lengths(self) -> list[int]:
-        """Rows of each client, the first of its images; they grow by the same factor from client to client."""
-        return [round(n) for n in np.geomspace(self.fewest or self.rows, self.rows, self.clients)]
-
-    def chosen(self, turn: int) -> list[int]:
+    def chosen(self, round: int) -> list[int]:
         """The clients of a round, the same for all contenders that let us choose."""
-        draw = np.random.default_rng(turn).choice(self.clients, self.cohort, replace=False)
+        draw = np.random.default_rng(round).choice(self.clients, self.cohort, replace=False)
         return [int(client) for client in np.sort(draw)]
 
 
