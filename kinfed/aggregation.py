@@ -1,19 +1,25 @@
 """Aggregation is one matrix product: FedAvg is one row, clusters are blocks, FLT is its related-clients matrix."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from kinfed.params import Params, Stack, each_leaf, put, rows
+from kinfed.params import Params, Stack, count, each_leaf, put, rows, wide
 
 
-def mix(weights: Tensor, models: Stack) -> Stack:
-    """Weighted sums of models: row m of the result is Σₖ weights[m, k] · models[k]."""
-    return each_leaf(
-        lambda w: (
-            (weights.to(w.dtype) @ w.flatten(1)).unflatten(1, w.shape[1:]) if w.dim() > 1 else weights.to(w.dtype) @ w
-        ),
-        models,
-    )
+def mix(weights: Tensor, *stacks: Stack) -> Stack:
+    """Weighted sums of models: row m is Σₖ weights[m, k] · models[k], where the models are those of all stacks."""
+    parts = weights.split([count(stack) for stack in stacks], 1)
+    return each_leaf(lambda *leaves: _mixed(parts, leaves), *stacks)
+
+
+def _mixed(weights: Sequence[Tensor], leaves: Sequence[Tensor]) -> Tensor:
+    """The same for one tensor of each stack; they are many and large, so none is copied."""
+    total = weights[0].to(leaves[0].dtype) @ wide(leaves[0])
+    for part, leaf in zip(weights[1:], leaves[1:], strict=True):
+        total.addmm_(part.to(leaf.dtype), wide(leaf))
+    return total.reshape(-1, *leaves[0].shape[1:])
 
 
 def average(models: Stack, sizes: Tensor) -> Params:
@@ -21,13 +27,14 @@ def average(models: Stack, sizes: Tensor) -> Params:
     return rows(mix((sizes / sizes.sum())[None], models), 0)
 
 
-def mix_heard(models: Stack, weights: Tensor, replies: Stack) -> Stack:
+def mix_heard(models: Stack, weights: Tensor, *replies: Stack) -> Stack:
     """Models replaced by the weighted mean of the replies they listen to; one that hears nobody stays as it is."""
     heard = (weights.sum(1) > 0).nonzero()[:, 0]
     if not len(heard):
         return models
     listening = weights[heard]
-    return put(models, heard, mix(listening / listening.sum(1, keepdim=True), replies))
+    means = mix(listening / listening.sum(1, keepdim=True), *replies)
+    return means if len(heard) == len(weights) else put(models, heard, means)
 
 
 def one_hot(labels: Tensor, groups: int) -> Tensor:

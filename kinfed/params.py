@@ -56,9 +56,14 @@ def count(models: Stack) -> int:
     return len(next(iter(models.values())))
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """Each entry of the leading axis as one long vector: [entries, numbers]."""
+    return tensor.reshape(len(tensor), tensor.shape[1:].numel())
+
+
 def flatten(models: Stack) -> Tensor:
     """Each model as one long vector: [models, parameters]."""
-    return torch.cat([w.flatten(1) for w in models.values()], 1)
+    return torch.cat([wide(w) for w in models.values()], 1)
 
 
 def subtract(a: Params, b: Params) -> Params:

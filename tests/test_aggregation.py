@@ -1,6 +1,7 @@
 import torch
 
 from kinfed.aggregation import average, mix, mix_heard, one_hot
+from kinfed.params import join
 
 MODELS = {"w": torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]), "b": torch.tensor([1.0, 2.0, 3.0])}
 
@@ -23,3 +24,16 @@ def test_a_model_that_hears_nobody_stays_as_it_is():
 
 def test_membership_as_a_matrix_ignores_those_without_a_group():
     assert one_hot(torch.tensor([1, -1, 0]), 2).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_models_of_several_stacks_are_mixed_as_if_they_were_one():
+    weights = torch.tensor([[0.2, 0.0, 0.3, 0.5], [1.0, -1.0, 0.5, 0.0]])
+    some = {"w": torch.randn(3, 2, 4), "scale": torch.randn(3)}
+    more = {"w": torch.randn(1, 2, 4), "scale": torch.randn(1)}
+    mixed, wanted = mix(weights, some, more), mix(weights, join(some, more))
+    assert mixed["scale"].shape == (2,)
+    for name in some:
+        torch.testing.assert_close(mixed[name], wanted[name])
+        torch.testing.assert_close(
+            mixed[name][0], sum(w * x for w, x in zip(weights[0], join(some, more)[name], strict=True))
+        )

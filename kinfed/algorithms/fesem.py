@@ -13,21 +13,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import average, one_hot
+from kinfed.aggregation import average, mix_heard, one_hot
 from kinfed.algorithms.groups import Clusters, GroupState, Stale
 from kinfed.algorithms.seating import first_state, inits, placed
 from kinfed.client import base_key, uniform
+from kinfed.clustering.coordinates import coordinates
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
-from kinfed.federation import Federation, Offer
+from kinfed.federation import Federation, Offer, Replies
 from kinfed.models import Model
-from kinfed.params import each_leaf, flatten, put, rows
+from kinfed.params import Stack, count, each_leaf, flatten, put, rows
 from kinfed.training import LocalTraining
 
 
 @dataclass(frozen=True)
 class FeSEMState(GroupState):
-    centres: Tensor  # [C, parameters] of the last k-means; [0, parameters] before the first
+    centres: Stack  # [C] of the last k-means; [0] before the first
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class FeSEM(Clusters[FeSEMState]):
 
     def init(self, fed: Federation) -> FeSEMState:
         first = first_state(self.model, self.stale, fed, self.clusters)
-        state = FeSEMState(**vars(first), centres=flatten(first.models)[:0])
+        state = FeSEMState(**vars(first), centres=rows(first.models, slice(0)))
         if self.assignment == "kmeans":
             return state
         luck = uniform(torch.tensor(base_key(fed.seed, "fesem")), fed.count).to(fed.device)[fed.clients]
@@ -55,19 +56,33 @@ class FeSEM(Clusters[FeSEMState]):
     def round(self, state: FeSEMState, t: int, fed: Federation) -> FeSEMState:
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
-        latest = put(state.slots or rows(state.models, state.labels), replies.cohort, replies.stack("params"))
-        found, centres = self.assign(state, flatten(rows(latest, fed.clients)))  # E-step
+        found, centres = self.assign(state, replies, fed)  # E-step
         labels = state.labels.index_copy(0, fed.clients, found)
         hears = one_hot(labels, self.clusters).bool() & torch.isin(fed.everyone, fed.clients)
         after = self.blend(replace(state, hears=hears, centres=centres), replies, fed)  # M-step, of the models held
         after, moved = replace(after, labels=labels), not torch.equal(labels, state.labels)
         return self.admit(after, fed.strangers, fed) if moved and len(fed.strangers) else after
 
-    def assign(self, state: FeSEMState, models: Tensor) -> tuple[Tensor, Tensor]:
-        """The cluster of each of these models, and the centres of k-means."""
+    def assign(self, state: FeSEMState, replies: Replies, fed: Federation) -> tuple[Tensor, Stack]:
+        """The cluster of each client that trains, by the model it holds, and the centres of k-means."""
+        held, whose = self.held(state, replies)
+        centres = state.models if self.assignment == "nearest" else state.centres
+        points = coordinates(*held, centres)
+        theirs, start = points[whose[fed.clients].cpu()], points[len(points) - count(centres) :]
         if self.assignment == "nearest":
-            return distances(models, flatten(state.models), "l2").argmin(1), state.centres
-        return server_kmeans(models, self.clusters, state.centres, self.seed)
+            return distances(theirs, start, "l2").argmin(1).to(fed.device), state.centres
+        found = server_kmeans(theirs, self.clusters, start, self.seed)[0].to(fed.device)
+        holders = one_hot(whose[fed.clients], sum(count(models) for models in held))
+        last = state.centres if count(state.centres) else state.models
+        return found, mix_heard(last, one_hot(found, self.clusters) @ holders.T, *held)
+
+    def held(self, state: FeSEMState, replies: Replies) -> tuple[tuple[Stack, ...], Tensor]:
+        """The models that clients hold, each once, and which of them is whose."""
+        fresh, everyone = replies.stack("params"), torch.arange(len(state.labels), device=state.labels.device)
+        if state.slots:
+            return (put(state.slots, replies.cohort, fresh),), everyone
+        answered = len(replies.cohort)
+        return (fresh, state.models), (state.labels + answered).index_copy(0, replies.cohort, everyone[:answered])
 
     def admit(self, state: FeSEMState, newcomers: Tensor, fed: Federation) -> FeSEMState:
         self.need_labels(newcomers, fed)

@@ -19,7 +19,7 @@ from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.relatives import Relatives
 from kinfed.errors import RoleError
 from kinfed.federation import Federation, Offer, Replies
-from kinfed.params import Params, Payload, Stack, join, put, subtract
+from kinfed.params import Params, Payload, Stack, put, subtract
 from kinfed.per_client import Heard, Labels, Members, Slots
 
 Stale = Literal["aggregated", "last_local", "exclude"]
@@ -92,7 +92,7 @@ class Groups(Served[S], ABC):
             rest = ~torch.isin(torch.arange(fed.count, device=fed.device), replies.cohort)
             old = weights[:, rest] @ one_hot(state.labels[rest], len(weights)).T  # they hold what they were served
             heard = torch.cat([weights[:, replies.cohort], old], 1)
-            return replace(state, models=mix_heard(state.models, heard, join(fresh, state.models)))
+            return replace(state, models=mix_heard(state.models, heard, fresh, state.models))
         return replace(state, models=mix_heard(state.models, weights[:, replies.cohort], fresh))
 
     def for_strangers(self, state: S, clients: Tensor, sizes: Tensor) -> S:

@@ -7,10 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.client import base_key, fold, uniform
-
-ITERATIONS = 300  # of Lloyd at most, as scikit-learn's
-MANY = 2**27  # numbers, half a gigabyte: scikit-learn takes seconds for them
+from kinfed.client import fold, uniform
 
 
 class Centroids(NamedTuple):
@@ -86,35 +83,13 @@ def _assign(part: Part, centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def server_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int, runs: int = 20) -> tuple[Tensor, Tensor]:
-    """The cluster of each point and the centres: the best of some runs, or one from `start` if there is any in it.
-
-    Many numbers on a GPU are clustered there: the models of many clients are too much to carry away every round.
-    """
-    if points.is_cuda and points.numel() > MANY:
-        return kmeans_in_place(points, clusters, start, seed, runs)
+    """The cluster of each point and the centres: the best of some runs, or one from `start` if there is any in it."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     first = {"n_init": runs} if not len(start) else {"n_init": 1, "init": start.cpu().double().numpy()}
     with warnings.catch_warnings():  # it warns when fewer points differ than there are clusters; some stay empty then
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = KMeans(clusters, random_state=seed, **first).fit(points.cpu().double().numpy())
+        found = KMeans(clusters, tol=0, random_state=seed, **first).fit(points.cpu().double().numpy())
     labels, centres = torch.from_numpy(found.labels_), torch.from_numpy(found.cluster_centers_)
     return labels.long().to(points.device), centres.to(points)
-
-
-def kmeans_in_place(points: Tensor, clusters: int, start: Tensor, seed: int, runs: int) -> tuple[Tensor, Tensor]:
-    """The same where the points are; a centre that loses all its points stays (scikit-learn moves it far away)."""
-    middle = points.mean(0)
-    whole = [Part(points - middle, torch.ones(len(points), dtype=torch.bool, device=points.device))]
-    key, used = torch.tensor(base_key("k-means", seed), device=points.device), min(clusters, len(points))
-    centres = start - middle if len(start) else kmeans(whole, used, key, restarts=runs).points
-    idle = torch.zeros(len(centres), dtype=torch.bool, device=points.device)
-    labels = torch.full((len(points),), -1, device=points.device)
-    for _ in range(ITERATIONS):
-        sums, counts = _sums(whole, centres[None], idle)
-        centres = torch.where(counts[0, :, None] > 0, sums[0] / counts[0, :, None].clamp(min=1), centres)
-        before, labels = labels, _assign(whole[0], centres[None], idle)[1][:, 0].int().argmax(1)
-        if torch.equal(before, labels):
-            break
-    return labels, centres + middle

@@ -1,5 +1,7 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kinfed.algorithms import FeSEM
 from kinfed.clustering.kmeans import server_kmeans
@@ -11,6 +13,17 @@ from kinfed.params import flatten, put, rows
 from tests.algorithms.planted import FOUR, LOCAL, net, renamed
 from tests.algorithms.registry import make, population
 from tests.problems import assert_close, fit, same_groups, small_net
+
+
+class Largest(TorchDispatchMode):
+    """Watches how many numbers the largest tensor has that is made inside it."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        made = f(*args, **(kwargs or {}))
+        self.numbers = max(self.numbers, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor)), 0)
+        return made
 
 
 @pytest.mark.parametrize("stale", ["aggregated", "last_local", "exclude"])
@@ -51,6 +64,31 @@ def test_the_next_k_means_starts_from_the_last_centres_so_clusters_keep_their_nu
     for t in range(1, 5):
         state = fesem.round(state, t, fed)
         assert torch.equal(state.labels, first)
+
+
+@pytest.mark.parametrize("stale", ["aggregated", "last_local"])
+def test_centres_are_the_plain_means_of_what_clients_hold(stale):
+    fesem = make("fesem", stale=stale)
+    fed, twin = (Vectorised(fesem, population(), fraction=0.5) for _ in range(2))
+    before = fesem.init(fed)
+    for t in range(2):
+        cohort = twin.sample()
+        fresh = twin.run(fesem.train, cohort, fesem.offer(before, cohort, twin)).stack("params")
+        held = flatten(put(before.slots or rows(before.models, before.labels), cohort, fresh))
+        after = fesem.round(before, t, fed)
+        labels, centres = server_kmeans(held, 2, flatten(before.centres), fesem.seed)
+        assert torch.equal(after.labels, labels)
+        torch.testing.assert_close(flatten(after.centres), centres)
+        before = after
+
+
+def test_a_round_holds_no_model_of_clients_that_were_not_asked():
+    fesem = make("fesem")
+    fed = Vectorised(fesem, population(), fraction=0.25)
+    state = fesem.init(fed)
+    with Largest() as largest:
+        fesem.round(state, 0, fed)
+    assert largest.numbers < fed.count * small_net().parameters()
 
 
 def test_nearest_is_the_papers_assignment_to_centres_from_different_inits():

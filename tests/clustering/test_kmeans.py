@@ -3,8 +3,7 @@ import torch
 from sklearn.cluster import KMeans
 from torch.func import vmap
 
-from kinfed.clustering.kmeans import Part, kmeans, kmeans_in_place, server_kmeans
-from tests.problems import same_groups
+from kinfed.clustering.kmeans import Part, kmeans
 
 
 def blobs(rows: int, seed: int = 0) -> torch.Tensor:
@@ -69,27 +68,3 @@ def test_fewer_rows_than_centres_leave_centres_without_rows():
     assert int((found.shares > 0).sum()) == 2
     assert set(found.points[found.shares > 0][:, 0].tolist()) == {1.0, 5.0}
     assert torch.isfinite(found.points).all()
-
-
-@pytest.mark.parametrize("away", [0.0, 1000.0])
-def test_clustering_where_the_points_are_finds_what_scikit_learn_finds(away):
-    x = blobs(90) + away
-    nowhere = x[:0]
-    labels, centres = kmeans_in_place(x, 4, nowhere, seed=43, runs=20)
-    wanted, theirs = server_kmeans(x, 4, nowhere, seed=43)
-    assert same_groups(labels, wanted)
-    assert torch.cdist(centres, theirs).min(1).values.max() < 1e-3
-
-
-def test_clustering_where_the_points_are_goes_on_from_given_centres():
-    x = blobs(90)
-    start = x[[0, 1, 2, 3]] + 0.5
-    labels, centres = kmeans_in_place(x, 4, start, seed=43, runs=20)
-    wanted, theirs = server_kmeans(x, 4, start, seed=43)
-    assert torch.equal(labels, wanted) and torch.allclose(centres, theirs, atol=1e-4)
-
-
-def test_a_centre_without_points_stays_where_it_was():
-    x, start = torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([[0.0], [3.0], [90.0]])
-    labels, centres = kmeans_in_place(x, 3, start, seed=0, runs=1)
-    assert labels.tolist() == [0, 0, 1] and centres[:, 0].tolist() == pytest.approx([0.5, 4.0, 90.0])
