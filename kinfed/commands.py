@@ -1,12 +1,15 @@
 """What the command line does, without the command line: run, compare, resume, report, bench."""
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from kinfed.bench import report
 from kinfed.bench.race import Outcome as BenchOutcome
@@ -16,7 +19,7 @@ from kinfed.bench.workloads import WORKLOADS
 from kinfed.comparison import Outcome, as_csv, compared
 from kinfed.config import Config, assemble, make_population
 from kinfed.data import Population
-from kinfed.errors import ConfigError, KinfedError
+from kinfed.errors import ConfigError, KinfedError, NoRoom
 from kinfed.experiment import Experiment
 from kinfed.names import as_file, known
 from kinfed.progress import Display, Watcher, as_markdown, heard, in_bytes, percent
@@ -179,7 +182,8 @@ def write_bench(path: Path, outcomes: Sequence[BenchOutcome], plan: Plan) -> Non
 
 def start(config: Config, place: Place, display: Display, population: Population | None = None) -> RunFolder:
     """A run from its first round on."""
-    experiment = assemble(config, population)  # bad input shows here, before a folder is made
+    with roomy():
+        experiment = assemble(config, population)  # bad input shows here, before a folder is made
     check_trackers(config.trackers)
     path = place.make(f"{as_file(config.method)}-{config.data.name}-seed{config.seed}")
     write_config(path, config)
@@ -189,7 +193,8 @@ def start(config: Config, place: Place, display: Display, population: Population
 def go_on(config: Config, path: Path, display: Display, population: Population | None = None) -> RunFolder:
     """A run from its checkpoint on, or from the start if it has none yet."""
     resuming = can_go_on(path, config)
-    experiment = assemble(config, population)
+    with roomy():
+        experiment = assemble(config, population)
     write_config(path, config)
     (path / SUMMARY).unlink(missing_ok=True)
     return conduct(config, path, display, experiment, resume=resuming)
@@ -206,7 +211,7 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
     observers = (folder, watcher, *trackers_of(config, path))
     watched = replace(experiment, observers=observers, checkpoint=path / CHECKPOINT)
     try:
-        with told(folder, watcher):
+        with roomy(), told(folder, watcher):
             watched.run(resume=resume)
             folder.add_relatedness(None if watched.state is None else watched.algorithm.relatives(watched.state))
             write_findings(path, watched)
@@ -219,6 +224,17 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
     finally:
         experiment.fed.close()
     return folder
+
+
+@contextmanager
+def roomy() -> Iterator[None]:
+    """Inside it a GPU that is full is an error in words."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        more = f", {asked[1]} more were asked for" if asked else ""
+        raise NoRoom(f"the GPU's memory is full{more}: let fewer runs share it, or set engine.device=cpu") from None
 
 
 @contextmanager

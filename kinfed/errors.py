@@ -9,6 +9,7 @@ KinfedError
 ├── BundleError        a bundle cannot be read, or is not for this kinfed
 ├── RoleError          a method cannot serve a client of this role
 ├── NetworkError       clients cannot be reached, or nobody answers
+├── NoRoom             a GPU has not enough memory for a run
 └── OneByOneOnly       a task cannot run side by side; engines catch it and loop
 """
 
@@ -51,6 +52,10 @@ class RoleError(KinfedError):
 
 class NetworkError(KinfedError):
     """Clients cannot be reached, or nobody answers."""
+
+
+class NoRoom(KinfedError):
+    """A GPU has not enough memory for a run, alone or beside others."""
 
 
 class OneByOneOnly(KinfedError):

@@ -297,6 +297,26 @@ def test_a_real_process_prints_one_line_for_bad_input():
     assert errors.startswith("error: unknown method 'nothing'") and errors.count("\n") == 1
 
 
+LARGE = """
+import torch
+class Large(torch.nn.Linear):
+    def __init__(self, shape, classes):
+        super().__init__(64, classes)
+    def forward(self, x):
+        if len(x) > 2:  # more than the trial of the network
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.20 GiB. GPU 0 has less.")
+        return super().forward(x.flatten(1))
+"""
+
+
+def test_a_gpu_that_is_full_is_one_line_and_an_event():
+    Path("large_network.py").write_text(LARGE, encoding="utf-8")
+    result = kinfed("run", *TINY, "model=large_network:Large", "--out", "full", "-q")
+    assert_refused(result, "the GPU's memory is full, 3.20 GiB more were asked for: let fewer runs share it, or")
+    events = [json.loads(line) for line in Path("full/events.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert events[-1]["event"] == "failed" and "memory is full" in events[-1]["message"]
+
+
 def test_the_folder_of_a_method_of_ones_own_has_no_colon():
     own, name = "kinfed.algorithms.fedavg:FedAvg", "kinfed.algorithms.fedavg-FedAvg"
     assert kinfed("run", f"method={own}", *TINY, "-q").exit_code == 0

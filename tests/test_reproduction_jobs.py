@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 NETWORKS = """
 import os, signal, time
 from pathlib import Path
+import torch
 from torch import nn
 
 class Slow(nn.Module):
@@ -36,6 +37,17 @@ class Slow(nn.Module):
 
 def broken(shape, classes):
     raise TypeError("no such network")
+
+class Huge(Slow):
+    def forward(self, x):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 17.11 GiB. GPU 0 has less.")
+
+class Hungry(Huge):  # there is room for it the second time
+    def forward(self, x):
+        if Path("tried").exists():
+            return Slow.forward(self, x)
+        Path("tried").touch()
+        return super().forward(x)
 
 def deadly(shape, classes):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -109,6 +121,24 @@ def test_a_run_that_fails_or_kills_its_process_leaves_the_others_alone():
     assert "failed: its process died with exit code -9, mostly for want of memory: try fewer --jobs" in result.output
     assert result.stderr.startswith("error: 2 runs failed: ") and result.stderr.count("\n") == 1
     assert len(list(Path("runs/reproduce/runs").glob(f"*/{SUMMARY}"))) == 2
+
+
+def test_a_run_without_room_beside_others_goes_on_later():
+    write_recipe("Slow", "Hungry", "Slow")
+    result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair")
+    assert result.exit_code == 0, result.output
+    assert "run 2: no room for it beside others, it goes on later\n" in result.output
+    assert result.output.count("run 2 of 3: ") == 2 and result.output.count(": ended, ") == 3
+
+
+def test_runs_without_room_even_alone_fail_and_the_others_do_not():
+    write_recipe("Huge", "Huge", "Slow", "Slow")
+    result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair")
+    assert result.exit_code == 2, result.output
+    assert result.output.count(": ended, ") == 2
+    why = "failed: the GPU's memory is full, 17.11 GiB more were asked for: let fewer runs share it, or"
+    assert result.output.count(why) >= 2
+    assert result.stderr.startswith("error: 2 runs failed: ") and result.stderr.count("\n") == 1
 
 
 def test_where_all_processes_die_that_is_said_and_the_rest_is_left():

@@ -61,6 +61,8 @@ class Model(Network):
         """Raises unless the network takes such rows and its output fits the classes."""
         try:
             shape = tuple(self.logits(self.init(), x[:2]).shape)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise ModelError(f"the model does not take rows of shape {tuple(x.shape[1:])}: {error}") from error
         if shape != (len(x[:2]), self.classes):

@@ -12,14 +12,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import torch
 
-from kinfed.errors import KinfedError
+from kinfed.errors import KinfedError, NoRoom
 from kinfed.progress import Display, Silence
 from kinfed.reproduction.jobs import Job, Store
 
@@ -42,6 +42,10 @@ class Ended:
     seconds: float = 0.0
     failed: str = ""  # why
     died: bool = False  # the process, too
+    crowded: bool = False  # there was no room for it on the GPU
+
+    def __str__(self) -> str:
+        return f"failed: {self.failed}" if self.failed else f"ended, {self.seconds:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -67,30 +71,64 @@ class Worker:
         return Ended(failed=f"its process died with exit code {code}{hint}", died=True)
 
 
+@dataclass
+class Crew:
+    """Who is at which run, and the runs that nobody has begun yet."""
+
+    todo: deque[tuple[int, Job]]
+    free: list[Worker]
+    busy: dict[Worker, tuple[int, Job]] = field(default_factory=dict)
+    accompanied: set[int] = field(default_factory=set)  # runs beside which others were
+
+    def begin(self) -> tuple[int, Job]:
+        """Gives the next run to one who is free."""
+        worker, (number, job) = self.free.pop(), self.todo.popleft()
+        self.busy[worker] = number, job
+        self.accompanied |= {each for each, _ in self.busy.values()} if len(self.busy) > 1 else set()
+        worker.take(job)
+        return number, job
+
+    def end(self, worker: Worker, how: Ended) -> bool:
+        """Notes how a run ended; or that it did not: where others took its room it waits, and they are one fewer."""
+        number, job = self.busy.pop(worker)
+        waits = how.crowded and number in self.accompanied
+        if waits:
+            self.accompanied.remove(number)
+            self.todo.appendleft((number, job))
+        if waits and (self.busy or self.free):
+            worker.line.close()  # it leaves, and what it has of the GPU's memory is free
+        elif not how.died:
+            self.free.append(worker)
+        return not waits
+
+
 def run_beside(jobs: Sequence[Job], store: Store, count: int, threads: int, display: Display) -> None:
-    """Takes all runs to their end, so many at once; a process that dies takes only its own run along."""
-    todo, busy, began = deque(enumerate(jobs, 1)), dict[Worker, tuple[int, Job]](), time.monotonic()
-    with hired(count, Post(store.folder, os.getcwd(), threads)) as free:
-        while busy or (todo and free):
-            while todo and free:
-                worker, (number, job) = free.pop(), todo.popleft()
+    """Takes all runs to their end, so many at once, or as many as the GPU has room for.
+
+    A process that dies takes only its own run along.
+    """
+    began = time.monotonic()
+    with hired(count, Post(store.folder, os.getcwd(), threads)) as workers:
+        crew = Crew(deque(enumerate(jobs, 1)), workers)
+        while crew.busy or (crew.todo and crew.free):
+            while crew.todo and crew.free:
+                number, job = crew.begin()
                 display.say(f"run {number} of {len(jobs)}: {job.said}")
-                busy[worker] = number, job
-                worker.take(job)
-            ready = wait([worker.line for worker in busy])
-            for worker in [worker for worker in busy if worker.line in ready]:
-                number, job = busy[worker]
+            ready = wait([worker.line for worker in crew.busy])
+            for worker in [worker for worker in crew.busy if worker.line in ready]:
+                number, job = crew.busy[worker]
                 heard = worker.hear()
-                said = f"run {number}: {in_words(heard)}"
-                if isinstance(heard, Ended):
-                    del busy[worker]
-                    said += outlook(len(jobs), len(todo) + len(busy), time.monotonic() - began)
-                    free += [] if heard.died else [worker]
+                if isinstance(heard, str):
+                    display.say(f"run {number}: {heard}")
+                elif crew.end(worker, heard):
                     store.failed |= {store.path(job.config).name: heard.failed} if heard.failed else {}
-                display.say(said)
-    if todo:
+                    left = outlook(len(jobs), len(crew.todo) + len(crew.busy), time.monotonic() - began)
+                    display.say(f"run {number}: {heard}{left}")
+                else:
+                    display.say(f"run {number}: no room for it beside others, it goes on later")
+    if crew.todo:
         raise KinfedError(
-            f"all {count} processes died, {len(todo)} runs were not begun: {list(store.failed.values())[-1]}"
+            f"all {count} processes died, {len(crew.todo)} runs were not begun: {list(store.failed.values())[-1]}"
         )
 
 
@@ -99,13 +137,6 @@ def outlook(count: int, left: int, seconds: float) -> str:
     more = seconds * left / (count - left)
     about = f"{more:.0f} s" if more < 100 else f"{more / 60:.0f} min"
     return f"; {left} of {count} left, about {about}" if left else ""
-
-
-def in_words(heard: str | Ended) -> str:
-    """What a worker said, in words."""
-    if isinstance(heard, str):
-        return heard
-    return f"failed: {heard.failed}" if heard.failed else f"ended, {heard.seconds:.0f} s"
 
 
 @contextmanager
@@ -162,7 +193,8 @@ def work(post: Post, line: Connection) -> None:
         while isinstance(job := received(line), Job):
             began = time.monotonic()
             why = store.do(job, display)
-            line.send(Ended(time.monotonic() - began, why))
+            torch.cuda.empty_cache()  # others may need it before this process does
+            line.send(Ended(time.monotonic() - began, str(why or ""), crowded=isinstance(why, NoRoom)))
 
 
 def leave_with_parent() -> None:

@@ -58,8 +58,8 @@ class Store:
             self.last = (job.population, make_population(job.config))
         return self.last[1]
 
-    def do(self, job: Job, display: Display) -> str:
-        """Takes a run to its end, from where it is; says why it failed, if it did."""
+    def do(self, job: Job, display: Display) -> KinfedError | None:
+        """Takes a run to its end, from where it is; gives back why it failed, if it did."""
         path = self.path(job.config)
         try:
             if not self.went_on(job, display):
@@ -67,7 +67,8 @@ class Store:
             (path / CHECKPOINT).unlink(missing_ok=True)  # it is large, and this run needs no more of it
         except KinfedError as error:
             self.failed[path.name] = str(error)
-        return self.failed.get(path.name, "")
+            return error
+        return None
 
     def went_on(self, job: Job, display: Display) -> bool:
         """Whether a run that was stopped could be taken to its end."""
