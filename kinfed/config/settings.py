@@ -57,7 +57,7 @@ class EngineSettings:
     device: str = "cpu"  # auto: cuda where there is one
     block: int = 0  # clients side by side at most; 0: chosen by memory
     workers: int = 0  # blocks at once on the CPU, 0: found by a trial; flower: clients at once, 0: one
-    tf32: bool = False  # on a GPU, products of numbers with 10 bits instead of 23: faster, coarser
+    tf32: bool = False  # on a GPU, clients multiply numbers with 10 bits instead of 23: faster, coarser
     timeout: float = 600.0  # flower: seconds that clients have for a task; who is silent is left out
     attempts: int = 2  # flower: how often who is silent is asked, before the first round
 

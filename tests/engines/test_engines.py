@@ -192,6 +192,26 @@ def test_cuda_agrees_with_the_reference():
     assert_close({k: v.cpu() for k, v in fast.items()}, trained(algorithm, Sequential)[0])
 
 
+def products() -> tuple[bool, bool]:
+    """Whether products on a GPU are coarse now, those of matrices and those of convolutions."""
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_only_what_clients_do_is_coarse(tf32):
+    seen = []
+
+    class Noting(FedAvg):
+        def train(self, client, params):
+            seen.append(products())
+            return super().train(client, params)
+
+    before, algorithm = products(), Noting(small_net(), LOCAL)
+    fed = Vectorised(algorithm, tiny_population(), tf32=tf32)
+    algorithm.round(algorithm.init(fed), 0, fed)
+    assert set(seen) == {(tf32, tf32)} and products() == before
+
+
 def test_padding_never_shows_a_client_the_rows_of_another():
     people = tiny_population()
     sick, y = people.x.float() / 255, people.y.clone()
