@@ -129,7 +129,8 @@ class Vectorised(Resident):
             answer = loop(self, name, cohort, keys, offer)  # an error of the task's own comes again here
             reason = str(refusal).strip().splitlines()[0]
             warnings.warn(f"'{name}' runs one client at a time, which is slower: {reason}", stacklevel=4)
-            self.loops.add(name)
+            if not isinstance(refusal, torch.OutOfMemoryError):  # others may have left room next time
+                self.loops.add(name)
             return answer
 
     def _way(self, name: str) -> Way:

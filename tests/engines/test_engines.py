@@ -142,6 +142,27 @@ def test_a_users_module_that_vmap_refuses_falls_back_and_is_right():
     assert_same_bits(fast, trained(algorithm, Sequential)[0])
 
 
+def test_a_device_that_was_full_once_is_tried_again():
+    algorithm, population = FedAvg(small_net(), LOCAL), tiny_population()
+    fed = Vectorised(algorithm, population)
+    one_block, full = fed._one_block, [True]
+
+    def crowded(*args):
+        if full[0]:
+            raise torch.OutOfMemoryError("pretended")
+        return one_block(*args)
+
+    fed._one_block = crowded
+    with pytest.warns(UserWarning, match="'train' runs one client at a time, which is slower: pretended"):
+        state = algorithm.round(algorithm.init(fed), 0, fed)
+    full[0] = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm.round(state, 1, fed)
+    assert not fed.loops and "blocks" in fed.ways["train"]
+    assert_close(state.params, fit(algorithm, Sequential, population, 1)[0].params)
+
+
 def test_a_marked_task_runs_one_by_one_without_a_warning():
     class Marked(Local):
         @one_by_one  # not Local.train itself: the mark would stay there for all tests to come
