@@ -33,6 +33,8 @@ from kinfed.metrics import (
     standard_error,
 )
 
+QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
+
 State = TypeVar("State")
 
 
@@ -91,6 +93,7 @@ class Experiment(Generic[State]):
     scores: Scores | None = None  # every client's, of the last evaluation
     closing: dict[str, float] = field(default_factory=dict)  # what is measured once, after the last round
     said: tuple[Found, dict[str, float]] | None = None  # what was found last, and its metrics
+    saved: tuple[float, float] = (0.0, 0.0)  # seconds that the last checkpoint took, and when it was written
     drift: Tensor | None = None  # how alike clients' images look, where correlations are wanted
 
     def __post_init__(self) -> None:
@@ -127,7 +130,7 @@ class Experiment(Generic[State]):
             served = self._closed(state, placed) if t + 1 == self.rounds else state
             self._tell(self._result(served, t + 1, seconds))
             self.state = served
-            if (t + 1) % self.checkpoint_every == 0 or t + 1 == self.rounds:
+            if self._is_due(t + 1):
                 self._save(state, t + 1, None if served is state else before)
         summary = self.summary()
         for observer in self.observers:
@@ -166,6 +169,12 @@ class Experiment(Generic[State]):
         values = {name: [m[name] for _, m in self.history if name in m] for name in names}
         return {f"{name}_mean": sum(seen) / len(seen) for name, seen in values.items() if seen}
 
+    def _is_due(self, done: int) -> bool:
+        """Whether a checkpoint is written now; a large one comes less often, so that it takes a tenth of the time."""
+        cost, ended = self.saved
+        in_time = cost < QUICK or time.perf_counter() - ended > 10 * cost
+        return done == self.rounds or (done % self.checkpoint_every == 0 and in_time)
+
     def _save(self, state: State, done: int, before: snapshot.Books | None) -> None:
         """Writes the checkpoint; `before` is what was counted before those were placed who join after training.
 
@@ -173,7 +182,9 @@ class Experiment(Generic[State]):
         """
         longer = before.with_later(snapshot.Books.of(self.fed), QUESTIONS) if before else None
         if self.checkpoint:
+            began = time.perf_counter()
             snapshot.save(self.checkpoint, state, self.fed, self._about(done), longer)
+            self.saved = time.perf_counter() - began, time.perf_counter()
 
     def _about(self, done: int) -> dict[str, object]:
         kind = str(self.fed.x.dtype).removeprefix("torch.")

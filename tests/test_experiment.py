@@ -147,3 +147,27 @@ def test_impossible_experiments_are_refused():
         watched(Local(small_net()), rounds=0)
     with pytest.raises(ConfigError, match="every"):
         Evaluation(every=0)
+
+
+def checkpoints(rounds, tmp_path, monkeypatch, seconds):
+    """The rounds after which a checkpoint is written, if each takes so long and a round a second."""
+    written, clock = [], [0.0]
+
+    def save(path, state, fed, about, longer):
+        written.append(about["round"])
+        clock[0] += seconds
+
+    class Second(Notes):
+        def after_round(self, result):
+            clock[0] += 1
+
+    monkeypatch.setattr("kinfed.experiment.snapshot.save", save)
+    monkeypatch.setattr("kinfed.experiment.time.perf_counter", lambda: clock[0])
+    fed = Vectorised(Local(small_net()), tiny_population())
+    Experiment(fed.algorithm, fed, rounds, observers=[Second()], checkpoint=tmp_path / "c", checkpoint_every=5).run()
+    return written
+
+
+def test_checkpoints_take_at_most_a_tenth_of_the_time(tmp_path, monkeypatch):
+    assert checkpoints(21, tmp_path, monkeypatch, 0.9) == [5, 10, 15, 20, 21]
+    assert checkpoints(64, tmp_path, monkeypatch, 2.1) == [5, 30, 55, 64]  # 21 rounds at least between two

@@ -73,7 +73,7 @@ class Config:
     rounds: int = 100  # T, rounds of training
     fraction: float = 0.2  # ρ, share of the clients that train in a round
     model: str = "mlp_200"  # or package.module:function, a function (shape, classes) -> torch.nn.Module
-    checkpoint_every: int = 10  # rounds between two checkpoints
+    checkpoint_every: int = 10  # rounds between two checkpoints; more where one takes longer than a second
     trackers: tuple[str, ...] = ()  # who else watches: tensorboard, mlflow, wandb
     data: DataSettings = DataSettings()
     partition: Partition = DisjointClasses()
