@@ -111,7 +111,7 @@ class Described(Clusters[D], ABC):
         if 2 * lonely > len(related.whose) >= MANY:
             warnings.warn(
                 f"{lonely} of {len(related.whose)} clients have no relative and train alone: signature.tuning = 'none' "
-                f"or a larger relatedness.threshold (now {self.relatedness.near:g}) brings them together",
+                f"and a larger relatedness.threshold (now {self.relatedness.near:g}) bring them together",
                 stacklevel=2,
             )
 
