@@ -2,12 +2,14 @@
 
 import csv
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +141,21 @@ def test_runs_without_room_even_alone_fail_and_the_others_do_not():
     why = "failed: the GPU's memory is full, 17.11 GiB more were asked for: let fewer runs share it, or"
     assert result.output.count(why) >= 2
     assert result.stderr.startswith("error: 2 runs failed: ") and result.stderr.count("\n") == 1
+
+
+def test_who_had_no_room_leaves_unless_nobody_else_is_there():
+    lines = [multiprocessing.Pipe() for _ in range(2)]
+    workers = [beside.Worker(None, ours) for ours, _ in lines]
+    crew = beside.Crew(deque([(1, "a"), (2, "b"), (3, "c")]), list(workers))
+    assert [crew.begin(), crew.begin()] == [(1, "a"), (2, "b")]
+    full = beside.Ended(failed="full", crowded=True)
+    assert not crew.end(workers[0], full)  # run 2: the other is at work, so this one leaves
+    assert workers[0].line.closed and not crew.free and list(crew.todo) == [(2, "b"), (3, "c")]
+    assert not crew.end(workers[1], full)  # run 1 had company too, but nobody else is left now
+    assert not workers[1].line.closed and crew.free == [workers[1]]
+    assert crew.begin() == (1, "a")
+    assert crew.end(workers[1], full)  # alone: it has failed
+    assert crew.free == [workers[1]] and list(crew.todo) == [(2, "b"), (3, "c")]
 
 
 def test_where_all_processes_die_that_is_said_and_the_rest_is_left():
