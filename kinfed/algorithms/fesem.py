@@ -65,7 +65,7 @@ class FeSEM(Clusters[FeSEMState]):
 
     def assign(self, state: FeSEMState, replies: Replies, fed: Federation) -> tuple[Tensor, Stack]:
         """The cluster of each client that trains, by the model it holds, and the centres of k-means."""
-        held, whose = self.held(state, replies)
+        held, whose = self.held(state, replies, fed)
         centres = state.models if self.assignment == "nearest" else state.centres
         points = coordinates(*held, centres)
         theirs, start = points[whose[fed.clients].cpu()], points[len(points) - count(centres) :]
@@ -73,16 +73,14 @@ class FeSEM(Clusters[FeSEMState]):
             return distances(theirs, start, "l2").argmin(1).to(fed.device), state.centres
         found = server_kmeans(theirs, self.clusters, start, self.seed)[0].to(fed.device)
         holders = one_hot(whose[fed.clients], sum(count(models) for models in held))
-        last = state.centres if count(state.centres) else state.models
-        return found, mix_heard(last, one_hot(found, self.clusters) @ holders.T, *held)
+        return found, mix_heard(state.models, one_hot(found, self.clusters) @ holders.T, *held)
 
-    def held(self, state: FeSEMState, replies: Replies) -> tuple[tuple[Stack, ...], Tensor]:
+    def held(self, state: FeSEMState, replies: Replies, fed: Federation) -> tuple[tuple[Stack, ...], Tensor]:
         """The models that clients hold, each once, and which of them is whose."""
-        fresh, everyone = replies.stack("params"), torch.arange(len(state.labels), device=state.labels.device)
+        fresh, answered = replies.stack("params"), len(replies.cohort)
         if state.slots:
-            return (put(state.slots, replies.cohort, fresh),), everyone
-        answered = len(replies.cohort)
-        return (fresh, state.models), (state.labels + answered).index_copy(0, replies.cohort, everyone[:answered])
+            return (put(state.slots, replies.cohort, fresh),), fed.everyone
+        return (fresh, state.models), (state.labels + answered).index_copy(0, replies.cohort, fed.everyone[:answered])
 
     def admit(self, state: FeSEMState, newcomers: Tensor, fed: Federation) -> FeSEMState:
         self.need_labels(newcomers, fed)

@@ -89,7 +89,7 @@ class Groups(Served[S], ABC):
             slots = put(state.slots, replies.cohort, fresh)
             return replace(state, slots=slots, models=mix_heard(state.models, weights, slots))
         if self.stale == "aggregated":
-            rest = ~torch.isin(torch.arange(fed.count, device=fed.device), replies.cohort)
+            rest = ~torch.isin(fed.everyone, replies.cohort)
             old = weights[:, rest] @ one_hot(state.labels[rest], len(weights)).T  # they hold what they were served
             heard = torch.cat([weights[:, replies.cohort], old], 1)
             return replace(state, models=mix_heard(state.models, heard, fresh, state.models))

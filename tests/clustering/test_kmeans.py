@@ -3,7 +3,7 @@ import torch
 from sklearn.cluster import KMeans
 from torch.func import vmap
 
-from kinfed.clustering.kmeans import Part, kmeans
+from kinfed.clustering.kmeans import Part, kmeans, server_kmeans
 
 
 def blobs(rows: int, seed: int = 0) -> torch.Tensor:
@@ -68,3 +68,13 @@ def test_fewer_rows_than_centres_leave_centres_without_rows():
     assert int((found.shares > 0).sum()) == 2
     assert set(found.points[found.shares > 0][:, 0].tolist()) == {1.0, 5.0}
     assert torch.isfinite(found.points).all()
+
+
+def test_the_server_goes_on_until_no_point_changes_sides():
+    x = torch.linspace(0, 1, 2001, dtype=torch.double)[:, None]
+    labels, centres = server_kmeans(
+        x, 2, torch.tensor([[0.0], [0.01]]), seed=0
+    )  # the border moves slowly to the middle
+    assert labels.bincount().tolist() in ([1000, 1001], [1001, 1000])
+    means = torch.stack([x[labels == c].mean(0) for c in (0, 1)])
+    torch.testing.assert_close(centres, means, rtol=1e-12, atol=0)
