@@ -31,6 +31,7 @@ from kinfed.runs import (
     Summary,
     can_go_on,
     free_folder,
+    held,
     new_folder,
     refuse_other,
     refuse_taken,
@@ -186,7 +187,6 @@ def start(config: Config, place: Place, display: Display, population: Population
         experiment = assemble(config, population)  # bad input shows here, before a folder is made
     check_trackers(config.trackers)
     path = place.make(f"{as_file(config.method)}-{config.data.name}-seed{config.seed}")
-    write_config(path, config)
     return conduct(config, path, display, experiment, resume=False)
 
 
@@ -195,13 +195,18 @@ def go_on(config: Config, path: Path, display: Display, population: Population |
     resuming = can_go_on(path, config)
     with roomy():
         experiment = assemble(config, population)
-    write_config(path, config)
-    (path / SUMMARY).unlink(missing_ok=True)
     return conduct(config, path, display, experiment, resume=resuming)
 
 
 def conduct(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> RunFolder:
-    """The run itself, watched by its folder and the display."""
+    """The run itself, watched by its folder and the display; nobody else may write the folder meanwhile."""
+    with held(path):
+        write_config(path, config)
+        (path / SUMMARY).unlink(missing_ok=True)
+        return _conducted(config, path, display, experiment, resume)
+
+
+def _conducted(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> RunFolder:
     about: dict[str, str | int] = {"method": config.method, "dataset": config.data.name, "seed": config.seed}
     experiment.fed.settle(path)
     folder = RunFolder(path, experiment.fed, about | {"rounds": config.rounds})

@@ -113,6 +113,8 @@ class Experiment(Generic[State]):
 
     def run(self, resume: bool = False) -> dict[str, float | int | None]:
         """The summary after all rounds; with `resume`, from the checkpoint on."""
+        if self.fed.calls:
+            raise ConfigError("this federation has been through a run, and its clients remember it: make a new one")
         self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
@@ -128,10 +130,11 @@ class Experiment(Generic[State]):
             seconds = time.perf_counter() - began
             before = snapshot.Books.of(self.fed) if t + 1 == self.rounds else None
             served = self._closed(state, placed) if t + 1 == self.rounds else state
+            nobody_came = before is None or before.calls == self.fed.calls
             self._tell(self._result(served, t + 1, seconds))
             self.state = served
             if self._is_due(t + 1):
-                self._save(state, t + 1, None if served is state else before)
+                self._save(state, t + 1, None if nobody_came else before)
         summary = self.summary()
         for observer in self.observers:
             observer.ended(summary)

@@ -123,15 +123,18 @@ def _read(path: Path, with_tensors: bool) -> tuple[dict[str, str], dict[str, Ten
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys()) if with_tensors else []
-            return file.metadata(), {name: file.get_tensor(name) for name in names}
+            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in names}
     except FileNotFoundError:
         raise CheckpointError(
-            f"no checkpoint at {path}: the run was stopped before its first one; start it again"
+            f"no checkpoint at {path}: the run was stopped before its first one, or it was removed; start it again"
         ) from None
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"the checkpoint {path} cannot be read ({error}): it is damaged or not a checkpoint"
         ) from error
+    if not {"about", "tree"} <= metadata.keys():
+        raise CheckpointError(f"{path} is not a checkpoint of kinfed's: start the run again")
+    return metadata, tensors
 
 
 def take_apart(value: object, path: str, tensors: dict[str, Tensor]) -> Tree:

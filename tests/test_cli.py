@@ -323,3 +323,16 @@ def test_the_folder_of_a_method_of_ones_own_has_no_colon():
     assert kinfed("compare", "--methods", own, *TINY, "-q").exit_code == 0
     assert Path(f"runs/{name}-digits-seed0/summary.json").exists()
     assert Path(f"runs/compare-digits/{name}-seed0/summary.json").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line():
+    Path("file").write_text("")
+    assert_refused(kinfed("run", "method=fedavg", *TINY, "--out", "file/run", "-q"), "file/run", "Not a directory")
+    kinfed("run", "method=fedavg", *TINY, "--out", "one", "-q")
+    assert_refused(kinfed("report", "one", "--out", "file"), "file", "File exists")
+    assert_refused(kinfed("bench", "--json", "nowhere/x.json"), "there is no folder nowhere")
+
+
+def test_a_comparison_counts_nothing_twice():
+    assert_refused(kinfed("compare", *TINY, "--seeds", "0,0,1"), "seeds", "0 more than once")
+    assert_refused(kinfed("compare", *TINY, "--methods", "fedavg,local,fedavg"), "fedavg more than once")

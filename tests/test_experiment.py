@@ -171,3 +171,11 @@ def checkpoints(rounds, tmp_path, monkeypatch, seconds):
 def test_checkpoints_take_at_most_a_tenth_of_the_time(tmp_path, monkeypatch):
     assert checkpoints(21, tmp_path, monkeypatch, 0.9) == [5, 10, 15, 20, 21]
     assert checkpoints(64, tmp_path, monkeypatch, 2.1) == [5, 30, 55, 64]  # 21 rounds at least between two
+
+
+def test_a_federation_that_has_been_through_a_run_is_not_taken_for_a_new_one():
+    _, _, experiment = watched(FedAvg(small_net()))
+    with pytest.raises(ConfigError, match="has been through a run"):
+        experiment.run()
+    with pytest.raises(ConfigError, match="has been through a run"):
+        Experiment(experiment.algorithm, experiment.fed, 2).run()

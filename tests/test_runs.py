@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kinfed import commands, snapshot
 from kinfed.clustering.relatives import Relatives
@@ -15,7 +16,7 @@ from kinfed.commands import Place
 from kinfed.config import Config, load_config
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.progress import Silence
-from kinfed.runs import RunFolder, free_folder
+from kinfed.runs import RunFolder, free_folder, held
 from kinfed.runs.logs import CsvLog, EventLog
 
 TINY = ["method=fedavg", "partition.clients=10", "fraction=0.5", "rounds=4", "checkpoint_every=2"]
@@ -189,8 +190,9 @@ def test_a_longer_run_goes_on_where_the_shorter_ended(tmp_path: Path):
     assert (tmp_path / "short" / "summary.json").read_bytes() == (tmp_path / "long" / "summary.json").read_bytes()
 
 
-def test_a_longer_run_places_those_who_join_after_training_once(tmp_path: Path):
-    settings = ("method=ifca", "roles.late=0.2", "roles.join_round=50")
+@pytest.mark.parametrize("method", ["ifca", "flis_dc"])
+def test_a_longer_run_places_those_who_join_after_training_once(tmp_path: Path, method: str):
+    settings = (f"method={method}", "data.public=0.15", "roles.late=0.2", "roles.join_round=50")
     short, long = tmp_path / "short", tmp_path / "long"
     commands.run(config(*settings), Place(short), Silence())
     ended = (short / "summary.json").read_bytes()
@@ -264,3 +266,51 @@ def test_methods_without_signatures_write_them_on_demand_and_nothing_else_change
     assert not (without / "signatures.npz").exists() and (looked_at / "signatures.npz").exists()
     for name in ("rounds.csv", "clients.csv", "ledger.csv", "summary.json"):
         assert (without / name).read_bytes() == (looked_at / name).read_bytes()
+
+
+def test_two_processes_cannot_write_one_run(tmp_path: Path):
+    folder = commands.run(config(), Place(tmp_path / "one"), Silence())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with held(folder):  # as another process would
+        with pytest.raises(ConfigError, match="another process is at work"):
+            commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+        with pytest.raises(ConfigError, match="another process is at work"):
+            commands.run(config("training.lr=0.001"), Place(folder, force=True), Silence())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+    assert len(table(folder, "rounds")) == 6
+
+
+def test_a_run_that_cannot_go_on_keeps_what_it_has(tmp_path: Path):
+    folder = commands.run(config(), Place(tmp_path / "one"), Silence())
+    (folder / "rounds.csv").unlink()
+    with pytest.raises(CheckpointError, match="has 0 rounds, the checkpoint 4"):
+        commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+    assert (folder / "summary.json").exists() and load_config(folder / "config.toml").rounds == 4
+
+
+@pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
+def test_a_table_that_is_no_text_is_named(tmp_path: Path, name: str):
+    folder = commands.run(config(), Place(tmp_path / "one"), Silence())
+    (folder / name).write_bytes(b'round\n"1\r2\x00,\r3\n' * 3)
+    with pytest.raises(CheckpointError, match=r"rounds\.csv|clients\.csv"):
+        commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+
+
+def test_groups_that_are_no_numbers_are_named(tmp_path: Path):
+    folder = commands.run(config("method=ifca"), Place(tmp_path / "one"), Silence())
+    path = folder / "groups.csv"
+    path.write_text(path.read_text().replace(",0\n", ",x\n").replace(",1\n", ",x\n"))
+    with pytest.raises(CheckpointError, match=r"groups\.csv is damaged"):
+        commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+
+
+def test_a_file_of_tensors_that_is_no_checkpoint_is_told(tmp_path: Path):
+    folder = commands.run(config(), Place(tmp_path / "one"), Silence())
+    save_file({"w": torch.zeros(3)}, folder / "checkpoint.safetensors")
+    with pytest.raises(CheckpointError, match="not a checkpoint of kinfed's"):
+        commands.resume(folder, lambda stored: stored, Silence())
+    (folder / "checkpoint.safetensors").unlink()
+    (folder / "checkpoint.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+        commands.resume(folder, lambda stored: stored, Silence())

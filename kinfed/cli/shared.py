@@ -45,11 +45,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but err
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Inside it an error of kinfed's own is one line on standard error and exit code 2; Ctrl-C is exit code 130."""
+    """Inside it an error of kinfed's own, or of a file, is one line and exit code 2; Ctrl-C is exit code 130."""
     try:
         yield
     except KinfedError as error:
         leave(f"error: {error}", 2)
+    except BrokenPipeError:  # who reads our output has had enough
+        raise
+    except OSError as error:
+        leave(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", 2)
     except KeyboardInterrupt as stop:
         leave(str(stop) or "stopped before the run began", 130)
 

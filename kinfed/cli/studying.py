@@ -8,6 +8,7 @@ import typer
 
 from kinfed.arguments import absolute, names, pairs
 from kinfed.cli.shared import DataDir, Device, Plain, Quiet, app, plain_errors
+from kinfed.errors import ConfigError
 
 
 @app.command()
@@ -160,6 +161,8 @@ def bench(
         display = Lines(sys.stdout, markdown, only_tables=quiet)
         racers = entries(names(contenders) or [], pairs(peer_python or []))
         plan = Plan(rounds, threads, device, scale)
+        if json_file and not json_file.resolve().parent.is_dir():
+            raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}")
         outcomes = commands.bench(names(workloads) or [], racers, plan, display)
         if json_file:
             commands.write_bench(json_file, outcomes, plan)

@@ -1,5 +1,6 @@
 """All settings of an experiment in one object, with the papers' defaults; one TOML file holds them."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
@@ -96,6 +97,9 @@ class Config:
             raise ConfigError(f"seeds must be 0 or more, got {lowest}")
         if not self.compare:
             raise ConfigError("compare must name at least one method, got an empty list")
+        for key, values in (("compare", self.compare), ("seeds", self.seeds)):
+            if twice := [value for value, number in Counter(values).items() if number > 1]:
+                raise ConfigError(f"{key} must name everything once, got {twice[0]} more than once")
 
     def settings_of(self, method: str) -> Table:
         """All settings of a method (but for its model and local training) by field name."""

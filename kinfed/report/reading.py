@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kinfed.config.tables import Table
 from kinfed.config.toml import read_file
-from kinfed.errors import CheckpointError
+from kinfed.errors import CheckpointError, KinfedError
 from kinfed.runs import CONFIG, SUMMARY, Summary
 from kinfed.runs.logs import whole_lines
 
@@ -20,6 +20,10 @@ Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[np.generic]]
 TEXT = ("role", "task")  # columns that are not numbers
+PARTS = {
+    CONFIG: "method", "groups.csv": "groups", "clients.csv": "roles", "labels.csv": "labels", "ledger.csv": "ledger",
+    "timing.csv": "seconds", SUMMARY: "summary",
+}  # fmt: skip
 TRAINS = ("trains", "late")  # roles whose accuracy the means are of
 
 
@@ -204,8 +208,22 @@ def runs_at(path: Path) -> list[Run]:
 
 
 def checked(path: Path) -> Run:
-    """The run; raises where nothing was evaluated yet."""
+    """The run; raises where nothing was evaluated yet, or a file is damaged."""
     run = Run(path)
+    look_at(run, "rounds.csv", "rounds")
     if not len(run.rounds) or np.isnan(run.rounds["accuracy"]).all():
-        raise CheckpointError(f"{path} has no evaluated round yet: wait, or go on with `kinfed resume {path}`")
+        remedy = "its rounds.csv is lost" if run.has_ended else f"wait, or go on with `kinfed resume {path}`"
+        raise CheckpointError(f"{path} has no evaluated round yet: {remedy}")
+    for file, part in PARTS.items():
+        look_at(run, file, part)
     return run
+
+
+def look_at(run: Run, file: str, part: str) -> None:
+    """Reads a part of a run; raises where its file makes no sense."""
+    try:
+        getattr(run, part)
+    except KinfedError:
+        raise
+    except (ValueError, KeyError, csv.Error) as error:
+        raise CheckpointError(f"{run.path / file} is missing, damaged or incomplete: {error}") from None

@@ -78,7 +78,7 @@ class RunFolder:
 
     @property
     def rounds(self) -> CsvLog:
-        return self.log("rounds", "round", *METRICS, "bytes_down", "bytes_up")
+        return rounds_log(self.path)
 
     @property
     def clients(self) -> CsvLog:
@@ -100,16 +100,15 @@ class RunFolder:
         """Cuts the tables back to the rounds done: a killed run may have written more than its checkpoint knows."""
         for table in (self.rounds, self.clients, self.groups, self.timing):
             table.cut_after(done if done else -1)
-        if len(self.rounds.rows()) != done:
-            raise CheckpointError(
-                f"{self.rounds.path} has {len(self.rounds.rows())} rounds, the checkpoint {done}: a damaged folder; "
-                f"start again with `kinfed run {self.path / CONFIG} --out {self.path} --force`"
-            )
+        refuse_damaged(self.path, done)
         self.ledger.rewrite(ledger_rows(self.fed, upto=done))
         if done == 0:
             self.timing.append([(0, round(time.perf_counter() - self.opened, 3))])
         written = self.groups.rows()
-        self.last_groups[:] = [int(row[2]) for row in written if row[0] == written[-1][0]]
+        try:
+            self.last_groups[:] = [int(row[2]) for row in written if row[0] == written[-1][0]]
+        except ValueError as error:
+            raise CheckpointError(f"{self.groups.path} is damaged: {error}") from None
 
     def after_round(self, result: RoundResult) -> None:
         """Adds what a round brought."""
@@ -160,6 +159,21 @@ class RunFolder:
                     "rejected reply" if reply.was_dropped else "missing reply" if reply.is_missing else "memory lost"
                 )
                 self.events.note(event, round=round, task=reply.task, client=reply.client, reason=reply.reason)
+
+
+def rounds_log(folder: Path) -> CsvLog:
+    """The table of rounds."""
+    return CsvLog(folder / "rounds.csv", ("round", *METRICS, "bytes_down", "bytes_up"))
+
+
+def refuse_damaged(folder: Path, done: int) -> None:
+    """Raises unless the table of rounds has all that the checkpoint knows of."""
+    there = sum(int(row[0]) <= done for row in rounds_log(folder).rows())
+    if there != done:
+        raise CheckpointError(
+            f"{rounds_log(folder).path} has {there} rounds, the checkpoint {done}: a damaged folder; "
+            f"start again with `kinfed run {folder / CONFIG} --out {folder} --force`"
+        )
 
 
 def ledger_rows(fed: Federation, upto: int | None = None) -> Iterator[tuple[Cell, ...]]:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from operator import eq
 from pathlib import Path
 
+from kinfed.errors import CheckpointError
 from kinfed.snapshot import write_atomically
 
 Cell = str | int | float | None
@@ -37,7 +38,10 @@ class CsvLog:
     def rows(self) -> list[list[str]]:
         """All whole rows, without the header."""
         lines = whole_lines(self.path)[1:]
-        return [row for row in csv.reader(lines) if len(row) == len(self.columns) and row[0].isdigit()]
+        try:
+            return [row for row in csv.reader(lines) if len(row) == len(self.columns) and row[0].isdigit()]
+        except csv.Error as error:
+            raise CheckpointError(f"{self.path} is damaged, or no table: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from kinfed.config import Config, flattened, load_config, write
 from kinfed.config.tables import Table
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.runs.folder import CHECKPOINT, CONFIG, FILES, SUMMARY, TRACKED
+from kinfed.runs.folder import CHECKPOINT, CONFIG, FILES, SUMMARY, TRACKED, refuse_damaged
+from kinfed.runs.lock import held
 from kinfed.runs.logs import write_text
 
 MAY_DIFFER = ("engine.device", "engine.block", "engine.timeout", "engine.attempts", "evaluation.signatures", "trackers")
@@ -18,10 +19,11 @@ def new_folder(wanted: Path, force: bool) -> Path:
     """The folder, empty of any earlier run; one that holds a run is refused unless forced."""
     refuse_taken(wanted, force)
     wanted.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        (wanted / name).unlink(missing_ok=True)
-    for inner in (NODES, *TRACKED):
-        shutil.rmtree(wanted / inner, ignore_errors=True)
+    with held(wanted):
+        for name in FILES:
+            (wanted / name).unlink(missing_ok=True)
+        for inner in (NODES, *TRACKED):
+            shutil.rmtree(wanted / inner, ignore_errors=True)
     return wanted
 
 
@@ -67,12 +69,18 @@ def can_go_on(folder: Path, config: Config) -> bool:
     """
     if not (folder / CHECKPOINT).exists() and not (folder / SUMMARY).exists():
         return False
+    refuse_damaged(folder, int(str(about(folder, config)["round"])))
+    return True
+
+
+def about(folder: Path, config: Config) -> dict[str, object]:
+    """What the checkpoint of a run says about itself; raises if it belongs to another config."""
     said = snapshot.about(folder / CHECKPOINT)
     saved = said.get("config")
     if not isinstance(saved, dict):
         raise CheckpointError(f"{folder / CHECKPOINT} does not say which config it is from; start the run again")
     refuse_other(saved, config, f"{folder / CHECKPOINT} is from another config")
-    return True
+    return said
 
 
 def refuse_other(saved: Table, config: Config, what: str) -> None:

@@ -14,6 +14,7 @@ from kinfed.errors import CheckpointError, RoleError
 from kinfed.runs import CHECKPOINT, SUMMARY, stored_config
 from kinfed.runs.folder import CLIENT
 from kinfed.runs.logs import CsvLog
+from kinfed.runs.places import about
 from kinfed.serving.bundle import Bundle, algorithm_of
 from kinfed.serving.row_kind import RowKind
 
@@ -25,7 +26,7 @@ def export(run: Path) -> Bundle:
     config = stored_config(run)
     if not (run / SUMMARY).exists():
         raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
-    said = snapshot.about(run / CHECKPOINT)
+    said = about(run, config)
     if "rows" not in said:
         raise CheckpointError(f"{run / CHECKPOINT} is from an earlier kinfed: run it again to export it")
     rows = RowKind.read(said["rows"])
@@ -34,8 +35,8 @@ def export(run: Path) -> Bundle:
     served = algorithm.for_strangers(state, clients["training"], clients["sizes"])
     own = server_rows(run, config) if algorithm.asks_server_rows() else rows.nothing()
     groups = groups_of(algorithm.groups(served), clients["training"].tolist(), last_scores(run))
-    about = described(config, algorithm) | {"groups": groups}
-    return Bundle(config, rows, served, clients["sizes"][clients["training"]], own, about)
+    words = described(config, algorithm) | {"groups": groups}
+    return Bundle(config, rows, served, clients["sizes"][clients["training"]], own, words)
 
 
 def server_rows(run: Path, config: Config) -> Tensor:

@@ -73,3 +73,23 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path):
     (tmp_path / "new" / "rounds.csv").write_text("round,accuracy\n")
     with pytest.raises(CheckpointError, match="no evaluated round yet"):
         read_runs([tmp_path / "new"])
+
+
+@pytest.mark.parametrize(
+    "name", ["summary.json", "clients.csv", "groups.csv", "timing.csv", "rounds.csv", "config.toml"]
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str):
+    run = write_run(tmp_path / "run", Told("flt"))
+    damaged = {"summary.json": "{", "config.toml": "seed = 0\n", "clients.csv": ""}
+    head = (run / name).read_text().splitlines()[0]
+    wrong = ",".join("x" * len(head.split(",")))
+    (run / name).write_text(damaged.get(name, f"{head}\n{wrong}\n"))
+    with pytest.raises(CheckpointError, match=name):
+        read_runs([run])
+
+
+def test_a_finished_run_without_its_rounds_is_not_told_to_wait(tmp_path: Path):
+    run = write_run(tmp_path / "run", Told("flt"))
+    (run / "rounds.csv").unlink()
+    with pytest.raises(CheckpointError, match="is lost"):
+        read_runs([run])

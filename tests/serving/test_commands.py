@@ -202,3 +202,12 @@ def test_a_model_of_ones_own_is_imported_only_on_trust(runs, tmp_path, monkeypat
     assert_refused(kinfed("assign", "bundle", "--data", "."), "'mine_served:net'", "--trust")
     assert kinfed("assign", "bundle", "--data", ".", "--trust").exit_code == 0
     assert load_file(tmp_path / "model" / "model.safetensors")["1.weight"].shape == (10, 64)
+
+
+def test_a_run_whose_config_was_changed_afterwards_is_not_exported(runs, tmp_path):
+    copy = shutil.copytree(runs("repa"), tmp_path / "run")
+    config = copy / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.1", "lr = 0.02"))
+    assert_refused(kinfed("export", copy, tmp_path / "bundle"), "another config", "training.lr was 0.1, is 0.02")
+    config.write_text("seed = 0\n")
+    assert_refused(kinfed("export", copy, tmp_path / "bundle"), "another config", "method was 'repa'")
