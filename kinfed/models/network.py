@@ -53,6 +53,12 @@ class Network(ABC):
             torch.manual_seed(self.seed if seed is None else seed)
             return weights_of(self.build())
 
+    def built(self) -> nn.Module:
+        """A new module; what it draws beside its weights (a mask, an order) is drawn by the seed, always the same."""
+        with BUILDING, torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)  # not a GPU's, which clients may be drawing from
+            return self.build()
+
     def inputs(self, x: Tensor) -> Tensor:
         """Rows as the network wants them: float, scaled."""
         x = x / 255 if x.dtype == torch.uint8 else x
@@ -135,8 +141,8 @@ class Network(ABC):
 
     def _template(self) -> nn.Module:
         """A module, built in a thread of its own: drawing its weights is forbidden inside a vmap of this one."""
-        with BUILDING, torch.random.fork_rng(devices=[]), ThreadPoolExecutor(1) as thread:
-            return thread.submit(self.build).result()
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self.built).result()
 
     @contextmanager
     def borrowed(self, template: nn.Module) -> Iterator[nn.Module]:

@@ -10,6 +10,7 @@ from kinfed.data import PARTITIONS, Role, build_population, load
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines.blocks import Cut
 from kinfed.errors import ConfigError
+from kinfed.experiment import Experiment
 from kinfed.federation import one_by_one
 from kinfed.models import MODELS, Model, make_model
 from kinfed.training import LocalTraining
@@ -123,6 +124,28 @@ def test_what_cannot_run_side_by_side_runs_one_by_one_and_says_why_once(model, w
     assert "\n" not in str(said[0].message)
     slow, _ = trained(algorithm, Sequential)
     assert_same_bits(fast, slow)
+
+
+class SomePixels(nn.Module):
+    """Looks at pixels that it draws when it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("some", torch.randperm(64)[:40])
+        self.layer = nn.Linear(40, 3)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)[:, self.some])
+
+
+def test_a_network_is_scored_with_what_it_drew_for_training():
+    ends = []
+    for engine in (Sequential, Vectorised):
+        algorithm = FedAvg(Model(SomePixels, classes=3), LocalTraining(2, 6, 0.2))
+        experiment = Experiment(algorithm, engine(algorithm, tiny_population(groups=1)), rounds=8)
+        assert experiment.run()["accuracy"] > 0.95
+        ends.append(experiment.state.params)
+    assert_close(*ends)
 
 
 class BranchesOnData(nn.Module):

@@ -23,6 +23,36 @@ def test_weights_come_from_the_seed_alone():
     assert not torch.equal(a["1.weight"], small_net().init(5)["1.weight"])
 
 
+class Shuffled(nn.Module):
+    """Draws the order of its inputs, and a mask that is not even a buffer, when it is built."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("order", torch.randperm(64))
+        self.kept = torch.rand(64) < 0.5
+        self.layer = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)[:, self.order] * self.kept)
+
+
+def test_what_a_network_draws_beside_its_weights_comes_from_the_seed_too():
+    model, rows = Model(Shuffled, seed=4, classes=3), batch(6, 6, exact=True)
+    torch.manual_seed(4)
+    module = Shuffled()
+    assert all(torch.equal(w, module.state_dict()[name]) for name, w in model.init().items())
+    torch.testing.assert_close(model.logits(model.init(), rows.x), module(rows.x))
+    nn.functional.cross_entropy(module(rows.x), rows.y).backward()
+    torch.testing.assert_close(model.gradient(model.init(), rows).gradient["layer.weight"], module.layer.weight.grad)
+
+
+def test_building_a_network_leaves_the_global_generator_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    Model(Shuffled, classes=3).built()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_padding_rows_have_no_gradient():
     model = small_net()
     params = model.init()
