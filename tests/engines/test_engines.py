@@ -148,6 +148,18 @@ def test_a_network_is_scored_with_what_it_drew_for_training():
     assert_close(*ends)
 
 
+def hooked() -> nn.Module:
+    inner = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
+    inner.register_forward_hook(lambda module, args, output: 3 * output)
+    return nn.Sequential(nn.Flatten(), inner, nn.Linear(8, 3))
+
+
+def test_a_hook_on_a_part_made_of_parts_is_heard_in_training():
+    algorithm = FedAvg(Model(hooked, classes=3), LOCAL)
+    slow, fast = (trained(algorithm, engine)[0] for engine in (Sequential, Vectorised))
+    assert_close(slow, fast)
+
+
 class BranchesOnData(nn.Module):
     def __init__(self) -> None:
         super().__init__()
