@@ -22,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError, OneByOneOnly
+from kinfed.models.apart import MIXES, flaw_of
 from kinfed.params import NOTHING, Params
 
 
@@ -88,8 +89,9 @@ class Network(ABC):
         weights = {name: w for name, w in params.items() if name not in buffers}
         if batch.exact:
             return self._exact_gradient(weights, buffers, batch)
-        if self.refuses:
-            raise OneByOneOnly(self.refuses)
+        self.need_rows_apart(batch.x)
+        if reason := self.refuses or self._flaw(self._training, batch.x):
+            raise OneByOneOnly(reason)
 
         lane = (batch.x, batch.y, batch.mask, *weights.values(), *buffers.values())
         slopes = _Gradient.apply(self, (*weights, *buffers), len(weights), *lane)  # type: ignore[no-untyped-call]
@@ -120,6 +122,30 @@ class Network(ABC):
         module = copy.deepcopy(self._training).to(device)
         module.load_state_dict(dict(params), strict=False)
         return module
+
+    def need_rows_apart(self, x: Tensor) -> None:
+        """Raises ModelError where the answer for a row like these depends on the rows beside it, in evaluation mode."""
+        if self._flaw(self._evaluating, x) == MIXES:
+            raise ModelError(
+                "the network's answer for a row depends on the other rows of its batch, in evaluation mode too, so a "
+                "row has no answer of its own; keep rows apart: softmax, means and norms over dim 1, batch_first=True"
+            )
+
+    def _flaw(self, template: nn.Module, x: Tensor) -> str:
+        """What is wrong with padding beside rows like these, tried once."""
+        kind = template.training, x.shape[1:], x.dtype
+        if kind not in self._flaws:
+            with ThreadPoolExecutor(1) as thread:  # outside of this thread's vmap
+                self._flaws[kind] = thread.submit(self._tried, template, x.shape[1:], x.dtype).result()
+        return self._flaws[kind]
+
+    def _tried(self, template: nn.Module, shape: torch.Size, dtype: torch.dtype) -> str:
+        with self.borrowed(template) as module, BUILDING:
+            return flaw_of(module, partial(self.forward, module), shape, dtype)
+
+    @cached_property
+    def _flaws(self) -> dict[tuple[bool, torch.Size, torch.dtype], str]:
+        return {}
 
     @cached_property
     def refuses(self) -> str:
