@@ -155,6 +155,8 @@ class Network(ABC):
                 return "BatchNorm mixes the rows of a batch, and padding would enter its statistics"
             if isinstance(module, _DropoutNd) and module.p > 0:
                 return "Dropout draws from one generator for all clients"
+            if module._backward_hooks or module._backward_pre_hooks:
+                return "a backward hook would see the gradients of all clients at once"
         return ""
 
     @cached_property

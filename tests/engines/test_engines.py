@@ -198,6 +198,18 @@ def test_a_hook_on_a_part_made_of_parts_is_heard_in_training():
     assert_close(slow, fast)
 
 
+def test_a_backward_hook_sees_one_client_at_a_time():
+    def build() -> nn.Module:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3))
+        module[3].register_full_backward_hook(lambda part, into, out: (3 * into[0],))
+        return module
+
+    algorithm = FedAvg(Model(build, classes=3), LOCAL)
+    with pytest.warns(UserWarning, match="backward hook"):
+        fast, _ = trained(algorithm, Vectorised)
+    assert_same_bits(fast, trained(algorithm, Sequential)[0])
+
+
 class BranchesOnData(nn.Module):
     def __init__(self) -> None:
         super().__init__()
