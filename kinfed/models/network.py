@@ -170,7 +170,9 @@ class Network(ABC):
     def _template(self) -> nn.Module:
         """A module, built in a thread of its own: drawing its weights is forbidden inside a vmap of this one."""
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self.built).result()
+            module = thread.submit(self.built).result()
+        refuse_computed(module)
+        return module
 
     @contextmanager
     def borrowed(self, template: nn.Module) -> Iterator[nn.Module]:
@@ -244,6 +246,7 @@ def _slopes(loss: Callable[..., Tensor], moved: int, lane: tuple[Tensor, ...]) -
 
 def from_module(module: nn.Module) -> Callable[[], nn.Module]:
     """A builder from a module that is already there: copies of it with newly drawn weights."""
+    refuse_computed(module)
     stubborn = [
         name
         for name, part in module.named_modules()
@@ -264,6 +267,17 @@ def from_module(module: nn.Module) -> Callable[[], nn.Module]:
         return fresh
 
     return build
+
+
+def refuse_computed(module: nn.Module) -> None:
+    """Raises where a part holds a tensor that was computed from weights: it can neither be copied nor follow them."""
+    held = ((f"{name}.{key}".strip("."), t) for name, part in module.named_modules() for key, t in vars(part).items())
+    computed = [name for name, t in held if isinstance(t, Tensor) and not t.is_leaf]
+    if computed:
+        raise ModelError(
+            f"{', '.join(computed)} was computed from weights when the network was built and would not follow them; "
+            "compute it in forward, and use torch.nn.utils.parametrizations.weight_norm for nn.utils.weight_norm"
+        )
 
 
 def weights_of(module: nn.Module) -> Params:

@@ -132,6 +132,29 @@ def test_a_module_that_cannot_be_drawn_anew_is_refused():
         from_module(nn.ModuleDict({"part": Stubborn()}))
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_a_network_that_holds_what_was_computed_from_weights_is_refused_with_what_to_do():
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(64, 3)))
+
+    advice = r"^1\.weight was computed from weights .* torch\.nn\.utils\.parametrizations\.weight_norm"
+    with pytest.raises(ModelError, match=advice):
+        Model(build, classes=3).check(torch.zeros(2, 1, 8, 8))
+    with pytest.raises(ModelError, match=advice):
+        from_module(build())
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_weight_norm_as_a_parametrization_is_taken():
+    layer = nn.utils.parametrizations.weight_norm
+    model = Model(lambda: nn.Sequential(nn.Flatten(), layer(nn.Linear(64, 3))), classes=3)
+    model.check(torch.zeros(2, 1, 8, 8))
+    padded, real = (model.gradient(model.init(), b).gradient for b in (batch(9, 5), batch(5, 5, exact=True)))
+    assert {"1.parametrizations.weight.original0", "1.parametrizations.weight.original1"} < set(padded)
+    for name, slope in padded.items():
+        torch.testing.assert_close(slope, real[name], atol=1e-7, rtol=0)
+
+
 def test_hits_count_real_rows_only_and_never_a_nan():
     logits = torch.tensor([[9.0, 0, 0], [0, 9.0, 0], [0, 0, 9.0], [torch.nan, 0, 0]])
     mask = torch.tensor([True, True, False, True])
