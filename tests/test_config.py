@@ -186,6 +186,39 @@ def test_a_model_of_the_users_own_is_imported_and_tried(tmp_path: Path, monkeypa
         assemble(tiny("model=half_written:net"))
 
 
+OWN_NETWORKS = """
+from torch import nn
+def refusing(shape, classes): raise ValueError("wants images of 28x28")
+def missing(shape, classes): return {}["width"]
+def negative(shape, classes): return nn.Linear(-1, classes)
+def few(shape): return nn.Linear(64, 10)
+def nothing(shape, classes): nn.Linear(64, classes)
+class Unpacking(nn.Linear):
+    def __init__(self, shape, classes): super().__init__(64, classes)
+    def forward(self, x):
+        rows, pixels = x.shape
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("refusing", r"called with \(1, 8, 8\) and 10 it failed: ValueError: wants images of 28x28"),
+        ("missing", "it failed: KeyError: 'width'"),
+        ("negative", "it failed: RuntimeError: .*negative dimension"),
+        ("few", "it failed: TypeError: .*2 were given"),
+        ("nothing", "it gave a NoneType"),
+        ("Unpacking", r"failed on rows of shape \(1, 8, 8\): ValueError: too many values to unpack"),
+    ],
+)
+def test_whatever_a_model_of_the_users_own_raises_names_it(name, why, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "raising_networks.py").write_text(OWN_NETWORKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelError, match=f"model 'raising_networks:{name}' .*{why}"):
+        assemble(tiny(f"model=raising_networks:{name}"))
+
+
 OWN_METHODS = """
 from dataclasses import dataclass
 from kinfed.algorithm import Algorithm

@@ -1,6 +1,7 @@
 """From a config to the real parts: dataset, clients, model, method, engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import cast
@@ -15,7 +16,7 @@ from kinfed.data.build import build_population
 from kinfed.data.datasets import load
 from kinfed.data.population import Population
 from kinfed.engines import ENGINES, Flower, Vectorised
-from kinfed.errors import ConfigError, ModelError
+from kinfed.errors import ConfigError, KinfedError, ModelError
 from kinfed.experiment import Experiment
 from kinfed.federation import Federation
 from kinfed.models import Model, Shape, make_model
@@ -55,19 +56,35 @@ def model_for(config: Config, population: Population) -> Model:
     """The classifier, tried on two rows."""
     shape = cast("Shape", tuple(population.x.shape[1:]))
     if ":" in config.model:
-        own = cast("Callable[[Shape, int], nn.Module]", imported(config.model, "model", "function"))
-        build = partial(own, shape, population.classes)
+        own = imported(config.model, "model", "function")
+        build = partial(own_network, config.model, own, shape, population.classes)
         model = Model(build, seed=config.seed, classes=population.classes)
     else:
         model = make_model(config.model, shape, population.classes, seed=config.seed)
-    try:
+    with in_one_line(f"model '{config.model}' was built, but failed on rows of shape {shape}"):
         model.check(population.x[:2])
-    except (TypeError, AttributeError) as error:
-        raise ModelError(
-            f"model '{config.model}' must be a function (shape, classes) -> torch.nn.Module; "
-            f"called with {shape} and {population.classes} it failed: {error}"
-        ) from error
     return model
+
+
+def own_network(name: str, build: object, shape: Shape, classes: int) -> nn.Module:
+    """What a function of the user's own builds."""
+    wanted = f"model '{name}' must be a function (shape, classes) -> torch.nn.Module; called with {shape} and {classes}"
+    with in_one_line(f"{wanted} it failed"):
+        network = cast("Callable[[Shape, int], object]", build)(shape, classes)
+    if not isinstance(network, nn.Module):
+        raise ModelError(f"{wanted} it gave a {type(network).__name__}")
+    return network
+
+
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """Inside it any error of a network of the user's own is a ModelError; a GPU that is full is not the network's."""
+    try:
+        yield
+    except (KinfedError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # code of the user's own may raise anything
+        raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def make_algorithm(config: Config, model: Model) -> Algorithm[object]:

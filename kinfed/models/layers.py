@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
+HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 WIDE = 2**19  # numbers in a matrix from which on its product is faster with it on the left
 
 
@@ -105,6 +106,8 @@ class Layers:
 
 def layers_of(module: nn.Module) -> Layers | None:
     """The module as plain layers; None if it is anything but a sequence of such."""
+    if is_hooked(module):
+        return None
     parts = list(leaves(module))
     steps = [_layer(name, leaf) for name, leaf in parts]
     weights = [id(weight) for _, leaf in parts for weight in leaf.parameters()]
@@ -125,9 +128,12 @@ def leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]
             yield from leaves(part, f"{name}{inner}.")
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody is called before or after it or one of its parts, on the way there or back."""
+    return any(getattr(part, hooks) for part in module.modules() for hooks in HOOKS)
+
+
 def _layer(name: str, leaf: nn.Module) -> Layer | None:
-    if leaf._forward_hooks or leaf._forward_pre_hooks:
-        return None
     if type(leaf) is nn.Linear:
         return partial(_linear, name)
     if type(leaf) is nn.ReLU:

@@ -58,7 +58,7 @@ class Model(Network):
         return "quick, one client after the other" if self.layers.alone else "quick, a block in the same products"
 
     def check(self, x: Tensor) -> None:
-        """Raises unless the network takes such rows and its output fits the classes."""
+        """Raises unless the network takes such rows, each for itself, and its output fits the classes."""
         try:
             shape = tuple(self.logits(self.init(), x[:2]).shape)
         except torch.OutOfMemoryError:
@@ -70,6 +70,8 @@ class Model(Network):
                 f"the model's output for 2 rows has shape {shape}, wanted (2, {self.classes}): "
                 f"the data has {self.classes} classes"
             )
+        if self.layers is None:  # plain layers do keep rows apart
+            self.need_rows_apart(x)
 
     def parameters(self) -> int:
         """The number of weights."""

@@ -22,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError, OneByOneOnly
+from kinfed.models.apart import MIXES, flaw_of
 from kinfed.params import NOTHING, Params
 
 
@@ -53,6 +54,12 @@ class Network(ABC):
             torch.manual_seed(self.seed if seed is None else seed)
             return weights_of(self.build())
 
+    def built(self) -> nn.Module:
+        """A new module; what it draws beside its weights (a mask, an order) is drawn by the seed, always the same."""
+        with BUILDING, torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)  # not a GPU's, which clients may be drawing from
+            return self.build()
+
     def inputs(self, x: Tensor) -> Tensor:
         """Rows as the network wants them: float, scaled."""
         x = x / 255 if x.dtype == torch.uint8 else x
@@ -82,8 +89,9 @@ class Network(ABC):
         weights = {name: w for name, w in params.items() if name not in buffers}
         if batch.exact:
             return self._exact_gradient(weights, buffers, batch)
-        if self.refuses:
-            raise OneByOneOnly(self.refuses)
+        self.need_rows_apart(batch.x)
+        if reason := self.refuses or self._flaw(self._training, batch.x):
+            raise OneByOneOnly(reason)
 
         lane = (batch.x, batch.y, batch.mask, *weights.values(), *buffers.values())
         slopes = _Gradient.apply(self, (*weights, *buffers), len(weights), *lane)  # type: ignore[no-untyped-call]
@@ -115,6 +123,30 @@ class Network(ABC):
         module.load_state_dict(dict(params), strict=False)
         return module
 
+    def need_rows_apart(self, x: Tensor) -> None:
+        """Raises ModelError where the answer for a row like these depends on the rows beside it, in evaluation mode."""
+        if self._flaw(self._evaluating, x) == MIXES:
+            raise ModelError(
+                "the network's answer for a row depends on the other rows of its batch, in evaluation mode too, so a "
+                "row has no answer of its own; keep rows apart: softmax, means and norms over dim 1, batch_first=True"
+            )
+
+    def _flaw(self, template: nn.Module, x: Tensor) -> str:
+        """What is wrong with padding beside rows like these, tried once."""
+        kind = template.training, x.shape[1:], x.dtype
+        if kind not in self._flaws:
+            with ThreadPoolExecutor(1) as thread:  # outside of this thread's vmap
+                self._flaws[kind] = thread.submit(self._tried, template, x.shape[1:], x.dtype).result()
+        return self._flaws[kind]
+
+    def _tried(self, template: nn.Module, shape: torch.Size, dtype: torch.dtype) -> str:
+        with self.borrowed(template) as module, BUILDING:
+            return flaw_of(module, partial(self.forward, module), shape, dtype)
+
+    @cached_property
+    def _flaws(self) -> dict[tuple[bool, torch.Size, torch.dtype], str]:
+        return {}
+
     @cached_property
     def refuses(self) -> str:
         """Why this network cannot train on padded batches of many clients at once; empty when it can."""
@@ -123,6 +155,8 @@ class Network(ABC):
                 return "BatchNorm mixes the rows of a batch, and padding would enter its statistics"
             if isinstance(module, _DropoutNd) and module.p > 0:
                 return "Dropout draws from one generator for all clients"
+            if module._backward_hooks or module._backward_pre_hooks:
+                return "a backward hook would see the gradients of all clients at once"
         return ""
 
     @cached_property
@@ -135,8 +169,10 @@ class Network(ABC):
 
     def _template(self) -> nn.Module:
         """A module, built in a thread of its own: drawing its weights is forbidden inside a vmap of this one."""
-        with BUILDING, torch.random.fork_rng(devices=[]), ThreadPoolExecutor(1) as thread:
-            return thread.submit(self.build).result()
+        with ThreadPoolExecutor(1) as thread:
+            module = thread.submit(self.built).result()
+        refuse_computed(module)
+        return module
 
     @contextmanager
     def borrowed(self, template: nn.Module) -> Iterator[nn.Module]:
@@ -210,6 +246,7 @@ def _slopes(loss: Callable[..., Tensor], moved: int, lane: tuple[Tensor, ...]) -
 
 def from_module(module: nn.Module) -> Callable[[], nn.Module]:
     """A builder from a module that is already there: copies of it with newly drawn weights."""
+    refuse_computed(module)
     stubborn = [
         name
         for name, part in module.named_modules()
@@ -230,6 +267,17 @@ def from_module(module: nn.Module) -> Callable[[], nn.Module]:
         return fresh
 
     return build
+
+
+def refuse_computed(module: nn.Module) -> None:
+    """Raises where a part holds a tensor that was computed from weights: it can neither be copied nor follow them."""
+    held = ((f"{name}.{key}".strip("."), t) for name, part in module.named_modules() for key, t in vars(part).items())
+    computed = [name for name, t in held if isinstance(t, Tensor) and not t.is_leaf]
+    if computed:
+        raise ModelError(
+            f"{', '.join(computed)} was computed from weights when the network was built and would not follow them; "
+            "compute it in forward, and use torch.nn.utils.parametrizations.weight_norm for nn.utils.weight_norm"
+        )
 
 
 def weights_of(module: nn.Module) -> Params:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from kinfed.models.layers import leaves
+from kinfed.models.layers import is_hooked, leaves
 from kinfed.params import Stack
 
 Image = tuple[int, int, int]  # height, width, channels
@@ -156,14 +156,14 @@ class Moving:
 
 def stages_of(module: nn.Module) -> tuple[Stage, ...]:
     """The network as stages; none if it is anything but a sequence of such."""
+    if is_hooked(module):
+        return ()
     stages: list[Stage] = []
     parts = list(leaves(module))
     for (_, before), (name, leaf) in pairwise([("", nn.Identity()), *parts]):
         is_first_linear = type(leaf) is nn.Linear and not (stages and stages[-1].is_linear)
         known = _joined(stages, name, leaf)
-        if known is None or leaf._forward_hooks or leaf._forward_pre_hooks:
-            return ()
-        if is_first_linear != (type(before) is nn.Flatten):
+        if known is None or is_first_linear != (type(before) is nn.Flatten):
             return ()
         stages = known
     weights = [id(w) for _, leaf in parts for w in leaf.parameters()]

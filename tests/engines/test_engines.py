@@ -9,7 +9,8 @@ from kinfed.algorithms import FedAvg, Local
 from kinfed.data import PARTITIONS, Role, build_population, load
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines.blocks import Cut
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, ModelError
+from kinfed.experiment import Experiment
 from kinfed.federation import one_by_one
 from kinfed.models import MODELS, Model, make_model
 from kinfed.training import LocalTraining
@@ -113,7 +114,26 @@ def batch_norm() -> Model:
     return Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), classes=3)
 
 
-@pytest.mark.parametrize(("model", "why"), [(drop_out, "Dropout"), (batch_norm, "BatchNorm")])
+class Centred(nn.Module):
+    """Batch norm by hand: rows less their mean in training, less the mean so far in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - (x.mean(0) if self.training else self.mean)
+
+
+def centred() -> Model:
+    return Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Centred(), nn.Linear(8, 3)), classes=3)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [(drop_out, "Dropout"), (batch_norm, "BatchNorm"), (centred, "mixes the rows of a batch")]
+)
 def test_what_cannot_run_side_by_side_runs_one_by_one_and_says_why_once(model, why):
     algorithm = FedAvg(model(), LocalTraining(1, 6, 0.05))
     with warnings.catch_warnings(record=True) as said:
@@ -123,6 +143,71 @@ def test_what_cannot_run_side_by_side_runs_one_by_one_and_says_why_once(model, w
     assert "\n" not in str(said[0].message)
     slow, _ = trained(algorithm, Sequential)
     assert_same_bits(fast, slow)
+
+
+def test_a_network_that_mixes_rows_in_evaluation_too_is_refused():
+    class Mixing(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.flatten(1) - x.flatten(1).mean(0))
+
+    with pytest.raises(ModelError, match="depends on the other rows of its batch"):
+        trained(FedAvg(Model(lambda: Mixing(64, 3), classes=3), LOCAL), Vectorised)
+
+
+def test_buffers_that_move_do_so_in_every_engine():
+    def build():
+        return nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 3))
+
+    algorithm = Local(Model(build, classes=3), LOCAL)
+    with pytest.warns(UserWarning, match="buffers move in training"):
+        fast, _ = trained(algorithm, Vectorised)
+    assert_same_bits(fast, trained(algorithm, Sequential)[0])
+
+
+class SomePixels(nn.Module):
+    """Looks at pixels that it draws when it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("some", torch.randperm(64)[:40])
+        self.layer = nn.Linear(40, 3)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)[:, self.some])
+
+
+def test_a_network_is_scored_with_what_it_drew_for_training():
+    ends = []
+    for engine in (Sequential, Vectorised):
+        algorithm = FedAvg(Model(SomePixels, classes=3), LocalTraining(2, 6, 0.2))
+        experiment = Experiment(algorithm, engine(algorithm, tiny_population(groups=1)), rounds=8)
+        assert experiment.run()["accuracy"] > 0.95
+        ends.append(experiment.state.params)
+    assert_close(*ends)
+
+
+def hooked() -> nn.Module:
+    inner = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
+    inner.register_forward_hook(lambda module, args, output: 3 * output)
+    return nn.Sequential(nn.Flatten(), inner, nn.Linear(8, 3))
+
+
+def test_a_hook_on_a_part_made_of_parts_is_heard_in_training():
+    algorithm = FedAvg(Model(hooked, classes=3), LOCAL)
+    slow, fast = (trained(algorithm, engine)[0] for engine in (Sequential, Vectorised))
+    assert_close(slow, fast)
+
+
+def test_a_backward_hook_sees_one_client_at_a_time():
+    def build() -> nn.Module:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3))
+        module[3].register_full_backward_hook(lambda part, into, out: (3 * into[0],))
+        return module
+
+    algorithm = FedAvg(Model(build, classes=3), LOCAL)
+    with pytest.warns(UserWarning, match="backward hook"):
+        fast, _ = trained(algorithm, Vectorised)
+    assert_same_bits(fast, trained(algorithm, Sequential)[0])
 
 
 class BranchesOnData(nn.Module):

@@ -8,6 +8,7 @@ from torch.func import vmap
 from kinfed.client import Batch
 from kinfed.models import Feed, Model, Quick, descend, descent
 from kinfed.models.layers import layers_of
+from kinfed.models.stages import stages_of
 from kinfed.params import Stack
 from kinfed.training import Labelled
 from tests.problems import assert_close, assert_same_bits
@@ -135,6 +136,15 @@ def hooked() -> nn.Module:
     layer = nn.Linear(64, 3)
     layer.register_forward_hook(lambda module, args, output: 2 * output)
     return nn.Sequential(nn.Flatten(), layer)
+
+
+@pytest.mark.parametrize("where", ["", "1", "1.0"], ids=["root", "container", "leaf"])
+@pytest.mark.parametrize("kind", ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"])
+def test_a_hook_anywhere_leaves_a_network_to_the_general_way(kind, where):
+    module = dense()
+    assert layers_of(module) and stages_of(module)
+    getattr(module.get_submodule(where), f"register_{kind}")(lambda *given: None)
+    assert layers_of(module) is None and stages_of(module) == ()
 
 
 def shared() -> nn.Module:

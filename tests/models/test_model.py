@@ -23,6 +23,36 @@ def test_weights_come_from_the_seed_alone():
     assert not torch.equal(a["1.weight"], small_net().init(5)["1.weight"])
 
 
+class Shuffled(nn.Module):
+    """Draws the order of its inputs, and a mask that is not even a buffer, when it is built."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("order", torch.randperm(64))
+        self.kept = torch.rand(64) < 0.5
+        self.layer = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)[:, self.order] * self.kept)
+
+
+def test_what_a_network_draws_beside_its_weights_comes_from_the_seed_too():
+    model, rows = Model(Shuffled, seed=4, classes=3), batch(6, 6, exact=True)
+    torch.manual_seed(4)
+    module = Shuffled()
+    assert all(torch.equal(w, module.state_dict()[name]) for name, w in model.init().items())
+    torch.testing.assert_close(model.logits(model.init(), rows.x), module(rows.x))
+    nn.functional.cross_entropy(module(rows.x), rows.y).backward()
+    torch.testing.assert_close(model.gradient(model.init(), rows).gradient["layer.weight"], module.layer.weight.grad)
+
+
+def test_building_a_network_leaves_the_global_generator_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    Model(Shuffled, classes=3).built()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_padding_rows_have_no_gradient():
     model = small_net()
     params = model.init()
@@ -100,6 +130,29 @@ class Stubborn(nn.Module):
 def test_a_module_that_cannot_be_drawn_anew_is_refused():
     with pytest.raises(ModelError, match="part"):
         from_module(nn.ModuleDict({"part": Stubborn()}))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_a_network_that_holds_what_was_computed_from_weights_is_refused_with_what_to_do():
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(64, 3)))
+
+    advice = r"^1\.weight was computed from weights .* torch\.nn\.utils\.parametrizations\.weight_norm"
+    with pytest.raises(ModelError, match=advice):
+        Model(build, classes=3).check(torch.zeros(2, 1, 8, 8))
+    with pytest.raises(ModelError, match=advice):
+        from_module(build())
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_weight_norm_as_a_parametrization_is_taken():
+    layer = nn.utils.parametrizations.weight_norm
+    model = Model(lambda: nn.Sequential(nn.Flatten(), layer(nn.Linear(64, 3))), classes=3)
+    model.check(torch.zeros(2, 1, 8, 8))
+    padded, real = (model.gradient(model.init(), b).gradient for b in (batch(9, 5), batch(5, 5, exact=True)))
+    assert {"1.parametrizations.weight.original0", "1.parametrizations.weight.original1"} < set(padded)
+    for name, slope in padded.items():
+        torch.testing.assert_close(slope, real[name], atol=1e-7, rtol=0)
 
 
 def test_hits_count_real_rows_only_and_never_a_nan():
