@@ -129,8 +129,8 @@ def leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody is called before or after it or one of its parts, on the way there or back."""
-    return any(getattr(part, hooks) for part in module.modules() for hooks in HOOKS)
+    """Whether somebody is called before, after or instead of it or one of its parts, on the way there or back."""
+    return any("forward" in vars(part) or any(getattr(part, h) for h in HOOKS) for part in module.modules())
 
 
 def _layer(name: str, leaf: nn.Module) -> Layer | None:

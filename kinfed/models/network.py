@@ -170,9 +170,13 @@ class Network(ABC):
     def _template(self) -> nn.Module:
         """A module, built in a thread of its own: drawing its weights is forbidden inside a vmap of this one."""
         with ThreadPoolExecutor(1) as thread:
-            module = thread.submit(self.built).result()
+            return thread.submit(self._own).result()
+
+    def _own(self) -> nn.Module:
+        """A copy that shares nothing, should `build` give the same module each time."""
+        module = self.built()
         refuse_computed(module)
-        return module
+        return copy.deepcopy(module)
 
     @contextmanager
     def borrowed(self, template: nn.Module) -> Iterator[nn.Module]:

@@ -147,6 +147,12 @@ def test_a_hook_anywhere_leaves_a_network_to_the_general_way(kind, where):
     assert layers_of(module) is None and stages_of(module) == ()
 
 
+def test_a_forward_of_its_own_leaves_a_network_to_the_general_way():
+    module = dense()
+    module[1][0].forward = lambda x: 2 * nn.Linear.forward(module[1][0], x)
+    assert layers_of(module) is None and stages_of(module) == ()
+
+
 def shared() -> nn.Module:
     layer = nn.Linear(64, 64)
     return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer)

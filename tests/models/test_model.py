@@ -164,3 +164,11 @@ def test_hits_count_real_rows_only_and_never_a_nan():
         False,
         False,
     ]
+
+
+def test_a_builder_that_gives_the_same_module_each_time_does_not_mix_training_with_evaluation():
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
+    model = Model(lambda: module, classes=3)
+    params, rows = model.init(), batch(5, 5, exact=True)
+    assert model.training_loss(params, rows) != model.loss(params, rows)  # in the one, rows are dropped out
+    assert model.training_loss(params, rows) != model.loss(params, rows)  # and after the other, too
