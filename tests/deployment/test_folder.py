@@ -159,7 +159,23 @@ def test_nodes_may_bring_their_own_rows():
     plan = read_plan(folder / "kinfed_app" / "plan.toml")
     assert (plan.shape, plan.classes, plan.clients, plan.dtype) == ((3, 32, 32), 7, 3, "uint8")
     assert [config["name"] for config in node_configs(folder)] == ["client-00", "client-01", "client-02"]
+    assert plan.server_rows == "" and "here none" in (folder / "README.md").read_text()
     assert not (folder / "data").exists()
+
+
+@pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])
+def test_a_method_whose_server_needs_rows_has_a_place_for_them_and_it_is_said(method):
+    words = [f"method={method}", "--shape", "3,32,32", "--classes", "10", "--clients", "20"]
+    result = CliRunner().invoke(app, ["deploy", "new", "mine", *words])
+    assert f"{method} needs rows of the server's own too" in result.stdout and "server_rows" in result.stdout
+    assert read_plan(Path("mine/kinfed_app/plan.toml")).server_rows == "data/server"
+    assert "here `data/server`" in Path("mine/README.md").read_text()
+
+
+def test_an_encoder_from_elsewhere_takes_no_rows_of_the_server():
+    folder = new("methods.flt.signature.pretraining.source=emnist", "--shape", "1,28,28", "--classes", "10",
+                 "--clients", "3")  # fmt: skip
+    assert read_plan(folder / "kinfed_app" / "plan.toml").server_rows == ""
 
 
 def test_what_is_there_is_not_written_over_unless_forced():
@@ -181,6 +197,8 @@ def test_what_is_there_is_not_written_over_unless_forced():
         (["mine", "--shape", "3x32", "--classes", "2", "--clients", "2"], "wanted whole numbers as in 3,32,32"),
         (["mine", "model=lenet5"], "rows of shape (1, 8, 8)"),
         (["mine", "evaluation.correlation=true"], "which a deployed server has not"),
+        (["mine", "--shape", "3,30,30", "--classes", "2", "--clients", "2"], "image sides that 4 divides, got 30x30"),
+        (["mine", "data.public=0"], "flt needs rows of the server's own, but there are none: set data.public = 0.1"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(words, part):
