@@ -85,6 +85,10 @@ class Algorithm(ABC, Generic[State]):
         """How a stranger gets its model, in words."""
         return self.needs_labels or "everybody is served the same model"
 
+    def needs_server_rows(self) -> bool:
+        """Whether training takes rows that the server owns."""
+        return False
+
     def asks_server_rows(self) -> bool:
         """Whether admitting a stranger takes the rows that the server owns."""
         return False

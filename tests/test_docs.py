@@ -35,6 +35,19 @@ def test_the_metrics_page_names_every_column():
     assert set(METRICS) - named == {"correlation_labels_se", "correlation_drift_se"}  # "and …_se of both"
 
 
+def test_the_deployment_page_names_the_settings_that_an_app_has_from_the_demo():
+    from kinfed.config import DEMO, load_config
+
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    demo = load_config(DEMO)
+    training, signature = demo.training, demo.resolve()["methods"]["flt"]["signature"]
+    assert f"| `model` | `{demo.model}` |" in page
+    assert f"| `rounds`, `fraction` | {demo.rounds}, {demo.fraction} |" in page
+    assert f"| {training.epochs} epoch, batches of {training.batch_size}, lr {training.lr} |" in page
+    assert f'`latent = {signature["latent"]}`, `tuning = "{signature["tuning"]}"`' in page
+    assert f"| `engine.timeout` | {demo.engine.timeout:.0f} |" in page
+
+
 def test_every_example_is_a_valid_config():
     from kinfed.config import load_config
 

@@ -85,6 +85,9 @@ class Described(Clusters[D], ABC):
         names, apart = from_groups(state.known.of(others), state.kinship[others], state.known.of(clients))
         return torch.full((len(clients), int(names.max()) + 1), torch.inf).index_copy(1, names.cpu(), apart.cpu())
 
+    def needs_server_rows(self) -> bool:
+        return self.signature.pretraining.source == "public"
+
     def pretrained(self, fed: Federation) -> Params:
         """Server: the auto-encoder's weights, trained on its own rows or another dataset."""
         network = self.signature.network(fed.x.shape[1:])

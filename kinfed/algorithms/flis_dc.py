@@ -89,6 +89,9 @@ class FLISDC(Owning[FLISDCState]):
         fed.run(self.choose, newcomers, Offer(shared={"models": state.models}))
         return state
 
+    def needs_server_rows(self) -> bool:
+        return True
+
     def graph(self, state: FLISDCState) -> Tensor:
         return state.related
 

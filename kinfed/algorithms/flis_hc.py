@@ -84,6 +84,9 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
         alike = similarity(said, state.said) @ heard.T / heard.sum(1).clamp(min=1)  # to each cluster, on average
         return placed(state, newcomers, replies.cohort, alike.argmax(1), fed)
 
+    def needs_server_rows(self) -> bool:
+        return True
+
     def asks_server_rows(self) -> bool:
         return self.newcomers == "similarity"
 

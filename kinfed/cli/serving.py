@@ -97,6 +97,11 @@ def new(
         config = configured(settings, options)
         refuse_taken(folder, force)
         plan = own_plan(shape, classes, clients)
-        new_folder(config, folder, plan or make_population(config), force)
+        written = new_folder(config, folder, plan or make_population(config), force)
         tried = "put rows into data/ as it says" if plan else f"try it here with: cd {folder} && ./try.sh"
         print(f"written to {folder}: read its README.md, and {tried}")
+        if plan and written.server_rows:
+            print(
+                f"{config.method} needs rows of the server's own too, before it starts: put them into "
+                f"{written.server_rows}, or name another folder in server_rows of kinfed_app/plan.toml"
+            )

@@ -10,11 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from kinfed.config import Config, write
-from kinfed.config.assembly import make_algorithm, model_for
 from kinfed.config.tables import to_table
 from kinfed.data.population import Population
 from kinfed.deployment.own_code import own_modules, place_of, take_along
-from kinfed.deployment.plan import KINDS, Plan
+from kinfed.deployment.plan import KINDS, Plan, method_for
 from kinfed.deployment.rows import FILE
 from kinfed.engines.flower.simulation import OFFLINE
 from kinfed.errors import ConfigError
@@ -54,12 +53,15 @@ class Node:
         return table | ({"holdout": True} if self.is_holdout else {})
 
 
-def new_folder(config: Config, folder: Path, source: Population | Plan, force: bool = False) -> None:
-    """Writes the app of this config; rows are cut from a population, or, given a plan alone, brought by nodes."""
+def new_folder(config: Config, folder: Path, source: Population | Plan, force: bool = False) -> Plan:
+    """Writes the app of this config; rows are cut from a population, or, given a plan alone, brought by nodes.
+
+    Gives back the plan that was written.
+    """
     refuse_taken(folder, force)
     plan = source if isinstance(source, Plan) else plan_for(source)
     nodes = [Node(name) for name in names(plan.clients)] if isinstance(source, Plan) else nodes_of(source)
-    config = fit_for_a_network(config, plan)
+    config, plan = fit_for_a_network(config), fit_for_the_method(config, plan, is_cut=isinstance(source, Population))
     shutil.rmtree(folder / "nodes", ignore_errors=True)  # of an earlier number of clients
     folder.mkdir(parents=True, exist_ok=True)
     own = "".join(f'"{pattern}", ' for pattern in take_along(config, folder))
@@ -71,6 +73,7 @@ def new_folder(config: Config, folder: Path, source: Population | Plan, force: b
         put_text(folder / node.path, write(node.settings()))
     if isinstance(source, Population):
         cut(source, folder / DATA, nodes)
+    return plan
 
 
 def refuse_taken(folder: Path, force: bool) -> None:
@@ -81,15 +84,23 @@ def refuse_taken(folder: Path, force: bool) -> None:
         raise ConfigError(f"{folder} is not empty: choose another folder, or write over what is there with --force")
 
 
-def fit_for_a_network(config: Config, plan: Plan) -> Config:
-    """The config as server and nodes read it; raises where they could not make its model and method."""
+def fit_for_a_network(config: Config) -> Config:
+    """The config as server and nodes read it; raises where they could not do what it asks for."""
     if config.evaluation.correlation:
         raise ConfigError(
             "evaluation.correlation needs all clients' rows, which a deployed server has not; leave it out"
         )
-    bare = replace(plan, server_rows="").own_rows()
-    make_algorithm(config, model_for(config, bare.population(plan.clients)))
     return replace(config, engine=replace(config.engine, name="flower"))
+
+
+def fit_for_the_method(config: Config, plan: Plan, is_cut: bool) -> Plan:
+    """The plan, with a folder for the server's rows where the method needs some; raises where it cannot be used."""
+    algorithm = method_for(config, plan, replace(plan, server_rows="").own_rows())
+    if plan.server_rows or not algorithm.needs_server_rows():
+        return plan
+    if is_cut:
+        raise ConfigError(f"{config.method} needs rows of the server's own, but there are none: set data.public = 0.1")
+    return replace(plan, server_rows=f"{DATA}/{SERVER}")
 
 
 def plan_for(people: Population) -> Plan:
@@ -143,6 +154,7 @@ def words(config: Config, plan: Plan, nodes: list[Node]) -> dict[str, str]:
         "@ROW@": f"{plan.dtype} {list(plan.shape)}",
         "@CLASSES@": str(plan.classes),
         "@FIRST@": nodes[0].name,
+        "@SERVER_ROWS@": f"`{plan.server_rows}`" if plan.server_rows else "none",
     }
 
 

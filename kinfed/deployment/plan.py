@@ -5,7 +5,9 @@ from pathlib import Path
 
 import torch
 
-from kinfed.config import toml
+from kinfed.algorithm import Algorithm
+from kinfed.config import Config, toml
+from kinfed.config.assembly import make_algorithm, model_for
 from kinfed.config.tables import build
 from kinfed.deployment.rows import from_folder
 from kinfed.engines.flower import OwnRows
@@ -38,7 +40,10 @@ class Plan:
         """The server's own rows; none, but of the right kind, where it has no folder."""
         if not self.server_rows:
             return OwnRows(torch.empty(0, *self.shape, dtype=KINDS[self.dtype]), torch.empty(0).long(), self.classes)
-        rows = self.checked(from_folder(Path(self.server_rows)))
+        try:
+            rows = self.checked(from_folder(Path(self.server_rows)))
+        except DataError as error:
+            raise DataError(f"server_rows of plan.toml is '{self.server_rows}', but {error}") from error
         return OwnRows(rows.x, rows.y, self.classes)
 
     def checked(self, rows: Holding) -> Holding:
@@ -52,6 +57,13 @@ class Plan:
             if len(y) and not (int(y.min()) >= -1 and int(y.max()) < self.classes):
                 raise DataError(f"wanted labels 0..{self.classes - 1}, -1 for none, got {int(y.min())}..{int(y.max())}")
         return rows
+
+
+def method_for(config: Config, plan: Plan, own: OwnRows) -> Algorithm[object]:
+    """The method of this config; raises where it, or one of its networks, is not for rows like these."""
+    algorithm = make_algorithm(config, model_for(config, own.population(plan.clients)))
+    algorithm.networks(plan.shape)
+    return algorithm
 
 
 def read_plan(path: Path) -> Plan:

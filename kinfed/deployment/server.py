@@ -1,5 +1,6 @@
 """The server's part: it waits for clients, runs the experiment over them, and goes on from its checkpoint if killed."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,11 +8,12 @@ from typing import TYPE_CHECKING
 from kinfed import snapshot
 from kinfed.commands import conduct
 from kinfed.config import Config
-from kinfed.config.assembly import device_of, experiment_of, make_algorithm, model_for
-from kinfed.deployment.plan import Plan
+from kinfed.config.assembly import device_of, experiment_of
+from kinfed.deployment.plan import Plan, method_for
 from kinfed.engines.flower import Deployed
+from kinfed.errors import ConfigError, KinfedError
 from kinfed.progress import Lines
-from kinfed.runs import CHECKPOINT, SUMMARY, can_go_on, write_config
+from kinfed.runs import CHECKPOINT, can_go_on
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -26,9 +28,18 @@ def app_for(config: Config, out: Path, plan: Plan) -> "ServerApp":
     from kinfed.engines.flower.messages import server_app
 
     def main(grid: "Grid", context: "Context") -> None:
+        logging.getLogger("flwr").addFilter(in_one_line)
         serve(config, Path(str(context.run_config.get("out", out))), plan, grid)
 
     return server_app(main)
+
+
+def in_one_line(record: logging.LogRecord) -> bool:
+    """Takes the traceback off what Flower logs of an error of kinfed's own."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, KinfedError):
+        record.msg, record.args, record.exc_info = "error: %s", (" ".join(str(error).split()),), None
+    return True
 
 
 def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
@@ -43,15 +54,18 @@ def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     fed.gather(plan.wait_for, plan.wait_seconds)
     display.say(f"{len(fed.nodes)} clients are there")
     experiment = experiment_of(config, fed.method, fed)
-    write_config(out, config)
-    (out / SUMMARY).unlink(missing_ok=True)
     conduct(config, out, display, experiment, resume=resuming)
 
 
 def federation(config: Config, plan: Plan, grid: "Grid") -> Deployed:
     """The clients as this server sees them."""
     own = plan.own_rows()
-    algorithm = make_algorithm(config, model_for(config, own.population(plan.clients)))
+    algorithm = method_for(config, plan, own)
+    if algorithm.needs_server_rows() and not len(own.y):
+        raise ConfigError(
+            f"{config.method} needs rows of the server's own, but there are none: put them into a folder as rows.npz, "
+            "and name it in server_rows of plan.toml"
+        )
     return Deployed(
         algorithm, own, plan.clients, grid, fraction=config.fraction, seed=config.seed,
         device=device_of(config.engine), timeout=config.engine.timeout, attempts=config.engine.attempts,

@@ -8,8 +8,9 @@ import torch
 
 from kinfed import snapshot
 from kinfed.data import LATER, Role
+from kinfed.data.population import NO_ROWS
 from kinfed.engines import Sequential, Vectorised
-from kinfed.errors import RoleError
+from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Evaluation, Experiment
 from tests.algorithms.registry import METHODS, make, population
 from tests.problems import assert_close, assert_same_bits
@@ -40,6 +41,15 @@ def usual(named):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_registered_method_is_tested(name):
     assert make(name).model.classes == 3
+
+
+def test_who_needs_rows_of_the_server_says_so(method):
+    fed = Vectorised(method, replace(population(), public=NO_ROWS))
+    if method.needs_server_rows():
+        with pytest.raises(ConfigError, match=r"there are none: set data\.public"):
+            method.init(fed)
+    else:
+        method.init(fed)
 
 
 def test_engines_agree_and_their_ledgers_are_equal(method, usual):

@@ -1,6 +1,7 @@
 """The apps of a deployment, on a Grid inside this process: folders of rows in, a run folder out."""
 
 import json
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -116,6 +117,34 @@ def test_rows_that_are_not_as_planned_are_refused_at_home_and_nothing_is_said(fo
         serve(federation(folders), folders / "run")
     assert "wanted rows uint8 [1, 8, 8]" in caplog.text  # in its own log
     assert "node 105 cannot take part: code 8" in caplog.text  # in the server's
+
+
+@pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])
+def test_a_server_without_the_rows_it_needs_says_so_before_it_waits(method, tmp_path, capsys):
+    config = replace(CONFIG, method=method)
+    with pytest.raises(ConfigError, match=rf"{method} needs rows of the server's own.* server_rows of plan.toml"):
+        serve(Loopback(0), tmp_path / "run", config)
+    missing = replace(PLAN, server_rows=str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"server_rows of plan.toml is '.*nowhere', but .*rows.npz cannot be read"):
+        serve(Loopback(0), tmp_path / "run", config, missing)
+    assert "waiting" not in capsys.readouterr().out
+
+
+def test_a_server_that_cannot_go_on_says_why_in_one_line(tmp_path, caplog):
+    flower = logging.getLogger("flwr")
+    flower.addHandler(caplog.handler)
+    try:
+        serve(Loopback(0), tmp_path / "run", replace(CONFIG, method="flt"))
+    except ConfigError as error:
+        flower.error("ServerApp raised an exception", exc_info=error)  # as Flower does
+    flower.removeHandler(caplog.handler)
+    assert caplog.messages[-1].startswith("error: flt needs rows of the server's own")
+    assert "Traceback" not in caplog.text
+
+
+def test_a_plan_whose_rows_the_method_cannot_take_is_refused_by_the_server(tmp_path):
+    with pytest.raises(ConfigError, match="image sides that 4 divides, got 8x9"):
+        serve(Loopback(0), tmp_path / "run", replace(CONFIG, method="flt"), replace(PLAN, shape=(1, 8, 9)))
 
 
 def test_a_file_that_cannot_be_read_is_a_clear_error(tmp_path):

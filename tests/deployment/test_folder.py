@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from kinfed.cli import app
 from kinfed.config import DEMO, assemble, load_config, make_population
 from kinfed.deployment import from_folder, read_plan
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, NetworkError
 from tests.engines.flower.loopback import Loopback
 
 SMALL = ["method=fedavg", "rounds=2", "fraction=1.0", "partition.clients=6", "partition.groups=3", "engine.timeout=5"]
@@ -159,7 +159,39 @@ def test_nodes_may_bring_their_own_rows():
     plan = read_plan(folder / "kinfed_app" / "plan.toml")
     assert (plan.shape, plan.classes, plan.clients, plan.dtype) == ((3, 32, 32), 7, 3, "uint8")
     assert [config["name"] for config in node_configs(folder)] == ["client-00", "client-01", "client-02"]
+    assert plan.server_rows == "" and "here none" in (folder / "README.md").read_text()
     assert not (folder / "data").exists()
+
+
+@pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])
+def test_a_method_whose_server_needs_rows_has_a_place_for_them_and_it_is_said(method):
+    words = [f"method={method}", "--shape", "3,32,32", "--classes", "10", "--clients", "20"]
+    result = CliRunner().invoke(app, ["deploy", "new", "mine", *words])
+    assert f"{method} needs rows of the server's own too" in result.stdout and "server_rows" in result.stdout
+    assert read_plan(Path("mine/kinfed_app/plan.toml")).server_rows == "data/server"
+    assert "here `data/server`" in Path("mine/README.md").read_text()
+
+
+def test_the_command_on_the_deployment_page_writes_an_app_whose_server_starts(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    (command,) = [line for line in page.splitlines() if line.startswith("kinfed deploy new ../clinics")]
+    words = [word.replace("../clinics", "clinics") for word in command.split()[1:]]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    monkeypatch.chdir("clinics")
+    plan = Path("kinfed_app/plan.toml")
+    plan.write_text(plan.read_text().replace("wait_seconds = 600.0", "wait_seconds = 0.1"))
+    Path("data/server").mkdir(parents=True)
+    np.savez("data/server/rows.npz", x=np.zeros((9, 3, 32, 32), np.uint8))  # as the page says
+    server, _ = apps_of(tmp_path / "clinics", monkeypatch)
+    with pytest.raises(NetworkError, match="0 of 20 clients"):
+        server(Loopback(0), Context(1, 0, {}, RecordDict(), {}))
+    assert "waiting for 20 clients" in capsys.readouterr().out
+
+
+def test_an_encoder_from_elsewhere_takes_no_rows_of_the_server():
+    folder = new("methods.flt.signature.pretraining.source=emnist", "--shape", "1,28,28", "--classes", "10",
+                 "--clients", "3")  # fmt: skip
+    assert read_plan(folder / "kinfed_app" / "plan.toml").server_rows == ""
 
 
 def test_what_is_there_is_not_written_over_unless_forced():
@@ -181,6 +213,8 @@ def test_what_is_there_is_not_written_over_unless_forced():
         (["mine", "--shape", "3x32", "--classes", "2", "--clients", "2"], "wanted whole numbers as in 3,32,32"),
         (["mine", "model=lenet5"], "rows of shape (1, 8, 8)"),
         (["mine", "evaluation.correlation=true"], "which a deployed server has not"),
+        (["mine", "--shape", "3,30,30", "--classes", "2", "--clients", "2"], "image sides that 4 divides, got 30x30"),
+        (["mine", "data.public=0"], "flt needs rows of the server's own, but there are none: set data.public = 0.1"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(words, part):

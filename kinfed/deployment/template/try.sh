@@ -70,22 +70,35 @@ node() { # NAME
             { tail -5 .flower/log/register.log >&2; fail "the key of $name could not be registered"; }
         touch ".flower/registered/$name"
     fi
-    start "$name" flower-supernode --superlink "127.0.0.1:$(cat .flower/port)" \
-        --root-certificates certificates/ca.crt --auth-supernode-private-key "keys/$name" \
-        --node-config "$settings" --port "$(free_port)"
-    echo "$name started"
+    [ ! -e ".flower/log/$name.log" ] || mv ".flower/log/$name.log" ".flower/log/$name.before.log"
+    start "$name" bash -c 'until "$@"; do sleep 10; done' again flower-supernode \
+        --superlink "127.0.0.1:$(cat .flower/port)" --root-certificates certificates/ca.crt \
+        --auth-supernode-private-key "keys/$name" --node-config "$settings" --port "$(free_port)"
+}
+
+greet() { # NAME: says whether SuperLink has let the node in; one that was killed it takes for alive, for up to a minute
+    local log=.flower/log/$1.log
+    for _ in $(seq 300); do
+        ! grep -q "SuperNode ID" "$log" || { echo "$1 started"; return; }
+        ! grep -q "Exit Code" "$log" || break
+        is_running "$1" || fail "$1 did not start: see $log"
+        sleep 0.2
+    done
+    echo "$1 is not let in yet, and tries again every 10 s: see $log"
 }
 
 up() {
     ./certificates.sh
     server
     for path in nodes/*.toml; do node "$(basename "$path" .toml)"; done
+    for path in nodes/*.toml; do greet "$(basename "$path" .toml)"; done
 }
 
 run() { # [OUT]
     local out=${1:-runs/first}
+    touch .flower/began
     flwr run . here --stream --run-config "out=\"$out\"" || true  # Flower's exit code does not tell
-    [ -s "$out/summary.json" ] || fail "the run did not come to its end: see .flower/log"
+    [ "$out/summary.json" -nt .flower/began ] || fail "the run did not come to its end: see .flower/log"
     cat "$out/summary.json"
 }
 
@@ -93,26 +106,36 @@ late() { # starts those who come late once a round is over
     ls nodes/late/*.toml >/dev/null 2>&1 || return 0
     until [ -e runs/first/rounds.csv ] && [ "$(wc -l <runs/first/rounds.csv)" -gt 1 ]; do sleep 1; done
     for path in nodes/late/*.toml; do node "$(basename "$path" .toml)"; done
+    for path in nodes/late/*.toml; do greet "$(basename "$path" .toml)"; done
 }
 
-down() {
-    local path pid
-    for path in .flower/pid/*; do
-        [ -e "$path" ] && kill -TERM -- "-$(cat "$path")" 2>/dev/null || true
+stop() { # NAME...: with all that they started
+    local name pid
+    for name; do
+        [ ! -e ".flower/pid/$name" ] || kill -TERM -- "-$(cat ".flower/pid/$name")" 2>/dev/null || true
     done
-    for path in .flower/pid/*; do
-        [ -e "$path" ] || continue
-        pid=$(cat "$path")
+    for name; do
+        [ -e ".flower/pid/$name" ] || continue
+        pid=$(cat ".flower/pid/$name")
         for _ in $(seq 50); do has_members "$pid" || break; sleep 0.1; done
         kill -KILL -- "-$pid" 2>/dev/null || true
-        rm "$path"
+        rm ".flower/pid/$name"
     done
+}
+
+down() { # nodes first: they sign off as long as SuperLink is there, and are let in again at once
+    local path nodes=()
+    for path in .flower/pid/*; do
+        case $path in */superlink | */superexec) ;; *) nodes+=("$(basename "$path")") ;; esac
+    done
+    stop "${nodes[@]}"
+    stop superexec superlink
 }
 
 case ${1:-all} in
     all) trap down EXIT; up; late & run; kill $! 2>/dev/null || true ;;
     up) up ;;
-    node) node "${2:?wanted ./try.sh node NAME}" ;;
+    node) node "${2:?wanted ./try.sh node NAME}"; greet "$2" ;;
     run) run "${2:-}" ;;
     server) server ;;
     down) down ;;
