@@ -47,7 +47,8 @@ class Pretraining:
         if not len(public):
             raise ConfigError(
                 "the encoder should be trained on the server's public rows, but there are none: set "
-                "data.public = 0.1, or name another dataset or a file as the encoder's source"
+                "data.public = 0.1 (in Python: Population.public), or name another dataset or a file as the encoder's "
+                "source"
             )
         return self._train(autoencoder, public)
 

@@ -186,7 +186,7 @@ def test_a_client_that_is_not_placed_cannot_be_served():
 def test_without_public_rows_the_error_says_what_to_do():
     from kinfed.signatures import Pretraining
 
-    with pytest.raises(ConfigError, match=r"data\.public"):
+    with pytest.raises(ConfigError, match=r"data\.public = 0\.1 \(in Python: Population\.public\)"):
         started(make("flt", signature=signature(pretraining=Pretraining("public"))), tiny_population())
 
 
