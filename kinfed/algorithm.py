@@ -26,6 +26,7 @@ class Algorithm(ABC, Generic[State]):
     model: Model
     local: LocalTraining
     needs_labels: ClassVar[str] = ""  # why it cannot place a client without labels; empty: it can
+    waits: ClassVar[str] = ""  # its setting that says after how many rounds it looks for groups; empty: at once
     remembers_signatures: ClassVar[bool] = False  # its embeddings are in its state, and nobody is asked for them
 
     @abstractmethod

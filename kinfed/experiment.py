@@ -115,6 +115,7 @@ class Experiment(Generic[State]):
         """The summary after all rounds; with `resume`, from the checkpoint on."""
         if self.fed.calls:
             raise ConfigError("this federation has been through a run, and its clients remember it: make a new one")
+        self._warn_if_short()
         self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
@@ -224,6 +225,16 @@ class Experiment(Generic[State]):
             self._warn_if_stuck()
         groups = placed_groups(self.algorithm, state, self.fed) if done < self.rounds else self._close(state)
         return RoundResult(done, metrics, scores, groups, *self._bytes(), seconds)
+
+    def _warn_if_short(self) -> None:
+        name, setting = type(self.algorithm).__name__, self.algorithm.waits
+        first = getattr(self.algorithm, setting) if setting else 0
+        if first >= self.rounds:
+            warnings.warn(
+                f"{name} looks for groups after {first} rounds ({setting}), and there are only {self.rounds}: "
+                f"it will find none; take more rounds or a smaller {setting}",
+                stacklevel=3,
+            )
 
     def _warn_if_stuck(self) -> None:
         means, chance = self._accuracies(), 1 / self.algorithm.model.classes

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from kinfed.algorithms import FedAvg, Local
+from kinfed.algorithms import FLHC, FedAvg, Local
 from kinfed.client import Reply
 from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
@@ -111,6 +111,13 @@ def test_weights_that_diverge_are_noticed_once():
     with pytest.warns(UserWarning, match=r"^round 9: accuracy fell from 100.0 to \d+.\d % and does not move") as told:
         _, summary, _ = watched(Diverging(small_net(), lively), one_kind, rounds=10)
     assert len(told) == 1 and summary["accuracy"] < 0.5
+
+
+def test_a_run_that_ends_before_its_method_looks_for_groups_is_noticed():
+    with pytest.warns(UserWarning, match=r"^FLHC looks for groups after 3 rounds \(rounds_before\), .+ only 3") as told:
+        watched(FLHC(small_net(), rounds_before=3), rounds=3)
+    assert len(told) == 1
+    watched(FLHC(small_net(), rounds_before=2), rounds=3)
 
 
 def test_a_round_in_which_nobody_answers_well_keeps_the_model():

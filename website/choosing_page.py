@@ -1,11 +1,15 @@
-"""The tables of the page that helps to choose: what each method sees, needs and costs."""
+"""The tables of the page that helps to choose: `python -m website.choosing_page` writes them into it.
+
+They say what each method sees, needs and costs, as the pages of recovery and roles have it.
+"""
 
 import re
 
 from kinfed.algorithms import ALGORITHMS
-from website.measured import Row, Tables
+from website.measured import DOCS, Row, Tables, read_tables
 from website.method_pages import facts, formula
 
+PAGE = DOCS / "choosing.md"
 SEEN = {  # in words -> the kind of heterogeneity that was planted
     "other classes": "disjoint",
     "overlapping classes": "shared",
@@ -18,7 +22,7 @@ HEAD = ["method", *SEEN, "is told", "late", "unlabelled", "once", "in a round"]
 
 
 def with_tables(markdown: str, measured: Tables) -> str:
-    """The page with its tables in place."""
+    """The page with its tables between their marks."""
     groups = [
         [f"[{facts()[name].title}](reference/methods/{name}.md)", *cells]
         for name, cells in measured.recovery.items()
@@ -29,7 +33,9 @@ def with_tables(markdown: str, measured: Tables) -> str:
         "recovery": [["method", *measured.kinds], *groups],
     }
     for name, rows in tables.items():
-        markdown = markdown.replace(f"<!-- table of {name} -->", as_table(rows))
+        begin, end = f"<!-- table of {name} -->", f"<!-- end of table of {name} -->"
+        before, _, rest = markdown.partition(begin)
+        markdown = f"{before}{begin}\n\n{as_table(rows)}\n\n{end}{rest.partition(end)[2]}"
     return markdown
 
 
@@ -68,3 +74,7 @@ def as_table(rows: list[Row]) -> str:
     """Rows as a Markdown table; the first is its head."""
     head, *body = rows
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(), read_tables()))

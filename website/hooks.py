@@ -9,7 +9,6 @@ from mkdocs.structure.pages import Page
 from kinfed.algorithms import ALGORITHMS
 from kinfed.config import DEMO
 from website import api_pages, method_pages
-from website.choosing_page import with_tables
 from website.command_page import command_page
 from website.config_page import config_page
 from website.links import PAGES, page_of, rewritten, source_page, sources
@@ -33,9 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """The text of a page with links that hold on the site, and with the tables that are made for it."""
-    if page.file.src_uri == "choosing.md":
-        markdown = with_tables(markdown, read_tables())
+    """The text of a page with links that hold on the site."""
     return rewritten(markdown, page.file.src_uri, folder_of(page.file))
 
 

@@ -39,6 +39,7 @@ class CFL(Served[CFLState]):
     after: int = 20  # rounds before the first split
 
     needs_labels: ClassVar[str] = "CFL places clients by the updates they train"
+    waits: ClassVar[str] = "after"
 
     def init(self, fed: Federation) -> CFLState:
         models = inits(self.model, 1, fed.device)

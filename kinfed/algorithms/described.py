@@ -4,6 +4,7 @@ A client sends the centroids of its rows in the encoder's latent space, and tune
 that if it is asked to. `kinship` is the group found for each client; the related-clients matrix need not respect it.
 """
 
+import logging
 import warnings
 from abc import ABC
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ class DescribedState(GroupState):
 
 
 D = TypeVar("D", bound=DescribedState)
+log = logging.getLogger("kinfed")
 MANY = 10  # clients; of fewer each may well be one of a kind
 
 
@@ -95,6 +97,9 @@ class Described(Clusters[D], ABC):
 
     def described(self, state: D, clients: Tensor, fed: Federation) -> tuple[D, Tensor]:
         """Server: the state with the signatures of these clients, and those who sent one."""
+        tuning = self.signature.tuning != "none"
+        how = f": {self.signature.tuning_epochs} epochs of tuning the encoder each" if tuning else ""
+        log.info("%d clients describe themselves%s", len(clients), how)
         if self.signature.tuning == "sequential":
             return self._described_in_turn(state, clients, fed)
         weights = state.autoencoder if self.signature.tuning == "own_copy" else encoder_of(state.autoencoder)

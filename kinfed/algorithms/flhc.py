@@ -38,6 +38,7 @@ class FLHC(Clusters[FLHCState]):
     stale: Stale = "exclude"  # what a client that was not asked contributes
 
     needs_labels: ClassVar[str] = "FL+HC places clients by the updates they train"
+    waits: ClassVar[str] = "rounds_before"
 
     def __post_init__(self) -> None:
         at_least(0, rounds_before=self.rounds_before)

@@ -48,6 +48,7 @@ class IFCA(Algorithm[IFCAState]):
     select_on: SelectOn = "train_loss"  # how a client chooses; test_accuracy leaks, and is there to compare with papers
 
     needs_labels: ClassVar[str] = "IFCA's clients choose their model by its loss"
+    waits: ClassVar[str] = "warm_rounds"
 
     def __post_init__(self) -> None:
         if self.clusters < 1 or self.warm_rounds < 0 or not 0 <= self.least_share <= 1 / self.clusters:

@@ -4,6 +4,7 @@ Only the shared part crosses the wire. A stranger is served it on top of the com
 untrained until the client trains by itself.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ class OnePart(Algorithm[OnePartState], ABC):
         shared = {name: w.to(fed.device) for name, w in params.items() if self.is_shared(name)}
         if not shared:
             raise ConfigError(f"none of {', '.join(params)} is shared: share some, or use 'local'")
+        if len(shared) == len(params):
+            warnings.warn(f"all of {', '.join(params)} are shared, which is FedAvg: let some be personal", stacklevel=2)
         return OnePartState(shared)
 
     def round(self, state: OnePartState, t: int, fed: Federation) -> OnePartState:

@@ -14,16 +14,17 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("writer_train", "writer_test")
+IMAGES = "uint8 [n, height, width], [n, height, width, 1 or 3] or [n, 1 or 3, height, width]"
 FORMAT = (
-    "x_train, x_test: uint8 images [n, height, width] or [n, height, width, 3]; y_train, y_test: integer labels [n]; "
+    f"x_train, x_test: images, {IMAGES}; y_train, y_test: integer labels [n]; "
     "optional writer_train, writer_test: integers [n]"
 )
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)  # all seen in damaged files
 
 
-def read(path: Path) -> Arrays:
-    """The arrays of a NAME.npz, checked one by one and against each other."""
-    arrays = unpack(path)
+def read(path: Path, remedy: str = "replace it") -> Arrays:
+    """The arrays of a NAME.npz, checked one by one and against each other; `remedy` is for one that is damaged."""
+    arrays = unpack(path, remedy)
     missing = [name for name in REQUIRED if name not in arrays]
     if missing:
         raise DataError(
@@ -38,15 +39,16 @@ def read(path: Path) -> Arrays:
     return arrays
 
 
-def unpack(path: Path) -> Arrays:
+def unpack(path: Path, remedy: str) -> Arrays:
     """All arrays of the file that a dataset may have."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in (*REQUIRED, *OPTIONAL) if name in archive.files}
+        with path.open("rb") as file:
+            if file.peek(2)[:2] not in (b"PK", b"\x93N"):  # numpy would take it for a pickle
+                raise ValueError("it does not begin as one")
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in (*REQUIRED, *OPTIONAL) if name in archive.files}
     except UNREADABLE as error:
-        raise DataError(
-            f"{path} is not a readable .npz file ({error}); delete it to fetch it again, or replace it"
-        ) from error
+        raise DataError(f"{path} is not a readable .npz file ({error}); {remedy}") from error
     except (AttributeError, TypeError) as error:  # a bare .npy array has neither names nor a context
         raise DataError(f"{path} holds one bare array, wanted an .npz file with {FORMAT}") from error
 
@@ -55,9 +57,7 @@ def check_part(path: Path, arrays: Arrays, part: str) -> None:
     """Raise DataError unless the train or test arrays are of the right type, not empty, and equally long."""
     x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
-        raise DataError(
-            f"{path}: x_{part} is {x.dtype} {list(x.shape)}, wanted uint8 [n, height, width] or [n, height, width, 3]"
-        )
+        raise DataError(f"{path}: x_{part} is {x.dtype} {list(x.shape)}, wanted {IMAGES}")
     for name in (f"y_{part}", f"writer_{part}"):
         if name in arrays and (not np.issubdtype(arrays[name].dtype, np.integer) or arrays[name].ndim != 1):
             raise DataError(f"{path}: {name} is {arrays[name].dtype} {list(arrays[name].shape)}, wanted integers [n]")

@@ -82,7 +82,7 @@ def fetch(name: str, path: Path) -> None:
 
 def from_file(name: str, path: Path) -> Dataset:
     """The dataset in one .npz file."""
-    arrays = read(path)
+    arrays = read(path, "delete it to fetch it again, or replace it" if name in DATASETS else "replace it")
     labels = {part: arrays[f"y_{part}"].astype(np.int64) for part in ("train", "test")}
     top = max(int(y.max()) for y in labels.values())
     classes = CLASSES.get(name, top + 1)

@@ -53,6 +53,8 @@ class Model(Network):
     @property
     def way(self) -> str:
         """How clients train it side by side on a CPU, in words."""
+        if self.refuses:
+            return f"client by client: {self.refuses}"
         if self.layers is None:
             return "general: one vmap of autograd for a block"
         return "quick, one client after the other" if self.layers.alone else "quick, a block in the same products"

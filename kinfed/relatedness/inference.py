@@ -18,7 +18,7 @@ def server_rows(fed: Federation) -> Tensor:
     if not len(public):
         raise ConfigError(
             "models are compared on rows that the server owns, but there are none: "
-            "set data.public to a share of the training rows, such as 0.05"
+            "set data.public to a share of the training rows, such as 0.05 (in Python: Population.public)"
         )
     return fed.x[public.to(fed.device)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kinfed.deployment.rows import FILE, from_file, from_folder
 from kinfed.engines.flower.site import Holding
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, DataError
 from kinfed.runs.logs import as_csv, write_text
 from kinfed.serving.assigned import ASSIGNMENT, MODEL, Assigned
 from kinfed.serving.bundle import JSON, TENSORS, Bundle, load
@@ -68,9 +68,15 @@ def rows_at(path: Path, kind: RowKind) -> Holding:
     """The rows in an .npz file, or in a folder: those of its rows.npz, else its pictures."""
     if path.is_file():
         return from_file(path)
-    pictures = [] if (path / FILE).exists() else pictures_in(path)
-    if not pictures:
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder, nor such a file")
+    if (path / FILE).exists():
         return from_folder(path)
+    pictures = pictures_in(path)
+    if not pictures:
+        raise DataError(
+            f"neither {FILE} nor pictures in {path}; of its arrays x is needed, y, test_x and test_y are optional"
+        )
     x, y = kind.checked(read_pictures(pictures, kind.shape), None, f"the pictures in {path}")
     return Holding(x, y, x[:0], y[:0])
 

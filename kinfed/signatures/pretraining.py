@@ -47,7 +47,8 @@ class Pretraining:
         if not len(public):
             raise ConfigError(
                 "the encoder should be trained on the server's public rows, but there are none: set "
-                "data.public = 0.1, or name another dataset or a file as the encoder's source"
+                "data.public = 0.1 (in Python: Population.public), or name another dataset or a file as the encoder's "
+                "source"
             )
         return self._train(autoencoder, public)
 
@@ -61,14 +62,14 @@ class Pretraining:
             path.parent.mkdir(parents=True, exist_ok=True)
             with locked(path.with_suffix(".lock")):
                 if not path.exists():  # another process may have trained it meanwhile
-                    self._keep(path, autoencoder, public.device)
+                    self._keep(path, autoencoder, public)
         return from_file(path, autoencoder.init(), public.device)
 
-    def _keep(self, path: Path, autoencoder: AutoEncoder, device: torch.device) -> None:
-        """Trains on the datasets, and writes the weights to a file."""
-        parts = [part.load(self.data_dir) for part in sources(self.source)]
+    def _keep(self, path: Path, autoencoder: AutoEncoder, public: Tensor) -> None:
+        """Trains on the datasets, whose rows must be as the public ones are, and writes the weights to a file."""
+        parts = [part.fitting(public.shape[1:], self.data_dir) for part in sources(self.source)]
         rows = torch.cat(parts)[:: self._stride(sum(map(len, parts)))]
-        weights = self._train(autoencoder, rows.to(device))
+        weights = self._train(autoencoder, rows.to(public.device))
         beside = path.with_suffix(f".{os.getpid()}.new")
         save_file({name: w.cpu().contiguous() for name, w in weights.items()}, beside)
         beside.replace(path)

@@ -29,6 +29,16 @@ class Source:
         chosen = np.isin(found.y_train, self.labels) if self.labels else slice(None)
         return torch.from_numpy(found.x_train[chosen])
 
+    def fitting(self, shape: torch.Size, data_dir: str) -> Tensor:
+        """The rows, which must be of the shape that the clients' rows have."""
+        rows = self.load(data_dir)
+        if rows.shape[1:] != shape:
+            raise ConfigError(
+                f"the encoder's source '{self.name}' has rows of shape {list(rows.shape[1:])}, the clients' are of "
+                f"shape {list(shape)}: name a dataset of that shape, or 'public' for rows of the server's own"
+            )
+        return rows
+
 
 def sources(text: str) -> list[Source]:
     """The datasets that a source names."""

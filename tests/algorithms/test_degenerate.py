@@ -70,6 +70,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.filterwarnings("ignore:.* looks for groups after", "ignore:.* which is FedAvg")
 def test_a_degenerate_setting_is_fedavg(name):
     assert name in IDENTITIES, f"say in {__name__} in which setting '{name}' is FedAvg"
     got, wanted = IDENTITIES[name]()

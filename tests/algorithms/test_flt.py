@@ -183,10 +183,17 @@ def test_a_client_that_is_not_placed_cannot_be_served():
         flt.offer(state, torch.tensor([3]), fed)
 
 
+@pytest.mark.parametrize(("tuning", "told"), [("none", ""), ("own_copy", ": 2 epochs of tuning the encoder each")])
+def test_how_clients_describe_themselves_is_told_before_they_do(caplog, tuning, told):
+    with caplog.at_level("INFO", "kinfed"):
+        started(make("flt", signature=signature(tuning=tuning, tuning_epochs=2)), population())
+    assert f"12 clients describe themselves{told}" in caplog.messages
+
+
 def test_without_public_rows_the_error_says_what_to_do():
     from kinfed.signatures import Pretraining
 
-    with pytest.raises(ConfigError, match=r"data\.public"):
+    with pytest.raises(ConfigError, match=r"data\.public = 0\.1 \(in Python: Population\.public\)"):
         started(make("flt", signature=signature(pretraining=Pretraining("public"))), tiny_population())
 
 

@@ -55,6 +55,7 @@ def test_fedprox_with_a_huge_pull_keeps_the_received_model():
     assert_close(stuck.params, small_net().init(), atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.* which is FedAvg")
 def test_lg_fedavg_that_shares_everything_is_fedavg():
     assert_same_bits(final("lg_fedavg", shared_tensors=4).shared, final("fedavg").params)
     assert_same_bits(final("lg_fedavg", shares=lambda name: True).shared, final("fedavg").params)

@@ -33,6 +33,11 @@ def test_resnets_shared_part_is_its_last_norm_and_its_head():
     assert shapes == [(512,), (512,), (100, 512), (100,)]
 
 
+def test_a_model_that_is_shared_whole_is_noticed():
+    with pytest.warns(UserWarning, match="^all of 1.weight, 1.bias, 3.weight, 3.bias are shared, which is FedAvg"):
+        fit(make("lg_fedavg", shared_tensors=4), population=population(), rounds=1)
+
+
 def test_only_the_shared_part_crosses_the_wire():
     _, fed = fit(make("lg_fedavg"), population=population(), rounds=3, fraction=0.5)
     assert method_bytes(fed.ledger) == 4 * fedavg_parameters(6, 8 * 3 + 3, 3)
@@ -72,6 +77,7 @@ def test_the_shared_part_can_be_chosen_by_name():
     assert list(state.shared) == ["1.weight", "3.weight"] and list(fed.memory) == ["1.bias", "3.bias"]
 
 
+@pytest.mark.filterwarnings("ignore:.* which is FedAvg")
 def test_more_tensors_than_there_are_means_all():
     many, fed = fit(make("lg_fedavg", shared_tensors=99), population=population(), rounds=1)
     assert many.shared.keys() == small_net().init().keys() and not fed.memory

@@ -97,7 +97,13 @@ def test_a_file_with_any_byte_damaged_is_read_or_refused_but_nothing_else(tmp_pa
 @pytest.mark.parametrize("content", [b"", b"hello"])
 def test_another_kind_of_file_is_named(tmp_path, content):
     (tmp_path / "mine.npz").write_bytes(content)
-    assert "not a readable .npz file" in message(tmp_path)
+    assert message(tmp_path).endswith("mine.npz is not a readable .npz file (it does not begin as one); replace it")
+
+
+def test_only_a_dataset_that_can_be_fetched_is_to_be_fetched_again(tmp_path):
+    (tmp_path / "mnist.npz").write_bytes(b"hello")
+    with pytest.raises(DataError, match="delete it to fetch it again, or replace it"):
+        load("mnist", tmp_path)
 
 
 def test_a_bare_array_is_named(tmp_path):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -229,6 +230,12 @@ def test_writers_can_be_limited_by_number_and_by_rows():
         draw(Writers(min_rows=6), writers())
     with pytest.raises(DataError, match="who wrote"):
         draw(Writers(), labels())
+
+
+def test_writers_without_a_common_number_are_named():
+    apart = replace(writers(), writer_test=np.array([11, 12, 13, 14]))
+    with pytest.raises(DataError, match=r"writer_train has 2, 5, 7, …, writer_test has 11, 12, 13, …; .+ same number"):
+        draw(Writers(), apart)
 
 
 def test_random_writers_are_a_draw_of_the_seed():

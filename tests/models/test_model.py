@@ -112,6 +112,11 @@ def test_batch_norm_and_dropout_refuse_padded_batches():
             model.gradient(model.init(), batch(6, 5))
 
 
+def test_a_model_that_trains_client_by_client_says_why():
+    assert batch_norm_net().way.startswith("client by client: BatchNorm mixes the rows of a batch")
+    assert small_net().way.startswith("quick")
+
+
 def test_a_users_module_is_copied_and_drawn_anew():
     mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     before = mine[1].weight.clone()

@@ -132,11 +132,16 @@ def test_rows_that_do_not_fit_are_a_clear_error(repa, tmp_path, arrays, parts):
     assert_refused(kinfed("assign", repa[0], "--data", tmp_path, "--out", tmp_path / "m"), *parts)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"garbage", b"PK\x03\x04 cut off"])
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut off"])
 def test_a_file_that_is_no_rows_is_a_clear_error(repa, tmp_path, content):
-    if content is not None:
-        (tmp_path / "rows.npz").write_bytes(content)
+    (tmp_path / "rows.npz").write_bytes(content)
     assert_refused(kinfed("assign", repa[0], "--data", tmp_path, "--out", tmp_path / "m"), "rows.npz cannot be read")
+
+
+def test_a_folder_without_rows_or_that_is_not_there_is_a_clear_error(repa, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, told in (("empty", "neither rows.npz nor pictures in"), ("missing", "no such folder")):
+        assert_refused(kinfed("assign", repa[0], "--data", tmp_path / name, "--out", tmp_path / "m"), told)
 
 
 def test_a_folder_of_pictures_is_rows_too(repa, tmp_path):

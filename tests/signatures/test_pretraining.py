@@ -1,4 +1,4 @@
-"""Encoders that several processes want at once."""
+"""Encoders that are trained on other datasets, also when several processes want one at once."""
 
 import multiprocessing
 import time
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kinfed.errors import ConfigError
 from kinfed.models import make_autoencoder
 from kinfed.signatures import Pretraining
 from kinfed.signatures.pretraining import cache_folder
@@ -26,7 +27,7 @@ def train(folder: str) -> None:
     Path(folder, f"ready-{time.monotonic_ns()}").touch()
     while len(list(Path(folder).glob("ready-*"))) < 2:
         time.sleep(0.001)
-    Pretraining("letters", folder)(autoencoder, torch.zeros(0))
+    Pretraining("letters", folder)(autoencoder, torch.zeros(0, 1, 8, 8))
 
 
 @pytest.mark.slow
@@ -43,3 +44,11 @@ def test_two_processes_that_want_the_same_encoder_train_it_once(tmp_path, monkey
     assert [process.exitcode for process in both] == [0, 0]
     assert len(list(tmp_path.glob("trained-*"))) == 1
     assert sorted(path.suffix for path in cache_folder().iterdir()) == [".lock", ".safetensors"]
+
+
+def test_a_source_of_another_image_size_is_refused_before_training(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    x, y = np.zeros((4, 12, 12), np.uint8), np.zeros(4, np.uint8)
+    np.savez(tmp_path / "letters.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(ConfigError, match=r"'letters' has rows of shape \[1, 12, 12\].* of shape \[1, 8, 8\]"):
+        Pretraining("letters", str(tmp_path))(make_autoencoder("conv_ae", (1, 8, 8), 4), torch.zeros(0, 1, 8, 8))

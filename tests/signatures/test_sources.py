@@ -42,5 +42,5 @@ def test_an_encoder_is_trained_on_all_parts_and_at_most_so_many_rows(tmp_path, m
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(Pretraining, "_train", lambda self, network, x: seen.append(x) or network.init())
     settings = Pretraining("one+two[1]", str(tmp_path), rows=10)
-    settings(make_autoencoder("conv_ae", (1, 8, 8), 4), torch.zeros(0))
+    settings(make_autoencoder("conv_ae", (1, 8, 8), 4), torch.zeros(0, 1, 8, 8))
     assert seen[0][:, 0, 0, 0].tolist() == [5] * 7 + [200] * 3  # every third of 20 + 10 rows

@@ -1,8 +1,8 @@
 """The guide's tables say what was measured."""
 
 from kinfed.algorithms import ALGORITHMS
-from website.choosing_page import as_table, row, told, with_tables, word
-from website.measured import Tables
+from website.choosing_page import PAGE, as_table, row, told, with_tables, word
+from website.measured import Tables, read_tables
 
 MEASURED = Tables(
     kinds=["disjoint", "shared", "swapped", "rotated", "style"],
@@ -31,8 +31,7 @@ def test_a_table_has_a_head_a_rule_and_rows():
     assert as_table([["a", "b"], ["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
 
 
-def test_the_page_has_every_method():
-    from website.measured import read_tables
-
-    page = with_tables("<!-- table of methods -->", read_tables())
+def test_the_page_has_every_method_as_it_was_measured_last():
+    page = PAGE.read_text()
+    assert page == with_tables(page, read_tables()), "renew it with: python -m website.choosing_page"
     assert all(f"(reference/methods/{name}.md)" in page for name in ALGORITHMS)

@@ -36,6 +36,7 @@ def test_the_page_says_what_a_method_is_set_by_sees_places_and_costs(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.filterwarnings("ignore:.* looks for groups after")
 def test_the_formulas_are_what_the_ledger_counts(name):
     method = make(name, **SETTINGS.get(name, {}))
     _, fed = fit(method, population=population(), rounds=ROUNDS, fraction=0.5)

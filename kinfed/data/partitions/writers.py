@@ -1,5 +1,6 @@
 """P7: one client for each writer (LEAF's FEMNIST; FLT scenario 3 takes the first 200, FL+HC 367 random ones)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,11 @@ class Writers:
             )
         train, test = rows_by_writer(labels.writer_train), rows_by_writer(labels.writer_test)
         known = [w for w in sorted(train.keys() & test.keys()) if len(train[w]) + len(test[w]) >= self.min_rows]
+        if not train.keys() & test.keys():
+            raise DataError(
+                f"no writer has training and test rows: writer_train has {some(train)}, writer_test has {some(test)}; "
+                "a writer must have the same number in both"
+            )
         if not known:
             raise DataError(
                 f"no writer has training and test rows and at least {self.min_rows} of them; lower min_rows"
@@ -40,6 +46,12 @@ class Writers:
             known = [int(writer) for writer in rng.permutation(known)]
         chosen = known[: self.max_writers]
         return Split([train[writer] for writer in chosen], [test[writer] for writer in chosen])
+
+
+def some(writers: Iterable[int]) -> str:
+    """The first few of these writers, in words."""
+    first = sorted(writers)
+    return ", ".join(map(str, first[:3])) + (", …" if len(first) > 3 else "") or "none"
 
 
 def rows_by_writer(writers: Index) -> dict[int, Index]:
