@@ -6,7 +6,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
-from kinfed.data.own import as_features, as_labels
+from kinfed.data.arrays import as_features, as_labels
 from kinfed.engines.flower.site import Holding
 from kinfed.errors import DataError
 
