@@ -66,7 +66,8 @@ class LocalTraining:
         return Quick(model, self.momentum, self.mu) if not (self.mu and isinstance(gradient, Shifted)) else None
 
     def _quickly(self, quick: Quick, client: Client, start: Params, shift: Params) -> Params:
-        feed = Feed(client.train.x, client.train.y, *client.feed(self.epochs, self.batch_size))
+        parts = 2 if quick.inner else 1
+        feed = Feed(client.train.x, client.train.y, *client.feed(self.epochs, self.batch_size, parts))
         return descend(quick, feed, self.rate(client), start, {name: shift[name] for name in start if shift})
 
     def rate(self, client: Client) -> Tensor:
