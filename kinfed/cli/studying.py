@@ -155,11 +155,13 @@ def bench(
     with plain_errors():
         from kinfed import commands
         from kinfed.bench.race import Plan, entries
+        from kinfed.config import EngineSettings
+        from kinfed.config.assembly import device_of
         from kinfed.progress import Lines
 
         display = Lines(sys.stdout, markdown, only_tables=quiet)
         racers = entries(names(contenders) or [], pairs(peer_python or []))
-        plan = Plan(rounds, threads, device, scale)
+        plan = Plan(rounds, threads, device_of(EngineSettings(device=device)), scale)
         outcomes = commands.bench(names(workloads) or [], racers, plan, display)
         if json_file:
             commands.write_bench(json_file, outcomes, plan)
