@@ -7,7 +7,17 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from kinfed.data.arrays import Array, Plain, array_of, as_features, as_labels, as_owners, check_alike, stacked
+from kinfed.data.arrays import (
+    Array,
+    Plain,
+    array_of,
+    as_features,
+    as_labels,
+    as_owners,
+    check_alike,
+    check_finite,
+    stacked,
+)
 from kinfed.data.checks import fraction
 from kinfed.data.population import Population
 from kinfed.data.sampling import Index, generator, others, rows_of_each, stratified
@@ -59,6 +69,7 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
         raise DataError(
             f"x has {len(features)} rows, y {len(labels)}, client {len(owner)}; wanted as many of each, and some"
         )
+    check_finite(features)
     rows = rows_of_each(owner)
     test = [
         rows_for_testing(labels, own, settings.test, generator(settings.seed, "own", i)) for i, own in enumerate(rows)
