@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from kinfed.algorithms import FedAvg, Local
 from kinfed.client import Reply
 from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
@@ -171,3 +171,12 @@ def checkpoints(rounds, tmp_path, monkeypatch, seconds):
 def test_checkpoints_take_at_most_a_tenth_of_the_time(tmp_path, monkeypatch):
     assert checkpoints(21, tmp_path, monkeypatch, 0.9) == [5, 10, 15, 20, 21]
     assert checkpoints(64, tmp_path, monkeypatch, 2.1) == [5, 30, 55, 64]  # 21 rounds at least between two
+
+
+def test_a_model_that_does_not_fit_is_refused_before_the_first_round():
+    people = tiny_population(classes=3)
+    narrow, mistaken = small_net(classes=2), replace(small_net(classes=3), classes=4)
+    for model, told in ((narrow, "2 classes, wanted the 3 of the data"), (mistaken, r"wanted \(2, 4\)")):
+        method = FedAvg(model)
+        with pytest.raises(ModelError, match=told):
+            Experiment(method, Vectorised(method, people))
