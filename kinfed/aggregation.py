@@ -19,7 +19,7 @@ def _mixed(weights: Sequence[Tensor], leaves: Sequence[Tensor]) -> Tensor:
     total = weights[0].to(leaves[0].dtype) @ wide(leaves[0])
     for part, leaf in zip(weights[1:], leaves[1:], strict=True):
         total.addmm_(part.to(leaf.dtype), wide(leaf))
-    return total.reshape(-1, *leaves[0].shape[1:])
+    return total.reshape(len(total), *leaves[0].shape[1:])
 
 
 def average(models: Stack, sizes: Tensor) -> Params:

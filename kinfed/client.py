@@ -73,6 +73,7 @@ class Rows:
     size: Tensor  # scalar
     exact: bool = False  # n == size, known beforehand
     width: int = 256  # rows to look at in one go; the same for all clients of a federation
+    longest: int = LAST // 2  # rows of the client that has most; the same for all clients of a federation
 
     def __len__(self) -> int:
         return len(self.index)
@@ -93,6 +94,10 @@ class Rows:
             position = torch.arange(start, end, device=self.index.device)
             mask = position < self.size
             yield self.take(position.clamp(max=len(self) - 1), mask, mask.any())
+
+    def fitting(self, batch_size: int) -> int:
+        """The rows of a batch, without those that no client could fill; for any padding as many."""
+        return min(batch_size, max(1, len(self) if self.exact else self.longest))
 
     def shuffled(self, key: Tensor) -> Tensor:
         """Positions of all rows in a random order fixed by key; padding comes last."""
@@ -128,6 +133,7 @@ class Client:
         momentum never meets an empty batch between two real ones.
         """
         if self.train.exact:
+            batch_size = self.train.fitting(batch_size)
             for epoch in range(epochs):
                 order = self.train.shuffled(fold(self.key, epoch))
                 for start in range(0, len(order), batch_size):
@@ -138,8 +144,12 @@ class Client:
         for step in range(len(pick)):
             yield self.train.take(pick[step], mask[step], mask[step].any())
 
-    def schedule(self, epochs: int, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Positions and masks of all batches of padded rows: [steps, b] each; the real batches come first."""
+    def schedule(self, epochs: int, batch_size: int, parts: int = 1) -> tuple[Tensor, Tensor]:
+        """Positions and masks of all batches of padded rows: [steps, b] each; the real batches come first.
+
+        No batch, and no part of one that will be cut into equal parts, is wider than the longest client has rows.
+        """
+        batch_size = parts * self.train.fitting(batch_size // parts)
         orders = [self.train.shuffled(fold(self.key, epoch)) for epoch in range(epochs)]
         order, n, size = torch.stack(orders).flatten(), len(self.train), self.train.size
         per_epoch = (size + batch_size - 1) // batch_size
@@ -148,9 +158,9 @@ class Client:
         mask = (slot < size) & (epoch < epochs)
         return order[epoch.clamp(max=epochs - 1) * n + slot.clamp(max=n - 1)], mask
 
-    def feed(self, epochs: int, batch_size: int) -> tuple[Tensor, Tensor]:
+    def feed(self, epochs: int, batch_size: int, parts: int = 1) -> tuple[Tensor, Tensor]:
         """The same as rows of the pool: what training in one go takes."""
-        pick, mask = self.schedule(epochs, batch_size)
+        pick, mask = self.schedule(epochs, batch_size, parts)
         return self.train.index[pick], mask
 
     def recall(self, name: str) -> Tensor:
@@ -167,4 +177,5 @@ class Client:
 
     def steps(self, epochs: int, batch_size: int) -> Tensor:
         """How many of these batches are real."""
+        batch_size = self.train.fitting(batch_size)
         return epochs * ((self.train.size + batch_size - 1) // batch_size)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kinfed import snapshot
 from kinfed.algorithm import Algorithm
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, ModelError
 from kinfed.federation import Federation
 from kinfed.metrics import (
     QUESTIONS,
@@ -32,6 +32,7 @@ from kinfed.metrics import (
     score_clients,
     standard_error,
 )
+from kinfed.models import Model
 
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
@@ -76,6 +77,14 @@ class Observer(Protocol):
     def ended(self, summary: dict[str, float | int | None]) -> None: ...
 
 
+def check_model(model: Model, fed: Federation) -> None:
+    """Raise ModelError unless the model takes the clients' rows, where they are here, and has all their classes."""
+    if model.classes < fed.population.classes:
+        raise ModelError(f"the model has {model.classes} classes, wanted the {fed.population.classes} of the data")
+    if fed.sees_rows and len(fed.population.x) > 1:
+        model.check(fed.population.x[:2])
+
+
 @dataclass
 class Experiment(Generic[State]):
     """`run()` takes a method through its rounds and gives back a summary."""
@@ -110,6 +119,7 @@ class Experiment(Generic[State]):
             raise ConfigError(
                 "no client trains from the first round on: leave some neither late, holdout nor unlabelled"
             )
+        check_model(self.algorithm.model, self.fed)
 
     def run(self, resume: bool = False) -> dict[str, float | int | None]:
         """The summary after all rounds; with `resume`, from the checkpoint on."""

@@ -1,5 +1,6 @@
 """Local training: mini-batch SGD or Adam on a client, and rules that change its gradient."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -28,9 +29,10 @@ class LocalTraining:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
             raise ConfigError(f"epochs and batch_size must be at least 1, got {self.epochs} and {self.batch_size}")
-        if self.lr <= 0 or self.decay <= 0 or self.mu < 0 or not 0 <= self.momentum < 1:
+        is_finite = all(map(math.isfinite, (self.lr, self.decay, self.mu)))
+        if not is_finite or self.lr <= 0 or self.decay <= 0 or self.mu < 0 or not 0 <= self.momentum < 1:
             raise ConfigError(
-                "wanted lr > 0, decay > 0, mu >= 0 and 0 <= momentum < 1, got "
+                "wanted lr > 0, decay > 0, mu >= 0 and 0 <= momentum < 1, all finite, got "
                 f"lr={self.lr}, decay={self.decay}, mu={self.mu}, momentum={self.momentum}"
             )
         if self.optimiser not in ("sgd", "adam"):
@@ -66,7 +68,8 @@ class LocalTraining:
         return Quick(model, self.momentum, self.mu) if not (self.mu and isinstance(gradient, Shifted)) else None
 
     def _quickly(self, quick: Quick, client: Client, start: Params, shift: Params) -> Params:
-        feed = Feed(client.train.x, client.train.y, *client.feed(self.epochs, self.batch_size))
+        parts = 2 if quick.inner else 1
+        feed = Feed(client.train.x, client.train.y, *client.feed(self.epochs, self.batch_size, parts))
         return descend(quick, feed, self.rate(client), start, {name: shift[name] for name in start if shift})
 
     def rate(self, client: Client) -> Tensor:

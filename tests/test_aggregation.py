@@ -37,3 +37,8 @@ def test_models_of_several_stacks_are_mixed_as_if_they_were_one():
         torch.testing.assert_close(
             mixed[name][0], sum(w * x for w, x in zip(weights[0], join(some, more)[name], strict=True))
         )
+
+
+def test_a_weight_without_numbers_is_mixed_too():
+    empty = {"w": torch.zeros(3, 0, 2), "b": torch.ones(3, 1)}
+    assert [tuple(w.shape) for w in mix(torch.ones(2, 3), empty).values()] == [(2, 0, 2), (2, 1)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from kinfed.bench import report
@@ -162,3 +163,9 @@ def test_drivers_need_nothing_of_kinfed_but_the_protocol():
         if path.name != "kinfed.py":
             assert all(line.startswith("from kinfed.bench.peers") for line in imports), path
     assert MARK.startswith("@")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_one_line():
+    result = bench("--device", "cuda", "--contenders", "plain", *SMALL)
+    assert result.exit_code == 2 and "torch sees no CUDA device" in result.stderr

@@ -3,10 +3,10 @@ import torch
 from kinfed.client import Client, Rows, base_key, fold, hashed, uniform, width_of
 
 
-def client_of(size: int, padded: int, key: int = 5, exact: bool = False) -> Client:
+def client_of(size: int, padded: int, key: int = 5, exact: bool = False, **more: int) -> Client:
     x = torch.arange(100.0)[:, None]
     index = torch.cat([torch.arange(10, 10 + size), torch.zeros(padded - size, dtype=torch.long)])
-    rows = Rows(x, torch.arange(100), index, torch.tensor(size), exact=exact, width=4)
+    rows = Rows(x, torch.arange(100), index, torch.tensor(size), exact=exact, width=4, **more)
     zero = torch.tensor(0)
     return Client(rows, rows, torch.tensor(key), zero, zero, {})
 
@@ -52,6 +52,24 @@ def test_padding_changes_neither_batches_nor_their_order():
     exact = seen(client_of(7, 7, exact=True), 3, 3)
     assert seen(client_of(7, 7), 3, 3) == exact
     assert seen(client_of(7, 19), 3, 3) == exact
+
+
+def test_a_batch_is_no_wider_than_the_longest_client():
+    for client in (client_of(7, 12, longest=15), client_of(7, 9, longest=15)):
+        batches = list(client.batches(2, 10**23))
+        assert [b.mask.shape for b in batches] == [(15,), (15,)]
+        assert seen(client, 2, 10**23) == seen(client_of(7, 7, exact=True), 2, 10**23)
+        assert int(client.steps(2, 10**23)) == 2
+    assert int(client_of(7, 7, exact=True).steps(2, 10**23)) == 2
+
+
+def test_a_batch_that_is_cut_in_two_keeps_its_middle():
+    client = client_of(7, 12, longest=15)
+    assert [client.schedule(1, size, parts=2)[1].tolist() for size in (8, 28)] == [
+        [[True] * 7 + [False], [False] * 8],
+        [[True] * 7 + [False] * 21],
+    ]
+    assert client.schedule(1, 40, parts=2)[1].tolist() == [[True] * 7 + [False] * 23]  # all in the first half of 30
 
 
 def test_empty_batches_come_last_over_all_epochs():

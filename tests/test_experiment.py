@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from kinfed.algorithms import FLHC, FedAvg, Local
 from kinfed.client import Reply
 from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
@@ -186,3 +186,12 @@ def test_a_federation_that_has_been_through_a_run_is_not_taken_for_a_new_one():
         experiment.run()
     with pytest.raises(ConfigError, match="has been through a run"):
         Experiment(experiment.algorithm, experiment.fed, 2).run()
+
+
+def test_a_model_that_does_not_fit_is_refused_before_the_first_round():
+    people = tiny_population(classes=3)
+    narrow, mistaken = small_net(classes=2), replace(small_net(classes=3), classes=4)
+    for model, told in ((narrow, "2 classes, wanted the 3 of the data"), (mistaken, r"wanted \(2, 4\)")):
+        method = FedAvg(model)
+        with pytest.raises(ModelError, match=told):
+            Experiment(method, Vectorised(method, people))

@@ -86,7 +86,19 @@ def test_adaptation_has_epochs_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epochs": 0}, {"batch_size": 0}, {"lr": 0}, {"momentum": 1.0}, {"mu": -1}, {"optimiser": "sdg"}]
+    "wrong",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"lr": 0},
+        {"momentum": 1.0},
+        {"mu": -1},
+        {"optimiser": "sdg"},
+        {"lr": float("nan")},
+        {"lr": float("inf")},
+        {"decay": float("inf")},
+        {"mu": float("nan")},
+    ],
 )
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError):

@@ -20,6 +20,7 @@ from kinfed.client import base_key, uniform
 from kinfed.clustering.coordinates import coordinates
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
+from kinfed.data.checks import within
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.models import Model
 from kinfed.params import Stack, count, each_leaf, flatten, put, rows
@@ -43,6 +44,9 @@ class FeSEM(Clusters[FeSEMState]):
     seed: int = 43  # of k-means
 
     needs_labels: ClassVar[str] = "FeSEM places clients by the models they train"
+
+    def __post_init__(self) -> None:
+        within(0, 2**32 - 1, seed=self.seed)
 
     def init(self, fed: Federation) -> FeSEMState:
         first = first_state(self.model, self.stale, fed, self.clusters)

@@ -16,7 +16,7 @@ from torch import Tensor
 from kinfed.aggregation import mix_heard, one_hot
 from kinfed.algorithm import Algorithm
 from kinfed.algorithms.choosing import SelectOn, attractive, best_for, taken
-from kinfed.algorithms.seating import inits
+from kinfed.algorithms.seating import check_clusters, inits
 from kinfed.client import Client, Reply
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
@@ -56,6 +56,7 @@ class IFCA(Algorithm[IFCAState]):
             raise ConfigError(f"wanted clusters >= 1, warm_rounds >= 0 and least_share <= 1 / clusters, got {got}")
 
     def init(self, fed: Federation) -> IFCAState:
+        check_clusters(self.clusters, fed)
         one = IFCAState(inits(self.model, 1, fed.device), {}, torch.full((fed.count,), -1, device=fed.device))
         return one if self.warm_rounds else self.drawn(one, fed)
 

@@ -19,6 +19,7 @@ from kinfed.algorithms.seating import first_state, placed
 from kinfed.client import Client, Reply
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
+from kinfed.data.checks import within
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.models import Model
 from kinfed.params import Params
@@ -42,6 +43,9 @@ class REPA(Clusters[REPAState]):
     clusters: int = 10  # of K-Means; it must be told
     seed: int = 10  # of K-Means
     stale: Stale = "exclude"  # what a client that was not asked contributes
+
+    def __post_init__(self) -> None:
+        within(0, 2**32 - 1, seed=self.seed)
 
     def init(self, fed: Federation) -> REPAState:
         first = first_state(self.model, self.stale, fed, self.clusters)

@@ -21,14 +21,19 @@ S = TypeVar("S", bound=GroupState)
 
 def first_state(model: Model, stale: Stale, fed: Federation, clusters: int = 1) -> GroupState:
     """The same first model for every cluster; all who train are served the first cluster's."""
-    if not 1 <= clusters <= len(fed.clients):
-        raise ConfigError(f"clusters must be 1..{len(fed.clients)}, the clients that train, got {clusters}")
+    check_clusters(clusters, fed)
     first = rows(inits(model, 1, fed.device), 0)
     labels = torch.full((fed.count,), -1, device=fed.device).index_fill(0, fed.clients, 0)
     slots = repeat(first, fed.count) if stale == "last_local" else {}
     return GroupState(
         repeat(first, clusters), labels, one_hot(labels, clusters).bool(), slots, Dendrogram.none(fed.device)
     )
+
+
+def check_clusters(clusters: int, fed: Federation) -> None:
+    """Raise ConfigError where there are more clusters than clients that train, or none."""
+    if not 1 <= clusters <= len(fed.clients):
+        raise ConfigError(f"clusters must be 1..{len(fed.clients)}, the clients that train, got {clusters}")
 
 
 def inits(model: Model, number: int, device: torch.device, attempt: int = 0) -> Stack:

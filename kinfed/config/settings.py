@@ -19,6 +19,7 @@ from kinfed.config.tables import (
     unknown_key,
 )
 from kinfed.data.changes import ChangeSettings
+from kinfed.data.checks import within
 from kinfed.data.partitions import PARTITIONS, DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
 from kinfed.data.shifts import SHIFTS, Shift
@@ -93,8 +94,8 @@ class Config:
             )
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"fraction must be above 0 and at most 1, got {self.fraction}")
-        if (lowest := min((self.seed, *self.seeds))) < 0:
-            raise ConfigError(f"seeds must be 0 or more, got {lowest}")
+        for seed in (self.seed, *self.seeds):
+            within(0, 2**64 - 1, seeds=seed)
         if not self.compare:
             raise ConfigError("compare must name at least one method, got an empty list")
         for key, values in (("compare", self.compare), ("seeds", self.seeds)):
@@ -152,11 +153,11 @@ def read_sections(table: Table) -> Config:
 
 
 def read_named(registry: Mapping[str, type[T]], table: object, at: str, default: str) -> T | None:
-    """What a section with a `name` and the settings of that name describes; nothing if the name is empty."""
+    """What a section with a `name` and the settings of that name describes; none only where that is the default."""
     if not isinstance(table, dict):
         raise ConfigError(f"{at}: wanted a table with a name, got {table!r}")
     name, rest = table.get("name", default), {key: value for key, value in table.items() if key != "name"}
-    if name == "" and rest:
+    if name == "" and (rest or default):
         raise ConfigError(f"{at}.name is missing: wanted one of {', '.join(registry)}")
     return build(known(str(name), registry, at), rest, at) if name != "" else None
 

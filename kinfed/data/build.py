@@ -9,8 +9,8 @@ from kinfed.data.changes import ChangeSettings, plan_change
 from kinfed.data.checks import at_least, fraction
 from kinfed.data.datasets import Dataset
 from kinfed.data.look_alikes import with_look_alikes
-from kinfed.data.partitions.split import Labels, Partition, Split, check
-from kinfed.data.population import Change, Population
+from kinfed.data.partitions.split import Labels, Partition, Split, check, enough
+from kinfed.data.population import LATER, Change, Population
 from kinfed.data.roles import RoleSettings, assign_roles
 from kinfed.data.sampling import Index, generator, others, stratified
 from kinfed.data.shifts import LabelSwap, Shift
@@ -125,6 +125,7 @@ class Supply:
 
     def draw(self, partition: Partition, tests: Tests, rng: np.random.Generator) -> Split:
         """A checked split of these rows, in places of the pool."""
+        check_clients(partition, len(self.train))
         split = partition(self.labels, rng)
         check(split, self.labels, partition.promise)
         train = [self.train[some(rows, tests.most.train_rows, rng)] for rows in split.train]
@@ -147,6 +148,13 @@ class Supply:
             changes=changes,
             held_out=torch.from_numpy(self.test),
         )
+
+
+def check_clients(partition: Partition, rows: int) -> None:
+    """Raise DataError where clients are more than can be counted; partitions say themselves how many are too many."""
+    clients = getattr(partition, "clients", 1)
+    if clients > LATER:
+        enough(clients, rows, f"a partition into {clients} clients")
 
 
 def pick(values: Index | None, rows: Index) -> Index | None:

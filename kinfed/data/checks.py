@@ -1,5 +1,7 @@
 """Checks of settings, made where they enter."""
 
+import math
+
 from kinfed.errors import ConfigError
 
 
@@ -8,6 +10,20 @@ def at_least(minimum: float, /, **settings: float) -> None:
     for name, value in settings.items():
         if value < minimum:
             raise ConfigError(f"{name} must be at least {minimum}, got {value}")
+
+
+def within(least: int, most: int, /, **settings: int) -> None:
+    """Raise ConfigError for the first of these settings that is not one of least..most."""
+    for name, value in settings.items():
+        if not least <= value <= most:
+            raise ConfigError(f"{name} must be {least}..{most}, got {value}")
+
+
+def above_zero(**settings: float) -> None:
+    """Raise ConfigError for the first of these settings that is not a finite number above 0."""
+    for name, value in settings.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} must be a number above 0, got {value}")
 
 
 def fraction(**settings: float) -> None:

@@ -5,16 +5,23 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from kinfed.data.arrays import (
+    Array,
+    Plain,
+    array_of,
+    as_features,
+    as_labels,
+    as_owners,
+    check_alike,
+    check_finite,
+    stacked,
+)
 from kinfed.data.checks import fraction
-from kinfed.data.images import channels_first
 from kinfed.data.population import Population
 from kinfed.data.sampling import Index, generator, others, rows_of_each, stratified
-from kinfed.errors import DataError
-
-Array = npt.ArrayLike | torch.Tensor
+from kinfed.errors import ConfigError, DataError
 
 
 class Items(Protocol):
@@ -45,6 +52,8 @@ class OwnSettings:
 
     def __post_init__(self) -> None:
         fraction(test=self.test)
+        if self.groups is not None and not is_whole(self.groups):
+            raise ConfigError(f"groups must be whole numbers, one a client, got {shortened(self.groups)}")
 
 
 DEFAULT = OwnSettings()
@@ -55,12 +64,13 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
 
     x: uint8 images [n, h, w], [n, h, w, 3] or [n, 3, h, w], or features of any other type [n, ...], taken as float32.
     """
-    features, labels, owner = as_features(x), as_labels(y), np.asarray(client)
+    features, labels, owner = as_features(x), as_labels(y), as_owners(client)
     if not len(features) == len(labels) == len(owner) or len(labels) == 0:
         raise DataError(
             f"x has {len(features)} rows, y {len(labels)}, client {len(owner)}; wanted as many of each, and some"
         )
-    rows = rows_of_each(np.unique(owner, return_inverse=True)[1].astype(np.int64).reshape(-1))
+    check_finite(features)
+    rows = rows_of_each(owner)
     test = [
         rows_for_testing(labels, own, settings.test, generator(settings.seed, "own", i)) for i, own in enumerate(rows)
     ]
@@ -70,17 +80,16 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
         tuple(torch.from_numpy(own[others(len(own), picked)]) for own, picked in zip(rows, test, strict=True)),
         tuple(torch.from_numpy(own[picked]) for own, picked in zip(rows, test, strict=True)),
         int(labels.max()) + 1 if settings.classes is None else settings.classes,
-        None if settings.groups is None else torch.as_tensor(settings.groups, dtype=torch.int64),
+        None if settings.groups is None else torch.from_numpy(array_of(settings.groups, "groups").astype(np.int64)),
     )
 
 
 def from_clients(clients: Sequence[tuple[Array, Array]], settings: OwnSettings = DEFAULT) -> Population:
     """The population of one (x, y) for each client."""
-    if not clients:
+    if not len(clients):
         raise DataError("a population needs at least one client, got none")
-    x, y = [np.asarray(pair[0]) for pair in clients], [np.asarray(pair[1]) for pair in clients]
-    if len({part.shape[1:] for part in x}) > 1:
-        raise DataError(f"rows of all clients must have one shape, got {sorted({part.shape[1:] for part in x})}")
+    x, y = zip(*(own_rows(client, pair) for client, pair in enumerate(clients)), strict=True)
+    check_alike([part[0] for part in x], "rows of all clients")
     owner = np.repeat(np.arange(len(clients)), [len(part) for part in y])
     return from_arrays(np.concatenate(x), np.concatenate(y), owner, settings)
 
@@ -106,34 +115,49 @@ def from_hub(
     missing = [name for name in wanted if name not in table.column_names]
     if missing:
         raise DataError(f"the table has no column {', '.join(missing)}; it has {', '.join(table.column_names)}")
-    images = np.stack([np.asarray(image) for image in table[image_column]])
-    return from_arrays(images, np.asarray(list(table[label_column])), np.asarray(list(table[client_column])), settings)
+    images = stacked(table[image_column], f"rows of {image_column}")
+    labels, owner = (stacked(table[name], f"rows of {name}") for name in (label_column, client_column))
+    return from_arrays(images, labels, owner, settings)
 
 
-def in_arrays(items: Items) -> tuple[npt.NDArray[np.generic], Index]:
+def own_rows(client: int, pair: tuple[Array, Array]) -> tuple[Plain, Plain]:
+    """The rows and labels of one client; it must have some, and as many of each."""
+    x, y = (array_of(part, f"client {client}") for part in as_pair(pair, f"client {client}"))
+    if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
+        raise DataError(f"client {client}: x is {list(x.shape)} and y {list(y.shape)}, wanted [n, ...] and [n]")
+    if len(y) == 0:
+        raise DataError(f"client {client} has no rows; leave such clients out")
+    return x, y
+
+
+def in_arrays(items: Items) -> tuple[Plain, Plain]:
     """All rows of a torch dataset."""
     if len(items) == 0:
         raise DataError("a client's dataset is empty; leave such clients out")
-    pairs = [items[i] for i in range(len(items))]
-    return np.stack([np.asarray(x) for x, _ in pairs]), np.array([int(y) for _, y in pairs])
+    told = "a dataset's item (one dataset for all clients needs `client`: whose each row is)"
+    pairs = [as_pair(items[i], told) for i in range(len(items))]
+    labels = stacked([y for _, y in pairs], "labels")
+    return stacked([x for x, _ in pairs], "rows"), labels.reshape(-1) if labels.size == len(pairs) else labels
 
 
-def as_features(x: Array) -> npt.NDArray[np.generic]:
-    """uint8 images with channels first; anything else as float32."""
-    array = np.asarray(x)
-    if array.dtype == np.uint8 and array.ndim in (3, 4):
-        return channels_first(array).copy()  # the user may go on changing theirs
-    if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
-        raise DataError(f"x is {array.dtype} {list(array.shape)}, wanted numbers of one shape a row")
-    return array.astype(np.float32)
+def as_pair(item: object, name: str) -> tuple[Array, Array]:
+    """Features and label, or features and labels; raises DataError where it is anything else."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        got = f"{len(item)} parts" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
+        raise DataError(f"{name}: wanted a pair of features and label, got {got}")
+    return item[0], item[1]
 
 
-def as_labels(y: Array) -> Index:
-    """Labels as int64; other types are refused, since rounding them would hide a mistake."""
-    array = np.asarray(y)
-    if not np.issubdtype(array.dtype, np.integer) or array.ndim != 1:
-        raise DataError(f"y is {array.dtype} {list(array.shape)}, wanted integers [n]")
-    return array.astype(np.int64)
+def is_whole(numbers: Array) -> bool:
+    """Whether these are whole numbers, one after the other."""
+    array = array_of(numbers, "groups")
+    return array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+
+
+def shortened(values: Array) -> str:
+    """The first few of them, as a message shows them."""
+    shown = array_of(values, "groups").reshape(-1).tolist()
+    return f"[{', '.join(map(repr, shown[:3]))}{', …' if len(shown) > 3 else ''}]"
 
 
 def rows_for_testing(labels: Index, own: Index, share: float, rng: np.random.Generator) -> Index:

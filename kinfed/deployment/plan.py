@@ -35,6 +35,8 @@ class Plan:
                 f"wanted 1 <= wait_for <= clients, some classes and a dtype of {', '.join(KINDS)}; got wait_for "
                 f"{self.wait_for}, clients {self.clients}, classes {self.classes}, dtype {self.dtype!r}"
             )
+        if min(self.shape, default=0) < 1:
+            raise ConfigError(f"shape must be sizes of at least 1 as in 3,32,32, got {list(self.shape)}")
 
     def own_rows(self) -> OwnRows:
         """The server's own rows; none, but of the right kind, where it has no folder."""

@@ -6,7 +6,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
-from kinfed.data.own import as_features, as_labels
+from kinfed.data.arrays import as_features, as_labels
 from kinfed.engines.flower.site import Holding
 from kinfed.errors import DataError
 
@@ -33,6 +33,8 @@ def from_file(path: Path) -> Holding:
         raise DataError(f"{path} has no array x, only {', '.join(arrays) or 'nothing'}")
     x = torch.from_numpy(as_features(arrays["x"]))
     y = torch.from_numpy(as_labels(arrays["y"])) if "y" in arrays else torch.full((len(x),), -1)
-    if "test_x" not in arrays or "test_y" not in arrays:
+    if len(tested := {"test_x", "test_y"} & set(arrays)) == 1:
+        raise DataError(f"{path} has {tested.pop()} alone; wanted test_x and test_y, or neither")
+    if "test_x" not in arrays:
         return Holding(x, y, x[:0], y[:0])
     return Holding(x, y, torch.from_numpy(as_features(arrays["test_x"])), torch.from_numpy(as_labels(arrays["test_y"])))

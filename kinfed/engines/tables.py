@@ -4,11 +4,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kinfed.client import width_of
+
+
+class Bounds(NamedTuple):
+    """Of all clients together."""
+
+    width: int  # rows that tasks look at in one go
+    longest: int  # rows of the client that has most
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,9 @@ class RowTable:
         return cls(rows.to(device), begin, size, lengths, alike)
 
     @cached_property
-    def width(self) -> int:
-        """Rows that tasks look at in one go."""
-        return width_of(self.lengths)
+    def bounds(self) -> Bounds:
+        """What no block changes."""
+        return Bounds(width_of(self.lengths), max(self.lengths))
 
     @cached_property
     def are_even(self) -> bool:

@@ -25,7 +25,7 @@ from kinfed.data.population import Change, Population
 from kinfed.engines.blocks import Block, Cut
 from kinfed.engines.recording import Recorder
 from kinfed.engines.sequential import loop
-from kinfed.engines.tables import RowTable
+from kinfed.engines.tables import Bounds, RowTable
 from kinfed.engines.trial import LONG, ROWS, Way, cores, fastest, some_of, ways
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
@@ -51,9 +51,9 @@ class Watched(Client):
             object.__getattribute__(self, "seen").add(name)
         return object.__getattribute__(self, name)
 
-    def feed(self, epochs: int, batch_size: int) -> tuple[Tensor, Tensor]:
+    def feed(self, epochs: int, batch_size: int, parts: int = 1) -> tuple[Tensor, Tensor]:
         self.seen.add("feed")
-        return super().feed(epochs, batch_size)
+        return super().feed(epochs, batch_size, parts)
 
 
 @contextmanager
@@ -235,13 +235,13 @@ class Vectorised(Resident):
             inputs[part], inputs[f"{part} size"] = self._table(part).padded(who, longest)
         inputs |= {f"memory {key}": t for key, t in self.remembered(who).items()}
         inputs |= self._offered(offer, block.positions)
-        width = self._table("train").width, self._table("test").width
-        program = partial(self._program, name, width)
+        bounds = self._table("train").bounds, self._table("test").bounds
+        program = partial(self._program, name, bounds)
         if block.walks:
             with self.walks:
                 outputs = program(inputs)
         else:
-            outputs = self.recorder.run((name, width), program, inputs) if self.on_gpu else program(inputs)
+            outputs = self.recorder.run((name, bounds), program, inputs) if self.on_gpu else program(inputs)
         real = {key: t[: len(block.order)] for key, t in outputs.items()}
         return _parted("send ", real), _parted("keep ", real)
 
@@ -256,15 +256,15 @@ class Vectorised(Resident):
             f"each {name}": t for name, t in rows(each, pick).items()
         }
 
-    def _program(self, name: str, width: tuple[int, int], inputs: Params) -> Params:
+    def _program(self, name: str, bounds: tuple[Bounds, Bounds], inputs: Params) -> Params:
         """What a block's clients answer, as a function of nothing but tensors."""
         task: Task = getattr(self.algorithm, name)
         seen: set[str] = set()
 
         def lane(own: Params) -> Params:
             train, test = (
-                Rows(self.x, self.y, own[part], own[f"{part} size"], width=w)
-                for part, w in zip(("train", "test"), width, strict=True)
+                Rows(self.x, self.y, own[part], own[f"{part} size"], width=bound.width, longest=bound.longest)
+                for part, bound in zip(("train", "test"), bounds, strict=True)
             )
             memory, offered = from_flat(_parted("memory ", own)), _parted("shared ", own) | _parted("each ", own)
             client = Watched(train, test, own["key"], own["round"], own["since"], memory, seen)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kinfed.data.own import Array
+from kinfed.data.arrays import Array
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.runs.logs import write_text

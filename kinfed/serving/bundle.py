@@ -19,7 +19,7 @@ from kinfed.algorithm import Algorithm
 from kinfed.config import Config, read
 from kinfed.config.assembly import make_algorithm, model_for
 from kinfed.config.tables import Table
-from kinfed.data.own import Array
+from kinfed.data.arrays import Array
 from kinfed.errors import BundleError, DataError, KinfedError
 from kinfed.runs.logs import write_text
 from kinfed.serving.assigned import Assigned

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.data.own import Array, as_features, as_labels
+from kinfed.data.arrays import Array, as_features, as_labels
 from kinfed.data.population import Population
 from kinfed.engines.flower import OwnRows
 from kinfed.errors import DataError

@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 
 from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids, Part, kmeans
+from kinfed.data.checks import within
 from kinfed.errors import ConfigError
 from kinfed.models import AutoEncoder, make_autoencoder
 from kinfed.params import Params
@@ -42,8 +43,14 @@ class EncoderCentroids:
             raise ConfigError(
                 f"k, latent and restarts must be at least 1, got {self.k}, {self.latent}, {self.restarts}"
             )
+        within(0, 2**64 - 1, seed=self.seed)
         if self.tuning not in ("none", "own_copy", "sequential"):
             raise ConfigError(f"tuning must be 'none', 'own_copy' or 'sequential', got '{self.tuning}'")
+
+    def check(self, most: int) -> None:
+        """Raise ConfigError where there are more centroids than rows of the client that has most."""
+        if self.k > most:
+            raise ConfigError(f"signature.k must be at most {most}, the rows of the largest client, got {self.k}")
 
     def network(self, shape: torch.Size) -> AutoEncoder:
         """The auto-encoder for images of this shape."""

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kinfed.client import Batch, Client, Rows, base_key
+from kinfed.data.checks import above_zero, at_least
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.models import AutoEncoder, fit
 from kinfed.params import Params
@@ -37,6 +38,11 @@ class Pretraining:
     lr: float = 1e-3  # learning rate of Adam
     least_steps: int = 300  # where rows are few, so many epochs more
     rows: int = 0  # of a dataset, at most so many; 0: all
+
+    def __post_init__(self) -> None:
+        at_least(0, epochs=self.epochs, least_steps=self.least_steps, rows=self.rows)
+        at_least(1, batch_size=self.batch_size)
+        above_zero(lr=self.lr)
 
     def __call__(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
         """The weights of the auto-encoder, on the device of the public rows."""

@@ -165,6 +165,12 @@ def test_more_clusters_than_clients_are_refused():
         started(make("flt", clusters=13))
 
 
+def test_more_centroids_than_any_client_has_rows_are_refused():
+    most = max(map(len, population().train))
+    with pytest.raises(ConfigError, match=f"k must be at most {most}, the rows of the largest client, got {most + 1}"):
+        started(make("flt", signature=signature(k=most + 1)))
+
+
 def test_the_number_of_clusters_can_be_given():
     state, fed = started(make("flt", case="clusters", clusters=2))
     assert same_groups(state.labels, fed.groups)

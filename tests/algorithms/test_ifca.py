@@ -128,3 +128,8 @@ def test_settings_that_make_no_sense_are_refused():
         make("ifca", clusters=0)
     with pytest.raises(ConfigError, match="least_share"):
         make("ifca", clusters=3, least_share=0.4)
+
+
+def test_more_clusters_than_clients_are_refused():
+    with pytest.raises(ConfigError, match=r"clusters must be 1\.\.6, the clients that train, got 7"):
+        fit(make("ifca", clusters=7))

@@ -103,6 +103,15 @@ def test_a_file_with_writers_is_a_user_dataset_too(tmp_path):
         (np.array([["a"], ["b"]]), np.zeros(2, int), np.zeros(2), "wanted numbers"),
         (np.zeros((2, 5, 5, 2), np.uint8), np.zeros(2, int), np.zeros(2), "images have shape [2, 5, 5, 2]"),
         (np.zeros((2, 2)), np.array([0, -1]), np.zeros(2), "without a label"),
+        ([[1, 2], [3]], np.zeros(2, int), np.zeros(2), "every row of the same shape"),
+        (np.array([[0, np.nan], [0, 1], [np.inf, 0]]), np.zeros(3, int), np.zeros(3), "2 of 3 rows of x have a NaN"),
+        (np.full((2, 2), 1e300), np.zeros(2, int), np.zeros(2), "the first is row 0"),
+        (np.zeros((2, 2)), np.zeros(2, int), np.zeros((2, 2)), "client has shape [2, 2], wanted [n]"),
+        (np.zeros((2, 2)), np.zeros(2, int), [(0, 1), (0, 2)], "client has shape [2, 2], wanted [n]"),
+        (np.zeros((2, 2)), np.zeros(2, int), 0, "client has shape [], wanted [n]"),
+        (np.zeros((2, 2)), np.zeros(2, int), [0, None], "no id for 1 of 2 rows"),
+        (np.zeros((2, 2)), np.zeros(2, int), [0, np.nan], "no id for 1 of 2 rows"),
+        (np.zeros((2, 2)), np.zeros(2, int), np.array([0, "a"], object), "ids of kinds int, str"),
     ],
 )
 def test_wrong_arrays_are_told_with_got_and_wanted(x, y, client, told):
@@ -120,3 +129,56 @@ def test_wrong_lists_are_told():
         from_torch([TensorDataset(torch.zeros(0, 2), torch.zeros(0))])
     with pytest.raises(ConfigError, match="fraction"):
         OwnSettings(test=1.5)
+
+
+def test_every_client_has_rows_of_its_own_and_as_many_labels():
+    x, y = np.zeros((20, 3)), np.zeros(20, int)
+    with pytest.raises(DataError, match=r"client 0: x is \[11, 3\] and y \[10\]"):
+        from_clients([(x[:11], y[:10]), (x[11:], y[10:])])
+    with pytest.raises(DataError, match="client 1 has no rows"):
+        from_clients([(x, y), (x[:0], y[:0]), (x, y)])
+    with pytest.raises(DataError, match="client 0: wanted a pair of features and label, got a ndarray"):
+        from_clients([x, x])
+
+
+def test_images_and_other_numbers_do_not_share_a_pool():
+    x, y = rows(4)
+    with pytest.raises(DataError, match="one kind, uint8 images or other numbers, got float64 and uint8"):
+        from_clients([(x, y), (x / 255, y)])
+    assert from_clients([(x / 255, y), ((x / 255).astype(np.float32), y)]).x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("groups", [["a", "b"], [0.5, 0.5], [[0], [1]], []])
+def test_planted_groups_are_whole_numbers(groups):
+    with pytest.raises(ConfigError, match="groups must be whole numbers, one a client"):
+        OwnSettings(groups=groups)
+
+
+def test_tensors_of_any_float_kind_become_features():
+    x, y = torch.ones(4, 2, requires_grad=True), torch.zeros(4).long()
+    for kind in (x, x.to(torch.bfloat16), x.half()):
+        built = from_arrays(kind, y, y)
+        assert built.x.dtype == torch.float32 and not built.x.requires_grad and built.x.min() == 1
+
+
+def test_items_of_torch_datasets_are_pairs_with_whole_labels():
+    x, y = torch.zeros(4, 2), torch.tensor([0.0, 1.7, 0.0, 1.0])
+    with pytest.raises(DataError, match=r"y is float32 \[4\], wanted integers"):
+        from_torch([TensorDataset(x, y)])
+    with pytest.raises(DataError, match=r"needs `client`: whose each row is.* got a Tensor"):
+        from_torch(TensorDataset(x, y.long()))
+    with pytest.raises(DataError, match="wanted a pair of features and label, got 3 parts"):
+        from_torch([TensorDataset(x, y, y)])
+    with pytest.raises(DataError, match="wanted a pair of features and label, got a dict"):
+        from_torch([[{"image": x[0], "label": 0}]])
+    assert from_torch([TensorDataset(x, y.long()[:, None])]).y.tolist() == [0, 1, 0, 1]
+
+
+def test_uneven_images_of_a_table_are_told():
+    class Table(dict):
+        column_names = ("image", "label", "client")
+
+    grey, colour, small = np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.uint8), np.zeros((3, 4), np.uint8)
+    for other in (colour, small):
+        with pytest.raises(DataError, match=r"rows of image must have one shape, got .* and "):
+            from_hub(Table(image=[grey, other], label=[0, 1], client=["a", "b"]), "client")

@@ -357,7 +357,7 @@ def test_rows_that_rounding_leaves_go_to_clients_at_random():
         (Structured(30, 3, 5), "3 groups of 5 labels need at least 11 labels, the data have 10"),
         (Structured(400, 2, 5), "needs at least 200 rows, got 100"),
         (LabelSwapped(8, ((0, 1), (2, 10))), "exchange label 10, the data have labels 0..9"),
-        (LabelSkew(300), "rows for"),
+        (LabelSkew(150), "rows for"),
         (Dirichlet(21), "needs at least 210 rows, got 200"),
         (FavouredLabels(201), "needs at least 201 rows, got 200"),
         (FavouredLabels(5, 10), "10 of 10 labels cannot be favoured"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.algorithms import FedAvg, Local
+from kinfed.algorithms import FedAvg, Local, PerFedAvg
 from kinfed.data import PARTITIONS, Role, build_population, load
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines.blocks import Cut
@@ -14,14 +14,14 @@ from kinfed.experiment import Experiment
 from kinfed.federation import one_by_one
 from kinfed.models import MODELS, Model, make_model
 from kinfed.training import LocalTraining
-from tests.problems import assert_close, assert_same_bits, fit, small_net, tiny_population
+from tests.problems import SIZES, assert_close, assert_same_bits, fit, small_net, tiny_population
 
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05, momentum=0.9, decay=0.9, mu=0.1)
 
 
 def trained(algorithm, engine, population=None, rounds=2, **settings):
     state, fed = fit(algorithm, engine, population, rounds, fraction=0.7, **settings)
-    return state.params if isinstance(algorithm, FedAvg) else fed.memory, fed
+    return state.params if isinstance(algorithm, FedAvg | PerFedAvg) else fed.memory, fed
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
@@ -96,6 +96,25 @@ def test_colour_convolutions_have_the_same_bits_in_blocks_of_one_two_and_more():
     whole, _ = trained(algorithm, Vectorised, population, rounds=1)
     for block in (1, 2):
         assert_same_bits(trained(algorithm, Vectorised, population, rounds=1, block=block)[0], whole)
+
+
+@pytest.mark.parametrize("method", [FedAvg, Local, PerFedAvg])
+@pytest.mark.parametrize("name", ["mlp_200", "lenet5"])
+def test_a_batch_larger_than_any_client_is_all_its_rows(method, name):
+    population = tiny_population(shape=(1, 28, 28))
+    model = make_model(name, (1, 28, 28), 3)
+    most, more, huge = (method(model, replace(LOCAL, batch_size=size)) for size in (max(SIZES), 1000, 10**23))
+    whole, _ = trained(huge, Vectorised, population)
+    assert_close(trained(huge, Sequential, population)[0], whole)
+    for algorithm, block in ((most, 0), (more, 0), (huge, 1), (huge, 2), (huge, 4)):
+        assert_same_bits(trained(algorithm, Vectorised, population, block=block, workers=2)[0], whole)
+
+
+def test_a_pair_of_batches_wider_than_any_client_is_cut_where_its_first_ends():
+    algorithm = PerFedAvg(small_net(), LocalTraining(1, 20), alpha=0.1, beta=0.5)
+    slow, fast = (trained(algorithm, engine)[0] for engine in (Sequential, Vectorised))
+    assert_close(slow, fast)
+    assert not torch.equal(fast["1.weight"], algorithm.model.init()["1.weight"])
 
 
 def test_another_seed_gives_other_bits():

@@ -18,7 +18,7 @@ def test_clients_with_the_same_rows_are_alike_and_those_with_them_in_another_ord
 
 
 def test_the_width_is_bounded():
-    assert (table([1], [2, 3]).width, table(list(range(300))).width) == (2, 256)
+    assert (table([1], [2, 3]).bounds, table(list(range(300))).bounds) == ((2, 2), (256, 300))
 
 
 def test_rungs_go_down_from_the_longest_by_the_ratio():

@@ -88,9 +88,11 @@ def test_a_training_is_given_up_at_its_next_batch(name):
 
 def test_a_model_that_fails_in_every_worker_ends_with_its_error():
     people = tiny_population((9,) * 8)  # 64 numbers in a row, where the model wants 784
+    fedavg = FedAvg(nets()["own"], LOCAL)
     for _ in range(20):
+        fed = Vectorised(fedavg, people, workers=4)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            fit(FedAvg(nets()["own"], LOCAL), Vectorised, people, rounds=1, workers=4)
+            fedavg.round(fedavg.init(fed), 0, fed)
 
 
 def test_an_interrupt_ends_all_workers_at_once():

@@ -124,6 +124,7 @@ X = np.zeros((3, 8, 8), np.uint8)
         ({"x": X[:0]}, ["there are none"]),
         ({"x": X, "y": np.array([0, 1, 10])}, ["wanted a label 0..9 for each of 3, got 3 labels 0..10"]),
         ({"x": X, "y": np.zeros(2, int)}, ["got 2 labels 0..0"]),
+        ({"x": X, "test_x": X}, ["has test_x alone; wanted test_x and test_y"]),
         ({"x": X, "test_x": X[:, :4], "test_y": np.zeros(3, int)}, ["its test rows are uint8 [1, 4, 8]"]),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from kinfed.data.checks import at_least, fraction
 from kinfed.data.partitions.local_tests import all_of
-from kinfed.data.partitions.split import Labels, Promise, Split
+from kinfed.data.partitions.split import Labels, Promise, Split, enough
 from kinfed.data.sampling import Index
 from kinfed.errors import ConfigError, DataError
 
@@ -32,6 +32,7 @@ class LabelSkew:
         return Promise()
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
+        enough(self.clients, len(labels.train), f"label_skew with {self.clients} clients")
         held = self.hold(labels.classes, rng)
         parts: list[list[Index]] = [[] for _ in range(self.clients)]
         for label in range(labels.classes):
