@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import TypeVar
 
 from kinfed.errors import ConfigError
@@ -25,6 +26,12 @@ def nearest(name: str, names: Collection[str], least: float = 0.6) -> str:
     """ ", did you mean …?" when a name comes close, by this share of its letters at least, else nothing."""
     close = get_close_matches(name, names, n=1, cutoff=least)
     return f", did you mean '{close[0]}'?" if close else ""
+
+
+def is_installed(package: str) -> bool:
+    """Whether there is such a package; a folder that happens to have its name, as trackers leave them, is none."""
+    found = find_spec(package)
+    return found is not None and found.origin is not None
 
 
 def as_file(name: str) -> str:

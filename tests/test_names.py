@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.errors import ConfigError
-from kinfed.names import first_lines, known
+from kinfed.names import first_lines, is_installed, known
 
 
 def test_a_known_name_gives_its_thing():
@@ -18,3 +20,9 @@ def test_an_unknown_name_suggests_the_nearest_and_lists_all():
 
 def test_listings_show_the_first_line_of_the_docstring():
     assert first_lines(PARTITIONS)["iid"] == "Shuffled rows, split evenly."
+
+
+def test_a_folder_that_has_a_packages_name_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "tracked_here").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("tracked_here") and not is_installed("not_there_at_all") and is_installed("torch")

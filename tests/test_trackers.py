@@ -75,7 +75,7 @@ def test_an_unknown_or_missing_tracker_is_an_error_before_anything_is_written(
 ):
     with pytest.raises(ConfigError, match="unknown tracker 'tensorbord', did you mean 'tensorboard'"):
         commands.run(tracked("tensorbord"), Place(tmp_path / "run"), Silence())
-    monkeypatch.setattr("kinfed.trackers.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("kinfed.trackers.registry.is_installed", lambda name: False)
     with pytest.raises(
         ConfigError, match=r"'wandb' needs the package wandb; install it with pip install 'kinfed\[wandb\]'"
     ):

@@ -3,7 +3,6 @@
 Nothing in it waits for the GPU or asks it for a number, so it can be recorded once and replayed, whole or in parts.
 """
 
-import importlib.util
 from functools import cache, partial
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from kinfed.models.feed import Feed
 from kinfed.models.stages import Image, Pace, fitted
 from kinfed.models.walks import PRESENT, Batches, Recorded, Staged, Walk
+from kinfed.names import is_installed
 from kinfed.params import Stack
 
 AHEAD = 2**26  # numbers of images that are made ready at once
@@ -22,7 +22,7 @@ LONG = 128  # steps
 @cache
 def has_kernels() -> bool:
     """Whether Triton is there, which comes with torch for GPUs."""
-    return importlib.util.find_spec("triton") is not None
+    return is_installed("triton")
 
 
 def descended(network: Staged, feed: Feed, rate: Tensor, start: Stack, shift: Stack, pace: Pace) -> Stack:

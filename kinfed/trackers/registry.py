@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
 from kinfed.config import Config, flattened
 from kinfed.errors import ConfigError
 from kinfed.experiment import Observer
-from kinfed.names import known
+from kinfed.names import is_installed, known
 from kinfed.trackers.subject import Subject
 
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}  # name -> package
@@ -19,7 +18,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raises unless all trackers are known and installed; before a run begins."""
     for name in names:
         package = known(name, TRACKERS, "tracker")
-        if find_spec(package) is None:
+        if not is_installed(package):
             raise ConfigError(
                 f"trackers: '{name}' needs the package {package}; install it with pip install 'kinfed[{name}]', "
                 f"or leave '{name}' out"

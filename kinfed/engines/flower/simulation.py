@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +23,7 @@ from kinfed.engines.flower.networked import Networked
 from kinfed.engines.flower.packing import Facts
 from kinfed.engines.flower.site import Holding, Site
 from kinfed.errors import ConfigError, NetworkError
+from kinfed.names import is_installed
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -59,7 +59,7 @@ FETCHED: dict[str, Hosted] = {}  # in a worker: of the run it works for
 
 def need_flower() -> None:
     """Raises unless Flower and Ray are installed."""
-    missing = [name for name in ("flwr", "ray") if find_spec(name) is None]
+    missing = [name for name in ("flwr", "ray") if not is_installed(name)]
     if missing:
         raise ConfigError(
             f"engine 'flower' needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed: "

@@ -62,7 +62,7 @@ def compare(method, nodes):
 
 
 def test_without_flower_the_engine_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(simulation, "find_spec", lambda name: None)
+    monkeypatch.setattr(simulation, "is_installed", lambda name: False)
     with pytest.raises(ConfigError, match=r"flwr and ray, which are not installed: pip install 'kinfed\[flower\]'"):
         Flower(make("fedavg"), population())
 
