@@ -123,7 +123,7 @@ class Experiment(Generic[State]):
 
     def run(self, resume: bool = False) -> dict[str, float | int | None]:
         """The summary after all rounds; with `resume`, from the checkpoint on."""
-        if self.fed.calls:
+        if self.fed.is_over or self.fed.round:
             raise ConfigError("this federation has been through a run, and its clients remember it: make a new one")
         self._warn_if_short()
         self.fed.open()

@@ -92,7 +92,6 @@ class Described(Clusters[D], ABC):
 
     def pretrained(self, fed: Federation) -> Params:
         """Server: the auto-encoder's weights, trained on its own rows or another dataset."""
-        self.signature.check(int(fed.sizes.max()))
         network = self.signature.network(fed.x.shape[1:])
         return self.signature.pretraining(network, fed.x[fed.population.public.to(fed.device)])
 

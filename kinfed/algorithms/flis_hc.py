@@ -1,11 +1,10 @@
 """FLIS-HC: disjoint clusters by inference similarity (Morafah et al., FLIS, IEEE OJCS 2023).
 
-Settled and changed: similarity and server rows as in FLIS-DC; clusters by average linkage (UPGMA) on 1 - A, cut at
-1 - β (a merge at this height is made); all clients' first training comes before round 0 and is no round of its own.
-`variant="code"`: the authors' code has no hierarchy; a client hears all clients that are β-similar to it, in the state
-they were left in, never-asked ones with the first model. Not kept: there it also hears those before it in its round.
-A newcomer trains the first model once and joins the cluster it is most similar to on average, or downloads all cluster
-models and chooses (`newcomers="loss"`, the paper's experiment; who never trains chooses anew after every round).
+Settled and changed: similarity and server rows as in FLIS-DC; clusters by average linkage on 1 - A, cut at 1 - β; all
+clients' first training comes before round 0 and is no round. `variant="code"`: the authors' code has no hierarchy; a
+client hears all that are β-similar, as they were left, never-asked ones with the first model (not kept: there it also
+hears those before it in its round). A newcomer trains the first model once and joins the cluster it is most like, or
+downloads all models and chooses (`newcomers="loss"`, as in the paper; who never trains chooses after every round).
 """
 
 from dataclasses import dataclass

@@ -20,6 +20,7 @@ from kinfed.signatures.pretraining import Pretraining
 from kinfed.training import LocalTraining
 
 Tuning = Literal["none", "own_copy", "sequential"]
+MOST = 10_000  # centroids, each a row of a table for every client
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,10 @@ class EncoderCentroids:
             raise ConfigError(
                 f"k, latent and restarts must be at least 1, got {self.k}, {self.latent}, {self.restarts}"
             )
+        within(1, MOST, k=self.k)
         within(0, 2**64 - 1, seed=self.seed)
         if self.tuning not in ("none", "own_copy", "sequential"):
             raise ConfigError(f"tuning must be 'none', 'own_copy' or 'sequential', got '{self.tuning}'")
-
-    def check(self, most: int) -> None:
-        """Raise ConfigError where there are more centroids than rows of the client that has most."""
-        if self.k > most:
-            raise ConfigError(f"signature.k must be at most {most}, the rows of the largest client, got {self.k}")
 
     def network(self, shape: torch.Size) -> AutoEncoder:
         """The auto-encoder for images of this shape."""

@@ -22,6 +22,7 @@ def test_what_differs_is_another_claim_than_was_expected():
         assert measured.claim != CELLS.expected[cell].claim, cell
 
 
+@pytest.mark.filterwarnings("ignore:.* which is FedAvg")
 @pytest.mark.parametrize("cell", EVERY, ids=" ".join)
 def test_groups_are_found_as_written_down(cell):
     claim = CELLS.holds(cell) if cell in CELLS.expected else pytest.fail("see the first test of this file")
