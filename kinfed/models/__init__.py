@@ -30,8 +30,14 @@ AUTOENCODERS: dict[str, Callable[[Shape, int], nn.Module]] = {"conv_ae": conv_ae
 
 
 def make_model(name: str, shape: Shape, classes: int, seed: int = 0) -> Model:
-    """The built-in classifier of this name for images of this shape."""
-    return Model(partial(known(name, MODELS, "model"), shape, classes), seed=seed, classes=classes)
+    """The built-in classifier of this name for rows of this shape, which only `mlp_200` takes if they are no images."""
+    build = known(name, MODELS, "model")
+    if len(shape) != 3 and build is not mlp_200:
+        raise ConfigError(
+            f"model '{name}' is for images [channels, height, width], got rows of shape {list(shape)}: "
+            "take mlp_200, or a model of your own"
+        )
+    return Model(partial(build, shape, classes), seed=seed, classes=classes)
 
 
 def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) -> AutoEncoder:

@@ -1,5 +1,7 @@
 """The papers' classifiers as plain torch modules (methods and sizes: FLT, FLIS, FL+HC, REPA, LEAF)."""
 
+from math import prod
+
 from torch import Tensor, nn
 
 from kinfed.errors import ConfigError
@@ -8,9 +10,8 @@ Shape = tuple[int, int, int]  # channels, height, width
 
 
 def mlp_200(shape: Shape, classes: int) -> nn.Module:
-    """One hidden layer of 200 (FLT, IFCA); no dropout, the papers have none."""
-    channels, height, width = shape
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 200), nn.ReLU(), nn.Linear(200, classes))
+    """One hidden layer of 200 (FLT, IFCA), for rows of any shape; no dropout, the papers have none."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 200), nn.ReLU(), nn.Linear(200, classes))
 
 
 def leaf_cnn(shape: Shape, classes: int, hidden: int = 2048) -> nn.Module:

@@ -1,10 +1,10 @@
 """Runs on disk: the folder a run writes, where it is, and whether it can go on."""
 
 from kinfed.runs.folder import CHECKPOINT, CONFIG, SUMMARY, RunFolder, Summary
-from kinfed.runs.lock import held
 from kinfed.runs.places import (
     can_go_on,
     free_folder,
+    held,
     new_folder,
     refuse_other,
     refuse_taken,

@@ -1,6 +1,7 @@
 """Where runs are: making a folder for a new one, and finding out whether an old one can go on."""
 
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kinfed import snapshot
@@ -8,8 +9,8 @@ from kinfed.config import Config, flattened, load_config, write
 from kinfed.config.tables import Table
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError
+from kinfed.locks import locked
 from kinfed.runs.folder import CHECKPOINT, CONFIG, FILES, SUMMARY, TRACKED, refuse_damaged
-from kinfed.runs.lock import held
 from kinfed.runs.logs import write_text
 
 MAY_DIFFER = ("engine.device", "engine.block", "engine.timeout", "engine.attempts", "evaluation.signatures", "trackers")
@@ -25,6 +26,12 @@ def new_folder(wanted: Path, force: bool) -> Path:
         for inner in (NODES, *TRACKED):
             shutil.rmtree(wanted / inner, ignore_errors=True)
     return wanted
+
+
+def held(folder: Path) -> AbstractContextManager[None]:
+    """Inside it nobody else writes this run; raises if another process is at it."""
+    busy = f"another process is at work on the run at {folder}: let it end, stop it, or choose another folder"
+    return locked(folder, busy)
 
 
 def refuse_taken(folder: Path, force: bool) -> None:

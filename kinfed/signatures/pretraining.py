@@ -3,9 +3,7 @@
 import hashlib
 import logging
 import os
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -17,12 +15,10 @@ from torch import Tensor
 from kinfed.client import Batch, Client, Rows, base_key
 from kinfed.data.checks import above_zero, at_least
 from kinfed.errors import ConfigError, DataError, ModelError
+from kinfed.locks import locked
 from kinfed.models import AutoEncoder, fit
 from kinfed.params import Params
 from kinfed.signatures.sources import sources
-
-if sys.platform != "win32":
-    import fcntl
 
 log = logging.getLogger("kinfed")
 
@@ -66,7 +62,9 @@ class Pretraining:
         path = cache_folder() / f"{'+'.join(part.name for part in sources(self.source))}-{digest}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.with_suffix(".lock")):
+            lock = path.with_suffix(".lock")
+            lock.touch()
+            with locked(lock):
                 if not path.exists():  # another process may have trained it meanwhile
                     self._keep(path, autoencoder, public)
         return from_file(path, autoencoder.init(), public.device)
@@ -95,16 +93,6 @@ class Pretraining:
 def cache_folder() -> Path:
     """Where trained encoders are kept; the data root itself may be read-only."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kinfed" / "encoders"
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Inside it this process is the only one there, as far as the system can see to that."""
-    with open(path, "w") as file:
-        if sys.platform != "win32":
-            with suppress(OSError):  # some file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX)  # given back with the file, also by a process that is killed
-        yield
 
 
 def _as_client(x: Tensor) -> Client:

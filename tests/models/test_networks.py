@@ -87,3 +87,9 @@ def test_gradients_flow_through_products_as_through_convolutions():
         made_by_all = torch.func.vmap(made)(*leaves)
         slopes.append(torch.autograd.grad(made_by_all.square().sum(), leaves))
     torch.testing.assert_close(*slopes)
+
+
+def test_rows_that_are_no_images_are_for_the_plain_network_alone():
+    make_model("mlp_200", (9,), 2).check(torch.rand(2, 9))
+    with pytest.raises(ConfigError, match=r"'lenet5' is for images .* got rows of shape \[9\]: take mlp_200"):
+        make_model("lenet5", (9,), 2)
