@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "kinfed"
 LAYERS = [
     {"errors", "stopping"},
-    {"names", "params", "ledger"},
+    {"names", "params", "ledger", "locks"},
     {"client", "aggregation", "per_client"},
     {"models", "data", "clustering"},
     {"training", "federation"},

@@ -89,7 +89,6 @@ class Network(ABC):
         weights = {name: w for name, w in params.items() if name not in buffers}
         if batch.exact:
             return self._exact_gradient(weights, buffers, batch)
-        self.need_rows_apart(batch.x)
         if reason := self.refuses or self._flaw(self._training, batch.x):
             raise OneByOneOnly(reason)
 
