@@ -12,7 +12,7 @@ from kinfed.config.assembly import device_of, experiment_of
 from kinfed.deployment.plan import Plan, method_for
 from kinfed.engines.flower import Deployed
 from kinfed.errors import ConfigError, KinfedError
-from kinfed.progress import Lines
+from kinfed.progress import Lines, heard
 from kinfed.runs import CHECKPOINT, can_go_on
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
         fed.carry(snapshot.carried(out / CHECKPOINT))  # clients must be known before they come back
     display = Lines(sys.stdout)
     display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
-    fed.gather(plan.wait_for, plan.wait_seconds)
+    with heard(display.say):
+        fed.gather(plan.wait_for, plan.wait_seconds)
     display.say(f"{len(fed.nodes)} clients are there")
     experiment = experiment_of(config, fed.method, fed)
     conduct(config, out, display, experiment, resume=resuming)

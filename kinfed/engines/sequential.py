@@ -7,6 +7,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kinfed.client import Client, Reply, Rows
+from kinfed.engines.telling import Telling
 from kinfed.engines.workers import at_once
 from kinfed.federation import Federation, Offer, Resident, Workshop
 from kinfed.params import Params, Payload, from_flat, rows, stack, to_flat
@@ -34,8 +35,8 @@ def loop(
         reply = getattr(algorithm, name)(client, **given) if workers > 1 else ask(algorithm, name, client, given)
         return over_the_wire(to_flat(reply.send), fed.device), to_flat(reply.keep)
 
-    everyone = range(len(ids))
-    answers = at_once(one, everyone, workers) if workers > 1 else [one(i) for i in everyone]
+    everyone, told = range(len(ids)), Telling(name, len(ids)).after(one, lambda _: 1)
+    answers = at_once(told, everyone, workers) if workers > 1 else [told(i) for i in everyone]
     return from_flat(stack([send for send, _ in answers])), from_flat(stack([keep for _, keep in answers]))
 
 

@@ -26,6 +26,7 @@ from kinfed.engines.blocks import Block, Cut
 from kinfed.engines.recording import Recorder
 from kinfed.engines.sequential import loop
 from kinfed.engines.tables import Bounds, RowTable
+from kinfed.engines.telling import Telling
 from kinfed.engines.trial import LONG, ROWS, Way, cores, fastest, some_of, ways
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, OneByOneOnly
@@ -185,7 +186,8 @@ class Vectorised(Resident):
     ) -> tuple[Payload, Payload]:
         workers = self._way(name).workers
         lanes = self.lanes.get(name) or self.block or self._fitting(len(cohort), offer, workers)
-        work = partial(self._one_block, name, cohort, keys, offer)
+        one = partial(self._one_block, name, cohort, keys, offer)
+        work = Telling(name, len(ids)).after(one, lambda block: len(block.order))
         looks = self._looks(name, offer)
         cut = Cut(self._table("train"), self._table("test"), self.device, self._walks(looks))
         blocks = list(cut.blocks(ids, lanes, by_test="train" not in looks))

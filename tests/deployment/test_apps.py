@@ -15,6 +15,7 @@ from kinfed.config import assemble, load_config
 from kinfed.deployment import Plan, from_folder
 from kinfed.deployment.client import app_for as client_app_for
 from kinfed.deployment.server import app_for as server_app_for
+from kinfed.engines import telling
 from kinfed.engines.flower.messages import facts_in
 from kinfed.errors import ConfigError, DataError, NetworkError
 from kinfed.serving import export
@@ -111,12 +112,19 @@ def test_a_client_notices_itself_that_its_rows_have_changed(folders, has_home):
     assert described == ["1", "2"]  # before the first round, and when a client said that it has other rows
 
 
-def test_rows_that_are_not_as_planned_are_refused_at_home_and_nothing_is_said(folders, caplog):
+def test_rows_that_are_not_as_planned_are_refused_at_home_and_nothing_is_said(folders, monkeypatch, caplog, capsys):
+    monkeypatch.setattr(telling, "SECONDS", 0.5)
     np.savez(folders / "clinic-5" / "rows.npz", x=np.zeros((4, 9, 9), np.uint8), y=np.zeros(4, np.int64))
-    with pytest.raises(NetworkError, match="5 of 6 clients"):
-        serve(federation(folders), folders / "run")
+    client = logging.getLogger("kinfed.engines")  # the server's, too, in one process
+    client.addHandler(caplog.handler)
+    try:
+        with pytest.raises(NetworkError, match="5 of 6 clients"):
+            serve(federation(folders), folders / "run")
+    finally:
+        client.removeHandler(caplog.handler)
     assert "wanted rows uint8 [1, 8, 8]" in caplog.text  # in its own log
-    assert "node 105 cannot take part: code 8" in caplog.text  # in the server's
+    said = capsys.readouterr().out  # by the server
+    assert "node 105 cannot take part: code 8" in said and "connected: 5 of 6 clients" in said
 
 
 @pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])

@@ -17,6 +17,7 @@ from kinfed.data.population import Population
 from kinfed.engines.flower.expected import expected_form
 from kinfed.engines.flower.packing import DTYPES, Facts, Form, Parcel, pack
 from kinfed.engines.flower.replies import Answer, Inbox
+from kinfed.engines.telling import Telling
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
 from kinfed.params import Stack, from_flat, rows, stack, to_flat
@@ -68,8 +69,9 @@ class Networked(Federation):
 
     def gather(self, wanted: int, seconds: float) -> None:
         """Waits until so many clients have introduced themselves."""
-        until, pause = time.monotonic() + seconds, 0.05
-        while self._welcome() < wanted:
+        until, pause, telling = time.monotonic() + seconds, 0.05, Telling("connected", wanted)
+        while (here := self._welcome()) < wanted:
+            telling.reached(here)
             if time.monotonic() > until:
                 raise NetworkError(
                     f"{len(self.nodes)} of {wanted} clients came within {seconds:.0f} s: "
@@ -129,7 +131,7 @@ class Networked(Federation):
             if silent:
                 self._welcome()
                 asked |= self._ask(name, cohort, keys, offer, inbox, silent)
-                self._wait(inbox)
+                self._wait(name, inbox)
         self._note(name, cohort, inbox)
         self._count(name, cohort, offer, inbox, asked)
         heard = [client for client in cohort.tolist() if client in inbox.good]
@@ -166,9 +168,10 @@ class Networked(Federation):
             "accepted": int(version[client]), "durable": int(self.durable[client]),
         }  # fmt: skip
 
-    def _wait(self, inbox: Inbox) -> None:
+    def _wait(self, name: str, inbox: Inbox) -> None:
         """Takes answers until all are there or the time is over."""
         until, pause, look = time.monotonic() + self.timeout, 0.01, time.monotonic() + LOOK
+        telling, asked = Telling(name, len(inbox.waiting)), len(inbox.waiting)
         while inbox.waiting and time.monotonic() < until:
             if time.monotonic() > look:
                 self._welcome()  # so that who comes during a long round is there in the next
@@ -176,6 +179,7 @@ class Networked(Federation):
             for answer in self.post.collect(inbox.waiting | self.unanswered.keys()):
                 inbox.take(answer)
                 self.unanswered.pop(answer.letter, None)
+            telling.reached(asked - len(inbox.waiting))
             if inbox.waiting:
                 time.sleep(pause)
                 pause = min(1.0, 1.3 * pause)

@@ -1,5 +1,6 @@
 """What comes back may be anything: every bad reply is counted by its kind, and none is in the model."""
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.error import Error
 
 from kinfed.algorithms import FedAvg
-from kinfed.engines import Vectorised
+from kinfed.engines import Vectorised, telling
 from kinfed.engines.flower.messages import RAW, content, facts_in, parcel_in
 from kinfed.engines.flower.packing import pack, unpack
 from kinfed.errors import NetworkError
@@ -161,6 +162,13 @@ def test_a_node_that_is_gone_is_left_out_without_waiting_for_it():
     summary, params = trained(fed)
     assert summary["replies_no_answer"] == ROUNDS * 2  # training and evaluation
     assert_close(params, without_the_sick_one())
+
+
+def test_while_somebody_is_waited_for_it_is_said_how_many_have_answered(monkeypatch, caplog):
+    monkeypatch.setattr(telling, "SECONDS", 0.1)
+    with caplog.at_level(logging.INFO, "kinfed"):
+        trained(wired(FEDAVG, tiny_population(), Loopback(6, meddler("lost"))))
+    assert set(caplog.messages[1:]) == {"train: 5 of 6 clients"}  # the first is of the start
 
 
 def test_who_is_silent_before_the_first_round_is_asked_again():

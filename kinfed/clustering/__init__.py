@@ -1,0 +1,1 @@
+"""Groups from distances, graphs and points: hierarchies, k-means, components, relatives."""
