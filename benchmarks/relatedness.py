@@ -1,4 +1,4 @@
-"""What FLT's relatedness finds: groups, ARI, precision and recall by partition, k, distance and tuning.
+"""What FLT's relatedness finds: groups, silhouette, ARI, precision and recall by partition, k, distance and tuning.
 
     python benchmarks/relatedness.py signatures --data-dir DATA --out SIGNATURES [--device cuda] [--only scenario-1]
     python benchmarks/relatedness.py table SIGNATURES [--device cuda]
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kinfed.algorithms import FLT
+from kinfed.clustering.hierarchy import silhouette
 from kinfed.data import Population, build_population, load
 from kinfed.data.partitions import DisjointClasses, SharedClass, Structured
 from kinfed.engines import Vectorised
@@ -77,20 +78,21 @@ def write_signatures(options: argparse.Namespace) -> None:
 
 
 def row(distance: str, known: Signatures, planted: Tensor) -> str:
-    """Groups found, ARI, precision and recall of one distance."""
+    """Groups found, their silhouette, ARI, precision and recall of one distance."""
     began = time.perf_counter()
     rule = Relatedness(distance=distance)  # type: ignore[arg-type]
     apart = rule.distances(known)
-    found = agreement(rule.groups(apart).cpu(), planted.cpu())
+    groups = rule.groups(apart).cpu()
+    found, clear = agreement(groups, planted.cpu()), silhouette(apart, groups)
     precision, recall = pair_quality(rule.related(apart), planted)
     seconds = time.perf_counter() - began
-    return f"{found['groups']:.0f} | {found['ari']:.3f} | {precision:.3f} | {recall:.3f} | {seconds:.1f}"
+    return f"{found['groups']:.0f} | {clear:.2f} | {found['ari']:.3f} | {precision:.3f} | {recall:.3f} | {seconds:.1f}"
 
 
 def print_table(options: argparse.Namespace) -> None:
     """A Markdown table of all signature files of a folder."""
-    print("| partition | encoder | k | seed | distance | groups | ARI | precision | recall | seconds |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| partition | encoder | k | seed | distance | groups | silhouette | ARI | precision | recall | seconds |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for path in sorted(options.folder.glob("*.*.*.*.safetensors")):
         scenario, tuning, k, seed, _ = path.name.split(".")
         parts = load_file(path, device=options.device)

@@ -91,6 +91,7 @@ def test_options_go_over_overrides_which_go_over_the_file(tmp_path: Path):
     file = tmp_path / "a.toml"
     file.write_text('method = "fedavg"\nrounds = 1\nseed = 1\n[training]\nlr = 1\nepochs = 2\n')
     config = load_config(file, ["rounds=2", "training.lr=0.5"], {"rounds": 3})
+    assert load_config(str(file), ["rounds=2", "training.lr=0.5"], {"rounds": 3}) == config
     assert (config.rounds, config.seed, config.training.lr, config.training.epochs) == (3, 1, 0.5, 2)
 
 

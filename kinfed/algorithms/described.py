@@ -119,7 +119,7 @@ class Described(Clusters[D], ABC):
         if 2 * lonely > len(related.whose) >= MANY:
             warnings.warn(
                 f"{lonely} of {len(related.whose)} clients have no relative and train alone: signature.tuning = 'none' "
-                f"and a larger relatedness.threshold (now {self.relatedness.near:g}) bring them together",
+                f"and a larger relatedness.threshold (now {self.relatedness.near:g}; 0: found) bring them together",
                 stacklevel=2,
             )
 

@@ -4,7 +4,8 @@
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
 - relatives are found anew as they were at first; the paper always lets clients tune the encoder then;
 - weights are normalised over the relatives; the printed diag(pₘ/‖Ãₘ‖₀) would shrink the models;
-- the default set distance needs no oracle that tells the right k; `min` (printed) and `matching` (code) are options.
+- the default set distance needs no oracle that tells the right k, and a wider threshold where no groups are clear;
+  `min` (printed) and `matching` (code) are options.
 """
 
 from dataclasses import dataclass, field, replace

@@ -129,18 +129,23 @@ def best_height(tree: Tree, apart: Tensor, candidates: int) -> float:
 
     It looks at distances alone: no test rows, no further training.
     """
-    from sklearn.metrics import silhouette_score
-
     best, chosen = WORTH, float("inf")
     if len(tree) < 2:
         return chosen
-    square = apart.cpu().double().fill_diagonal_(0).clamp(min=0).numpy()
     for height in np.unique(np.quantile(tree[:, 2], np.linspace(0, 1, candidates), method="higher")):
-        found = cut(tree, float(height))
-        if 1 < len(found.unique()) < len(found):
-            score = float(silhouette_score(square, found.numpy(), metric="precomputed"))
-            best, chosen = (score, float(height)) if score > best else (best, chosen)
+        score = silhouette(apart, cut(tree, float(height)))
+        best, chosen = (score, float(height)) if score > best else (best, chosen)
     return chosen
+
+
+def silhouette(apart: Tensor, groups: Tensor) -> float:
+    """How clear groups of points are that are so far apart ([m, m]), up to 1; 0 for one group, or groups of one."""
+    from sklearn.metrics import silhouette_score
+
+    if not 1 < len(groups.unique()) < len(groups):
+        return 0.0
+    square = ((apart + apart.T) / 2).cpu().double().fill_diagonal_(0).clamp(min=0)
+    return float(silhouette_score(square.numpy(), groups.cpu().numpy(), metric="precomputed"))
 
 
 def nearest_group(strangers: Tensor, points: Tensor, groups: Tensor, metric: Metric, linkage: Linkage) -> Tensor:

@@ -119,10 +119,10 @@ class Config:
 
 
 def load_config(
-    path: Path | None = None, overrides: Iterable[str] = (), options: Mapping[str, object] | None = None
+    path: Path | str | None = None, overrides: Iterable[str] = (), options: Mapping[str, object] | None = None
 ) -> Config:
     """The config of a TOML file (none: the defaults), under `key=value` overrides, under options by dotted key."""
-    table = toml.overridden(toml.read_file(path) if path else {}, overrides)
+    table = toml.overridden(toml.read_file(Path(path)) if path else {}, overrides)
     for key, value in (options or {}).items():
         table = toml.put(table, key.split("."), value)
     return read(table)

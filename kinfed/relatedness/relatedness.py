@@ -9,6 +9,7 @@ from torch import Tensor
 from kinfed.clustering.relatives import Relatives
 from kinfed.data.checks import within
 from kinfed.errors import ConfigError
+from kinfed.relatedness.clear import drawn, near_enough
 from kinfed.relatedness.compared import Compared, Matrix, Pairs, Points
 from kinfed.relatedness.in_common import have_in_common
 from kinfed.relatedness.kernel import fit_kernel
@@ -30,7 +31,7 @@ class Relatedness:
     """
 
     distance: Distance = "kernel"  # between two clients' sets of centroids
-    threshold: float = 0.0  # γ; 0: 0.25 for kernel, 3 for transport, 1 for matching and min
+    threshold: float = 0.0  # γ; 0: 0.25 for kernel (wider where no groups are clear), 3 for transport, else 1
     kernel_width: float = 0.4  # in units of the median distance of two centroids
     overlap: float = 0.5  # kernel: relatives must have at least this share of all their near ones in common
     dimensions: int = 2  # u, of UMAP
@@ -54,8 +55,15 @@ class Relatedness:
 
     @property
     def near(self) -> float:
-        """The threshold γ in force."""
+        """The threshold γ as it is set, or the distance's own."""
         return self.threshold or {"kernel": 0.25, "transport": 3.0}.get(self.distance, 1.0)
+
+    def reach(self, distances: Tensor) -> float:
+        """The threshold γ in force among clients that are so far from each other: [M, M]."""
+        if self.threshold or self.distance != "kernel":
+            return self.near
+        some = drawn(len(distances), self.seed).to(distances.device)
+        return near_enough(distances[some][:, some], self.near)
 
     @property
     def needs_shares(self) -> bool:
@@ -65,10 +73,10 @@ class Relatedness:
     def compare(self, known: Signatures) -> Compared:
         """The clients compared with each other: all pairs of few, of many those that can be near."""
         if len(known) <= self.all_pairs:
-            distances = self.distances(known)
-            return Matrix(self.related(distances), distances if self.distance == "kernel" else None, self.near)
+            return self._all_pairs(self.distances(known))
         if self.distance == "kernel":
-            return Points(fit_kernel(known, self.kernel_width, self.seed)(known), self.near, self.overlap)
+            points = fit_kernel(known, self.kernel_width, self.seed)(known)
+            return Points(points, self._reach_among(points), self.overlap)
         points, _ = self._projected(known, None)
         return Pairs(near_sets(self.distance, points, known.shares, self.near), points.device)
 
@@ -83,30 +91,41 @@ class Relatedness:
 
     def related(self, distances: Tensor) -> Tensor:
         """Pairs nearer than the threshold, and everyone to himself: bool [M, M]."""
-        near = distances < self.near
-        near = near | near.T | torch.eye(len(near), dtype=torch.bool, device=near.device)
-        return have_in_common(near, self.overlap) if self.distance == "kernel" else near
+        return self._all_pairs(distances).related
 
     def groups(self, distances: Tensor, clusters: int = 0) -> Tensor:
         """Disjoint groups: [M]. So many of Ward's clusters of the graph's rows, or as many groups as there are.
 
         Kernel distances are cut by average linkage at the threshold; the UMAP graph's groups are its components.
         """
-        by_height = distances if self.distance == "kernel" else None
-        return Matrix(self.related(distances), by_height, self.near).groups(clusters)
+        return self._all_pairs(distances).groups(clusters)
 
     def near_known(self, known: Signatures, strangers: Signatures) -> Relatives:
         """The known clients that each stranger is nearer to than the threshold."""
-        some = max(1, AT_ONCE // len(known))
+        some, near = max(1, AT_ONCE // len(known)), self.near
         if self.distance == "kernel":
             kernel = fit_kernel(known, self.kernel_width, self.seed)
             there = kernel(known)
+            near = self._reach_among(there)
             parts = (torch.cdist(part, there) for part in kernel(strangers).split(some))
         else:
             points, others = self._projected(known, strangers)
             both = zip(others.split(some), strangers.shares.split(some), strict=True)
             parts = (set_distances(self.distance, part, shares, points, known.shares) for part, shares in both)
-        return Relatives.stacked([Relatives.of_matrix(apart < self.near) for apart in parts])
+        return Relatives.stacked([Relatives.of_matrix(apart < near) for apart in parts])
+
+    def _all_pairs(self, distances: Tensor) -> Matrix:
+        """Clients that are so far from each other, compared: kernel distances are also what groups are cut by."""
+        reach = self.reach(distances)
+        near = distances < reach
+        near = near | near.T | torch.eye(len(near), dtype=torch.bool, device=near.device)
+        if self.distance == "kernel":
+            return Matrix(have_in_common(near, self.overlap), distances, reach)
+        return Matrix(near, None, reach)
+
+    def _reach_among(self, points: Tensor) -> float:
+        some = points[drawn(len(points), self.seed).to(points.device)]
+        return self.reach(torch.cdist(some, some))
 
     def _projected(self, known: Signatures, strangers: Signatures | None) -> tuple[Tensor, Tensor]:
         """Centroids of the known clients, and of the strangers, as points in the plane."""

@@ -27,7 +27,7 @@ def test_it_finds_the_planted_groups_and_serves_one_model_each():
 
 def test_it_says_so_when_most_clients_would_train_alone():
     strict = make("flt", relatedness=Relatedness(threshold=1e-6))
-    with pytest.warns(UserWarning, match=r"^12 of 12 clients have no relative and train alone: .+ \(now 1e-06\)"):
+    with pytest.warns(UserWarning, match=r"^12 of 12 clients have no relative and train alone: .+ \(now 1e-06; "):
         state, _ = started(strict)
     assert len(state.kinship.unique()) == 12
 
@@ -70,6 +70,7 @@ def test_tuning_costs_the_decoder_and_the_kernel_costs_the_shares():
     assert fed.ledger.up["describe"].tolist() == [4 * 3 * (8 + 1)] * 12
 
 
+@pytest.mark.filterwarnings("ignore:clients form no clear groups")  # by encoders of which each is another
 def test_own_copies_start_from_the_same_weights_and_sequential_ones_do_not():
     own, _ = started(make("flt", signature=signature(tuning="own_copy", tuning_epochs=1)))
     passed, fed = started(make("flt", signature=signature(tuning="sequential", tuning_epochs=1)))
