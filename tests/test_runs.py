@@ -249,11 +249,11 @@ def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
 
 def test_trees_signatures_and_labels_are_written_at_the_end(tmp_path: Path):
     quick = [f"methods.flt.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")]
-    settings = config("method=flt", "rounds=1", "data.public=0.1", *quick)
+    settings = config("method=flt", "rounds=1", "data.public=0.1", "methods.flt.relatedness.threshold=0.3", *quick)
     path = commands.run(settings, Place(tmp_path), Silence())
     with np.load(path / "tree.npz", allow_pickle=False) as tree:
         assert tree["merges"].shape == (9, 4) and sorted(tree["members"]) == list(range(10))
-        assert float(tree["height"]) == np.nextafter(0.25, 1)  # FLT's threshold; a merge at it is made
+        assert float(tree["height"]) == np.nextafter(0.3, 1)  # a merge at the threshold is made
     with np.load(path / "signatures.npz", allow_pickle=False) as seen:
         assert seen["points"].shape == (10, 10)  # 128 numbers a client in as many directions as ten clients have
     labels = table(path, "labels")
