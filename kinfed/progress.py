@@ -92,7 +92,9 @@ class Bar:
     task: TaskID
 
     def message(self, text: str) -> None:
-        self.progress.update(self.task, rounds=text)
+        task = self.progress.tasks[self.task]
+        done = f"{task.completed:.0f}/{task.total:.0f}, " if task.total else ""
+        self.progress.update(self.task, rounds=f"{done}{text}")
 
     def began(self, rounds: int, done: int) -> None:
         self.progress.reset(self.task, total=rounds, completed=done, rounds=f"{done}/{rounds}", accuracy="", moved="")

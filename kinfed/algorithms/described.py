@@ -22,6 +22,7 @@ from kinfed.models import encoder_of, has_decoder
 from kinfed.params import Params, Payload, rows
 from kinfed.per_client import Labels
 from kinfed.relatedness import Relatedness, from_groups, nearest_groups
+from kinfed.relatedness.clear import MANY
 from kinfed.signatures import EncoderCentroids, Signatures
 
 
@@ -34,7 +35,6 @@ class DescribedState(GroupState):
 
 D = TypeVar("D", bound=DescribedState)
 log = logging.getLogger("kinfed")
-MANY = 10  # clients; of fewer each may well be one of a kind
 
 
 class Described(Clusters[D], ABC):
@@ -119,7 +119,7 @@ class Described(Clusters[D], ABC):
         if 2 * lonely > len(related.whose) >= MANY:
             warnings.warn(
                 f"{lonely} of {len(related.whose)} clients have no relative and train alone: signature.tuning = 'none' "
-                f"and a larger relatedness.threshold (now {self.relatedness.near:g}; 0: found) bring them together",
+                "and a larger relatedness.threshold, or none, bring them together",
                 stacklevel=2,
             )
 

@@ -20,7 +20,7 @@ from kinfed.client import base_key, uniform
 from kinfed.clustering.coordinates import coordinates
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
-from kinfed.data.checks import within
+from kinfed.data.checks import seed_of_numpy
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.models import Model
 from kinfed.params import Stack, count, each_leaf, flatten, put, rows
@@ -46,7 +46,7 @@ class FeSEM(Clusters[FeSEMState]):
     needs_labels: ClassVar[str] = "FeSEM places clients by the models they train"
 
     def __post_init__(self) -> None:
-        within(0, 2**32 - 1, seed=self.seed)
+        seed_of_numpy(self.seed)
 
     def init(self, fed: Federation) -> FeSEMState:
         first = first_state(self.model, self.stale, fed, self.clusters)

@@ -19,7 +19,7 @@ from kinfed.algorithms.seating import first_state, placed
 from kinfed.client import Client, Reply
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
-from kinfed.data.checks import within
+from kinfed.data.checks import seed_of_numpy
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.models import Model
 from kinfed.params import Params
@@ -45,7 +45,7 @@ class REPA(Clusters[REPAState]):
     stale: Stale = "exclude"  # what a client that was not asked contributes
 
     def __post_init__(self) -> None:
-        within(0, 2**32 - 1, seed=self.seed)
+        seed_of_numpy(self.seed)
 
     def init(self, fed: Federation) -> REPAState:
         first = first_state(self.model, self.stale, fed, self.clusters)

@@ -19,7 +19,7 @@ from kinfed.algorithms.seating import first_state, placed
 from kinfed.client import Client, Reply
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
-from kinfed.data.checks import at_least, within
+from kinfed.data.checks import at_least, seed_of_numpy
 from kinfed.federation import Federation, Offer
 from kinfed.models import Model
 from kinfed.params import Params, flatten, rows, subtract
@@ -49,7 +49,7 @@ class WD(Clusters[WDState]):
     def __post_init__(self) -> None:
         at_least(0, rounds_before=self.rounds_before)
         at_least(1, tuning_epochs=self.tuning_epochs)
-        within(0, 2**32 - 1, seed=self.seed)
+        seed_of_numpy(self.seed)
 
     def init(self, fed: Federation) -> WDState:
         first = first_state(self.model, self.stale, fed, self.clusters)

@@ -12,6 +12,11 @@ def at_least(minimum: float, /, **settings: float) -> None:
             raise ConfigError(f"{name} must be at least {minimum}, got {value}")
 
 
+def seed_of_numpy(seed: int) -> None:
+    """Raise ConfigError unless numpy, scikit-learn and UMAP take it."""
+    within(0, 2**32 - 1, seed=seed)
+
+
 def within(least: int, most: int, /, **settings: int) -> None:
     """Raise ConfigError for the first of these settings that is not one of least..most."""
     for name, value in settings.items():

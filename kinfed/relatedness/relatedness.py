@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kinfed.clustering.relatives import Relatives
-from kinfed.data.checks import within
+from kinfed.data.checks import seed_of_numpy
 from kinfed.errors import ConfigError
 from kinfed.relatedness.clear import drawn, near_enough
 from kinfed.relatedness.compared import Compared, Matrix, Pairs, Points
@@ -48,7 +48,7 @@ class Relatedness:
                 "wanted threshold >= 0, kernel_width > 0, dimensions >= 1 and neighbours >= 2, got "
                 f"{self.threshold}, {self.kernel_width}, {self.dimensions} and {self.neighbours}"
             )
-        within(0, 2**32 - 1, seed=self.seed)
+        seed_of_numpy(self.seed)
         if not 0 < self.overlap <= 1 or self.all_pairs < 1:
             got = f"{self.overlap} and {self.all_pairs}"
             raise ConfigError(f"wanted overlap in (0, 1] and all_pairs >= 1, got {got}")
