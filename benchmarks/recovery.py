@@ -18,10 +18,10 @@ from typing import Literal
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.config import Config, assemble, flattened, laid_over, make_population, read, write
+from kinfed.methods import METHODS
 from kinfed.metrics import agreement
-from kinfed.names import unknown
+from kinfed.registry import unknown
 
 PLAN = Path(__file__).with_suffix(".toml")
 PAGE = Path(__file__).parents[1] / "docs" / "recovery.md"
@@ -78,7 +78,7 @@ class Plan:
 
     def missing(self) -> list[str]:
         """The cells that nothing was written down for."""
-        every = [(method, kind) for method in ALGORITHMS for kind in self.kinds]
+        every = [(method, kind) for method in METHODS for kind in self.kinds]
         return [" x ".join(cell) for cell in every if cell not in self.expected]
 
     def holds(self, cell: Cell) -> Claim:
@@ -124,11 +124,11 @@ def measure(config: Config) -> float | None:
 def reference(config: Config) -> float:
     """The ARI of Ward's linkage of the clients' mean images, told the number of groups: what the pixels alone show."""
     people = make_population(config)
-    if people.groups is None:
+    if people.true_clusters is None:
         raise ValueError("wanted a population with planted groups, got one without")
     means = torch.stack([people.x[rows].float().mean(0).flatten() for rows in people.train])
-    found = AgglomerativeClustering(len(people.groups.unique())).fit_predict(means.numpy())
-    return agreement(torch.from_numpy(found), people.groups)["ari"]
+    found = AgglomerativeClustering(len(people.true_clusters.unique())).fit_predict(means.numpy())
+    return agreement(torch.from_numpy(found), people.true_clusters)["ari"]
 
 
 def verdict(found: Sequence[float | None]) -> Claim:
@@ -171,14 +171,14 @@ def head(titles: Sequence[str]) -> list[str]:
 
 def expectations(plan: Plan) -> str:
     """The table of what was expected."""
-    rows = [row([f"`{m}`", *(plan.expected[m, kind].claim for kind in plan.kinds)]) for m in ALGORITHMS]
+    rows = [row([f"`{m}`", *(plan.expected[m, kind].claim for kind in plan.kinds)]) for m in METHODS]
     return "\n".join([*head(["method", *plan.kinds]), *rows])
 
 
 def reasons(plan: Plan, said: Mapping[Cell, Expectation]) -> str:
     """A list of claims with their reasons; kinds with the same are in one line."""
     lines = []
-    for method in ALGORITHMS:
+    for method in METHODS:
         kinds: dict[Expectation, list[str]] = {}
         for kind in plan.kinds:
             if (method, kind) in said:
@@ -215,7 +215,7 @@ def get(name: str) -> str:
 def renewed(table: str, rows: Mapping[str, str], plan: Plan) -> str:
     """The measured table with these rows in it; those of other methods stay."""
     old = {line.split("|")[1].strip(" `"): line for line in table.splitlines() if line.startswith("|")}
-    lines = {name: rows.get(name) or old.get(name) for name in (*ALGORITHMS, REFERENCE)}
+    lines = {name: rows.get(name) or old.get(name) for name in (*METHODS, REFERENCE)}
     return "\n".join([*head(["method", *plan.kinds]), *(line for line in lines.values() if line)])
 
 
@@ -239,7 +239,7 @@ def write_page(plan: Plan, data: str, rows: Mapping[str, str]) -> None:
 
 def parsed(arguments: Sequence[str] | None, plan: Plan) -> argparse.Namespace:
     """The options on the command line."""
-    methods, kinds = [*ALGORITHMS, REFERENCE], list(plan.kinds)
+    methods, kinds = [*METHODS, REFERENCE], list(plan.kinds)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=list(plan.data), default="digits")
     parser.add_argument("--seeds", type=int, default=3, choices=range(7), help="so many of each kind's seeds")

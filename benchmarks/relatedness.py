@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kinfed.algorithms import FLT
 from kinfed.clustering.hierarchy import silhouette
 from kinfed.data import Population, build_population, load
 from kinfed.data.partitions import DisjointClasses, SharedClass, Structured
 from kinfed.engines import Vectorised
 from kinfed.federation import Offer
+from kinfed.methods import FLT
 from kinfed.metrics import agreement, pair_quality
 from kinfed.models import encoder_of, make_model
 from kinfed.params import Params
@@ -65,12 +65,12 @@ def write_signatures(options: argparse.Namespace) -> None:
                     flt = FLT(make_model("mlp_200", (1, 28, 28), rows.classes), signature=asked)
                     known = describe(population, flt, weights, options.device, seed)
                     name = f"{scenario}.{tuning}.{'labels' if by_labels else 5}.{seed}.safetensors"
-                    assert population.groups is not None
+                    assert population.true_clusters is not None
                     save_file(
                         {
                             "centroids": known.centroids.cpu(),
                             "shares": known.shares.cpu(),
-                            "groups": population.groups.contiguous(),
+                            "clusters": population.true_clusters.contiguous(),
                         },
                         options.out / name,
                     )
@@ -82,11 +82,13 @@ def row(distance: str, known: Signatures, planted: Tensor) -> str:
     began = time.perf_counter()
     rule = Relatedness(distance=distance)  # type: ignore[arg-type]
     apart = rule.distances(known)
-    groups = rule.groups(apart).cpu()
-    found, clear = agreement(groups, planted.cpu()), silhouette(apart, groups)
+    clusters = rule.clusters(apart).cpu()
+    found, clear = agreement(clusters, planted.cpu()), silhouette(apart, clusters)
     precision, recall = pair_quality(rule.related(apart), planted)
     seconds = time.perf_counter() - began
-    return f"{found['groups']:.0f} | {clear:.2f} | {found['ari']:.3f} | {precision:.3f} | {recall:.3f} | {seconds:.1f}"
+    return (
+        f"{found['clusters']:.0f} | {clear:.2f} | {found['ari']:.3f} | {precision:.3f} | {recall:.3f} | {seconds:.1f}"
+    )
 
 
 def print_table(options: argparse.Namespace) -> None:
@@ -98,7 +100,7 @@ def print_table(options: argparse.Namespace) -> None:
         parts = load_file(path, device=options.device)
         known = Signatures(parts["centroids"], parts["shares"])
         for distance in options.distances or DISTANCES:
-            found = row(distance, known, parts["groups"])
+            found = row(distance, known, parts["clusters"])
             print(f"| {scenario} | {tuning} | {k} | {seed} | {distance} | {found} |", flush=True)
 
 

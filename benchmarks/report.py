@@ -32,7 +32,7 @@ def write_all(folder: Path, clients: int, rounds: int) -> Path:
     """Run folders of all methods: one without groups, one that finds them anew every round."""
     for method in METHODS:
         told = Told(method, clients=clients, rounds=rounds, planted=min(47, clients // 4), regroups=method == "fesem")
-        write_run(folder / method, told, has_groups=method != "fedavg")
+        write_run(folder / method, told, has_clusters=method != "fedavg")
     return folder
 
 

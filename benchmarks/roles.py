@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from kinfed.algorithm import Algorithm
-from kinfed.algorithms import ALGORITHMS, FedAvg
-from kinfed.algorithms.split_tree import SplitRule
 from kinfed.data import Population, Role
 from kinfed.engines import Sequential
 from kinfed.engines.sequential import alone
 from kinfed.errors import RoleError
 from kinfed.federation import Offer
+from kinfed.method import Method
+from kinfed.methods import METHODS, FedAvg
+from kinfed.methods.split_tree import SplitRule
 from kinfed.models import Model, make_model
 from kinfed.params import Params, Payload, bytes_of, from_flat, rows, to_flat
 from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, Pretraining
@@ -55,7 +55,7 @@ COSTS = ("placing: down", "placing: up", "placing: compute", "serving: down", "s
 HEAD = ("method", *STRANGERS, "asked to", *COSTS, "placed again", "why not")
 
 T = TypeVar("T")
-Method = Algorithm[Any]
+Method = Method[Any]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def epoch() -> int:
 
 def build(name: str, settings: dict[str, object]) -> Method:
     """A method for the reference problem."""
-    return ALGORITHMS[name](model=model(), local=LocalTraining(), **settings)  # type: ignore[call-arg]
+    return METHODS[name](model=model(), local=LocalTraining(), **settings)  # type: ignore[call-arg]
 
 
 def start(method: Method) -> tuple[Any, Metered]:
@@ -253,7 +253,7 @@ def row(cells: Iterable[str]) -> str:
 def table() -> str:
     """All methods, and some of them with other settings."""
     lines = [row(HEAD), row(["---"] * len(HEAD))]
-    for name in ALGORITHMS:
+    for name in METHODS:
         own = SETTINGS.get(name, {})
         for key, more in [("", own), *((key, own | more) for of, key, more in VARIANTS if of == name)]:
             lines.append(line(name, key, *measure(name, more)))

@@ -23,7 +23,7 @@ from kinfed.relatedness import Relatedness
 from kinfed.signatures import Signatures
 
 GROUPS, HELD, CLASSES, K, LATENT = 50, 4, 100, 5, 128
-STEPS = ("map", "groups", "relatives")
+STEPS = ("map", "clusters", "relatives")
 
 
 def planted(clients: int, seed: int, noise: float = 1.0, number: int = GROUPS) -> tuple[Signatures, Tensor]:
@@ -31,39 +31,39 @@ def planted(clients: int, seed: int, noise: float = 1.0, number: int = GROUPS) -
     draw = torch.Generator().manual_seed(seed)
     classes = 3 * torch.randn(CLASSES, LATENT, generator=draw)
     held = torch.stack([torch.randperm(CLASSES, generator=draw)[:HELD] for _ in range(number)])
-    groups = torch.randint(number, (clients,), generator=draw)
+    clusters = torch.randint(number, (clients,), generator=draw)
     more = torch.randint(HELD, (clients, K - HELD), generator=draw)
     place = torch.cat([torch.arange(HELD).expand(clients, HELD), more], 1)  # every class at least once
     times = (place[:, :, None] == place[:, None]).sum(2)
-    points = classes[held[groups][torch.arange(clients)[:, None], place]]
+    points = classes[held[clusters][torch.arange(clients)[:, None], place]]
     points += noise * torch.randn(points.shape, generator=draw)
-    return Signatures(points, 1 / (HELD * times)), groups
+    return Signatures(points, 1 / (HELD * times)), clusters
 
 
 def measure(clients: int, seed: int, noise: float, number: int, distance: str) -> dict[str, float]:
     """Seconds of each step, the peak of memory, and how well groups and relatives fit the planted groups."""
     from sklearn.metrics import adjusted_rand_score
 
-    known, groups = planted(clients, seed, noise, number)
+    known, clusters = planted(clients, seed, noise, number)
     marks = [time.process_time()]
     compared = Relatedness(distance=distance).compare(known)  # type: ignore[arg-type]
     marks.append(time.process_time())
-    found = compared.groups()
+    found = compared.clusters()
     marks.append(time.process_time())
-    relatives = compared.relatives()
+    neighbours = compared.neighbours()
     marks.append(time.process_time())
     seconds = {step: after - before for step, before, after in zip(STEPS, marks, marks[1:], strict=False)}
-    right = torch.zeros(len(relatives.rows), number).index_add(1, groups, relatives.rows.float())
-    related, own = right.sum(1)[relatives.whose], right[relatives.whose, groups]
+    right = torch.zeros(len(neighbours.rows), number).index_add(1, clusters, neighbours.rows.float())
+    related, own = right.sum(1)[neighbours.whose], right[neighbours.whose, clusters]
     return {
         "clients": clients,
         **seconds,
         "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "found": len(found.unique()),
-        "ari": float(adjusted_rand_score(groups, found)),
-        "sets": len(relatives.rows),
+        "ari": float(adjusted_rand_score(clusters, found)),
+        "sets": len(neighbours.rows),
         "precision": float(own.sum() / related.sum()),
-        "recall": float(own.sum() / torch.bincount(groups)[groups].sum()),
+        "recall": float(own.sum() / torch.bincount(clusters)[clusters].sum()),
     }
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one, options.seed, options.noise, options.groups, options.distance)))
+        print(json.dumps(measure(options.one, options.seed, options.noise, options.clusters, options.distance)))
         return
     print("| clients | map, s | groups, s | relatives, s | peak, GiB | groups | ARI | sets | precision | recall |")
     print("|---|---|---|---|---|---|---|---|---|---|")

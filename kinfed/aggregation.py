@@ -37,6 +37,6 @@ def mix_heard(models: Stack, weights: Tensor, *replies: Stack) -> Stack:
     return means if len(heard) == len(weights) else put(models, heard, means)
 
 
-def one_hot(labels: Tensor, groups: int) -> Tensor:
+def one_hot(labels: Tensor, clusters: int) -> Tensor:
     """Membership as a matrix: [groups, len(labels)], 1 where the label is the row."""
-    return (labels[None] == torch.arange(groups, device=labels.device)[:, None]).float()
+    return (labels[None] == torch.arange(clusters, device=labels.device)[:, None]).float()

@@ -1,10 +1,5 @@
-"""What a client task may look at (`Client`), what it answers (`Reply`), and where its randomness comes from (keys).
+"""What a client task may look at (`Client`), and what it answers (`Reply`)."""
 
-A key is one int64 number, fixed by (seed, task, n-th call of that task, client). Random numbers are hashes of
-(key, position), so neither the order of the clients, nor padding, nor the device changes them.
-"""
-
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,37 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kinfed.cancellation import go_on
+from kinfed.keys import LAST, fold
 from kinfed.params import NOTHING, Params, Payload
-from kinfed.stopping import go_on
-
-LAST = torch.iinfo(torch.int64).max
-
-
-def base_key(*parts: int | str) -> int:
-    """A signed 64-bit number that stands for these words and numbers."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
-
-
-def hashed(numbers: Tensor) -> Tensor:
-    """int64 -> int64, every bit of the result depends on every bit of the input (splitmix64's finaliser)."""
-    x = numbers
-    for shift, multiplier in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        x = (x ^ ((x >> shift) & (LAST >> (shift - 1)))) * multiplier
-    return x ^ ((x >> 31) & (LAST >> 30))
-
-
-def fold(key: Tensor, number: int | Tensor) -> Tensor:
-    """A new key from a key and a number: streams that do not depend on each other."""
-    if isinstance(number, int):
-        number = torch.full((), number, dtype=torch.long, device=key.device)  # filled there, not sent there
-    return hashed(key + hashed(number * 2 + 1))
-
-
-def uniform(key: Tensor, count: int) -> Tensor:
-    """`count` float32 numbers in [0, 1), number i depends on (key, i) alone."""
-    bits = fold(key, torch.arange(count, device=key.device))
-    return ((bits >> 40) & 0xFFFFFF).float() / 2**24
 
 
 class Batch(NamedTuple):
@@ -64,8 +31,8 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of one client: row i is x[index[i]], y[index[i]]; rows from `size` on are padding."""
+class Samples:
+    """Samples of one client: row i is x[index[i]], y[index[i]]; rows from `size` on are padding."""
 
     x: Tensor  # a pool that many clients may share
     y: Tensor
@@ -106,7 +73,7 @@ class Rows:
 
 
 def width_of(lengths: Iterable[int]) -> int:
-    """Rows to look at in one go where clients have so many: bounded, and the same for every client.
+    """Samples to look at in one go where clients have so many: bounded, and the same for every client.
 
     About as many as a client has on average: filled up to the longest, most of what is looked at would be padding.
     """
@@ -119,8 +86,8 @@ def width_of(lengths: Iterable[int]) -> int:
 class Client:
     """All that a client task may look at."""
 
-    train: Rows
-    test: Rows
+    train: Samples
+    test: Samples
     key: Tensor  # scalar int64
     round: Tensor  # scalar int64: the round the server is in
     since: Tensor  # scalar int64: the round its present data came in

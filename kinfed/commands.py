@@ -21,8 +21,8 @@ from kinfed.config import Config, assemble, make_population
 from kinfed.data import Population
 from kinfed.errors import ConfigError, KinfedError, NoRoom
 from kinfed.experiment import Experiment
-from kinfed.names import as_file, known
 from kinfed.progress import Display, Watcher, as_markdown, heard, in_bytes, percent
+from kinfed.registry import as_file, known
 from kinfed.runs import (
     CHECKPOINT,
     CONFIG,
@@ -218,7 +218,7 @@ def _conducted(config: Config, path: Path, display: Display, experiment: Experim
     try:
         with roomy(), told(folder, watcher):
             watched.run(resume=resume)
-            folder.add_relatedness(None if watched.state is None else watched.algorithm.relatives(watched.state))
+            folder.add_relatedness(None if watched.state is None else watched.method.neighbours(watched.state))
             write_findings(path, watched)
     except KeyboardInterrupt:
         folder.events.note("interrupted")
@@ -271,10 +271,10 @@ def seconds_of(path: Path) -> float:
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """The end of a run as a table."""
-    shares = {"accuracy": "accuracy", "accuracy_adapted": "after adaptation", "accuracy_strangers": "strangers",
-              "accuracy_strangers_adapted": "strangers after adaptation", "worst_decile": "worst decile",
+    shares = {"accuracy": "accuracy", "accuracy_adapted": "after adaptation", "accuracy_unseen": "strangers",
+              "accuracy_unseen_adapted": "strangers after adaptation", "worst_decile": "worst decile",
               "at_target": "clients at target"}  # fmt: skip
-    numbers = {"variance": "variance over clients", "ari": "ARI with planted groups", "groups": "groups found",
+    numbers = {"variance": "variance over clients", "ari": "ARI with planted groups", "clusters": "groups found",
                "clustering_error": "clustering error", "uniformity": "uniformity of labels",
                "robustness": "robustness", "correlation_labels": "correlation with labels",
                "correlation_drift": "correlation with drift",

@@ -52,13 +52,13 @@ COLUMNS = (
     Column("worst decile %", "worst_decile_percent", of_summary("worst_decile", 100)),
     Column("at target %", "at_target_percent", of_summary("at_target", 100), ".1f"),
     Column("ARI", "ari", of_summary("ari")),
-    Column("groups", "groups", of_summary("groups"), ".3g"),
+    Column("clusters", "clusters", of_summary("clusters"), ".3g"),
     Column("adapted %", "accuracy_adapted_percent", of_summary("accuracy_adapted", 100), always=False),
-    Column("strangers %", "accuracy_strangers_percent", of_summary("accuracy_strangers", 100), always=False),
+    Column("strangers %", "accuracy_strangers_percent", of_summary("accuracy_unseen", 100), always=False),
     Column(
         "strangers adapted %",
         "accuracy_strangers_adapted_percent",
-        of_summary("accuracy_strangers_adapted", 100),
+        of_summary("accuracy_unseen_adapted", 100),
         always=False,
     ),
     Column("uniformity", "uniformity", of_summary("uniformity"), always=False),
@@ -96,10 +96,10 @@ def as_csv(outcomes: Sequence[Outcome]) -> str:
 
 
 def by_method(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    groups: dict[str, list[Outcome]] = {}
+    clusters: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(outcome.method, []).append(outcome)
-    return groups
+        clusters.setdefault(outcome.method, []).append(outcome)
+    return clusters
 
 
 def mean_and_spread(column: Column, runs: Sequence[Outcome]) -> tuple[float | None, float | None]:

@@ -10,7 +10,7 @@ KinfedError
 ├── RoleError          a method cannot serve a client of this role
 ├── NetworkError       clients cannot be reached, or nobody answers
 ├── NoRoom             a GPU has not enough memory for a run
-└── OneByOneOnly       a task cannot run side by side; engines catch it and loop
+└── SequentialOnly       a task cannot run side by side; engines catch it and loop
 """
 
 
@@ -58,5 +58,5 @@ class NoRoom(KinfedError):
     """A GPU has not enough memory for a run, alone or beside others."""
 
 
-class OneByOneOnly(KinfedError):
+class SequentialOnly(KinfedError):
     """A task cannot run side by side; engines catch it and loop over the clients."""

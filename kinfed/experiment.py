@@ -11,10 +11,10 @@ from typing import Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed import snapshot
-from kinfed.algorithm import Algorithm
+from kinfed import checkpoint as checkpoints
 from kinfed.errors import ConfigError, ModelError
 from kinfed.federation import Federation
+from kinfed.method import Method
 from kinfed.metrics import (
     QUESTIONS,
     Found,
@@ -26,7 +26,7 @@ from kinfed.metrics import (
     is_stuck,
     originals_of,
     place_look_alikes,
-    placed_groups,
+    placed_clusters,
     robustness,
     rounds_to_target,
     score_clients,
@@ -61,7 +61,7 @@ class RoundResult:
     round: int  # rounds done so far
     metrics: dict[str, float]  # empty when the round was not evaluated
     scores: Scores | None
-    groups: Tensor | None  # kinship found
+    clusters: Tensor | None  # kinship found
     down: int  # bytes so far; evaluation does not count
     up: int
     seconds: float  # of this round
@@ -81,7 +81,7 @@ def check_model(model: Model, fed: Federation) -> None:
     """Raise ModelError unless the model takes the clients' rows, where they are here, and has all their classes."""
     if model.classes < fed.population.classes:
         raise ModelError(f"the model has {model.classes} classes, wanted the {fed.population.classes} of the data")
-    if fed.sees_rows and len(fed.population.x) > 1:
+    if fed.sees_samples and len(fed.population.x) > 1:
         model.check(fed.population.x[:2])
 
 
@@ -89,7 +89,7 @@ def check_model(model: Model, fed: Federation) -> None:
 class Experiment(Generic[State]):
     """`run()` takes a method through its rounds and gives back a summary."""
 
-    algorithm: Algorithm[State]
+    method: Method[State]
     fed: Federation
     rounds: int = 100
     evaluation: Evaluation = Evaluation()
@@ -110,16 +110,16 @@ class Experiment(Generic[State]):
             raise ConfigError(
                 f"rounds and checkpoint_every must be at least 1, got {self.rounds} and {self.checkpoint_every}"
             )
-        if self.evaluation.correlation and not self.fed.sees_rows:
+        if self.evaluation.correlation and not self.fed.sees_samples:
             raise ConfigError(
                 "evaluation.correlation needs all clients' rows, which a deployed server has not; leave it out"
             )
-        self.algorithm.need_labels(self.fed.unlabelled, self.fed)
+        self.method.need_labels(self.fed.unlabelled, self.fed)
         if not len(self.fed.clients):
             raise ConfigError(
                 "no client trains from the first round on: leave some neither late, holdout nor unlabelled"
             )
-        check_model(self.algorithm.model, self.fed)
+        check_model(self.method.model, self.fed)
 
     def run(self, resume: bool = False) -> dict[str, float | int | None]:
         """The summary after all rounds; with `resume`, from the checkpoint on."""
@@ -129,7 +129,7 @@ class Experiment(Generic[State]):
         self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
-        done, placed, state = self._resumed() if resume else (0, self.fed.clients, self.algorithm.init(self.fed))
+        done, placed, state = self._resumed() if resume else (0, self.fed.clients, self.method.init(self.fed))
         for observer in self.observers:
             observer.began(self.rounds, done)
         for t in range(done, self.rounds):
@@ -137,9 +137,9 @@ class Experiment(Generic[State]):
             self.fed.begin(t)
             state = self._admitted(state, placed)
             placed = self.fed.present
-            state = self.algorithm.round(state, t, self.fed)
+            state = self.method.round(state, t, self.fed)
             seconds = time.perf_counter() - began
-            before = snapshot.Books.of(self.fed) if t + 1 == self.rounds else None
+            before = checkpoints.Books.of(self.fed) if t + 1 == self.rounds else None
             served = self._closed(state, placed) if t + 1 == self.rounds else state
             nobody_came = before is None or before.calls == self.fed.calls
             self._tell(self._result(served, t + 1, seconds))
@@ -160,7 +160,7 @@ class Experiment(Generic[State]):
             **self.history[-1][1],
             **self._means("clustering_error", "clustering_accuracy"),
             **self.closing,
-            "standard_error": standard_error(means[-1][1], max(1, self.fed.test_rows)),
+            "standard_error": standard_error(means[-1][1], max(1, self.fed.test_samples)),
             "rounds_to_target": reached,
             "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),
             "converged_at": converged_at(means),
@@ -189,28 +189,28 @@ class Experiment(Generic[State]):
         in_time = cost < QUICK or time.perf_counter() - ended > 10 * cost
         return done == self.rounds or (done % self.checkpoint_every == 0 and in_time)
 
-    def _save(self, state: State, done: int, before: snapshot.Books | None) -> None:
+    def _save(self, state: State, done: int, before: checkpoints.Books | None) -> None:
         """Writes the checkpoint; `before` is what was counted before those were placed who join after training.
 
         A longer run places them at its own end, and counts them there.
         """
-        longer = before.with_later(snapshot.Books.of(self.fed), QUESTIONS) if before else None
+        longer = before.with_later(checkpoints.Books.of(self.fed), QUESTIONS) if before else None
         if self.checkpoint:
             began = time.perf_counter()
-            snapshot.save(self.checkpoint, state, self.fed, self._about(done), longer)
+            checkpoints.save(self.checkpoint, state, self.fed, self._about(done), longer)
             self.saved = time.perf_counter() - began, time.perf_counter()
 
     def _about(self, done: int) -> dict[str, object]:
         kind = str(self.fed.x.dtype).removeprefix("torch.")
-        rows = {"shape": list(self.fed.x.shape[1:]), "dtype": kind, "classes": self.algorithm.model.classes}
+        rows = {"shape": list(self.fed.x.shape[1:]), "dtype": kind, "classes": self.method.model.classes}
         return self.about | {"round": done, "history": self.history, "closing": self.closing, "rows": rows}
 
     def _resumed(self) -> tuple[int, Tensor, State]:
         if self.checkpoint is None:
             raise ConfigError("an experiment without a checkpoint cannot be resumed")
-        said = snapshot.about(self.checkpoint)
+        said = checkpoints.about(self.checkpoint)
         done = int(str(said["round"]))
-        state = snapshot.load(self.checkpoint, self.algorithm, self.fed, longer=done < self.rounds)
+        state = checkpoints.load(self.checkpoint, self.method, self.fed, longer=done < self.rounds)
         self.history = [(int(round), dict(metrics)) for round, metrics in said["history"]]  # type: ignore[attr-defined]
         self.closing = dict(said.get("closing", {}))  # type: ignore[call-overload]
         self.fed.begin(done - 1)
@@ -224,21 +224,21 @@ class Experiment(Generic[State]):
     def _admitted(self, state: State, placed: Tensor) -> State:
         here = self.fed.real
         newcomers = here[~torch.isin(here, placed)]
-        return self.algorithm.admit(state, newcomers, self.fed) if len(newcomers) else state
+        return self.method.admit(state, newcomers, self.fed) if len(newcomers) else state
 
     def _result(self, state: State, done: int, seconds: float) -> RoundResult:
         scores, metrics = None, {}
         if done % self.evaluation.every == 0 or done == self.rounds:
-            scores = score_clients(self.algorithm, state, self.fed, self.evaluation.adapt)
+            scores = score_clients(self.method, state, self.fed, self.evaluation.adapt)
             self.scores, metrics = scores, self._metrics(state, scores)
             self.history.append((done, metrics))
             self._warn_if_stuck()
-        groups = placed_groups(self.algorithm, state, self.fed) if done < self.rounds else self._close(state)
-        return RoundResult(done, metrics, scores, groups, *self._bytes(), seconds)
+        clusters = placed_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
+        return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds)
 
     def _warn_if_short(self) -> None:
-        name, setting = type(self.algorithm).__name__, self.algorithm.waits
-        first = getattr(self.algorithm, setting) if setting else 0
+        name, setting = type(self.method).__name__, self.method.clusters_after
+        first = getattr(self.method, setting) if setting else 0
         if first >= self.rounds:
             warnings.warn(
                 f"{name} looks for groups after {first} rounds ({setting}), and there are only {self.rounds}: "
@@ -247,7 +247,7 @@ class Experiment(Generic[State]):
             )
 
     def _warn_if_stuck(self) -> None:
-        means, chance = self._accuracies(), 1 / self.algorithm.model.classes
+        means, chance = self._accuracies(), 1 / self.method.model.classes
         if is_stuck(means, chance) and not is_stuck(means[:-1], chance):
             best, (done, now) = max(mean for _, mean in means), means[-1]
             warnings.warn(
@@ -258,11 +258,11 @@ class Experiment(Generic[State]):
 
     def _metrics(self, state: State, scores: Scores) -> dict[str, float]:
         metrics = accuracies(scores, self.evaluation.target)
-        found = Found.by(self.algorithm, state, self.fed)
+        found = Found.by(self.method, state, self.fed)
         if found is not None:
             metrics |= self._said_of(found)
         if self.evaluation.correlation:
-            metrics |= correlations(self.algorithm, state, self.fed, self.drift)
+            metrics |= correlations(self.method, state, self.fed, self.drift)
         return metrics
 
     def _said_of(self, found: Found) -> dict[str, float]:
@@ -273,15 +273,15 @@ class Experiment(Generic[State]):
 
     def _close(self, state: State) -> Tensor | None:
         """The groups with look-alikes in them; measures what is measured once, after the last round."""
-        found = Found.by(self.algorithm, state, self.fed)
+        found = Found.by(self.method, state, self.fed)
         if found is None:
             return None
         self.closing = found.references(self.fed.seed)
-        groups = place_look_alikes(self.algorithm, state, self.fed)
-        if groups is None:
-            return found.groups
-        self.closing |= robustness(groups, originals_of(self.fed), self.fed.clients.cpu())
-        return groups
+        clusters = place_look_alikes(self.method, state, self.fed)
+        if clusters is None:
+            return found.clusters
+        self.closing |= robustness(clusters, originals_of(self.fed), self.fed.clients.cpu())
+        return clusters
 
     def _bytes(self) -> tuple[int, int]:
         ledger = self.fed.ledger

@@ -12,10 +12,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from kinfed.client import Reply, base_key, fold, uniform, width_of
+from kinfed.client import Reply, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.role_columns import RoleColumns
 from kinfed.errors import ConfigError
+from kinfed.keys import base_key, fold, uniform
 from kinfed.ledger import Ledger
 from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
 
@@ -25,9 +26,9 @@ MISSING = (NO_ANSWER, FAILED, REFUSED)  # nothing came that could have been used
 FORGOT = "forgot"  # a client had lost its memory and began anew; its reply was used
 
 
-def one_by_one(task: Task) -> Task:
+def run_sequentially(task: Task) -> Task:
     """Marks a client task that is not a pure tensor program; engines then loop over the clients."""
-    task.one_by_one = True  # type: ignore[attr-defined]
+    task.run_sequentially = True  # type: ignore[attr-defined]
     return task
 
 
@@ -98,18 +99,18 @@ class Federation(ABC):
     """Who is there, what is counted, and one verb; engines say how a task reaches the clients."""
 
     def __init__(
-        self, algorithm: Workshop, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"
+        self, method: Workshop, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"
     ) -> None:
         if not 0 < fraction <= 1:
             raise ConfigError(f"fraction must be in (0, 1], got {fraction}")
-        self.algorithm, self.fraction, self.seed = algorithm, fraction, seed
+        self.method, self.fraction, self.seed = method, fraction, seed
         self.device = torch.device(device)
         self.population = population
         self.x, self.y = population.x.to(self.device), population.y.to(self.device)
         self.train, self.test = (_moved(part, self.device) for part in (population.train, population.test))
         self.roles = population.roles or (Role(),) * len(population.train)
         self.count = len(self.roles)
-        self.groups = population.groups
+        self.true_clusters = population.true_clusters
         self.columns = RoleColumns.of(self.roles)
         self.since = self.columns.joins.clone()
         self.held: Tensor | None = None  # how many training rows of each label, once somebody asked
@@ -119,7 +120,7 @@ class Federation(ABC):
         self.ledger = Ledger(self.count)
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
         self.rejected: list[Rejected] = []
-        self.sees_rows = True  # False: clients' rows are elsewhere, and the server knows how many they are
+        self.sees_samples = True  # False: clients' rows are elsewhere, and the server knows how many they are
 
     @property
     def sizes(self) -> Tensor:
@@ -127,7 +128,7 @@ class Federation(ABC):
         return torch.tensor([rows.size(0) for rows in self.train], device=self.device)  # len() takes ten times as long
 
     @property
-    def test_rows(self) -> int:
+    def test_samples(self) -> int:
         """How many different rows those who train are tested on."""
         return len(torch.cat([self.test[i] for i in self.clients.tolist()]).unique())
 
@@ -147,7 +148,7 @@ class Federation(ABC):
         return self._ids(self._present & self._columns.real)
 
     @property
-    def strangers(self) -> Tensor:
+    def unseen(self) -> Tensor:
         """Ids of those who can be served by now but do not train."""
         return self.present[torch.isin(self.present, self.clients, invert=True)]
 
@@ -187,11 +188,11 @@ class Federation(ABC):
     def saved(self) -> None:  # noqa: B027
         """Says that the federation as it is now is in a checkpoint, or has just come from one."""
 
-    def carried(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, object]:
         """What an engine wants to find in the checkpoint again, as JSON."""
         return {}
 
-    def carry(self, carried: dict[str, object]) -> None:  # noqa: B027
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:  # noqa: B027
         """Takes it from a checkpoint."""
 
     def close(self) -> None:  # noqa: B027
@@ -218,7 +219,7 @@ class Federation(ABC):
 
     def blank_memory(self) -> Params:
         """What a client remembers before its first task, flat."""
-        return {name: t.to(self.device) for name, t in to_flat(self.algorithm.blank_memory()).items()}
+        return {name: t.to(self.device) for name, t in to_flat(self.method.blank_memory()).items()}
 
     def _next_key(self, name: str) -> int:
         self.calls[name] = self.calls.get(name, 0) + 1
@@ -246,8 +247,8 @@ class Federation(ABC):
         for i, client in enumerate(change.clients.tolist()):
             self.train[client], self.test[client] = (part[i].to(self.device) for part in (change.train, change.test))
             self.since[client] = change.round
-        if self.groups is not None and change.groups is not None:
-            self.groups = self.groups.index_copy(0, change.clients, change.groups)
+        if self.true_clusters is not None and change.true_clusters is not None:
+            self.true_clusters = self.true_clusters.index_copy(0, change.clients, change.true_clusters)
 
 
 class Resident(Federation):

@@ -1,10 +1,10 @@
 """What can be named in a config, each with one line."""
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.data import DATASETS, PARTITIONS, SHIFTS
 from kinfed.engines import ENGINES
+from kinfed.methods import METHODS
 from kinfed.models import MODELS
-from kinfed.names import first_lines, known
+from kinfed.registry import first_lines, known
 
 FOUND = "the module is in the working folder, or installed"
 
@@ -12,7 +12,7 @@ FOUND = "the module is in the working folder, or installed"
 def listing(kind: str | None = None) -> dict[str, dict[str, str]]:
     """Kind -> name -> one line; of all kinds or of one."""
     kinds = {
-        "methods": first_lines(ALGORITHMS) | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
+        "methods": first_lines(METHODS) | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
         "datasets": dict(DATASETS),
         "partitions": first_lines(PARTITIONS),
         "shifts": first_lines(SHIFTS),

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithm import Algorithm
 from kinfed.data import Population, Role, data_root
 from kinfed.engines import Sequential, Vectorised
 from kinfed.experiment import Experiment
 from kinfed.federation import Federation
+from kinfed.method import Method
 from kinfed.models import Model, make_model
 from kinfed.params import Params, Stack
 
@@ -23,12 +23,12 @@ def tiny_population(
     *,
     classes: int = 3,
     shape: tuple[int, ...] = (1, 8, 8),
-    groups: int = 2,
+    clusters: int = 2,
     **more: object,
 ) -> Population:
     """Clients of different sizes in planted groups; a class is a bright stripe, upright or level by group."""
     noise = torch.Generator().manual_seed(0)
-    group_of = torch.arange(len(sizes)) % groups
+    cluster_of = torch.arange(len(sizes)) % clusters
     images, labels, train, test, at = [], [], [], [], 0
     for client, size in enumerate(sizes):
         rows = size + 5 + client
@@ -36,7 +36,7 @@ def tiny_population(
         x = torch.randint(0, 60, (rows, *shape), generator=noise)
         for i in range(rows):
             stripe = 2 * int(y[i])
-            if group_of[client] == 0:
+            if cluster_of[client] == 0:
                 x[i, :, stripe : stripe + 2, :] += 180
             else:
                 x[i, :, :, stripe : stripe + 2] += 180
@@ -51,7 +51,7 @@ def tiny_population(
         tuple(train),
         tuple(test),
         classes,
-        groups=group_of,
+        true_clusters=cluster_of,
         **more,  # type: ignore[arg-type]
     )
 
@@ -68,15 +68,15 @@ def small_net(classes: int = 3, inputs: int = 64) -> Model:
 
 
 def fit(
-    algorithm: Algorithm,
+    method: Method,
     engine: type[Federation] = Vectorised,
     population: Population | None = None,
     rounds: int = 3,
     **settings: object,
 ):  # type: ignore[no-untyped-def, type-arg]
     """The state and the federation after some rounds."""
-    fed = engine(algorithm, population or tiny_population(), **settings)  # type: ignore[arg-type]
-    experiment = Experiment(algorithm, fed, rounds)
+    fed = engine(method, population or tiny_population(), **settings)  # type: ignore[arg-type]
+    experiment = Experiment(method, fed, rounds)
     experiment.run()
     return experiment.state, fed
 
@@ -106,7 +106,7 @@ def real_data(*names: str) -> Path:
     pytest.skip(f"needs {', '.join(f'{n}.npz' for n in names)}: set KINFED_DATA to the folder that has them")
 
 
-def same_groups(a: Tensor, b: Tensor) -> bool:
+def same_clusters(a: Tensor, b: Tensor) -> bool:
     """Whether two labelings are the same up to names."""
     return bool(((a[:, None] == a[None]) == (b[:, None] == b[None])).all())
 
@@ -120,7 +120,7 @@ __all__ = [
     "fit",
     "real_data",
     "rows_of_memory",
-    "same_groups",
+    "same_clusters",
     "small_net",
     "tiny_model",
     "tiny_population",

@@ -42,6 +42,6 @@ def test_the_config_shown_can_be_read():
 
 def test_every_file_that_the_page_names_is_there():
     named = set(re.findall(r"`((?:kinfed|tests)/[\w/]+\.\w+)`", PAGE))
-    named |= {f"kinfed/algorithms/{name}" for name in re.findall(r"`(\w+\.py)`", PAGE)}
+    named |= {f"kinfed/methods/{name}" for name in re.findall(r"`(\w+\.py)`", PAGE)}
     assert len(named) > 12 and all((ROOT / name).exists() for name in named)
     assert all((ROOT / "docs" / link).exists() for link in re.findall(r"\]\((?!http)([^)#]+)", PAGE))

@@ -22,7 +22,7 @@ def test_a_model_that_hears_nobody_stays_as_it_is():
     assert new["w"].tolist() == [[7, 7], [1.25, 12.5]]
 
 
-def test_membership_as_a_matrix_ignores_those_without_a_group():
+def test_membership_as_a_matrix_ignores_those_without_a_cluster():
     assert one_hot(torch.tensor([1, -1, 0]), 2).tolist() == [[0, 0, 1], [1, 0, 0]]
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from kinfed import snapshot
+from kinfed import checkpoint
 from kinfed.cli import app
 
 TINY = ["partition.clients=10", "fraction=0.5", "rounds=2"]
-EQUAL = ("rounds.csv", "clients.csv", "groups.csv", "ledger.csv", "ledger_clients.csv", "summary.json", "config.toml")
+EQUAL = ("rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv", "summary.json", "config.toml")
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_methods_are_compared_in_one_table():
         (["run", "nowhere.toml"], ["no config file at nowhere.toml"]),
         (["run", "method=fedavg", "data.name=mnist", "--data-dir", "."], ["'mnist'", "mnist.npz"]),
         (["run", "method=fedavg", "data.name=mnits", "--data-dir", "."], ["mnits", "mnist"]),
-        (["run", "method=fedavg", "partition.groups=30", "partition.clients=10"], ["30 groups", "got 10"]),
+        (["run", "method=fedavg", "partition.clusters=30", "partition.clients=10"], ["30 groups", "got 10"]),
         (["run", "method=fedavg", "partition.clients=5000"], ["rows for the 1000 clients of group 0"]),
         (["run", "method=fedavg", "partition.name=iid", "partition.clients=5000"], ["needs at least 5000 rows"]),
         (["run", "method=fedavg", "partition.name=writers"], ["writers", "femnist"]),
@@ -266,7 +266,7 @@ def rows(folder: Path) -> int:
 
 def written(folder: Path) -> int:
     path = folder / "checkpoint.safetensors"
-    return int(str(snapshot.about(path)["round"])) if path.exists() else 0
+    return int(str(checkpoint.about(path)["round"])) if path.exists() else 0
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +330,7 @@ def test_a_gpu_that_is_full_is_one_line_and_an_event():
 
 
 def test_the_folder_of_a_method_of_ones_own_has_no_colon():
-    own, name = "kinfed.algorithms.fedavg:FedAvg", "kinfed.algorithms.fedavg-FedAvg"
+    own, name = "kinfed.methods.fedavg:FedAvg", "kinfed.methods.fedavg-FedAvg"
     assert kinfed("run", f"method={own}", *TINY, "-q").exit_code == 0
     assert kinfed("compare", "--methods", own, *TINY, "-q").exit_code == 0
     assert Path(f"runs/{name}-digits-seed0/summary.json").exists()

@@ -1,12 +1,13 @@
 import torch
 
-from kinfed.client import Client, Rows, base_key, fold, hashed, uniform, width_of
+from kinfed.client import Client, Samples, width_of
+from kinfed.keys import base_key, fold, hashed, uniform
 
 
 def client_of(size: int, padded: int, key: int = 5, exact: bool = False, **more: int) -> Client:
     x = torch.arange(100.0)[:, None]
     index = torch.cat([torch.arange(10, 10 + size), torch.zeros(padded - size, dtype=torch.long)])
-    rows = Rows(x, torch.arange(100), index, torch.tensor(size), exact=exact, width=4, **more)
+    rows = Samples(x, torch.arange(100), index, torch.tensor(size), exact=exact, width=4, **more)
     zero = torch.tensor(0)
     return Client(rows, rows, torch.tensor(key), zero, zero, {})
 

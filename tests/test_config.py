@@ -8,7 +8,6 @@ from typing import Literal
 import pytest
 import torch
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.config import DEMO, Config, assemble, laid_over, load_config, read, write
 from kinfed.config.assembly import located
 from kinfed.config.tables import build, to_table
@@ -16,6 +15,7 @@ from kinfed.config.toml import overridden, parse
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.data.partitions import DisjointClasses
 from kinfed.errors import ConfigError, ModelError
+from kinfed.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def test_an_impossible_value_names_its_section():
         read({"training": {"lr": -1.0}})
 
 
-@pytest.mark.parametrize("method", ALGORITHMS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("partition", PARTITIONS)
 @pytest.mark.parametrize("shift", ["", *SHIFTS])
 def test_a_resolved_config_reads_back_as_the_same(method: str, partition: str, shift: str):
@@ -146,7 +146,7 @@ def test_a_resolved_config_has_every_default():
     assert resolved["fraction"] == 0.2
     assert resolved["change"] == {"round": 0}
     assert resolved["partition"] == {
-        "name": "disjoint_classes", "clients": 10, "groups": 5, "labels_per_group": 2, "rows_per_class": "none",
+        "name": "disjoint_classes", "clients": 10, "clusters": 5, "labels_per_cluster": 2, "samples_per_class": "none",
     }  # fmt: skip
     assert resolved["methods"] == {"fedavg": {"aggregate_over": "participants"}}
 
@@ -161,8 +161,8 @@ def test_settings_arrive_where_they_belong():
     experiment = assemble(
         tiny("training.lr=0.3", "methods.fedavg.aggregate_over=all_clients", "engine.block=3", "rounds=7")
     )
-    assert experiment.algorithm.local.lr == 0.3
-    assert vars(experiment.algorithm)["aggregate_over"] == "all_clients"
+    assert experiment.method.local.lr == 0.3
+    assert vars(experiment.method)["aggregate_over"] == "all_clients"
     assert (vars(experiment.fed)["block"], experiment.rounds, experiment.fed.fraction) == (3, 7, 0.2)
 
 
@@ -177,7 +177,7 @@ def test_a_model_of_the_users_own_is_imported_and_tried(tmp_path: Path, monkeypa
     (tmp_path / "own_networks.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert assemble(tiny("model=own_networks:net")).algorithm.model.parameters() == 650
+    assert assemble(tiny("model=own_networks:net")).method.model.parameters() == 650
     with pytest.raises(ModelError, match=r"output for 2 rows has shape \(2, 7\), wanted \(2, 10\)"):
         assemble(tiny("model=own_networks:narrow"))
     with pytest.raises(ConfigError, match="cannot be imported"):
@@ -222,8 +222,8 @@ def test_whatever_a_model_of_the_users_own_raises_names_it(name, why, tmp_path: 
 
 OWN_METHODS = """
 from dataclasses import dataclass
-from kinfed.algorithm import Algorithm
-from kinfed.algorithms.fedavg import FedAvg
+from kinfed.method import Algorithm
+from kinfed.methods.fedavg import FedAvg
 from kinfed.models import Model
 from kinfed.training import LocalTraining
 
@@ -257,8 +257,8 @@ def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own_methods")
 def test_a_method_of_the_users_own_is_imported_and_has_its_settings():
     config = tiny("method=my.methods:Mine", 'methods."my.methods:Mine".strength=0.7')
-    algorithm = assemble(config).algorithm
-    assert type(algorithm).__name__ == "Mine" and algorithm.strength == 0.7 and algorithm.local == config.training
+    method = assemble(config).method
+    assert type(method).__name__ == "Mine" and method.strength == 0.7 and method.local == config.training
     again = read(tomllib.loads(write(config.resolve())))
     assert again == config and again.settings_of("my.methods:Mine")["strength"] == 0.7
 
@@ -269,7 +269,7 @@ def test_a_method_of_the_users_own_is_imported_and_has_its_settings():
     [
         (["method=my.methods:Mien"], "method 'my.methods:Mien' cannot be imported: .* wanted package.module:Class"),
         (["method=my.method:Mine"], "cannot be imported: No module named 'my.method'"),
-        (["method=my.methods:Model"], "must be a dataclass that inherits from kinfed.algorithm.Algorithm"),
+        (["method=my.methods:Model"], "must be a dataclass that inherits from kinfed.method.Algorithm"),
         (["method=my.methods:LocalTraining"], "must be a dataclass that inherits from"),
         (["method=my.methods:Half"], "method 'my.methods:Half' lacks admit, personalise"),
         (["method=my.methods:Blind"], "lacks the field model and local"),
@@ -295,7 +295,7 @@ def test_another_partition_by_name_drops_the_settings_of_the_one_before(tmp_path
     file.write_text('[partition]\nname = "disjoint_classes"\ngroups = 5\n')
     config = load_config(file, ["partition.name=iid", "partition.clients=7"])
     assert config.partition.clients == 7 and type(config.partition).__name__ == "IID"
-    assert load_config(file, ["partition.name=disjoint_classes", "partition.clients=10"]).partition.groups == 5
+    assert load_config(file, ["partition.name=disjoint_classes", "partition.clients=10"]).partition.clusters == 5
 
 
 def test_the_demo_is_a_valid_config():

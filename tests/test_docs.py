@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.algorithms import ALGORITHMS
-from kinfed.names import first_lines
+from kinfed.methods import METHODS
+from kinfed.registry import first_lines
 from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_the_readme_lists_every_method_with_its_own_words(name):
-    placed = "no" if ALGORITHMS[name].needs_labels else "yes"
-    assert f"| `{name}` | {first_lines(ALGORITHMS)[name]} | {placed} |" in (ROOT / "README.md").read_text()
+    placed = "no" if METHODS[name].needs_labels else "yes"
+    assert f"| `{name}` | {first_lines(METHODS)[name]} | {placed} |" in (ROOT / "README.md").read_text()
 
 
 def test_the_serving_page_says_of_every_method_what_a_stranger_gets():
     page = (ROOT / "docs" / "serving.md").read_text().partition("## Which methods can")[2]
-    assert not [name for name in ALGORITHMS if f"`{name}`" not in page]
+    assert not [name for name in METHODS if f"`{name}`" not in page]
 
 
 def test_the_architecture_page_names_every_layer():
@@ -69,7 +69,7 @@ def test_the_recovery_page_expects_what_the_plan_does_of_exactly_the_registered_
     from benchmarks.recovery import read_plan
 
     plan, rows = read_plan(), recovery_rows("expected")
-    assert list(rows) == list(ALGORITHMS), "renew it with: python benchmarks/recovery.py --seeds 0 --write"
+    assert list(rows) == list(METHODS), "renew it with: python benchmarks/recovery.py --seeds 0 --write"
     for method, claims in rows.items():
         assert claims == [plan.expected[method, kind].claim for kind in plan.kinds], method
 
@@ -88,8 +88,8 @@ def test_every_method_is_measured_on_the_recovery_page_and_each_surprise_is_expl
     from benchmarks.recovery import DIFFERS, REFERENCE, read_plan
 
     plan, rows = read_plan(), recovery_rows("measured digits")
-    assert list(rows) == [*ALGORITHMS, REFERENCE], "python benchmarks/recovery.py --methods NAME --write measures one"
-    signs = {(m, kind) for m in ALGORITHMS for kind, c in zip(plan.kinds, rows[m], strict=True) if c.endswith(DIFFERS)}
+    assert list(rows) == [*METHODS, REFERENCE], "python benchmarks/recovery.py --methods NAME --write measures one"
+    signs = {(m, kind) for m in METHODS for kind, c in zip(plan.kinds, rows[m], strict=True) if c.endswith(DIFFERS)}
     assert signs == set(plan.differs), "explain it in [differs.METHOD] of benchmarks/recovery.toml"
 
 

@@ -3,12 +3,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from kinfed.algorithms import FLHC, FedAvg, Local
 from kinfed.client import Reply
 from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Evaluation, Experiment
+from kinfed.methods import FLHC, FedAvg, Local
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
 
@@ -28,10 +28,10 @@ class Notes:
         self.said.append(("ended", summary["accuracy"]))
 
 
-def watched(algorithm, population=None, rounds=3, **settings):
+def watched(method, population=None, rounds=3, **settings):
     notes = Notes()
-    fed = Vectorised(algorithm, population or tiny_population())
-    experiment = Experiment(algorithm, fed, rounds, observers=[notes], **settings)
+    fed = Vectorised(method, population or tiny_population())
+    experiment = Experiment(method, fed, rounds, observers=[notes], **settings)
     return notes, experiment.run(), experiment
 
 
@@ -59,8 +59,8 @@ def test_an_extra_evaluation_changes_no_training():
 
 
 def test_adaptation_helps_and_leaves_the_served_model_alone():
-    algorithm = FedAvg(small_net(), LocalTraining(2, 5, 0.1))
-    _, summary, _ = watched(algorithm, rounds=2, evaluation=Evaluation(adapt=True))
+    method = FedAvg(small_net(), LocalTraining(2, 5, 0.1))
+    _, summary, _ = watched(method, rounds=2, evaluation=Evaluation(adapt=True))
     assert summary["accuracy_adapted"] > summary["accuracy"]
 
 
@@ -70,7 +70,7 @@ def test_holdout_and_unlabelled_clients_are_served_and_scored_apart():
     scores = notes.results[-1].scores
     assert scores.trains.tolist() == [True, True, False, True, True, False]
     assert [r.scores.accuracy.isnan().tolist() for r in notes.results] == [[False] * 5 + [True]] * 2 + [[False] * 6]
-    assert summary["accuracy_strangers"] == pytest.approx(float(scores.accuracy[[2, 5]].mean()))
+    assert summary["accuracy_unseen"] == pytest.approx(float(scores.accuracy[[2, 5]].mean()))
 
 
 def test_late_clients_take_part_from_their_round_on():
@@ -107,13 +107,13 @@ def test_weights_that_diverge_are_noticed_once():
             gone = torch.where(client.round >= 6, 1e6, 0.0)
             return Reply({"params": {name: w + gone * (name == "1.bias") for name, w in reply.send["params"].items()}})
 
-    lively, one_kind = LocalTraining(epochs=3, batch_size=5, lr=0.1), tiny_population(groups=1)
+    lively, one_kind = LocalTraining(epochs=3, batch_size=5, lr=0.1), tiny_population(clusters=1)
     with pytest.warns(UserWarning, match=r"^round 9: accuracy fell from 100.0 to \d+.\d % and does not move") as told:
         _, summary, _ = watched(Diverging(small_net(), lively), one_kind, rounds=10)
     assert len(told) == 1 and summary["accuracy"] < 0.5
 
 
-def test_a_run_that_ends_before_its_method_looks_for_groups_is_noticed():
+def test_a_run_that_ends_before_its_method_looks_for_clusters_is_noticed():
     with pytest.warns(UserWarning, match=r"^FLHC looks for groups after 3 rounds \(rounds_before\), .+ only 3") as told:
         watched(FLHC(small_net(), rounds_before=3), rounds=3)
     assert len(told) == 1
@@ -135,14 +135,14 @@ def test_bytes_grow_by_what_a_round_moves():
 
 
 def test_bytes_to_the_target_are_those_of_the_rounds_until_it_is_reached():
-    algorithm = FedAvg(small_net(), LocalTraining(2, 5, 0.1))
-    best = max(r.metrics["accuracy"] for r in watched(algorithm, rounds=4)[0].results)
-    notes, summary, _ = watched(algorithm, rounds=4, evaluation=Evaluation(target=best))
+    method = FedAvg(small_net(), LocalTraining(2, 5, 0.1))
+    best = max(r.metrics["accuracy"] for r in watched(method, rounds=4)[0].results)
+    notes, summary, _ = watched(method, rounds=4, evaluation=Evaluation(target=best))
     reached = next(r for r in notes.results if r.metrics["accuracy"] >= best)
     assert reached.round > 1, "the test wants a target that is not reached at once"
     assert summary["rounds_to_target"] == reached.round
     assert summary["bytes_to_target"] == reached.down + reached.up
-    never = watched(algorithm, rounds=1, evaluation=Evaluation(target=1.0))[1]
+    never = watched(method, rounds=1, evaluation=Evaluation(target=1.0))[1]
     assert never["rounds_to_target"] is None and never["bytes_to_target"] is None
 
 
@@ -171,7 +171,7 @@ def checkpoints(rounds, tmp_path, monkeypatch, seconds):
     monkeypatch.setattr("kinfed.experiment.snapshot.save", save)
     monkeypatch.setattr("kinfed.experiment.time.perf_counter", lambda: clock[0])
     fed = Vectorised(Local(small_net()), tiny_population())
-    Experiment(fed.algorithm, fed, rounds, observers=[Second()], checkpoint=tmp_path / "c", checkpoint_every=5).run()
+    Experiment(fed.method, fed, rounds, observers=[Second()], checkpoint=tmp_path / "c", checkpoint_every=5).run()
     return written
 
 
@@ -185,7 +185,7 @@ def test_a_federation_that_has_been_through_a_run_is_not_taken_for_a_new_one():
     with pytest.raises(ConfigError, match="has been through a run"):
         experiment.run()
     with pytest.raises(ConfigError, match="has been through a run"):
-        Experiment(experiment.algorithm, experiment.fed, 2).run()
+        Experiment(experiment.method, experiment.fed, 2).run()
 
 
 def test_a_model_that_does_not_fit_is_refused_before_the_first_round():

@@ -3,12 +3,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kinfed.algorithms import FedAvg, Local
 from kinfed.client import Reply
 from kinfed.data import Change, Role
 from kinfed.engines import Sequential
 from kinfed.errors import ConfigError
 from kinfed.federation import Offer
+from kinfed.methods import FedAvg, Local
 from tests.problems import ENGINES, assert_close, fit, small_net, tiny_population
 
 
@@ -44,25 +44,25 @@ def probe(engine, **settings):
 def test_replies_come_in_the_order_of_the_cohort(engine):
     fed = probe(engine)
     cohort = torch.tensor([4, 1, 3])
-    assert fed.run(fed.algorithm.look, cohort)["size"].tolist() == [9, 23, 31]
+    assert fed.run(fed.method.look, cohort)["size"].tolist() == [9, 23, 31]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_keys_are_fixed_by_seed_task_call_and_client(engine):
     fed, twin, other = probe(engine), probe(engine), probe(engine, seed=1)
     all_of_them = fed.clients
-    first = fed.run(fed.algorithm.look, all_of_them)["key"]
-    twin.run(twin.algorithm.look_again, all_of_them)  # another task in between changes nothing
-    assert torch.equal(twin.run(twin.algorithm.look, all_of_them.flip(0))["key"].flip(0), first)
-    assert len(set(first.tolist()) | set(other.run(other.algorithm.look, all_of_them)["key"].tolist())) == 12
-    assert not torch.equal(fed.run(fed.algorithm.look, all_of_them)["key"], first)
+    first = fed.run(fed.method.look, all_of_them)["key"]
+    twin.run(twin.method.look_again, all_of_them)  # another task in between changes nothing
+    assert torch.equal(twin.run(twin.method.look, all_of_them.flip(0))["key"].flip(0), first)
+    assert len(set(first.tolist()) | set(other.run(other.method.look, all_of_them)["key"].tolist())) == 12
+    assert not torch.equal(fed.run(fed.method.look, all_of_them)["key"], first)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_remembers_what_it_kept(engine):
     fed = probe(engine)
-    fed.run(fed.algorithm.look, torch.tensor([0, 2]))
-    assert fed.run(fed.algorithm.look, fed.clients)["seen"].tolist() == [2, 1, 2, 1, 1, 1]
+    fed.run(fed.method.look, torch.tensor([0, 2]))
+    assert fed.run(fed.method.look, fed.clients)["seen"].tolist() == [2, 1, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
@@ -70,7 +70,7 @@ def test_a_client_remembers_what_it_kept(engine):
 def test_a_reply_that_is_not_finite_is_left_out_and_noted(engine, odd):
     fed = engine(Probe(odd), tiny_population())
     fed.begin(4)
-    replies = fed.run(fed.algorithm.sick, fed.clients)
+    replies = fed.run(fed.method.sick, fed.clients)
     assert replies.cohort.tolist() == [0, 2, 3, 4, 5]
     assert replies["count"].tolist() == [7, 12, 31, 9, 18]
     assert fed.rejected == [(4, "sick", 1, "not finite")]
@@ -79,9 +79,9 @@ def test_a_reply_that_is_not_finite_is_left_out_and_noted(engine, odd):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_bytes_are_counted_per_task_client_and_round(engine):
     fed = probe(engine)
-    fed.run(fed.algorithm.look, torch.tensor([1, 3]), Offer(shared={"number": torch.zeros(10)}))
+    fed.run(fed.method.look, torch.tensor([1, 3]), Offer(shared={"number": torch.zeros(10)}))
     fed.begin(1)
-    fed.run(fed.algorithm.look_again, torch.tensor([3]))
+    fed.run(fed.method.look_again, torch.tensor([3]))
     assert fed.ledger.down["look"].tolist() == [0, 40, 0, 40, 0, 0]
     assert fed.ledger.up["look"].tolist() == [0, 32, 0, 32, 0, 0]  # four int64
     assert fed.ledger.up["look_again"].tolist() == [0, 0, 0, 8, 0, 0]
@@ -101,7 +101,7 @@ def test_each_row_of_an_offer_goes_to_the_client_it_is_for():
     table = torch.tensor([10.0, 20.0, 30.0])
     for engine in ENGINES:
         fed = engine(Echo(), tiny_population())
-        task = fed.algorithm.echo
+        task = fed.method.echo
         assert fed.run(task, torch.tensor([5, 0, 2]), Offer(each={"word": table}))["word"].tolist() == [10, 20, 30]
         picked = Offer(each={"word": table}, pick=torch.tensor([2, 2, 0]))
         assert fed.run(task, torch.tensor([5, 0, 2]), picked)["word"].tolist() == [30, 30, 10]
@@ -141,8 +141,8 @@ def test_changed_clients_hold_their_new_rows_from_that_round_on():
     fed.begin(1)
     assert fed.sizes[0] == 7
     fed.begin(2)
-    assert fed.sizes[0] == 23 and fed.groups.tolist() == [1, 1, 0, 1, 0, 1]
-    assert fed.run(fed.algorithm.look, fed.clients)["since"].tolist() == [2, 0, 0, 0, 0, 0]
+    assert fed.sizes[0] == 23 and fed.true_clusters.tolist() == [1, 1, 0, 1, 0, 1]
+    assert fed.run(fed.method.look, fed.clients)["since"].tolist() == [2, 0, 0, 0, 0, 0]
 
 
 def test_a_fraction_outside_of_the_unit_interval_is_refused():

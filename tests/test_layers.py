@@ -7,17 +7,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "kinfed"
 LAYERS = [
-    {"errors", "stopping"},
-    {"names", "params", "ledger", "locks"},
+    {"errors", "cancellation"},
+    {"registry", "params", "ledger", "locks", "keys", "checks"},
     {"client", "aggregation", "per_client"},
     {"models", "data", "clustering"},
     {"training", "federation"},
     {"signatures"},
     {"relatedness"},
-    {"algorithm"},
-    {"algorithms"},
+    {"method"},
+    {"methods"},
     {"engines", "metrics"},
-    {"snapshot"},
+    {"checkpoint"},
     {"experiment"},
     {"config"},
     {"runs", "progress", "trackers"},
@@ -63,6 +63,6 @@ def test_imports_point_down(path):
 
 def test_engines_know_no_algorithm_and_algorithms_no_engine():
     for path in FILES:
-        wrong = {"engines": ("kinfed.algorithms",), "algorithms": ("kinfed.engines", "flwr")}.get(place(path), ())
+        wrong = {"engines": ("kinfed.methods",), "methods": ("kinfed.engines", "flwr")}.get(place(path), ())
         assert not any(name.startswith(w) for name in imported(path) for w in wrong), path
-    assert not any("vmap" in p.read_text() for p in (ROOT / "algorithms").rglob("*.py"))
+    assert not any("vmap" in p.read_text() for p in (ROOT / "methods").rglob("*.py"))

@@ -49,11 +49,11 @@ def test_robustness_can_be_read_off_the_tables(tmp_path: Path):
     people = table(folder, "clients")[-40:]
     assert [row["role"] for row in people] == ["trains"] * 10 + [f"look-alike of {i}" for i in range(10) for _ in "123"]
     assert all(row["accuracy"] == "" and row["planted"] == "-1" for row in people[10:])
-    group = [row["found"] for row in people]
-    assert [row["group"] for row in table(folder, "groups")[-40:]] == group
-    inside = {name: [] for name in set(group[:10])}
+    cluster = [row["found"] for row in people]
+    assert [row["cluster"] for row in table(folder, "clusters")[-40:]] == cluster
+    inside = {name: [] for name in set(cluster[:10])}
     for alike, row in enumerate(people[10:]):
-        inside[group[alike // 3]].append(row["found"] == group[alike // 3])
+        inside[cluster[alike // 3]].append(row["found"] == cluster[alike // 3])
     shares = [sum(hits) / len(hits) for hits in inside.values()]
     assert summary(folder)["robustness"] == pytest.approx(sum(shares) / len(shares))
     assert summary(folder)["robustness"] > 0.6  # disjoint labels are easily told apart
@@ -69,7 +69,7 @@ def test_look_alikes_change_no_other_number(tmp_path: Path):
     assert summary(more).keys() - summary(plain).keys() == {"robustness", "robustness_se"}
 
 
-def test_groups_are_measured_by_labels(tmp_path: Path):
+def test_clusters_are_measured_by_labels(tmp_path: Path):
     folder = run(tmp_path / "flt", *FLT, "evaluation.every=1")
     end, rounds = summary(folder), table(folder, "rounds")
     assert end["uniformity_random"] < end["uniformity"] <= end["uniformity_labels"] == pytest.approx(1, abs=0.05)
@@ -96,18 +96,18 @@ def test_unseen_clients_are_scored_as_served_and_after_adaptation(tmp_path: Path
     adapt = ("evaluation.adapt=true", "training.adapt_epochs=5")
     folder = run(tmp_path / "unseen", *settings, *adapt)
     people = [row for row in table(folder, "clients") if row["round"] == "2"]
-    strangers = [row for row in people if row["role"] != "trains"]
-    assert sorted(row["role"] for row in strangers) == ["holdout"] * 2 + ["late"] * 2 + ["unlabelled"]
-    able = [row for row in strangers if row["role"] != "unlabelled"]
+    unseen = [row for row in people if row["role"] != "trains"]
+    assert sorted(row["role"] for row in unseen) == ["holdout"] * 2 + ["late"] * 2 + ["unlabelled"]
+    able = [row for row in unseen if row["role"] != "unlabelled"]
     end = summary(folder)
-    assert end["accuracy_strangers_adapted"] == pytest.approx(sum(float(r["accuracy_adapted"]) for r in able) / 4)
-    assert end["accuracy_strangers"] == pytest.approx(sum(float(r["accuracy"]) for r in strangers) / 5)
-    rows = sum(int(r["test_rows"]) for r in strangers)
-    weighted = sum(float(r["accuracy"]) * int(r["test_rows"]) for r in strangers) / rows
+    assert end["accuracy_unseen_adapted"] == pytest.approx(sum(float(r["accuracy_adapted"]) for r in able) / 4)
+    assert end["accuracy_unseen"] == pytest.approx(sum(float(r["accuracy"]) for r in unseen) / 5)
+    rows = sum(int(r["test_samples"]) for r in unseen)
+    weighted = sum(float(r["accuracy"]) * int(r["test_samples"]) for r in unseen) / rows
     assert end["accuracy_holdout"] == pytest.approx(weighted)
-    assert end["accuracy_strangers_adapted"] > end["accuracy_strangers"]  # two digits each are quickly learnt
-    assert all(r["accuracy_adapted"] == "" for r in strangers if r["role"] == "unlabelled")
-    assert "accuracy_strangers_adapted" not in summary(run(tmp_path / "served", *settings))
+    assert end["accuracy_unseen_adapted"] > end["accuracy_unseen"]  # two digits each are quickly learnt
+    assert all(r["accuracy_adapted"] == "" for r in unseen if r["role"] == "unlabelled")
+    assert "accuracy_unseen_adapted" not in summary(run(tmp_path / "served", *settings))
 
 
 WHOLE = (*FLHC, "rounds=4", "checkpoint_every=2", "roles.look_alikes=2", "roles.holdout=0.2", "shift.name=augment",
@@ -125,7 +125,7 @@ def test_a_run_with_all_metrics_resumes_to_the_same_bytes(tmp_path: Path, monkey
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "half", *WHOLE)
     commands.resume(tmp_path / "half", lambda stored: stored, Silence())
-    for name in ("rounds.csv", "clients.csv", "groups.csv", "ledger.csv", "summary.json"):
+    for name in ("rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "summary.json"):
         assert (tmp_path / "half" / name).read_bytes() == (whole / name).read_bytes(), name
     (whole / "summary.json").rename(tmp_path / "summary.json")  # as if killed after the last checkpoint
     commands.resume(whole, lambda stored: stored, Silence())
@@ -164,12 +164,12 @@ def outcome(**numbers: float) -> Outcome:
 def test_the_comparison_shows_what_was_measured_and_no_empty_columns():
     always = [column.title for column in COLUMNS if column.always]
     assert compared([outcome()])[0] == ["method", *always]
-    shown = compared([outcome(), outcome(robustness=0.9, accuracy_strangers_adapted=0.25)])
+    shown = compared([outcome(), outcome(robustness=0.9, accuracy_unseen_adapted=0.25)])
     assert set(shown[0]) - {"method", *always} == {"robustness", "strangers adapted %"}
     assert "25.00" in shown[1] and "0.90" in shown[1]
     assert as_csv([outcome()]).splitlines()[0].count("robustness") == 2  # the file has the same columns always
 
 
-def test_uniformity_is_shown_where_no_groups_are_planted():
+def test_uniformity_is_shown_where_no_clusters_are_planted():
     assert "uniformity" in compared([outcome(uniformity=0.8)])[0]
     assert "uniformity" not in compared([outcome(uniformity=0.8, ari=0.5)])[0]

@@ -3,10 +3,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kinfed import snapshot
+from kinfed import checkpoint
 from kinfed.data import Role
 from kinfed.per_client import Each, Heard, Labels, Members, Pairs, Slots, cut_to
-from tests.algorithms import registry
+from tests.methods import registry
 from tests.problems import fit
 
 
@@ -39,11 +39,11 @@ def test_a_state_is_cut_to_some_clients_and_a_blank_one():
     assert cut.inner.points.tolist() == [[1], [3], [0]]
 
 
-@pytest.mark.parametrize("method", [name for name in registry.METHODS if name != "local"])
+@pytest.mark.parametrize("method", [name for name in registry.CASES if name != "local"])
 def test_whatever_a_method_knows_by_client_is_said_to_be_so(method):
     roles = tuple(Role(holdout=client in (4, 9)) for client in range(12))
-    algorithm = registry.make(method)
-    state, fed = fit(algorithm, population=registry.population(roles=roles), rounds=2)
+    method = registry.make(method)
+    state, fed = fit(method, population=registry.population(roles=roles), rounds=2)
     tensors: dict[str, torch.Tensor] = {}
-    snapshot.take_apart(algorithm.for_strangers(state, fed.clients, fed.sizes), "state", tensors)
+    checkpoint.take_apart(method.export_state(state, fed.clients, fed.sizes), "state", tensors)
     assert not [name for name, tensor in tensors.items() if 12 in tensor.shape], "mark them as in kinfed/per_client.py"

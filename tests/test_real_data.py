@@ -5,11 +5,11 @@ from functools import cache
 import pytest
 import torch
 
-from kinfed.algorithms import FLT
 from kinfed.data import build_population, load
 from kinfed.data.partitions import DisjointClasses, SharedClass
 from kinfed.engines import Vectorised
 from kinfed.experiment import Evaluation, Experiment
+from kinfed.methods import FLT
 from kinfed.metrics import agreement
 from kinfed.models import make_model
 from kinfed.signatures import EncoderCentroids, Pretraining
@@ -33,8 +33,8 @@ def clients(partition):
 
 
 def assert_found(flt: FLT, state: object, planted: torch.Tensor) -> None:
-    found = agreement(flt.groups(state), planted)
-    assert found["groups"] == 5 and found["ari"] == 1.0
+    found = agreement(flt.cluster_assignment(state), planted)
+    assert found["clusters"] == 5 and found["ari"] == 1.0
     assert torch.equal(flt.graph(state), planted[:, None] == planted)
 
 
@@ -42,10 +42,10 @@ def test_scenario_1_kinships_are_found_and_ten_rounds_give_95_per_cent():
     flt, population = method(), clients(DisjointClasses(100, 5))
     experiment = Experiment(flt, Vectorised(flt, population, fraction=0.2), 10, Evaluation(every=10))
     summary = experiment.run()
-    assert_found(flt, experiment.state, population.groups)
+    assert_found(flt, experiment.state, population.true_clusters)
     assert summary["accuracy"] > 0.95 and summary["variance"] < 10
 
 
 def test_scenario_2_kinships_that_share_a_label_are_found():
     flt, population = method(), clients(SharedClass(100, 5))
-    assert_found(flt, flt.init(Vectorised(flt, population)), population.groups)
+    assert_found(flt, flt.init(Vectorised(flt, population)), population.true_clusters)

@@ -183,10 +183,10 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def is_empty(group: int) -> bool:
+def is_empty(cluster: int) -> bool:
     """Whether no process of a group is left."""
     try:
-        os.killpg(group, 0)
+        os.killpg(cluster, 0)
     except ProcessLookupError:
         return True
     return False

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kinfed import commands, snapshot
-from kinfed.clustering.relatives import Relatives
+from kinfed import checkpoint, commands
+from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.commands import Place
 from kinfed.config import Config, load_config
 from kinfed.errors import CheckpointError, ConfigError
@@ -47,12 +47,12 @@ def test_rounds_have_metrics_where_they_were_evaluated_and_bytes_always(finished
     assert [int(row["bytes_up"]) for row in rounds] == [4 * weights * asked * n for n in (1, 2, 3, 4)]
 
 
-def test_clients_have_their_role_group_and_scores(finished: Path):
+def test_clients_have_their_role_cluster_and_scores(finished: Path):
     clients = table(finished, "clients")
     assert len(clients) == 2 * 10
     assert sorted(row["role"] for row in clients[:10]) == ["holdout"] * 2 + ["trains"] * 7 + ["unlabelled"]
     assert [row["planted"] for row in clients[:10]] == ["0", "0", "1", "1", "2", "2", "3", "3", "4", "4"]
-    assert all(0 <= float(row["accuracy"]) <= 1 and int(row["test_rows"]) > 0 for row in clients)
+    assert all(0 <= float(row["accuracy"]) <= 1 and int(row["test_samples"]) > 0 for row in clients)
     assert [row["client"] for row in clients[:10] if not row["accuracy_adapted"]] == [
         row["client"] for row in clients[:10] if row["role"] == "unlabelled"
     ]
@@ -83,7 +83,7 @@ def test_equal_runs_write_equal_files(finished: Path, tmp_path: Path):
         "config.toml",
         "rounds.csv",
         "clients.csv",
-        "groups.csv",
+        "clusters.csv",
         "ledger.csv",
         "ledger_clients.csv",
         "summary.json",
@@ -116,32 +116,32 @@ def test_a_half_written_event_is_dropped(tmp_path: Path):
     ]
 
 
-def test_groups_are_written_when_they_change(finished: Path, tmp_path: Path):
+def test_clusters_are_written_when_they_change(finished: Path, tmp_path: Path):
     folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
     folder.began(4, 0)
-    for round, groups in enumerate([[0, 1], [0, 1], [1, 1], [1, 1]], start=1):
-        folder._add_groups(round, torch.tensor(groups))
-    rows = [(row["round"], row["client"], row["group"]) for row in table(tmp_path, "groups")]
+    for round, clusters in enumerate([[0, 1], [0, 1], [1, 1], [1, 1]], start=1):
+        folder._add_clusters(round, torch.tensor(clusters))
+    rows = [(row["round"], row["client"], row["cluster"]) for row in table(tmp_path, "clusters")]
     assert rows == [("1", "0", "0"), ("1", "1", "1"), ("3", "0", "1"), ("3", "1", "1")]
-    assert table(finished, "groups") == []
+    assert table(finished, "clusters") == []
 
 
 def test_relatedness_is_written_without_pickle(tmp_path: Path):
     folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
     folder.add_relatedness(None)
     assert not list(tmp_path.iterdir())
-    folder.add_relatedness(Relatives.of_groups(torch.tensor([0, 1, 0])))
+    folder.add_relatedness(NeighbourSets.of_clusters(torch.tensor([0, 1, 0])))
     with np.load(tmp_path / "relatedness.npz", allow_pickle=False) as arrays:
         assert np.array_equal(arrays["related"], np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], dtype=bool))
 
 
 def test_of_many_clients_each_set_of_relatives_is_written_once(tmp_path: Path):
     folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
-    groups = torch.arange(4001) % 2
-    folder.add_relatedness(Relatives.of_groups(groups))
+    clusters = torch.arange(4001) % 2
+    folder.add_relatedness(NeighbourSets.of_clusters(clusters))
     with np.load(tmp_path / "relatedness.npz", allow_pickle=False) as arrays:
         assert arrays["rows"].shape == (2, 4001) and "related" not in arrays
-        assert np.array_equal(arrays["rows"][arrays["whose"][3]], groups == 1)
+        assert np.array_equal(arrays["rows"][arrays["whose"][3]], clusters == 1)
 
 
 def test_a_folder_that_holds_a_run_is_refused_unless_forced(finished: Path, tmp_path: Path):
@@ -242,7 +242,7 @@ def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
     assert (tmp_path / "compare.csv").read_text().splitlines()[1].split(",")[:4] == table_before.splitlines()[1].split(
         ","
     )[:4]
-    assert snapshot.about(tmp_path / "local-seed1" / "checkpoint.safetensors")["round"] == 2
+    assert checkpoint.about(tmp_path / "local-seed1" / "checkpoint.safetensors")["round"] == 2
     with pytest.raises(ConfigError, match="already holds a comparison"):
         commands.compare(both, Place(tmp_path), Silence())
 
@@ -297,9 +297,9 @@ def test_a_table_that_is_no_text_is_named(tmp_path: Path, name: str):
         commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
 
 
-def test_groups_that_are_no_numbers_are_named(tmp_path: Path):
+def test_clusters_that_are_no_numbers_are_named(tmp_path: Path):
     folder = commands.run(config("method=ifca"), Place(tmp_path / "one"), Silence())
-    path = folder / "groups.csv"
+    path = folder / "clusters.csv"
     path.write_text(path.read_text().replace(",0\n", ",x\n").replace(",1\n", ",x\n"))
     with pytest.raises(CheckpointError, match=r"groups\.csv is damaged"):
         commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from kinfed import training
-from kinfed.algorithms.ifca import IFCA
-from kinfed.algorithms.scaffold import Scaffold
-from kinfed.client import Batch, Client, Rows
+from kinfed.client import Batch, Client, Samples
 from kinfed.errors import ConfigError
+from kinfed.methods.ifca import IFCA
+from kinfed.methods.scaffold import Scaffold
 from kinfed.models import Slope, descend
 from kinfed.params import Params
 from kinfed.training import Labelled, LocalTraining, Meta, Shifted
@@ -15,7 +15,7 @@ from tests.problems import fit, small_net
 def client(size: int = 2, padded: int = 2, round: int = 0) -> Client:
     x = torch.tensor([[2.0], [4.0], [9.0], [9.0], [9.0], [9.0]])
     index = torch.arange(padded)
-    rows = Rows(x, torch.zeros(6, dtype=torch.long), index, torch.tensor(size), exact=size == padded)
+    rows = Samples(x, torch.zeros(6, dtype=torch.long), index, torch.tensor(size), exact=size == padded)
     return Client(rows, rows, torch.tensor(1), torch.tensor(round), torch.tensor(0), {})
 
 

@@ -5,7 +5,7 @@ They say what each method sees, needs and costs, as the pages of recovery and ro
 
 import re
 
-from kinfed.algorithms import ALGORITHMS
+from kinfed.methods import METHODS
 from website.measured import DOCS, Row, Tables, read_tables
 from website.method_pages import facts, formula
 
@@ -23,14 +23,14 @@ HEAD = ["method", *SEEN, "is told", "late", "unlabelled", "once", "in a round"]
 
 def with_tables(markdown: str, measured: Tables) -> str:
     """The page with its tables between their marks."""
-    groups = [
+    clusters = [
         [f"[{facts()[name].title}](reference/methods/{name}.md)", *cells]
         for name, cells in measured.recovery.items()
-        if name in ALGORITHMS and set(cells) != {"–"}
+        if name in METHODS and set(cells) != {"–"}
     ]
     tables = {
-        "methods": [HEAD, *(row(name, measured) for name in ALGORITHMS)],
-        "recovery": [["method", *measured.kinds], *groups],
+        "methods": [HEAD, *(row(name, measured) for name in METHODS)],
+        "recovery": [["method", *measured.kinds], *clusters],
     }
     for name, rows in tables.items():
         begin, end = f"<!-- table of {name} -->", f"<!-- end of table of {name} -->"

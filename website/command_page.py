@@ -10,18 +10,18 @@ from kinfed.cli import app
 
 def command_page() -> str:
     """The page."""
-    group = typer.main.get_command(app)
-    parts = ["# Command line", "`kinfed COMMAND --help` shows the same in a terminal.", group.help or ""]
-    for name, command in commands(group):
+    cluster = typer.main.get_command(app)
+    parts = ["# Command line", "`kinfed COMMAND --help` shows the same in a terminal.", cluster.help or ""]
+    for name, command in commands(cluster):
         title = f"kinfed {name}"
         parts += [f"## `{title}`", described(command.help or ""), f"```text\n{usage(title, command)}\n```"]
         parts += [options(command)]
     return "\n\n".join(parts) + "\n"
 
 
-def commands(group: click.Command, above: str = "") -> Iterator[tuple[str, click.Command]]:
+def commands(cluster: click.Command, above: str = "") -> Iterator[tuple[str, click.Command]]:
     """The commands of a group by name, those of groups inside it too."""
-    for name, command in group.commands.items() if isinstance(group, click.Group) else ():
+    for name, command in cluster.commands.items() if isinstance(cluster, click.Group) else ():
         inner = list(commands(command, f"{above}{name} "))
         yield from inner or [(f"{above}{name}", command)]
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.config import Config, DataSettings, EngineSettings
 from kinfed.config.settings import BY_NAME
 from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings, RoleSettings
 from kinfed.experiment import Evaluation
-from kinfed.names import first_lines
+from kinfed.methods import METHODS
+from kinfed.registry import first_lines
 from kinfed.training import LocalTraining
 from website.method_pages import facts
 from website.settings import settings_of, table
@@ -44,7 +44,7 @@ def config_page(demo: str) -> str:
     parts += chosen("shift", SHIFTS, "What is done to clients' rows after that. Without a `name` nothing is.")
     parts += ["## `[methods.NAME]`", "Settings of the methods are on their pages:"]
     parts += [
-        "\n".join(f"- [{facts()[name].title}](methods/{name}.md#settings): `[methods.{name}]`" for name in ALGORITHMS)
+        "\n".join(f"- [{facts()[name].title}](methods/{name}.md#settings): `[methods.{name}]`" for name in METHODS)
     ]
     return "\n\n".join(parts) + "\n"
 

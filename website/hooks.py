@@ -6,8 +6,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.config import DEMO
+from kinfed.methods import METHODS
 from website import api_pages, method_pages
 from website.command_page import command_page
 from website.config_page import config_page
@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 def references() -> dict[str, str]:
     """Page -> text, of all pages that code describes."""
     measured = read_tables()
-    methods = {name: method_pages.method_page(name, measured) for name in ALGORITHMS}
+    methods = {name: method_pages.method_page(name, measured) for name in METHODS}
     modules = {name: api_pages.api_page(name) for name in api_pages.modules()}
     return {
         "reference/config.md": config_page(DEMO.read_text()),

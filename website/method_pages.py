@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.config.settings import GIVEN
-from kinfed.names import first_lines
+from kinfed.methods import METHODS
+from kinfed.registry import first_lines
 from website.measured import Tables
 from website.settings import settings_of, table
 
@@ -51,8 +51,8 @@ def facts() -> dict[str, Facts]:
 
 def method_page(name: str, measured: Tables) -> str:
     """The page of one method."""
-    fact, kind = facts()[name], ALGORITHMS[name]
-    lines = [f"# {fact.title}", first_lines(ALGORITHMS)[name], fact.idea]
+    fact, kind = facts()[name], METHODS[name]
+    lines = [f"# {fact.title}", first_lines(METHODS)[name], fact.idea]
     lines += [f'In a config: `method = "{name}"`. Code: [{source_of(name)}](../../../{source_of(name)}).']
     lines += [in_depth(name), "## Paper, and where we depart from it", f"[{fact.paper}]({fact.link})."]
     lines += [quoted(inspect.getmodule(kind).__doc__ or "")]
@@ -70,7 +70,7 @@ def method_page(name: str, measured: Tables) -> str:
 
 def source_of(name: str) -> str:
     """The method's file, from the root of the repository."""
-    return str(Path(inspect.getfile(ALGORITHMS[name])).relative_to(ROOT))
+    return str(Path(inspect.getfile(METHODS[name])).relative_to(ROOT))
 
 
 def in_depth(name: str) -> str:
@@ -133,10 +133,10 @@ def overview() -> str:
     """The page that lists all methods."""
     lines = [
         "# Methods",
-        "Each is a name for `method` in a config, `--methods` of `kinfed compare`, and a class of `kinfed.algorithms`.",
+        "Each is a name for `method` in a config, `--methods` of `kinfed compare`, and a class of `kinfed.methods`.",
     ]
     rows = [
-        f"| [{facts()[name].title}]({name}.md) | `{name}` | {line} |" for name, line in first_lines(ALGORITHMS).items()
+        f"| [{facts()[name].title}]({name}.md) | `{name}` | {line} |" for name, line in first_lines(METHODS).items()
     ]
     lines += ["| method | name | what it does |\n|---|---|---|\n" + "\n".join(rows)]
     lines += ["[How to choose](../../choosing.md) says which one fits which data."]

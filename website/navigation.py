@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from kinfed.algorithms import ALGORITHMS
+from kinfed.methods import METHODS
 
 Nav = list[dict[str, str | list[str]]]
 SECTIONS = {
@@ -11,7 +11,7 @@ SECTIONS = {
         "own-data.md", "own-model.md", "own-method.md", "adding-a-method.md", "reports.md", "reproducing.md",
         "serving.md", "deployment.md", "flower.md",
     ],
-    "Methods": ["reference/methods/index.md", *(f"reference/methods/{name}.md" for name in ALGORITHMS)],
+    "Methods": ["reference/methods/index.md", *(f"reference/methods/{name}.md" for name in METHODS)],
     "Measured": [
         "results.md", "recovery.md", "roles.md", "metrics.md", "methods/*", "performance.md", "scaling.md",
     ],

@@ -11,7 +11,7 @@ from kinfed.bench.peers.protocol import Job
 from kinfed.bench.runners import Absent, Contender, Runner, scratch, started
 from kinfed.bench.workloads import WORKLOADS, Workload
 from kinfed.errors import ConfigError
-from kinfed.names import known
+from kinfed.registry import known
 
 YARDSTICK = "plain"
 CONTENDERS = {

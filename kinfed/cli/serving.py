@@ -100,8 +100,8 @@ def new(
         written = new_folder(config, folder, plan or make_population(config), force)
         tried = "put rows into data/ as it says" if plan else f"try it here with: cd {folder} && ./try.sh"
         print(f"written to {folder}: read its README.md, and {tried}")
-        if plan and written.server_rows:
+        if plan and written.server_samples:
             print(
                 f"{config.method} needs rows of the server's own too, before it starts: put them into "
-                f"{written.server_rows}, or name another folder in server_rows of kinfed_app/plan.toml"
+                f"{written.server_samples}, or name another folder in server_samples of kinfed_app/plan.toml"
             )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kinfed.clustering.linking import cut_into, link
-from kinfed.clustering.relatives import Relatives
+from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
 
 MOST_ROWS = 8192  # different rows of a graph that Ward's linkage compares
@@ -31,19 +31,19 @@ def ward(related: Tensor, clusters: int) -> Tensor:
     return torch.from_numpy(fcluster(tree, clusters, criterion="maxclust")).long() - 1
 
 
-def ward_of_relatives(relatives: Relatives, clusters: int) -> Tensor:
+def ward_of_neighbours(neighbours: NeighbourSets, clusters: int) -> Tensor:
     """The same from the different rows of the graph alone: [clients]."""
-    clients = len(relatives.whose)
+    clients = len(neighbours.whose)
     if clusters > clients:
         raise ConfigError(f"{clusters} clusters were asked for, but there are only {clients} clients")
-    if len(relatives.rows) > MOST_ROWS:
+    if len(neighbours.rows) > MOST_ROWS:
         raise ConfigError(
-            f"Ward's linkage compares up to {MOST_ROWS} different sets of relatives, got {len(relatives.rows)} of "
+            f"Ward's linkage compares up to {MOST_ROWS} different sets of relatives, got {len(neighbours.rows)} of "
             f"{clients} clients: set clusters = 0"
         )
-    counts = relatives.sizes().double()
+    counts = neighbours.sizes().double()
     weight = (2 * counts[:, None] * counts / (counts[:, None] + counts)).sqrt()
-    return cut_into(link(weight * apart(relatives.rows), counts, "ward"), clusters)[relatives.whose.cpu()]
+    return cut_into(link(weight * apart(neighbours.rows), counts, "ward"), clusters)[neighbours.whose.cpu()]
 
 
 def apart(rows: Tensor) -> Tensor:

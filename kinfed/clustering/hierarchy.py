@@ -38,7 +38,7 @@ class Dendrogram:
         found = torch.from_numpy(merges(apart, linkage)).to(members.device)
         return Dendrogram(members.clone(), found, height)  # a copy: checkpoints hold no tensor twice
 
-    def groups(self) -> Tensor:
+    def clusters(self) -> Tensor:
         """The group of each member: [m]."""
         return cut(self.merges.cpu().numpy(), self.height).to(self.members.device)
 
@@ -74,9 +74,9 @@ class Hierarchy:
         height = best_height(tree, apart, self.candidates) if height is None else height
         return Dendrogram(members.clone(), torch.from_numpy(tree).to(points.device), height)
 
-    def predict(self, strangers: Tensor, points: Tensor, groups: Tensor) -> Tensor:
+    def predict(self, unseen: Tensor, points: Tensor, clusters: Tensor) -> Tensor:
         """The group of these points that each stranger would merge with first: [s]."""
-        return nearest_group(strangers, points, groups, self.metric, self.linkage)
+        return nearest_cluster(unseen, points, clusters, self.metric, self.linkage)
 
 
 def distances(points: Tensor, others: Tensor, metric: Metric) -> Tensor:
@@ -138,26 +138,26 @@ def best_height(tree: Tree, apart: Tensor, candidates: int) -> float:
     return chosen
 
 
-def silhouette(apart: Tensor, groups: Tensor) -> float:
+def silhouette(apart: Tensor, clusters: Tensor) -> float:
     """How clear groups of points are that are so far apart ([m, m]), up to 1; 0 for one group, or groups of one."""
     from sklearn.metrics import silhouette_score
 
-    if not 1 < len(groups.unique()) < len(groups):
+    if not 1 < len(clusters.unique()) < len(clusters):
         return 0.0
     square = ((apart + apart.T) / 2).cpu().double().fill_diagonal_(0).clamp(min=0)
-    return float(silhouette_score(square.numpy(), groups.cpu().numpy(), metric="precomputed"))
+    return float(silhouette_score(square.numpy(), clusters.cpu().numpy(), metric="precomputed"))
 
 
-def nearest_group(strangers: Tensor, points: Tensor, groups: Tensor, metric: Metric, linkage: Linkage) -> Tensor:
+def nearest_cluster(unseen: Tensor, points: Tensor, clusters: Tensor, metric: Metric, linkage: Linkage) -> Tensor:
     """The group that each stranger would merge with first: [s]."""
-    names = groups.unique()
-    apart = distances(strangers, points, metric)
+    names = clusters.unique()
+    apart = distances(unseen, points, metric)
     ways = []
     for name in names:
-        near = apart[:, groups == name]
+        near = apart[:, clusters == name]
         if linkage == "ward":  # √(2n/(n+1)) · distance to the group's mean
-            mean, n = points[groups == name].mean(0, keepdim=True), near.shape[1]
-            ways.append((2 * n / (n + 1)) ** 0.5 * distances(strangers, mean, "l2")[:, 0])
+            mean, n = points[clusters == name].mean(0, keepdim=True), near.shape[1]
+            ways.append((2 * n / (n + 1)) ** 0.5 * distances(unseen, mean, "l2")[:, 0])
         else:
             ways.append({"single": near.amin(1), "complete": near.amax(1), "average": near.mean(1)}[linkage])
     nearest: Tensor = names[torch.stack(ways, 1).argmin(1)]

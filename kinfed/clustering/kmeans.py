@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.client import fold, uniform
+from kinfed.keys import fold, uniform
 
 
 class Centroids(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kinfed.clustering.relatives import Relatives, distinct, lots
+from kinfed.clustering.neighbour_sets import NeighbourSets, distinct, lots
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SparseGraph:
         """The sum of the values ([n, d]) of those to whom each client's edges go: [n, d]."""
         return torch.from_numpy(self._scipy() @ values.numpy())
 
-    def relatives(self) -> Relatives:
+    def neighbours(self) -> NeighbourSets:
         """The graph's different rows."""
         first, whose = distinct(self.sums(lots(len(self), torch.device("cpu"))))
         if len(first) * len(self) > MOST_BYTES:
@@ -90,7 +90,7 @@ class SparseGraph:
             )
         rows = torch.zeros(len(first), len(self), dtype=torch.bool)
         rows[self.rows(first)] = True
-        return Relatives(rows, whose)
+        return NeighbourSets(rows, whose)
 
     def _scipy(self) -> "csr_matrix":
         from scipy.sparse import csr_matrix

@@ -9,7 +9,6 @@ from typing import cast
 import torch
 from torch import nn
 
-from kinfed.algorithm import Algorithm
 from kinfed.config.own import imported, method_named
 from kinfed.config.settings import Config, EngineSettings
 from kinfed.data.build import build_population
@@ -19,8 +18,9 @@ from kinfed.engines import ENGINES, Flower, Vectorised
 from kinfed.errors import ConfigError, KinfedError, ModelError
 from kinfed.experiment import Experiment
 from kinfed.federation import Federation
+from kinfed.method import Method
 from kinfed.models import Model, Shape, make_model
-from kinfed.names import known
+from kinfed.registry import known
 
 
 def assemble(config: Config, population: Population | None = None) -> Experiment[object]:
@@ -29,15 +29,15 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
     known(config.engine.name, ENGINES, "engine")
     device = device_of(config.engine)
     population = population or make_population(config)
-    algorithm = make_algorithm(config, model_for(config, population))
-    return experiment_of(config, algorithm, make_federation(config, algorithm, population, device))
+    method = make_method(config, model_for(config, population))
+    return experiment_of(config, method, make_federation(config, method, population, device))
 
 
-def experiment_of(config: Config, algorithm: Algorithm[object], fed: Federation) -> Experiment[object]:
+def experiment_of(config: Config, method: Method[object], fed: Federation) -> Experiment[object]:
     """The experiment of this config on these clients."""
     about: dict[str, object] = {"config": config.resolve()}
     return Experiment(
-        algorithm, fed, config.rounds, config.evaluation, checkpoint_every=config.checkpoint_every, about=about
+        method, fed, config.rounds, config.evaluation, checkpoint_every=config.checkpoint_every, about=about
     )
 
 
@@ -46,8 +46,8 @@ def make_population(config: Config) -> Population:
     data = config.data
     return build_population(
         load(data.name, data.dir or None), config.partition, config.seed,
-        public_fraction=data.public, public_test=data.public_test, train_rows=data.train_rows,
-        test_rows=data.test_rows, global_test=data.global_test, validation=data.validation,
+        public_fraction=data.public, public_test=data.public_test, train_samples=data.train_samples,
+        test_samples=data.test_samples, global_test=data.global_test, validation=data.validation,
         shift=config.shift, roles=config.roles, change=config.change,
     )  # fmt: skip
 
@@ -87,12 +87,12 @@ def in_one_line(what: str) -> Iterator[None]:
         raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def make_algorithm(config: Config, model: Model) -> Algorithm[object]:
+def make_method(config: Config, model: Model) -> Method[object]:
     """The method with its settings."""
     settings = {name: located(value, config.data.dir) for name, value in config.settings_of(config.method).items()}
     if settings.get("data_dir") == "":
         settings["data_dir"] = config.data.dir
-    build = cast("Callable[..., Algorithm[object]]", method_named(config.method))
+    build = cast("Callable[..., Method[object]]", method_named(config.method))
     try:
         return build(model=model, local=config.training, **settings)
     except ValueError as error:
@@ -109,20 +109,20 @@ def located(settings: object, data_dir: str) -> object:
     return replace(settings, **inner)
 
 
-def make_federation(config: Config, algorithm: Algorithm[object], population: Population, device: str) -> Federation:
+def make_federation(config: Config, method: Method[object], population: Population, device: str) -> Federation:
     """The engine with the clients in it."""
     engine = cast("type[Federation]", known(config.engine.name, ENGINES, "engine"))
     if engine is Vectorised:
         return Vectorised(
-            algorithm, population, fraction=config.fraction, seed=config.seed, device=device,
+            method, population, fraction=config.fraction, seed=config.seed, device=device,
             block=config.engine.block, workers=config.engine.workers, tf32=config.engine.tf32,
         )  # fmt: skip
     if engine is Flower:
         return Flower(
-            algorithm, population, fraction=config.fraction, seed=config.seed, device=device,
+            method, population, fraction=config.fraction, seed=config.seed, device=device,
             timeout=config.engine.timeout, attempts=config.engine.attempts, workers=config.engine.workers or 1,
         )  # fmt: skip
-    return engine(algorithm, population, fraction=config.fraction, seed=config.seed, device=device)
+    return engine(method, population, fraction=config.fraction, seed=config.seed, device=device)
 
 
 def device_of(settings: EngineSettings) -> str:

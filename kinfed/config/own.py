@@ -6,10 +6,10 @@ import os
 import sys
 from dataclasses import fields, is_dataclass
 
-from kinfed.algorithm import Algorithm
-from kinfed.algorithms import ALGORITHMS
 from kinfed.errors import ConfigError
-from kinfed.names import known
+from kinfed.method import Method
+from kinfed.methods import METHODS
+from kinfed.registry import known
 
 GIVEN = ("model", "local")  # fields of a method that other sections describe
 
@@ -28,13 +28,13 @@ def imported(path: str, kind: str, wanted: str) -> object:
         raise ConfigError(f"{kind} '{path}' cannot be imported: {error}; wanted package.module:{wanted}") from error
 
 
-def method_named(name: str) -> type[Algorithm[object]]:
+def method_named(name: str) -> type[Method[object]]:
     """The method of this name, or the class of the user's own that it names."""
     if ":" not in name:
-        return known(name, ALGORITHMS, "method")
+        return known(name, METHODS, "method")
     found = imported(name, "method", "Class")
-    if not (isinstance(found, type) and issubclass(found, Algorithm) and is_dataclass(found)):
-        raise ConfigError(f"method '{name}' must be a dataclass that inherits from kinfed.algorithm.Algorithm")
+    if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
+        raise ConfigError(f"method '{name}' must be a dataclass that inherits from kinfed.method.Algorithm")
     if inspect.isabstract(found):
         raise ConfigError(f"method '{name}' lacks {', '.join(sorted(found.__abstractmethods__))}")
     lacking = [given for given in GIVEN if given not in {field.name for field in fields(found)}]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from kinfed.checks import within
 from kinfed.config import toml
 from kinfed.config.own import GIVEN, method_named
 from kinfed.config.tables import (
@@ -19,13 +20,12 @@ from kinfed.config.tables import (
     unknown_key,
 )
 from kinfed.data.changes import ChangeSettings
-from kinfed.data.checks import within
 from kinfed.data.partitions import PARTITIONS, DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
 from kinfed.data.shifts import SHIFTS, Shift
 from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
-from kinfed.names import known
+from kinfed.registry import known
 from kinfed.training import LocalTraining
 
 T = TypeVar("T")
@@ -41,8 +41,8 @@ class DataSettings:
     dir: str = ""  # folder of the .npz files; empty: $KINFED_DATA, else the user's cache folder
     public: float = 0.0  # share of the training rows that the server owns
     public_test: bool = False  # the same share of the test rows too
-    train_rows: int | None = None  # training rows of a client at most
-    test_rows: int | None = None  # test rows of a client at most
+    train_samples: int | None = None  # training rows of a client at most
+    test_samples: int | None = None  # test rows of a client at most
     global_test: bool = False  # clients are tested on all test rows, not on those of their own labels
     validation: float = 0.0  # share of its own training rows that a client is tested on; 0: the partition's test rows
 

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kinfed.errors import ConfigError, UnknownKey
-from kinfed.names import nearest
+from kinfed.registry import nearest
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from kinfed.checks import at_least, fraction
 from kinfed.data.changes import ChangeSettings, plan_change
-from kinfed.data.checks import at_least, fraction
 from kinfed.data.datasets import Dataset
 from kinfed.data.look_alikes import with_look_alikes
 from kinfed.data.partitions.split import Labels, Partition, Split, check, enough
@@ -24,8 +24,8 @@ def build_population(
     *,
     public_fraction: float = 0.0,
     public_test: bool = False,
-    train_rows: int | None = None,
-    test_rows: int | None = None,
+    train_samples: int | None = None,
+    test_samples: int | None = None,
     global_test: bool = False,
     validation: float = 0.0,
     shift: Shift | None = None,
@@ -34,12 +34,12 @@ def build_population(
 ) -> Population:
     """The population that this partition makes of the dataset; the same seed gives the same bits.
 
-    public_fraction of the training rows (with public_test also of the test rows) goes to the server; train_rows and
-    test_rows cap the rows of a client (shared test sets are large, and a shift for each client copies them). Clients
+    public_fraction of the training rows (with public_test also of the test rows) goes to the server; train_samples and
+    test_samples cap the rows of a client (shared test sets are large, and a shift for each client copies them). Clients
     are tested on the rows the partition gives them, with `global_test` on all test rows (NIID-Bench), with
     `validation` on that share of their own training rows, which they then do not train on (REPA).
     """
-    tests = Tests(Most(train_rows, test_rows), validation, global_test)
+    tests = Tests(Most(train_samples, test_samples), validation, global_test)
     supply = Supply.of(dataset, PublicShare(public_fraction, public_test), seed)
     split = supply.draw(partition, tests, generator(seed, "partition"))
     changes: list[Change] = []
@@ -74,8 +74,8 @@ class PublicShare:
 class Most:
     """How many rows a client may have."""
 
-    train_rows: int | None = None
-    test_rows: int | None = None
+    train_samples: int | None = None
+    test_samples: int | None = None
 
     def __post_init__(self) -> None:
         at_least(1, **{name: most for name, most in vars(self).items() if most is not None})
@@ -128,12 +128,12 @@ class Supply:
         check_clients(partition, len(self.train))
         split = partition(self.labels, rng)
         check(split, self.labels, partition.promise)
-        train = [self.train[some(rows, tests.most.train_rows, rng)] for rows in split.train]
+        train = [self.train[some(rows, tests.most.train_samples, rng)] for rows in split.train]
         if tests.own:
             train, test = (list(part) for part in zip(*(tests.set_apart(rows, rng) for rows in train), strict=True))
-            return replace(split, train=train, test=[some(rows, tests.most.test_rows, rng) for rows in test])
+            return replace(split, train=train, test=[some(rows, tests.most.test_samples, rng) for rows in test])
         given = [np.arange(len(self.test))] * len(train) if tests.whole else split.test
-        return replace(split, train=train, test=[self.test[some(rows, tests.most.test_rows, rng)] for rows in given])
+        return replace(split, train=train, test=[self.test[some(rows, tests.most.test_samples, rng)] for rows in given])
 
     def pool(self, dataset: Dataset, split: Split, changes: tuple[Change, ...]) -> Population:
         """The population of a split."""
@@ -143,7 +143,7 @@ class Supply:
             tuple(torch.from_numpy(rows) for rows in split.train),
             tuple(torch.from_numpy(rows) for rows in split.test),
             dataset.classes,
-            None if split.groups is None else torch.from_numpy(split.groups),
+            None if split.true_clusters is None else torch.from_numpy(split.true_clusters),
             public=torch.from_numpy(self.public),
             changes=changes,
             held_out=torch.from_numpy(self.test),

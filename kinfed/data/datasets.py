@@ -12,7 +12,7 @@ from kinfed.data.archive import FORMAT, read
 from kinfed.data.images import Pixels, channels_first
 from kinfed.data.sampling import Index, generator, others, stratified
 from kinfed.errors import ConfigError, DataError
-from kinfed.names import unknown
+from kinfed.registry import unknown
 
 DATASETS = {
     "digits": "8x8 handwritten digits that ship with scikit-learn, 10 classes, no download",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.data.population import LATER, NO_ROWS, Population, Role, View
+from kinfed.data.population import LATER, NO_SAMPLES, Population, Role, View
 from kinfed.data.repointing import UNCHANGED, with_variants
 from kinfed.data.roles import RoleSettings
 from kinfed.data.sampling import Index
@@ -33,9 +33,9 @@ def with_look_alikes(
     bigger = replace(
         population,
         train=population.train + tuple(rows),
-        test=population.test + (NO_ROWS,) * len(twice),
+        test=population.test + (NO_SAMPLES,) * len(twice),
         roles=(*roles, *(Role(LATER, holdout=True, look_alike_of=client) for client in twice)),
-        groups=None if population.groups is None else torch.cat([population.groups, nowhere]),
+        true_clusters=None if population.true_clusters is None else torch.cat([population.true_clusters, nowhere]),
         views=population.views and population.views + tuple(population.views_of(client) for client in twice),
     )
     return seen_alike(bigger, population.clients, rng)

@@ -7,6 +7,7 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
+from kinfed.checks import fraction
 from kinfed.data.arrays import (
     Array,
     Plain,
@@ -18,7 +19,6 @@ from kinfed.data.arrays import (
     check_finite,
     stacked,
 )
-from kinfed.data.checks import fraction
 from kinfed.data.population import Population
 from kinfed.data.sampling import Index, generator, others, rows_of_each, stratified
 from kinfed.errors import ConfigError, DataError
@@ -48,12 +48,12 @@ class OwnSettings:
     test: float = 0.2  # share of every client's rows that is kept for testing, stratified by label
     seed: int = 0
     classes: int | None = None  # None: largest label + 1
-    groups: Sequence[int] | None = None  # planted group of each client, in the order of the clients
+    clusters: Sequence[int] | None = None  # planted group of each client, in the order of the clients
 
     def __post_init__(self) -> None:
         fraction(test=self.test)
-        if self.groups is not None and not is_whole(self.groups):
-            raise ConfigError(f"groups must be whole numbers, one a client, got {shortened(self.groups)}")
+        if self.clusters is not None and not is_whole(self.clusters):
+            raise ConfigError(f"groups must be whole numbers, one a client, got {shortened(self.clusters)}")
 
 
 DEFAULT = OwnSettings()
@@ -80,7 +80,9 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
         tuple(torch.from_numpy(own[others(len(own), picked)]) for own, picked in zip(rows, test, strict=True)),
         tuple(torch.from_numpy(own[picked]) for own, picked in zip(rows, test, strict=True)),
         int(labels.max()) + 1 if settings.classes is None else settings.classes,
-        None if settings.groups is None else torch.from_numpy(array_of(settings.groups, "groups").astype(np.int64)),
+        None
+        if settings.clusters is None
+        else torch.from_numpy(array_of(settings.clusters, "clusters").astype(np.int64)),
     )
 
 
@@ -88,7 +90,7 @@ def from_clients(clients: Sequence[tuple[Array, Array]], settings: OwnSettings =
     """The population of one (x, y) for each client."""
     if not len(clients):
         raise DataError("a population needs at least one client, got none")
-    x, y = zip(*(own_rows(client, pair) for client, pair in enumerate(clients)), strict=True)
+    x, y = zip(*(own_samples(client, pair) for client, pair in enumerate(clients)), strict=True)
     check_alike([part[0] for part in x], "rows of all clients")
     owner = np.repeat(np.arange(len(clients)), [len(part) for part in y])
     return from_arrays(np.concatenate(x), np.concatenate(y), owner, settings)
@@ -120,7 +122,7 @@ def from_hub(
     return from_arrays(images, labels, owner, settings)
 
 
-def own_rows(client: int, pair: tuple[Array, Array]) -> tuple[Plain, Plain]:
+def own_samples(client: int, pair: tuple[Array, Array]) -> tuple[Plain, Plain]:
     """The rows and labels of one client; it must have some, and as many of each."""
     x, y = (array_of(part, f"client {client}") for part in as_pair(pair, f"client {client}"))
     if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
@@ -150,13 +152,13 @@ def as_pair(item: object, name: str) -> tuple[Array, Array]:
 
 def is_whole(numbers: Array) -> bool:
     """Whether these are whole numbers, one after the other."""
-    array = array_of(numbers, "groups")
+    array = array_of(numbers, "clusters")
     return array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
 
 
 def shortened(values: Array) -> str:
     """The first few of them, as a message shows them."""
-    shown = array_of(values, "groups").reshape(-1).tolist()
+    shown = array_of(values, "clusters").reshape(-1).tolist()
     return f"[{', '.join(map(repr, shown[:3]))}{', …' if len(shown) > 3 else ''}]"
 
 

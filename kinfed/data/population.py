@@ -10,7 +10,7 @@ from torch import Tensor
 from kinfed.errors import DataError
 
 LATER = 2**31 - 1  # joins after training
-NO_ROWS = torch.empty(0, dtype=torch.int64)
+NO_SAMPLES = torch.empty(0, dtype=torch.int64)
 View = Callable[[Tensor, Tensor, np.random.Generator], tuple[Tensor, Tensor]]  # rows (x, y) -> as a client has them
 
 
@@ -37,7 +37,7 @@ class Change:
     clients: Tensor  # [k]
     train: tuple[Tensor, ...]  # train[i]: rows of client clients[i]
     test: tuple[Tensor, ...]
-    groups: Tensor | None = None  # [k] planted group of their new rows
+    true_clusters: Tensor | None = None  # [k] planted group of their new rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +49,11 @@ class Population:
     train: tuple[Tensor, ...]
     test: tuple[Tensor, ...]
     classes: int
-    groups: Tensor | None = None  # [M] planted group of each client
+    true_clusters: Tensor | None = None  # [M] planted group of each client
     roles: tuple[Role, ...] = ()  # empty: all train from the start
-    public: Tensor = field(default_factory=lambda: NO_ROWS)  # rows the server owns
+    public: Tensor = field(default_factory=lambda: NO_SAMPLES)  # rows the server owns
     changes: tuple[Change, ...] = ()
-    held_out: Tensor = field(default_factory=lambda: NO_ROWS)  # rows nobody trains on, as they are in the dataset
+    held_out: Tensor = field(default_factory=lambda: NO_SAMPLES)  # rows nobody trains on, as they are in the dataset
     views: tuple[tuple[View, ...], ...] = ()  # what shifts do to each client's rows, in order; empty: nothing
 
     def __post_init__(self) -> None:
@@ -99,8 +99,10 @@ def check_lengths(population: Population) -> None:
         raise DataError(
             f"got views for {len(population.views)} of {clients} clients; give them to each, or none at all"
         )
-    if population.groups is not None and population.groups.shape != (clients,):
-        raise DataError(f"groups has shape {list(population.groups.shape)}, wanted [{clients}]: one number a client")
+    if population.true_clusters is not None and population.true_clusters.shape != (clients,):
+        raise DataError(
+            f"groups has shape {list(population.true_clusters.shape)}, wanted [{clients}]: one number a client"
+        )
 
 
 def check_pool(population: Population) -> None:
@@ -126,8 +128,8 @@ def check_change(population: Population, change: Change, is_public: Tensor) -> N
             f"a change at round {change.round} has {count} clients, {len(change.train)} train and {len(change.test)} "
             "test entries; wanted a round of at least 1 and one entry of each a client"
         )
-    if change.groups is not None and change.groups.shape != (count,):
-        raise DataError(f"groups of a change has shape {list(change.groups.shape)}, wanted [{count}]")
+    if change.true_clusters is not None and change.true_clusters.shape != (count,):
+        raise DataError(f"groups of a change has shape {list(change.true_clusters.shape)}, wanted [{count}]")
     check_indices("clients of a change", change.clients, population.clients)
     for client, train, test in zip(change.clients.tolist(), change.train, change.test, strict=True):
         check_client(population, client, train, test, is_public)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kinfed.data.checks import at_least, fraction
+from kinfed.checks import at_least, fraction
 from kinfed.data.population import LATER, Population, Role
 from kinfed.data.repointing import UNCHANGED, with_variants
 from kinfed.data.sampling import Index
@@ -49,20 +49,22 @@ def assign_roles(population: Population, settings: RoleSettings, rng: np.random.
         )
     kinds = (Role(holdout=True), Role(labelled=False), Role(joins=settings.join_round))
     roles = [Role()] * population.clients
-    order = iter(spread_over_groups(population, rng))
+    order = iter(spread_over_clusters(population, rng))
     for kind, count in zip(kinds, counts, strict=True):
         for _ in range(count):
             roles[next(order)] = kind
     return without_labels(replace(population, roles=tuple(roles)))
 
 
-def spread_over_groups(population: Population, rng: np.random.Generator) -> list[int]:
+def spread_over_clusters(population: Population, rng: np.random.Generator) -> list[int]:
     """All clients in a random order of which every stretch has each group's share."""
-    groups = np.zeros(population.clients, np.int64) if population.groups is None else population.groups.numpy()
+    clusters = (
+        np.zeros(population.clients, np.int64) if population.true_clusters is None else population.true_clusters.numpy()
+    )
     shuffled = rng.permutation(population.clients)
     place = np.empty(population.clients)
-    for group in np.unique(groups):
-        members = shuffled[groups[shuffled] == group]
+    for cluster in np.unique(clusters):
+        members = shuffled[clusters[shuffled] == cluster]
         place[members] = (np.arange(len(members)) + 0.5) / len(members)
     ordered: Index = shuffled[np.argsort(place[shuffled], kind="stable")]
     return [int(client) for client in ordered]

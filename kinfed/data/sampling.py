@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.client import base_key
+from kinfed.keys import base_key
 
 Index = npt.NDArray[np.int64]
 

@@ -7,8 +7,8 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from kinfed.data.checks import at_least, one_of
-from kinfed.data.partitions.grouped_labels import contiguous_groups
+from kinfed.checks import at_least, one_of
+from kinfed.data.partitions.grouped_labels import contiguous_clusters
 from kinfed.data.pipelines import draw_pipeline
 from kinfed.data.population import Population, View
 from kinfed.data.repointing import UNCHANGED, with_variants
@@ -37,9 +37,9 @@ class LabelSwap:
         top = max(max(pair) for pair in self.pairs)
         if top >= population.classes:
             raise DataError(f"pairs exchange label {top}, the data have labels 0..{population.classes - 1}")
-        grouped = with_groups(population, len(self.pairs))
+        grouped = with_clusters(population, len(self.pairs))
         swaps = [Swapped(*pair) for pair in self.pairs]
-        return shifted(grouped, groups_of(grouped), swaps, [rng] * len(swaps))
+        return shifted(grouped, clusters_of(grouped), swaps, [rng] * len(swaps))
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class Rotation:
     """All images of a planted group, or of a client, are turned by one angle (P11: IFCA 0/90/180/270, CFL 0/180)."""
 
     degrees: tuple[float, ...] = (0, 90, 180, 270)  # turned by, counter-clockwise
-    per: Literal["group", "client"] = "group"  # client: each draws one of the angles at random
+    per: Literal["cluster", "client"] = "cluster"  # client: each draws one of the angles at random
 
     def __post_init__(self) -> None:
         at_least(1, degrees=len(self.degrees))
-        one_of(("group", "client"), per=self.per)
+        one_of(("cluster", "client"), per=self.per)
 
     def __call__(self, population: Population, rng: np.random.Generator) -> Population:
         need_images(population, "a rotation")
         if self.per == "client":
             drawn = rng.integers(len(self.degrees), size=population.clients)
-            groups = torch.from_numpy(drawn) if population.groups is None else population.groups
-            grouped, angle_of = replace(population, groups=groups), drawn.tolist()
+            clusters = torch.from_numpy(drawn) if population.true_clusters is None else population.true_clusters
+            grouped, angle_of = replace(population, true_clusters=clusters), drawn.tolist()
         else:
-            grouped = with_groups(population, len(self.degrees))
-            angle_of = groups_of(grouped)
+            grouped = with_clusters(population, len(self.degrees))
+            angle_of = clusters_of(grouped)
         variants = [UNCHANGED if self.degrees[angle] % 360 == 0 else angle for angle in angle_of]
         return shifted(grouped, variants, [Turned(angle) for angle in self.degrees], [rng] * len(self.degrees))
 
@@ -82,8 +82,8 @@ class Augment:
         if self.pipelines is None:
             grouped, variants = population, list(range(population.clients))
         else:
-            grouped = with_groups(population, self.pipelines)
-            variants = groups_of(grouped)
+            grouped = with_clusters(population, self.pipelines)
+            variants = clusters_of(grouped)
         streams = rng.spawn(max(variants) + 1)
         pipelines = [Augmented(draw_pipeline(self.count, population.x.shape[1], stream)) for stream in streams]
         return shifted(grouped, variants, pipelines, streams)
@@ -100,11 +100,11 @@ def shifted(
     return viewed(copied, [None if v == UNCHANGED else views[v] for v in variants])
 
 
-def with_groups(population: Population, count: int) -> Population:
+def with_clusters(population: Population, count: int) -> Population:
     """The population with `count` planted groups: its own, or contiguous ones where it has none."""
-    if population.groups is None:
-        return replace(population, groups=torch.from_numpy(contiguous_groups(population.clients, count)))
-    found = int(population.groups.max()) + 1
+    if population.true_clusters is None:
+        return replace(population, true_clusters=torch.from_numpy(contiguous_clusters(population.clients, count)))
+    found = int(population.true_clusters.max()) + 1
     if found != count:
         raise DataError(
             f"the population has {found} planted groups, the shift describes {count}; give one entry a group"
@@ -112,9 +112,9 @@ def with_groups(population: Population, count: int) -> Population:
     return population
 
 
-def groups_of(population: Population) -> list[int]:
+def clusters_of(population: Population) -> list[int]:
     """The planted group of each client."""
-    return [] if population.groups is None else [int(group) for group in population.groups]
+    return [] if population.true_clusters is None else [int(cluster) for cluster in population.true_clusters]
 
 
 def need_images(population: Population, what: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed.config import Config
-from kinfed.config.assembly import make_algorithm, model_for
+from kinfed.config.assembly import make_method, model_for
 from kinfed.deployment.plan import Plan
 from kinfed.deployment.rows import from_folder
 from kinfed.engines.flower import OwnRows
@@ -51,6 +51,6 @@ def site_of(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Site:
     model = model_for(config, OwnRows(rows.x[:2], rows.y[:2], plan.classes).population(1))
     labelled = bool((rows.y >= 0).all())
     return Site(
-        str(node["name"]), make_algorithm(config, model), lambda round: rows, labelled=labelled,
+        str(node["name"]), make_method(config, model), lambda round: rows, labelled=labelled,
         holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), watches=True,
     )  # fmt: skip

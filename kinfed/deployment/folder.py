@@ -25,7 +25,7 @@ SCRIPTS = ("certificates.sh", "try.sh")
 PLAN_SAYS = """\
 # What server and nodes agree on. Nobody can look at all the rows, so it has to be said.
 #   clients        at most, late ones included       wait_for, wait_seconds   who must be there before training begins
-#   shape, dtype   of one row                        server_rows              a folder of the server's own rows, or ""
+#   shape, dtype   of one sample                     server_samples       a folder of the server's own rows, or ""
 # How long a client has for a task, and how often it is asked, is engine.timeout and engine.attempts of config.toml.
 """
 
@@ -95,12 +95,12 @@ def fit_for_a_network(config: Config) -> Config:
 
 def fit_for_the_method(config: Config, plan: Plan, is_cut: bool) -> Plan:
     """The plan, with a folder for the server's rows where the method needs some; raises where it cannot be used."""
-    algorithm = method_for(config, plan, replace(plan, server_rows="").own_rows())
-    if plan.server_rows or not algorithm.needs_server_rows():
+    method = method_for(config, plan, replace(plan, server_samples="").own_samples())
+    if plan.server_samples or not method.needs_server_samples():
         return plan
     if is_cut:
         raise ConfigError(f"{config.method} needs rows of the server's own, but there are none: set data.public = 0.1")
-    return replace(plan, server_rows=f"{DATA}/{SERVER}")
+    return replace(plan, server_samples=f"{DATA}/{SERVER}")
 
 
 def plan_for(people: Population) -> Plan:
@@ -109,7 +109,7 @@ def plan_for(people: Population) -> Plan:
     return Plan(
         clients=len(nodes), shape=tuple(people.x.shape[1:]), classes=people.classes, dtype=dtype,
         wait_for=sum(not node.is_late for node in nodes),
-        server_rows=f"{DATA}/{SERVER}" if len(people.public) else "",
+        server_samples=f"{DATA}/{SERVER}" if len(people.public) else "",
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def words(config: Config, plan: Plan, nodes: list[Node]) -> dict[str, str]:
         "@ROW@": f"{plan.dtype} {list(plan.shape)}",
         "@CLASSES@": str(plan.classes),
         "@FIRST@": nodes[0].name,
-        "@SERVER_ROWS@": f"`{plan.server_rows}`" if plan.server_rows else "none",
+        "@SERVER_ROWS@": f"`{plan.server_samples}`" if plan.server_samples else "none",
     }
 
 
@@ -182,13 +182,13 @@ def cut(people: Population, folder: Path, nodes: list[Node]) -> None:
         save(folder / node.name, {"x": people.x[train], **labels, **tested})
     if len(people.public):
         save(folder / SERVER, {"x": people.x[people.public], "y": people.y[people.public]})
-    if people.groups is not None:
-        planted = people.groups[kept].tolist()
-        write_text(folder / "planted.csv", as_csv([("name", "group"), *planted_rows(nodes, planted)]))
+    if people.true_clusters is not None:
+        planted = people.true_clusters[kept].tolist()
+        write_text(folder / "planted.csv", as_csv([("name", "cluster"), *planted_rows(nodes, planted)]))
 
 
-def planted_rows(nodes: Iterable[Node], groups: Iterable[int]) -> Iterator[tuple[str, int]]:
-    return ((node.name, group) for node, group in zip(nodes, groups, strict=True))
+def planted_rows(nodes: Iterable[Node], clusters: Iterable[int]) -> Iterator[tuple[str, int]]:
+    return ((node.name, cluster) for node, cluster in zip(nodes, clusters, strict=True))
 
 
 def save(folder: Path, arrays: dict[str, Tensor]) -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
-from kinfed.algorithm import Algorithm
 from kinfed.config import Config, toml
-from kinfed.config.assembly import make_algorithm, model_for
+from kinfed.config.assembly import make_method, model_for
 from kinfed.config.tables import build
 from kinfed.deployment.rows import from_folder
 from kinfed.engines.flower import OwnRows
 from kinfed.engines.flower.site import Holding
 from kinfed.errors import ConfigError, DataError
+from kinfed.method import Method
 
 KINDS = {"uint8": torch.uint8, "float32": torch.float32}
 
@@ -27,7 +27,7 @@ class Plan:
     dtype: str = "uint8"  # of rows: uint8 for images, else float32
     wait_for: int = 1  # clients that must be there before training begins
     wait_seconds: float = 600.0
-    server_rows: str = ""  # a folder with the server's own rows, where the method needs some
+    server_samples: str = ""  # a folder with the server's own rows, where the method needs some
 
     def __post_init__(self) -> None:
         if not 1 <= self.wait_for <= self.clients or self.classes < 1 or self.dtype not in KINDS:
@@ -38,14 +38,14 @@ class Plan:
         if min(self.shape, default=0) < 1:
             raise ConfigError(f"shape must be sizes of at least 1 as in 3,32,32, got {list(self.shape)}")
 
-    def own_rows(self) -> OwnRows:
+    def own_samples(self) -> OwnRows:
         """The server's own rows; none, but of the right kind, where it has no folder."""
-        if not self.server_rows:
+        if not self.server_samples:
             return OwnRows(torch.empty(0, *self.shape, dtype=KINDS[self.dtype]), torch.empty(0).long(), self.classes)
         try:
-            rows = self.checked(from_folder(Path(self.server_rows)))
+            rows = self.checked(from_folder(Path(self.server_samples)))
         except DataError as error:
-            raise DataError(f"server_rows of plan.toml is '{self.server_rows}', but {error}") from error
+            raise DataError(f"server_samples of plan.toml is '{self.server_samples}', but {error}") from error
         return OwnRows(rows.x, rows.y, self.classes)
 
     def checked(self, rows: Holding) -> Holding:
@@ -61,11 +61,11 @@ class Plan:
         return rows
 
 
-def method_for(config: Config, plan: Plan, own: OwnRows) -> Algorithm[object]:
+def method_for(config: Config, plan: Plan, own: OwnRows) -> Method[object]:
     """The method of this config; raises where it, or one of its networks, is not for rows like these."""
-    algorithm = make_algorithm(config, model_for(config, own.population(plan.clients)))
-    algorithm.networks(plan.shape)
-    return algorithm
+    method = make_method(config, model_for(config, own.population(plan.clients)))
+    method.networks(plan.shape)
+    return method
 
 
 def read_plan(path: Path) -> Plan:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinfed import snapshot
+from kinfed import checkpoint
 from kinfed.commands import conduct
 from kinfed.config import Config
 from kinfed.config.assembly import device_of, experiment_of
@@ -48,7 +48,7 @@ def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     resuming = can_go_on(out, config)
     fed = federation(config, plan, grid)
     if resuming:
-        fed.carry(snapshot.carried(out / CHECKPOINT))  # clients must be known before they come back
+        fed.load_state_dict(checkpoint.state_dict(out / CHECKPOINT))  # clients must be known before they come back
     display = Lines(sys.stdout)
     display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
     with heard(display.say):
@@ -60,14 +60,14 @@ def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
 
 def federation(config: Config, plan: Plan, grid: "Grid") -> Deployed:
     """The clients as this server sees them."""
-    own = plan.own_rows()
-    algorithm = method_for(config, plan, own)
-    if algorithm.needs_server_rows() and not len(own.y):
+    own = plan.own_samples()
+    method = method_for(config, plan, own)
+    if method.needs_server_samples() and not len(own.y):
         raise ConfigError(
             f"{config.method} needs rows of the server's own, but there are none: put them into a folder as rows.npz, "
-            "and name it in server_rows of plan.toml"
+            "and name it in server_samples of plan.toml"
         )
     return Deployed(
-        algorithm, own, plan.clients, grid, fraction=config.fraction, seed=config.seed,
+        method, own, plan.clients, grid, fraction=config.fraction, seed=config.seed,
         device=device_of(config.engine), timeout=config.engine.timeout, attempts=config.engine.attempts,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.engines.tables import RowTable, rounded
+from kinfed.engines.sample_table import SampleTable, rounded
 from kinfed.models import LEAST
 
 
@@ -22,8 +22,8 @@ class Block(NamedTuple):
 class Cut:
     """How cohorts are cut: on a GPU into few shapes, so that recordings of whole blocks are of use."""
 
-    train: RowTable
-    test: RowTable
+    train: SampleTable
+    test: SampleTable
     device: torch.device
     walks: bool = False  # steps are recorded, not blocks: then clients that are done cost nothing
 
@@ -45,7 +45,7 @@ class Cut:
             block.append(i)
         yield self._block(block, ids)
 
-    def _is_shorter(self, table: RowTable, length: int, first: int) -> bool:
+    def _is_shorter(self, table: SampleTable, length: int, first: int) -> bool:
         """Whether a client is too short for the block of this first one."""
         if self.walks:
             return False

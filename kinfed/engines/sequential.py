@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kinfed.client import Client, Reply, Rows
-from kinfed.engines.telling import Telling
+from kinfed.client import Client, Reply, Samples
+from kinfed.engines.progress_log import ProgressLog
 from kinfed.engines.workers import at_once
 from kinfed.federation import Federation, Offer, Resident, Workshop
 from kinfed.params import Params, Payload, from_flat, rows, stack, to_flat
@@ -30,12 +30,12 @@ def loop(
     memory, ids = fed.remembered(cohort), cohort.tolist()
 
     def one(i: int) -> tuple[Params, Params]:
-        algorithm, given = fresh(fed.algorithm), offered(fed, offer, i)
+        method, given = fresh(fed.method), offered(fed, offer, i)
         client = alone(fed, ids[i], keys[i], rows(memory, i))
-        reply = getattr(algorithm, name)(client, **given) if workers > 1 else ask(algorithm, name, client, given)
+        reply = getattr(method, name)(client, **given) if workers > 1 else ask(method, name, client, given)
         return over_the_wire(to_flat(reply.send), fed.device), to_flat(reply.keep)
 
-    everyone, told = range(len(ids)), Telling(name, len(ids)).after(one, lambda _: 1)
+    everyone, told = range(len(ids)), ProgressLog(name, len(ids)).after(one, lambda _: 1)
     answers = at_once(told, everyone, workers) if workers > 1 else [told(i) for i in everyone]
     return from_flat(stack([send for send, _ in answers])), from_flat(stack([keep for _, keep in answers]))
 
@@ -49,27 +49,27 @@ def offered(fed: Federation, offer: Offer, i: int) -> Payload:
 def alone(fed: Federation, client_id: int, key: Tensor, memory: Params) -> Client:
     """A client with its own rows and nobody else's, without padding."""
 
-    def own(part: list[Tensor]) -> Rows:
+    def own(part: list[Tensor]) -> Samples:
         at = part[client_id]
         position, size = torch.arange(len(at), device=fed.device), torch.tensor(len(at), device=fed.device)
-        return Rows(fed.x[at], fed.y[at], position, size, exact=True, width=fed.width(part))
+        return Samples(fed.x[at], fed.y[at], position, size, exact=True, width=fed.width(part))
 
     now, since = (torch.tensor(int(t), device=fed.device) for t in (fed.round, fed.since[client_id]))
     return Client(own(fed.train), own(fed.test), key, now, since, from_flat(memory))
 
 
-def ask(algorithm: Workshop, name: str, client: Client, offered: Payload) -> Reply:
+def ask(method: Workshop, name: str, client: Client, offered: Payload) -> Reply:
     """The client's reply; what draws from torch's global generator (Dropout, say) is seeded by the client's key."""
     devices = [client.key.device] if client.key.is_cuda else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
-        reply: Reply = getattr(algorithm, name)(client, **offered)
+        reply: Reply = getattr(method, name)(client, **offered)
     return reply
 
 
-def fresh(algorithm: Workshop) -> Workshop:
+def fresh(method: Workshop) -> Workshop:
     """A new object of the same settings, as a client on another machine would build it."""
-    return replace(algorithm) if is_dataclass(algorithm) else algorithm
+    return replace(method) if is_dataclass(method) else method
 
 
 def over_the_wire(flat: Params, device: torch.device) -> Params:

@@ -3,7 +3,7 @@
 Data stay on the device as bytes; a block holds row numbers only. Blocks are cut from clients of similar length and
 bounded memory. On a CPU several workers may take blocks at once. On a GPU a block whose shape comes again is recorded
 and replayed; clients with uneven rows train in one block, and a few of its steps are recorded. Nothing a client
-computes depends on its block: see `Rows` for how padding is kept out, and `at_once` for the cores. Clients that are
+computes depends on its block: see `Samples` for how padding is kept out, and `at_once` for the cores. Clients that are
 alike in all that a task looks at answer alike, and one of them is asked.
 """
 
@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from kinfed.client import Client, Rows
+from kinfed.client import Client, Samples
 from kinfed.data.population import Change, Population
+from kinfed.engines.autotune import LONG, ROWS, Way, cores, fastest, some_of, ways
 from kinfed.engines.blocks import Block, Cut
+from kinfed.engines.progress_log import ProgressLog
 from kinfed.engines.recording import Recorder
+from kinfed.engines.sample_table import Bounds, SampleTable
 from kinfed.engines.sequential import loop
-from kinfed.engines.tables import Bounds, RowTable
-from kinfed.engines.telling import Telling
-from kinfed.engines.trial import LONG, ROWS, Way, cores, fastest, some_of, ways
 from kinfed.engines.workers import at_once
-from kinfed.errors import ConfigError, OneByOneOnly
+from kinfed.errors import ConfigError, SequentialOnly
 from kinfed.federation import Offer, Resident, Task, Workshop
 from kinfed.models import Model, Walks
 from kinfed.params import Params, Payload, Stack, from_flat, joined, rows, to_flat
@@ -74,7 +74,7 @@ class Vectorised(Resident):
 
     def __init__(
         self,
-        algorithm: Workshop,
+        method: Workshop,
         population: Population,
         *,
         fraction: float = 1.0,
@@ -90,7 +90,7 @@ class Vectorised(Resident):
                 "block must be at least 1, or 0 to choose by memory, and workers at least 1, or 0 to choose by trial, "
                 f"got {block} and {workers}"
             )
-        super().__init__(algorithm, population, fraction=fraction, seed=seed, device=device)
+        super().__init__(method, population, fraction=fraction, seed=seed, device=device)
         self.block, self.tf32 = block, tf32
         self.on_gpu = self.device.type == "cuda"
         self.tries = not workers and not self.on_gpu  # a GPU takes one block after the other
@@ -102,7 +102,7 @@ class Vectorised(Resident):
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             self.free = torch.cuda.mem_get_info(self.device)[0] // 2
         self.recorder, self.walks = Recorder(), Walks()
-        self.tables: dict[str, RowTable] = {}
+        self.tables: dict[str, SampleTable] = {}
         self.loops: set[str] = set()  # tasks that run one by one
         self.looks: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it looks at
         self.lanes: dict[str, int] = {}  # task -> most clients side by side that fit into memory
@@ -113,8 +113,8 @@ class Vectorised(Resident):
             return self._ran(name, cohort, keys, offer)
 
     def _ran(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
-        task: Task = getattr(self.algorithm, name)
-        if name in self.loops or getattr(task, "one_by_one", False) or not len(cohort):
+        task: Task = getattr(self.method, name)
+        if name in self.loops or getattr(task, "run_sequentially", False) or not len(cohort):
             return loop(self, name, cohort, keys, offer)
         if name in self.long and name not in self.chosen:  # what comes once needs no trial
             self.chosen[name] = self._tried(name, cohort, keys, offer)
@@ -126,7 +126,7 @@ class Vectorised(Resident):
             if self.tries and time.perf_counter() - began > LONG:
                 self.long.add(name)
             return answer
-        except (OneByOneOnly, RuntimeError) as refusal:
+        except (SequentialOnly, RuntimeError) as refusal:
             answer = loop(self, name, cohort, keys, offer)  # an error of the task's own comes again here
             reason = str(refusal).strip().splitlines()[0]
             warnings.warn(f"'{name}' runs one client at a time, which is slower: {reason}", stacklevel=4)
@@ -143,24 +143,24 @@ class Vectorised(Resident):
         people, memory = some_of(self, cohort[few].tolist()), self.remembered(cohort[few])
 
         def run(way: Way) -> object:
-            twin = Vectorised(self.algorithm, people, block=self.block, workers=way.workers, alone=way.alone)
+            twin = Vectorised(self.method, people, block=self.block, workers=way.workers, alone=way.alone)
             twin.memory, twin.round, twin.since = memory, self.round, self.since[cohort[few]]
             return twin._run(name, twin.everyone, keys[few], offer.to(few))
 
-        model = getattr(self.algorithm, "model", None)
+        model = getattr(self.method, "model", None)
         quick = "train" in self._looks(name, offer) and isinstance(model, Model) and model.is_quick_on(self.device)
         way, seconds = fastest({way: partial(run, way) for way in ways(self.way.workers, quick)})
         told = ", ".join(f"{way} {1000 * took:.0f} ms" for way, took in seconds.items())
         LOG.info("'%s' goes on with %s (%d clients with up to %d rows: %s)", name, way, len(few), ROWS, told)
         return way
 
-    def carried(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, object]:
         return {"ways": {name: list(way) for name, way in self.chosen.items()}, "long": sorted(self.long)}
 
-    def carry(self, carried: dict[str, object]) -> None:
-        ways = cast("dict[str, tuple[int, bool]]", carried.get("ways", {}))
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        ways = cast("dict[str, tuple[int, bool]]", state_dict.get("ways", {}))
         self.chosen = {name: Way(*way) for name, way in ways.items()}
-        self.long = set(cast("list[str]", carried.get("long", [])))
+        self.long = set(cast("list[str]", state_dict.get("long", [])))
 
     def _once_for_alike(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         """Answers of all; a task that looks at test rows alone runs once for clients with the same rows and offer."""
@@ -187,7 +187,7 @@ class Vectorised(Resident):
         workers = self._way(name).workers
         lanes = self.lanes.get(name) or self.block or self._fitting(len(cohort), offer, workers)
         one = partial(self._one_block, name, cohort, keys, offer)
-        work = Telling(name, len(ids)).after(one, lambda block: len(block.order))
+        work = ProgressLog(name, len(ids)).after(one, lambda block: len(block.order))
         looks = self._looks(name, offer)
         cut = Cut(self._table("train"), self._table("test"), self.device, self._walks(looks))
         blocks = list(cut.blocks(ids, lanes, by_test="train" not in looks))
@@ -215,9 +215,9 @@ class Vectorised(Resident):
         """What the task has been seen to look at; everything before it was seen."""
         return self.looks.get((name, *to_flat(offer.shared), *to_flat(offer.each)), PARTS)
 
-    def _table(self, part: str) -> RowTable:
+    def _table(self, part: str) -> SampleTable:
         if part not in self.tables:
-            self.tables[part] = RowTable.of(self.train if part == "train" else self.test, self.device)
+            self.tables[part] = SampleTable.of(self.train if part == "train" else self.test, self.device)
         return self.tables[part]
 
     def _change(self, change: Change) -> None:
@@ -260,12 +260,12 @@ class Vectorised(Resident):
 
     def _program(self, name: str, bounds: tuple[Bounds, Bounds], inputs: Params) -> Params:
         """What a block's clients answer, as a function of nothing but tensors."""
-        task: Task = getattr(self.algorithm, name)
+        task: Task = getattr(self.method, name)
         seen: set[str] = set()
 
         def lane(own: Params) -> Params:
             train, test = (
-                Rows(self.x, self.y, own[part], own[f"{part} size"], width=bound.width, longest=bound.longest)
+                Samples(self.x, self.y, own[part], own[f"{part} size"], width=bound.width, longest=bound.longest)
                 for part, bound in zip(("train", "test"), bounds, strict=True)
             )
             memory, offered = from_flat(_parted("memory ", own)), _parted("shared ", own) | _parted("each ", own)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from kinfed.stopping import given_up, go_on
+from kinfed.cancellation import cancel_on, go_on
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -43,7 +43,7 @@ def _spread(work: Callable[[Item], Result], items: Sequence[Item], workers: int)
     over = Event()
 
     def one(item: Item) -> Result:
-        with given_up(over):
+        with cancel_on(over):
             go_on()
             return work(item)
 

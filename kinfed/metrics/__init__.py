@@ -1,12 +1,13 @@
 """Metrics: accuracy and fairness over clients, quality of groups, communication; docs/metrics.md defines them all."""
 
+from kinfed.metrics.agreement import adjusted_rand, agreement, crossed, mutual_information, pair_quality, purity
 from kinfed.metrics.clients import (
     accuracy_of,
     converged_at,
     is_stuck,
     mean_accuracy,
     rounds_to_target,
-    row_accuracy,
+    sample_accuracy,
     share_at_target,
     standard_error,
     variance,
@@ -30,8 +31,7 @@ from kinfed.metrics.communication import (
 )
 from kinfed.metrics.correlation import bootstrap_error, pearson
 from kinfed.metrics.drift import divergences, drift_similarity
-from kinfed.metrics.found import Found, correlations, placed_groups
-from kinfed.metrics.groups import adjusted_rand, agreement, crossed, mutual_information, pair_quality, purity
+from kinfed.metrics.found import Found, correlations, placed_clusters
 from kinfed.metrics.robustness import originals_of, place_look_alikes, robustness
 from kinfed.metrics.scores import Scores, accuracies, score_clients
 from kinfed.metrics.signatures import signatures_seen
@@ -41,7 +41,7 @@ __all__ = [
     "bootstrap_error", "clustering_error", "converged_at", "correlations", "cosines", "crossed", "divergences",
     "drift_similarity", "fedavg_parameters", "flt_parameters", "is_stuck", "mean_accuracy", "megabits_per_client",
     "method_bytes", "mutual_information", "originals_of", "pair_quality", "pearson", "place_look_alikes",
-    "placed_groups", "purity", "repa_parameters", "robustness", "rounds_to_target", "row_accuracy", "score_clients",
-    "share_at_target", "signatures_seen", "standard_error", "uniformity", "uniformity_of_chance",
+    "placed_clusters", "purity", "repa_parameters", "robustness", "rounds_to_target", "sample_accuracy",
+    "score_clients",    "share_at_target", "signatures_seen", "standard_error", "uniformity", "uniformity_of_chance",
     "uniformity_of_labels", "variance", "worst_decile",
 ]  # fmt: skip

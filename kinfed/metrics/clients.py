@@ -11,7 +11,7 @@ def mean_accuracy(accuracy: Tensor) -> float:
     return float(accuracy.double().mean())
 
 
-def row_accuracy(accuracy: Tensor, rows: Tensor) -> float:
+def sample_accuracy(accuracy: Tensor, rows: Tensor) -> float:
     """REPA's VAL and HO: the mean over clients weighted by their test rows, so that each row counts the same."""
     return float((accuracy.double() * rows).sum() / rows.sum())
 

@@ -30,30 +30,30 @@ def cosines(vectors: Tensor) -> Tensor:
     return (ahead @ ahead.T).double()
 
 
-def uniformity(vectors: Tensor, groups: Tensor) -> float | None:
+def uniformity(vectors: Tensor, clusters: Tensor) -> float | None:
     """The mean over groups of the mean cosine of their pairs; groups of one are left out, None if all are.
 
     vectors: [n, d]; groups: [n]. The cosines of all pairs of a group add up to |Σ v|² - Σ |v|², so none is computed.
     """
     ahead = normalize(vectors.double(), dim=1)
-    member = (groups == groups.unique()[:, None]).double()
+    member = (clusters == clusters.unique()[:, None]).double()
     size, itself = member.sum(1), member @ ahead.square().sum(1)
     pairs = size * (size - 1)  # ordered ones: each unordered pair twice, as in the sum
     means = ((member @ ahead).square().sum(1) - itself)[pairs > 0] / pairs[pairs > 0]
     return float(means.mean()) if len(means) else None
 
 
-def uniformity_of_chance(counts: Tensor, groups: Tensor, seed: int, draws: int = DRAWS) -> float | None:
+def uniformity_of_chance(counts: Tensor, clusters: Tensor, seed: int, draws: int = DRAWS) -> float | None:
     """The mean uniformity of random groups of the same sizes."""
     luck = torch.Generator().manual_seed(seed)
-    shuffled = (groups[torch.randperm(len(groups), generator=luck)] for _ in range(draws))
+    shuffled = (clusters[torch.randperm(len(clusters), generator=luck)] for _ in range(draws))
     found = [value for some in shuffled if (value := uniformity(counts, some)) is not None]
     return sum(found) / len(found) if found else None
 
 
-def uniformity_of_labels(counts: Tensor, groups: Tensor) -> float | None:
+def uniformity_of_labels(counts: Tensor, clusters: Tensor) -> float | None:
     """The uniformity of K-Means on the label shares themselves (normalised counts), with as many groups as found."""
     points = normalize(counts.double(), dim=1)
     parts = [Part(some, torch.ones(len(some), dtype=torch.bool)) for some in points.split(1024)]
-    centres = kmeans(parts, len(groups.unique()), torch.tensor(0)).points
+    centres = kmeans(parts, len(clusters.unique()), torch.tensor(0)).points
     return uniformity(counts, torch.cdist(points, centres).argmin(1))

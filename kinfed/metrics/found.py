@@ -6,9 +6,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
-from kinfed.client import base_key
 from kinfed.federation import Federation
+from kinfed.keys import base_key
+from kinfed.method import Method
+from kinfed.metrics.agreement import agreement
 from kinfed.metrics.clusters import (
     belong_together,
     clustering_error,
@@ -18,7 +19,6 @@ from kinfed.metrics.clusters import (
     uniformity_of_labels,
 )
 from kinfed.metrics.correlation import correlation
-from kinfed.metrics.groups import agreement
 from kinfed.metrics.robustness import aside
 
 State = TypeVar("State")
@@ -29,7 +29,7 @@ MANY = 10_000  # clients of which all pairs are compared; of more no clustering 
 class Found:
     """Groups and relatives of the clients that a method placed."""
 
-    groups: Tensor  # [clients]; -1: not placed, not there yet, or a look-alike
+    clusters: Tensor  # [clients]; -1: not placed, not there yet, or a look-alike
     heard: Tensor | None  # [G, clients] bool: each different set of relatives once, where the method relates clients
     whose: Tensor | None  # [clients]: which of these sets is a client's
     members: Tensor  # ids of those who train and are placed
@@ -37,21 +37,21 @@ class Found:
     planted: Tensor | None = None  # [clients], where groups are planted
 
     @classmethod
-    def by(cls, algorithm: Algorithm[State], state: State, fed: Federation) -> "Found | None":
+    def by(cls, method: Method[State], state: State, fed: Federation) -> "Found | None":
         """What a method found by now; None if it looks for no groups."""
-        groups = placed_groups(algorithm, state, fed)
-        if groups is None:
+        clusters = placed_clusters(method, state, fed)
+        if clusters is None:
             return None
-        related = algorithm.relatives(state) if fed.count <= MANY else None
+        related = method.neighbours(state) if fed.count <= MANY else None
         heard, whose = (related.rows.cpu(), related.whose.cpu()) if related else (None, None)
-        members = fed.clients.cpu()[groups[fed.clients.cpu()] >= 0]
-        held = fed.labels_held[members] if fed.sees_rows else None
-        return cls(groups, heard, whose, members, held, fed.groups)
+        members = fed.clients.cpu()[clusters[fed.clients.cpu()] >= 0]
+        held = fed.labels_held[members] if fed.sees_samples else None
+        return cls(clusters, heard, whose, members, held, fed.true_clusters)
 
     @property
     def own(self) -> Tensor:
         """The members' groups."""
-        return self.groups[self.members]
+        return self.clusters[self.members]
 
     @property
     def together(self) -> Tensor:
@@ -68,10 +68,10 @@ class Found:
     def metrics(self) -> dict[str, float]:
         """How the groups fit planted ones, and the members' labels."""
         metrics: dict[str, float] = {}
-        if self.planted is not None and bool(((self.groups >= 0) & (self.planted >= 0)).any()):
-            metrics |= agreement(self.groups, self.planted)
+        if self.planted is not None and bool(((self.clusters >= 0) & (self.planted >= 0)).any()):
+            metrics |= agreement(self.clusters, self.planted)
         else:
-            metrics["groups"] = float(len(self.groups[self.groups >= 0].unique()))
+            metrics["clusters"] = float(len(self.clusters[self.clusters >= 0].unique()))
         if self.labels is None:
             return metrics
         if 1 < len(self.members) <= MANY:
@@ -91,17 +91,17 @@ class Found:
         return {name: value for name, value in by_name.items() if value is not None}
 
 
-def placed_groups(algorithm: Algorithm[State], state: State, fed: Federation) -> Tensor | None:
+def placed_clusters(method: Method[State], state: State, fed: Federation) -> Tensor | None:
     """The groups found for the real clients that are there ([clients], -1 for all others), where there are any."""
-    groups = algorithm.groups(state)
+    clusters = method.cluster_assignment(state)
     here = torch.isin(torch.arange(fed.count), fed.real.cpu())
-    return None if groups is None else torch.where(here, groups.cpu(), -1)
+    return None if clusters is None else torch.where(here, clusters.cpu(), -1)
 
 
-def correlations(algorithm: Algorithm[State], state: State, fed: Federation, drift: Tensor | None) -> dict[str, float]:
+def correlations(method: Method[State], state: State, fed: Federation, drift: Tensor | None) -> dict[str, float]:
     """How the method's view of its clients correlates with the likeness of their labels, and of their images."""
     with aside(fed):
-        vectors = algorithm.embeddings(state, fed)
+        vectors = method.embeddings(state, fed)
     if vectors is None:
         return {}
     sound = vectors.isfinite().all(1)

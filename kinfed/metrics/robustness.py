@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
 from kinfed.federation import Federation
+from kinfed.method import Method
 
 State = TypeVar("State")
 
@@ -19,17 +19,17 @@ def originals_of(fed: Federation) -> Tensor:
     return torch.tensor([-1 if role.look_alike_of is None else role.look_alike_of for role in fed.roles])
 
 
-def place_look_alikes(algorithm: Algorithm[State], state: State, fed: Federation) -> Tensor | None:
+def place_look_alikes(method: Method[State], state: State, fed: Federation) -> Tensor | None:
     """The groups once all look-alikes are placed too ([clients]); None if the method has none.
 
     It leaves no trace: no byte is counted, and no client remembers it.
     """
     newcomers = (originals_of(fed) >= 0).nonzero()[:, 0].to(fed.device)
-    if not len(newcomers) or algorithm.groups(state) is None:
+    if not len(newcomers) or method.cluster_assignment(state) is None:
         return None
     with aside(fed):
-        groups = algorithm.groups(algorithm.admit(state, newcomers, fed))
-    return None if groups is None else groups.cpu()
+        clusters = method.cluster_assignment(method.admit(state, newcomers, fed))
+    return None if clusters is None else clusters.cpu()
 
 
 @contextmanager
@@ -43,17 +43,17 @@ def aside(fed: Federation) -> Iterator[None]:
         fed.ledger, fed.calls, fed.memory, fed.rejected = before
 
 
-def robustness(groups: Tensor, originals: Tensor, members: Tensor) -> dict[str, float]:
+def robustness(clusters: Tensor, originals: Tensor, members: Tensor) -> dict[str, float]:
     """The mean over groups of the share of their members' look-alikes that are in the group, and its standard error.
 
     groups and originals: [clients]; members: ids of the clients that the groups are made of. Nothing where no
     look-alike was given a group.
     """
     counts = torch.isin(originals, members) & (originals >= 0)
-    counts &= groups[originals.clamp(min=0)] >= 0
-    home, now = groups[originals[counts]], groups[counts]
+    counts &= clusters[originals.clamp(min=0)] >= 0
+    home, now = clusters[originals[counts]], clusters[counts]
     if not bool((now >= 0).any()):
         return {}
-    shares = torch.stack([(now[home == group] == group).double().mean() for group in home.unique()])
+    shares = torch.stack([(now[home == cluster] == cluster).double().mean() for cluster in home.unique()])
     error = {} if len(shares) < 2 else {"robustness_se": float(shares.std() / len(shares) ** 0.5)}
     return {"robustness": float(shares.mean())} | error

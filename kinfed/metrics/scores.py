@@ -6,12 +6,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
 from kinfed.federation import Federation, Replies
+from kinfed.method import Method
 from kinfed.metrics.clients import (
     accuracy_of,
     mean_accuracy,
-    row_accuracy,
+    sample_accuracy,
     share_at_target,
     variance,
     worst_decile,
@@ -31,13 +31,13 @@ class Scores:
     trains: Tensor  # [clients] bool: it takes part in training
 
 
-def score_clients(algorithm: Algorithm[State], state: State, fed: Federation, adapt: bool) -> Scores:
+def score_clients(method: Method[State], state: State, fed: Federation, adapt: bool) -> Scores:
     """Every present client scored on its test rows; with `adapt` also after training on its own, if it has labels."""
     blank = torch.full((fed.count,), torch.nan, dtype=torch.double)
     who = fed.real
-    replies = fed.run(algorithm.evaluate, who, algorithm.offer(state, who, fed))
+    replies = fed.run(method.evaluate, who, method.offer(state, who, fed))
     at, rows = replies.cohort.cpu(), replies["rows"].cpu()
-    adapted = adapted_accuracy(algorithm, state, fed) if adapt else blank.clone()
+    adapted = adapted_accuracy(method, state, fed) if adapt else blank.clone()
     return Scores(
         accuracy=blank.index_copy(0, at, accuracy_of(replies["correct"].cpu(), rows)),
         adapted=adapted,
@@ -47,12 +47,12 @@ def score_clients(algorithm: Algorithm[State], state: State, fed: Federation, ad
     )
 
 
-def adapted_accuracy(algorithm: Algorithm[State], state: State, fed: Federation) -> Tensor:
+def adapted_accuracy(method: Method[State], state: State, fed: Federation) -> Tensor:
     """Accuracies after local training, of the clients, strangers too, that have labelled rows to train on."""
     sizes = fed.sizes.tolist()
     able = [i for i in fed.real.tolist() if fed.roles[i].labelled and sizes[i]]
     who = torch.tensor(able, dtype=torch.long, device=fed.device)
-    replies: Replies = fed.run(algorithm.evaluate_adapted, who, algorithm.offer(state, who, fed))
+    replies: Replies = fed.run(method.evaluate_adapted, who, method.offer(state, who, fed))
     accuracy = accuracy_of(replies["correct"].cpu(), replies["rows"].cpu())
     return torch.full((fed.count,), torch.nan, dtype=torch.double).index_copy(0, replies.cohort.cpu(), accuracy)
 
@@ -60,20 +60,20 @@ def adapted_accuracy(algorithm: Algorithm[State], state: State, fed: Federation)
 def accuracies(scores: Scores, target: float) -> dict[str, float]:
     """Accuracies of those who train, and of strangers where there are some, by name."""
     scored, tuned = ~scores.accuracy.isnan(), ~scores.adapted.isnan()
-    ours, strangers = scored & scores.trains, scored & ~scores.trains
+    ours, unseen = scored & scores.trains, scored & ~scores.trains
     own = scores.accuracy[ours]
     metrics = {
         "accuracy": mean_accuracy(own),
-        "accuracy_val": row_accuracy(own, scores.rows[ours]),
+        "accuracy_val": sample_accuracy(own, scores.rows[ours]),
         "variance": variance(own),
         "worst_decile": worst_decile(own),
         "at_target": share_at_target(own, target),
     }
     if bool((ours & tuned).any()):
         metrics["accuracy_adapted"] = mean_accuracy(scores.adapted[ours & tuned])
-    if bool(strangers.any()):
-        metrics["accuracy_strangers"] = mean_accuracy(scores.accuracy[strangers])
-        metrics["accuracy_holdout"] = row_accuracy(scores.accuracy[strangers], scores.rows[strangers])
-    if bool((strangers & tuned).any()):
-        metrics["accuracy_strangers_adapted"] = mean_accuracy(scores.adapted[strangers & tuned])
+    if bool(unseen.any()):
+        metrics["accuracy_unseen"] = mean_accuracy(scores.accuracy[unseen])
+        metrics["accuracy_holdout"] = sample_accuracy(scores.accuracy[unseen], scores.rows[unseen])
+    if bool((unseen & tuned).any()):
+        metrics["accuracy_unseen_adapted"] = mean_accuracy(scores.adapted[unseen & tuned])
     return metrics

@@ -5,8 +5,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
 from kinfed.federation import Federation
+from kinfed.method import Method
 from kinfed.metrics.robustness import aside
 
 State = TypeVar("State")
@@ -15,28 +15,28 @@ WIDTH = 32  # numbers a client that are kept
 
 
 def signatures_seen(
-    algorithm: Algorithm[State], state: State, fed: Federation, wanted: Wanted
+    method: Method[State], state: State, fed: Federation, wanted: Wanted
 ) -> tuple[Tensor, Tensor] | None:
     """Who is described, and how: [n] and [n, up to 32]; None where nobody is.
 
     "own" looks at methods that have signatures; with "all" the clients of other methods train once more for Δw. It
     leaves no trace, but real clients elsewhere are not asked: a deployed server has what its method knows already.
     """
-    if wanted == "none" or (wanted == "own" and not has_signatures(algorithm)):
+    if wanted == "none" or (wanted == "own" and not has_signatures(method)):
         return None
-    if not fed.sees_rows and not algorithm.remembers_signatures:
+    if not fed.sees_samples and not method.remembers_signatures:
         return None
     with aside(fed):
-        vectors = algorithm.embeddings(state, fed)
+        vectors = method.embeddings(state, fed)
     if vectors is None:
         return None
     sound = vectors.isfinite().all(1)
     return fed.clients[sound].cpu(), narrowed(vectors[sound].cpu().float())
 
 
-def has_signatures(algorithm: Algorithm[State]) -> bool:
+def has_signatures(method: Method[State]) -> bool:
     """Whether the method describes its clients; the contract's own way is to let them train once more."""
-    return type(algorithm).embeddings is not Algorithm.embeddings
+    return type(method).embeddings is not Method.embeddings
 
 
 def narrowed(vectors: Tensor, width: int = WIDTH) -> Tensor:

@@ -16,7 +16,7 @@ from kinfed.models.network import GradientFn, Network, Slope, from_module
 from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
 from kinfed.models.supervised import SupervisedAutoEncoder, supervised_ae
 from kinfed.models.walks import Walks
-from kinfed.names import known
+from kinfed.registry import known
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp_200": mlp_200,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.errors import OneByOneOnly
+from kinfed.cancellation import go_on
+from kinfed.errors import SequentialOnly
 from kinfed.models.feed import Feed
 from kinfed.models.layers import Descent, Layers, Weight, Weights
 from kinfed.models.model import Model
@@ -14,7 +15,6 @@ from kinfed.models.network import in_lanes
 from kinfed.models.on_gpu import descended
 from kinfed.models.stages import Pace
 from kinfed.params import NOTHING, Params, Stack, stack
-from kinfed.stopping import go_on
 
 LEAST = 3  # lanes; products of one lane, and convolutions of two, round differently from those of more
 
@@ -66,7 +66,7 @@ class _Descend(torch.autograd.Function):
         x: Tensor, y: Tensor, rate: Tensor, *lane: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
         if any(dim is not None for dim in dims[2:5]):
-            raise OneByOneOnly("the clients of a block have different pools of rows or learning rates")
+            raise SequentialOnly("the clients of a block have different pools of rows or learning rates")
         pick, mask, *weights = in_lanes(info, lane, dims[5:])
         ends = _descended(quick, Feed(x, y, pick, mask), rate, *_named(names, weights))
         return tuple(ends.values()), (0,) * len(ends)

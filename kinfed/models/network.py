@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from kinfed.client import Batch
-from kinfed.errors import ModelError, OneByOneOnly
+from kinfed.errors import ModelError, SequentialOnly
 from kinfed.models.apart import MIXES, flaw_of
 from kinfed.params import NOTHING, Params
 
@@ -90,7 +90,7 @@ class Network(ABC):
         if batch.exact:
             return self._exact_gradient(weights, buffers, batch)
         if reason := self.refuses or self._flaw(self._training, batch.x):
-            raise OneByOneOnly(reason)
+            raise SequentialOnly(reason)
 
         lane = (batch.x, batch.y, batch.mask, *weights.values(), *buffers.values())
         slopes = _Gradient.apply(self, (*weights, *buffers), len(weights), *lane)  # type: ignore[no-untyped-call]

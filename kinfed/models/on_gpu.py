@@ -11,8 +11,8 @@ from torch import Tensor
 from kinfed.models.feed import Feed
 from kinfed.models.stages import Image, Pace, fitted
 from kinfed.models.walks import PRESENT, Batches, Recorded, Staged, Walk
-from kinfed.names import is_installed
 from kinfed.params import Stack
+from kinfed.registry import is_installed
 
 AHEAD = 2**26  # numbers of images that are made ready at once
 RECORDED = 16, 64  # steps in a recording: of short trainings, and of long ones

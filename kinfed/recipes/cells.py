@@ -12,8 +12,8 @@ from kinfed.config.own import method_named
 from kinfed.config.tables import Table
 from kinfed.data import is_stored
 from kinfed.errors import ConfigError
-from kinfed.names import unknown
 from kinfed.recipes.recipe import Column, Printed, Protocol, Recipe, Row
+from kinfed.registry import unknown
 from kinfed.signatures import sources
 
 T = TypeVar("T")

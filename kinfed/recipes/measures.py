@@ -126,8 +126,8 @@ MEASURES = {
     "at_target_post_times": Measure(
         "post % at target × FL", clustered("at_target"), 0.2, 0.5, over="fedavg", shown=".1f"
     ),
-    "strangers": Measure("unseen, as served %", last("accuracy_strangers", 100), ACCURACY),
-    "strangers_adapted": Measure("unseen %", last("accuracy_strangers_adapted", 100), ACCURACY),
+    "strangers": Measure("unseen, as served %", last("accuracy_unseen", 100), ACCURACY),
+    "strangers_adapted": Measure("unseen %", last("accuracy_unseen_adapted", 100), ACCURACY),
     "robustness": Measure("robustness", last("robustness"), 0.05),
     "rounds_to_target": Measure("rounds", rounds_to_target, 5, 0.25, lower_is_better=True, shown=".0f"),
     "megabits_to_target": Measure("Mb a client", megabits_to_target, 2.0, 0.25, lower_is_better=True),

@@ -25,9 +25,9 @@ from typing import cast
 from kinfed.config import laid_over, toml
 from kinfed.config.tables import Table, build, unknown_key
 from kinfed.errors import ConfigError
-from kinfed.names import known
 from kinfed.recipes.measures import MEASURES
 from kinfed.recipes.recipe import Claim, Column, Printed, Protocol, Recipe, Row, StandIn, Sweep, Under
+from kinfed.registry import known
 
 FOLDER = Path(__file__).parent
 NUMBER = re.compile(r"(-?[\d.]+)(?:\s*±\s*([\d.]+))?")

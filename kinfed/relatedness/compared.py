@@ -11,21 +11,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kinfed.clustering.graph import average_linkage, components, ward, ward_of_relatives
+from kinfed.clustering.graph import average_linkage, components, ward, ward_of_neighbours
 from kinfed.clustering.hierarchy import Dendrogram
-from kinfed.clustering.lumps import average_groups
-from kinfed.clustering.relatives import Relatives
+from kinfed.clustering.micro_clusters import average_clusters
+from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.clustering.sparse import SparseGraph
-from kinfed.relatedness.in_common import relatives_of_points
+from kinfed.relatedness.in_common import neighbours_of_points
 
 LUMPS = 4000  # that many points are condensed to before they are linked
 
 
 class Compared(Protocol):
-    def groups(self, clusters: int = 0) -> Tensor:
+    def clusters(self, clusters: int = 0) -> Tensor:
         """The group of each client: [M]; so many of Ward's clusters of the graph's rows, or as many as there are."""
 
-    def relatives(self) -> Relatives:
+    def neighbours(self) -> NeighbourSets:
         """Who is related to whom."""
 
     def tree(self, members: Tensor, clusters: int = 0) -> Dendrogram:
@@ -40,15 +40,15 @@ class Matrix:
     distances: Tensor | None
     near: float
 
-    def groups(self, clusters: int = 0) -> Tensor:
+    def clusters(self, clusters: int = 0) -> Tensor:
         if clusters:
             return ward(self.related, clusters).to(self.related.device)
         if self.distances is None:
             return components(self.related).to(self.related.device)
         return average_linkage(self.distances, self.near).to(self.related.device)
 
-    def relatives(self) -> Relatives:
-        return Relatives.of_matrix(self.related)
+    def neighbours(self) -> NeighbourSets:
+        return NeighbourSets.of_matrix(self.related)
 
     def tree(self, members: Tensor, clusters: int = 0) -> Dendrogram:
         if clusters or self.distances is None:
@@ -65,13 +65,13 @@ class Points:
     near: float
     overlap: float
 
-    def groups(self, clusters: int = 0) -> Tensor:
+    def clusters(self, clusters: int = 0) -> Tensor:
         if clusters:
-            return ward_of_relatives(self.relatives(), clusters).to(self.points.device)
-        return average_groups(self.points, self.near, LUMPS)
+            return ward_of_neighbours(self.neighbours(), clusters).to(self.points.device)
+        return average_clusters(self.points, self.near, LUMPS)
 
-    def relatives(self) -> Relatives:
-        return relatives_of_points(self.points, self.near, self.overlap)
+    def neighbours(self) -> NeighbourSets:
+        return neighbours_of_points(self.points, self.near, self.overlap)
 
     def tree(self, members: Tensor, clusters: int = 0) -> Dendrogram:
         return Dendrogram.none(members.device)
@@ -84,12 +84,12 @@ class Pairs:
     graph: SparseGraph
     device: torch.device  # of the answers; the graph itself is in main memory
 
-    def groups(self, clusters: int = 0) -> Tensor:
-        found = ward_of_relatives(self.relatives(), clusters) if clusters else self.graph.components()
+    def clusters(self, clusters: int = 0) -> Tensor:
+        found = ward_of_neighbours(self.neighbours(), clusters) if clusters else self.graph.components()
         return found.to(self.device)
 
-    def relatives(self) -> Relatives:
-        return self.graph.relatives().to(self.device)
+    def neighbours(self) -> NeighbourSets:
+        return self.graph.neighbours().to(self.device)
 
     def tree(self, members: Tensor, clusters: int = 0) -> Dendrogram:
         return Dendrogram.none(members.device)

@@ -1,12 +1,12 @@
-"""Relatives have near ones in common: one wrong edge between two groups does not survive."""
+"""NeighbourSets have near ones in common: one wrong edge between two groups does not survive."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from kinfed.clustering.reach import within_reach
-from kinfed.clustering.relatives import Relatives, distinct, lots
+from kinfed.clustering.neighbour_sets import NeighbourSets, distinct, lots
+from kinfed.clustering.radius_neighbours import within_reach
 from kinfed.clustering.sparse import Block, SparseGraph
 
 ROWS = 1024  # of a block
@@ -24,15 +24,15 @@ def enough(common: Tensor, size: Tensor, others: Tensor, overlap: float) -> Tens
     return common >= overlap * (size[:, None] + others - common).clamp(min=1)
 
 
-def relatives_of_points(points: Tensor, reach: float, overlap: float) -> Relatives:
+def neighbours_of_points(points: Tensor, reach: float, overlap: float) -> NeighbourSets:
     """The relatives of each point: those with enough near ones in common, never looking at a matrix of all pairs.
 
     Points that are near the same ones are twins, and one of them stands for all: their rows and columns are the same.
     """
     first, twin = distinct(near_marks(points, reach))
     graph = near_graph(points[first], reach)
-    found = with_in_common(graph, torch.bincount(twin), overlap).relatives().to(points.device)
-    return Relatives(found.rows[:, twin], found.whose[twin])
+    found = with_in_common(graph, torch.bincount(twin), overlap).neighbours().to(points.device)
+    return NeighbourSets(found.rows[:, twin], found.whose[twin])
 
 
 def near_marks(points: Tensor, reach: float) -> Tensor:

@@ -12,7 +12,7 @@ from kinfed.params import Stack, count, rows
 AT_ONCE = 256  # server rows looked at in one go
 
 
-def server_rows(fed: Federation) -> Tensor:
+def server_samples(fed: Federation) -> Tensor:
     """The rows the server owns; their labels are not looked at."""
     public = fed.population.public
     if not len(public):

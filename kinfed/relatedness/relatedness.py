@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.clustering.relatives import Relatives
-from kinfed.data.checks import seed_of_numpy
+from kinfed.checks import seed_of_numpy
+from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
 from kinfed.relatedness.clear import drawn, near_enough
 from kinfed.relatedness.compared import Compared, Matrix, Pairs, Points
@@ -80,39 +80,39 @@ class Relatedness:
         points, _ = self._projected(known, None)
         return Pairs(near_sets(self.distance, points, known.shares, self.near), points.device)
 
-    def distances(self, known: Signatures, strangers: Signatures | None = None) -> Tensor:
+    def distances(self, known: Signatures, unseen: Signatures | None = None) -> Tensor:
         """Distances from each stranger (or each known client) to each known client: [S, M]."""
-        whose = known if strangers is None else strangers
+        whose = known if unseen is None else unseen
         if self.distance == "kernel":
             kernel = fit_kernel(known, self.kernel_width, self.seed)
             return torch.cdist(kernel(whose), kernel(known))
-        points, others = self._projected(known, strangers)
+        points, others = self._projected(known, unseen)
         return set_distances(self.distance, others, whose.shares, points, known.shares)
 
     def related(self, distances: Tensor) -> Tensor:
         """Pairs nearer than the threshold, and everyone to himself: bool [M, M]."""
         return self._all_pairs(distances).related
 
-    def groups(self, distances: Tensor, clusters: int = 0) -> Tensor:
+    def clusters(self, distances: Tensor, clusters: int = 0) -> Tensor:
         """Disjoint groups: [M]. So many of Ward's clusters of the graph's rows, or as many groups as there are.
 
         Kernel distances are cut by average linkage at the threshold; the UMAP graph's groups are its components.
         """
-        return self._all_pairs(distances).groups(clusters)
+        return self._all_pairs(distances).clusters(clusters)
 
-    def near_known(self, known: Signatures, strangers: Signatures) -> Relatives:
+    def near_known(self, known: Signatures, unseen: Signatures) -> NeighbourSets:
         """The known clients that each stranger is nearer to than the threshold."""
         some, near = max(1, AT_ONCE // len(known)), self.near
         if self.distance == "kernel":
             kernel = fit_kernel(known, self.kernel_width, self.seed)
             there = kernel(known)
             near = self._reach_among(there)
-            parts = (torch.cdist(part, there) for part in kernel(strangers).split(some))
+            parts = (torch.cdist(part, there) for part in kernel(unseen).split(some))
         else:
-            points, others = self._projected(known, strangers)
-            both = zip(others.split(some), strangers.shares.split(some), strict=True)
+            points, others = self._projected(known, unseen)
+            both = zip(others.split(some), unseen.shares.split(some), strict=True)
             parts = (set_distances(self.distance, part, shares, points, known.shares) for part, shares in both)
-        return Relatives.stacked([Relatives.of_matrix(apart < near) for apart in parts])
+        return NeighbourSets.stacked([NeighbourSets.of_matrix(apart < near) for apart in parts])
 
     def _all_pairs(self, distances: Tensor) -> Matrix:
         """Clients that are so far from each other, compared: kernel distances are also what groups are cut by."""
@@ -127,26 +127,26 @@ class Relatedness:
         some = points[drawn(len(points), self.seed).to(points.device)]
         return self.reach(torch.cdist(some, some))
 
-    def _projected(self, known: Signatures, strangers: Signatures | None) -> tuple[Tensor, Tensor]:
+    def _projected(self, known: Signatures, unseen: Signatures | None) -> tuple[Tensor, Tensor]:
         """Centroids of the known clients, and of the strangers, as points in the plane."""
         settings = (self.dimensions, self.neighbours, self.min_dist, self.seed)
         flat, (clients, k, _) = known.centroids.flatten(0, 1), known.centroids.shape
         points = project(flat, *settings).view(clients, k, self.dimensions)
-        if strangers is None:
+        if unseen is None:
             return points, points
-        return points, project_more(flat, strangers.centroids.flatten(0, 1), *settings).view(-1, k, self.dimensions)
+        return points, project_more(flat, unseen.centroids.flatten(0, 1), *settings).view(-1, k, self.dimensions)
 
 
-def nearest_groups(known: Signatures, groups: Tensor, strangers: Signatures) -> Tensor:
+def nearest_clusters(known: Signatures, clusters: Tensor, unseen: Signatures) -> Tensor:
     """The group whose mean signature in latent space is nearest to each stranger's: [S]."""
-    names, apart = from_groups(known, groups, strangers)
+    names, apart = from_clusters(known, clusters, unseen)
     return names[apart.argmin(1)]
 
 
-def from_groups(known: Signatures, groups: Tensor, strangers: Signatures) -> tuple[Tensor, Tensor]:
+def from_clusters(known: Signatures, clusters: Tensor, unseen: Signatures) -> tuple[Tensor, Tensor]:
     """The groups there are [G], and how far each stranger is from each one's mean signature in latent space [S, G]."""
-    names, whose = groups.unique(return_inverse=True)
+    names, whose = clusters.unique(return_inverse=True)
     each = known.means()
     sums = each.new_zeros(len(names), each.shape[1]).index_add(0, whose, each)
     means = sums / torch.bincount(whose, minlength=len(names))[:, None]
-    return names, torch.cdist(strangers.means(), means)
+    return names, torch.cdist(unseen.means(), means)

@@ -107,11 +107,11 @@ def ahead_of(ranked: Sequence[Series], column: Column) -> str:
 def kin_sentence(one: Series) -> str:
     """What it found, if it looked for groups."""
     numbers = {column.name: cell_of(column, one) for column in useful_columns([one])}
-    groups, ari = numbers.get("groups"), numbers.get("ari")
-    if groups is None or groups.value is None:
+    clusters, ari = numbers.get("clusters"), numbers.get("ari")
+    if clusters is None or clusters.value is None:
         return ""
     fit = f", which fit the planted ones with an ARI of {ari.shown}" if ari and ari.value is not None else ""
-    return f" It found {groups.shown} group{'' if groups.value == 1 else 's'}{fit}."
+    return f" It found {clusters.shown} group{'' if clusters.value == 1 else 's'}{fit}."
 
 
 def notes(series: Sequence[Series]) -> str:

@@ -98,7 +98,8 @@ def pictures(run: Run, kin: Kinship) -> Json:
             "order": labels.order.tolist(),
         },
         "bands": bands and {
-            "rounds": bands.rounds.tolist(), "last": bands.last, "flows": flows(bands.groups), "changes": bands.changes,
+            "rounds": bands.rounds.tolist(), "last": bands.last, "flows": flows(bands.clusters),
+            "changes": bands.changes,
             "small": BANDS,
         },
     }  # fmt: skip

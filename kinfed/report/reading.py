@@ -21,8 +21,8 @@ Whole = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[np.generic]]
 TEXT = ("role", "task")  # columns that are not numbers
 PARTS = {
-    CONFIG: "method", "groups.csv": "groups", "clients.csv": "roles", "labels.csv": "labels", "ledger.csv": "ledger",
-    "timing.csv": "seconds", SUMMARY: "summary",
+    CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
+    "ledger.csv": "ledger",    "timing.csv": "seconds", SUMMARY: "summary",
 }  # fmt: skip
 TRAINS = ("trains", "late")  # roles whose accuracy the means are of
 
@@ -85,12 +85,12 @@ class Run:
         return columns([*lines[:1], *lines[first:]])
 
     @cached_property
-    def groups(self) -> list[tuple[int, Whole]]:
+    def clusters(self) -> list[tuple[int, Whole]]:
         """The groups whenever they changed: the round, and the group of each client (-1: none)."""
-        table = columns(whole_lines(self.path / "groups.csv"))
+        table = columns(whole_lines(self.path / "clusters.csv"))
         if not len(table):
             return []
-        rounds, found = table.whole("round"), table.whole("group")
+        rounds, found = table.whole("round"), table.whole("cluster")
         starts = np.flatnonzero(np.diff(rounds, prepend=-1))
         return [(int(rounds[at]), part) for at, part in zip(starts, np.split(found, starts[1:]), strict=True)]
 
@@ -134,12 +134,12 @@ class Run:
     def count(self) -> int:
         """How many clients there are."""
         scored = int(self.clients.whole("client").max()) + 1 if len(self.clients) else 0
-        return max(scored, len(self.groups[-1][1]) if self.groups else 0)
+        return max(scored, len(self.clusters[-1][1]) if self.clusters else 0)
 
     @cached_property
     def found(self) -> Whole | None:
         """The group that the method found for each client (-1: none); None if it looks for no groups."""
-        return self.groups[-1][1] if self.groups else None
+        return self.clusters[-1][1] if self.clusters else None
 
     @cached_property
     def planted(self) -> Whole | None:

@@ -11,7 +11,7 @@ from kinfed.progress import as_markdown
 from kinfed.report.series import Series, settings_of
 
 LESS_IS_BETTER = ("variance", "megabytes", "seconds")
-NO_MATTER = ("groups",)
+NO_MATTER = ("clusters",)
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "±": r"$\pm$"}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kinfed.errors import ConfigError
-from kinfed.names import nearest
+from kinfed.registry import nearest
 from kinfed.report.figures.all import write_figures
 from kinfed.report.page import page
 from kinfed.report.series import Series, gather

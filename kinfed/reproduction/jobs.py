@@ -11,9 +11,9 @@ from kinfed.commands import Place, go_on, start
 from kinfed.config import Config, make_population
 from kinfed.data import Population
 from kinfed.errors import CheckpointError, KinfedError
-from kinfed.names import as_file
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Recipe, Run, Wanted, digest, references
+from kinfed.registry import as_file
 from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY
 
 

@@ -6,23 +6,23 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from kinfed.checkpoint import write_atomically
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.experiment import Experiment
 from kinfed.metrics import signatures_seen
 from kinfed.runs.logs import CsvLog
-from kinfed.snapshot import write_atomically
 
 
 def write_findings(folder: Path, experiment: Experiment[object]) -> None:
     """Writes labels.csv, and tree.npz and signatures.npz where the method merges or describes its clients."""
-    algorithm, state, fed = experiment.algorithm, experiment.state, experiment.fed
-    if fed.sees_rows:
+    method, state, fed = experiment.method, experiment.state, experiment.fed
+    if fed.sees_samples:
         write_labels(folder, fed.labels_held)
     if state is None:
         return
-    if (tree := algorithm.tree(state)) is not None:
+    if (tree := method.tree(state)) is not None:
         write_tree(folder, tree)
-    if (seen := signatures_seen(algorithm, state, fed, experiment.evaluation.signatures)) is not None:
+    if (seen := signatures_seen(method, state, fed, experiment.evaluation.signatures)) is not None:
         write_arrays(folder / "signatures.npz", clients=seen[0].numpy(), points=seen[1].numpy())
 
 

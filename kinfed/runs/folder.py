@@ -32,7 +32,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kinfed.clustering.relatives import Relatives
+from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.data.population import Role
 from kinfed.errors import CheckpointError
 from kinfed.experiment import RoundResult
@@ -43,16 +43,16 @@ from kinfed.runs.logs import Cell, CsvLog, EventLog, write_text
 
 Summary = dict[str, float | int | None]
 METRICS = (
-    "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_strangers",
-    "accuracy_strangers_adapted", "accuracy_val", "accuracy_holdout", "ari", "nmi", "purity", "groups",
+    "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_unseen",
+    "accuracy_unseen_adapted", "accuracy_val", "accuracy_holdout", "ari", "nmi", "purity", "clusters",
     "clustering_error", "clustering_accuracy", "uniformity", "correlation_labels", "correlation_labels_se",
     "correlation_drift", "correlation_drift_se",
 )  # fmt: skip
 WHOLE = 4000  # clients up to which all pairs are written
-CLIENT = ("round", "client", "role", "planted", "found", "accuracy", "accuracy_adapted", "loss", "test_rows")
+CLIENT = ("round", "client", "role", "planted", "found", "accuracy", "accuracy_adapted", "loss", "test_samples")
 CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
 FILES = (
-    CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "groups.csv", "ledger.csv", "ledger_clients.csv",
+    CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv",
     "timing.csv", "events.jsonl", "relatedness.npz", "tree.npz", "signatures.npz", "labels.csv",
     "mlflow_run.txt", "wandb_run.txt",
 )  # fmt: skip
@@ -67,7 +67,7 @@ class RunFolder:
     fed: Federation
     about: dict[str, str | int]  # goes into the summary
     opened: float = field(default_factory=time.perf_counter)
-    last_groups: list[int] = field(default_factory=list)  # as groups.csv has them
+    last_clusters: list[int] = field(default_factory=list)  # as groups.csv has them
 
     @property
     def events(self) -> EventLog:
@@ -85,8 +85,8 @@ class RunFolder:
         return self.log("clients", *CLIENT)
 
     @property
-    def groups(self) -> CsvLog:
-        return self.log("groups", "round", "client", "group")
+    def clusters(self) -> CsvLog:
+        return self.log("clusters", "round", "client", "cluster")
 
     @property
     def ledger(self) -> CsvLog:
@@ -98,25 +98,25 @@ class RunFolder:
 
     def began(self, rounds: int, done: int) -> None:
         """Cuts the tables back to the rounds done: a killed run may have written more than its checkpoint knows."""
-        for table in (self.rounds, self.clients, self.groups, self.timing):
+        for table in (self.rounds, self.clients, self.clusters, self.timing):
             table.cut_after(done if done else -1)
         refuse_damaged(self.path, done)
         self.ledger.rewrite(ledger_rows(self.fed, upto=done))
         if done == 0:
             self.timing.append([(0, round(time.perf_counter() - self.opened, 3))])
-        written = self.groups.rows()
+        written = self.clusters.rows()
         try:
-            self.last_groups[:] = [int(row[2]) for row in written if row[0] == written[-1][0]]
+            self.last_clusters[:] = [int(row[2]) for row in written if row[0] == written[-1][0]]
         except ValueError as error:
-            raise CheckpointError(f"{self.groups.path} is damaged: {error}") from None
+            raise CheckpointError(f"{self.clusters.path} is damaged: {error}") from None
 
     def after_round(self, result: RoundResult) -> None:
         """Adds what a round brought."""
         self.timing.append([(result.round, round(result.seconds, 3))])
         self.ledger.append(new_ledger_rows(self.fed, result.round))
         if result.scores is not None:
-            self.clients.append(client_rows(self.fed, result.round, result.scores, result.groups))
-        self._add_groups(result.round, result.groups)
+            self.clients.append(client_rows(self.fed, result.round, result.scores, result.clusters))
+        self._add_clusters(result.round, result.clusters)
         unknown = sorted(result.metrics.keys() - set(METRICS))
         if unknown:
             raise ValueError(f"rounds.csv has no column for the metrics {unknown}: add them to METRICS")
@@ -134,23 +134,23 @@ class RunFolder:
         write_text(self.path / SUMMARY, json.dumps(self.about | finite, indent=2) + "\n")
         self.events.note("ended", rejected_replies=summary["rejected_replies"])
 
-    def add_relatedness(self, relatives: Relatives | None) -> None:
+    def add_relatedness(self, neighbours: NeighbourSets | None) -> None:
         """Writes who is related to whom, if that is known: `related` [clients, clients], or `rows` and `whose`.
 
         Of many clients each different set of relatives is written once: client i's is rows[whose[i]].
         """
-        if relatives is None:
+        if neighbours is None:
             return
-        rows, whose = relatives.rows.cpu().numpy(), relatives.whose.cpu().numpy()
+        rows, whose = neighbours.rows.cpu().numpy(), neighbours.whose.cpu().numpy()
 
         arrays = {"related": rows[whose]} if len(whose) <= WHOLE else {"rows": rows, "whose": whose}
         write_arrays(self.path / "relatedness.npz", **arrays)
 
-    def _add_groups(self, round: int, groups: Tensor | None) -> None:
-        found = [] if groups is None else [int(group) for group in groups]
-        if found != self.last_groups:
-            self.groups.append((round, client, group) for client, group in enumerate(found))
-            self.last_groups[:] = found
+    def _add_clusters(self, round: int, clusters: Tensor | None) -> None:
+        found = [] if clusters is None else [int(cluster) for cluster in clusters]
+        if found != self.last_clusters:
+            self.clusters.append((round, client, cluster) for client, cluster in enumerate(found))
+            self.last_clusters[:] = found
 
     def _note_rejected(self, round: int) -> None:
         for reply in self.fed.rejected:
@@ -196,10 +196,10 @@ def by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
                 yield task, client, int(down[client]), int(up[client])
 
 
-def client_rows(fed: Federation, round: int, scores: Scores, groups: Tensor | None) -> Iterator[tuple[Cell, ...]]:
+def client_rows(fed: Federation, round: int, scores: Scores, clusters: Tensor | None) -> Iterator[tuple[Cell, ...]]:
     """One row for each client that is there."""
     present = fed.present.tolist()
-    parts = (fed.groups, groups, scores.accuracy, scores.adapted, scores.loss, scores.rows)
+    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.rows)
     columns = ([None] * fed.count if part is None or part.isnan().all() else part.tolist() for part in parts)
     here = ([column[i] for i in present] for column in columns)
     return zip(repeat(round), present, (role_name(fed.roles[i]) for i in present), *here, strict=False)

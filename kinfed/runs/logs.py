@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from operator import eq
 from pathlib import Path
 
+from kinfed.checkpoint import write_atomically
 from kinfed.errors import CheckpointError
-from kinfed.snapshot import write_atomically
 
 Cell = str | int | float | None
 

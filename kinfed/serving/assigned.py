@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data.arrays import Array
+from kinfed.data.sample_kind import SampleKind
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.runs.logs import write_text
 from kinfed.serving.files import write_tensors
-from kinfed.serving.row_kind import RowKind
 
 MODEL, ASSIGNMENT = "model.safetensors", "assignment.json"
 AT_ONCE = 256  # rows
@@ -24,11 +24,11 @@ class Assigned:
 
     model: Model
     params: Params
-    kind: RowKind  # of the rows it takes
-    group: int | None  # None: the method has no groups, or none for this client
+    kind: SampleKind  # of the rows it takes
+    cluster: int | None  # None: the method has no groups, or none for this client
     distances: dict[int, float]  # to each group, by the method's own measure; empty where it has none
     rows: int  # it was placed by
-    test_rows: int
+    test_samples: int
     test_correct: int
 
     @property
@@ -39,7 +39,7 @@ class Assigned:
     @property
     def margin(self) -> float | None:
         """How sure the group is: 1 - nearest / next distance, so 0 is a tie and 1 a perfect match."""
-        first = [self.distances[group] for group in self.nearest[:2]]
+        first = [self.distances[cluster] for cluster in self.nearest[:2]]
         return 1 - first[0] / first[1] if len(first) == 2 and first[1] > 0 else None
 
     def predict(self, x: Array) -> Tensor:
@@ -57,13 +57,13 @@ class Assigned:
     def summary(self) -> dict[str, object]:
         """All but the weights, as JSON."""
         return {
-            "group": self.group,
-            "distance": None if self.group is None else self.distances.get(self.group),
+            "cluster": self.cluster,
+            "distance": None if self.cluster is None else self.distances.get(self.cluster),
             "margin": self.margin,
-            "distances": {str(group): self.distances[group] for group in self.nearest},
+            "distances": {str(cluster): self.distances[cluster] for cluster in self.nearest},
             "rows": self.rows,
-            "test_rows": self.test_rows,
-            "test_accuracy": self.test_correct / self.test_rows if self.test_rows else None,
+            "test_samples": self.test_samples,
+            "test_accuracy": self.test_correct / self.test_samples if self.test_samples else None,
         }
 
     def save(self, folder: Path, about: dict[str, object]) -> None:

@@ -15,18 +15,18 @@ from typing import cast
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
+from kinfed.checkpoint import Tree, state_of, take_apart
 from kinfed.config import Config, read
-from kinfed.config.assembly import make_algorithm, model_for
+from kinfed.config.assembly import make_method, model_for
 from kinfed.config.tables import Table
 from kinfed.data.arrays import Array
+from kinfed.data.sample_kind import SampleKind
 from kinfed.errors import BundleError, DataError, KinfedError
+from kinfed.method import Method
 from kinfed.runs.logs import write_text
 from kinfed.serving.assigned import Assigned
 from kinfed.serving.desk import Desk
 from kinfed.serving.files import write_tensors
-from kinfed.serving.row_kind import RowKind
-from kinfed.snapshot import Tree, state_of, take_apart
 
 FORMAT = 1
 JSON, TENSORS = "bundle.json", "bundle.safetensors"
@@ -38,16 +38,16 @@ class Bundle:
     """A method as it was left by a run, ready to serve strangers."""
 
     config: Config
-    rows: RowKind
+    rows: SampleKind
     state: object
     sizes: Tensor  # [clients] rows of each that trained
-    server_rows: Tensor  # [n, ...]; none, unless the method compares models on them
+    server_samples: Tensor  # [n, ...]; none, unless the method compares models on them
     about: Table  # for people: where it is from, how it places, how well it did
 
     @cached_property
-    def algorithm(self) -> Algorithm[object]:
+    def method(self) -> Method[object]:
         """The method, as the run had it."""
-        return algorithm_of(self.config, self.rows)
+        return method_of(self.config, self.rows)
 
     def assign(self, x: Array, y: Array | None = None, test: tuple[Array, Array] | None = None) -> Assigned:
         """The model of a client with these rows: x [n, ...], and y [n] where it has labels.
@@ -55,14 +55,14 @@ class Bundle:
         `test` (x, y) are rows that it does not learn from; the model's accuracy on them is noted.
         """
         rows, labels = self.rows.checked(x, y, "the client's rows")
-        if self.algorithm.needs_labels and bool((labels < 0).any()):
-            raise DataError(f"labels are missing, but {self.algorithm.needs_labels}; give y, or export a run of flt")
+        if self.method.needs_labels and bool((labels < 0).any()):
+            raise DataError(f"labels are missing, but {self.method.needs_labels}; give y, or export a run of flt")
         tested = self.rows.checked(*test, "its test rows") if test else (rows[:0], labels[:0])
-        return Desk(self.algorithm, self.sizes, self.server_rows, (rows, labels), tested).serve(self.state, self.rows)
+        return Desk(self.method, self.sizes, self.server_samples, (rows, labels), tested).serve(self.state, self.rows)
 
     def save(self, folder: Path) -> None:
         """Writes both files."""
-        tensors: dict[str, Tensor] = {"sizes": self.sizes, "server_rows": self.server_rows}
+        tensors: dict[str, Tensor] = {"sizes": self.sizes, "server_samples": self.server_samples}
         tree = take_apart(self.state, "state", tensors)
         folder.mkdir(parents=True, exist_ok=True)
         write_tensors(folder / TENSORS, tensors)
@@ -74,9 +74,9 @@ class Bundle:
         write_text(folder / JSON, json.dumps(said, indent=1, ensure_ascii=False) + "\n")
 
 
-def algorithm_of(config: Config, rows: RowKind) -> Algorithm[object]:
+def method_of(config: Config, rows: SampleKind) -> Method[object]:
     """The method of this config for rows of this kind."""
-    return make_algorithm(config, model_for(config, rows.nobody()))
+    return make_method(config, model_for(config, rows.nobody()))
 
 
 def load(folder: str | Path, trust: bool = False) -> Bundle:
@@ -85,13 +85,13 @@ def load(folder: str | Path, trust: bool = False) -> Bundle:
     said = read_json(folder / JSON)
     tensors = read_tensors(folder / TENSORS, said.get("sha256"))
     try:
-        config, rows = read(cast("Table", said["config"])), RowKind.read(said["rows"])
+        config, rows = read(cast("Table", said["config"])), SampleKind.read(said["rows"])
         if ":" in config.model and not trust:
             raise BundleError(f"its model is code of its maker, '{config.model}': trust it (--trust) to import that")
-        algorithm = algorithm_of(config, rows)
-        state = state_of(algorithm, cast(Tree, said["state"]), tensors)
+        method = method_of(config, rows)
+        state = state_of(method, cast(Tree, said["state"]), tensors)
         about = {name: said[name] for name in said if name not in ("format", "config", "sha256", "state")}
-        return Bundle(config, rows, state, tensors["sizes"], tensors["server_rows"], about)
+        return Bundle(config, rows, state, tensors["sizes"], tensors["server_samples"], about)
     except KinfedError as error:
         raise BundleError(f"the bundle {folder} cannot be used: {error}") from error
     except (KeyError, TypeError, ValueError) as error:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinfed.data.sample_kind import SampleKind
 from kinfed.deployment.rows import FILE, from_file, from_folder
 from kinfed.engines.flower.site import Holding
 from kinfed.errors import ConfigError, DataError
@@ -12,7 +13,6 @@ from kinfed.serving.assigned import ASSIGNMENT, MODEL, Assigned
 from kinfed.serving.bundle import JSON, TENSORS, Bundle, load
 from kinfed.serving.export import export
 from kinfed.serving.pictures import pictures_in, read_pictures
-from kinfed.serving.row_kind import RowKind
 
 PREDICTIONS = "predictions.csv"
 HEADER = ("row", "class", "probability")
@@ -38,10 +38,10 @@ def export_run(run: Path, target: Target) -> Iterator[str]:
     target.check(JSON)
     bundle = export(run)
     bundle.save(target.folder)
-    groups = bundle.about["groups"]
-    assert isinstance(groups, list)
+    clusters = bundle.about["clusters"]
+    assert isinstance(clusters, list)
     size = sum((target.folder / name).stat().st_size for name in (JSON, TENSORS)) / 1e6
-    yield f"{bundle.about['method']} of {len(bundle.sizes)} clients in {len(groups)} groups, {size:.2f} MB"
+    yield f"{bundle.about['method']} of {len(bundle.sizes)} clients in {len(clusters)} groups, {size:.2f} MB"
     yield f"placement: {bundle.about['placement']}"
     yield f"written to {target.folder}"
 
@@ -64,7 +64,7 @@ def assign_client(bundle_folder: Path, data: Path, target: Target, trust: bool, 
     yield f"model written to {target.folder / MODEL}, how it was chosen to {target.folder / ASSIGNMENT}"
 
 
-def rows_at(path: Path, kind: RowKind) -> Holding:
+def rows_at(path: Path, kind: SampleKind) -> Holding:
     """The rows in an .npz file, or in a folder: those of its rows.npz, else its pictures."""
     if path.is_file():
         return from_file(path)
@@ -83,11 +83,11 @@ def rows_at(path: Path, kind: RowKind) -> Holding:
 
 def in_words(assigned: Assigned, bundle: Bundle) -> str:
     """Where a client was placed."""
-    group, said = assigned.group, f"placed by {assigned.rows} rows"
-    if group is None:
+    cluster, said = assigned.cluster, f"placed by {assigned.rows} rows"
+    if cluster is None:
         return f"{said}: {bundle.about['placement']}"
-    said += f" in group {group}"
-    if group in assigned.distances:
+    said += f" in group {cluster}"
+    if cluster in assigned.distances:
         margin = "" if assigned.margin is None else f", margin {assigned.margin:.2f} to the next group"
-        said += f" (distance {assigned.distances[group]:.3g}{margin})"
+        said += f" (distance {assigned.distances[cluster]:.3g}{margin})"
     return said

@@ -5,14 +5,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, score
-from kinfed.client import Client, base_key, fold
-from kinfed.data.population import NO_ROWS, Population, Role
+from kinfed.client import Client
+from kinfed.data.population import NO_SAMPLES, Population, Role
+from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.sequential import Sequential, alone, offered
 from kinfed.errors import DataError
+from kinfed.keys import base_key, fold
+from kinfed.method import Method, score
 from kinfed.params import Params, rows
 from kinfed.serving.assigned import Assigned
-from kinfed.serving.row_kind import RowKind
 
 State = TypeVar("State")
 Labelled = tuple[Tensor, Tensor]  # rows and labels
@@ -22,18 +23,16 @@ class Desk(Sequential):
     """Those who trained, of whom only the number of rows is known, and one client who is here with its rows."""
 
     def __init__(
-        self, algorithm: Algorithm[State], sizes: Tensor, server_rows: Tensor, own: Labelled, test: Labelled
+        self, method: Method[State], sizes: Tensor, server_samples: Tensor, own: Labelled, test: Labelled
     ) -> None:
-        parts = [(server_rows, torch.full((len(server_rows),), -1)), own, test]
+        parts = [(server_samples, torch.full((len(server_samples),), -1)), own, test]
         public, mine, tested = torch.arange(sum(len(y) for _, y in parts)).split([len(y) for _, y in parts])
         labelled = bool((own[1] >= 0).all())
-        nobody = (NO_ROWS,) * len(sizes)
+        nobody = (NO_SAMPLES,) * len(sizes)
         roles = (*(Role(holdout=True),) * len(sizes), Role(holdout=True, labelled=labelled))
         pool = (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
-        people = Population(
-            *pool, (*nobody, mine), (*nobody, tested), algorithm.model.classes, roles=roles, public=public
-        )
-        super().__init__(algorithm, people, seed=algorithm.model.seed)
+        people = Population(*pool, (*nobody, mine), (*nobody, tested), method.model.classes, roles=roles, public=public)
+        super().__init__(method, people, seed=method.model.seed)
         self.roles = (*(Role(),) * len(sizes), roles[-1])
         self.counted = torch.cat([sizes, torch.tensor([len(mine)])])
         self.is_over = True
@@ -42,23 +41,23 @@ class Desk(Sequential):
     def sizes(self) -> Tensor:
         return self.counted
 
-    def serve(self, state: object, kind: RowKind) -> Assigned:
+    def serve(self, state: object, kind: SampleKind) -> Assigned:
         """What the client is handed, after it was admitted to this state."""
-        method: Algorithm[object] = self.algorithm  # type: ignore[assignment]
+        method: Method[object] = self.method  # type: ignore[assignment]
         who = torch.tensor([self.count - 1])
         state = method.admit(state, who, self)
         if self.rejected:
             raise DataError("the method cannot place this client: what it computes of its rows is not finite")
         client = self.client(who)
         params = self.personal(method, client, state, who)
-        found, apart = method.groups(state), method.how_far(state, who, self)
+        found, apart = method.cluster_assignment(state), method.distances_to_clusters(state, who, self)
         tested = score(method.model, params, client.test).send
         return Assigned(
             method.model, params, kind,
-            group=None if found is None or int(found[who]) < 0 else int(found[who]),
+            cluster=None if found is None or int(found[who]) < 0 else int(found[who]),
             distances={} if apart is None else {g: float(d) for g, d in enumerate(apart[0]) if torch.isfinite(d)},
             rows=len(client.train),
-            test_rows=len(client.test),
+            test_samples=len(client.test),
             test_correct=int(tested["correct"]),  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -67,7 +66,7 @@ class Desk(Sequential):
         key = fold(torch.tensor(base_key(self.seed, "serve")), who)[0]
         return alone(self, int(who), key, rows(self.remembered(who), 0))
 
-    def personal(self, method: Algorithm[object], client: Client, state: object, who: Tensor) -> Params:
+    def personal(self, method: Method[object], client: Client, state: object, who: Tensor) -> Params:
         """The model that the client makes of what it is offered."""
         offer = offered(self, method.offer(state, who, self), 0)
         with torch.random.fork_rng(devices=[]):

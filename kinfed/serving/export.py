@@ -4,19 +4,19 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kinfed import snapshot
-from kinfed.algorithm import Algorithm
+from kinfed import checkpoint
 from kinfed.commands import COMPARISON
 from kinfed.config import Config, make_population
 from kinfed.config.tables import Table
+from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
+from kinfed.method import Method
 from kinfed.runs import CHECKPOINT, SUMMARY, stored_config
 from kinfed.runs.folder import CLIENT
 from kinfed.runs.logs import CsvLog
 from kinfed.runs.places import about
-from kinfed.serving.bundle import Bundle, algorithm_of
-from kinfed.serving.row_kind import RowKind
+from kinfed.serving.bundle import Bundle, method_of
 
 
 def export(run: Path) -> Bundle:
@@ -29,17 +29,17 @@ def export(run: Path) -> Bundle:
     said = about(run, config)
     if "rows" not in said:
         raise CheckpointError(f"{run / CHECKPOINT} is from an earlier kinfed: run it again to export it")
-    rows = RowKind.read(said["rows"])
-    algorithm = algorithm_of(config, rows)
-    state, clients = snapshot.load_served(run / CHECKPOINT, algorithm)
-    served = algorithm.for_strangers(state, clients["training"], clients["sizes"])
-    own = server_rows(run, config) if algorithm.asks_server_rows() else rows.nothing()
-    groups = groups_of(algorithm.groups(served), clients["training"].tolist(), last_scores(run))
-    words = described(config, algorithm) | {"groups": groups}
+    rows = SampleKind.read(said["rows"])
+    method = method_of(config, rows)
+    state, clients = checkpoint.load_served(run / CHECKPOINT, method)
+    served = method.export_state(state, clients["training"], clients["sizes"])
+    own = server_samples(run, config) if method.asks_server_samples() else rows.nothing()
+    clusters = clusters_of(method.cluster_assignment(served), clients["training"].tolist(), last_scores(run))
+    words = described(config, method) | {"clusters": clusters}
     return Bundle(config, rows, served, clients["sizes"][clients["training"]], own, words)
 
 
-def server_rows(run: Path, config: Config) -> Tensor:
+def server_samples(run: Path, config: Config) -> Tensor:
     """The rows that the server of this run owns."""
     if (run / ROSTER).exists():
         raise RoleError("strangers are compared on the server's own rows, and a deployment's run does not hold these")
@@ -47,30 +47,30 @@ def server_rows(run: Path, config: Config) -> Tensor:
     return population.x[population.public]
 
 
-def described(config: Config, algorithm: Algorithm[object]) -> Table:
+def described(config: Config, method: Method[object]) -> Table:
     """What people want to know of a bundle's method."""
     return {
         "method": config.method,
-        "placement": algorithm.placement(),
-        "needs_labels": bool(algorithm.needs_labels),
+        "placement": method.placement(),
+        "needs_labels": bool(method.needs_labels),
         "dataset": config.data.name,
         "rounds": config.rounds,
         "seed": config.seed,
     }
 
 
-def groups_of(found: Tensor | None, clients: list[int], scores: dict[int, float]) -> list[Table]:
+def clusters_of(found: Tensor | None, clients: list[int], scores: dict[int, float]) -> list[Table]:
     """Each group of these clients: how many there are, and their mean accuracy; None is who is in no group."""
     names = [-1] * len(clients) if found is None else found[: len(clients)].tolist()
     members = {name: [client for client, other in zip(clients, names, strict=True) if other == name] for name in names}
-    return [group_of(name, own, scores) for name, own in sorted(members.items())]
+    return [cluster_of(name, own, scores) for name, own in sorted(members.items())]
 
 
-def group_of(name: int, members: list[int], scores: dict[int, float]) -> Table:
+def cluster_of(name: int, members: list[int], scores: dict[int, float]) -> Table:
     """One group in numbers."""
     known = [scores[client] for client in members if client in scores]
     mean = sum(known) / len(known) if known else None
-    return {"group": name if name >= 0 else None, "clients": len(members), "accuracy": mean}
+    return {"cluster": name if name >= 0 else None, "clients": len(members), "accuracy": mean}
 
 
 def last_scores(run: Path) -> dict[int, float]:

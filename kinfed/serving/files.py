@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor
 
-from kinfed.snapshot import write_atomically
+from kinfed.checkpoint import write_atomically
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from kinfed.checks import within
 from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids, Part, kmeans
-from kinfed.data.checks import within
 from kinfed.errors import ConfigError
 from kinfed.models import AutoEncoder, make_autoencoder
 from kinfed.params import Params

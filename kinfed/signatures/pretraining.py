@@ -12,9 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kinfed.client import Batch, Client, Rows, base_key
-from kinfed.data.checks import above_zero, at_least
+from kinfed.checks import above_zero, at_least
+from kinfed.client import Batch, Client, Samples
 from kinfed.errors import ConfigError, DataError, ModelError
+from kinfed.keys import base_key
 from kinfed.locks import locked
 from kinfed.models import AutoEncoder, fit
 from kinfed.params import Params
@@ -98,7 +99,7 @@ def cache_folder() -> Path:
 def _as_client(x: Tensor) -> Client:
     """The server's rows, dressed as a client's."""
     n = torch.tensor(len(x), device=x.device)
-    rows = Rows(
+    rows = Samples(
         x, torch.zeros(len(x), dtype=torch.long, device=x.device), torch.arange(len(x), device=x.device), n, exact=True
     )
     key, zero = torch.tensor(base_key("pretraining"), device=x.device), torch.zeros_like(n)

@@ -8,7 +8,7 @@ from typing import cast
 from kinfed.config import Config, flattened
 from kinfed.errors import ConfigError
 from kinfed.experiment import Observer
-from kinfed.names import is_installed, known
+from kinfed.registry import is_installed, known
 from kinfed.trackers.subject import Subject
 
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}  # name -> package

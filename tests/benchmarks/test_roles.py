@@ -9,20 +9,20 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import roles
-from kinfed.algorithms import ALGORITHMS, CFL, FeSEM
-from kinfed.algorithms.split_tree import SplitRule
 from kinfed.cli import app
 from kinfed.data import Role
 from kinfed.engines import Vectorised
 from kinfed.errors import RoleError
 from kinfed.experiment import Experiment
+from kinfed.methods import CFL, METHODS, FeSEM
+from kinfed.methods.split_tree import SplitRule
 from kinfed.signatures import EncoderCentroids
-from tests.algorithms.planted import LOCAL, NESTED, net, renamed
-from tests.algorithms.registry import make, population
+from tests.methods.planted import LOCAL, NESTED, net, renamed
+from tests.methods.registry import make, population
 from tests.problems import fit
 
 pytestmark = pytest.mark.xdist_group("roles")  # one process makes the table
-REFUSING = [name for name, method in ALGORITHMS.items() if method.needs_labels]
+REFUSING = [name for name, method in METHODS.items() if method.needs_labels]
 WHY = re.compile(r"clients \[.+\] have no labelled training rows, but .+; use a method that needs none, such as (\w+)")
 W = 4 * (784 * 200 + 200 + 200 * 10 + 10)  # bytes of MLP-200
 
@@ -42,12 +42,12 @@ def test_the_docs_have_the_table_that_the_methods_give(table):
     assert roles.written() == table, "run: python benchmarks/roles.py --write"
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_places_late_and_holdout_clients_and_the_unlabelled_where_it_says_so(table, name):
     row = cells(table, name)
     assert row["late"].startswith("yes") and row["holdout"].startswith("yes")
-    assert row["unlabelled"].startswith("yes") == (not ALGORITHMS[name].needs_labels)
-    assert row["why not"] == (ALGORITHMS[name].needs_labels or "–")
+    assert row["unlabelled"].startswith("yes") == (not METHODS[name].needs_labels)
+    assert row["why not"] == (METHODS[name].needs_labels or "–")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_weights_that_nobody_trained_are_noticed(table):
 
 
 def test_who_never_trains_chooses_again_after_every_round_of_flis_dc(table):
-    assert [name for name in ALGORITHMS if cells(table, name)["placed again"] == "every round"] == ["flis_dc"]
+    assert [name for name in METHODS if cells(table, name)["placed again"] == "every round"] == ["flis_dc"]
 
 
 def test_cfl_asks_a_holdout_client_again_when_its_cluster_is_split():
@@ -122,7 +122,7 @@ def test_an_unlabelled_client_is_refused_before_anybody_trains_with_the_reason_a
         Experiment(method, fed, 3).run()
     assert "train" not in fed.ledger.up and "[7]" in str(refusal.value)
     instead = WHY.fullmatch(str(refusal.value))
-    assert instead and not ALGORITHMS[instead[1]].needs_labels
+    assert instead and not METHODS[instead[1]].needs_labels
 
 
 @pytest.mark.parametrize("name", REFUSING)

@@ -3,7 +3,7 @@ import pytest
 from benchmarks.scaling import STEPS, measure, plot, table_row
 
 
-def test_planted_groups_are_measured():
+def test_planted_clusters_are_measured():
     found = measure(400, seed=0, noise=1.0, number=50, distance="kernel")
     assert found["found"] == 50 and found["ari"] == found["precision"] == found["recall"] == 1
     assert table_row(found).startswith("| 400 |") and table_row(found).endswith("| 50 | 1.000 | 50 | 1.000 | 1.000 |")

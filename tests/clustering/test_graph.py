@@ -3,7 +3,7 @@ import torch
 
 from kinfed.clustering.graph import components, ward
 from kinfed.errors import ConfigError
-from tests.problems import same_groups
+from tests.problems import same_clusters
 
 
 def blocks(*sizes: int) -> torch.Tensor:
@@ -19,13 +19,13 @@ def test_one_wrong_edge_chains_components_but_not_wards_clusters():
     graph = blocks(4, 4)
     graph[0, 7] = graph[7, 0] = True
     assert components(graph).unique().tolist() == [0]
-    assert same_groups(ward(graph, 2), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
+    assert same_clusters(ward(graph, 2), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
 
 
 def test_members_keep_their_own_positions():
     order = torch.tensor([5, 0, 3, 1, 4, 2])
     graph = blocks(3, 3)[order][:, order]
-    assert same_groups(ward(graph, 2), torch.tensor([0, 0, 0, 1, 1, 1])[order])
+    assert same_clusters(ward(graph, 2), torch.tensor([0, 0, 0, 1, 1, 1])[order])
 
 
 def test_more_clusters_than_clients_are_refused():

@@ -9,10 +9,10 @@ from kinfed.clustering.hierarchy import (
     cut,
     distances,
     merges,
-    nearest_group,
+    nearest_cluster,
 )
 from kinfed.errors import ConfigError
-from tests.problems import same_groups
+from tests.problems import same_clusters
 
 LINE = torch.tensor([[0.0], [1.0], [4.0], [6.0]])
 
@@ -41,7 +41,7 @@ def test_equal_points_are_apart_by_nothing_and_stay_apart_at_threshold_zero():
     assert apart.max() == 0 and len(cut(merges(apart, "ward"), 0.0).unique()) == 40
 
 
-def test_one_point_is_one_group():
+def test_one_point_is_one_cluster():
     apart = distances(LINE[:1], LINE[:1], "l1")
     tree = merges(apart, "average")
     assert cut(tree, 1.0).tolist() == cut(tree, best_height(tree, apart, 9)).tolist() == [0]
@@ -62,43 +62,46 @@ def test_the_search_finds_blobs_and_leaves_a_cloud_whole(linkage):
     for seen, wanted in ((points, blob), (noise, torch.zeros(24))):
         apart = distances(seen, seen, "l2")
         tree = merges(apart, linkage)
-        assert same_groups(cut(tree, best_height(tree, apart, 100)), wanted)
+        assert same_clusters(cut(tree, best_height(tree, apart, 100)), wanted)
 
 
 def test_the_linkage_decides_where_a_stranger_goes():
     # the stranger 3 is 2 and 3 from {0, 1}, but 1.5 and 9 from {4.5, 12}
-    points, groups = torch.tensor([[0.0], [1.0], [4.5], [12.0]]), torch.tensor([5, 5, 7, 7])
+    points, clusters = torch.tensor([[0.0], [1.0], [4.5], [12.0]]), torch.tensor([5, 5, 7, 7])
     stranger = torch.tensor([[3.0]])
-    goes = {way: int(nearest_group(stranger, points, groups, "l2", way)) for way in ("single", "complete", "average")}
+    goes = {
+        way: int(nearest_cluster(stranger, points, clusters, "l2", way)) for way in ("single", "complete", "average")
+    }
     assert goes == {"single": 7, "complete": 5, "average": 5}
-    assert int(nearest_group(stranger, points, groups, "l2", "ward")) == 5  # the means are 0.5 and 8.25
+    assert int(nearest_cluster(stranger, points, clusters, "l2", "ward")) == 5  # the means are 0.5 and 8.25
 
 
 def test_wards_distance_of_a_stranger_is_the_height_at_which_it_would_merge():
     # to the mean: 2.9 and 3; times √(2n/(n+1)): √(2·3/4)·2.9 = 3.55 for three members, 3 for one
-    points, groups = torch.tensor([[-1.0], [0.0], [1.0], [5.9]]), torch.tensor([0, 0, 0, 1])
-    assert int(nearest_group(torch.tensor([[2.9]]), points, groups, "l2", "ward")) == 1
+    points, clusters = torch.tensor([[-1.0], [0.0], [1.0], [5.9]]), torch.tensor([0, 0, 0, 1])
+    assert int(nearest_cluster(torch.tensor([[2.9]]), points, clusters, "l2", "ward")) == 1
 
 
 def test_a_bipartition_separates_opposite_directions():
     points = torch.tensor([[1.0, 0.1], [-2.0, 0.0], [3.0, 0.0], [-1.0, 0.2]])
     second, alike = bipartition(points)
-    assert same_groups(second, torch.tensor([0, 1, 0, 1]))
+    assert same_clusters(second, torch.tensor([0, 1, 0, 1]))
     assert float(alike) == pytest.approx(float(1 - distances(points[[0, 2]], points[[1, 3]], "cosine").min()))
 
 
 def test_a_quantile_of_the_merge_heights_is_a_threshold():
     points = torch.tensor([[0.0], [1.0], [10.0], [12.0], [50.0]])  # merges of single linkage at 1, 2, 9, 38
     parts = {
-        q: Hierarchy("l2", "single", quantile=q).merged(torch.arange(5), points).groups() for q in (0.0, 0.5, 0.75, 1.0)
+        q: Hierarchy("l2", "single", quantile=q).merged(torch.arange(5), points).clusters()
+        for q in (0.0, 0.5, 0.75, 1.0)
     }
     assert [len(found.unique()) for found in parts.values()] == [5, 3, 2, 1]
     with pytest.raises(ConfigError, match="quantile"):
         Hierarchy(threshold=1.0, quantile=0.5)
 
 
-def test_a_dendrogram_gives_the_groups_below_its_cut():
+def test_a_dendrogram_gives_the_clusters_below_its_cut():
     tree = Dendrogram.of(torch.tensor([4, 5, 7, 9]), distances(LINE, LINE, "l2"), "single", 2.01)
-    assert same_groups(tree.groups(), cut(merges(distances(LINE, LINE, "l2"), "single"), 2.01))
+    assert same_clusters(tree.clusters(), cut(merges(distances(LINE, LINE, "l2"), "single"), 2.01))
     assert tree.merges.shape == (3, 4) and int(tree.merges[-1, 3]) == 4
     assert len(Dendrogram.none(LINE.device).members) == 0

@@ -5,7 +5,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 
 from kinfed.clustering.linking import cut_at, cut_into, link
-from tests.problems import same_groups
+from tests.problems import same_clusters
 
 
 def points(number: int, seed: int) -> np.ndarray:
@@ -20,7 +20,7 @@ def test_points_that_stand_for_one_are_linked_as_scipy_links_them(method, seed):
     theirs = linkage(apart, method)
     np.testing.assert_allclose(ours[:, 2], theirs[:, 2])
     np.testing.assert_array_equal(ours[:, 3], theirs[:, 3])
-    assert same_groups(cut_into(ours, 7), torch.from_numpy(fcluster(theirs, 7, "maxclust")))
+    assert same_clusters(cut_into(ours, 7), torch.from_numpy(fcluster(theirs, 7, "maxclust")))
 
 
 @pytest.mark.parametrize("method", ["average", "ward"])
@@ -34,9 +34,9 @@ def test_a_point_that_stands_for_many_is_linked_like_so_many_equal_ones(method):
     ours = link(torch.from_numpy(apart), torch.from_numpy(counts), method)
     height = float(theirs[-6, 2]) * 1.0001
     whole = cut_at(ours, height)[torch.arange(25).repeat_interleave(torch.from_numpy(counts))]
-    assert same_groups(whole, torch.from_numpy(fcluster(theirs, height, "distance")))
+    assert same_clusters(whole, torch.from_numpy(fcluster(theirs, height, "distance")))
     assert len(whole.unique()) == 6
 
 
-def test_one_point_is_one_group():
+def test_one_point_is_one_cluster():
     assert cut_at(link(torch.zeros(1, 1), torch.ones(1), "average"), 1.0).tolist() == [0]

@@ -60,26 +60,26 @@ def test_writers_follow_their_rows_when_public_ones_leave():
 
 
 def test_test_rows_are_capped_where_asked():
-    built = build_population(dataset(), DisjointClasses(10), 0, test_rows=7)
+    built = build_population(dataset(), DisjointClasses(10), 0, test_samples=7)
     assert {len(rows) for rows in built.test} == {7}
 
 
-def test_label_swapped_groups_hold_swapped_labels():
+def test_label_swapped_clusters_hold_swapped_labels():
     data = dataset()
     built = build_population(data, LabelSwapped(4), 0)
-    assert built.groups.tolist() == [0, 1, 2, 3]
+    assert built.true_clusters.tolist() == [0, 1, 2, 3]
     truth = np.concatenate([data.y_train, data.y_test])
-    for group, rows in enumerate(zip(built.train, built.test, strict=True)):
+    for cluster, rows in enumerate(zip(built.train, built.test, strict=True)):
         for part in rows:
             number = built.x[part].long().view(-1, 2) @ torch.tensor([1, 256])  # which image this is
-            swapped = {2 * group: 2 * group + 1, 2 * group + 1: 2 * group}
+            swapped = {2 * cluster: 2 * cluster + 1, 2 * cluster + 1: 2 * cluster}
             assert built.y[part].tolist() == [swapped.get(int(y), int(y)) for y in truth[number]]
 
 
-def test_roles_are_spread_evenly_over_the_planted_groups():
+def test_roles_are_spread_evenly_over_the_planted_clusters():
     built = build_population(dataset(), DisjointClasses(20), 3, roles=RoleSettings(0.25, 0.25, 0.25, 4))
-    for group in range(5):
-        mine = [built.role(client) for client in range(20) if built.groups[client] == group]
+    for cluster in range(5):
+        mine = [built.role(client) for client in range(20) if built.true_clusters[client] == cluster]
         assert sorted((r.holdout, r.labelled, r.joins) for r in mine) == [
             (False, False, 0),
             (False, True, 0),
@@ -116,18 +116,18 @@ def test_a_change_gives_some_clients_the_rows_of_another_draw():
     built = build_population(dataset(), DisjointClasses(10), 0, change=ChangeSettings(round=5, fraction=0.4))
     (change,) = built.changes
     assert change.round == 5 and len(change.clients) == 4
-    before = {frozenset(built.y[built.train[c]].tolist()): int(built.groups[c]) for c in range(10)}
-    for rows, test, group in zip(change.train, change.test, change.groups.tolist(), strict=True):
+    before = {frozenset(built.y[built.train[c]].tolist()): int(built.true_clusters[c]) for c in range(10)}
+    for rows, test, cluster in zip(change.train, change.test, change.true_clusters.tolist(), strict=True):
         labels = frozenset(built.y[rows].tolist())
         assert labels == frozenset(built.y[test].tolist()) and len(rows) == 20
-        assert before.get(labels, group) == group  # the same labels are the same group ...
-        assert (group in before.values()) == (labels in before)  # ... and new ones a new group
+        assert before.get(labels, cluster) == cluster  # the same labels are the same group ...
+        assert (cluster in before.values()) == (labels in before)  # ... and new ones a new group
 
 
-def test_a_change_of_swapped_or_natural_groups_keeps_their_numbers():
+def test_a_change_of_swapped_or_natural_clusters_keeps_their_numbers():
     for partition in (LabelSwapped(8), Structured(8, 2)):
         built = build_population(dataset(), partition, 0, change=ChangeSettings())
-        assert torch.equal(built.changes[0].groups, built.groups)
+        assert torch.equal(built.changes[0].true_clusters, built.true_clusters)
 
 
 def test_unlabelled_clients_stay_so_after_a_change():
@@ -139,7 +139,9 @@ def test_unlabelled_clients_stay_so_after_a_change():
 
 
 def test_digits_make_a_population_out_of_the_box():
-    built = build_population(load("digits"), Dirichlet(10, 0.5), 0, public_fraction=0.1, shift=Augment(), test_rows=30)
+    built = build_population(
+        load("digits"), Dirichlet(10, 0.5), 0, public_fraction=0.1, shift=Augment(), test_samples=30
+    )
     assert built.clients == 10 and label_counts(built).sum() == 1438 - len(built.public)
 
 
@@ -154,14 +156,14 @@ def test_validation_rows_are_a_share_of_the_clients_own_rows():
     plain, built = (build_population(dataset(), IID(4), 0, validation=share) for share in (0.0, 0.2))
     for before, train, test in zip(plain.train, built.train, built.test, strict=True):
         assert len(test) == 10 and torch.equal(torch.cat([train, test]).sort().values, before)
-    capped = build_population(dataset(), IID(4), 0, validation=0.2, test_rows=3)
+    capped = build_population(dataset(), IID(4), 0, validation=0.2, test_samples=3)
     assert [len(rows) for rows in capped.train + capped.test] == [40] * 4 + [3] * 4
     with pytest.raises(ConfigError, match=r"validation must be a share .* got 1\.0"):
         build_population(dataset(), IID(4), 0, validation=1.0)
 
 
 def test_training_rows_of_a_client_can_be_capped():
-    built = build_population(dataset(), DisjointClasses(10), 0, train_rows=3)
+    built = build_population(dataset(), DisjointClasses(10), 0, train_samples=3)
     assert [len(rows) for rows in built.train] == [3] * 10
     whole = build_population(dataset(), DisjointClasses(10), 0)
     assert all(torch.isin(few, rows).all() for few, rows in zip(built.train, whole.train, strict=True))

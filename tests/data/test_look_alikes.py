@@ -32,7 +32,7 @@ def numbers(x):
 
 def both(shift=None, partition=None, **more):
     """The same population without and with two look-alikes a client."""
-    partition = partition or DisjointClasses(8, groups=2)
+    partition = partition or DisjointClasses(8, clusters=2)
     return (
         build_population(dataset(), partition, 1, shift=shift, roles=roles, **more) for roles in (RoleSettings(), TWO)
     )
@@ -48,7 +48,7 @@ def test_the_original_clients_have_the_same_rows_as_without(shift):
         assert all(torch.equal(a, b) for a, b in zip(kept, getattr(without, part), strict=True))
     for before, after in zip(without.changes, found.changes, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(before.train + before.test, after.train + after.test, strict=True))
-    assert torch.equal(found.groups[:8], without.groups) and (found.groups[8:] == -1).all()
+    assert torch.equal(found.clusters[:8], without.clusters) and (found.clusters[8:] == -1).all()
 
 
 def test_they_come_after_training_in_the_order_of_their_originals():
@@ -59,7 +59,7 @@ def test_they_come_after_training_in_the_order_of_their_originals():
 
 
 def test_their_rows_are_test_rows_of_the_dataset_each_once_with_the_labels_of_the_original():
-    _, found = both(partition=DisjointClasses(8, groups=2))
+    _, found = both(partition=DisjointClasses(8, clusters=2))
     for client in range(8, 24):
         original = found.roles[client].look_alike_of
         rows = found.train[client]
@@ -80,7 +80,7 @@ def test_a_look_alike_is_turned_as_its_original_is():
     _, found = both(Rotation((0, 90)))
     for client in range(8, 24):
         images = found.x[found.train[client]]
-        upright = images if found.groups[found.roles[client].look_alike_of] == 0 else torch.rot90(images, -1, (2, 3))
+        upright = images if found.clusters[found.roles[client].look_alike_of] == 0 else torch.rot90(images, -1, (2, 3))
         assert min(numbers(upright)) >= 160 and len(set(numbers(upright))) == len(images)
 
 
@@ -88,8 +88,8 @@ def test_a_look_alike_has_its_originals_labels_swapped():
     _, found = both(partition=LabelSwapped(4, pairs=((0, 1), (2, 3))))
     truth = torch.from_numpy(np.concatenate([dataset().y_train, dataset().y_test]))
     for client in range(4, 12):
-        group = int(found.groups[found.roles[client].look_alike_of])
-        swap = torch.tensor([[1, 0, 2, 3], [0, 1, 3, 2]][group])
+        cluster = int(found.clusters[found.roles[client].look_alike_of])
+        swap = torch.tensor([[1, 0, 2, 3], [0, 1, 3, 2]][cluster])
         rows = found.train[client]
         assert torch.equal(found.y[rows], swap[truth[numbers(found.x[rows])]])
 

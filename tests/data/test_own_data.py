@@ -79,8 +79,8 @@ def test_a_loaded_hub_table_becomes_a_population():
     columns = {"scan": list(pictures), "finding": [0, 1] * 4, "hospital": ["north"] * 4 + ["south"] * 4}
     features = {"scan": datasets.Image(), "finding": datasets.Value("int64"), "hospital": datasets.Value("string")}
     table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-    built = from_hub(table, "hospital", "scan", "finding", OwnSettings(groups=[0, 1]))
-    assert built.clients == 2 and built.groups.tolist() == [0, 1]
+    built = from_hub(table, "hospital", "scan", "finding", OwnSettings(clusters=[0, 1]))
+    assert built.clients == 2 and built.true_clusters.tolist() == [0, 1]
     np.testing.assert_array_equal(built.x.permute(0, 2, 3, 1), pictures)
     with pytest.raises(DataError, match="no column ward; it has scan, finding, hospital"):
         from_hub(table, "ward", "scan", "finding")
@@ -148,10 +148,10 @@ def test_images_and_other_numbers_do_not_share_a_pool():
     assert from_clients([(x / 255, y), ((x / 255).astype(np.float32), y)]).x.dtype == torch.float32
 
 
-@pytest.mark.parametrize("groups", [["a", "b"], [0.5, 0.5], [[0], [1]], []])
-def test_planted_groups_are_whole_numbers(groups):
+@pytest.mark.parametrize("clusters", [["a", "b"], [0.5, 0.5], [[0], [1]], []])
+def test_planted_clusters_are_whole_numbers(clusters):
     with pytest.raises(ConfigError, match="groups must be whole numbers, one a client"):
-        OwnSettings(groups=groups)
+        OwnSettings(clusters=clusters)
 
 
 def test_tensors_of_any_float_kind_become_features():

@@ -23,7 +23,7 @@ from kinfed.data.partitions.dirichlet import cut
 from kinfed.data.partitions.favoured_labels import favourites, in_random_order
 from kinfed.data.partitions.structured import skewed_sizes
 from kinfed.errors import ConfigError, DataError, KinfedError
-from kinfed.names import first_lines
+from kinfed.registry import first_lines
 
 
 def labels(per_class=20, classes=10, test_per_class=5):
@@ -70,7 +70,7 @@ def test_shards_are_two_runs_of_the_sorted_rows():
 
 def test_shards_are_tested_on_the_labels_they_train_on_in_equal_shares():
     data = labels(test_per_class=50)
-    split = draw(Shards(10, test_rows=10), data)
+    split = draw(Shards(10, test_samples=10), data)
     for train, test in zip(split.train, split.test, strict=True):
         half = np.bincount(data.train[train], minlength=10) // 2  # 20 training rows, 10 test rows
         np.testing.assert_array_equal(np.bincount(data.test[test], minlength=10), half)
@@ -97,10 +97,10 @@ def test_exact_two_classes_needs_two_shards_a_client():
 # P3
 
 
-def test_disjoint_classes_give_each_group_labels_of_its_own_in_consecutive_blocks():
+def test_disjoint_classes_give_each_cluster_labels_of_its_own_in_consecutive_blocks():
     data = labels()
-    split = draw(DisjointClasses(10, groups=5), data)
-    assert split.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    split = draw(DisjointClasses(10, clusters=5), data)
+    assert split.true_clusters.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     own = held(split, data)
     assert own[0] == own[1] and sorted(chain.from_iterable(own[::2])) == list(range(10))
     first = own[0][0]
@@ -108,7 +108,7 @@ def test_disjoint_classes_give_each_group_labels_of_its_own_in_consecutive_block
     assert set(rows[:10]) <= set(split.train[0]) and set(rows[10:]) <= set(split.train[1])  # floor(20 / 2) each
 
 
-def test_disjoint_classes_test_on_all_rows_of_the_groups_labels():
+def test_disjoint_classes_test_on_all_rows_of_the_clusters_labels():
     data = labels()
     split = draw(DisjointClasses(10), data)
     assert labels_tested(split, data) == held(split, data) and all(len(rows) == 10 for rows in split.test)
@@ -116,12 +116,12 @@ def test_disjoint_classes_test_on_all_rows_of_the_groups_labels():
 
 def test_a_small_class_gives_smaller_blocks_and_repeats_no_row():
     data = Labels(np.repeat([0, 1], [20, 7]), np.array([0, 1]), 2)
-    split = draw(DisjointClasses(3, groups=1), data)
+    split = draw(DisjointClasses(3, clusters=1), data)
     assert [np.bincount(data.train[rows]).tolist() for rows in split.train] == [[6, 2]] * 3
 
 
 def test_rows_per_class_is_an_upper_limit():
-    assert set(sizes(draw(DisjointClasses(10, rows_per_class=3), labels()))) == {6}
+    assert set(sizes(draw(DisjointClasses(10, samples_per_class=3), labels()))) == {6}
 
 
 # P4
@@ -132,8 +132,8 @@ def test_shared_class_is_a_ring_where_neighbours_share_one_label_and_its_rows():
     split = draw(SharedClass(10), data)  # n = 60, 20 rows of each of three labels
     assert sizes(split) == [60] * 10
     rings = [set(own) for own in held(split, data)[::2]]
-    for group in range(5):
-        assert len(rings[group] & rings[(group + 1) % 5]) == 1 and not rings[group] & rings[(group + 2) % 5]
+    for cluster in range(5):
+        assert len(rings[cluster] & rings[(cluster + 1) % 5]) == 1 and not rings[cluster] & rings[(cluster + 2) % 5]
     for client in (0, 1):  # rank 0 and 1 of group 0, against the same ranks of group 1
         assert len(set(split.train[client]) & set(split.train[client + 2])) == 20
     assert labels_tested(split, data) == held(split, data)
@@ -142,7 +142,7 @@ def test_shared_class_is_a_ring_where_neighbours_share_one_label_and_its_rows():
 def test_the_random_sampler_takes_the_same_number_whatever_the_clients():
     data = labels(per_class=60)
     for clients in (5, 50):
-        split = draw(SharedClass(clients, sampling="random", rows_per_class=25), data)
+        split = draw(SharedClass(clients, sampling="random", samples_per_class=25), data)
         assert set(sizes(split)) == {75} and all(len(own) == 3 for own in held(split, data))
 
 
@@ -171,27 +171,27 @@ def test_quantity_skew_has_the_published_sizes():
     assert (skewed_sizes(4800, 60).min(), skewed_sizes(4800, 60).max()) == (41, 429)
 
 
-def test_structured_gives_the_last_group_the_labels_left():
+def test_structured_gives_the_last_cluster_the_labels_left():
     data = labels(classes=7, per_class=30)
-    split = draw(Structured(6, groups=3, labels_per_group=3), data)
+    split = draw(Structured(6, clusters=3, labels_per_cluster=3), data)
     assert labels_tested(split, data) == [[0, 1, 2]] * 2 + [[3, 4, 5]] * 2 + [[6]] * 2
     assert sum(sizes(split)) == 210 and sum(sizes(split)[4:]) == 30
 
 
-def test_structured_emnist_is_600_clients_in_10_groups(real_root):
+def test_structured_emnist_is_600_clients_in_10_clusters(real_root):
     if not (real_root / "emnist47.npz").exists():
         pytest.skip(f"no emnist47.npz in {real_root}")
     data = load("emnist47", real_root)
     split = draw(Structured(600), Labels(data.y_train, data.y_test, 47))
-    assert sum(sizes(split)) == len(data.y_train) and np.bincount(split.groups).tolist() == [60] * 10
+    assert sum(sizes(split)) == len(data.y_train) and np.bincount(split.true_clusters).tolist() == [60] * 10
 
 
 # P6
 
 
-def test_label_swap_is_iid_with_one_pair_for_each_group():
+def test_label_swap_is_iid_with_one_pair_for_each_cluster():
     split = draw(LabelSwapped(8), labels())
-    assert split.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and set(sizes(split)) == {25}
+    assert split.true_clusters.tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and set(sizes(split)) == {25}
     assert split.swaps == ((0, 1), (2, 3), (4, 5), (6, 7)) and sum(map(len, split.test)) == 50
 
 
@@ -225,9 +225,9 @@ def test_writers_become_clients_where_they_have_train_and_test_rows():
 
 def test_writers_can_be_limited_by_number_and_by_rows():
     assert len(draw(Writers(max_writers=2), writers()).train) == 2
-    assert [len(rows) for rows in draw(Writers(min_rows=5), writers()).train] == [3]  # writer 9: three and two
-    with pytest.raises(DataError, match="lower min_rows"):
-        draw(Writers(min_rows=6), writers())
+    assert [len(rows) for rows in draw(Writers(min_samples=5), writers()).train] == [3]  # writer 9: three and two
+    with pytest.raises(DataError, match="lower min_samples"):
+        draw(Writers(min_samples=6), writers())
     with pytest.raises(DataError, match="who wrote"):
         draw(Writers(), labels())
 
@@ -308,7 +308,7 @@ def counted(rows, of):
 
 def test_favoured_labels_have_six_rows_for_each_row_of_another():
     data = labels(per_class=25, test_per_class=50)
-    split = draw(FavouredLabels(10, test_rows=25), data)  # 3 of 10 clients favour a label: 3 · 6 + 7 · 1 = 25 rows
+    split = draw(FavouredLabels(10, test_samples=25), data)  # 3 of 10 clients favour a label: 3 · 6 + 7 · 1 = 25 rows
     for train, test in zip(split.train, split.test, strict=True):
         assert sorted(counted(train, data.train)) == [1] * 7 + [6] * 3
         np.testing.assert_array_equal(counted(test, data.test), counted(train, data.train))
@@ -353,7 +353,7 @@ def test_rows_that_rounding_leaves_go_to_clients_at_random():
         (DisjointClasses(200, 5), "has 20 rows for the 40 clients of group"),
         (DisjointClasses(3, 5), "5 groups need at least as many clients, got 3"),
         (SharedClass(10, 6), "need 12 labels, the data have 10"),
-        (SharedClass(10, sampling="random"), "has 20 rows, rows_per_class wants 250"),
+        (SharedClass(10, sampling="random"), "has 20 rows, samples_per_class wants 250"),
         (Structured(30, 3, 5), "3 groups of 5 labels need at least 11 labels, the data have 10"),
         (Structured(400, 2, 5), "needs at least 200 rows, got 100"),
         (LabelSwapped(8, ((0, 1), (2, 10))), "exchange label 10, the data have labels 0..9"),
@@ -420,18 +420,18 @@ def test_the_check_notices_broken_promises(train, promise, told):
     assert told in str(caught.value)
 
 
-def recipes(clients, groups, width, exact):
+def recipes(clients, clusters, width, exact):
     return [
         IID(clients),
         Shards(clients, exact_two_classes=exact),
-        DisjointClasses(clients, groups, width),
-        SharedClass(clients, groups + 2, width + 1, "random" if exact else "blocks", 2 if exact else None),
-        Structured(clients, groups, width),
+        DisjointClasses(clients, clusters, width),
+        SharedClass(clients, clusters + 2, width + 1, "random" if exact else "blocks", 2 if exact else None),
+        Structured(clients, clusters, width),
         LabelSwapped(clients, ((0, 1), (2, 3))[: 1 + exact]),
         Writers(clients, 1 + exact, exact),
         LabelSkew(clients, 0.1 + 0.2 * width, exact),
-        Dirichlet(clients, 0.1 * width, minimum=groups, balanced=exact, tries=5),
-        FavouredLabels(clients, width, 1.0 + 3 * exact, groups),
+        Dirichlet(clients, 0.1 * width, minimum=clusters, balanced=exact, tries=5),
+        FavouredLabels(clients, width, 1.0 + 3 * exact, clusters),
     ]
 
 
@@ -439,15 +439,15 @@ def recipes(clients, groups, width, exact):
 @given(
     rows=st.lists(st.integers(0, 6), min_size=1, max_size=80),
     clients=st.integers(1, 12),
-    groups=st.integers(1, 5),
+    clusters=st.integers(1, 5),
     width=st.integers(1, 4),
     exact=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_every_recipe_keeps_its_promise_or_says_why_not(rows, clients, groups, width, exact, seed):
+def test_every_recipe_keeps_its_promise_or_says_why_not(rows, clients, clusters, width, exact, seed):
     train = np.array(rows)
     data = Labels(train, train[::2].copy(), 7, train % 3, train[::2] % 3)
-    for recipe in recipes(clients, groups, width, exact):
+    for recipe in recipes(clients, clusters, width, exact):
         try:
             draw(recipe, data, seed)
         except KinfedError as error:

@@ -43,7 +43,7 @@ def test_clients_may_share_test_rows_and_all_train_by_default():
         ({"roles": (Role(), Role(LATER, True, True, 1))}, "client 1 is a look-alike of 1, wanted a real client"),
         ({"views": ((),)}, "got views for 1 of 2 clients"),
         ({"held_out": tensor([6])}, "held_out must be 0..5, got 6..6"),
-        ({"groups": tensor([0])}, "groups has shape [1], wanted [2]"),
+        ({"true_clusters": tensor([0])}, "groups has shape [1], wanted [2]"),
         ({"public": tensor([4])}, "client 1: row 4 is also public"),
         ({"train": (tensor([0.0]), tensor([2]))}, "wanted int64 [n]"),
     ],
@@ -73,11 +73,17 @@ def test_only_unlabelled_clients_train_without_labels_and_nobody_is_tested_witho
         ({"train": ()}, "1 clients, 0 train"),
         ({"clients": tensor([2])}, "clients of a change must be 0..1"),
         ({"train": (tensor([5, 5]),)}, "client 1: row 5 is twice"),
-        ({"groups": tensor([0, 1])}, "groups of a change has shape [2], wanted [1]"),
+        ({"true_clusters": tensor([0, 1])}, "groups of a change has shape [2], wanted [1]"),
     ],
 )
 def test_changes_are_checked_like_clients(changed, told):
-    parts = {"round": 3, "clients": tensor([1]), "train": (tensor([5]),), "test": (tensor([0]),), "groups": tensor([4])}
+    parts = {
+        "round": 3,
+        "clients": tensor([1]),
+        "train": (tensor([5]),),
+        "test": (tensor([0]),),
+        "true_clusters": tensor([4]),
+    }
     population(changes=(Change(**parts),))
     with pytest.raises(DataError) as caught:
         population(changes=(Change(**(parts | changed)),))

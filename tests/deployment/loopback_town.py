@@ -109,9 +109,9 @@ class Town:
 
     def kill(self, name: str) -> None:
         """Ends a process and all that it started, without a word, and sees to it that they are gone."""
-        group = int((self.folder / ".flower" / "pid" / name).read_text())
-        os.killpg(group, signal.SIGKILL)
-        self.until(lambda: not members(group), f"the end of {name}")
+        cluster = int((self.folder / ".flower" / "pid" / name).read_text())
+        os.killpg(cluster, signal.SIGKILL)
+        self.until(lambda: not members(cluster), f"the end of {name}")
 
     def processes(self, part: str = "") -> set[int]:
         """Those that belong to the federation and have this in their command line."""
@@ -153,10 +153,10 @@ def command_lines() -> Iterator[tuple[int, str]]:
             continue
 
 
-def members(group: int) -> list[str]:
+def members(cluster: int) -> list[str]:
     """The states of processes of a group, but for those that have ended and wait to be noticed."""
     states = [(row[0], int(row[2])) for row in map(status, Path("/proc").glob("[0-9]*/stat")) if row]
-    return [state for state, its in states if its == group and state != "Z"]
+    return [state for state, its in states if its == cluster and state != "Z"]
 
 
 def status(path: Path) -> list[str]:

@@ -15,7 +15,7 @@ from kinfed.config import assemble, load_config
 from kinfed.deployment import Plan, from_folder
 from kinfed.deployment.client import app_for as client_app_for
 from kinfed.deployment.server import app_for as server_app_for
-from kinfed.engines import telling
+from kinfed.engines import progress_log
 from kinfed.engines.flower.messages import facts_in
 from kinfed.errors import ConfigError, DataError, NetworkError
 from kinfed.serving import export
@@ -105,7 +105,7 @@ def test_a_client_notices_itself_that_its_rows_have_changed(folders, has_home):
     grid = federation(folders, config, meddle=meddle)
     for node in grid.online.values() if not has_home else ():
         del node["home"]
-    serve(grid, folders / "run", config, replace(PLAN, server_rows=str(folders / "server")))
+    serve(grid, folders / "run", config, replace(PLAN, server_samples=str(folders / "server")))
     roster, ledger = ((folders / "run" / f"{name}.csv").read_text().splitlines() for name in ("roster", "ledger"))
     assert roster[1] == "0,clinic-0,9,0,True,False,0" and roster[2] == "1,clinic-1,23,6,True,False,0"
     described = [row.split(",")[0] for row in ledger if ",describe," in row]
@@ -113,7 +113,7 @@ def test_a_client_notices_itself_that_its_rows_have_changed(folders, has_home):
 
 
 def test_rows_that_are_not_as_planned_are_refused_at_home_and_nothing_is_said(folders, monkeypatch, caplog, capsys):
-    monkeypatch.setattr(telling, "SECONDS", 0.5)
+    monkeypatch.setattr(progress_log, "SECONDS", 0.5)
     np.savez(folders / "clinic-5" / "rows.npz", x=np.zeros((4, 9, 9), np.uint8), y=np.zeros(4, np.int64))
     client = logging.getLogger("kinfed.engines")  # the server's, too, in one process
     client.addHandler(caplog.handler)
@@ -130,10 +130,10 @@ def test_rows_that_are_not_as_planned_are_refused_at_home_and_nothing_is_said(fo
 @pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])
 def test_a_server_without_the_rows_it_needs_says_so_before_it_waits(method, tmp_path, capsys):
     config = replace(CONFIG, method=method)
-    with pytest.raises(ConfigError, match=rf"{method} needs rows of the server's own.* server_rows of plan.toml"):
+    with pytest.raises(ConfigError, match=rf"{method} needs rows of the server's own.* server_samples of plan.toml"):
         serve(Loopback(0), tmp_path / "run", config)
-    missing = replace(PLAN, server_rows=str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"server_rows of plan.toml is '.*nowhere', but .*rows.npz cannot be read"):
+    missing = replace(PLAN, server_samples=str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"server_samples of plan.toml is '.*nowhere', but .*rows.npz cannot be read"):
         serve(Loopback(0), tmp_path / "run", config, missing)
     assert "waiting" not in capsys.readouterr().out
 

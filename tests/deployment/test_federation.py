@@ -23,7 +23,7 @@ from kinfed.config import DEMO, load_config, make_population
 from kinfed.deployment.folder import new_folder
 from kinfed.runs import CHECKPOINT, SUMMARY
 from tests.deployment.loopback_town import Town, foreign_peers, island
-from tests.problems import same_groups
+from tests.problems import same_clusters
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("federation")]
 
@@ -31,9 +31,9 @@ STARTERS = ("client-00", "client-01", "client-03", "client-04")
 KILLED, LATE, STRANGER = "client-04", "client-02", "client-05"
 SERVER = "flwr-serverapp"  # in the command line of a process that is a run's server
 ROUNDS = {"flt": 2, "repa": 3}  # FLT's second start waits for who is late; REPA trains with it in its third round
-SMALL = ["fraction=1.0", "partition.clients=6", "partition.groups=2", "checkpoint_every=1", "evaluation.every=9",
+SMALL = ["fraction=1.0", "partition.clients=6", "partition.clusters=2", "checkpoint_every=1", "evaluation.every=9",
          "engine.timeout=90"]  # fmt: skip
-METHODS = {
+CASES = {
     "flt": [],
     "repa": ["methods.repa.clusters=2", "methods.repa.signature.encoder_rounds=1",
              "methods.repa.signature.training.epochs=1"],
@@ -68,7 +68,7 @@ class Story:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     parent = tmp_path_factory.mktemp("federation")
-    for method, settings in METHODS.items():
+    for method, settings in CASES.items():
         config = load_config(DEMO, [f"method={method}", f"rounds={ROUNDS[method]}", *SMALL, *settings])
         new_folder(config, parent / method, make_population(config))
         plan = parent / method / "kinfed_app" / "plan.toml"
@@ -117,7 +117,7 @@ def ended(town: Town, peers: set[str]) -> bool:
     """Whether both runs have; notes whom processes are connected to meanwhile, if they could be to anybody."""
     if not town.island.holder:
         peers |= foreign_peers(town.processes())
-    return all(town.has(method, SUMMARY) for method in METHODS)
+    return all(town.has(method, SUMMARY) for method in CASES)
 
 
 def unregistered(town: Town) -> "subprocess.CompletedProcess[str]":
@@ -145,17 +145,17 @@ def in_plain_text(town: Town) -> "subprocess.CompletedProcess[str]":
     return town.call(sys.executable, "-c", code + "\\r\\n\\r\\n'); print('got', s.recv(99))")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_planted_groups_are_found(story: Story, method: str):
+@pytest.mark.parametrize("method", CASES)
+def test_the_planted_clusters_are_found(story: Story, method: str):
     names = [row["name"] for row in story.table(method, "roster")]
-    planted = {row["name"]: int(row["group"]) for row in story.planted()}
-    last = story.table(method, "groups")
-    found = {int(row["client"]): int(row["group"]) for row in last if row["round"] == last[-1]["round"]}
+    planted = {row["name"]: int(row["cluster"]) for row in story.planted()}
+    last = story.table(method, "clusters")
+    found = {int(row["client"]): int(row["cluster"]) for row in last if row["round"] == last[-1]["round"]}
     assert set(STARTERS) <= set(names)
-    assert same_groups(torch.tensor([found[i] for i in range(len(names))]), torch.tensor([planted[n] for n in names]))
+    assert same_clusters(torch.tensor([found[i] for i in range(len(names))]), torch.tensor([planted[n] for n in names]))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CASES)
 def test_who_came_late_was_placed_and_trained(story: Story, method: str):
     late = next(row for row in story.table(method, "roster") if row["name"] == LATE)
     assert int(late["joins"]) >= 1
@@ -167,7 +167,7 @@ def test_the_killed_node_stopped_nobody(story: Story):
     gone = next(row["client"] for row in story.table("repa", "roster") if row["name"] == KILLED)
     missing = [event for event in story.events("repa") if event["event"] == "missing reply"]
     assert {str(event["client"]) for event in missing} == {gone}
-    for method in METHODS:
+    for method in CASES:
         assert [int(row["round"]) for row in story.table(method, "rounds")] == [*range(1, ROUNDS[method] + 1)]
         assert float(story.table(method, "rounds")[-1]["accuracy"]) > 0.8
 

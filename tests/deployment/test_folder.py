@@ -25,7 +25,7 @@ from kinfed.deployment import from_folder, read_plan
 from kinfed.errors import ConfigError, NetworkError
 from tests.engines.flower.loopback import Loopback
 
-SMALL = ["method=fedavg", "rounds=2", "fraction=1.0", "partition.clients=6", "partition.groups=3", "engine.timeout=5"]
+SMALL = ["method=fedavg", "rounds=2", "fraction=1.0", "partition.clients=6", "partition.clusters=3", "engine.timeout=5"]
 
 
 @pytest.fixture(autouse=True)
@@ -81,9 +81,12 @@ def test_rows_are_cut_into_a_folder_for_each_client_and_one_for_the_server():
         assert rows.x.equal(people.x[people.train[client]]) and rows.test_y.equal(people.y[people.test[client]])
     plan = read_plan(folder / "kinfed_app" / "plan.toml")
     assert (plan.clients, plan.wait_for, plan.shape, plan.classes) == (6, 6, (1, 8, 8), 10)
-    assert plan.server_rows == "data/server" and len(from_folder(folder / "data" / "server").x) == len(people.public)
+    assert plan.server_samples == "data/server" and len(from_folder(folder / "data" / "server").x) == len(people.public)
     planted = (folder / "data" / "planted.csv").read_text().splitlines()
-    assert planted == ["name,group", *(f"client-{i:02},{group}" for i, group in enumerate(people.groups.tolist()))]
+    assert planted == [
+        "name,group",
+        *(f"client-{i:02},{cluster}" for i, cluster in enumerate(people.true_clusters.tolist())),
+    ]
 
 
 def test_the_config_in_the_folder_is_whole():
@@ -105,7 +108,7 @@ def test_nothing_but_the_app_travels():
 OWN = """
 from dataclasses import dataclass
 from torch import nn
-from kinfed.algorithms.fedavg import FedAvg
+from kinfed.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
@@ -137,7 +140,7 @@ def test_methods_and_models_of_the_users_own_travel_with_the_app(place, tmp_path
 
 
 def test_modules_that_are_installed_must_be_installed_on_the_nodes():
-    folder = new(*SMALL, "method=kinfed.algorithms.fedavg:FedAvg")
+    folder = new(*SMALL, "method=kinfed.methods.fedavg:FedAvg")
     assert "`kinfed[flower]` and `kinfed` must be installed" in (folder / "README.md").read_text()
     assert 'fab-include = ["kinfed_app/*.py"' in (folder / "pyproject.toml").read_text()
 
@@ -159,7 +162,7 @@ def test_nodes_may_bring_their_own_rows():
     plan = read_plan(folder / "kinfed_app" / "plan.toml")
     assert (plan.shape, plan.classes, plan.clients, plan.dtype) == ((3, 32, 32), 7, 3, "uint8")
     assert [config["name"] for config in node_configs(folder)] == ["client-00", "client-01", "client-02"]
-    assert plan.server_rows == "" and "here none" in (folder / "README.md").read_text()
+    assert plan.server_samples == "" and "here none" in (folder / "README.md").read_text()
     assert not (folder / "data").exists()
 
 
@@ -167,8 +170,8 @@ def test_nodes_may_bring_their_own_rows():
 def test_a_method_whose_server_needs_rows_has_a_place_for_them_and_it_is_said(method):
     words = [f"method={method}", "--shape", "3,32,32", "--classes", "10", "--clients", "20"]
     result = CliRunner().invoke(app, ["deploy", "new", "mine", *words])
-    assert f"{method} needs rows of the server's own too" in result.stdout and "server_rows" in result.stdout
-    assert read_plan(Path("mine/kinfed_app/plan.toml")).server_rows == "data/server"
+    assert f"{method} needs rows of the server's own too" in result.stdout and "server_samples" in result.stdout
+    assert read_plan(Path("mine/kinfed_app/plan.toml")).server_samples == "data/server"
     assert "here `data/server`" in Path("mine/README.md").read_text()
 
 
@@ -191,7 +194,7 @@ def test_the_command_on_the_deployment_page_writes_an_app_whose_server_starts(tm
 def test_an_encoder_from_elsewhere_takes_no_rows_of_the_server():
     folder = new("methods.flt.signature.pretraining.source=emnist", "--shape", "1,28,28", "--classes", "10",
                  "--clients", "3")  # fmt: skip
-    assert read_plan(folder / "kinfed_app" / "plan.toml").server_rows == ""
+    assert read_plan(folder / "kinfed_app" / "plan.toml").server_samples == ""
 
 
 def test_what_is_there_is_not_written_over_unless_forced():

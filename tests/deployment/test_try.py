@@ -38,7 +38,7 @@ echo "SuperNode ID: 7"
 @pytest.fixture
 def town(tmp_path):
     """Two clients, and commands that only seem to be Flower's."""
-    config = load_config(DEMO, ["method=fedavg", "rounds=1", "partition.clients=2", "partition.groups=2"])
+    config = load_config(DEMO, ["method=fedavg", "rounds=1", "partition.clients=2", "partition.clusters=2"])
     new_folder(config, tmp_path / "app", make_population(config))
     (tmp_path / "bin").mkdir()
     for name, text in STAND_INS.items():
@@ -87,7 +87,7 @@ def test_a_run_that_did_not_end_is_not_taken_for_an_earlier_one(town):
 @pytest.mark.slow
 @pytest.mark.xdist_group("federation")
 def test_nodes_are_let_in_again_at_once(tmp_path):
-    config = load_config(DEMO, ["method=fedavg", "rounds=1", "partition.clients=2", "partition.groups=2"])
+    config = load_config(DEMO, ["method=fedavg", "rounds=1", "partition.clients=2", "partition.clusters=2"])
     new_folder(config, tmp_path / "app", make_population(config))
     with island() as net:
         town = Town(tmp_path / "app", net)

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.algorithms import FedAvg, Local, PerFedAvg
 from kinfed.data import PARTITIONS, Role, build_population, load
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines.blocks import Cut
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Experiment
-from kinfed.federation import one_by_one
+from kinfed.federation import run_sequentially
+from kinfed.methods import FedAvg, Local, PerFedAvg
 from kinfed.models import MODELS, Model, make_model
 from kinfed.training import LocalTraining
 from tests.problems import SIZES, assert_close, assert_same_bits, fit, small_net, tiny_population
@@ -19,17 +19,17 @@ from tests.problems import SIZES, assert_close, assert_same_bits, fit, small_net
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05, momentum=0.9, decay=0.9, mu=0.1)
 
 
-def trained(algorithm, engine, population=None, rounds=2, **settings):
-    state, fed = fit(algorithm, engine, population, rounds, fraction=0.7, **settings)
-    return state.params if isinstance(algorithm, FedAvg | PerFedAvg) else fed.memory, fed
+def trained(method, engine, population=None, rounds=2, **settings):
+    state, fed = fit(method, engine, population, rounds, fraction=0.7, **settings)
+    return state.params if isinstance(method, FedAvg | PerFedAvg) else fed.memory, fed
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize("method", [FedAvg, Local])
 def test_side_by_side_equals_one_by_one(method, optimiser):
     local = LocalTraining(2, 5, 0.01, mu=0.1, optimiser=optimiser)
-    algorithm = method(small_net(), local)
-    (slow, reference), (fast, fed) = (trained(algorithm, engine) for engine in (Sequential, Vectorised))
+    method = method(small_net(), local)
+    (slow, reference), (fast, fed) = (trained(method, engine) for engine in (Sequential, Vectorised))
     assert_close(slow, fast)
     assert reference.ledger.rounds == fed.ledger.rounds
 
@@ -38,8 +38,8 @@ def test_side_by_side_equals_one_by_one(method, optimiser):
 def test_every_model_agrees_between_engines(name):
     shape = (1, 32, 32) if name == "resnet9" else (1, 28, 28)
     population = tiny_population((4, 9), shape=shape)
-    algorithm = FedAvg(make_model(name, shape, 3), LocalTraining(1, 5, 0.002))
-    slow, fast = (trained(algorithm, engine, population, rounds=1)[0] for engine in (Sequential, Vectorised))
+    method = FedAvg(make_model(name, shape, 3), LocalTraining(1, 5, 0.002))
+    slow, fast = (trained(method, engine, population, rounds=1)[0] for engine in (Sequential, Vectorised))
     assert_close(slow, fast)
 
 
@@ -48,7 +48,7 @@ SMALL = {
     "shards": {"clients": 6},
     "disjoint_classes": {"clients": 10},
     "shared_class": {"clients": 10},
-    "structured": {"clients": 10, "groups": 5, "labels_per_group": 2},
+    "structured": {"clients": 10, "clusters": 5, "labels_per_cluster": 2},
     "label_swap": {"clients": 8},
     "label_skew": {"clients": 10},
     "dirichlet": {"clients": 6},
@@ -59,8 +59,8 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_every_partition_agrees_between_engines(name):
     population = build_population(load("digits"), PARTITIONS[name](**SMALL[name]), seed=1)
-    algorithm = FedAvg(small_net(10), LocalTraining(1, 10, 0.05))
-    slow, fast = (trained(algorithm, engine, population) for engine in (Sequential, Vectorised))
+    method = FedAvg(small_net(10), LocalTraining(1, 10, 0.05))
+    slow, fast = (trained(method, engine, population) for engine in (Sequential, Vectorised))
     assert_close(slow[0], fast[0])
     assert slow[1].ledger.rounds == fast[1].ledger.rounds
 
@@ -74,8 +74,8 @@ def test_the_writer_partition_agrees_between_engines():
         "writer_test": torch.arange(len(digits.y_test)).numpy() % 7,
     }
     population = build_population(replace(digits, **writers), PARTITIONS["writers"](), seed=1)
-    algorithm = FedAvg(small_net(10), LocalTraining(1, 10, 0.05))
-    slow, fast = (trained(algorithm, engine, population)[0] for engine in (Sequential, Vectorised))
+    method = FedAvg(small_net(10), LocalTraining(1, 10, 0.05))
+    slow, fast = (trained(method, engine, population)[0] for engine in (Sequential, Vectorised))
     assert_close(slow, fast)
 
 
@@ -84,18 +84,18 @@ def test_the_writer_partition_agrees_between_engines():
 def test_the_same_seed_gives_the_same_bits_whatever_the_block_size(method, name):
     population = tiny_population(shape=(1, 28, 28)) if name == "lenet5" else tiny_population()
     shape = (1, 28, 28) if name == "lenet5" else (1, 8, 8)
-    algorithm = method(make_model(name, shape, 3), LOCAL)
-    whole, _ = trained(algorithm, Vectorised, population)
+    method = method(make_model(name, shape, 3), LOCAL)
+    whole, _ = trained(method, Vectorised, population)
     for block in (1, 2, 3, 4):
-        assert_same_bits(trained(algorithm, Vectorised, population, block=block)[0], whole)
+        assert_same_bits(trained(method, Vectorised, population, block=block)[0], whole)
 
 
 def test_colour_convolutions_have_the_same_bits_in_blocks_of_one_two_and_more():
     population = tiny_population((9, 10, 11, 9, 10), shape=(3, 32, 32))
-    algorithm = FedAvg(make_model("flhc_cnn", (3, 32, 32), 3), LocalTraining(1, 10, 0.01))
-    whole, _ = trained(algorithm, Vectorised, population, rounds=1)
+    method = FedAvg(make_model("flhc_cnn", (3, 32, 32), 3), LocalTraining(1, 10, 0.01))
+    whole, _ = trained(method, Vectorised, population, rounds=1)
     for block in (1, 2):
-        assert_same_bits(trained(algorithm, Vectorised, population, rounds=1, block=block)[0], whole)
+        assert_same_bits(trained(method, Vectorised, population, rounds=1, block=block)[0], whole)
 
 
 @pytest.mark.parametrize("method", [FedAvg, Local, PerFedAvg])
@@ -106,20 +106,20 @@ def test_a_batch_larger_than_any_client_is_all_its_rows(method, name):
     most, more, huge = (method(model, replace(LOCAL, batch_size=size)) for size in (max(SIZES), 1000, 10**23))
     whole, _ = trained(huge, Vectorised, population)
     assert_close(trained(huge, Sequential, population)[0], whole)
-    for algorithm, block in ((most, 0), (more, 0), (huge, 1), (huge, 2), (huge, 4)):
-        assert_same_bits(trained(algorithm, Vectorised, population, block=block, workers=2)[0], whole)
+    for method, block in ((most, 0), (more, 0), (huge, 1), (huge, 2), (huge, 4)):
+        assert_same_bits(trained(method, Vectorised, population, block=block, workers=2)[0], whole)
 
 
 def test_a_pair_of_batches_wider_than_any_client_is_cut_where_its_first_ends():
-    algorithm = PerFedAvg(small_net(), LocalTraining(1, 20), alpha=0.1, beta=0.5)
-    slow, fast = (trained(algorithm, engine)[0] for engine in (Sequential, Vectorised))
+    method = PerFedAvg(small_net(), LocalTraining(1, 20), alpha=0.1, beta=0.5)
+    slow, fast = (trained(method, engine)[0] for engine in (Sequential, Vectorised))
     assert_close(slow, fast)
-    assert not torch.equal(fast["1.weight"], algorithm.model.init()["1.weight"])
+    assert not torch.equal(fast["1.weight"], method.model.init()["1.weight"])
 
 
 def test_another_seed_gives_other_bits():
-    algorithm = FedAvg(small_net(), LOCAL)
-    a, b = (trained(algorithm, Vectorised, seed=seed)[0] for seed in (0, 1))
+    method = FedAvg(small_net(), LOCAL)
+    a, b = (trained(method, Vectorised, seed=seed)[0] for seed in (0, 1))
     assert not torch.equal(a["1.weight"], b["1.weight"])
 
 
@@ -154,13 +154,13 @@ def centred() -> Model:
     ("model", "why"), [(drop_out, "Dropout"), (batch_norm, "BatchNorm"), (centred, "mixes the rows of a batch")]
 )
 def test_what_cannot_run_side_by_side_runs_one_by_one_and_says_why_once(model, why):
-    algorithm = FedAvg(model(), LocalTraining(1, 6, 0.05))
+    method = FedAvg(model(), LocalTraining(1, 6, 0.05))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        fast, _ = trained(algorithm, Vectorised)
+        fast, _ = trained(method, Vectorised)
     assert len([w for w in said if why in str(w.message)]) == 1
     assert "\n" not in str(said[0].message)
-    slow, _ = trained(algorithm, Sequential)
+    slow, _ = trained(method, Sequential)
     assert_same_bits(fast, slow)
 
 
@@ -177,10 +177,10 @@ def test_buffers_that_move_do_so_in_every_engine():
     def build():
         return nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 3))
 
-    algorithm = Local(Model(build, classes=3), LOCAL)
+    method = Local(Model(build, classes=3), LOCAL)
     with pytest.warns(UserWarning, match="buffers move in training"):
-        fast, _ = trained(algorithm, Vectorised)
-    assert_same_bits(fast, trained(algorithm, Sequential)[0])
+        fast, _ = trained(method, Vectorised)
+    assert_same_bits(fast, trained(method, Sequential)[0])
 
 
 class SomePixels(nn.Module):
@@ -198,8 +198,8 @@ class SomePixels(nn.Module):
 def test_a_network_is_scored_with_what_it_drew_for_training():
     ends = []
     for engine in (Sequential, Vectorised):
-        algorithm = FedAvg(Model(SomePixels, classes=3), LocalTraining(2, 6, 0.2))
-        experiment = Experiment(algorithm, engine(algorithm, tiny_population(groups=1)), rounds=8)
+        method = FedAvg(Model(SomePixels, classes=3), LocalTraining(2, 6, 0.2))
+        experiment = Experiment(method, engine(method, tiny_population(clusters=1)), rounds=8)
         assert experiment.run()["accuracy"] > 0.95
         ends.append(experiment.state.params)
     assert_close(*ends)
@@ -212,8 +212,8 @@ def hooked() -> nn.Module:
 
 
 def test_a_hook_on_a_part_made_of_parts_is_heard_in_training():
-    algorithm = FedAvg(Model(hooked, classes=3), LOCAL)
-    slow, fast = (trained(algorithm, engine)[0] for engine in (Sequential, Vectorised))
+    method = FedAvg(Model(hooked, classes=3), LOCAL)
+    slow, fast = (trained(method, engine)[0] for engine in (Sequential, Vectorised))
     assert_close(slow, fast)
 
 
@@ -223,10 +223,10 @@ def test_a_backward_hook_sees_one_client_at_a_time():
         module[3].register_full_backward_hook(lambda part, into, out: (3 * into[0],))
         return module
 
-    algorithm = FedAvg(Model(build, classes=3), LOCAL)
+    method = FedAvg(Model(build, classes=3), LOCAL)
     with pytest.warns(UserWarning, match="backward hook"):
-        fast, _ = trained(algorithm, Vectorised)
-    assert_same_bits(fast, trained(algorithm, Sequential)[0])
+        fast, _ = trained(method, Vectorised)
+    assert_same_bits(fast, trained(method, Sequential)[0])
 
 
 class BranchesOnData(nn.Module):
@@ -240,15 +240,15 @@ class BranchesOnData(nn.Module):
 
 
 def test_a_users_module_that_vmap_refuses_falls_back_and_is_right():
-    algorithm = FedAvg(Model(BranchesOnData, classes=3), LocalTraining(1, 6, 0.05))
+    method = FedAvg(Model(BranchesOnData, classes=3), LocalTraining(1, 6, 0.05))
     with pytest.warns(UserWarning, match="one client at a time"):
-        fast, _ = trained(algorithm, Vectorised)
-    assert_same_bits(fast, trained(algorithm, Sequential)[0])
+        fast, _ = trained(method, Vectorised)
+    assert_same_bits(fast, trained(method, Sequential)[0])
 
 
 def test_a_device_that_was_full_once_is_tried_again():
-    algorithm, population = FedAvg(small_net(), LOCAL), tiny_population()
-    fed = Vectorised(algorithm, population)
+    method, population = FedAvg(small_net(), LOCAL), tiny_population()
+    fed = Vectorised(method, population)
     one_block, full = fed._one_block, [True]
 
     def crowded(*args):
@@ -258,18 +258,18 @@ def test_a_device_that_was_full_once_is_tried_again():
 
     fed._one_block = crowded
     with pytest.warns(UserWarning, match="'train' runs one client at a time, which is slower: pretended"):
-        state = algorithm.round(algorithm.init(fed), 0, fed)
+        state = method.round(method.init(fed), 0, fed)
     full[0] = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        algorithm.round(state, 1, fed)
+        method.round(state, 1, fed)
     assert not fed.loops and "blocks" in fed.ways["train"]
-    assert_close(state.params, fit(algorithm, Sequential, population, 1)[0].params)
+    assert_close(state.params, fit(method, Sequential, population, 1)[0].params)
 
 
 def test_a_marked_task_runs_one_by_one_without_a_warning():
     class Marked(Local):
-        @one_by_one  # not Local.train itself: the mark would stay there for all tests to come
+        @run_sequentially  # not Local.train itself: the mark would stay there for all tests to come
         def train(self, client):
             return super().train(client)
 
@@ -312,9 +312,9 @@ def test_a_negative_block_is_refused():
 def test_cuda_agrees_with_the_reference():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    algorithm = FedAvg(small_net(), LOCAL)
-    fast, _ = trained(algorithm, Vectorised, device="cuda")
-    assert_close({k: v.cpu() for k, v in fast.items()}, trained(algorithm, Sequential)[0])
+    method = FedAvg(small_net(), LOCAL)
+    fast, _ = trained(method, Vectorised, device="cuda")
+    assert_close({k: v.cpu() for k, v in fast.items()}, trained(method, Sequential)[0])
 
 
 def products() -> tuple[bool, bool]:
@@ -331,9 +331,9 @@ def test_only_what_clients_do_is_coarse(tf32):
             seen.append(products())
             return super().train(client, params)
 
-    before, algorithm = products(), Noting(small_net(), LOCAL)
-    fed = Vectorised(algorithm, tiny_population(), tf32=tf32)
-    algorithm.round(algorithm.init(fed), 0, fed)
+    before, method = products(), Noting(small_net(), LOCAL)
+    fed = Vectorised(method, tiny_population(), tf32=tf32)
+    method.round(method.init(fed), 0, fed)
     assert set(seen) == {(tf32, tf32)} and products() == before
 
 
@@ -351,8 +351,8 @@ def test_padding_never_shows_a_client_the_rows_of_another():
 def test_clients_alike_in_all_that_a_task_looks_at_are_asked_once():
     people = tiny_population()
     people = replace(people, test=(people.test[0], people.test[0], *people.test[2:]))
-    algorithm = FedAvg(small_net(), LOCAL)
-    state, fed = fit(algorithm, Vectorised, people, rounds=2)
+    method = FedAvg(small_net(), LOCAL)
+    state, fed = fit(method, Vectorised, people, rounds=2)
     asked = []
     side_by_side = fed._side_by_side
 
@@ -361,12 +361,12 @@ def test_clients_alike_in_all_that_a_task_looks_at_are_asked_once():
         return side_by_side(name, ids, *rest)
 
     fed._side_by_side = watched
-    replies = fed.run(algorithm.evaluate, fed.clients, algorithm.offer(state, fed.clients, fed))
+    replies = fed.run(method.evaluate, fed.clients, method.offer(state, fed.clients, fed))
     assert asked == [("evaluate", [0, 2, 3, 4, 5])]
-    slow = Sequential(algorithm, people)
-    expected = slow.run(algorithm.evaluate, slow.clients, algorithm.offer(state, slow.clients, slow))
+    slow = Sequential(method, people)
+    expected = slow.run(method.evaluate, slow.clients, method.offer(state, slow.clients, slow))
     assert replies["correct"].tolist() == expected["correct"].tolist()
-    fed.run(algorithm.train, fed.clients, algorithm.offer(state, fed.clients, fed))
+    fed.run(method.train, fed.clients, method.offer(state, fed.clients, fed))
     assert asked[-1] == ("train", [0, 1, 2, 3, 4, 5])
 
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.algorithms import ALGORITHMS, FedAvg, Local
-from kinfed.client import Client, Rows
+from kinfed.client import Client, Samples
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines.recording import Recorder
+from kinfed.methods import METHODS, FedAvg, Local
 from kinfed.models import Model, make_autoencoder, make_model
 from kinfed.models import fit as fit_rows
 from kinfed.params import to_flat
 from kinfed.training import LocalTraining
-from tests.algorithms.registry import make, population
+from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, fit, small_net, tiny_population
 
 pytestmark = [
@@ -33,45 +33,45 @@ def on_cpu(tree):
     return {name: t.cpu() for name, t in tree.items()}
 
 
-def trained(algorithm, engine=Vectorised, population=None, rounds=4, recorder=None, **settings):
+def trained(method, engine=Vectorised, population=None, rounds=4, recorder=None, **settings):
     population = population or tiny_population()
-    fed = engine(algorithm, population, fraction=1.0, **settings)
+    fed = engine(method, population, fraction=1.0, **settings)
     if recorder:
         fed.recorder = recorder
-    state = algorithm.init(fed)
+    state = method.init(fed)
     for t in range(rounds):
         fed.begin(t)
-        state = algorithm.round(state, t, fed)
-    return on_cpu(state.params if isinstance(algorithm, FedAvg) else fed.memory), fed
+        state = method.round(state, t, fed)
+    return on_cpu(state.params if isinstance(method, FedAvg) else fed.memory), fed
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize("method", [FedAvg, Local])
 def test_a_recording_changes_no_bit(method, optimiser):
-    algorithm = method(small_net(), LocalTraining(2, 5, 0.01, mu=0.1, decay=0.9, optimiser=optimiser))
+    method = method(small_net(), LocalTraining(2, 5, 0.01, mu=0.1, decay=0.9, optimiser=optimiser))
     even = tiny_population((14,) * 5)
-    replayed, fed = trained(algorithm, population=even, device="cuda")
+    replayed, fed = trained(method, population=even, device="cuda")
     assert any(fed.recorder.known.values()) and not fed.recorder.unrecordable
-    assert_same_bits(replayed, trained(algorithm, population=even, device="cuda", recorder=Never())[0])
+    assert_same_bits(replayed, trained(method, population=even, device="cuda", recorder=Never())[0])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("epochs", [7, 40])  # 49 and 280 steps: short and long recordings
 def test_recorded_steps_of_uneven_clients_change_no_bit(monkeypatch, epochs, momentum):
-    algorithm = Local(small_net(), LocalTraining(epochs, 5, 0.01, momentum, mu=0.1, decay=0.9))
+    method = Local(small_net(), LocalTraining(epochs, 5, 0.01, momentum, mu=0.1, decay=0.9))
     uneven = tiny_population((7, 23, 12, 31, 9))
-    walked, fed = trained(algorithm, population=uneven, device="cuda")
+    walked, fed = trained(method, population=uneven, device="cuda")
     (walk,) = fed.walks.known.values()
     assert walk.graph and walk.places and len(walk.places.stride) == (16 if epochs == 7 else 64)
     assert not any(fed.recorder.known.values())
     monkeypatch.setattr(Vectorised, "_walks", lambda fed, looks: False)
-    assert_same_bits(walked, trained(algorithm, population=uneven, device="cuda", recorder=Never())[0])
+    assert_same_bits(walked, trained(method, population=uneven, device="cuda", recorder=Never())[0])
 
 
 def test_recorded_steps_serve_other_cohorts():
-    algorithm = make("per_fedavg", LocalTraining(4, 5, 0.05))
+    method = make("per_fedavg", LocalTraining(4, 5, 0.05))
     (slow, _), (fast, fed) = (
-        fit(algorithm, engine, population(), 6, fraction=0.3, **how)
+        fit(method, engine, population(), 6, fraction=0.3, **how)
         for engine, how in ((Sequential, {}), (Vectorised, {"device": "cuda"}))
     )
     assert any(walk.graph for walk in fed.walks.known.values())
@@ -82,10 +82,10 @@ def test_recorded_steps_serve_other_cohorts():
 def test_every_network_agrees_with_the_reference(name):
     shape = (3, 32, 32) if name in ("resnet9", "lenet5") else (1, 28, 28)
     population = tiny_population((4, 9, 23), shape=shape)
-    algorithm = FedAvg(make_model(name, shape, 3), LocalTraining(1, 5, 0.002))
-    fast = trained(algorithm, population=population, rounds=3, device="cuda")[0]
+    method = FedAvg(make_model(name, shape, 3), LocalTraining(1, 5, 0.002))
+    fast = trained(method, population=population, rounds=3, device="cuda")[0]
     atol = 1e-3 if name == "resnet9" else 1e-5  # its norms divide by small numbers
-    assert_close(fast, trained(algorithm, Sequential, population, rounds=3)[0], atol)
+    assert_close(fast, trained(method, Sequential, population, rounds=3)[0], atol)
 
 
 class OwnForward(nn.Module):
@@ -98,32 +98,32 @@ class OwnForward(nn.Module):
 
 
 def test_a_users_module_is_recorded_too():
-    algorithm = FedAvg(Model(OwnForward, classes=3, mean=(0.5,), std=(0.25,)), LOCAL)
-    fast, fed = trained(algorithm, device="cuda")
+    method = FedAvg(Model(OwnForward, classes=3, mean=(0.5,), std=(0.25,)), LOCAL)
+    fast, fed = trained(method, device="cuda")
     assert any(fed.recorder.known.values()) and not fed.recorder.unrecordable
-    assert_close(fast, trained(algorithm, Sequential)[0])
+    assert_close(fast, trained(method, Sequential)[0])
 
 
 @pytest.mark.parametrize("block", [1, 2, 4])
 def test_blocks_and_padding_change_no_bit_of_the_quick_way(block):
-    algorithm = Local(make_model("lenet5", (1, 28, 28), 3), LOCAL)
+    method = Local(make_model("lenet5", (1, 28, 28), 3), LOCAL)
     population = tiny_population((7, 23, 12, 31, 9), shape=(1, 28, 28))
-    whole = trained(algorithm, population=population, device="cuda")[0]
-    assert_same_bits(trained(algorithm, population=population, device="cuda", block=block)[0], whole)
+    whole = trained(method, population=population, device="cuda")[0]
+    assert_same_bits(trained(method, population=population, device="cuda", block=block)[0], whole)
 
 
 def test_coarse_products_are_near_the_precise_ones():
-    algorithm = FedAvg(make_model("lenet5", (1, 28, 28), 3), LocalTraining(1, 5, 0.01))
+    method = FedAvg(make_model("lenet5", (1, 28, 28), 3), LocalTraining(1, 5, 0.01))
     population = tiny_population(shape=(1, 28, 28))
-    coarse = trained(algorithm, population=population, device="cuda", tf32=True)[0]
-    precise = trained(algorithm, population=population, device="cuda")[0]
+    coarse = trained(method, population=population, device="cuda", tf32=True)[0]
+    precise = trained(method, population=population, device="cuda")[0]
     assert_close(coarse, precise, atol=1e-3)
     assert not torch.equal(coarse["0.weight"], precise["0.weight"])
 
 
 def test_too_many_lanes_for_the_memory_are_halved():
-    algorithm, population = FedAvg(small_net(), LOCAL), tiny_population((6,) * 80)
-    fed = Vectorised(algorithm, population, device="cuda")
+    method, population = FedAvg(small_net(), LOCAL), tiny_population((6,) * 80)
+    fed = Vectorised(method, population, device="cuda")
     one_block = fed._one_block
 
     def narrow(name, cohort, keys, offer, block):
@@ -132,12 +132,12 @@ def test_too_many_lanes_for_the_memory_are_halved():
         return one_block(name, cohort, keys, offer, block)
 
     fed._one_block = narrow
-    state = algorithm.round(algorithm.init(fed), 0, fed)
+    state = method.round(method.init(fed), 0, fed)
     assert fed.lanes["train"] == 40
-    assert_close(on_cpu(state.params), fit(algorithm, Sequential, population, 1)[0].params)
+    assert_close(on_cpu(state.params), fit(method, Sequential, population, 1)[0].params)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_agrees_with_the_reference(name):
     (slow, reference), (fast, fed) = (
         fit(make(name), engine, population(), 3, fraction=0.5, **how)
@@ -147,8 +147,8 @@ def test_every_method_agrees_with_the_reference(name):
     assert reference.ledger.rounds == fed.ledger.rounds
     clients = reference.clients
     theirs, ours = (
-        algorithm.offer(state, clients.to(engine.device), engine)
-        for algorithm, state, engine in ((make(name), slow, reference), (make(name), fast, fed))
+        method.offer(state, clients.to(engine.device), engine)
+        for method, state, engine in ((make(name), slow, reference), (make(name), fast, fed))
     )
     for part in ("shared", "each"):
         assert_close(to_flat(getattr(theirs, part)), on_cpu(to_flat(getattr(ours, part))), atol=1e-4)
@@ -161,7 +161,7 @@ def test_a_recorded_fitting_agrees_with_the_plain_one():
     for device in ("cuda", "cpu"):
         size, zero = torch.tensor(30, device=device), torch.tensor(0, device=device)
         index = torch.arange(30, device=device)
-        own = Rows(x.to(device), torch.zeros_like(index), index, size, exact=True)
+        own = Samples(x.to(device), torch.zeros_like(index), index, size, exact=True)
         server = Client(own, own, torch.tensor(5, device=device), zero, zero, {})
         start = {name: weight.to(device) for name, weight in network.init().items()}
         ends.append(on_cpu(fit_rows(network, start, server.batches(5, 8), 1e-3)))

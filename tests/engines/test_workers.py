@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.algorithms import FedAvg, Local
+from kinfed.cancellation import go_on
 from kinfed.engines import Vectorised
 from kinfed.engines.workers import at_once, single_threaded
 from kinfed.errors import ConfigError
+from kinfed.methods import FedAvg, Local
 from kinfed.models import Model, make_model
-from kinfed.stopping import go_on
 from kinfed.training import LocalTraining
 from tests.problems import assert_close, fit, tiny_population
 
@@ -77,12 +77,12 @@ def test_an_error_of_one_item_ends_the_others():
 def test_a_training_is_given_up_at_its_next_batch(name):
     people = tiny_population((40,) * 4, shape=(1, 28, 28))
     for alone in (False, True):
-        algorithm = FedAvg(nets()[name], LocalTraining(epochs=500, batch_size=5))
-        fed = Vectorised(algorithm, people, workers=2, alone=alone)
+        method = FedAvg(nets()[name], LocalTraining(epochs=500, batch_size=5))
+        fed = Vectorised(method, people, workers=2, alone=alone)
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            fed.run(algorithm.train, fed.clients, algorithm.offer(algorithm.init(fed), fed.clients, fed))
+            fed.run(method.train, fed.clients, method.offer(method.init(fed), fed.clients, fed))
         assert time.monotonic() - began < 30
 
 
@@ -139,10 +139,10 @@ def test_the_number_of_workers_hardly_changes_what_clients_answer(method, name):
     population = tiny_population((7, 23, 12, 31, 9, 18, 22, 8, 30), shape=(1, 28, 28))
     answers = []
     for workers in (1, 2, 4):
-        algorithm = method(nets()[name], LOCAL)
-        _, fed = fit(algorithm, Vectorised, population, rounds=1, workers=workers)
-        offer = algorithm.offer(algorithm.init(fed), fed.clients, fed)
-        sent = fed.run(algorithm.train, fed.clients, offer).send
+        method = method(nets()[name], LOCAL)
+        _, fed = fit(method, Vectorised, population, rounds=1, workers=workers)
+        offer = method.offer(method.init(fed), fed.clients, fed)
+        sent = fed.run(method.train, fed.clients, offer).send
         answers.append(dict(sent.get("params", fed.memory)))
     for other in answers[1:]:
         assert_close(answers[0], other, atol=1e-4)  # mostly equal bits; 8e-6 was seen, see docs/performance.md

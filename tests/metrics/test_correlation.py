@@ -55,7 +55,7 @@ def test_divergence_is_one_bit_for_those_who_share_nothing_and_none_for_equals()
 def test_clients_with_the_same_view_look_the_same_and_others_do_not():
     people = build_population(load("digits"), IID(6), 0, shift=Rotation((0, 90, 180)))
     alike = drift_similarity(people, CPU)
-    same = people.groups[:, None] == people.groups
+    same = people.true_clusters[:, None] == people.true_clusters
     assert (alike[same] == 1).all() and (alike[~same] < 0.99).all() and (alike >= 0).all()
     assert drift_similarity(people, CPU) is alike  # once for each population
     again = build_population(load("digits"), IID(6), 0, shift=Rotation((0, 90, 180)))

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kinfed.algorithms import FedAvg, Local
 from kinfed.engines import Vectorised
 from kinfed.experiment import Evaluation, Experiment
+from kinfed.methods import FedAvg, Local
 from kinfed.params import flatten
 from kinfed.training import LocalTraining
-from tests.algorithms.registry import METHODS, make, population
+from tests.methods.registry import CASES, make, population
 from tests.problems import ENGINES, small_net, tiny_population
 
 WHOLE = LocalTraining(epochs=1, batch_size=64, lr=0.1)  # one step on all rows: the order of the rows does not matter
@@ -18,20 +18,20 @@ WHOLE = LocalTraining(epochs=1, batch_size=64, lr=0.1)  # one step on all rows: 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_embedding_is_what_training_changes_in_the_served_model(engine):
-    algorithm = FedAvg(small_net(), WHOLE)
-    fed = engine(algorithm, tiny_population())
-    state = algorithm.init(fed)
-    trained = fed.run(algorithm.train, fed.clients, algorithm.offer(state, fed.clients, fed))
+    method = FedAvg(small_net(), WHOLE)
+    fed = engine(method, tiny_population())
+    state = method.init(fed)
+    trained = fed.run(method.train, fed.clients, method.offer(state, fed.clients, fed))
     wanted = flatten(trained.stack("params")) - flatten({name: w[None] for name, w in state.params.items()})
-    torch.testing.assert_close(algorithm.embeddings(state, fed), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(method.embeddings(state, fed), wanted, atol=1e-6, rtol=0)
 
 
 def test_a_client_remembers_nothing_of_being_looked_at():
-    algorithm = Local(small_net(), WHOLE)
-    fed = Vectorised(algorithm, tiny_population())
-    state = algorithm.round(algorithm.init(fed), 0, fed)
+    method = Local(small_net(), WHOLE)
+    fed = Vectorised(method, tiny_population())
+    state = method.round(method.init(fed), 0, fed)
     before = {name: w.clone() for name, w in fed.memory.items()}
-    first, second = algorithm.embeddings(state, fed), algorithm.embeddings(state, fed)
+    first, second = method.embeddings(state, fed), method.embeddings(state, fed)
     assert all(torch.equal(w, before[name]) for name, w in fed.memory.items())
     torch.testing.assert_close(first, second, atol=1e-6, rtol=0)
 
@@ -40,15 +40,15 @@ def test_a_client_that_sends_no_number_has_none_and_the_others_are_compared():
     people = population()
     sick = people.x.float() / 255
     sick[people.train[3]] = torch.nan
-    algorithm = make("fedavg")
-    fed = Vectorised(algorithm, replace(people, x=sick))
-    seen = algorithm.embeddings(algorithm.init(fed), fed)
+    method = make("fedavg")
+    fed = Vectorised(method, replace(people, x=sick))
+    seen = method.embeddings(method.init(fed), fed)
     assert seen.isnan().all(1).tolist() == [client == 3 for client in range(12)]
-    summary = Experiment(algorithm, fed, 1, Evaluation(correlation=True)).run()
+    summary = Experiment(method, fed, 1, Evaluation(correlation=True)).run()
     assert -1 <= summary["correlation_labels"] <= 1
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CASES)
 def test_correlations_are_measured_for_every_method_and_disturb_none(name):
     def outcome(evaluation):
         method = make(name)

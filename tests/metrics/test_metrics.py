@@ -74,10 +74,10 @@ def test_a_client_without_test_rows_has_no_accuracy():
     assert accuracy[0] == 0.75 and accuracy[1].isnan()
 
 
-def test_group_agreement_ignores_names_and_the_unplaced():
+def test_cluster_agreement_ignores_names_and_the_unplaced():
     planted = torch.tensor([0, 0, 1, 1, 1])
     perfect = agreement(torch.tensor([7, 7, 3, 3, -1]), planted)
-    assert perfect == pytest.approx({"ari": 1.0, "nmi": 1.0, "purity": 1.0, "groups": 2.0})
+    assert perfect == pytest.approx({"ari": 1.0, "nmi": 1.0, "purity": 1.0, "clusters": 2.0})
     assert agreement(torch.zeros(5), planted)["ari"] == 0.0
 
 
@@ -96,17 +96,17 @@ def test_adjusted_rand_and_mutual_information_by_hand():
     assert mutual_information(table) == pytest.approx(shared / entropy)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 5, 40])
-def test_agreement_is_that_of_scikit_learn(groups):
-    luck = torch.Generator().manual_seed(groups)
-    ours, true = torch.randint(0, groups, (40,), generator=luck), torch.randint(0, 4, (40,), generator=luck)
+@pytest.mark.parametrize("clusters", [1, 2, 5, 40])
+def test_agreement_is_that_of_scikit_learn(clusters):
+    luck = torch.Generator().manual_seed(clusters)
+    ours, true = torch.randint(0, clusters, (40,), generator=luck), torch.randint(0, 4, (40,), generator=luck)
     said = agreement(ours, true)
     assert said["ari"] == pytest.approx(adjusted_rand_score(true, ours), abs=1e-12)
     assert said["nmi"] == pytest.approx(normalized_mutual_info_score(true, ours), abs=1e-12)
 
 
 def test_nobody_divided_is_full_agreement():
-    assert agreement(torch.zeros(3), torch.zeros(3)) == {"ari": 1.0, "nmi": 1.0, "purity": 1.0, "groups": 1.0}
+    assert agreement(torch.zeros(3), torch.zeros(3)) == {"ari": 1.0, "nmi": 1.0, "purity": 1.0, "clusters": 1.0}
 
 
 def test_pair_quality_by_hand():

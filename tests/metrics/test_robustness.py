@@ -9,28 +9,28 @@ from torch import tensor
 from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
 from kinfed.experiment import Evaluation, Experiment
-from kinfed.metrics import placed_groups, robustness
-from tests.algorithms.registry import METHODS, make, population
+from kinfed.metrics import placed_clusters, robustness
+from tests.methods.registry import CASES, make, population
 
 
-def test_robustness_is_the_mean_over_groups_of_the_share_of_look_alikes_in_place():
+def test_robustness_is_the_mean_over_clusters_of_the_share_of_look_alikes_in_place():
     #             clients 0..3, then two look-alikes each
     originals = tensor([-1, -1, -1, -1, 0, 0, 1, 1, 2, 2, 3, 3])
-    groups = tensor([5, 5, 8, 2, 5, 5, 5, 8, 8, -1, 5, 5])
+    clusters = tensor([5, 5, 8, 2, 5, 5, 5, 8, 8, -1, 5, 5])
     # group 5: 3 of 4 in place; group 8: 1 of 2, one was placed nowhere; group 2: none of 2
-    found = robustness(groups, originals, tensor([0, 1, 2, 3]))
+    found = robustness(clusters, originals, tensor([0, 1, 2, 3]))
     assert found["robustness"] == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
     mean = 5 / 12
     deviation = (((3 / 4 - mean) ** 2 + (1 / 2 - mean) ** 2 + mean**2) / 2) ** 0.5
     assert found["robustness_se"] == pytest.approx(deviation / 3**0.5)
 
 
-def test_look_alikes_of_those_without_a_group_or_who_do_not_train_do_not_count():
+def test_look_alikes_of_those_without_a_cluster_or_who_do_not_train_do_not_count():
     originals = tensor([-1, -1, -1, 0, 1, 2])
     assert robustness(tensor([0, -1, 0, 0, 0, 1]), originals, tensor([0, 1])) == {"robustness": 1.0}
 
 
-def test_a_method_that_gives_newcomers_no_group_has_no_robustness():
+def test_a_method_that_gives_newcomers_no_cluster_has_no_robustness():
     assert robustness(tensor([0, 1, -1, -1]), tensor([-1, -1, 0, 1]), tensor([0, 1])) == {}
 
 
@@ -44,7 +44,7 @@ def with_look_alikes():
         train=people.train + people.test[:3],
         test=people.test + (nothing,) * 3,
         roles=people.roles + tuple(alike),
-        groups=torch.cat([people.groups, tensor([-1] * 3)]),
+        clusters=torch.cat([people.true_clusters, tensor([-1] * 3)]),
     )
 
 
@@ -54,7 +54,7 @@ def outcome(name, people):
     return experiment.run(), experiment
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CASES)
 def test_look_alikes_are_placed_but_never_scored_and_cost_no_method_anything(name):
     plain, more = with_look_alikes()
     (without, one), (summary, other) = outcome(name, plain), outcome(name, more)
@@ -65,8 +65,8 @@ def test_look_alikes_are_placed_but_never_scored_and_cost_no_method_anything(nam
 
 
 @pytest.mark.parametrize("name", ["flt", "pca_km_hc", "fesem", "cfl", "flhc", "flis_hc", "repa", "wd"])
-def test_methods_that_place_newcomers_in_groups_have_a_robustness(name):
+def test_methods_that_place_newcomers_in_clusters_have_a_robustness(name):
     summary, experiment = outcome(name, with_look_alikes()[1])
     assert 0 <= summary["robustness"] <= 1
-    found = placed_groups(experiment.algorithm, experiment.state, experiment.fed)
+    found = placed_clusters(experiment.method, experiment.state, experiment.fed)
     assert (found[12:] == -1).all() and (found[:11] >= 0).all()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.errors import ModelError, OneByOneOnly
+from kinfed.errors import ModelError, SequentialOnly
 from kinfed.models import Model, from_module
 from tests.models.test_model import batch, batch_norm_net
 
@@ -92,7 +92,7 @@ def test_a_network_that_mixes_rows_in_training_alone_refuses_padded_batches():
 
     model = Model(lambda: Centred(64, 3), classes=3)
     model.check(IMAGES)
-    with pytest.raises(OneByOneOnly, match="mixes the rows of a batch"):
+    with pytest.raises(SequentialOnly, match="mixes the rows of a batch"):
         model.gradient(model.init(), batch(6, 5))
 
 
@@ -101,7 +101,7 @@ def test_a_network_whose_buffers_move_refuses_padded_batches():
         return nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 3))
 
     model = Model(build, classes=3)
-    with pytest.raises(OneByOneOnly, match="buffers move in training"):
+    with pytest.raises(SequentialOnly, match="buffers move in training"):
         model.gradient(model.init(), batch(6, 5))
 
 

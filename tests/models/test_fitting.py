@@ -3,7 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-from kinfed.client import Batch, Client, Rows
+from kinfed.client import Batch, Client, Samples
 from kinfed.models import fit, make_autoencoder
 from kinfed.training import LocalTraining
 
@@ -12,7 +12,7 @@ def the_server(rows: int, shape: tuple[int, int, int] = (1, 8, 8)) -> Client:
     generator = torch.Generator().manual_seed(1)
     x = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8, generator=generator)
     size, zero = torch.tensor(rows), torch.tensor(0)
-    own = Rows(x, torch.zeros(rows, dtype=torch.long), torch.arange(rows), size, exact=True)
+    own = Samples(x, torch.zeros(rows, dtype=torch.long), torch.arange(rows), size, exact=True)
     return Client(own, own, torch.tensor(5), zero, zero, {})
 
 

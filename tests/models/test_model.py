@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from kinfed.client import Batch
-from kinfed.errors import ModelError, OneByOneOnly
+from kinfed.errors import ModelError, SequentialOnly
 from kinfed.models import Model, from_module, hits
 from tests.problems import small_net
 
@@ -108,7 +108,7 @@ def test_a_batch_of_one_row_uses_the_running_statistics():
 def test_batch_norm_and_dropout_refuse_padded_batches():
     dropout = Model(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)), classes=3)
     for model, why in ((batch_norm_net(), "BatchNorm"), (dropout, "Dropout")):
-        with pytest.raises(OneByOneOnly, match=why):
+        with pytest.raises(SequentialOnly, match=why):
             model.gradient(model.init(), batch(6, 5))
 
 

@@ -64,11 +64,11 @@ def test_a_threshold_that_is_set_stays_and_other_distances_have_their_own():
 @pytest.mark.filterwarnings(f"ignore:{UNCLEAR}")
 def test_all_pairs_few_pairs_and_strangers_are_as_near_as_each_other(monkeypatch):
     known, rule = all_different(40), KERNEL
-    alone = replace(rule, threshold=rule.near).compare(known).relatives().matrix().sum(1)
+    alone = replace(rule, threshold=rule.near).compare(known).neighbours().matrix().sum(1)
     few, many = rule.compare(known), replace(rule, all_pairs=1).compare(known)
     assert few.near == many.near > rule.near
-    assert torch.equal(few.relatives().matrix(), many.relatives().matrix())
-    assert few.relatives().matrix().sum(1).float().mean() > 2 * alone.float().mean()
+    assert torch.equal(few.neighbours().matrix(), many.neighbours().matrix())
+    assert few.neighbours().matrix().sum(1).float().mean() > 2 * alone.float().mean()
     close = rule.distances(known) < few.near
     assert torch.equal(rule.near_known(known, known).matrix(), close)
     assert few.tree(torch.arange(40)).height == pytest.approx(few.near)

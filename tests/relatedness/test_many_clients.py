@@ -10,11 +10,11 @@ from torch import Tensor
 from benchmarks.scaling import planted
 from kinfed.errors import ConfigError
 from kinfed.relatedness import Relatedness
-from kinfed.relatedness.in_common import have_in_common, relatives_of_points
+from kinfed.relatedness.in_common import have_in_common, neighbours_of_points
 from kinfed.relatedness.near_sets import candidates, farthest, near_sets
 from kinfed.relatedness.set_distances import DISTANCES, pair_distances, set_distances
 from kinfed.signatures import Signatures
-from tests.problems import same_groups
+from tests.problems import same_clusters
 
 KERNEL = Relatedness()
 MANY = replace(KERNEL, all_pairs=1)
@@ -29,21 +29,21 @@ def with_loners(clients: int, loners: int, noise: float, seed: int) -> Signature
 
 
 @pytest.mark.parametrize("clients, loners, noise, seed", [(1500, 0, 1.0, 0), (1500, 30, 1.0, 1), (2500, 100, 1.5, 2)])
-def test_the_kernel_finds_the_same_groups_and_relatives(clients, loners, noise, seed, monkeypatch):
+def test_the_kernel_finds_the_same_clusters_and_relatives(clients, loners, noise, seed, monkeypatch):
     monkeypatch.setattr("kinfed.relatedness.compared.LUMPS", 300)  # far fewer than clients
     known = with_loners(clients, loners, noise, seed)
     few, many = KERNEL.compare(known), MANY.compare(known)
-    assert same_groups(few.groups(), many.groups())
-    assert torch.equal(few.relatives().matrix(), many.relatives().matrix())
-    assert len(many.relatives().rows) >= 50
+    assert same_clusters(few.clusters(), many.clusters())
+    assert torch.equal(few.neighbours().matrix(), many.neighbours().matrix())
+    assert len(many.neighbours().rows) >= 50
 
 
-def test_the_number_of_groups_can_be_given_for_many_clients_too():
+def test_the_number_of_clusters_can_be_given_for_many_clients_too():
     known = with_loners(1200, 20, 1.0, 3)
     few, many = KERNEL.compare(known), MANY.compare(known)
-    assert same_groups(few.groups(clusters=12), many.groups(clusters=12))
+    assert same_clusters(few.clusters(clusters=12), many.clusters(clusters=12))
     with pytest.raises(ConfigError, match=r"1201 clusters .* only 1200 clients"):
-        many.groups(clusters=1201)
+        many.clusters(clusters=1201)
 
 
 def scattered(number: int, seed: int) -> Tensor:
@@ -54,16 +54,16 @@ def scattered(number: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("overlap", [0.3, 0.5, 0.9])
-def test_the_relatives_of_points_are_those_of_the_matrix_also_where_groups_touch(overlap):
+def test_the_relatives_of_points_are_those_of_the_matrix_also_where_clusters_touch(overlap):
     points = scattered(1300, seed=5)
     near = torch.cdist(points, points) < 0.25
     wanted = have_in_common(near, overlap)
     assert not torch.equal(wanted, near)
-    assert torch.equal(relatives_of_points(points, 0.25, overlap).matrix(), wanted)
+    assert torch.equal(neighbours_of_points(points, 0.25, overlap).matrix(), wanted)
 
 
 def test_all_kin_is_one_set_of_relatives():
-    found = relatives_of_points(torch.zeros(3000, 0).double(), 0.25, 0.5)
+    found = neighbours_of_points(torch.zeros(3000, 0).double(), 0.25, 0.5)
     assert found.rows.shape == (1, 3000) and found.rows.all()
 
 
@@ -83,7 +83,7 @@ def test_near_sets_are_those_of_the_matrix(kind):
     near = set_distances(kind, points, shares, points, shares) < 1.0
     wanted = near | near.T | torch.eye(300, dtype=torch.bool)
     assert int(wanted.sum()) > 320
-    assert torch.equal(near_sets(kind, points, shares, 1.0).relatives().matrix(), wanted)
+    assert torch.equal(near_sets(kind, points, shares, 1.0).neighbours().matrix(), wanted)
 
 
 @pytest.mark.parametrize("kind", DISTANCES)
@@ -108,7 +108,7 @@ def test_a_matching_can_be_near_though_no_two_points_are_nearer_than_the_thresho
     points = torch.tensor([[0.0, 0.0], [20.0, 0.0], [40.0, 0.0], [60.0, 0.0]]).repeat(2, 1, 1)
     points[1, :, 1] = 1.9
     graph = near_sets("matching", points, torch.full((2, 4), 0.25), 1.0)
-    assert graph.relatives().matrix().all()
+    assert graph.neighbours().matrix().all()
 
 
 @pytest.mark.xdist_group("umap")  # which takes long to compile: once
@@ -117,23 +117,23 @@ def test_umap_and_set_distances_give_the_same_graph_either_way(distance):
     known, _ = planted(150, seed=4)
     rule = Relatedness(distance=distance)
     few, many = rule.compare(known), replace(rule, all_pairs=1).compare(known)
-    assert torch.equal(few.relatives().matrix(), many.relatives().matrix())
-    assert same_groups(few.groups(), many.groups())
+    assert torch.equal(few.neighbours().matrix(), many.neighbours().matrix())
+    assert same_clusters(few.clusters(), many.clusters())
 
 
 def test_a_stranger_is_near_the_same_known_clients_either_way():
     known, _ = planted(200, seed=0)
-    strangers, _ = planted(30, seed=0)
-    wanted = KERNEL.distances(known, strangers) < KERNEL.near
-    assert torch.equal(KERNEL.near_known(known, strangers).matrix(), wanted)
+    unseen, _ = planted(30, seed=0)
+    wanted = KERNEL.distances(known, unseen) < KERNEL.near
+    assert torch.equal(KERNEL.near_known(known, unseen).matrix(), wanted)
 
 
-def test_groups_where_nothing_is_planted_are_about_as_many():
+def test_clusters_where_nothing_is_planted_are_about_as_many():
     points = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0)).double() * 0.2
     from kinfed.clustering.graph import average_linkage
-    from kinfed.clustering.lumps import average_groups
+    from kinfed.clustering.micro_clusters import average_clusters
 
-    exact, from_lumps = average_linkage(torch.cdist(points, points), 0.25), average_groups(points, 0.25, 400)
+    exact, from_lumps = average_linkage(torch.cdist(points, points), 0.25), average_clusters(points, 0.25, 400)
     assert abs(len(from_lumps.unique()) / len(exact.unique()) - 1) < 0.25
     assert adjusted_rand_score(exact, from_lumps) > 0.3
 

@@ -3,11 +3,11 @@ import torch
 
 from kinfed.errors import ConfigError
 from kinfed.metrics import agreement
-from kinfed.relatedness import Relatedness, nearest_groups
+from kinfed.relatedness import Relatedness, nearest_clusters
 from kinfed.relatedness.kernel import fit_kernel
 from kinfed.relatedness.relatedness import have_in_common
 from kinfed.signatures import Signatures
-from tests.problems import same_groups
+from tests.problems import same_clusters
 
 CLASSES = 12 * torch.randn(8, 16, generator=torch.Generator().manual_seed(3))
 
@@ -23,32 +23,32 @@ def clients(held: list[list[int]], each: int = 6, k: int = 4, seed: int = 0) -> 
             points.append(CLASSES[torch.tensor(classes)[place]] + torch.randn(k, 16, generator=draw))
             times = torch.bincount(place, minlength=len(classes))[place]
             shares.append(1 / (len(classes) * times))
-    groups = torch.arange(len(held)).repeat_interleave(each)
-    return Signatures(torch.stack(points), torch.stack(shares)), groups
+    clusters = torch.arange(len(held)).repeat_interleave(each)
+    return Signatures(torch.stack(points), torch.stack(shares)), clusters
 
 
 PLANTED = [[0, 1], [2, 3], [4, 5]]
 
 
-def test_the_kernel_finds_planted_groups_however_kmeans_splits_their_classes():
+def test_the_kernel_finds_planted_clusters_however_kmeans_splits_their_classes():
     known, planted = clients(PLANTED)
     rule = Relatedness()
     distances = rule.distances(known)
-    assert same_groups(rule.groups(distances), planted)
+    assert same_clusters(rule.clusters(distances), planted)
     assert torch.equal(rule.related(distances), planted[:, None] == planted)
 
 
-def test_the_kernel_keeps_groups_with_a_shared_class_apart():
+def test_the_kernel_keeps_clusters_with_a_shared_class_apart():
     known, planted = clients([[0, 1, 2], [2, 3, 4], [4, 5, 0]])
     rule = Relatedness()
-    assert same_groups(rule.groups(rule.distances(known)), planted)
+    assert same_clusters(rule.clusters(rule.distances(known)), planted)
 
 
-def test_the_kernel_sees_one_group_where_all_hold_the_same():
+def test_the_kernel_sees_one_cluster_where_all_hold_the_same():
     known, _ = clients([[0, 1, 2]], each=30)
     rule = Relatedness()
     distances = rule.distances(known)
-    assert rule.groups(distances).unique().tolist() == [0]
+    assert rule.clusters(distances).unique().tolist() == [0]
     assert rule.related(distances).all()
 
 
@@ -67,11 +67,11 @@ def test_a_centroid_without_rows_changes_nothing():
 
 def test_strangers_are_near_their_own():
     known, planted = clients(PLANTED)
-    strangers, truth = clients(PLANTED, each=2, seed=9)
+    unseen, truth = clients(PLANTED, each=2, seed=9)
     rule = Relatedness()
-    near = rule.distances(known, strangers) < rule.near
+    near = rule.distances(known, unseen) < rule.near
     assert torch.equal(near, truth[:, None] == planted)
-    assert torch.equal(nearest_groups(known, planted, strangers), truth)
+    assert torch.equal(nearest_clusters(known, planted, unseen), truth)
 
 
 def test_one_wrong_edge_does_not_survive():
@@ -83,26 +83,26 @@ def test_one_wrong_edge_does_not_survive():
 
 @pytest.mark.xdist_group("umap")  # which takes long to compile: once
 @pytest.mark.parametrize("distance", ["matching", "transport"])
-def test_umap_and_set_distances_find_planted_groups_when_k_is_right(distance):
+def test_umap_and_set_distances_find_planted_clusters_when_k_is_right(distance):
     known, planted = clients(PLANTED, each=10, k=2)
     rule = Relatedness(distance=distance)
-    assert agreement(rule.groups(rule.distances(known)), planted)["ari"] > 0.9
+    assert agreement(rule.clusters(rule.distances(known)), planted)["ari"] > 0.9
 
 
 @pytest.mark.xdist_group("umap")  # which takes long to compile: once
 def test_strangers_are_placed_in_the_plane_that_umap_made_of_the_known():
     known, planted = clients(PLANTED, each=10, k=2)
-    strangers, truth = clients(PLANTED, each=2, k=2, seed=9)
-    nearest = Relatedness(distance="matching").distances(known, strangers).argmin(1)
+    unseen, truth = clients(PLANTED, each=2, k=2, seed=9)
+    nearest = Relatedness(distance="matching").distances(known, unseen).argmin(1)
     assert torch.equal(planted[nearest], truth)
 
 
-def test_the_number_of_groups_can_be_given():
+def test_the_number_of_clusters_can_be_given():
     known, _ = clients(PLANTED)
     rule = Relatedness()
     distances = rule.distances(known)
-    assert len(rule.groups(distances, clusters=3).unique()) == 3
-    assert len(rule.groups(distances, clusters=1).unique()) == 1
+    assert len(rule.clusters(distances, clusters=3).unique()) == 3
+    assert len(rule.clusters(distances, clusters=1).unique()) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from kinfed.clustering.hierarchy import Dendrogram
-from kinfed.clustering.relatives import Relatives
+from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.config import Config, load_config
-from kinfed.config.assembly import make_algorithm, model_for
+from kinfed.config.assembly import make_method, model_for
 from kinfed.data.population import Population
 from kinfed.engines import Vectorised
 from kinfed.experiment import RoundResult
@@ -33,7 +33,7 @@ class Told:
 
 
 def write_run(
-    path: Path, told: Told, *, has_groups: bool = True, has_ended: bool = True, has_signatures: bool = True
+    path: Path, told: Told, *, has_clusters: bool = True, has_ended: bool = True, has_signatures: bool = True
 ) -> Path:
     """A run folder: accuracies rise to 0.9, less one percentage point for each tenth of the clients."""
     config = load_config(None, [f"method={told.method}", f"rounds={told.rounds}", f"seed={told.seed}"])
@@ -47,17 +47,17 @@ def write_run(
     planted = torch.arange(told.clients) % told.planted
     metrics: dict[str, float] = {}
     for round in range(1, told.rounds + 1):
-        groups = found(planted, round, told) if has_groups else None
+        clusters = found(planted, round, told) if has_clusters else None
         scores = scored(round / told.rounds, told)
         listed = scores if round % told.every == 0 or round == told.rounds else None
-        metrics = accuracies(scores, 0.99) | ({"ari": 1.0, "groups": float(told.planted)} if has_groups else {})
+        metrics = accuracies(scores, 0.99) | ({"ari": 1.0, "clusters": float(told.planted)} if has_clusters else {})
         fed.ledger.count(round - 1, "train", torch.arange(told.clients), 1000, torch.arange(told.clients), 1000)
         moved = 1000 * told.clients * round
-        folder.after_round(RoundResult(round, metrics, listed, groups, moved, moved, 0.5))
+        folder.after_round(RoundResult(round, metrics, listed, clusters, moved, moved, 0.5))
     if has_ended:
         folder.ended({**metrics, "bytes_down": moved, "bytes_up": moved, "rejected_replies": 0})
         write_labels(path, fed.labels_held)
-        if has_groups:
+        if has_clusters:
             write_findings(path, planted, folder, has_signatures)
     return path
 
@@ -66,7 +66,7 @@ def write_findings(path: Path, planted: Tensor, folder: RunFolder, has_signature
     """Who is related, how they were merged, and how they look: planted groups lie ten apart from each other."""
     luck = torch.Generator().manual_seed(0)
     points = torch.randn(len(planted), 8, generator=luck) + 10 * torch.eye(8)[planted % 8] * (1 + planted[:, None] // 8)
-    folder.add_relatedness(Relatives.of_groups(planted))
+    folder.add_relatedness(NeighbourSets.of_clusters(planted))
     write_tree(path, Dendrogram.of(torch.arange(len(planted)), torch.cdist(points, points), "average", 8.0))
     if has_signatures:
         write_arrays(path / "signatures.npz", clients=torch.arange(len(planted)).numpy(), points=points.numpy())
@@ -92,5 +92,5 @@ def federation(config: Config, told: Told) -> Federation:
     y = planted.repeat_interleave(20)
     x = torch.zeros(len(y), 1, 8, 8, dtype=torch.uint8)
     parts = tuple(row[:10] for row in rows), tuple(row[10:] for row in rows)
-    people = Population(x, y, *parts, classes=max(10, told.planted), groups=planted)
-    return Vectorised(make_algorithm(config, model_for(config, people)), people, fraction=1.0, seed=config.seed)
+    people = Population(x, y, *parts, classes=max(10, told.planted), true_clusters=planted)
+    return Vectorised(make_method(config, model_for(config, people)), people, fraction=1.0, seed=config.seed)

@@ -34,7 +34,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         write_run(place / "all" / f"flt-{seed}", Told("flt", seed=seed))
     write_run(place / "all" / "fesem", Told("fesem", regroups=True))
-    write_run(place / "all" / "fedavg", Told("fedavg"), has_groups=False)
+    write_run(place / "all" / "fedavg", Told("fedavg"), has_clusters=False)
     return write_report([place / "all"], place / "report")[0]
 
 
@@ -84,7 +84,7 @@ def test_arrow_keys_do_the_same(opened: "playwright.Page"):
     assert "Round 3" in opened.locator(".tip").inner_text()
 
 
-def test_pointing_at_the_map_names_the_client_and_its_groups(opened: "playwright.Page"):
+def test_pointing_at_the_map_names_the_client_and_its_clusters(opened: "playwright.Page"):
     opened.get_by_role("radio", name="flt, seed 0").first.click()
     spot = opened.evaluate(
         """() => {
@@ -193,7 +193,7 @@ def test_2400_clients_100_rounds_and_4_methods_open_in_3_seconds_and_10_megabyte
 ):
     for method in ("fedavg", "flt", "fesem", "flhc"):
         told = Told(method, clients=2400, rounds=100, planted=47, regroups=method == "fesem", every=100)
-        write_run(tmp_path / "all" / method, told, has_groups=method != "fedavg", has_signatures=method == "flt")
+        write_run(tmp_path / "all" / method, told, has_clusters=method != "fedavg", has_signatures=method == "flt")
     page = write_report([tmp_path / "all"], tmp_path / "report")[0]
     assert page.stat().st_size < 10e6
     assert min(opening_seconds(browser, page) for _ in range(3)) < 3  # the machine may be busy with other tests

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         write_run(place / f"flt-{seed}", Told("flt", seed=seed))
     write_run(place / "fesem", Told("fesem", regroups=True))
-    write_run(place / "fedavg", Told("fedavg", clients=4), has_groups=False)
+    write_run(place / "fedavg", Told("fedavg", clients=4), has_clusters=False)
     return place
 
 
@@ -41,7 +41,7 @@ def test_a_band_is_one_standard_deviation_over_seeds(folder: Path):
 def test_metrics_that_no_run_has_are_not_offered(folder: Path):
     series = gather([folder])
     assert [m.name for m in shown_metrics(series)] == [
-        "accuracy", "worst_decile", "at_target", "variance", "ari", "groups",
+        "accuracy", "worst_decile", "at_target", "variance", "ari", "clusters",
     ]  # fmt: skip
     assert curve_of(gather([folder / "fedavg"])[0], metric_named("ari")) is None
     with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
@@ -56,7 +56,7 @@ def test_histograms_share_their_bins_and_count_all_clients(folder: Path):
     assert bins(0.0).tolist() == np.arange(0, 101, 5).tolist() and bins(99.0).tolist() == [96, 97, 98, 99, 100]
 
 
-def test_groups_are_coloured_by_size_and_planted_ones_by_what_they_share():
+def test_clusters_are_coloured_by_size_and_planted_ones_by_what_they_share():
     names, places = by_size(np.array([7, 3, 3, 3, 7, -1, 5]))
     assert names == [3, 7, 5] and places.tolist() == [1, 0, 0, 0, 1, -1, 2]
     planted = np.array([0, 1, 1, 0, 0, 2, 3])
@@ -75,7 +75,7 @@ def test_leaves_follow_the_merges():
     assert leaves(merges, 4).tolist() == [1, 3, 2, 0]
 
 
-def test_brackets_have_the_colour_of_their_group_below_the_cut(folder: Path):
+def test_brackets_have_the_colour_of_their_cluster_below_the_cut(folder: Path):
     run = Run(folder / "flt-0")
     kin = kinship(run)
     assert kin.found is not None
@@ -83,7 +83,7 @@ def test_brackets_have_the_colour_of_their_group_below_the_cut(folder: Path):
     assert tree is not None and tree.cut == 8.0 and len(tree.heights) == 11
     assert (tree.colours >= 0).sum() == 9 and ((tree.heights < 8) == (tree.colours >= 0)).all()
     assert (tree.left < tree.right).all() and (tree.low_left <= tree.heights).all()
-    assert (np.diff(tree.groups) != 0).sum() == 2  # three groups, each in one piece
+    assert (np.diff(tree.clusters) != 0).sum() == 2  # three groups, each in one piece
 
 
 def test_a_matrix_is_shrunk_to_shares_of_related_pairs():
@@ -117,7 +117,7 @@ def test_few_clients_are_mapped_by_principal_directions_and_spread_from_left_to_
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("umap")  # which takes long to compile: once
-def test_groups_lie_apart_on_umaps_map(tmp_path: Path):
+def test_clusters_lie_apart_on_umaps_map(tmp_path: Path):
     seen = map_of(Run(write_run(tmp_path / "many", Told("flt", clients=60))))
     assert seen is not None and seen.way == "UMAP"
     apart = np.linalg.norm(seen.points[:, None] - seen.points, axis=2)
@@ -136,21 +136,21 @@ def test_label_shares_are_those_of_the_clients_in_a_column(folder: Path):
 def test_bands_keep_their_colour_and_count_who_moves(folder: Path):
     bands = membership(Run(folder / "fesem"))
     assert bands is not None and bands.rounds.tolist() == [1, 2, 3, 4] and bands.changes == 3
-    for step in flows(bands.groups):
+    for step in flows(bands.clusters):
         assert sum(n for _, _, n in step) == 12
     # clients 1 and 11 are astray in round 1, client 2 in round 2: three of twelve move
-    assert sum(n for a, b, n in flows(bands.groups)[0] if a != b) == 3
+    assert sum(n for a, b, n in flows(bands.clusters)[0] if a != b) == 3
     assert membership(Run(folder / "flt-0")) is None and membership(Run(folder / "fedavg")) is None
 
 
-def test_groups_have_the_colour_they_end_with():
+def test_clusters_have_the_colour_they_end_with():
     first, last = np.array([4, 4, 4, 9, 9]), np.array([7, 2, 2, 2, -1])
     assert coloured([first, last]).tolist() == [[0, 0, 0, 1, 1], [1, 0, 0, 0, -1]]  # 4 and 2 share two clients
 
 
-def test_small_groups_share_a_band(tmp_path: Path):
+def test_small_clusters_share_a_band(tmp_path: Path):
     run = Run(write_run(tmp_path / "run", Told("fesem", clients=201, planted=67, regroups=True, rounds=2)))
     bands = membership(run)
-    assert bands is not None and bands.groups.max() == BANDS == 48
-    sizes = np.sort(np.unique(run.groups[-1][1], return_counts=True)[1])[::-1]
-    assert (bands.groups[-1] == BANDS).sum() == sizes[48:].sum() > 0
+    assert bands is not None and bands.clusters.max() == BANDS == 48
+    sizes = np.sort(np.unique(run.clusters[-1][1], return_counts=True)[1])[::-1]
+    assert (bands.clusters[-1] == BANDS).sum() == sizes[48:].sum() > 0

@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         write_run(place / f"flt-{seed}", Told("flt", seed=seed))
     write_run(place / "fesem", Told("fesem", regroups=True))
-    write_run(place / "fedavg", Told("fedavg"), has_groups=False)
+    write_run(place / "fedavg", Told("fedavg"), has_clusters=False)
     return place
 
 

@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs") / "all"
     for seed in (0, 1):
         write_run(place / f"flt-{seed}", Told("flt", seed=seed, clients=5))
-    write_run(place / "fedavg", Told("fedavg", clients=5), has_groups=False)
+    write_run(place / "fedavg", Told("fedavg", clients=5), has_clusters=False)
     return place
 
 
@@ -55,7 +55,7 @@ def test_data_cannot_end_the_script_they_are_in(tmp_path: Path):
     assert json.loads(re.findall(r'id="data">(.*?)</script>', html, flags=re.S)[0])["series"][0]["name"] == "flt"
 
 
-def test_a_run_without_groups_has_a_sentence_instead_of_pictures(folder: Path):
+def test_a_run_without_clusters_has_a_sentence_instead_of_pictures(folder: Path):
     html = page(gather([folder / "fedavg"]))
     assert "None of these methods looks for groups" in html and 'id="kin-runs"' not in html
 
@@ -70,7 +70,7 @@ def test_a_stopped_run_is_named(tmp_path: Path):
 def test_the_best_of_a_column_is_marked(folder: Path):
     header, rows = results(gather([folder]))
     best = {name: [row[0].shown for row in rows if row[at].is_best] for at, name in enumerate(header)}
-    assert best["accuracy %"] == ["fedavg"] and best["groups"] == [] and best["MB moved"] == []
+    assert best["accuracy %"] == ["fedavg"] and best["clusters"] == [] and best["MB moved"] == []
 
 
 def test_tables_in_latex_and_markdown(folder: Path):

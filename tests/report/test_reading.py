@@ -17,7 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(place / "flt-0", Told("flt"))
     write_run(place / "flt-1", Told("flt", seed=1))
     write_run(place / "fesem", Told("fesem", regroups=True))
-    write_run(place / "fedavg", Told("fedavg"), has_groups=False)
+    write_run(place / "fedavg", Told("fedavg"), has_clusters=False)
     return place
 
 
@@ -29,12 +29,12 @@ def test_the_last_evaluated_round_is_what_clients_are_shown_by(folder: Path):
     assert run.planted is not None and run.planted.tolist() == [0, 1, 2] * 4
 
 
-def test_groups_are_read_whenever_they_changed(folder: Path):
-    assert [round for round, _ in Run(folder / "flt-0").groups] == [1]
-    changes = Run(folder / "fesem").groups
+def test_clusters_are_read_whenever_they_changed(folder: Path):
+    assert [round for round, _ in Run(folder / "flt-0").clusters] == [1]
+    changes = Run(folder / "fesem").clusters
     assert [round for round, _ in changes] == [1, 2, 3, 4]
     assert changes[0][1].tolist()[:4] == [0, 2, 2, 0]  # client 1 is astray in round 1, and client 11
-    assert Run(folder / "fedavg").groups == [] and Run(folder / "fedavg").found is None
+    assert Run(folder / "fedavg").clusters == [] and Run(folder / "fedavg").found is None
 
 
 def test_labels_are_counted_by_client(folder: Path):
@@ -76,7 +76,7 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["summary.json", "clients.csv", "groups.csv", "timing.csv", "rounds.csv", "config.toml"]
+    "name", ["summary.json", "clients.csv", "clusters.csv", "timing.csv", "rounds.csv", "config.toml"]
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str):
     run = write_run(tmp_path / "run", Told("flt"))

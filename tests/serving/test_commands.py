@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
 from kinfed.config import load_config, make_population
+from kinfed.data.sample_kind import SampleKind
 from kinfed.errors import DataError
 from kinfed.serving import export, load
 from kinfed.serving.pictures import pictures_in, read_pictures
-from kinfed.serving.row_kind import RowKind
 
 pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
 
@@ -50,7 +50,7 @@ def test_a_run_is_exported_and_a_client_is_handed_its_model(runs, repa, tmp_path
     out = tmp_path / "model"
     shown = kinfed("assign", bundle, "--data", data, "--out", out, "--predict", data / "rows.npz").output
     said = json.loads((out / "assignment.json").read_text())
-    assert f"in group {said['group']} (distance " in shown and said["bundle"]["method"] == "repa"
+    assert f"in group {said['cluster']} (distance " in shown and said["bundle"]["method"] == "repa"
     x = torch.from_numpy(np.load(data / "rows.npz")["x"])
     with open(out / "predictions.csv", newline="") as file:
         predicted = list(csv.DictReader(file))
@@ -156,7 +156,7 @@ def test_a_folder_of_pictures_is_rows_too(repa, tmp_path):
     result = kinfed("assign", bundle, "--data", tmp_path / "pictures", "--predict", tmp_path / "pictures", "--out", out)
     assert result.exit_code == 0, result.output
     said, mine = json.loads((out / "assignment.json").read_text()), load(bundle).assign(x[:12])
-    assert said["rows"] == 12 and said["group"] == mine.group and said["distance"] == mine.distances[mine.group]
+    assert said["rows"] == 12 and said["cluster"] == mine.cluster and said["distance"] == mine.distances[mine.cluster]
     assert len((out / "predictions.csv").read_text().splitlines()) == 13
     image.fromarray(x[0, 0, :4]).save(tmp_path / "pictures" / "zzz.png")
     assert_refused(kinfed("assign", bundle, "--data", tmp_path / "pictures", "--out", out, "--force"), "4x8 pixels")
@@ -175,7 +175,7 @@ def test_pictures_are_read_by_name_with_channels_first(tmp_path):
 
 
 def test_rows_that_are_not_finite_are_refused():
-    kind = RowKind((2,), "float32", 3)
+    kind = SampleKind((2,), "float32", 3)
     with pytest.raises(DataError, match="NaN"):
         kind.checked(np.array([[0.0, np.nan]]), None, "rows")
 

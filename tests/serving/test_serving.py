@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from kinfed import snapshot
-from kinfed.algorithms import ALGORITHMS
+from kinfed import checkpoint
 from kinfed.config import load_config, make_population
 from kinfed.errors import RoleError
+from kinfed.methods import METHODS
 from kinfed.serving import Bundle, export, load
 from kinfed.serving.commands import Target, assign_client, export_run
 from tests.problems import assert_same_bits
 
 pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
 TUNES = ("fedavg_ft", "per_fedavg")  # a client trains what it is served, in an order of its own
-SERVED = [method for method in ALGORITHMS if method not in ("local", *TUNES)]
+SERVED = [method for method in METHODS if method not in ("local", *TUNES)]
 
 
 def population_of(run: Path):
     return make_population(load_config(run / "config.toml"))
 
 
-def strangers(run: Path) -> list[dict[str, str]]:
+def unseen(run: Path) -> list[dict[str, str]]:
     """What the run's table says of its holdout clients after the last round."""
     with open(run / "clients.csv", newline="") as file:
         table = list(csv.DictReader(file))
@@ -34,24 +34,24 @@ def strangers(run: Path) -> list[dict[str, str]]:
 def test_strangers_get_from_the_bundle_what_they_got_in_the_run(method, runs, folder_of, tmp_path):
     run = runs(method)
     list(export_run(run, Target(tmp_path / "bundle")))
-    population, met = population_of(run), strangers(run)
+    population, met = population_of(run), unseen(run)
     assert len(met) == 4
     for row in met:
-        folder = folder_of(population, int(row["client"]), bool(ALGORITHMS[method].needs_labels))
+        folder = folder_of(population, int(row["client"]), bool(METHODS[method].needs_labels))
         list(assign_client(tmp_path / "bundle", folder, Target(folder / "model"), False, None))
         said = json.loads((folder / "model" / "assignment.json").read_text())
         assert said["test_accuracy"] == pytest.approx(float(row["accuracy"]), abs=1e-6)
-        assert said["test_rows"] == int(row["test_rows"])
+        assert said["test_samples"] == int(row["test_samples"])
         if method not in ("ifca", "flis_dc"):  # their strangers choose a model whenever they are served
-            assert said["group"] == (int(row["found"]) if row["found"] else None)
+            assert said["cluster"] == (int(row["found"]) if row["found"] else None)
 
 
 @pytest.mark.parametrize("method", TUNES)
 def test_a_stranger_without_labels_gets_the_common_model_and_one_with_labels_tunes_it(method, runs):
     run = runs(method)
     bundle, population = export(run), population_of(run)
-    state, _ = snapshot.load_served(run / "checkpoint.safetensors", bundle.algorithm)
-    client = int(strangers(run)[0]["client"])
+    state, _ = checkpoint.load_served(run / "checkpoint.safetensors", bundle.method)
+    client = int(unseen(run)[0]["client"])
     x, y = population.x[population.train[client]], population.y[population.train[client]]
     assert_same_bits(bundle.assign(x).params, state.params)
     assert not bundle.assign(x, y).params["1.weight"].equal(state.params["1.weight"])
@@ -69,16 +69,16 @@ def test_what_has_nothing_for_strangers_says_why(runs):
 
 def tensors_of(bundle: Bundle) -> dict:
     tensors: dict = {}
-    snapshot.take_apart(bundle.state, "state", tensors)
+    checkpoint.take_apart(bundle.state, "state", tensors)
     return tensors
 
 
-def test_a_bundle_has_one_model_for_each_group_and_nothing_of_strangers(runs):
+def test_a_bundle_has_one_model_for_each_cluster_and_nothing_of_strangers(runs):
     bundle = export(runs("flt"))
     tensors = tensors_of(bundle)
-    groups = len(bundle.about["groups"])
-    assert len(tensors["state.models.1.weight"]) == groups
-    assert len(bundle.sizes) == sum(group["clients"] for group in bundle.about["groups"]) == 11
+    clusters = len(bundle.about["clusters"])
+    assert len(tensors["state.models.1.weight"]) == clusters
+    assert len(bundle.sizes) == sum(cluster["clients"] for cluster in bundle.about["clusters"]) == 11
     assert len(tensors["state.known.centroids"]) == 12  # those who trained, and a blank
     assert not tensors["state.known.centroids"][-1].any()
 
@@ -89,17 +89,19 @@ def test_a_bundle_comes_back_as_it_was_written(method, runs, tmp_path):
     bundle.save(tmp_path)
     again = load(tmp_path)
     assert_same_bits(tensors_of(again), tensors_of(bundle))
-    assert again.algorithm.local == bundle.algorithm.local and again.about["groups"] == bundle.about["groups"]
-    assert again.server_rows.equal(bundle.server_rows) and bool(len(again.server_rows)) == (method == "flis_hc")
+    assert again.method.local == bundle.method.local and again.about["clusters"] == bundle.about["clusters"]
+    assert again.server_samples.equal(bundle.server_samples) and bool(len(again.server_samples)) == (
+        method == "flis_hc"
+    )
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
 
 
 @pytest.mark.parametrize("method", ["flt", "repa", "pca_km_hc"])
-def test_the_distances_say_how_sure_a_group_is(method, runs):
+def test_the_distances_say_how_sure_a_cluster_is(method, runs):
     run = runs(method)
     bundle, population = export(run), population_of(run)
     mine = bundle.assign(population.x[population.train[0]])
-    first, second = (mine.distances[group] for group in mine.nearest[:2])
-    assert mine.group == mine.nearest[0] and len(mine.distances) == len(bundle.about["groups"])
+    first, second = (mine.distances[cluster] for cluster in mine.nearest[:2])
+    assert mine.cluster == mine.nearest[0] and len(mine.distances) == len(bundle.about["clusters"])
     assert mine.margin == pytest.approx(1 - first / second) and 0 < mine.margin <= 1
     assert export(runs("fedavg")).assign(population.x[:3]).summary()["margin"] is None

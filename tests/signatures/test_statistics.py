@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from kinfed.client import Rows
+from kinfed.client import Samples
 from kinfed.clustering.kmeans import Part
 from kinfed.errors import ConfigError
 from kinfed.signatures import EmbeddingStatistics
@@ -21,7 +21,7 @@ def some_rows(n: int, d: int = 5) -> torch.Tensor:
 def cut(x: torch.Tensor, size: int | None = None, width: int = 4) -> list[Part]:
     """The first `size` rows in parts of `width`, as a padded client's."""
     n = torch.tensor(len(x) if size is None else size)
-    rows = Rows(x, torch.zeros(len(x), dtype=torch.long), torch.arange(len(x)), n, width=width)
+    rows = Samples(x, torch.zeros(len(x), dtype=torch.long), torch.arange(len(x)), n, width=width)
     return [Part(batch.x, batch.mask) for batch in rows.in_order()]
 
 

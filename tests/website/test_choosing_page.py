@@ -1,6 +1,6 @@
 """The guide's tables say what was measured."""
 
-from kinfed.algorithms import ALGORITHMS
+from kinfed.methods import METHODS
 from website.choosing_page import PAGE, as_table, row, told, with_tables, word
 from website.measured import Tables, read_tables
 
@@ -34,4 +34,4 @@ def test_a_table_has_a_head_a_rule_and_rows():
 def test_the_page_has_every_method_as_it_was_measured_last():
     page = PAGE.read_text()
     assert page == with_tables(page, read_tables()), "renew it with: python -m website.choosing_page"
-    assert all(f"(reference/methods/{name}.md)" in page for name in ALGORITHMS)
+    assert all(f"(reference/methods/{name}.md)" in page for name in METHODS)

@@ -29,7 +29,7 @@ def test_a_link_to_a_folder_becomes_a_link_to_a_list_of_its_files():
 
 
 def test_code_that_looks_like_a_link_and_other_hosts_are_left_alone():
-    text = "`METHODS[name](model)` and [there](https://example.org/a) and [below](#below)"
+    text = "`CASES[name](model)` and [there](https://example.org/a) and [below](#below)"
     assert rewritten(text, "index.md", "docs") == text
 
 
@@ -56,4 +56,4 @@ def test_every_command_and_module_is_in_the_reference():
     page = command_page()
     assert all(f"## `kinfed {name}`" in page for name in ("run", "compare", "resume", "list", "bench"))
     assert "| `--out PATH` | – | Folder to write. Default: a new one under runs/. |" in page
-    assert {"experiment", "algorithms", "data", "models"} <= set(modules())
+    assert {"experiment", "methods", "data", "models"} <= set(modules())

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from kinfed.algorithms import ALGORITHMS
+from kinfed.methods import METHODS
 from kinfed.metrics import QUESTIONS
 from kinfed.models import encoder_of
 from kinfed.params import bytes_of
 from kinfed.signatures import Pretraining
-from tests.algorithms.registry import make, population, signature, statistics
+from tests.methods.registry import make, population, signature, statistics
 from tests.problems import fit, small_net
 from website.measured import read_tables
 from website.method_pages import LETTERS, facts, letters, method_page, overview
@@ -23,19 +23,19 @@ SETTINGS = {
 
 
 def test_every_registered_method_has_its_facts():
-    assert list(facts()) == list(ALGORITHMS)
+    assert list(facts()) == list(METHODS)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_the_page_says_what_a_method_is_set_by_sees_places_and_costs(name):
     page = method_page(name, read_tables())
-    assert page.startswith(f"# {facts()[name].title}\n\n{(ALGORITHMS[name].__doc__ or '').splitlines()[0]}")
+    assert page.startswith(f"# {facts()[name].title}\n\n{(METHODS[name].__doc__ or '').splitlines()[0]}")
     for title in ("Settings", "Which differences it sees", "Which clients it can place", "Cost"):
         assert f"\n## {title}\n" in page
     assert f"({name}.md)" in overview()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.filterwarnings("ignore:.* looks for groups after")
 def test_the_formulas_are_what_the_ledger_counts(name):
     method = make(name, **SETTINGS.get(name, {}))

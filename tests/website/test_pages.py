@@ -67,12 +67,12 @@ def commands() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "line"), commands())
 def test_every_command_in_the_docs_is_understood(name, line, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
+    cluster = typer.main.get_command(app)
+    assert isinstance(cluster, click.Group)
     _, word, *rest = shlex.split(line, comments=True)
     if word.startswith("-"):
         return
-    given = group.commands[word].make_context(word, rest).params
+    given = cluster.commands[word].make_context(word, rest).params
     is_run = name in RUN  # with the files of its page
     settings = given.get("settings") if not is_run else None
     if settings and not any(".toml" in text and not Path(text).exists() for text in settings):

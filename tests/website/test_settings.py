@@ -4,15 +4,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.config import DEMO, Config, flattened
 from kinfed.config.settings import BY_NAME, GIVEN
 from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings
+from kinfed.methods import METHODS
 from website.config_page import SECTIONS, config_page
 from website.settings import settings_of, table
 
 SPLIT = {f"partition {name}": kind for name, kind in PARTITIONS.items()} | {f"shift {n}": k for n, k in SHIFTS.items()}
-KINDS = {"config": Config, "change": ChangeSettings, **SPLIT, **ALGORITHMS}
+KINDS = {"config": Config, "change": ChangeSettings, **SPLIT, **METHODS}
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ def start(job: Job) -> Callable[[int], object]:
     sample = {"x": np.zeros((1, 784), np.float32), "y": np.zeros((1,), np.int64)}
     model = fedjax.create_model_from_haiku(net, sample, loss, {})
     batches = fedjax.ShuffleRepeatBatchHParams(batch_size=job.batch, num_epochs=1)
-    algorithm = fedjax.algorithms.fed_avg.federated_averaging(
+    method = fedjax.methods.fed_avg.federated_averaging(
         fedjax.model_grad(model), fedjax.optimizers.sgd(job.lr), fedjax.optimizers.sgd(1.0), batches
     )
-    state = algorithm.init(model.init(jax.random.PRNGKey(0)))
+    state = method.init(model.init(jax.random.PRNGKey(0)))
 
     def run(round: int) -> None:
         nonlocal state
@@ -48,7 +48,7 @@ def start(job: Job) -> Callable[[int], object]:
             (str(c).encode(), fedjax.ClientDataset({"x": x[c], "y": y[c]}), jax.random.PRNGKey(round * job.clients + c))
             for c in job.chosen(round)
         ]
-        state, _ = algorithm.apply(state, cohort)
+        state, _ = method.apply(state, cohort)
         jax.block_until_ready(state.params)
 
     return run

@@ -20,8 +20,8 @@ def start(job: Job) -> Callable[[int], object]:
     import torch
 
     without_torchvision()
-    from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
-    from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+    from fedlab.contrib.method.basic_client import SGDSerialClientTrainer
+    from fedlab.contrib.method.basic_server import SyncServerHandler
 
     from kinfed.bench.peers.torch_net import network
 
@@ -29,13 +29,13 @@ def start(job: Job) -> Callable[[int], object]:
     logging.disable(logging.CRITICAL)
     x, y = torch.from_numpy(job.floats()), torch.from_numpy(job.labels())
 
-    class Rows:
+    class Samples:
         def get_dataloader(self, client: int, batch_size: int) -> object:
             rows = torch.utils.data.TensorDataset(x[client], y[client])
             return torch.utils.data.DataLoader(rows, batch_size=batch_size, shuffle=True)
 
     trainer = SGDSerialClientTrainer(network(job.network, job.classes), job.clients, cuda=False)
-    trainer.setup_dataset(Rows())
+    trainer.setup_dataset(Samples())
     trainer.setup_optim(epochs=1, batch_size=job.batch, lr=job.lr)
     server = SyncServerHandler(network(job.network, job.classes), 10**9, job.cohort / job.clients)
     server.num_clients = job.clients

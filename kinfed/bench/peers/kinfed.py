@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 from kinfed.bench.peers.protocol import Job, drive, say
 
 if TYPE_CHECKING:
-    from kinfed.algorithms import FedAvg
     from kinfed.federation import Federation
+    from kinfed.methods import FedAvg
 
 NETWORKS = {"mlp": ("mlp_200", (1, 28, 28)), "cnn": ("flhc_cnn", (1, 28, 28)), "lenet": ("lenet5", (3, 32, 32))}
 
@@ -40,9 +40,9 @@ def prepared(job: Job, engine: str, how: Mapping[str, object]) -> "tuple[Federat
     """The clients of a job on an engine, and FedAvg."""
     import torch
 
-    from kinfed.algorithms import FedAvg
     from kinfed.data import Population
     from kinfed.engines import ENGINES
+    from kinfed.methods import FedAvg
     from kinfed.models import make_model
     from kinfed.training import LocalTraining
 

@@ -56,9 +56,9 @@ def race(job: Job) -> None:
     """Rounds until nobody asks for more."""
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.algorithm.base import NNAlgorithmParams
-    from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.method.base import NNAlgorithmParams
+    from pfl.method.federated_averaging import FederatedAveraging
     from pfl.model.pytorch import PyTorchModel
 
     torch.set_num_threads(1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.data.checks import at_least
+from kinfed.checks import at_least
 from kinfed.data.partitions.local_tests import all_of_own
 from kinfed.data.partitions.split import Labels, Promise, Split, enough
 from kinfed.data.sampling import Index, rows_of_each

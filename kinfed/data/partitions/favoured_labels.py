@@ -2,7 +2,7 @@
 
 The paper gives no numbers; three labels of six times the weight are ours, 80 clients are the paper's. Every label is
 favoured by equally many clients (or one more), so that all rows can be dealt out and clients are of similar sizes.
-Test rows: labels in the shares of the training rows, `test_rows` in all; clients may share them.
+Test rows: labels in the shares of the training rows, `test_samples` in all; clients may share them.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.data.checks import at_least
+from kinfed.checks import at_least
 from kinfed.data.partitions.dirichlet import cut, deal
 from kinfed.data.partitions.local_tests import alike
 from kinfed.data.partitions.split import Labels, Promise, Split, enough
@@ -26,10 +26,10 @@ class FavouredLabels:
     clients: int = 80  # M, how many there are
     favoured: int = 3  # labels of each client
     weight: float = 6.0  # rows of a favoured label for each row of another
-    test_rows: int = 100  # of each client
+    test_samples: int = 100  # of each client
 
     def __post_init__(self) -> None:
-        at_least(1, clients=self.clients, favoured=self.favoured, test_rows=self.test_rows)
+        at_least(1, clients=self.clients, favoured=self.favoured, test_samples=self.test_samples)
         if not 1 <= self.weight < inf:
             raise ConfigError(f"weight must be a number of at least 1 (which favours nothing), got {self.weight}")
 
@@ -48,7 +48,7 @@ class FavouredLabels:
             in_random_order(len(rows), weights[:, labels.train[rows[0]]], rng) for rows in rows_of_each(labels.train)
         ]
         train = deal(labels, np.array(counts), rng)
-        return Split(train, [alike(labels, rows, self.test_rows, rng) for rows in train])
+        return Split(train, [alike(labels, rows, self.test_samples, rng) for rows in train])
 
 
 def favourites(clients: int, favoured: int, classes: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:

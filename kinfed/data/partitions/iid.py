@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfed.data.checks import at_least
+from kinfed.checks import at_least
 from kinfed.data.partitions.local_tests import even_parts
 from kinfed.data.partitions.split import Labels, Promise, Split, enough
 

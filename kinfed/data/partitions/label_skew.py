@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfed.data.checks import at_least, fraction
+from kinfed.checks import at_least, fraction
 from kinfed.data.partitions.local_tests import all_of
 from kinfed.data.partitions.split import Labels, Promise, Split, enough
 from kinfed.data.sampling import Index

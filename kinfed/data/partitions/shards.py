@@ -3,14 +3,14 @@
 `exact_two_classes`: shards are cut inside the classes (as many for each class as its size deserves, so sizes vary a
 little), and shards are exchanged between clients until everyone has two labels. Redrawing everything until it happens
 to fit, as the papers' wording suggests, would not end for 100 clients.
-Test rows: as many of each label as the training rows have, `test_rows` in all; clients may share them.
+Test rows: as many of each label as the training rows have, `test_samples` in all; clients may share them.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from kinfed.data.checks import at_least
+from kinfed.checks import at_least
 from kinfed.data.partitions.local_tests import alike
 from kinfed.data.partitions.split import Labels, Promise, Split, enough
 from kinfed.data.sampling import Index, rows_of_each, shares
@@ -24,10 +24,10 @@ class Shards:
     clients: int = 100  # M, how many there are
     shards_per_client: int = 2  # shards that each client gets
     exact_two_classes: bool = False  # every client has exactly two labels
-    test_rows: int = 100  # of each client
+    test_samples: int = 100  # of each client
 
     def __post_init__(self) -> None:
-        at_least(1, clients=self.clients, shards_per_client=self.shards_per_client, test_rows=self.test_rows)
+        at_least(1, clients=self.clients, shards_per_client=self.shards_per_client, test_samples=self.test_samples)
         if self.exact_two_classes and self.shards_per_client != 2:
             raise ConfigError(f"exact_two_classes needs shards_per_client = 2, got {self.shards_per_client}")
 
@@ -45,7 +45,7 @@ class Shards:
             shards = np.array_split(np.argsort(labels.train, kind="stable"), count)
             hands = rng.permutation(count).reshape(self.clients, -1)
         train = [np.sort(np.concatenate([shards[shard] for shard in hand])) for hand in hands]
-        return Split(train, [alike(labels, rows, self.test_rows, rng) for rows in train])
+        return Split(train, [alike(labels, rows, self.test_samples, rng) for rows in train])
 
 
 def shards_within_classes(labels: Labels, count: int) -> list[Index]:

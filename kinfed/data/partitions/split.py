@@ -26,7 +26,7 @@ class Split:
 
     train: list[Index]
     test: list[Index]
-    groups: Index | None = None  # planted group of each client
+    true_clusters: Index | None = None  # planted group of each client
     swaps: tuple[tuple[int, int], ...] = ()  # swaps[g]: the two labels to exchange in group g
 
 
@@ -75,10 +75,14 @@ def check(split: Split, labels: Labels, promise: Promise) -> None:
 def check_shape(split: Split, labels: Labels) -> None:
     """Raise DataError unless every index is in range and no client has a row twice."""
     clients = len(split.train)
-    if clients == 0 or len(split.test) != clients or (split.groups is not None and len(split.groups) != clients):
-        groups = "no" if split.groups is None else len(split.groups)
+    if (
+        clients == 0
+        or len(split.test) != clients
+        or (split.true_clusters is not None and len(split.true_clusters) != clients)
+    ):
+        clusters = "no" if split.true_clusters is None else len(split.true_clusters)
         raise DataError(
-            f"a split has {clients} train lists, {len(split.test)} test lists and {groups} groups; "
+            f"a split has {clients} train lists, {len(split.test)} test lists and {clusters} groups; "
             "wanted as many of each"
         )
     for part, lists, count in (("train", split.train, len(labels.train)), ("test", split.test, len(labels.test))):

@@ -1,6 +1,6 @@
 """P5: structured non-IID EMNIST with quantity skew (FLT scenario 4, workshop scenario 2).
 
-Labels in natural order, `labels_per_group` for each group, the last group takes what is left. Without FLT's bug 5 (the
+Labels in natural order, `labels_per_cluster` for each cluster, the last takes what is left. Without FLT's bug 5 (the
 last group's test rows contained the digit 0).
 """
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfed.data.checks import at_least
-from kinfed.data.partitions.grouped_labels import contiguous_groups, tests_of_groups
+from kinfed.checks import at_least
+from kinfed.data.partitions.grouped_labels import contiguous_clusters, tests_of_clusters
 from kinfed.data.partitions.split import Labels, Promise, Split, enough
 from kinfed.data.sampling import Index
 from kinfed.errors import DataError
@@ -20,32 +20,34 @@ class Structured:
     """Planted groups of consecutive labels with exponential quantity skew inside each (FLT scenario 4)."""
 
     clients: int = 2400  # M, how many there are
-    groups: int = 10  # C, planted
-    labels_per_group: int = 5  # of its own
+    clusters: int = 10  # C, planted
+    labels_per_cluster: int = 5  # of its own
 
     def __post_init__(self) -> None:
-        at_least(1, clients=self.clients, groups=self.groups, labels_per_group=self.labels_per_group)
+        at_least(1, clients=self.clients, clusters=self.clusters, labels_per_cluster=self.labels_per_cluster)
 
     @property
     def promise(self) -> Promise:
         return Promise()
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
-        group_of = contiguous_groups(self.clients, self.groups)
-        width = self.labels_per_group
-        if (self.groups - 1) * width >= labels.classes:
-            needed = (self.groups - 1) * width + 1
+        cluster_of = contiguous_clusters(self.clients, self.clusters)
+        width = self.labels_per_cluster
+        if (self.clusters - 1) * width >= labels.classes:
+            needed = (self.clusters - 1) * width + 1
             raise DataError(
-                f"{self.groups} groups of {width} labels need at least {needed} labels, the data have {labels.classes}"
+                f"{self.clusters} clusters of {width} labels need at least {needed}, the data have {labels.classes}"
             )
-        group_of_row = labels.train // width
+        cluster_of_row = labels.train // width
         train: list[Index] = []
-        for group, members in enumerate(np.bincount(group_of)):
-            rows = rng.permutation(np.flatnonzero(group_of_row == group))
-            enough(members, len(rows), f"group {group} with {members} clients")
+        for cluster, members in enumerate(np.bincount(cluster_of)):
+            rows = rng.permutation(np.flatnonzero(cluster_of_row == cluster))
+            enough(members, len(rows), f"group {cluster} with {members} clients")
             train += [np.sort(part) for part in np.split(rows, np.cumsum(skewed_sizes(len(rows), members))[:-1])]
-        held = [np.arange(group * width, min((group + 1) * width, labels.classes)) for group in range(self.groups)]
-        return Split(train, tests_of_groups(labels, held, group_of), group_of)
+        held = [
+            np.arange(cluster * width, min((cluster + 1) * width, labels.classes)) for cluster in range(self.clusters)
+        ]
+        return Split(train, tests_of_clusters(labels, held, cluster_of), cluster_of)
 
 
 def skewed_sizes(total: int, clients: int) -> Index:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfed.data.checks import at_least
-from kinfed.data.partitions.grouped_labels import contiguous_groups
+from kinfed.checks import at_least
+from kinfed.data.partitions.grouped_labels import contiguous_clusters
 from kinfed.data.partitions.iid import IID
 from kinfed.data.partitions.split import Labels, Promise, Split
 from kinfed.errors import ConfigError, DataError
@@ -38,6 +38,6 @@ class LabelSwapped:
             raise DataError(
                 f"pairs exchange label {top}, the data have labels 0..{labels.classes - 1}; choose other pairs"
             )
-        groups = contiguous_groups(self.clients, len(self.pairs))
+        clusters = contiguous_clusters(self.clients, len(self.pairs))
         plain = IID(self.clients)(labels, rng)
-        return Split(plain.train, plain.test, groups, tuple((a, b) for a, b in self.pairs))
+        return Split(plain.train, plain.test, clusters, tuple((a, b) for a, b in self.pairs))

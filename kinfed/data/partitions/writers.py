@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfed.data.checks import at_least
+from kinfed.checks import at_least
 from kinfed.data.partitions.split import Labels, Promise, Split
 from kinfed.data.sampling import Index
 from kinfed.errors import DataError
@@ -16,11 +16,11 @@ class Writers:
     """One client for each writer who has training and test rows."""
 
     max_writers: int | None = None  # clients at most; none: all writers
-    min_rows: int = 1  # writers with fewer rows (train and test together) are dropped, as LEAF's -k does
+    min_samples: int = 1  # writers with fewer rows (train and test together) are dropped, as LEAF's -k does
     random_writers: bool = False  # False: the first ones by number
 
     def __post_init__(self) -> None:
-        at_least(1, min_rows=self.min_rows, max_writers=1 if self.max_writers is None else self.max_writers)
+        at_least(1, min_samples=self.min_samples, max_writers=1 if self.max_writers is None else self.max_writers)
 
     @property
     def promise(self) -> Promise:
@@ -32,7 +32,7 @@ class Writers:
                 "the writers partition needs data that say who wrote each row (femnist); this dataset does not"
             )
         train, test = rows_by_writer(labels.writer_train), rows_by_writer(labels.writer_test)
-        known = [w for w in sorted(train.keys() & test.keys()) if len(train[w]) + len(test[w]) >= self.min_rows]
+        known = [w for w in sorted(train.keys() & test.keys()) if len(train[w]) + len(test[w]) >= self.min_samples]
         if not train.keys() & test.keys():
             raise DataError(
                 f"no writer has training and test rows: writer_train has {some(train)}, writer_test has {some(test)}; "
@@ -40,7 +40,7 @@ class Writers:
             )
         if not known:
             raise DataError(
-                f"no writer has training and test rows and at least {self.min_rows} of them; lower min_rows"
+                f"no writer has training and test rows and at least {self.min_samples} of them; lower min_samples"
             )
         if self.random_writers:
             known = [int(writer) for writer in rng.permutation(known)]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
-from kinfed.data.population import NO_ROWS, Population, Role
+from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.engines.flower.networked import Networked
 from kinfed.engines.flower.packing import Facts
 from kinfed.errors import CheckpointError
+from kinfed.method import Method
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -33,7 +33,7 @@ class OwnRows:
 
     def population(self, seats: int) -> Population:
         """So many clients of which nothing is known yet."""
-        nothing, public = (NO_ROWS,) * seats, torch.arange(len(self.y))
+        nothing, public = (NO_SAMPLES,) * seats, torch.arange(len(self.y))
         return Population(
             self.x, self.y, nothing, nothing, self.classes, roles=(Role(holdout=True),) * seats, public=public
         )
@@ -68,16 +68,16 @@ class Deployed(Networked):
     """Clients are nodes of Flower's deployment runtime; who appears is enrolled, and admitted in the next round."""
 
     def __init__(
-        self, algorithm: Algorithm[object], own: OwnRows, seats: int, grid: "Grid", *, fraction: float = 1.0,
+        self, method: Method[object], own: OwnRows, seats: int, grid: "Grid", *, fraction: float = 1.0,
         seed: int = 0, device: str = "cpu", timeout: float = 600.0, attempts: int = 2,
     ) -> None:  # fmt: skip
         from kinfed.engines.flower.messages import Post
 
         super().__init__(
-            algorithm, own.population(seats), fraction=fraction, seed=seed, device=device, timeout=timeout,
+            method, own.population(seats), fraction=fraction, seed=seed, device=device, timeout=timeout,
             attempts=attempts,
         )  # fmt: skip
-        self.sees_rows = False
+        self.sees_samples = False
         self.roster: dict[int, Enrolled] = {}  # by number
         self.written: dict[int, Enrolled] = {}
         self.folder: Path | None = None
@@ -88,7 +88,7 @@ class Deployed(Networked):
         return self.way
 
     @property
-    def test_rows(self) -> int:
+    def test_samples(self) -> int:
         return sum(len(self.test[client]) for client in self.clients.tolist())
 
     def gather(self, wanted: int, seconds: float) -> None:
@@ -110,12 +110,12 @@ class Deployed(Networked):
         super().begin(round)
         self._write()
 
-    def carried(self) -> dict[str, object]:
-        return super().carried() | {"roster": {str(seat): asdict(client) for seat, client in self.roster.items()}}
+    def state_dict(self) -> dict[str, object]:
+        return super().state_dict() | {"roster": {str(seat): asdict(client) for seat, client in self.roster.items()}}
 
-    def carry(self, carried: dict[str, object]) -> None:
-        super().carry(carried)
-        roster = carried.get("roster", {})
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        super().load_state_dict(state_dict)
+        roster = state_dict.get("roster", {})
         if not isinstance(roster, dict) or any(int(seat) >= self.count for seat in roster):
             raise CheckpointError(f"the checkpoint has more clients than the {self.count} seats: keep their number")
         for seat, client in roster.items():

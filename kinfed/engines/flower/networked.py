@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
 from kinfed.data.population import Population
 from kinfed.engines.flower.expected import expected_form
 from kinfed.engines.flower.packing import DTYPES, Facts, Form, Parcel, pack
 from kinfed.engines.flower.replies import Answer, Inbox
-from kinfed.engines.telling import Telling
+from kinfed.engines.progress_log import ProgressLog
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
+from kinfed.method import Method
 from kinfed.params import Stack, from_flat, rows, stack, to_flat
 
 if TYPE_CHECKING:
@@ -33,14 +33,15 @@ LOOK = 3.0  # seconds after which a waiting server looks who has come
 class Networked(Federation):
     """A federation whose clients are Flower's nodes."""
 
+    method: Method[object]
+
     def __init__(
-        self, algorithm: Algorithm[object], population: Population, *, fraction: float = 1.0, seed: int = 0,
+        self, method: Method[object], population: Population, *, fraction: float = 1.0, seed: int = 0,
         device: str = "cpu", timeout: float = 600.0, attempts: int = 2,
     ) -> None:  # fmt: skip
         if timeout <= 0 or attempts < 1:
             raise ConfigError(f"wanted a timeout above 0 and at least one attempt, got {timeout} and {attempts}")
-        super().__init__(algorithm, population, fraction=fraction, seed=seed, device=device)
-        self.method = algorithm
+        super().__init__(method, population, fraction=fraction, seed=seed, device=device)
         self.timeout = timeout  # seconds that clients have for a task
         self.attempts = attempts  # how often who is silent is asked, before the first round
         self.token = secrets.token_hex(8)  # what clients know this run by
@@ -69,7 +70,7 @@ class Networked(Federation):
 
     def gather(self, wanted: int, seconds: float) -> None:
         """Waits until so many clients have introduced themselves."""
-        until, pause, telling = time.monotonic() + seconds, 0.05, Telling("connected", wanted)
+        until, pause, telling = time.monotonic() + seconds, 0.05, ProgressLog("connected", wanted)
         while (here := self._welcome()) < wanted:
             telling.reached(here)
             if time.monotonic() > until:
@@ -91,13 +92,13 @@ class Networked(Federation):
     def saved(self) -> None:
         self.durable = self.memory["version"]
 
-    def carried(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, object]:
         return {"token": self.token, "round": self.round}
 
-    def carry(self, carried: dict[str, object]) -> None:
-        if carried.get("token", self.token) != self.token:
-            self.nodes, self.invited, self.token = {}, {}, str(carried["token"])
-        self.next_round = max(self.next_round, int(str(carried.get("round", -1))) + 1)
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        if state_dict.get("token", self.token) != self.token:
+            self.nodes, self.invited, self.token = {}, {}, str(state_dict["token"])
+        self.next_round = max(self.next_round, int(str(state_dict.get("round", -1))) + 1)
 
     def _welcome(self) -> int:
         """How many clients are connected, once those who have introduced themselves by now are seated."""
@@ -171,7 +172,7 @@ class Networked(Federation):
     def _wait(self, name: str, inbox: Inbox) -> None:
         """Takes answers until all are there or the time is over."""
         until, pause, look = time.monotonic() + self.timeout, 0.01, time.monotonic() + LOOK
-        telling, asked = Telling(name, len(inbox.waiting)), len(inbox.waiting)
+        telling, asked = ProgressLog(name, len(inbox.waiting)), len(inbox.waiting)
         while inbox.waiting and time.monotonic() < until:
             if time.monotonic() > look:
                 self._welcome()  # so that who comes during a long round is there in the next

@@ -11,9 +11,9 @@ from typing import TypeVar, get_origin
 
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
 from kinfed.client import Reply
 from kinfed.engines.flower.packing import DTYPES, Packed, Parcel, bytes_in, is_finite, pack, unpack
+from kinfed.method import Method
 from kinfed.params import Params
 
 State = TypeVar("State")
@@ -41,9 +41,9 @@ class Refused(Exception):
         self.code = code
 
 
-def tasks_of(algorithm: Algorithm[State]) -> set[str]:
+def tasks_of(method: Method[State]) -> set[str]:
     """The client tasks: public methods f(client, weights or tensors …) -> Reply."""
-    methods = inspect.getmembers(type(algorithm), inspect.isfunction)
+    methods = inspect.getmembers(type(method), inspect.isfunction)
     return {name for name, method in methods if not name.startswith("_") and is_task(method)}
 
 
@@ -59,25 +59,25 @@ def is_payload(hint: object) -> bool:
     return hint in (Tensor, "Tensor", "Params", "Stack") or get_origin(hint) in (dict, Mapping)
 
 
-def names_for(algorithm: Algorithm[State], task: str) -> tuple[set[str], set[str]]:
+def names_for(method: Method[State], task: str) -> tuple[set[str], set[str]]:
     """What a task must be sent, and what it may be sent; one that takes any offer passes it on to `personalise`."""
-    parameters = list(inspect.signature(getattr(algorithm, task)).parameters.values())[1:]
+    parameters = list(inspect.signature(getattr(method, task)).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        parameters = list(inspect.signature(algorithm.personalise).parameters.values())[1:]
+        parameters = list(inspect.signature(method.personalise).parameters.values())[1:]
     return {p.name for p in parameters if p.default is p.empty}, {p.name for p in parameters}
 
 
-def checked(algorithm: Algorithm[State], shape: tuple[int, ...], task: str, parcel: Parcel) -> Params:
+def checked(method: Method[State], shape: tuple[int, ...], task: str, parcel: Parcel) -> Params:
     """The tensors that a task is sent; raises Refused unless they are what it takes."""
-    if task not in tasks_of(algorithm):
-        raise Refused(Refusal.UNKNOWN_TASK, f"'{task}' is no task of {type(algorithm).__name__}")
+    if task not in tasks_of(method):
+        raise Refused(Refusal.UNKNOWN_TASK, f"'{task}' is no task of {type(method).__name__}")
     if bytes_in(parcel) > LARGEST:
         raise Refused(Refusal.OVERSIZED, f"'{task}' came with {bytes_in(parcel)} bytes, wanted at most {LARGEST}")
-    needed, known = names_for(algorithm, task)
+    needed, known = names_for(method, task)
     sent = {name.partition("/")[0] for name in parcel}
     if not needed <= sent <= known:
         raise Refused(Refusal.WRONG_NAMES, f"'{task}' came with {sorted(sent)}, wanted {sorted(needed)}")
-    networks = [pack(network) for network in algorithm.networks(shape)]
+    networks = [pack(network) for network in method.networks(shape)]
     for name in sent:
         check_part(f"'{name}' of '{task}'", part(parcel, name), networks)
     tensors = unpack(parcel)

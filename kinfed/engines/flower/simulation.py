@@ -17,13 +17,13 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, NamedTuple
 
-from kinfed.algorithm import Algorithm
 from kinfed.data.population import Population
 from kinfed.engines.flower.networked import Networked
 from kinfed.engines.flower.packing import Facts
 from kinfed.engines.flower.site import Holding, Site
 from kinfed.errors import ConfigError, NetworkError
-from kinfed.names import is_installed
+from kinfed.method import Method
+from kinfed.registry import is_installed
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -48,7 +48,7 @@ START = 180.0  # seconds that Ray and the nodes have to come up
 class Hosted(NamedTuple):
     """What the clients of a run have in common."""
 
-    algorithm: Algorithm[object]
+    method: Method[object]
     population: Population
     home: Path | None  # where they keep their memory; None: in Flower's context
     device: str
@@ -179,7 +179,7 @@ def site_at(shelf: "ActorHandle", context: "Context", token: str) -> Site:
     """In a worker: the client that a node stands for."""
     hosted, number = fetched(shelf, token), int(context.node_config["partition-id"])
     role, rows = hosted.population.role(number), partial(rows_of, hosted.population, number)
-    return Site(str(number), hosted.algorithm, rows, number, role.labelled, role.holdout, hosted.device)
+    return Site(str(number), hosted.method, rows, number, role.labelled, role.holdout, hosted.device)
 
 
 def home_at(shelf: "ActorHandle", context: "Context", token: str) -> Path | None:
@@ -212,13 +212,13 @@ class Flower(Networked):
     """Clients are nodes of Flower, simulated by Ray; the same letters reach deployed ones."""
 
     def __init__(
-        self, algorithm: Algorithm[object], population: Population, *, fraction: float = 1.0, seed: int = 0,
+        self, method: Method[object], population: Population, *, fraction: float = 1.0, seed: int = 0,
         device: str = "cpu", timeout: float = 600.0, attempts: int = 2, workers: int = 1,
         simulation: Simulation | None = None,
     ) -> None:  # fmt: skip
         need_flower()
         super().__init__(
-            algorithm, population, fraction=fraction, seed=seed, device=device, timeout=timeout, attempts=attempts
+            method, population, fraction=fraction, seed=seed, device=device, timeout=timeout, attempts=attempts
         )
         self.workers = workers  # clients at once
         self.given = simulation
@@ -244,8 +244,8 @@ class Flower(Networked):
             self.running[0].close()
         self.running = None
 
-    def carry(self, carried: dict[str, object]) -> None:
-        super().carry(carried)
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        super().load_state_dict(state_dict)
         if self.running:
             self._host(self.running[0])  # under the name that the run had before
             self.gather(self.count, START)

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
-from kinfed.client import Client, Rows
+from kinfed.client import Client, Samples
 from kinfed.engines.flower.memory import Memory
 from kinfed.engines.flower.offers import Refusal, Refused, checked
 from kinfed.engines.flower.packing import Facts, Parcel, pack, raw
 from kinfed.engines.sequential import ask, fresh
+from kinfed.method import Method
 from kinfed.params import Params, from_flat, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
@@ -36,7 +36,7 @@ class Site:
     """One client: who it is, what it has, and what it computes with."""
 
     name: str  # its own for good: who comes back under it is the same client
-    algorithm: Algorithm[object]
+    method: Method[object]
     holding: Callable[[int], Holding]  # its rows in a round
     number: int = -1  # its place in the federation, if that is settled beforehand
     labelled: bool = True
@@ -99,14 +99,14 @@ def guarded(facts: Facts, work: Callable[[], tuple[Facts, Parcel]]) -> tuple[Fac
 def done(site: Site, call: Call, parcel: Parcel, memory: Memory) -> tuple[Facts, Parcel]:
     """What the task sends; what it keeps is kept."""
     rows = site.holding(call.round)
-    offered = checked(site.algorithm, tuple(rows.x.shape[1:]), call.task, parcel)
+    offered = checked(site.method, tuple(rows.x.shape[1:]), call.task, parcel)
     known = memory.recall(call.accepted) if call.accepted else None
-    blank = to_flat(site.algorithm.blank_memory())
+    blank = to_flat(site.method.blank_memory())
     if site.watches:
         call = replace(call, since=max(call.since, memory.arrival(digest_of(rows), call.round)))
     client = client_of(site, call, rows, known or blank)
     there = {name: t.to(site.device) for name, t in offered.items()}
-    reply = ask(fresh(site.algorithm), call.task, client, from_flat(there))
+    reply = ask(fresh(site.method), call.task, client, from_flat(there))
     kept = to_flat(reply.keep)
     memory.forget_but({call.accepted, call.durable})
     if kept:
@@ -127,10 +127,10 @@ def digest_of(rows: Holding) -> str:
 def client_of(site: Site, call: Call, rows: Holding, remembered: Params) -> Client:
     """All that the task may look at."""
 
-    def own(x: Tensor, y: Tensor, width: int) -> Rows:
+    def own(x: Tensor, y: Tensor, width: int) -> Samples:
         x, y = x.to(site.device), y.to(site.device)
         position, size = torch.arange(len(y), device=site.device), torch.tensor(len(y), device=site.device)
-        return Rows(x, y, position, size, exact=True, width=width)
+        return Samples(x, y, position, size, exact=True, width=width)
 
     key, now, since = (torch.tensor(number, device=site.device) for number in (call.key, call.round, call.since))
     memory = {name: t.to(site.device) for name, t in remembered.items()}

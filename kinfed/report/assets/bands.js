@@ -19,7 +19,7 @@ function drawBands(run, width) {
     `Groups over rounds: ${run.bands.changes} changes, ${places.at(-1).size} bands at the end`,
   );
   const paths = new Map();
-  const add = (group, d) => paths.set(group, (paths.get(group) ?? "") + d);
+  const add = (cluster, d) => paths.set(cluster, (paths.get(cluster) ?? "") + d);
   places.forEach((stack, k) => {
     const from = x(rounds[k]),
       next = x(rounds[k + 1] ?? end);
@@ -27,9 +27,9 @@ function drawBands(run, width) {
       k + 1 < rounds.length
         ? Math.max(from, Math.min(x(rounds[k + 1] - 1), next - Math.min(28, 0.6 * (next - from))))
         : next;
-    for (const [group, spot] of stack)
+    for (const [cluster, spot] of stack)
       add(
-        group,
+        cluster,
         quad(
           from,
           to,
@@ -41,8 +41,8 @@ function drawBands(run, width) {
       );
     if (k + 1 < rounds.length) flowing(flows[k], stack, places[k + 1], y, to, next, add);
   });
-  for (const [group, d] of paths)
-    chart.append(svg("path", { d, fill: group === small ? "var(--faint)" : colour(group), opacity: 0.85 }));
+  for (const [cluster, d] of paths)
+    chart.append(svg("path", { d, fill: cluster === small ? "var(--faint)" : colour(cluster), opacity: 0.85 }));
   const axis = svg(
     "g",
     { class: "axis", "aria-hidden": "true" },
@@ -78,15 +78,15 @@ function drawBands(run, width) {
   return chart;
 }
 
-const bandName = (run, group) =>
-  group === run.bands.small ? "small groups" : group >= run.names.length ? "a group that ended" : groupName(run, group);
+const bandName = (run, cluster) =>
+  cluster === run.bands.small ? "small clusters" : cluster >= run.names.length ? "a cluster that ended" : groupName(run, cluster);
 
 function stacked(pairs) {
   const counts = new Map();
-  for (const [group, n] of pairs) counts.set(group, (counts.get(group) ?? 0) + n);
+  for (const [cluster, n] of pairs) counts.set(cluster, (counts.get(cluster) ?? 0) + n);
   let start = 0;
   const order = [...counts].sort((a, b) => (a[0] < 0) - (b[0] < 0) || a[0] - b[0]);
-  return new Map(order.map(([group, count], at) => [group, { start: (start += count) - count, count, at }]));
+  return new Map(order.map(([cluster, count], at) => [cluster, { start: (start += count) - count, count, at }]));
 }
 
 function quad(x1, x2, a1, b1, a2, b2) {
@@ -98,7 +98,7 @@ function quad(x1, x2, a1, b1, a2, b2) {
 function flowing(step, before, after, y, from, to, add) {
   const left = new Map(),
     right = new Map();
-  const rank = (group) => (group < 0 ? 99 : group);
+  const rank = (cluster) => (cluster < 0 ? 99 : cluster);
   const arrivals = [...step].sort((a, b) => rank(a[1]) - rank(b[1]) || rank(a[0]) - rank(b[0]));
   const entry = new Map(
     arrivals.map(([a, b, n]) => {

@@ -59,7 +59,7 @@ const colour = (index) => (index < 0 ? "var(--faint)" : `var(--c${index % COLOUR
 const paint = (index) => css(index < 0 ? "--faint" : `--c${index % COLOURS}`);
 const dash = (index) => (index < COLOURS ? "none" : ["7 4", "2 4", "10 3 2 3"][(Math.floor(index / COLOURS) - 1) % 3]);
 
-// Eight colours times six shapes: groups stay apart without good eyes for colour.
+// Eight colours times six shapes: clusters stay apart without good eyes for colour.
 function mark(pen, shape, x, y, r) {
   pen.beginPath();
   if (shape === 0) pen.arc(x, y, r, 0, 7);

@@ -17,7 +17,7 @@ function legend(container) {
 }
 
 function chooser(container, label, options, chosen, choose) {
-  const group = el("div", { role: "radiogroup", "aria-label": label, class: "controls", style: "margin:0" });
+  const cluster = el("div", { role: "radiogroup", "aria-label": label, class: "controls", style: "margin:0" });
   const chips = options.map((words, at) => {
     const chip = el(
       "button",
@@ -40,7 +40,7 @@ function chooser(container, label, options, chosen, choose) {
     });
     choose(at);
   };
-  group.addEventListener("keydown", (event) => {
+  cluster.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
     if (!step) return;
     event.preventDefault();
@@ -48,6 +48,6 @@ function chooser(container, label, options, chosen, choose) {
     chips[at].focus();
     take(at);
   });
-  group.append(...chips);
-  container.append(group);
+  cluster.append(...chips);
+  container.append(cluster);
 }

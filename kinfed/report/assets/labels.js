@@ -44,7 +44,7 @@ function drawLabels(run, width) {
   for (let label = 0; label < count; label += step) pen.fillText(label, left - 8, top + (label + 0.5) * cell);
   pen.textBaseline = "top";
   pen.fillText(
-    `clients, ${run.found ? "by found group" : run.planted ? "by planted group" : "by number"}`,
+    `clients, ${run.found ? "by found cluster" : run.planted ? "by planted cluster" : "by number"}`,
     width,
     top + tall + 6,
   );

@@ -18,21 +18,21 @@ function padded([low, high], unit) {
 }
 
 function axes(chart, box, x, y, xs, ys, titles) {
-  const group = svg("g", { class: "axis", "aria-hidden": "true" });
+  const cluster = svg("g", { class: "axis", "aria-hidden": "true" });
   for (const [value, words] of ys) {
-    group.append(
+    cluster.append(
       line(box.left, y(value), box.right, y(value)),
       text(box.left - 8, y(value) + 4, words, { "text-anchor": "end" }),
     );
   }
   for (const [value, words] of xs) {
-    group.append(text(x(value), box.bottom + 18, words, { "text-anchor": "middle" }));
-    group.append(line(x(value), box.bottom, x(value), box.bottom + 4, { class: "base" }));
+    cluster.append(text(x(value), box.bottom + 18, words, { "text-anchor": "middle" }));
+    cluster.append(line(x(value), box.bottom, x(value), box.bottom + 4, { class: "base" }));
   }
-  group.append(line(box.left, box.bottom, box.right, box.bottom, { class: "base" }));
-  group.append(text(box.right, box.bottom + 36, titles.x, { "text-anchor": "end", class: "title" }));
-  if (titles.y) group.append(text(0, 12, titles.y, { class: "title" }));
-  chart.append(group);
+  cluster.append(line(box.left, box.bottom, box.right, box.bottom, { class: "base" }));
+  cluster.append(text(box.right, box.bottom + 36, titles.x, { "text-anchor": "end", class: "title" }));
+  if (titles.y) cluster.append(text(0, 12, titles.y, { class: "title" }));
+  chart.append(cluster);
 }
 
 function curvePath(curve, key, x, y) {

@@ -97,7 +97,7 @@ function look(run) {
       "tree",
       run.tree,
       written(
-        `${name} does not find its groups by merging clients, or there are too many to compare all pairs: there is no tree.`,
+        `${name} does not find its clusters by merging clients, or there are too many to compare all pairs: there is no tree.`,
       ),
     )
   )
@@ -111,13 +111,13 @@ function look(run) {
   )
     plot(byId("labels-chart"), (width) => drawLabels(run, width));
   const once = run.found
-    ? `${name} found its groups once, and they stayed as they were.`
-    : `${name} looks for no groups.`;
+    ? `${name} found its clusters once, and they stayed as they were.`
+    : `${name} looks for no clusters.`;
   if (show("bands", run.bands, once)) plot(byId("bands-chart"), (width) => drawBands(run, width));
-  if (run.found) groupTable(byId("groups"), run);
+  if (run.found) groupTable(byId("clusters"), run);
   else
-    byId("groups").replaceChildren(
-      el("p", { class: "empty" }, `${name} looks for no groups: there is nothing to list.`),
+    byId("clusters").replaceChildren(
+      el("p", { class: "empty" }, `${name} looks for no clusters: there is nothing to list.`),
     );
 }
 

@@ -1,5 +1,5 @@
 // The signature map, and what is told of a client that is pointed at.
-const groupName = (run, index) => (index < 0 ? "no group" : `group ${run.names[index] ?? "?"}`);
+const groupName = (run, index) => (index < 0 ? "no cluster" : `cluster ${run.names[index] ?? "?"}`);
 
 function clientTip(run, client) {
   const rows = [];
@@ -7,7 +7,7 @@ function clientTip(run, client) {
   if (run.planted)
     rows.push([
       "planted",
-      swatched(run.planted[client], run.plantedNames[client] < 0 ? "none" : `group ${run.plantedNames[client]}`),
+      swatched(run.planted[client], run.plantedNames[client] < 0 ? "none" : `cluster ${run.plantedNames[client]}`),
     ]);
   if (run.accuracy[client] !== null) rows.push(["accuracy", `${fixed(run.accuracy[client] / 100)} %`]);
   if (run.rows.length) rows.push(["training rows", number(run.rows[client])]);
@@ -15,7 +15,7 @@ function clientTip(run, client) {
   return [el("b", {}, `Client ${client}`), tipTable(rows)];
 }
 
-// ---- the map, twice: by found and by planted group; pointing at one points at both
+// ---- the map, twice: by found and by planted cluster; pointing at one points at both
 
 function drawMap(run, which, width, both) {
   const size = Math.min(width, 540),
@@ -23,7 +23,7 @@ function drawMap(run, which, width, both) {
     pad = 18;
   const ys = xy.filter((_, i) => i % 2),
     tall = Math.round(Math.max(size * 0.5, (size - 2 * pad) * (Math.max(...ys) - Math.min(...ys)) + 2 * pad));
-  const [node, pen] = canvas(size, tall, `Signature map of ${clients.length} clients, coloured by ${which} group`);
+  const [node, pen] = canvas(size, tall, `Signature map of ${clients.length} clients, coloured by ${which} cluster`);
   const at = (i) => [pad + xy[2 * i] * (size - 2 * pad), tall / 2 - (xy[2 * i + 1] - 0.5) * (size - 2 * pad)];
   const colours = run[which] ?? run.accuracy.map(() => -1),
     r = clients.length > 1500 ? 2.4 : clients.length > 300 ? 3.4 : 5.2;
@@ -35,11 +35,11 @@ function drawMap(run, which, width, both) {
     pen.clearRect(0, 0, size, tall);
     const kin = chosen === null ? null : colours[clients[chosen]];
     for (let i = 0; i < clients.length; i++) {
-      const group = colours[clients[i]],
+      const cluster = colours[clients[i]],
         [x, y] = at(i);
-      pen.globalAlpha = kin === null || group === kin ? 0.9 : 0.16;
-      pen.fillStyle = group < 0 ? none : paints[group % COLOURS];
-      mark(pen, shapeOf(group), x, y, r);
+      pen.globalAlpha = kin === null || cluster === kin ? 0.9 : 0.16;
+      pen.fillStyle = cluster < 0 ? none : paints[cluster % COLOURS];
+      mark(pen, shapeOf(cluster), x, y, r);
       pen.fill();
       if (r > 3) {
         pen.strokeStyle = rim;
@@ -78,10 +78,10 @@ function drawMap(run, which, width, both) {
 
 function groupKeys(run) {
   const most = 24,
-    sizes = run.names.map((_, i) => run.found.filter((group) => group === i).length);
+    sizes = run.names.map((_, i) => run.found.filter((cluster) => cluster === i).length);
   const keys = run.names
     .slice(0, most)
-    .map((name, i) => el("li", {}, markIcon(i), `group ${name} (${number(sizes[i])})`));
+    .map((name, i) => el("li", {}, markIcon(i), `cluster ${name} (${number(sizes[i])})`));
   if (run.names.length > most) keys.push(el("li", {}, `and ${run.names.length - most} smaller ones`));
-  return el("ul", { class: "keys", "aria-label": "found groups and how many clients are in each" }, ...keys);
+  return el("ul", { class: "keys", "aria-label": "found clusters and how many clients are in each" }, ...keys);
 }

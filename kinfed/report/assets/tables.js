@@ -96,12 +96,12 @@ function clientTable(container, run) {
       show: (c) => run.roles.words[run.roles.of[c]] || "–",
     },
     run.found && {
-      title: "found group",
+      title: "found cluster",
       value: (c) => (run.found[c] < 0 ? null : run.names[run.found[c]]),
       show: (c) => (run.found[c] < 0 ? "–" : swatched(run.found[c], String(run.names[run.found[c]]))),
     },
     run.planted && {
-      title: "planted group",
+      title: "planted cluster",
       value: (c) => (run.plantedNames[c] < 0 ? null : run.plantedNames[c]),
       show: (c) => (run.plantedNames[c] < 0 ? "–" : swatched(run.planted[c], String(run.plantedNames[c]))),
     },
@@ -121,8 +121,8 @@ function clientTable(container, run) {
 }
 
 function groupTable(container, run) {
-  const groups = run.names.map((name, at) => {
-    const members = run.found.flatMap((group, client) => (group === at ? [client] : []));
+  const clusters = run.names.map((name, at) => {
+    const members = run.found.flatMap((cluster, client) => (cluster === at ? [client] : []));
     const scored = members.map((client) => run.accuracy[client]).filter((value) => value !== null);
     const planted = run.planted && mostCommon(members.map((client) => run.plantedNames[client]));
     return {
@@ -135,18 +135,18 @@ function groupTable(container, run) {
     };
   });
   const columns = [
-    { title: "group", value: (g) => g.name, show: (g) => swatched(g.at, String(g.name)) },
+    { title: "cluster", value: (g) => g.name, show: (g) => swatched(g.at, String(g.name)) },
     { title: "clients", value: (g) => g.members.length, show: (g) => number(g.members.length) },
     { title: "mean accuracy %", value: (g) => g.mean, show: (g) => fixed(g.mean) },
     { title: "worst client %", value: (g) => g.worst, show: (g) => fixed(g.worst) },
     run.planted && {
-      title: "mostly planted group",
+      title: "mostly planted cluster",
       value: (g) => g.planted[0],
       show: (g) =>
         g.planted[0] < 0 ? "–" : `${g.planted[0]} (${fixed((100 * g.planted[1]) / g.members.length, 0)} %)`,
     },
   ].filter(Boolean);
-  longTable(container, `Groups that ${runName(run)} found`, columns, groups, 12);
+  longTable(container, `Groups that ${runName(run)} found`, columns, clusters, 12);
 }
 
 function mostCommon(values) {

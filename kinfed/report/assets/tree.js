@@ -10,7 +10,7 @@ function drawTree(run, width) {
   const chart = frame(
     width,
     height,
-    `Dendrogram of ${members.length} clients, ${cut === null ? "not cut" : `cut at ${number(cut, 4)}`}, ${run.names.length} groups`,
+    `Dendrogram of ${members.length} clients, ${cut === null ? "not cut" : `cut at ${number(cut, 4)}`}, ${run.names.length} clusters`,
   );
   const axis = svg("g", { class: "axis", "aria-hidden": "true" });
   for (const [value, words] of ys)
@@ -29,12 +29,12 @@ function drawTree(run, width) {
     const piece = `M${f(x(left[i]))},${f(y(low_left[i]))}V${f(y(merge))}H${f(x(right[i]))}V${f(y(low_right[i]))}`;
     paths.set(colours[i], (paths.get(colours[i]) ?? "") + piece);
   });
-  for (const [group, d] of [...paths].sort((a, b) => a[0] - b[0]))
+  for (const [cluster, d] of [...paths].sort((a, b) => a[0] - b[0]))
     chart.append(
       svg("path", {
         d,
         fill: "none",
-        stroke: group < 0 ? "var(--muted)" : colour(group),
+        stroke: cluster < 0 ? "var(--muted)" : colour(cluster),
         "stroke-width": members.length > 400 ? 0.8 : 1.5,
       }),
     );
@@ -57,14 +57,14 @@ function drawTree(run, width) {
       at = y(on ? (below + cut) / 2 : cut);
     chart.append(line(box.left, at, box.right, at, { class: "cut" }));
     chart.append(
-      text(box.right, at - 6, `cut ${on ? "below" : "at"} ${number(cut, 3)}: ${run.names.length} groups`, {
+      text(box.right, at - 6, `cut ${on ? "below" : "at"} ${number(cut, 3)}: ${run.names.length} clusters`, {
         class: "note",
         "text-anchor": "end",
       }),
     );
   } else
     chart.append(
-      text(box.right, box.top - 4, "no cut was worth making: one group", { class: "note", "text-anchor": "end" }),
+      text(box.right, box.top - 4, "no cut was worth making: one cluster", { class: "note", "text-anchor": "end" }),
     );
   hoverable(chart, (px, py, event) => {
     const at = Math.round(((px - box.left) / (box.right - box.left)) * members.length - 0.5);

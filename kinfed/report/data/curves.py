@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kinfed.errors import ConfigError
-from kinfed.names import unknown
+from kinfed.registry import unknown
 from kinfed.report.reading import Numbers, Run
 from kinfed.report.series import Series
 
@@ -27,10 +27,10 @@ METRICS = (
     Metric("at_target", "Clients at target", 100, "%"),
     Metric("variance", "Variance over clients"),
     Metric("accuracy_adapted", "After adaptation", 100, "%"),
-    Metric("accuracy_strangers", "Unseen clients", 100, "%"),
-    Metric("accuracy_strangers_adapted", "Unseen, adapted", 100, "%"),
+    Metric("accuracy_unseen", "Unseen clients", 100, "%"),
+    Metric("accuracy_unseen_adapted", "Unseen, adapted", 100, "%"),
     Metric("ari", "ARI with planted groups"),
-    Metric("groups", "Groups found"),
+    Metric("clusters", "Groups found"),
     Metric("clustering_error", "Clustering error"),
     Metric("uniformity", "Uniformity of labels"),
     Metric("correlation_labels", "Correlation with labels"),

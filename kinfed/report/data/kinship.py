@@ -28,24 +28,24 @@ def kinship(run: Run) -> Kinship:
     return Kinship(names, found, planted, ordered(run, found))
 
 
-def by_size(groups: Whole) -> tuple[list[int], Whole]:
+def by_size(clusters: Whole) -> tuple[list[int], Whole]:
     """The names of groups, the largest first, and each client's place in that list (-1: in none)."""
-    names, counts = np.unique(groups[groups >= 0], return_counts=True)
+    names, counts = np.unique(clusters[clusters >= 0], return_counts=True)
     ranked = names[np.argsort(-counts, kind="stable")]
-    places = np.full(len(groups), -1, dtype=np.int64)
+    places = np.full(len(clusters), -1, dtype=np.int64)
     for place, name in enumerate(ranked):
-        places[groups == name] = place
+        places[clusters == name] = place
     return ranked.tolist(), places
 
 
-def matched(groups: Whole, colours: Whole) -> Whole:
+def matched(clusters: Whole, colours: Whole) -> Whole:
     """The groups with the colour of that one of the others with which they have most clients in common.
 
     Each colour is given once; groups for which none is left have further ones.
     """
     from scipy.optimize import linear_sum_assignment
 
-    names, places = by_size(groups)
+    names, places = by_size(clusters)
     common = np.zeros((len(names), max(len(names), int(colours.max(initial=-1)) + 1)))
     both = (places >= 0) & (colours >= 0)
     np.add.at(common, (places[both], colours[both]), 1)
@@ -60,8 +60,8 @@ def ordered(run: Run, colours: Whole | None) -> Whole:
     if tree is not None:
         members = tree["members"].astype(np.int64)
         place[members[leaves(tree["merges"].astype(float), len(members))]] = np.arange(len(members))
-    group = np.zeros(run.count, dtype=np.int64) if colours is None else colours
-    first = {int(g): int(place[group == g].min()) for g in np.unique(group)}
-    by_group = np.array([np.inf if g < 0 else first[int(g)] for g in group])
-    found: Whole = np.lexsort((np.arange(run.count), place, group, by_group))
+    cluster = np.zeros(run.count, dtype=np.int64) if colours is None else colours
+    first = {int(g): int(place[cluster == g].min()) for g in np.unique(cluster)}
+    by_cluster = np.array([np.inf if g < 0 else first[int(g)] for g in cluster])
+    found: Whole = np.lexsort((np.arange(run.count), place, cluster, by_cluster))
     return found

@@ -12,7 +12,7 @@ class Tree:
     """Merge i joins (left[i], low_left[i]) and (right[i], low_right[i]) at heights[i]; leaves stand at 0, 1, 2, …"""
 
     members: Whole  # clients, from left to right
-    groups: Whole  # colours of their groups
+    clusters: Whole  # colours of their groups
     left: Numbers
     right: Numbers
     low_left: Numbers
@@ -32,16 +32,18 @@ def tree_of(run: Run, colours: Whole) -> Tree | None:
     cut = float(arrays["height"])
     pairs = merges[:, :2].astype(np.int64)
     x, low = np.zeros(2 * len(members) - 1), np.concatenate([np.zeros(len(members)), merges[:, 2]])
-    group = np.full(len(low), -1, dtype=np.int64)
-    x[order], group[: len(members)] = np.arange(len(members)), colours[members]
+    cluster = np.full(len(low), -1, dtype=np.int64)
+    x[order], cluster[: len(members)] = np.arange(len(members)), colours[members]
     for at, (a, b) in enumerate(pairs, start=len(members)):
         x[at] = (x[a] + x[b]) / 2
-        group[at] = group[a] if low[at] < cut and group[a] == group[b] else -1
+        cluster[at] = cluster[a] if low[at] < cut and cluster[a] == cluster[b] else -1
     turned = x[pairs[:, 0]] > x[pairs[:, 1]]
     one, other = np.where(turned[:, None], pairs[:, ::-1], pairs).T
     shown = cut if np.isfinite(cut) else None
     leaf = members[order]
-    return Tree(leaf, colours[leaf], x[one], x[other], low[one], low[other], merges[:, 2], group[len(members) :], shown)
+    return Tree(
+        leaf, colours[leaf], x[one], x[other], low[one], low[other], merges[:, 2], cluster[len(members) :], shown
+    )
 
 
 def leaves(merges: Numbers, count: int) -> Whole:

@@ -63,10 +63,18 @@ def in_whole_numbers(axis: "Axes") -> None:
     axis.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
 
 
-def strip(axis: "Axes", groups: Iterable[int], at: float, thick: float) -> None:
+def strip(axis: "Axes", clusters: Iterable[int], at: float, thick: float) -> None:
     """A strip of the groups' colours along x, one for each place."""
-    groups = list(groups)
-    axis.bar(range(len(groups)), thick, 1.0, at, color=[colour(group) for group in groups], linewidth=0, clip_on=False)
+    clusters = list(clusters)
+    axis.bar(
+        range(len(clusters)),
+        thick,
+        1.0,
+        at,
+        color=[colour(cluster) for cluster in clusters],
+        linewidth=0,
+        clip_on=False,
+    )
 
 
 def save(figure: "Figure", path: Path) -> None:

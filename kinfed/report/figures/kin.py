@@ -29,10 +29,12 @@ def plot_signatures(run: Run | Path | str) -> "tuple[Figure, Map]":
         needed(map_of(run), run, "signatures.npz: it has no signatures; see evaluation.signatures"),
         kinship(run),
     )
-    ways = {name: groups for name, groups in (("found", kin.found), ("planted", kin.planted)) if groups is not None}
+    ways = {
+        name: clusters for name, clusters in (("found", kin.found), ("planted", kin.planted)) if clusters is not None
+    }
     figure, axes = blank(4.2 * max(1, len(ways)), 4.2, columns=max(1, len(ways)))
-    for axis, (name, groups) in zip(axes, ways.items() or [("no", np.full(run.count, -1))], strict=True):
-        scatter(axis, seen, groups)
+    for axis, (name, clusters) in zip(axes, ways.items() or [("no", np.full(run.count, -1))], strict=True):
+        scatter(axis, seen, clusters)
         axis.set_title(f"by {name} group", fontsize=10)
     return figure, seen
 
@@ -56,8 +58,8 @@ def plot_relatedness(run: Run | Path | str) -> "tuple[Figure, Matrix]":
 def plot_dendrogram(run: Run | Path | str) -> "tuple[Figure, Tree]":
     """The merges by which clients became groups, and the cut."""
     run = as_run(run)
-    groups = kinship(run).found
-    found = None if groups is None else tree_of(run, groups)
+    clusters = kinship(run).found
+    found = None if clusters is None else tree_of(run, clusters)
     tree = needed(found, run, "tree.npz: its method does not merge clients")
     figure, (axis,) = blank(7.2, 3.6)
     draw_brackets(axis, tree)
@@ -73,13 +75,13 @@ def plot_dendrogram(run: Run | Path | str) -> "tuple[Figure, Tree]":
 def draw_brackets(axis: "Axes", tree: Tree) -> None:
     """Every merge as a bracket in its group's colour, and the groups in a strip below."""
     width = 1.0 if len(tree.members) < 400 else 0.4
-    for group in np.unique(tree.colours):
-        some = tree.colours == group
+    for cluster in np.unique(tree.colours):
+        some = tree.colours == cluster
         xs = np.stack([tree.left, tree.left, tree.right, tree.right])[:, some]
         ys = np.stack([tree.low_left, tree.heights, tree.heights, tree.low_right])[:, some]
-        axis.plot(xs, ys, color=INK if group < 0 else colour(int(group)), linewidth=width)
+        axis.plot(xs, ys, color=INK if cluster < 0 else colour(int(cluster)), linewidth=width)
     top = float(tree.heights.max())
-    strip(axis, tree.groups.tolist(), -0.02 * top, 0.015 * top)
+    strip(axis, tree.clusters.tolist(), -0.02 * top, 0.015 * top)
 
 
 def plot_labels(run: Run | Path | str) -> "tuple[Figure, Labels]":
@@ -89,9 +91,9 @@ def plot_labels(run: Run | Path | str) -> "tuple[Figure, Labels]":
     labels = needed(labels_of(run, kin.order), run, "labels.csv")
     figure, (axis,) = blank(7.2, 1.2 + 0.18 * len(labels.shares))
     axis.imshow(labels.shares, cmap=sequential(), vmin=0, aspect="auto", interpolation="none")
-    groups = kin.planted if kin.found is None else kin.found
-    if groups is not None:
-        strip(axis, groups[labels.order[labels.edges[:-1]]].tolist(), -0.75, -0.03 * len(labels.shares) - 0.2)
+    clusters = kin.planted if kin.found is None else kin.found
+    if clusters is not None:
+        strip(axis, clusters[labels.order[labels.edges[:-1]]].tolist(), -0.75, -0.03 * len(labels.shares) - 0.2)
     axis.set_xticks([])
     axis.set_xlabel("clients, by group")
     axis.set_ylabel("label")
@@ -105,7 +107,7 @@ def plot_membership(run: Run | Path | str) -> "tuple[Figure, Membership]":
     rounds = np.append(bands.rounds, max(bands.last, bands.rounds[-1]) + 1)
     figure, (axis,) = blank(7.2, 3.2)
     names = [*range(BANDS + 1), -1]
-    sizes = np.array([(bands.groups == name).sum(1) for name in names])
+    sizes = np.array([(bands.clusters == name).sum(1) for name in names])
     there = sizes.any(1)
     colours = [colour(-1 if names[at] == BANDS else names[at]) for at in np.flatnonzero(there)]
     axis.stackplot(
@@ -118,16 +120,16 @@ def plot_membership(run: Run | Path | str) -> "tuple[Figure, Membership]":
     return figure, bands
 
 
-def scatter(axis: "Axes", seen: Map, groups: Whole) -> None:
+def scatter(axis: "Axes", seen: Map, clusters: Whole) -> None:
     """The clients of a map in their groups' colours and shapes."""
-    for group in np.unique(groups[seen.clients]):
-        some = seen.points[groups[seen.clients] == group]
+    for cluster in np.unique(clusters[seen.clients]):
+        some = seen.points[clusters[seen.clients] == cluster]
         axis.scatter(
             some[:, 0],
             some[:, 1],
             s=26,
-            color=colour(int(group)),
-            marker=mark(int(group)),
+            color=colour(int(cluster)),
+            marker=mark(int(cluster)),
             edgecolor="white",
             linewidth=0.5,
         )

@@ -10,12 +10,12 @@ from flwr.app.error import Error
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from kinfed.algorithm import Algorithm
 from kinfed.data import Population
 from kinfed.engines import Flower
 from kinfed.engines.flower.messages import client_app
 from kinfed.engines.flower.simulation import Hosted, rows_of
 from kinfed.engines.flower.site import Site
+from kinfed.method import Method
 
 Meddler = Callable[[Message, Message], list[Message]]  # a letter and its answer -> what comes back instead
 
@@ -45,7 +45,7 @@ class Loopback(Grid):
             number = int(context.node_config["partition-id"])
             role = hosted.population.role(number)
             rows = partial(rows_of, hosted.population, number)
-            return Site(f"site-{number}", hosted.algorithm, rows, number, role.labelled, role.holdout)
+            return Site(f"site-{number}", hosted.method, rows, number, role.labelled, role.holdout)
 
         self.app = client_app(site, lambda context, run: self.home or hosted.home)
 
@@ -90,6 +90,6 @@ class Loopback(Grid):
         raise NotImplementedError
 
 
-def wired(algorithm: Algorithm, population: Population, grid: Loopback, **settings: object) -> Flower:
+def wired(method: Method, population: Population, grid: Loopback, **settings: object) -> Flower:
     """The real engine on this grid."""
-    return Flower(algorithm, population, simulation=grid, **({"timeout": 0.3} | settings))
+    return Flower(method, population, simulation=grid, **({"timeout": 0.3} | settings))

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from kinfed import snapshot
+from kinfed import checkpoint
 from kinfed.engines import Vectorised
 from kinfed.engines.flower import Deployed, OwnRows
 from kinfed.engines.flower.messages import client_app, facts_in
@@ -16,9 +16,9 @@ from kinfed.engines.flower.site import Holding, Site
 from kinfed.errors import NetworkError, RoleError
 from kinfed.experiment import Experiment
 from kinfed.metrics import Found
-from tests.algorithms.registry import make, population
 from tests.engines.flower.loopback import Loopback
-from tests.problems import assert_close, same_groups
+from tests.methods.registry import make, population
+from tests.problems import assert_close, same_clusters
 
 PEOPLE = population()
 
@@ -54,7 +54,7 @@ class Town(Loopback):
 def served(method, town, seats=12, wait=12, known=None, **settings):
     public = PEOPLE.public
     fed = Deployed(method, OwnRows(PEOPLE.x[public], PEOPLE.y[public], 3), seats, town, **({"timeout": 0.5} | settings))
-    fed.carry(known or {})
+    fed.load_state_dict(known or {})
     fed.gather(wait, 5)
     return fed
 
@@ -66,11 +66,11 @@ def test_a_server_without_rows_gives_what_one_with_all_of_them_gives(name):
     ours = Experiment(method, fed, 3)
     reference = Experiment(method, Vectorised(method, PEOPLE, fraction=0.5), 3)
     summary, wanted = ours.run(), reference.run()
-    assert fed.sizes.tolist() == [len(rows) for rows in PEOPLE.train] and not fed.sees_rows
+    assert fed.sizes.tolist() == [len(rows) for rows in PEOPLE.train] and not fed.sees_samples
     assert summary["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-5)
     assert fed.ledger.rounds == reference.fed.ledger.rounds
-    if method.groups(ours.state) is not None:
-        assert torch.equal(method.groups(ours.state), method.groups(reference.state))
+    if method.cluster_assignment(ours.state) is not None:
+        assert torch.equal(method.cluster_assignment(ours.state), method.cluster_assignment(reference.state))
         found = Found.by(method, ours.state, fed)
         assert found.labels is None and "uniformity" not in summary and "clustering_error" not in summary
     assert summary["standard_error"] == pytest.approx(wanted["standard_error"])  # each row is one client's
@@ -103,7 +103,7 @@ def test_who_comes_late_is_placed_with_its_kin_and_trains(name):
     experiment = Experiment(method, fed, 6, observers=[watch])
     experiment.run()
     assert fed.roles[10].joins == 2 and fed.roles[11].holdout  # asked in round 1, there in the next
-    assert same_groups(method.groups(experiment.state), PEOPLE.groups)
+    assert same_clusters(method.cluster_assignment(experiment.state), PEOPLE.true_clusters)
     assert fed.ledger.up["train"][10] > 0 and fed.ledger.up["train"][11] == 0
     assert fed.ledger.up["evaluate"][11] > 0
 
@@ -166,7 +166,7 @@ def test_a_restarted_server_knows_its_clients_again(tmp_path):
     first = Experiment(method, served(method, town, fraction=0.5), 2, checkpoint=tmp_path / "saved", checkpoint_every=2)
     first.run()
     town.online = {900 - node: config for node, config in town.online.items()}  # other nodes, in another order
-    fed = served(method, town, fraction=0.5, known=snapshot.carried(tmp_path / "saved"))
+    fed = served(method, town, fraction=0.5, known=checkpoint.state_dict(tmp_path / "saved"))
     resumed = Experiment(method, fed, 4, checkpoint=tmp_path / "saved")
     assert fed.roster == first.fed.roster and fed.nodes[0] == 800
     assert resumed.run(resume=True) == summary

@@ -11,12 +11,12 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.error import Error
 
-from kinfed.algorithms import FedAvg
-from kinfed.engines import Vectorised, telling
+from kinfed.engines import Vectorised, progress_log
 from kinfed.engines.flower.messages import RAW, content, facts_in, parcel_in
 from kinfed.engines.flower.packing import pack, unpack
 from kinfed.errors import NetworkError
 from kinfed.experiment import Experiment
+from kinfed.methods import FedAvg
 from kinfed.training import LocalTraining
 from tests.engines.flower.loopback import Loopback, wired
 from tests.problems import assert_close, small_net, tiny_population
@@ -165,14 +165,14 @@ def test_a_node_that_is_gone_is_left_out_without_waiting_for_it():
 
 
 def test_while_somebody_is_waited_for_it_is_said_how_many_have_answered(monkeypatch, caplog):
-    monkeypatch.setattr(telling, "SECONDS", 0.1)
+    monkeypatch.setattr(progress_log, "SECONDS", 0.1)
     with caplog.at_level(logging.INFO, "kinfed"):
         trained(wired(FEDAVG, tiny_population(), Loopback(6, meddler("lost"))))
     assert set(caplog.messages[1:]) == {"train: 5 of 6 clients"}  # the first is of the start
 
 
 def test_who_is_silent_before_the_first_round_is_asked_again():
-    from tests.algorithms.registry import make, population
+    from tests.methods.registry import make, population
 
     first: set[int] = set()
 

@@ -5,13 +5,13 @@ import torch
 
 pytest.importorskip("flwr")
 
-from kinfed import snapshot
+from kinfed import checkpoint
 from kinfed.engines import Vectorised
 from kinfed.engines.flower.memory import InFolder, Seen
 from kinfed.engines.flower.messages import InContext, facts_in
 from kinfed.experiment import Experiment
-from tests.algorithms.registry import make, population
 from tests.engines.flower.loopback import Loopback, wired
+from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, rows_of_memory
 
 
@@ -36,7 +36,7 @@ class KilledAfter:
 
 def states(experiment):
     tensors = {}
-    snapshot.take_apart(experiment.state, "state", tensors)
+    checkpoint.take_apart(experiment.state, "state", tensors)
     return tensors
 
 

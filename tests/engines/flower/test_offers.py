@@ -11,7 +11,7 @@ from kinfed.engines.flower.offers import Refusal, Refused, checked, tasks_of
 from kinfed.engines.flower.packing import Packed, is_finite, pack, unpack
 from kinfed.engines.flower.simulation import rows_of
 from kinfed.engines.flower.site import Call, Site, done, guarded
-from tests.algorithms.registry import METHODS, make
+from tests.methods.registry import CASES, make
 from tests.problems import assert_same_bits, small_net, tiny_population
 
 SHAPE = (1, 8, 8)
@@ -42,7 +42,7 @@ def test_tensors_come_back_as_they_were_sent():
     assert not is_finite({"a": torch.tensor([1.0, torch.inf])}) and is_finite({"a": torch.tensor([2**62])})
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CASES)
 def test_every_methods_tasks_are_known_by_their_signatures(name):
     tasks = tasks_of(make(name))
     assert {"train", "evaluate", "evaluate_adapted", "differ_from_served"} <= tasks
@@ -95,8 +95,8 @@ def test_a_call_that_is_not_one_is_refused(wrong):
     assert refused.value.code is Refusal.MALFORMED
 
 
-def site(algorithm):
-    return Site("one", algorithm, partial(rows_of, tiny_population(), 1), 1)
+def site(method):
+    return Site("one", method, partial(rows_of, tiny_population(), 1), 1)
 
 
 def test_an_error_in_a_task_stays_at_home(tmp_path, caplog):

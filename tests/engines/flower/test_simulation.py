@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kinfed import snapshot
+from kinfed import checkpoint
 from kinfed.data import Role
 from kinfed.engines import Flower, Vectorised
 from kinfed.engines.flower import simulation
 from kinfed.errors import ConfigError
 from kinfed.experiment import Evaluation, Experiment
-from tests.algorithms.registry import METHODS, make, population
+from tests.methods.registry import CASES, make, population
 from tests.problems import assert_close
 
 FIVE = ("fedavg", "scaffold", "flt", "ifca", "repa")
-CHOSEN = METHODS if os.environ.get("KINFED_FLOWER") == "all" else FIVE
+CHOSEN = CASES if os.environ.get("KINFED_FLOWER") == "all" else FIVE
 ROLES = tuple(Role(holdout=i == 2, joins={4: 2}.get(i, 0)) for i in range(12))
 
 
@@ -31,7 +31,7 @@ def run(method, engine, **settings):
     )
     summary = experiment.run()
     tensors: dict[str, torch.Tensor] = {}
-    snapshot.take_apart(experiment.state, "state", tensors)
+    checkpoint.take_apart(experiment.state, "state", tensors)
     return summary, tensors, experiment
 
 
@@ -51,8 +51,8 @@ def compare(method, nodes):
     wanted, there, reference = run(method, Vectorised)
     summary, here, ours = run(method, Flower, simulation=nodes)
     assert_close(here, there)
-    groups, labels = method.groups(ours.state), method.groups(reference.state)
-    assert (groups is None and labels is None) or torch.equal(groups, labels)
+    clusters, labels = method.cluster_assignment(ours.state), method.cluster_assignment(reference.state)
+    assert (clusters is None and labels is None) or torch.equal(clusters, labels)
     assert ours.fed.ledger.rounds == reference.fed.ledger.rounds
     for way in ("down", "up"):
         mine, theirs = getattr(ours.fed.ledger, way), getattr(reference.fed.ledger, way)

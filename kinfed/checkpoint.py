@@ -1,0 +1,174 @@
+"""A federation in the middle of a run as one file: safetensors for tensors, JSON for the rest, no pickle.
+
+The file is written beside its place and moved there in one step, so a killed process leaves the old one or the new.
+"""
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TypeVar, cast, get_args, get_origin, get_type_hints
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kinfed.errors import CheckpointError
+from kinfed.federation import Federation, Rejected
+from kinfed.ledger import Ledger
+from kinfed.method import Method
+
+State = TypeVar("State")
+T = TypeVar("T")
+Tree = dict[str, "Tree"] | list["Tree"] | str | int | float | bool | None
+TENSOR = "$tensor"
+
+
+@dataclass(frozen=True)
+class Books:
+    """What a federation has counted."""
+
+    ledger: Ledger
+    calls: dict[str, int]
+    rejected: list[Rejected]
+
+    @classmethod
+    def of(cls, fed: Federation) -> "Books":
+        """A copy of what it has counted so far."""
+        return cls(deepcopy(fed.ledger), dict(fed.calls), list(fed.rejected))
+
+    def with_later(self, later: "Books", tasks: Collection[str]) -> "Books":
+        """The same, and of what was counted later these tasks."""
+        rounds = [row for row in later.ledger.rounds[len(self.ledger.rounds) :] if row[1] in tasks]
+        both = ((self.ledger.down, later.ledger.down), (self.ledger.up, later.ledger.up))
+        down, up = (before | {task: t for task, t in after.items() if task in tasks} for before, after in both)
+        calls = self.calls | {task: number for task, number in later.calls.items() if task in tasks}
+        rejected = [reply for reply in later.rejected[len(self.rejected) :] if reply.task in tasks]
+        ledger = Ledger(self.ledger.clients, down, up, self.ledger.rounds + rounds)
+        return Books(ledger, calls, self.rejected + rejected)
+
+
+def save(
+    path: Path, state: object, fed: Federation, about: Mapping[str, object], if_longer: Books | None = None
+) -> None:
+    """Writes the state, client memories, ledger and random counters; `about` can be read back by itself.
+
+    `if_longer` is what shall have been counted where the run goes on for more rounds, if that is something else.
+    """
+    tensors: dict[str, Tensor] = {}
+    whole = {"state": state, "memory": fed.memory, "ledger": fed.ledger, "calls": fed.calls, "rejected": fed.rejected}
+    whole |= {"if_longer": if_longer} if if_longer else {}
+    whole |= {"engine": fed.state_dict(), "clients": {"sizes": fed.sizes, "training": fed.clients}}
+    tree = {name: take_apart(part, name, tensors) for name, part in whole.items()}
+    metadata = {"about": json.dumps(about), "tree": json.dumps(tree)}
+    write_atomically(path, lambda beside: save_file(tensors, beside, metadata=metadata))
+    fed.saved()
+
+
+def load(path: Path, method: Method[State], fed: Federation, longer: bool = False) -> State:
+    """The state as saved; memories, ledger and counters go back into the federation, for a `longer` run or this one."""
+    metadata, tensors = _read(path, with_tensors=True)
+    tree = json.loads(metadata["tree"])
+    books = (tree.get("if_longer") if longer else None) or tree
+    fed.ledger = put_together(Ledger, books["ledger"], tensors)
+    fed.calls = put_together(dict[str, int], books["calls"], tensors)
+    fed.rejected = [Rejected(*entry) for entry in put_together(list[tuple[int, str, int, str]], books["rejected"], {})]
+    tensors = {name: t.to(fed.device) for name, t in tensors.items()}
+    fed.memory = put_together(dict[str, Tensor], tree["memory"], tensors)
+    fed.load_state_dict(tree.get("engine", {}))
+    fed.saved()
+    return state_of(method, tree["state"], tensors)
+
+
+def load_served(path: Path, method: Method[State]) -> tuple[State, dict[str, Tensor]]:
+    """The state as saved, and of its clients how many rows each has (`sizes`) and who trained (`training`)."""
+    metadata, tensors = _read(path, with_tensors=True)
+    tree = json.loads(metadata["tree"])
+    if "clients" not in tree:
+        raise CheckpointError(
+            f"{path} is from an earlier kinfed and does not say who trained; run it again to export it"
+        )
+    clients = put_together(dict[str, Tensor], tree["clients"], tensors)
+    return state_of(method, tree["state"], tensors), clients
+
+
+def state_of(method: Method[State], tree: Tree, tensors: Mapping[str, Tensor]) -> State:
+    """The state of this method that `take_apart` took apart."""
+    kind: type[State] = get_type_hints(type(method).init)["return"]
+    return put_together(kind, tree, tensors)
+
+
+def about(path: Path) -> dict[str, object]:
+    """What was said about the snapshot when it was saved."""
+    return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["about"]))
+
+
+def state_dict(path: Path) -> dict[str, object]:
+    """What the engine wanted to find again: a server needs to know its clients before they come back."""
+    return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["tree"]).get("engine", {}))
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Lets `write` fill a file beside `path`, forces it to disk, and moves it into place."""
+    beside = path.with_name(f".{path.name}.new")
+    write(beside)
+    with open(beside, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def _read(path: Path, with_tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys()) if with_tensors else []
+            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"no checkpoint at {path}: the run was stopped before its first one, or it was removed; start it again"
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be read ({error}): it is damaged or not a checkpoint"
+        ) from error
+    if not {"about", "tree"} <= metadata.keys():
+        raise CheckpointError(f"{path} is not a checkpoint of kinfed's: start the run again")
+    return metadata, tensors
+
+
+def take_apart(value: object, path: str, tensors: dict[str, Tensor]) -> Tree:
+    """The value as JSON, its tensors by name in `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu().contiguous()
+        return {TENSOR: path}
+    if is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: take_apart(part, f"{path}.{name}", tensors) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [take_apart(part, f"{path}.{i}", tensors) for i, part in enumerate(value)]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"{path}: a state may hold tensors, numbers, text, dicts, lists and dataclasses, got {type(value)}")
+
+
+def put_together(kind: type[T], tree: Tree, tensors: Mapping[str, Tensor]) -> T:
+    """The value of this type that `take_apart` took apart."""
+    return cast(T, _restore(kind, tree, tensors))
+
+
+def _restore(kind: object, tree: Tree, tensors: Mapping[str, Tensor]) -> object:
+    kind = next((arg for arg in get_args(kind) if is_dataclass(arg)), kind) if get_origin(kind) is not list else kind
+    if isinstance(tree, dict) and TENSOR in tree:
+        return tensors[str(tree[TENSOR])]
+    if isinstance(tree, dict) and is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        return kind(**{name: _restore(hints[name], part, tensors) for name, part in tree.items()})
+    inner = get_args(kind)[-1] if get_args(kind) else object
+    if isinstance(tree, dict):
+        return {name: _restore(inner, part, tensors) for name, part in tree.items()}
+    if isinstance(tree, list):
+        parts = [_restore(inner, part, tensors) for part in tree]
+        return tuple(parts) if get_origin(kind) is tuple else parts
+    return tree

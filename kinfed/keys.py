@@ -1,0 +1,39 @@
+"""Keyed random numbers.
+
+A key is one int64 number, fixed by (seed, task, n-th call of that task, client). Random numbers are hashes of
+(key, position), so neither the order of the clients, nor padding, nor the device changes them.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+LAST = torch.iinfo(torch.int64).max
+
+
+def base_key(*parts: int | str) -> int:
+    """A signed 64-bit number that stands for these words and numbers."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def hashed(numbers: Tensor) -> Tensor:
+    """int64 -> int64, every bit of the result depends on every bit of the input (splitmix64's finaliser)."""
+    x = numbers
+    for shift, multiplier in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ ((x >> shift) & (LAST >> (shift - 1)))) * multiplier
+    return x ^ ((x >> 31) & (LAST >> 30))
+
+
+def fold(key: Tensor, number: int | Tensor) -> Tensor:
+    """A new key from a key and a number: streams that do not depend on each other."""
+    if isinstance(number, int):
+        number = torch.full((), number, dtype=torch.long, device=key.device)  # filled there, not sent there
+    return hashed(key + hashed(number * 2 + 1))
+
+
+def uniform(key: Tensor, count: int) -> Tensor:
+    """`count` float32 numbers in [0, 1), number i depends on (key, i) alone."""
+    bits = fold(key, torch.arange(count, device=key.device))
+    return ((bits >> 40) & 0xFFFFFF).float() / 2**24

@@ -1,0 +1,46 @@
+"""FedNova (Wang et al., NeurIPS 2020, section 4, equation 7): steps are normalised before they are averaged.
+
+Client i took τᵢ steps whose gradients weigh ‖aᵢ‖₁ together (`LocalTraining.reach`): τᵢ for plain SGD,
+[τᵢ - ρ(1 - ρ^τᵢ)/(1 - ρ)]/(1 - ρ) with momentum ρ, and a ← (1 - ημ)a + 1 at each step with a proximal term.
+It sends dᵢ = (w - wᵢ)/‖aᵢ‖₁ and what it adds to τ_eff: ‖aᵢ‖₁, or τᵢ with a proximal term, as in the authors' code.
+Deviations: momentum and the proximal term together are weighed exactly, where the authors' code adds the two up;
+batch-norm statistics, which no gradient moves, are averaged as they are.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from kinfed.aggregation import average
+from kinfed.client import Client, Reply
+from kinfed.federation import Federation, Replies
+from kinfed.methods.one_model import OneModel, OneModelState
+from kinfed.models import Model
+from kinfed.params import Params, subtract
+from kinfed.training import LocalTraining
+
+
+@dataclass(frozen=True)
+class FedNova(OneModel):
+    """One model for all: the mean direction of the participants, whatever the number of their steps."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+
+    def train(self, client: Client, params: Params) -> Reply:
+        trained, steps = self.local(client, params, self.model.gradient)
+        reach = self.local.reach(client)  # ‖aᵢ‖₁
+        direction = self._scaled(subtract(params, trained), 1 / reach)  # dᵢ
+        return Reply({"direction": direction, "steps": steps.float() if self.local.mu else reach})
+
+    def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
+        sizes = fed.sizes[replies.cohort]
+        effective = (sizes * replies["steps"]).sum() / sizes.sum()  # τ_eff
+        direction = average(replies.stack("direction"), sizes)
+        return replace(state, params=subtract(state.params, self._scaled(direction, effective)))
+
+    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
+        return params
+
+    def _scaled(self, step: Params, factor: Tensor) -> Params:
+        return {name: s if name in self.model.buffers else factor * s for name, s in step.items()}

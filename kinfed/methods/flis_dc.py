@@ -1,0 +1,99 @@
+"""FLIS-DC: dynamic, overlapping clusters by inference similarity (Morafah et al., FLIS, IEEE OJCS 2023).
+
+Settled and changed: similarity is the cosine of prediction matrices, as in the code (the printed ‖Bᵢ⊙Bⱼ‖ could not
+exceed 1/√rows); the server's rows are public ones that no client trains or is tested on (code: from the clients' test
+set); a client chooses by least loss on its training rows (the code's choice by hits on its *test* rows leaks, and is
+there as `select_on="test_accuracy"`); the code's constant 0.96, which admits pairs however large β is, is left out.
+A newcomer downloads the last cluster models, chooses, and remembers its choice; those who never train choose again
+after every round, since clusters live for one round, and these bytes count (`choose`).
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kinfed.aggregation import mix
+from kinfed.checks import at_least
+from kinfed.client import Client, Reply
+from kinfed.federation import Federation, Offer, Replies
+from kinfed.methods.assigning import inits
+from kinfed.methods.cluster_models import connected
+from kinfed.methods.model_selection import SelectOn, best_for, taken
+from kinfed.methods.owning import Owning
+from kinfed.models import Model
+from kinfed.params import Params, Stack
+from kinfed.per_client import Pairs
+from kinfed.relatedness import inference_similarity, server_samples
+from kinfed.training import LocalTraining
+
+
+@dataclass(frozen=True)
+class FLISDCState:
+    models: Stack  # [T] one for each participant of the last round; the first model before
+    related: Pairs  # [clients, clients] bool: who is in whose cluster; the rows of others are empty
+
+
+@dataclass(frozen=True)
+class FLISDC(Owning[FLISDCState]):
+    """Every round each participant's model is averaged with those that predict alike on the server's rows."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+    beta: float = 0.4  # β, similarity from which on two models are averaged
+    soft: bool = False  # compare probabilities, not classes
+    select_on: SelectOn = "train_loss"  # how a client chooses; test_accuracy leaks, and is there to compare with papers
+
+    needs_labels: ClassVar[str] = "FLIS' clients choose their cluster by its model's loss"
+
+    def __post_init__(self) -> None:
+        at_least(0, beta=self.beta)
+
+    def init(self, fed: Federation) -> FLISDCState:
+        server_samples(fed)  # says early that there are none
+        nobody = torch.zeros(fed.count, fed.count, dtype=torch.bool, device=fed.device)
+        return FLISDCState(inits(self.model, 1, fed.device), nobody)
+
+    def round(self, state: FLISDCState, t: int, fed: Federation) -> FLISDCState:
+        replies = fed.run(self.train, fed.sample(), Offer(shared={"models": state.models}))
+        state = self.cluster(state, replies, fed) if len(replies.cohort) else state
+        return self.admit(state, fed.unseen, fed) if len(fed.unseen) else state
+
+    def cluster(self, state: FLISDCState, replies: Replies, fed: Federation) -> FLISDCState:
+        """One cluster around each participant: those whose models predict alike, and itself."""
+        who, trained = replies.cohort, replies.stack("params")
+        alike = inference_similarity(self.model, trained, server_samples(fed), self.soft) >= self.beta
+        alike = alike | torch.eye(len(who), dtype=torch.bool, device=fed.device)
+        weights = alike * fed.sizes[who].double()
+        related = torch.zeros_like(state.related)
+        related[who[:, None], who] = alike
+        return replace(state, models=mix(weights / weights.sum(1, keepdim=True), trained), related=related)
+
+    def train(self, client: Client, models: Stack) -> Reply:
+        """Client task: it trains the cluster model that it chooses, and remembers what it got."""
+        return self.owned(client, taken(models, best_for(client, self.model, models, self.select_on)))
+
+    def choose(self, client: Client, models: Stack) -> Reply:
+        """Client task: it remembers the cluster model that it chooses."""
+        return Reply(send={}, keep={"params": taken(models, best_for(client, self.model, models, self.select_on))})
+
+    def personalise(self, client: Client) -> Params:  # type: ignore[override]
+        return client.recall_model("params")
+
+    def offer(self, state: FLISDCState, cohort: Tensor, fed: Federation) -> Offer:
+        return Offer()
+
+    def admit(self, state: FLISDCState, newcomers: Tensor, fed: Federation) -> FLISDCState:
+        self.need_labels(newcomers, fed)
+        fed.run(self.choose, newcomers, Offer(shared={"models": state.models}))
+        return state
+
+    def needs_server_samples(self) -> bool:
+        return True
+
+    def graph(self, state: FLISDCState) -> Tensor:
+        return state.related
+
+    def cluster_assignment(self, state: FLISDCState) -> Tensor:
+        return connected(state.related)

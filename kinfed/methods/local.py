@@ -1,0 +1,56 @@
+"""Local training, no federation ("Local" in FLT, "SOLO" in FLIS).
+
+As in FLT's code only the sampled clients train in a round, so a client trains fraction · rounds times on average.
+The model never leaves its client: nothing is sent either way.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kinfed.client import Client, Reply
+from kinfed.errors import RoleError
+from kinfed.federation import Federation, Offer
+from kinfed.method import Method
+from kinfed.models import Model
+from kinfed.params import Params, Payload
+from kinfed.training import LocalTraining
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """The server knows nothing."""
+
+
+@dataclass(frozen=True)
+class Local(Method[LocalState]):
+    """Every client alone: it trains its own copy of the common first model and sends nothing."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+
+    def init(self, fed: Federation) -> LocalState:
+        return LocalState()
+
+    def round(self, state: LocalState, t: int, fed: Federation) -> LocalState:
+        fed.run(self.train, fed.sample())
+        return state
+
+    def train(self, client: Client) -> Reply:
+        trained, _ = self.local(client, self.personalise(client), self.model.gradient)
+        return Reply(send={}, keep={"params": trained})
+
+    def blank_memory(self) -> Payload:
+        return {"params": self.model.init()}
+
+    def personalise(self, client: Client) -> Params:  # type: ignore[override]
+        return client.recall_model("params")
+
+    def offer(self, state: LocalState, cohort: Tensor, fed: Federation) -> Offer:
+        return Offer()
+
+    def export_state(self, state: LocalState, clients: Tensor, sizes: Tensor) -> LocalState:
+        raise RoleError("local training has no model for strangers: every client has its own, and the server has none")
+
+    def admit(self, state: LocalState, newcomers: Tensor, fed: Federation) -> LocalState:
+        return state

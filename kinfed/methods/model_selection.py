@@ -1,0 +1,45 @@
+"""Clients that are offered several models choose the one that fits their rows best."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.client import Client
+from kinfed.errors import ConfigError
+from kinfed.method import score
+from kinfed.models import Model
+from kinfed.params import NOTHING, Params, Stack, count, each_leaf, rows
+
+State = TypeVar("State")
+ATTEMPTS = 100  # to draw first models
+SelectOn = Literal["train_loss", "test_accuracy"]  # the second looks at test rows: only to compare with such papers
+
+
+def best_for(
+    client: Client, model: Model, models: Stack, select_on: SelectOn, body: Mapping[str, Tensor] = NOTHING
+) -> Tensor:
+    """Client: the model with the least loss on its training rows, or by name with the most hits on its test rows.
+
+    The models may be some layers, and `body` the others; ties go to the first.
+    """
+    own = client.test if select_on == "test_accuracy" else client.train
+    scores = [score(model, {**body, **rows(models, m)}, own).send for m in range(count(models))]
+    if select_on == "test_accuracy":
+        return torch.stack([s["correct"] for s in scores]).argmax()  # type: ignore[misc]
+    return torch.stack([s["loss"] for s in scores]).argmin()  # type: ignore[misc]
+
+
+def taken(models: Stack, choice: Tensor) -> Params:
+    """One model of a stack; the choice may be a client task's."""
+    return each_leaf(lambda w: w.index_select(0, choice[None])[0], models)
+
+
+def attractive(draw: Callable[[int], State], share: Callable[[State], float], least: float) -> State:
+    """The first of some drawn states whose least chosen model attracts this share of the clients."""
+    for attempt in range(ATTEMPTS):
+        state = draw(attempt)
+        if not least or share(state) >= least:
+            return state
+    raise ConfigError(f"in {ATTEMPTS} draws of first models there was always one that fewer than {least:g} chose")

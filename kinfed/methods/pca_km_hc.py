@@ -1,0 +1,99 @@
+"""PCA+kM+HC, FLT's baseline (Jamali-Rad et al., IEEE TNNLS 2022, section V), after one-shot federated clustering.
+
+As in FLT's code each client fits its own PCA, so centres of different clients are not in one coordinate system: this
+makes the method weak, and is kept. Deviations: rows are not repeated where a client has fewer than there are components
+(it would change neither directions nor centres; further coordinates are 0), components are signed so that their largest
+loading is positive, and a newcomer, of which the paper says nothing, is served as the client nearest to it.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kinfed.client import Client, Reply
+from kinfed.clustering.graph import ward
+from kinfed.clustering.kmeans import Part, kmeans
+from kinfed.clustering.pca import principal_directions
+from kinfed.errors import ConfigError
+from kinfed.federation import Federation
+from kinfed.methods.assigning import first_state, placed, seat
+from kinfed.methods.cluster_models import Clusters, GroupState, Stale, connected
+from kinfed.models import Model
+from kinfed.relatedness import set_distances
+from kinfed.signatures import Signatures
+from kinfed.training import LocalTraining
+
+
+@dataclass(frozen=True)
+class PCAState(GroupState):
+    known: Signatures
+
+
+@dataclass(frozen=True)
+class PCAKMeansHC(Clusters[PCAState]):
+    """NeighbourSets found before training by k-means centres in each client's own PCA."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+    components: int = 128  # of each client's PCA
+    k: int = 5  # centres of every client
+    threshold: float = 1.2  # γ: clients nearer than this are related
+    clusters: int = 0  # C, by Ward's linkage; 0: the graph of relatives as it is
+    restarts: int = 10  # of k-means
+    stale: Stale = "aggregated"  # what a client that was not asked contributes
+
+    def __post_init__(self) -> None:
+        if self.components < 1 or not 1 <= self.k <= 6 or self.restarts < 1:
+            got = f"{self.components}, {self.restarts}, {self.k}"
+            raise ConfigError(f"wanted components and restarts >= 1, k in 1..6, got {got}")
+
+    def init(self, fed: Federation) -> PCAState:
+        replies = fed.run(self.describe, fed.clients)
+        known = Signatures.none(fed.count, self.k, replies["centroids"].shape[2], fed.device).learnt(replies)
+        who = replies.cohort
+        related = self.apart(known, who, who) < self.threshold
+        related = related | related.T | torch.eye(len(who), dtype=torch.bool, device=fed.device)
+        if self.clusters:
+            clusters = ward(related, self.clusters)
+            related = clusters[:, None] == clusters
+        return seat(PCAState(**vars(first_state(self.model, self.stale, fed)), known=known), who, related, fed)
+
+    def round(self, state: PCAState, t: int, fed: Federation) -> PCAState:
+        return self.step(state, fed.sample(), fed)
+
+    def admit(self, state: PCAState, newcomers: Tensor, fed: Federation) -> PCAState:
+        members = self.described(state)
+        replies = fed.run(self.describe, newcomers)
+        state = replace(state, known=state.known.learnt(replies))
+        nearest = members[self.apart(state.known, replies.cohort, members).argmin(1)]
+        return placed(state, newcomers, replies.cohort, state.labels[nearest], fed)
+
+    def described(self, state: PCAState) -> Tensor:
+        """Ids of the clients that are placed and sent their centres."""
+        return ((state.labels >= 0) & state.known.are_described()).nonzero()[:, 0]
+
+    def distances_to_clusters(self, state: PCAState, clients: Tensor, fed: Federation) -> Tensor:
+        others = self.described(state)
+        others = others[torch.isin(others, clients, invert=True)]
+        clusters, apart = self.cluster_assignment(state)[others], self.apart(state.known, clients, others)
+        nowhere = torch.full((len(clients), int(clusters.max()) + 1), torch.inf, device=fed.device)
+        return nowhere.scatter_reduce(1, clusters.expand_as(apart), apart, "amin")
+
+    def apart(self, known: Signatures, some: Tensor, others: Tensor) -> Tensor:
+        """The matching distance from each of some clients to each of the others."""
+        a, b = known.of(some), known.of(others)
+        return set_distances("matching", a.centroids, a.shares, b.centroids, b.shares)
+
+    def describe(self, client: Client) -> Reply:
+        """Client task: k-means centres of its rows in its own principal components."""
+        parts = [Part(self.model.inputs(b.x).flatten(1).double(), b.mask) for b in client.train.in_order()]
+        mean, directions = principal_directions(parts, self.components)
+        projected = [Part((x - mean) @ directions, mask) for x, mask in parts]
+        return Reply({"centroids": kmeans(projected, self.k, client.key, restarts=self.restarts).points.float()})
+
+    def placement(self) -> str:
+        return "a client is served as the one is whose k-means centres match its own best"
+
+    def cluster_assignment(self, state: PCAState) -> Tensor:
+        return connected(self.graph(state))

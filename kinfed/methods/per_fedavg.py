@@ -1,0 +1,48 @@
+"""Per-FedAvg, first order (Fallah et al., NeurIPS 2020, Algorithm 1 without the Hessian): a model that adapts quickly.
+
+A step takes two mini-batches of different rows: w ← w - β∇f(w - α∇f(w; B); B'). As in FLIS' code an epoch runs in pairs
+of consecutive mini-batches and leaves out an odd last one: a client with `batch_size` rows or fewer moves nothing.
+A client uses the model after some epochs at rate α on its own rows (the paper: one step), or as it is without labels.
+Deviations: plain SGD, for FLIS' code has one momentum for both steps, which mixes them; `local` gives the epochs, the
+batch size, the decay of β and a proximal term.
+"""
+
+from dataclasses import dataclass, replace
+
+from kinfed.client import Client, Reply
+from kinfed.errors import ConfigError
+from kinfed.methods.one_model import AggregateOver, Averaged
+from kinfed.models import Model
+from kinfed.params import Params
+from kinfed.training import Labelled, LocalTraining, Meta
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Averaged):
+    """One model for all that is trained to do well after a client's first steps from it."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+    alpha: float = 0.01  # α, of the inner step and of adaptation
+    beta: float = 0.001  # β, of the outer step
+    adapt_epochs: int = 1  # before a client uses the model; 0: as served
+    aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0 or self.beta <= 0 or self.adapt_epochs < 0:
+            raise ConfigError(
+                "wanted alpha > 0, beta > 0 and adapt_epochs >= 0, got "
+                f"{self.alpha}, {self.beta} and {self.adapt_epochs}"
+            )
+
+    def train(self, client: Client, params: Params) -> Reply:
+        size = self.local.batch_size
+        outer = replace(self.local, batch_size=2 * size, lr=self.beta, momentum=0.0, optimiser="sgd")
+        trained, _ = outer(client, params, Meta(self.model.gradient, self.alpha, size))
+        return Reply({"params": trained})
+
+    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
+        if not self.adapt_epochs:
+            return params
+        inner = LocalTraining(self.adapt_epochs, self.local.batch_size, self.alpha, momentum=0.0)
+        return inner(client, params, Labelled(self.model.gradient))[0]

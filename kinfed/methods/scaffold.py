@@ -1,0 +1,78 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II): control variates undo client drift.
+
+Clients step along g - cᵢ + c; cᵢ stays on the client. The paper has plain SGD: cᵢ⁺ = cᵢ - c + (w - y)/(Kη). Deviations:
+with momentum that is too large by up to 1/(1 - ρ), so FedNova's ‖a‖₁ (`LocalTraining.reach`; it is K for plain SGD)
+stands for K, and cᵢ⁺ is a mean of the gradients met; when clients join, c shrinks so as to stay the mean of all cᵢ;
+batch-norm statistics have no control. `weighting="rows"` is the mean of NIID-Bench's code.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.aggregation import average
+from kinfed.client import Client, Reply
+from kinfed.errors import ConfigError
+from kinfed.federation import Federation, Offer
+from kinfed.method import Method
+from kinfed.models import Model
+from kinfed.params import Params, each_leaf, subtract
+from kinfed.training import LocalTraining, Shifted
+
+
+@dataclass(frozen=True)
+class ScaffoldState:
+    params: Params
+    control: Params  # c
+
+
+@dataclass(frozen=True)
+class Scaffold(Method[ScaffoldState]):
+    """One model for all, each client's drift corrected by control variates."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+    server_lr: float = 1.0  # η_g, the step of the server
+    weighting: Literal["clients", "rows"] = "clients"  # of the mean over participants
+
+    def __post_init__(self) -> None:
+        if self.server_lr <= 0:
+            raise ConfigError(f"server_lr must be above 0, got {self.server_lr}")
+
+    def init(self, fed: Federation) -> ScaffoldState:
+        params, control = self.model.init(), self.blank_memory()["control"]
+        return ScaffoldState(*(each_leaf(lambda w: w.to(fed.device), start) for start in (params, control)))
+
+    def blank_memory(self) -> dict[str, Params]:
+        params = self.model.init()
+        return {"control": {name: torch.zeros_like(params[name]) for name in self.model.weights}}
+
+    def round(self, state: ScaffoldState, t: int, fed: Federation) -> ScaffoldState:
+        replies = fed.run(self.train, fed.sample(), Offer(shared={"params": state.params, "control": state.control}))
+        if not len(replies.cohort):
+            return state
+        sizes = fed.sizes[replies.cohort]
+        step = average(replies.stack("step"), sizes if self.weighting == "rows" else torch.ones_like(sizes))
+        change = each_leaf(lambda d: d.sum(0) / len(fed.clients), replies.stack("change"))
+        params = each_leaf(lambda w, d: w + self.server_lr * d, state.params, step)
+        return ScaffoldState(params, each_leaf(torch.add, state.control, change))
+
+    def train(self, client: Client, params: Params, control: Params) -> Reply:
+        own = client.recall_model("control")  # cᵢ
+        way = self.local.rate(client) * self.local.reach(client)  # Kη
+        trained, _ = self.local(client, params, Shifted(self.model.gradient, subtract(control, own)))
+        step = subtract(trained, params)  # Δy
+        change = each_leaf(lambda c, d: -c - d / way, control, step)  # Δc
+        return Reply({"step": step, "change": change}, keep={"control": each_leaf(torch.add, own, change)})
+
+    def offer(self, state: ScaffoldState, cohort: Tensor, fed: Federation) -> Offer:
+        return Offer(shared={"params": state.params})
+
+    def admit(self, state: ScaffoldState, newcomers: Tensor, fed: Federation) -> ScaffoldState:
+        known = 1 - torch.isin(fed.clients, newcomers).float().mean()
+        return replace(state, control=each_leaf(lambda c: known * c, state.control))
+
+    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
+        return params

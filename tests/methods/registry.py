@@ -1,0 +1,82 @@
+"""Every registered method with settings for the tiny population. A new method must be added here, or a test fails."""
+
+from dataclasses import replace
+
+import torch
+
+from kinfed.methods import (
+    CFL,
+    FLHC,
+    FLISDC,
+    FLISHC,
+    FLT,
+    IFCA,
+    METHODS,
+    REPA,
+    WD,
+    FedAvg,
+    FedAvgFT,
+    FedNova,
+    FedPer,
+    FedProx,
+    FeSEM,
+    LGFedAvg,
+    Local,
+    PCAKMeansHC,
+    PerFedAvg,
+    Scaffold,
+)
+from kinfed.methods.split_tree import SplitRule
+from kinfed.relatedness import Relatedness
+from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, Pretraining
+from kinfed.training import LocalTraining
+from tests.problems import small_net, tiny_population
+
+LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05)
+EAGER = SplitRule(mean_below=9.0, some_above=0.1)
+
+
+def population(**more):
+    """Twelve clients in two planted groups, and the server's own rows."""
+    whole = tiny_population((7, 23, 12, 31, 9, 18, 11, 13, 26, 8, 17, 21), **more)
+    served, at = tiny_population((10, 10)), len(whole.y)
+    public = torch.arange(at, at + len(served.y))
+    return replace(whole, x=torch.cat([whole.x, served.x]), y=torch.cat([whole.y, served.y]), public=public)
+
+
+def signature(**more) -> EncoderCentroids:
+    settings = {"k": 3, "tuning": "none", "latent": 8, "restarts": 2, "pretraining": Pretraining("digits", epochs=1)}
+    return EncoderCentroids(**(settings | more))
+
+
+def statistics(**more) -> EmbeddingStatistics:
+    training = LocalTraining(epochs=1, batch_size=16, lr=1e-3, optimiser="adam")
+    return EmbeddingStatistics(**({"encoder_rounds": 1, "training": training} | more))
+
+
+def make(name: str, local: LocalTraining = LOCAL, **more):
+    model = small_net()
+    return {
+        "fedavg": lambda: FedAvg(model, local, **more),
+        "fedavg_ft": lambda: FedAvgFT(model, local, **more),
+        "fedprox": lambda: FedProx(model, local, **more),
+        "fednova": lambda: FedNova(model, local, **more),
+        "scaffold": lambda: Scaffold(model, local, **more),
+        "lg_fedavg": lambda: LGFedAvg(model, local, **({"shared_tensors": 2} | more)),
+        "fedper": lambda: FedPer(model, local, **more),
+        "per_fedavg": lambda: PerFedAvg(model, local, **({"alpha": 0.1, "beta": 0.1} | more)),
+        "local": lambda: Local(model, local, **more),
+        "flt": lambda: FLT(model, local, **({"signature": signature(), "relatedness": Relatedness()} | more)),
+        "pca_km_hc": lambda: PCAKMeansHC(model, local, **({"k": 3, "threshold": 0.5, "restarts": 2} | more)),
+        "ifca": lambda: IFCA(model, local, **more),
+        "fesem": lambda: FeSEM(model, local, **({"clusters": 2} | more)),
+        "cfl": lambda: CFL(model, local, **({"rule": EAGER, "after": 1} | more)),
+        "repa": lambda: REPA(model, local, **({"clusters": 2, "signature": statistics()} | more)),
+        "wd": lambda: WD(model, local, **({"clusters": 2, "rounds_before": 1} | more)),
+        "flhc": lambda: FLHC(model, local, **({"rounds_before": 1} | more)),
+        "flis_dc": lambda: FLISDC(model, local, **more),
+        "flis_hc": lambda: FLISHC(model, local, **more),
+    }[name]()
+
+
+CASES = list(METHODS)

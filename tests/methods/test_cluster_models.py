@@ -1,0 +1,74 @@
+"""What the methods that serve several models share."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfed.clustering.hierarchy import Dendrogram
+from kinfed.data import Role
+from kinfed.engines import Vectorised
+from kinfed.errors import RoleError
+from kinfed.experiment import Experiment
+from kinfed.methods import METHODS
+from kinfed.methods.assigning import gathered, inits
+from kinfed.methods.cluster_models import Groups, GroupState, Served
+from kinfed.params import rows
+from tests.methods.registry import make, population
+from tests.problems import assert_close, small_net
+
+SEVERAL = [name for name, kind in METHODS.items() if issubclass(kind, Served) and name != "flt"]
+PARTIAL = [name for name in SEVERAL if issubclass(METHODS[name], Groups)]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_newcomer_that_is_sick_is_served_all_the_same(name):
+    people = population(roles=tuple(Role(holdout=i == 3, joins=2 if i == 4 else 0) for i in range(12)))
+    x = people.x.float() / 255
+    x[torch.cat([people.train[3], people.train[4]])] = torch.nan
+    method = make(name)
+    fed = Vectorised(method, replace(people, x=x))
+    experiment = Experiment(method, fed, 4)
+    experiment.run()
+    assert {reply.client for reply in fed.rejected} == {3, 4}
+    assert (experiment.state.labels[[3, 4]] >= 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.needs_labels])
+def test_a_newcomer_without_rows_is_refused_too_and_told_why(name):
+    people = population(roles=tuple(Role(holdout=i == 3) for i in range(12)))
+    train = tuple(part[:0] if i == 3 else part for i, part in enumerate(people.train))
+    method = make(name)
+    fed = Vectorised(method, replace(people, train=train))
+    with pytest.raises(RoleError, match=r"\[3\].*(loss|train)"):
+        method.admit(method.init(fed), torch.tensor([3]), fed)
+
+
+@pytest.mark.parametrize("stale", ["aggregated", "last_local", "exclude"])
+@pytest.mark.parametrize("name", PARTIAL)
+def test_what_those_contribute_who_were_not_asked_is_a_setting(name, stale):
+    method = make(name, stale=stale)
+    fed = Vectorised(method, population(), fraction=0.25)
+    state = method.round(method.init(fed), 0, fed)
+    assert bool(state.slots) == (stale == "last_local")
+
+
+def test_first_models_are_independent_and_the_first_is_everybodys():
+    model = small_net()
+    many, again, other = inits(model, 3, "cpu"), inits(model, 2, "cpu"), inits(model, 2, "cpu", attempt=1)
+    assert_close(rows(many, 0), model.init())
+    assert_close(rows(many, slice(2)), again)
+    whole = torch.cat([many["1.weight"], other["1.weight"]]).flatten(1)
+    assert len(whole.unique(dim=0)) == 5
+
+
+def test_a_cluster_is_gathered_into_the_model_that_hears_it_or_else_the_mean_of_its_clients():
+    models = {"w": torch.tensor([1.0, 3.0, 10.0, 20.0])}
+    hears = torch.tensor(
+        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0]], dtype=torch.bool
+    )  # model 3 hears just the second group, and only a stranger is served it
+    state = GroupState(models, torch.tensor([0, 1, 2, 2, 3]), hears[[0, 0, 2, 3]], {}, Dendrogram.none(hears.device))
+    after = gathered(state, torch.tensor([4, 4, 7, 7, -1]), torch.tensor([1, 3, 5, 5, 5]))
+    assert after.models["w"].tolist() == [(1 * 1 + 3 * 3) / 4, 20.0]
+    assert after.labels.tolist() == [0, 0, 1, 1, -1]
+    assert after.hears.int().tolist() == [[1, 1, 0, 0, 0], [0, 0, 1, 1, 0]]

@@ -1,0 +1,144 @@
+"""What every method must keep to."""
+
+import copy
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+import torch
+
+from kinfed import checkpoint
+from kinfed.data import LATER, Role
+from kinfed.data.population import NO_SAMPLES
+from kinfed.engines import Sequential, Vectorised
+from kinfed.errors import ConfigError, RoleError
+from kinfed.experiment import Evaluation, Experiment
+from tests.methods.registry import CASES, make, population
+from tests.problems import assert_close, assert_same_bits
+
+ROLES = tuple(Role(holdout=i == 2, joins={4: 2, 5: LATER}.get(i, 0)) for i in range(12))
+
+
+def everything(state, fed) -> dict[str, torch.Tensor]:
+    """All tensors of a state and of the clients' memories, by name."""
+    tensors: dict[str, torch.Tensor] = {}
+    checkpoint.take_apart(state, "state", tensors)
+    checkpoint.take_apart(fed.memory, "memory", tensors)
+    return tensors
+
+
+def run(method, engine=Vectorised, rounds=3, people=None, **settings):
+    fed = engine(method, people or population(), fraction=0.5, **settings)
+    experiment = Experiment(method, fed, rounds, Evaluation(adapt=True))
+    return experiment.run(), experiment.state, fed
+
+
+@pytest.fixture(scope="module")
+def usual(named):
+    """What a run of the method gives with nothing changed: once for all tests, since runs are most of their time."""
+    return run(make(named))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_registered_method_is_tested(name):
+    assert make(name).model.classes == 3
+
+
+def test_who_needs_rows_of_the_server_says_so(method):
+    fed = Vectorised(method, replace(population(), public=NO_SAMPLES))
+    if method.needs_server_samples():
+        with pytest.raises(ConfigError, match=r"there are none: set data\.public"):
+            method.init(fed)
+    else:
+        method.init(fed)
+
+
+def test_engines_agree_and_their_ledgers_are_equal(method, usual):
+    (slow, state, reference), (fast, other, fed) = run(method, Sequential), usual
+    assert_close(everything(state, reference), everything(other, fed))
+    assert reference.ledger.rounds == fed.ledger.rounds
+    assert slow["accuracy"] == pytest.approx(fast["accuracy"], abs=1e-5)
+
+
+@pytest.mark.parametrize("block", [1, 5])
+def test_the_block_size_changes_no_bit(method, block, usual):
+    (_, a, fed), (_, b, other) = usual, run(method, block=block)
+    assert_same_bits(everything(a, fed), everything(b, other))
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(method, usual):
+    (_, a, fed), (_, b, twin), (_, c, stranger) = usual, run(method), run(method, seed=1)
+    assert_same_bits(everything(a, fed), everything(b, twin))
+    assert any(
+        not torch.equal(x, y)
+        for x, y in zip(everything(a, fed).values(), everything(c, stranger).values(), strict=True)
+    )
+
+
+def test_the_object_holds_settings_only(method):
+    before = copy.deepcopy(vars(method))
+    run(method)
+    after = {name: value for name, value in vars(method).items() if name in before}
+    assert {f.name for f in fields(method)} <= set(before)
+    assert all(repr(after[f.name]) == repr(before[f.name]) for f in fields(method) if f.name != "model")
+    with pytest.raises(FrozenInstanceError):
+        method.local = None
+
+
+def test_a_state_survives_saving_and_training_goes_on_bit_for_bit(method, tmp_path):
+    def experiment(rounds, name):
+        fed = Vectorised(replace(method), population(roles=ROLES), fraction=0.5)
+        return Experiment(replace(method), fed, rounds, checkpoint=tmp_path / name, checkpoint_every=2)
+
+    whole = experiment(5, "whole")
+    summary = whole.run()
+    stopped = experiment(5, "half")
+    stopped.rounds = 2
+    stopped.fed.is_over = False
+    stopped._closed = lambda state, placed: state  # as if it had been killed: nobody has come after the training
+    stopped.run()
+    resumed = experiment(5, "half")
+    assert resumed.run(resume=True) == summary
+    assert_same_bits(everything(resumed.state, resumed.fed), everything(whole.state, whole.fed))
+
+
+def test_holdout_and_late_clients_are_served(method):
+    summary, _, fed = run(method, people=population(roles=ROLES))
+    assert torch.isfinite(torch.tensor(summary["accuracy_unseen"]))
+    assert fed.ledger.up["train"][[2, 5]].sum() == 0 if "train" in fed.ledger.up else True
+    assert int(fed.ledger.up["evaluate"][5]) > 0
+
+
+def test_a_client_without_labels_is_served_or_refused_as_the_method_says(method):
+    people = population()
+    y = people.y.clone()
+    y[people.train[7]] = -1
+    people = replace(people, y=y, roles=tuple(replace(role, labelled=i != 7) for i, role in enumerate(ROLES)))
+    if method.needs_labels:
+        with pytest.raises(RoleError, match=r"\[7\] have no labelled training rows, but .+"):
+            run(method, people=people)
+        return
+    _, _, fed = run(method, people=people)
+    assert fed.ledger.up["train"][7] == 0 if "train" in fed.ledger.up else True
+    assert int(fed.ledger.up["evaluate"][7]) > 0
+
+
+def test_the_proximal_term_composes(method, usual):
+    free, _, _ = usual
+    held, _, _ = run(replace(method, local=replace(method.local, mu=5.0)))
+    assert (
+        held["accuracy"] != free["accuracy"]
+        or held["worst_decile"] != free["worst_decile"]
+        or held["accuracy_adapted"] != free["accuracy_adapted"]
+    )
+
+
+def test_a_sick_client_is_left_out_and_nobody_else_suffers(method):
+    people = population()
+    sick = people.x.float() / 255
+    sick[people.train[3]] = torch.nan
+    people = replace(people, x=sick)
+    summary, state, fed = run(method, people=people)
+    assert {reply.client for reply in fed.rejected} <= {3}
+    if method.__class__.__name__ != "Local":
+        assert summary["rejected_replies"] > 0
+        assert all(torch.isfinite(t).all() for t in everything(state, fed).values() if t.is_floating_point())

@@ -1,0 +1,77 @@
+"""Every registered method has a setting in which it is FedAvg. A new method must be added here, or a test fails."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kinfed.clustering.hierarchy import Hierarchy
+from kinfed.methods import METHODS, FedAvg
+from kinfed.params import Params, rows
+from kinfed.relatedness import Relatedness
+from kinfed.training import LocalTraining
+from tests.methods.registry import LOCAL, make, population, statistics
+from tests.methods.test_identities_one_model import SecondHalf
+from tests.problems import assert_close, fit, small_net, tiny_population
+
+SEVERAL = population()
+TWELVE = tiny_population((20,) * 12)
+ALIKE = replace(
+    TWELVE, train=TWELVE.train[:11], test=TWELVE.test[:11], clusters=None, public=TWELVE.test[11]
+)  # equal sizes
+ONE = replace(SEVERAL, train=SEVERAL.train[:1], test=SEVERAL.test[:1], true_clusters=SEVERAL.true_clusters[:1])
+
+
+def ends(method, people, rounds=3) -> Params:
+    """The model that the first client is served, or holds, after some rounds with half of the clients."""
+    state, fed = fit(method, population=people, rounds=rounds, fraction=0.5)
+    if hasattr(state, "params"):
+        return state.params
+    if hasattr(state, "models"):
+        return rows(state.models, 0)
+    own = {name.removeprefix("params/"): w[0] for name, w in fed.memory.items()}
+    return own | getattr(state, "shared", {})
+
+
+def is_fedavg(name: str, people=SEVERAL, rounds=3, local=LOCAL, **settings) -> Callable[[], tuple[Params, Params]]:
+    return lambda: (
+        ends(make(name, local=local, **settings), people, rounds),
+        ends(make("fedavg", local=local), people, rounds),
+    )
+
+
+def half_of_each_pair() -> tuple[Params, Params]:
+    meta = make("per_fedavg", local=LocalTraining(2, 10, 0.7, momentum=0.9), alpha=1e-12, beta=0.05)
+    half = FedAvg(SecondHalf(small_net().build, classes=3), LocalTraining(2, 20, 0.05, momentum=0))
+    return ends(meta, ALIKE), ends(half, ALIKE)
+
+
+IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
+    "fedavg": is_fedavg("fedavg", ONE, aggregate_over="all_clients"),
+    "fedavg_ft": is_fedavg("fedavg_ft"),  # before it is tuned
+    "fedprox": is_fedavg("fedprox", mu=0.0),
+    "fednova": is_fedavg("fednova", ALIKE),
+    "scaffold": is_fedavg("scaffold", ALIKE, rounds=1),
+    "lg_fedavg": is_fedavg("lg_fedavg", shared_tensors=4),
+    "fedper": is_fedavg("fedper", ONE),
+    "per_fedavg": half_of_each_pair,
+    "local": is_fedavg("local", ONE),
+    "flt": is_fedavg("flt", relatedness=Relatedness(threshold=1e9), stale="exclude"),
+    "pca_km_hc": is_fedavg("pca_km_hc", threshold=1e9, stale="exclude"),
+    "ifca": is_fedavg("ifca", clusters=1),
+    "fesem": is_fedavg("fesem", clusters=1, stale="exclude"),
+    "cfl": is_fedavg("cfl", ALIKE, after=99),
+    "flhc": is_fedavg("flhc", hierarchy=Hierarchy(threshold=float("inf"))),
+    "flis_dc": is_fedavg("flis_dc", beta=0.0, rounds=1),  # later on clients start from one of its equal models
+    "flis_hc": is_fedavg("flis_hc", beta=0.0),
+    "repa": is_fedavg("repa", clusters=1, signature=statistics(encoder_rounds=0)),
+    "wd": is_fedavg("wd", clusters=1, rounds_before=0),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.filterwarnings("ignore:.* looks for groups after", "ignore:.* which is FedAvg")
+def test_a_degenerate_setting_is_fedavg(name):
+    assert name in IDENTITIES, f"say in {__name__} in which setting '{name}' is FedAvg"
+    got, wanted = IDENTITIES[name]()
+    assert_close(got, wanted, atol=1e-6)

@@ -1,0 +1,52 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfed.data import Role
+from kinfed.data.population import NO_SAMPLES
+from kinfed.engines import Sequential, Vectorised
+from kinfed.experiment import Evaluation, Experiment
+from kinfed.methods import FedAvgFT
+from kinfed.training import LocalTraining
+from tests.methods.by_hand import QUADRATIC, client_with, weight
+from tests.methods.registry import make, population
+from tests.problems import ENGINES, assert_same_bits
+
+
+def test_a_client_tunes_the_served_model_by_hand():
+    # w1 = 0.3; v2 = 0.5 * -3 + (0.3 - 3) = -4.2, w2 = 0.72
+    method = FedAvgFT(QUADRATIC, LocalTraining(9, 2, 0.1, momentum=0.5, adapt_epochs=2))
+    assert float(method.personalise(client_with(2, 4), weight(0.0))["w"]) == pytest.approx(0.72)
+
+
+@pytest.mark.parametrize("padded", [0, 2])
+def test_without_labels_the_model_is_used_as_it_is(padded):
+    method = FedAvgFT(QUADRATIC, LocalTraining(2, 1, 0.1, mu=0.5))
+    assert float(method.personalise(client_with(3, 3, padded=padded, label=-1), weight(1.25))["w"]) == 1.25
+
+
+def test_its_accuracy_is_fedavgs_after_adaptation_and_so_is_its_model():
+    # all rows in one batch, so that the order does not matter
+    local = LocalTraining(2, 31, 0.05)
+    results = []
+    for name in ("fedavg", "fedavg_ft"):
+        method = make(name, local=local)
+        experiment = Experiment(method, Vectorised(method, population(), fraction=0.5), 3, Evaluation(adapt=True))
+        results.append((experiment.run(), experiment.state))
+    (plain, model), (tuned, same) = results
+    assert_same_bits(model.params, same.params)
+    assert tuned["accuracy"] == plain["accuracy_adapted"] != plain["accuracy"]
+    assert tuned["bytes_up"] == plain["bytes_up"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["fedavg_ft", "per_fedavg"])
+def test_a_holdout_client_without_training_rows_uses_the_model_as_it_is(engine, name):
+    people = population(roles=tuple(Role(holdout=i == 2) for i in range(12)))
+    people = replace(people, train=tuple(NO_SAMPLES if i == 2 else rows for i, rows in enumerate(people.train)))
+    method, plain = make(name), make("fedavg")
+    fed, twin = engine(method, people), Sequential(plain, people)
+    state, who = method.init(fed), torch.tensor([2])
+    tuned, served = (f.run(m.evaluate, who, m.offer(state, who, f)).send for f, m in ((fed, method), (twin, plain)))
+    assert torch.allclose(tuned["loss"], served["loss"])

@@ -1,0 +1,232 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfed.data import Change, Role
+from kinfed.engines import Sequential, Vectorised
+from kinfed.errors import ConfigError, RoleError
+from kinfed.experiment import Experiment
+from kinfed.metrics import flt_parameters, method_bytes
+from kinfed.models import encoder_of
+from kinfed.relatedness import Relatedness
+from tests.methods.registry import make, population, signature
+from tests.problems import fit, same_clusters, small_net, tiny_population
+
+
+def started(flt, people=None, engine=Vectorised, **settings):
+    fed = engine(flt, people or population(), **settings)
+    return flt.init(fed), fed
+
+
+def test_it_finds_the_planted_clusters_and_serves_one_model_each():
+    state, fed = started(make("flt"))
+    assert same_clusters(state.kinship, fed.true_clusters)
+    assert len(state.hears) == 2 and same_clusters(state.labels, fed.true_clusters)
+
+
+def test_it_says_so_when_most_clients_would_train_alone():
+    strict = make("flt", relatedness=Relatedness(threshold=1e-6))
+    with pytest.warns(
+        UserWarning, match=r"^12 of 12 clients have no relative and train alone: .+ relatedness.threshold, or none"
+    ):
+        state, _ = started(strict)
+    assert len(state.kinship.unique()) == 12
+
+
+def test_relatives_are_averaged_by_their_rows():
+    # by hand: model g = Σ over its group of n · (what the client trained, or the old model)
+    flt = make("flt")
+    state, fed = started(flt, fraction=0.25)
+    after = flt.round(state, 0, fed)
+    cohort = [i for i in range(12) if fed.ledger.up["train"][i] > 0]
+    twin = Sequential(flt, population(), fraction=0.25)
+    twin.calls = {"describe": 1, "sample": 1}
+    first = flt.init(Sequential(flt, population()))
+    replies = twin.run(flt.train, torch.tensor(cohort), flt.offer(first, torch.tensor(cohort), twin))
+    for cluster in (0, 1):
+        members = [i for i in range(12) if fed.true_clusters[i] == cluster]
+        model, total = state.models["1.weight"][state.labels[members[0]]], float(fed.sizes[members].sum())
+        wanted = sum(
+            fed.sizes[i] / total * (replies.stack("params")["1.weight"][cohort.index(i)] if i in cohort else model)
+            for i in members
+        )
+        torch.testing.assert_close(after.models["1.weight"][after.labels[members[0]]], wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
+def test_the_ledger_equals_the_papers_formula():
+    flt = make("flt", relatedness=Relatedness(distance="matching"))
+    _, fed = fit(flt, population=population(), rounds=4, fraction=0.5)
+    network = flt.signature.network(torch.Size((1, 8, 8)))
+    encoder = sum(w.numel() for w in encoder_of(network.init()).values())
+    wanted = flt_parameters(12, encoder, 3, 8, 6, small_net().parameters(), 4)
+    assert method_bytes(fed.ledger) == 4 * wanted
+
+
+def test_tuning_costs_the_decoder_and_the_kernel_costs_the_shares():
+    flt = make("flt", signature=signature(tuning="own_copy", tuning_epochs=1))
+    _, fed = started(flt)
+    whole = sum(w.numel() for w in flt.signature.network(torch.Size((1, 8, 8))).init().values())
+    assert fed.ledger.down["describe"].tolist() == [4 * whole] * 12
+    assert fed.ledger.up["describe"].tolist() == [4 * 3 * (8 + 1)] * 12
+
+
+@pytest.mark.filterwarnings("ignore:clients form no clear groups")  # by encoders of which each is another
+def test_own_copies_start_from_the_same_weights_and_sequential_ones_do_not():
+    own, _ = started(make("flt", signature=signature(tuning="own_copy", tuning_epochs=1)))
+    passed, fed = started(make("flt", signature=signature(tuning="sequential", tuning_epochs=1)))
+    assert not torch.allclose(own.known.centroids[5], passed.known.centroids[5])
+    assert fed.ledger.up["describe_and_pass_on"].min() > fed.ledger.down["describe_and_pass_on"].min()
+
+
+@pytest.mark.parametrize("rule", ["nearest", "relate"])
+def test_newcomers_join_their_kin(rule):
+    roles = tuple(Role(holdout=i == 3, joins=2 if i in (0, 5) else 0) for i in range(12))
+    people = population(roles=roles)
+    flt = make("flt", newcomers=rule)
+    fed = Vectorised(flt, people)
+    experiment = Experiment(flt, fed, 4)
+    experiment.run()
+    state = experiment.state
+    assert same_clusters(state.kinship, fed.true_clusters)
+    assert not state.hears[:, 3].any(), "nobody hears a holdout client"
+    assert state.hears[:, [0, 5]].any(0).all(), "late clients are heard"
+    assert torch.equal(state.labels[3], state.labels[1]) or rule == "relate"
+
+
+def test_a_newcomer_starts_from_its_clusters_current_model():
+    flt = make("flt")
+    people = population(roles=tuple(Role(joins=9 if i == 0 else 0) for i in range(12)))
+    state, fed = started(flt, people)
+    state = flt.round(state, 0, fed)
+    fed.begin(9)
+    placed = flt.admit(state, torch.tensor([0]), fed)
+    kin = 2  # the same planted group
+    assert torch.equal(placed.models["1.weight"][placed.labels[0]], state.models["1.weight"][state.labels[kin]])
+    assert torch.equal(placed.models["1.weight"][placed.labels[kin]], state.models["1.weight"][state.labels[kin]])
+
+
+def test_a_newcomers_slot_holds_its_clusters_model_until_it_trains():
+    flt = make("flt", stale="last_local")
+    state, fed = started(flt, population(roles=tuple(Role(joins=9 if i == 0 else 0) for i in range(12))))
+    state = flt.round(state, 0, fed)
+    fed.begin(9)
+    placed = flt.admit(state, torch.tensor([0]), fed)
+    assert torch.equal(placed.slots["1.weight"][0], placed.models["1.weight"][placed.labels[0]])
+    assert torch.equal(placed.slots["1.weight"][1:], state.slots["1.weight"][1:])
+
+
+def changed_at(round: int, who: int, to: int):
+    people = tiny_population((20,) * 12)
+    return tiny_population(
+        (20,) * 12,
+        changes=(
+            Change(round, torch.tensor([who]), (people.train[to],), (people.test[to],), people.true_clusters[[to]]),
+        ),
+    )
+
+
+def test_changed_data_are_flagged_and_relatives_found_anew():
+    flt = make("flt", dynamic=True, recluster_share=0.05)
+    fed = Vectorised(flt, changed_at(2, who=0, to=1))
+    state = flt.init(fed)
+    for t in range(2):
+        fed.begin(t)
+        state = flt.round(state, t, fed)
+    assert fed.calls["describe"] == 1 and state.kinship[0] == state.kinship[2]
+    fed.begin(2)
+    state = flt.round(state, 2, fed)
+    assert fed.calls["describe"] == 2 and state.kinship[0] == state.kinship[1] != state.kinship[2]
+    assert not state.flags.any()
+    fed.begin(3)
+    flt.round(state, 3, fed)
+    assert fed.calls["describe"] == 2, "an answered flag is not raised again"
+
+
+def test_few_flags_do_not_trigger_and_a_flag_is_counted_once_per_client():
+    flt = make("flt", dynamic=True, recluster_share=0.2)
+    fed = Vectorised(flt, changed_at(1, who=0, to=1))
+    state = flt.init(fed)
+    for t in range(5):
+        fed.begin(t)
+        state = flt.round(state, t, fed)
+    assert int(state.flags.sum()) == 1 and fed.calls["describe"] == 1
+
+
+def test_relatives_are_found_anew_every_so_many_rounds_but_not_at_the_first():
+    flt = make("flt", dynamic=True, recluster_every=2)
+    _, fed = fit(flt, population=population(), rounds=5)
+    assert fed.calls["describe"] == 1 + 2  # after rounds 2 and 4
+
+
+def test_a_static_run_raises_no_flags_and_sends_none():
+    _, fed = fit(make("flt"), population=population(), rounds=2)
+    assert fed.ledger.up["train"].sum() == 2 * 12 * 4 * small_net().parameters()
+
+
+def test_more_clusters_than_clients_are_refused():
+    with pytest.raises(ConfigError, match="13 clusters"):
+        started(make("flt", clusters=13))
+
+
+def test_more_centroids_than_could_be_held_are_refused():
+    with pytest.raises(ConfigError, match=r"k must be 1\.\.10000, got 1000000"):
+        signature(k=1_000_000)
+
+
+def test_the_number_of_clusters_can_be_given():
+    state, fed = started(make("flt", case="clusters", clusters=2))
+    assert same_clusters(state.labels, fed.true_clusters)
+
+
+def test_k_by_labels_uses_as_many_centroids_as_the_client_has_labels():
+    flt = make("flt", signature=signature(k=5, k_by_labels=True))
+    state, _ = started(flt)
+    assert (state.known.shares > 0).sum(1).tolist() == [3] * 12
+
+
+def test_a_client_that_is_not_placed_cannot_be_served():
+    flt = make("flt")
+    state, fed = started(flt, population(roles=tuple(Role(holdout=i == 3) for i in range(12))))
+    with pytest.raises(RoleError, match="3"):
+        flt.offer(state, torch.tensor([3]), fed)
+
+
+@pytest.mark.parametrize(("tuning", "told"), [("none", ""), ("own_copy", ": 2 epochs of tuning the encoder each")])
+def test_how_clients_describe_themselves_is_told_before_they_do(caplog, tuning, told):
+    with caplog.at_level("INFO", "kinfed"):
+        started(make("flt", signature=signature(tuning=tuning, tuning_epochs=2)), population())
+    assert f"12 clients describe themselves{told}" in caplog.messages
+
+
+def test_without_public_rows_the_error_says_what_to_do():
+    from kinfed.signatures import Pretraining
+
+    with pytest.raises(ConfigError, match=r"data\.public = 0\.1 \(in Python: Population\.public\)"):
+        started(make("flt", signature=signature(pretraining=Pretraining("public"))), tiny_population())
+
+
+@pytest.mark.parametrize("rule", ["nearest", "relate"])
+def test_a_client_without_a_signature_stays_alone_and_hinders_no_newcomer(rule):
+    people = population(roles=tuple(Role(joins=2 if i == 0 else 0) for i in range(12)))
+    sick = people.x.float() / 255
+    sick[people.train[3]] = torch.nan
+    flt = make("flt", newcomers=rule)
+    fed = Vectorised(flt, replace(people, x=sick))
+    state = flt.init(fed)
+    assert (state.kinship == state.kinship[3]).sum() == 1
+    fed.begin(2)
+    placed = flt.admit(state, torch.tensor([0]), fed)
+    assert placed.kinship[0] == placed.kinship[2]
+    assert torch.isfinite(placed.models["1.weight"]).all()
+
+
+def test_many_newcomers_make_relatives_be_found_anew_but_holdout_clients_do_not():
+    for holdout, times in ((False, 2), (True, 1)):
+        roles = tuple(Role(joins=2 if i < 3 else 0, holdout=holdout and i < 3) for i in range(12))
+        flt = make("flt", dynamic=True, recluster_share=0.2)
+        fed = Vectorised(flt, population(roles=roles))
+        Experiment(flt, fed, 4).run()
+        described = [clients for _, task, clients, _, _ in fed.ledger.rounds if task == "describe"]
+        assert described == [9, 3, 12][: times + 1], "at first, the newcomers, and all of them again"

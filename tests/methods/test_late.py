@@ -1,0 +1,95 @@
+"""Clients that join while the others train: every method serves them, lets them train, and finds their kin."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfed.data import Population, Role
+from kinfed.engines import Vectorised
+from kinfed.experiment import Experiment, RoundResult
+from kinfed.method import Method
+from kinfed.methods import CFL, FLHC, IFCA, METHODS, WD, FeSEM
+from kinfed.methods.split_tree import SplitRule
+from tests.methods.planted import LOCAL, net, renamed
+from tests.methods.registry import CASES, make, population
+from tests.problems import same_clusters
+
+CLIENTS, LATE, JOINS, ROUNDS = 12, (4, 5), 2, 4  # who is late: one of either planted group
+LONG = replace(LOCAL, epochs=20)  # FLIS: predictions tell groups apart only once models have learnt something
+
+
+def roles() -> tuple[Role, ...]:
+    return tuple(Role(joins=JOINS if i in LATE else 0) for i in range(CLIENTS))
+
+
+def dimmed(**more: object) -> Population:
+    """The images of every second client are four times as dark: a PCA of one's own can tell that."""
+    people = population(**more)
+    x = people.x.clone()
+    for client in range(1, CLIENTS, 2):
+        x[torch.cat([people.train[client], people.test[client]])] //= 4
+    return replace(people, x=x)
+
+
+SEPARATED = {  # method -> settings and clients with which it separates the planted groups before anybody is late
+    "flt": (lambda: make("flt"), population),
+    "pca_km_hc": (lambda: make("pca_km_hc", threshold=0.8), dimmed),
+    "ifca": (lambda: IFCA(net(), LOCAL, least_share=0.35), renamed),
+    "fesem": (lambda: FeSEM(net(), LOCAL, clusters=2), renamed),
+    "cfl": (lambda: CFL(net(), LOCAL, SplitRule(0.5, 0.5, gap=0.6), after=1), renamed),
+    "flhc": (lambda: FLHC(net(), LOCAL, rounds_before=1), renamed),
+    "flis_dc": (lambda: make("flis_dc", local=LONG, beta=0.6), population),
+    "flis_hc": (lambda: make("flis_hc", local=LONG), population),
+    "repa": (lambda: make("repa"), population),
+    "wd": (lambda: WD(net(), LOCAL, rounds_before=3, clusters=2), renamed),
+}
+
+
+class Diary:
+    """An observer that remembers every round."""
+
+    def __init__(self) -> None:
+        self.results: list[RoundResult] = []
+
+    def began(self, rounds: int, done: int) -> None: ...
+
+    def after_round(self, result: RoundResult) -> None:
+        self.results.append(result)
+
+    def ended(self, summary: object) -> None: ...
+
+
+def watched(method: Method, people: Population):  # type: ignore[type-arg, no-untyped-def]
+    diary, fed = Diary(), Vectorised(method, people)
+    Experiment(method, fed, ROUNDS, observers=(diary,)).run()
+    return diary.results, fed
+
+
+def test_a_client_that_joins_is_served_at_once_and_trains_from_then_on(method):
+    results, fed = watched(method, population(roles=roles()))
+    served = [[not result.scores.accuracy[i].isnan() for i in LATE] for result in results]
+    assert served == [[False, False]] * JOINS + [[True, True]] * (ROUNDS - JOINS)
+    asked = [clients for _, task, clients, _, _ in fed.ledger.rounds if task == "train"]
+    assert asked == [10] * JOINS + [12] * (ROUNDS - JOINS)
+    sent = fed.ledger.up["train"].double() / torch.tensor(
+        [ROUNDS - JOINS if i in LATE else ROUNDS for i in range(CLIENTS)]
+    )
+    assert len(sent.unique()) == 1, "as much as the others in each of its rounds"
+
+
+def test_every_method_that_finds_clusters_is_tried_with_clusters_it_can_find():
+    assert set(SEPARATED) == {
+        name for name in CASES if METHODS[name].cluster_assignment is not Method.cluster_assignment
+    }
+
+
+@pytest.mark.parametrize("name", SEPARATED)
+def test_a_client_that_joins_finds_its_kin(name):
+    build, people = SEPARATED[name]
+    results, fed = watched(build(), people(roles=roles()))
+    before, after = results[JOINS - 1].clusters, results[JOINS].clusters
+    others = torch.tensor([i for i in range(CLIENTS) if i not in LATE])
+    assert same_clusters(before[others], fed.true_clusters[others]), "the planted groups were separated before"
+    assert same_clusters(after, fed.true_clusters), "and who joins is placed with its kin"
+    assert same_clusters(results[-1].clusters, fed.true_clusters)

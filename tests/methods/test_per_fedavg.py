@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from kinfed.engines import Vectorised
+from kinfed.errors import ConfigError
+from kinfed.experiment import Experiment
+from kinfed.methods import PerFedAvg
+from kinfed.metrics import fedavg_parameters, method_bytes
+from kinfed.models import Model
+from kinfed.training import LocalTraining
+from tests.methods.by_hand import QUADRATIC, client_with, weight
+from tests.methods.registry import make, population
+from tests.problems import fit, small_net, tiny_population
+
+LOCAL = LocalTraining(1, 1, 0.7, momentum=0.9, optimiser="adam")  # of which only epochs and batch size count
+
+
+def trained(rows: tuple[float, ...], local=LOCAL, **settings) -> float:
+    method = PerFedAvg(QUADRATIC, local, alpha=0.1, beta=0.5)
+    return float(method.train(client_with(*rows, **settings), weight(0.0)).send["params"]["w"])
+
+
+@pytest.mark.parametrize("padded", [0, 4])
+def test_one_pair_by_hand(padded):
+    # both mini-batches hold 3: the probe is 0.1 * 3, and w = 0.5 * (3 - 0.3)
+    assert trained((3, 3), padded=padded) == pytest.approx(1.35)
+
+
+@pytest.mark.parametrize("padded", [0, 3, 7])
+def test_the_two_mini_batches_of_a_pair_are_disjoint(padded):
+    client = client_with(2, 4)
+    first, second = (float(batch.x[0, 0]) for batch in client.batches(1, 1))
+    assert {first, second} == {2.0, 4.0}
+    assert trained((2, 4), padded=padded) == pytest.approx(0.5 * (second - 0.1 * first))
+
+
+@pytest.mark.parametrize("padded", [0, 3])
+def test_an_odd_last_mini_batch_is_left_out(padded):
+    # three equal rows make one pair and a single one
+    assert trained((3, 3, 3), padded=padded) == pytest.approx(1.35)
+    assert trained((3,), padded=padded) == 0
+
+
+def test_epochs_go_on_from_each_other():
+    # w1 = 1.35; the probe is 1.35 + 0.1 * 1.65 = 1.515, w2 = 1.35 + 0.5 * (3 - 1.515)
+    assert trained((3, 3), replace(LOCAL, epochs=2)) == pytest.approx(2.0925)
+
+
+def test_a_client_adapts_the_model_by_hand():
+    # two steps of 0.1: 0.3, then + 0.27
+    method = PerFedAvg(QUADRATIC, LOCAL, alpha=0.1)
+    assert float(method.personalise(client_with(3, 3), weight(0.0))["w"]) == pytest.approx(0.57)
+    twice = replace(method, adapt_epochs=2)
+    assert float(twice.personalise(client_with(3, padded=2), weight(0.0))["w"]) == pytest.approx(0.57)
+    assert float(replace(method, adapt_epochs=0).personalise(client_with(3), weight(0.0))["w"]) == 0
+
+
+@pytest.mark.parametrize("padded", [0, 2])
+def test_without_labels_the_model_is_used_as_it_is(padded):
+    method = PerFedAvg(QUADRATIC, LOCAL, alpha=0.1)
+    assert float(method.personalise(client_with(3, 3, padded=padded, label=-1), weight(1.25))["w"]) == 1.25
+
+
+def test_it_costs_what_fedavg_costs():
+    _, fed = fit(make("per_fedavg"), population=population(), rounds=3, fraction=0.5)
+    assert method_bytes(fed.ledger) == 4 * fedavg_parameters(6, small_net().parameters(), 3)
+
+
+def test_impossible_rates_are_refused():
+    with pytest.raises(ConfigError, match="alpha > 0"):
+        make("per_fedavg", alpha=0)
+
+
+def test_a_model_is_better_after_adaptation():
+    def accuracy(epochs: int) -> float:
+        method = make("per_fedavg", adapt_epochs=epochs)
+        return Experiment(method, Vectorised(method, population()), 1).run()["accuracy"]
+
+    assert accuracy(3) > accuracy(0) + 0.1
+
+
+@pytest.mark.filterwarnings("ignore:.*BatchNorm:UserWarning")
+def test_batch_norm_survives_a_missing_second_mini_batch():
+    model = Model(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)), classes=3)
+    state, fed = fit(PerFedAvg(model, LocalTraining(2, 5)), population=tiny_population((3, 14, 20)), rounds=2)
+    assert not fed.rejected and state.params["1.running_var"].min() > 0

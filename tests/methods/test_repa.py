@@ -1,0 +1,169 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sklearn.cluster import KMeans
+
+from kinfed.data import Role
+from kinfed.engines import Vectorised
+from kinfed.errors import ConfigError, ModelError
+from kinfed.metrics import method_bytes, repa_parameters
+from kinfed.models import Model, encoder_of
+from kinfed.params import rows
+from tests.methods.registry import make, population, statistics
+from tests.problems import assert_close, assert_same_bits, fit, same_clusters, small_net
+
+SHAPE = (1, 8, 8)
+WIDTH = 384  # of an embedding
+
+
+def started(repa, people=None, **settings):
+    fed = Vectorised(repa, people or population(), **settings)
+    return repa.init(fed), fed
+
+
+def size(params) -> int:
+    return sum(w.numel() for w in params.values())
+
+
+@pytest.mark.parametrize("reconstruction", [0.0, 0.1, 1.0])
+def test_it_finds_the_planted_clusters_whatever_the_encoder_was_taught(reconstruction):
+    repa = make("repa", signature=statistics(reconstruction=reconstruction))
+    state, fed = started(repa)
+    assert same_clusters(state.labels, fed.true_clusters)
+    assert state.centres.shape == (2, 4 * WIDTH)
+
+
+def test_every_statistic_finds_the_planted_clusters():
+    for names in (("mean", "std"), ("var",), ("min", "max"), ("correlation",)):
+        state, fed = started(make("repa", signature=statistics(statistics=names)))
+        assert same_clusters(state.labels, fed.true_clusters), names
+
+
+def test_a_training_client_is_placed_again_where_it_was_clustered():
+    repa = make("repa", clusters=4)
+    state, fed = started(repa)
+    again = repa.admit(replace(state, labels=torch.full_like(state.labels, -1)), fed.clients, fed)
+    assert torch.equal(again.labels, state.labels) and torch.equal(again.hears, state.hears)
+
+
+def test_the_clusters_are_scikit_learns():
+    repa = make("repa", clusters=4)
+    state, fed = started(repa)
+    sent = torch.stack([repa.describe(one, state.encoder).send["statistics"] for one in lone_clients(fed)])
+    points = (sent / sent.norm(dim=1, keepdim=True)).double().numpy()
+    wanted = KMeans(4, n_init=10, random_state=10).fit(points)
+    assert state.labels.tolist() == wanted.predict(points).tolist() == wanted.labels_.tolist()
+
+
+def lone_clients(fed):
+    from kinfed.engines.sequential import alone
+
+    return [alone(fed, i, torch.tensor(0), {}) for i in range(fed.count)]
+
+
+def test_strangers_get_their_kins_model_without_training_or_labels():
+    people = population()
+    y = people.y.clone()
+    y[people.train[7]] = -1
+    roles = tuple(Role(holdout=i == 2, joins=2 if i == 4 else 0, labelled=i != 7) for i in range(12))
+    repa = make("repa")
+    state, fed = fit(repa, population=replace(people, y=y, roles=roles), rounds=4)
+    assert same_clusters(state.labels, people.true_clusters)
+    assert not state.hears[:, [2, 7]].any(), "nobody hears a client that does not train"
+    assert state.hears[:, 4].any(), "a late client is heard"
+    for task in ("train", "train_encoder"):
+        assert fed.ledger.up[task][[2, 7]].tolist() == [0, 0]
+    both = [fed.ledger.down["describe"][i] + fed.ledger.up["describe"][i] for i in (2, 7)]
+    assert both == [4 * (size(state.encoder) + 4 * WIDTH)] * 2
+
+
+def test_a_newcomer_is_served_its_clusters_model_and_moves_nobody():
+    people = population(roles=tuple(Role(holdout=i == 0) for i in range(12)))
+    repa = make("repa")
+    state, fed = started(repa, people)
+    assert state.labels[0] == -1
+    after = repa.admit(repa.round(state, 0, fed), torch.tensor([0]), fed)
+    assert after.labels[0] == state.labels[2] and torch.equal(after.labels[1:], state.labels[1:])
+
+
+def test_clusters_start_from_the_same_model_and_average_their_own_clients():
+    # by hand: model g = Σ over its participants of n · what the client trained / Σ n
+    repa = make("repa")
+    state, fed = started(repa)
+    assert_same_bits(rows(state.models, 0), small_net().init())
+    assert_same_bits(rows(state.models, 1), small_net().init())
+    after = repa.round(state, 0, fed)
+    twin = Vectorised(repa, population())
+    replies = twin.run(repa.train, twin.clients, repa.offer(state, twin.clients, twin))
+    for cluster in (0, 1):
+        own = (state.labels == cluster).nonzero()[:, 0]
+        share = fed.sizes[own] / fed.sizes[own].sum()
+        wanted = (share[:, None, None] * replies.stack("params")["1.weight"][own]).sum(0)
+        torch.testing.assert_close(after.models["1.weight"][cluster], wanted, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("fraction", "encoder_rounds"), [(1.0, 1), (0.5, 0)])
+def test_one_cluster_is_fedavg(fraction, encoder_rounds):
+    settings = {"population": population(), "rounds": 3, "fraction": fraction}
+    repa, _ = fit(make("repa", clusters=1, signature=statistics(encoder_rounds=encoder_rounds)), **settings)
+    fedavg, _ = fit(make("fedavg"), **settings)
+    assert_close(rows(repa.models, 0), fedavg.params)
+
+
+def test_the_ledger_equals_the_papers_formula():
+    repa = make("repa", signature=statistics(encoder_rounds=2))
+    state, fed = fit(repa, population=population(), rounds=3, fraction=0.5)
+    whole = size(repa.signature.network(repa.model, SHAPE).init())
+    wanted = repa_parameters(12, size(state.encoder), 4 * WIDTH, 6, small_net().parameters(), 3)
+    assert method_bytes(fed.ledger) == 4 * (wanted + 2 * 6 * whole * 2)
+
+
+def test_a_head_that_the_loss_does_not_need_is_not_sent():
+    parts = {"encoder": 78_688, "decoder": 78_705, "classifier": 384 * 64 + 64 + 64 * 3 + 3}
+    for share, missing in ((0.0, "decoder"), (1.0, "classifier"), (0.5, "")):
+        repa = make("repa", signature=statistics(reconstruction=share))
+        _, fed = started(repa)
+        wanted = sum(n for name, n in parts.items() if name != missing)
+        assert fed.ledger.down["train_encoder"].tolist() == [4 * wanted] * 12
+
+
+def test_an_encoder_can_be_handed_in(tmp_path):
+    learnt, _ = started(make("repa"))
+    save_file(learnt.encoder, tmp_path / "encoder.safetensors")
+    repa = make("repa", signature=statistics(encoder=str(tmp_path / "encoder.safetensors")))
+    state, fed = started(repa)
+    assert_same_bits(state.encoder, learnt.encoder)
+    assert torch.equal(state.labels, learnt.labels) and "train_encoder" not in fed.ledger.up
+
+
+def test_an_encoder_that_does_not_fit_is_refused(tmp_path):
+    save_file({"encoder.0.weight": torch.zeros(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(ModelError, match=r"encoder\.0\.weight of shape \(16, 1, 3, 3\), got \(3,\)"):
+        started(make("repa", signature=statistics(encoder=str(tmp_path / "other.safetensors"))))
+
+
+def test_the_encoder_learns_by_federated_averaging():
+    repa = make("repa", signature=statistics(encoder_rounds=3))
+    network = repa.signature.network(repa.model, SHAPE)
+    before, (state, _) = encoder_of(network.init()), started(repa)
+    assert state.encoder.keys() == before.keys()
+    assert all(not torch.equal(state.encoder[name], w) for name, w in before.items())
+
+
+def test_the_encoder_sees_images_scaled_as_the_model_does():
+    repa = make("repa")
+    scaled = replace(repa, model=Model(repa.model.build, classes=3, mean=(0.5,), std=(0.5,)))
+    assert scaled.signature.network(scaled.model, SHAPE).mean == (0.5,)
+
+
+def test_more_clusters_than_training_clients_are_refused():
+    people = population(roles=tuple(Role(holdout=i == 0) for i in range(12)))
+    with pytest.raises(ConfigError, match=r"1\.\.11.+got 12"):
+        started(make("repa", clusters=12), people)
+
+
+def test_rows_that_are_no_images_are_refused():
+    with pytest.raises(ConfigError, match=r"rows of shape \(64,\)"):
+        statistics().network(small_net(), (64,))

@@ -1,0 +1,109 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kinfed import checkpoint
+from kinfed.engines import Vectorised
+from kinfed.errors import CheckpointError
+from kinfed.experiment import Experiment
+from kinfed.methods import FedAvg, Local
+from tests.problems import assert_same_bits, fit, small_net, tiny_population
+
+
+def halfway(tmp_path, method):
+    state, fed = fit(method, rounds=2, fraction=0.5)
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, state, fed, {"round": 2, "word": "hello"})
+    return path, state, fed
+
+
+def test_a_federation_comes_back_as_it_was_saved(tmp_path):
+    path, state, fed = halfway(tmp_path, FedAvg(small_net()))
+    other = Vectorised(FedAvg(small_net()), tiny_population(), fraction=0.5)
+    again = checkpoint.load(path, FedAvg(small_net()), other)
+    assert_same_bits(again.params, state.params)
+    assert other.calls == fed.calls and other.ledger.rounds == fed.ledger.rounds and other.rejected == fed.rejected
+    assert_same_bits(other.ledger.up, fed.ledger.up)
+    assert checkpoint.about(path) == {"round": 2, "word": "hello"}
+
+
+def test_client_memories_come_back(tmp_path):
+    path, _, fed = halfway(tmp_path, Local(small_net()))
+    other = Vectorised(Local(small_net()), tiny_population(), fraction=0.5)
+    checkpoint.load(path, Local(small_net()), other)
+    assert_same_bits(other.memory, fed.memory)
+
+
+def test_nothing_is_left_beside_a_snapshot(tmp_path):
+    halfway(tmp_path, FedAvg(small_net()))
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]
+
+
+def test_a_failed_write_leaves_the_old_snapshot(tmp_path):
+    path, _, fed = halfway(tmp_path, FedAvg(small_net()))
+    before = path.read_bytes()
+    with pytest.raises(TypeError, match=r"state\.params"):
+        checkpoint.save(path, {"params": object()}, fed, {})
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_a_damaged_or_missing_snapshot_is_a_clear_error(tmp_path, content):
+    path, _, fed = halfway(tmp_path, FedAvg(small_net()))
+    damaged = tmp_path / "other"
+    if content is not None:
+        damaged.write_bytes(content)
+    with pytest.raises(CheckpointError, match="other"):
+        checkpoint.load(damaged, FedAvg(small_net()), fed)
+    damaged.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.load(damaged, FedAvg(small_net()), fed)
+
+
+@dataclass(frozen=True)
+class Inner:
+    numbers: tuple[int, ...]
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    models: dict[str, torch.Tensor]
+    note: str | None
+    many: list[tuple[int, str]]
+
+
+def test_nested_states_survive(tmp_path):
+    state = Outer(Inner((1, 2), torch.arange(3)), {"a": torch.ones(2)}, None, [(1, "x"), (2, "y")])
+
+    class Nested(FedAvg):
+        def init(self, fed) -> Outer:
+            raise NotImplementedError
+
+    fed = Vectorised(FedAvg(small_net()), tiny_population())
+    checkpoint.save(tmp_path / "s", state, fed, {})
+    back = checkpoint.load(tmp_path / "s", Nested(small_net()), fed)
+    assert back.inner.numbers == (1, 2) and back.many == [(1, "x"), (2, "y")] and back.note is None
+    assert torch.equal(back.inner.weight, torch.arange(3)) and torch.equal(back.models["a"], torch.ones(2))
+
+
+def test_a_resumed_experiment_ends_with_the_same_bits(tmp_path):
+    def experiment(rounds, checkpoint):
+        method = FedAvg(small_net())
+        return Experiment(
+            method,
+            Vectorised(method, tiny_population(), fraction=0.5),
+            rounds,
+            checkpoint=checkpoint,
+            checkpoint_every=2,
+        )
+
+    whole = experiment(5, tmp_path / "whole")
+    summary = whole.run()
+    experiment(2, tmp_path / "half").run()
+    resumed = experiment(5, tmp_path / "half")
+    assert resumed.run(resume=True) == summary
+    assert resumed.history == whole.history
+    assert_same_bits(resumed.state.params, whole.state.params)

@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+
+from kinfed.data import PARTITIONS, SHIFTS
+from kinfed.errors import ConfigError
+from kinfed.registry import first_lines, is_installed, known
+
+
+def test_a_known_name_gives_its_thing():
+    assert known("iid", PARTITIONS, "partition").__name__ == "IID"
+
+
+def test_an_unknown_name_suggests_the_nearest_and_lists_all():
+    with pytest.raises(ConfigError, match="unknown partition 'dirichlett', did you mean 'dirichlet'"):
+        known("dirichlett", PARTITIONS, "partition")
+    with pytest.raises(ConfigError, match="unknown shift 'xyz'; known: augment, label_swap, rotation"):
+        known("xyz", SHIFTS, "shift")
+
+
+def test_listings_show_the_first_line_of_the_docstring():
+    assert first_lines(PARTITIONS)["iid"] == "Shuffled rows, split evenly."
+
+
+def test_a_folder_that_has_a_packages_name_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "tracked_here").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("tracked_here") and not is_installed("not_there_at_all") and is_installed("torch")
