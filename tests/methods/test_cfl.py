@@ -21,7 +21,7 @@ def cfl(after=8, **more):
 
 def test_two_nested_splits_find_four_clusters_and_ids_are_right():
     method = cfl()
-    experiment = Experiment(method, Vectorised(method, renamed(NESTED, clients=16)), 30)
+    experiment = Experiment(method, renamed(NESTED, clients=16), rounds=30)
     summary = experiment.run()
     state = experiment.state
     assert summary["ari"] == 1 and summary["clusters"] == 4 and summary["accuracy"] == 1

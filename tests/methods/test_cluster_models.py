@@ -28,7 +28,7 @@ def test_a_newcomer_that_is_sick_is_served_all_the_same(name):
     x[torch.cat([people.train[3], people.train[4]])] = torch.nan
     method = make(name)
     fed = Vectorised(method, replace(people, x=x))
-    experiment = Experiment(method, fed, 4)
+    experiment = Experiment.over(fed, rounds=4)
     experiment.run()
     assert {reply.client for reply in fed.rejected} == {3, 4}
     assert (experiment.state.labels[[3, 4]] >= 0).all()

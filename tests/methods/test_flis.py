@@ -164,7 +164,7 @@ def test_the_ledger_of_the_hierarchy_equals_the_formula(variant):
 @pytest.mark.parametrize("name", BOTH)
 def test_a_client_is_scored_with_what_it_trained_last_or_with_the_first_model(name):
     method = make(name)
-    experiment = Experiment(method, Vectorised(method, population(), fraction=0.25), 2)
+    experiment = Experiment(method, population(), fraction=0.25, rounds=2)
     experiment.run()
     fed, first = experiment.fed, method.model.init()
     asked = fed.ledger.up["train"] > 0
@@ -217,7 +217,7 @@ def test_the_choice_is_the_least_loss_or_the_most_hits():
 def test_late_and_holdout_clients_join_their_kin(settings):
     roles = tuple(Role(holdout=i in (2, 3), joins={4: 4, 5: 4, 6: LATER, 7: LATER}.get(i, 0)) for i in range(13))
     hc = FLISHC(net(), LONG, **settings)
-    experiment = Experiment(hc, Vectorised(hc, swapped(roles=roles)), 8)
+    experiment = Experiment(hc, swapped(roles=roles), rounds=8)
     summary = experiment.run()
     assert summary["ari"] == 1
     assert summary["accuracy"] == summary["accuracy_unseen"] == 1
@@ -226,7 +226,7 @@ def test_late_and_holdout_clients_join_their_kin(settings):
 def test_strangers_of_dynamic_clusters_use_one_of_the_last_cluster_models():
     roles = tuple(Role(holdout=i == 2, joins=LATER if i == 3 else 0) for i in range(12))
     dc = make("flis_dc")
-    experiment = Experiment(dc, Vectorised(dc, population(roles=roles), fraction=0.5), 4)
+    experiment = Experiment(dc, population(roles=roles), fraction=0.5, rounds=4)
     summary = experiment.run()
     own, last = experiment.fed.memory["params/1.weight"], experiment.state.models["1.weight"]
     assert all((own[i] == last).flatten(1).all(1).any() for i in (2, 3))

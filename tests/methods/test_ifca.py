@@ -108,7 +108,7 @@ def test_weight_sharing_starts_as_fedavg_and_then_trains_last_layers_only():
 def test_late_and_holdout_clients_choose_their_kins_model():
     roles = tuple(Role(holdout=i in (2, 3), joins=5 if i in (4, 5) else 0) for i in range(12))
     ifca = IFCA(net(), LOCAL, least_share=0.35)
-    experiment = Experiment(ifca, Vectorised(ifca, renamed(roles=roles)), 12)
+    experiment = Experiment(ifca, renamed(roles=roles), rounds=12)
     summary = experiment.run()
     assert summary["accuracy"] == summary["accuracy_unseen"] == 1
     assert experiment.state.choices[[2, 3]].tolist() == [-1, -1] and summary["ari"] == 1
@@ -117,7 +117,7 @@ def test_late_and_holdout_clients_choose_their_kins_model():
 def test_those_who_come_after_training_are_placed_by_their_choice():
     roles = tuple(Role(joins=LATER if i in (2, 3) else 0) for i in range(12))
     ifca = IFCA(net(), LOCAL, least_share=0.35)
-    experiment = Experiment(ifca, Vectorised(ifca, renamed(roles=roles)), 12)
+    experiment = Experiment(ifca, renamed(roles=roles), rounds=12)
     summary = experiment.run()
     assert summary["ari"] == 1 and (experiment.state.choices >= 0).all()
     assert int(experiment.fed.ledger.down["choose"][2]) == 2 * 4 * net().parameters()
