@@ -56,9 +56,9 @@ def race(job: Job) -> None:
     """Rounds until the race is over."""
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
     from pfl.model.pytorch import PyTorchModel
 
     torch.set_num_threads(1)

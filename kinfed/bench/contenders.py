@@ -52,10 +52,10 @@ class Contender:
 
     def command(self, job: Job) -> list[str]:
         """The command that starts its driver."""
-        told = json.dumps(asdict(job) | ({"threads": self.threads} if self.threads else {}))
+        settings = json.dumps(asdict(job) | ({"threads": self.threads} if self.threads else {}))
         if self.is_peer:
-            return [self.python, "-m", f"peers.{self.name}", told]
-        return [self.python, "-m", "kinfed.bench.drivers", told, self.driver, *self.arguments]
+            return [self.python, "-m", f"peers.{self.name}", settings]
+        return [self.python, "-m", "kinfed.bench.drivers", settings, self.driver, *self.arguments]
 
 
 CONTENDERS = {

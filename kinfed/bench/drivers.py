@@ -1,8 +1,8 @@
 """Drivers: processes that run rounds of FedAvg one at a time, for the race. This file needs numpy alone to be imported.
 
-A driver gets its job as JSON. It waits for the line `go` on its standard input, runs one round, and writes how long that
-took as a marked line to its standard output. Between its turns it must not work. Here are kinfed's own driver and that
-of a plain PyTorch loop; drivers of other simulators are in `benchmarks/peers` of the repository.
+A driver gets its job as JSON. It waits for the line `go` on its standard input, runs one round, and writes how long
+that took as a marked line to its standard output. Between its turns it must not work. Here are kinfed's own driver and
+that of a plain PyTorch loop; drivers of other simulators are in `benchmarks/peers` of the repository.
 """
 
 import json

@@ -78,7 +78,7 @@ class Timing:
 def race(
     workloads: Sequence[str], contenders: Sequence[Contender], plan: Plan, say: Callable[[str], None]
 ) -> list[Timing]:
-    """The timings of all contenders on each workload; one that cannot take part, or fails, has the reason in its own."""
+    """The timings of all contenders on each workload; one that cannot take part has the reason in its own."""
     if not workloads or not contenders:
         raise ConfigError("bench: wanted at least one workload and one contender, got none")
     chosen = {name: known(name, WORKLOADS, "workload").scale(plan.scale) for name in workloads}
