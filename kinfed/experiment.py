@@ -17,16 +17,16 @@ from kinfed.federation import Federation
 from kinfed.method import Method
 from kinfed.metrics import (
     QUESTIONS,
-    Found,
+    FoundClusters,
     Scores,
     accuracies,
+    assign_look_alikes,
     converged_at,
     correlations,
+    current_clusters,
     drift_similarity,
     is_stuck,
     originals_of,
-    place_look_alikes,
-    placed_clusters,
     robustness,
     rounds_to_target,
     score_clients,
@@ -101,7 +101,7 @@ class Experiment(Generic[State]):
     history: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     scores: Scores | None = None  # every client's, of the last evaluation
     closing: dict[str, float] = field(default_factory=dict)  # what is measured once, after the last round
-    said: tuple[Found, dict[str, float]] | None = None  # what was found last, and its metrics
+    said: tuple[FoundClusters, dict[str, float]] | None = None  # what was found last, and its metrics
     saved: tuple[float, float] = (0.0, 0.0)  # seconds that the last checkpoint took, and when it was written
     drift: Tensor | None = None  # how alike clients' images look, where correlations are wanted
 
@@ -233,7 +233,7 @@ class Experiment(Generic[State]):
             self.scores, metrics = scores, self._metrics(state, scores)
             self.history.append((done, metrics))
             self._warn_if_stuck()
-        clusters = placed_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
+        clusters = current_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
         return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds)
 
     def _warn_if_short(self) -> None:
@@ -258,14 +258,14 @@ class Experiment(Generic[State]):
 
     def _metrics(self, state: State, scores: Scores) -> dict[str, float]:
         metrics = accuracies(scores, self.evaluation.target)
-        found = Found.by(self.method, state, self.fed)
+        found = FoundClusters.by(self.method, state, self.fed)
         if found is not None:
             metrics |= self._said_of(found)
         if self.evaluation.correlation:
             metrics |= correlations(self.method, state, self.fed, self.drift)
         return metrics
 
-    def _said_of(self, found: Found) -> dict[str, float]:
+    def _said_of(self, found: FoundClusters) -> dict[str, float]:
         """Its metrics; those of the last time where nothing has changed, for all pairs of clients are looked at."""
         if self.said is None or not found.is_like(self.said[0]):
             self.said = found, found.metrics()
@@ -273,11 +273,11 @@ class Experiment(Generic[State]):
 
     def _close(self, state: State) -> Tensor | None:
         """The groups with look-alikes in them; measures what is measured once, after the last round."""
-        found = Found.by(self.method, state, self.fed)
+        found = FoundClusters.by(self.method, state, self.fed)
         if found is None:
             return None
         self.closing = found.references(self.fed.seed)
-        clusters = place_look_alikes(self.method, state, self.fed)
+        clusters = assign_look_alikes(self.method, state, self.fed)
         if clusters is None:
             return found.clusters
         self.closing |= robustness(clusters, originals_of(self.fed), self.fed.clients.cpu())
