@@ -1,4 +1,4 @@
-"""Quality of found clusters: agreement with ground truth, FLIS' clustering error (methods 5.8), REPA's uniformity (5.9)."""
+"""Quality of found clusters: ARI, NMI and purity, FLIS' clustering error (methods 5.8), REPA's uniformity (5.9)."""
 
 import torch
 from torch import Tensor
