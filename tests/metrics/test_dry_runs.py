@@ -7,7 +7,6 @@ import torch
 from torch import tensor
 
 from kinfed.data import LATER, Role
-from kinfed.engines import Vectorised
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.metrics import current_clusters, robustness
 from tests.methods.registry import CASES, make, population
@@ -50,7 +49,7 @@ def with_look_alikes():
 
 def outcome(name, base):
     method = make(name)
-    experiment = Experiment(method, Vectorised(method, base, fraction=0.5), 2, Evaluation(adapt=True))
+    experiment = Experiment(method, base, fraction=0.5, rounds=2, evaluation=Evaluation(adapt=True))
     return experiment.run(), experiment
 
 

@@ -44,7 +44,7 @@ def test_a_client_that_sends_no_number_has_none_and_the_others_are_compared():
     fed = Vectorised(method, replace(base, x=sick))
     seen = method.embeddings(method.init(fed), fed)
     assert seen.isnan().all(1).tolist() == [client == 3 for client in range(12)]
-    summary = Experiment(method, fed, 1, Evaluation(correlation=True)).run()
+    summary = Experiment.over(fed, rounds=1, evaluation=Evaluation(correlation=True)).run()
     assert -1 <= summary["correlation_labels"] <= 1
 
 
@@ -52,7 +52,7 @@ def test_a_client_that_sends_no_number_has_none_and_the_others_are_compared():
 def test_correlations_are_measured_for_every_method_and_disturb_none(name):
     def outcome(evaluation):
         method = make(name)
-        return Experiment(method, Vectorised(method, population(), fraction=0.5), 2, evaluation).run()
+        return Experiment(method, population(), fraction=0.5, rounds=2, evaluation=evaluation).run()
 
     without, summary = outcome(Evaluation()), outcome(Evaluation(correlation=True))
     assert {key: summary[key] for key in without} == without
