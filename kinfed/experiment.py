@@ -19,16 +19,16 @@ from kinfed.federation import Federation
 from kinfed.method import Method
 from kinfed.metrics import (
     QUESTIONS,
-    Found,
+    FoundClusters,
     Scores,
     accuracies,
+    assign_look_alikes,
     converged_at,
     correlations,
+    current_clusters,
     drift_similarity,
     is_stuck,
     originals_of,
-    place_look_alikes,
-    placed_clusters,
     robustness,
     rounds_to_target,
     score_clients,
@@ -142,7 +142,7 @@ class Experiment(Generic[State]):
         self.history: list[tuple[int, dict[str, float]]] = []
         self.scores: Scores | None = None  # every client's, of the last evaluation
         self.final: dict[str, float] = {}  # metrics that are measured once, after the last round
-        self.found: tuple[Found, dict[str, float]] | None = None  # the latest clusters and their metrics
+        self.found: tuple[FoundClusters, dict[str, float]] | None = None  # the latest clusters and their metrics
         self.saved: tuple[float, float] = (0.0, 0.0)  # seconds that the last checkpoint took, and when it was written
         self.drift: Tensor | None = None  # similarity of clients' images, where correlations are measured
         self._check()
@@ -279,7 +279,7 @@ class Experiment(Generic[State]):
             self.scores, metrics = scores, self._metrics(state, scores)
             self.history.append((done, metrics))
             self._warn_if_stuck()
-        clusters = placed_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
+        clusters = current_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
         return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds)
 
     def _warn_if_short(self) -> None:
@@ -304,14 +304,14 @@ class Experiment(Generic[State]):
 
     def _metrics(self, state: State, scores: Scores) -> dict[str, float]:
         metrics = accuracies(scores, self.evaluation.target)
-        found = Found.by(self.method, state, self.fed)
+        found = FoundClusters.by(self.method, state, self.fed)
         if found is not None:
             metrics |= self._cluster_metrics(found)
         if self.evaluation.correlation:
             metrics |= correlations(self.method, state, self.fed, self.drift)
         return metrics
 
-    def _cluster_metrics(self, found: Found) -> dict[str, float]:
+    def _cluster_metrics(self, found: FoundClusters) -> dict[str, float]:
         """Its metrics; those of the last time where nothing has changed, for they compare all pairs of clients."""
         if self.found is None or not found.is_like(self.found[0]):
             self.found = found, found.metrics()
@@ -319,11 +319,11 @@ class Experiment(Generic[State]):
 
     def _close(self, state: State) -> Tensor | None:
         """The clusters with look-alikes in them; measures what is measured once, after the last round."""
-        found = Found.by(self.method, state, self.fed)
+        found = FoundClusters.by(self.method, state, self.fed)
         if found is None:
             return None
         self.final = found.references(self.fed.seed)
-        clusters = place_look_alikes(self.method, state, self.fed)
+        clusters = assign_look_alikes(self.method, state, self.fed)
         if clusters is None:
             return found.clusters
         self.final |= robustness(clusters, originals_of(self.fed), self.fed.clients.cpu())

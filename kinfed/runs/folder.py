@@ -199,7 +199,7 @@ def by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
 def client_rows(fed: Federation, round: int, scores: Scores, clusters: Tensor | None) -> Iterator[tuple[Cell, ...]]:
     """One row for each client that is there."""
     present = fed.present.tolist()
-    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.rows)
+    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.samples)
     columns = ([None] * fed.count if part is None or part.isnan().all() else part.tolist() for part in parts)
     here = ([column[i] for i in present] for column in columns)
     return zip(repeat(round), present, (role_name(fed.roles[i]) for i in present), *here, strict=False)

@@ -13,7 +13,7 @@ from kinfed.training import LocalTraining
 from tests.methods.registry import CASES, make, population
 from tests.problems import ENGINES, small_net, tiny_population
 
-WHOLE = LocalTraining(epochs=1, batch_size=64, lr=0.1)  # one step on all rows: the order of the rows does not matter
+WHOLE = LocalTraining(epochs=1, batch_size=64, lr=0.1)  # one step on all samples: the order of samples does not matter
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -37,11 +37,11 @@ def test_a_client_remembers_nothing_of_being_looked_at():
 
 
 def test_a_client_that_sends_no_number_has_none_and_the_others_are_compared():
-    people = population()
-    sick = people.x.float() / 255
-    sick[people.train[3]] = torch.nan
+    base = population()
+    sick = base.x.float() / 255
+    sick[base.train[3]] = torch.nan
     method = make("fedavg")
-    fed = Vectorised(method, replace(people, x=sick))
+    fed = Vectorised(method, replace(base, x=sick))
     seen = method.embeddings(method.init(fed), fed)
     assert seen.isnan().all(1).tolist() == [client == 3 for client in range(12)]
     summary = Experiment.over(fed, rounds=1, evaluation=Evaluation(correlation=True)).run()

@@ -14,7 +14,7 @@ from kinfed.engines.flower.simulation import rows_of
 from kinfed.engines.flower.site import Holding, Site
 from kinfed.errors import NetworkError, RoleError
 from kinfed.experiment import Experiment
-from kinfed.metrics import Found
+from kinfed.metrics import FoundClusters
 from tests.engines.flower.loopback import Loopback
 from tests.methods.registry import make, population
 from tests.problems import assert_close, same_clusters
@@ -70,7 +70,7 @@ def test_a_server_without_rows_gives_what_one_with_all_of_them_gives(name):
     assert fed.ledger.rounds == reference.fed.ledger.rounds
     if method.cluster_assignment(ours.state) is not None:
         assert torch.equal(method.cluster_assignment(ours.state), method.cluster_assignment(reference.state))
-        found = Found.by(method, ours.state, fed)
+        found = FoundClusters.by(method, ours.state, fed)
         assert found.labels is None and "uniformity" not in summary and "clustering_error" not in summary
     assert summary["standard_error"] == pytest.approx(wanted["standard_error"])  # each row is one client's
 
