@@ -157,9 +157,9 @@ class ReportPlan:
 
 def report_runs(runs: Sequence[Path], out: Path | None, plan: ReportPlan, display: Display) -> Path:
     """Writes the report of these runs; gives back the page."""
-    from kinfed.report.writing import checked_kinds, report_folder, write_report
+    from kinfed.report.page import check_kinds, report_folder, write_report
 
-    checked_kinds(plan.figures)
+    check_kinds(plan.figures)
     folder = out or report_folder(runs)
     with heard(display.say):
         written = write_report(runs, folder, plan.figures, latex=plan.latex, markdown=plan.markdown)
