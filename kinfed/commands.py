@@ -18,7 +18,7 @@ from kinfed.config import Config, assemble, make_population
 from kinfed.data import Population
 from kinfed.errors import ConfigError, KinfedError, NoRoom
 from kinfed.experiment import Experiment
-from kinfed.progress import Display, Watcher, as_markdown, heard, in_bytes, percent
+from kinfed.progress import Display, Watcher, as_markdown, forward_log, in_bytes, percent
 from kinfed.registry import as_file
 from kinfed.runs import (
     CHECKPOINT,
@@ -161,7 +161,7 @@ def report_runs(runs: Sequence[Path], out: Path | None, plan: ReportPlan, displa
 
     checked_kinds(plan.figures)
     folder = out or report_folder(runs)
-    with heard(display.say):
+    with forward_log(display.say):
         written = write_report(runs, folder, plan.figures, latex=plan.latex, markdown=plan.markdown)
     display.say(f"written to {written[0]}" + (f" and {len(written) - 1} more files" if len(written) > 1 else ""))
     return written[0]
@@ -242,7 +242,7 @@ def told(folder: RunFolder, watcher: Watcher) -> Iterator[None]:
         print(f"warning: {text}", file=sys.stderr)
         folder.events.note("warning", message=text)
 
-    with heard(watcher.message), warnings.catch_warnings():
+    with forward_log(watcher.message), warnings.catch_warnings():
         warnings.filterwarnings("default", category=UserWarning)
         warnings.showwarning = warn
         yield

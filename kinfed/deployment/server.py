@@ -14,7 +14,7 @@ from kinfed.engines import choose_device
 from kinfed.engines.flower import Deployed
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
-from kinfed.progress import Lines, heard
+from kinfed.progress import Lines, forward_log
 from kinfed.runs import CHECKPOINT, can_go_on
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
         )  # clients must be known before they come back
     display = Lines(sys.stdout)
     display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
-    with heard(display.say):
+    with forward_log(display.say):
         fed.gather(plan.wait_for, plan.wait_seconds)
     display.say(f"{len(fed.nodes)} clients are there")
     experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))

@@ -25,13 +25,13 @@ def check_trackers(names: Sequence[str]) -> None:
             )
 
 
-def trackers_of(config: Config, folder: Path) -> list[Observer]:
+def make_trackers(config: Config, folder: Path) -> list[Observer]:
     """The observers that the config asks for, of the run in this folder."""
     subject = Subject(folder, f"{config.method}-{config.data.name}-seed{config.seed}", flattened(config.resolve()))
     check_trackers(config.trackers)
-    return [made(name)(subject) for name in config.trackers]
+    return [load_tracker(name)(subject) for name in config.trackers]
 
 
-def made(name: str) -> Callable[[Subject], Observer]:
+def load_tracker(name: str) -> Callable[[Subject], Observer]:
     """The function that makes a tracker; its module is the one file that imports the package."""
     return cast("Callable[[Subject], Observer]", import_module(f"kinfed.trackers.{name}").track)
