@@ -16,6 +16,7 @@ from kinfed.bench.race import Outcome as BenchOutcome
 from kinfed.bench.race import Plan, race
 from kinfed.bench.runners import Contender
 from kinfed.bench.workloads import WORKLOADS
+from kinfed.capabilities import neighbours_of
 from kinfed.comparison import Outcome, as_csv, compared
 from kinfed.config import Config, assemble, make_population
 from kinfed.data import Population
@@ -218,7 +219,7 @@ def _conducted(config: Config, path: Path, display: Display, experiment: Experim
     try:
         with roomy(), told(folder, watcher):
             watched.run(resume=resume)
-            folder.add_relatedness(None if watched.state is None else watched.method.neighbours(watched.state))
+            folder.add_relatedness(neighbours_of(watched.method, watched.state))
             write_findings(path, watched)
     except KeyboardInterrupt:
         folder.events.note("interrupted")

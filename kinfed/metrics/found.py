@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import FindsClusters, RelatesClients
 from kinfed.federation import Federation
 from kinfed.keys import base_key
 from kinfed.method import Method
@@ -20,6 +21,7 @@ from kinfed.metrics.clusters import (
 )
 from kinfed.metrics.correlation import correlation
 from kinfed.metrics.robustness import aside
+from kinfed.metrics.signatures import compute_signatures
 
 State = TypeVar("State")
 MANY = 10_000  # clients of which all pairs are compared; of more no clustering error is measured
@@ -42,7 +44,7 @@ class Found:
         clusters = placed_clusters(method, state, fed)
         if clusters is None:
             return None
-        related = method.neighbours(state) if fed.count <= MANY else None
+        related = method.neighbours(state) if isinstance(method, RelatesClients) and fed.count <= MANY else None
         heard, whose = (related.rows.cpu(), related.whose.cpu()) if related else (None, None)
         members = fed.clients.cpu()[clusters[fed.clients.cpu()] >= 0]
         held = fed.labels_held[members] if fed.sees_samples else None
@@ -93,17 +95,16 @@ class Found:
 
 def placed_clusters(method: Method[State], state: State, fed: Federation) -> Tensor | None:
     """The groups found for the real clients that are there ([clients], -1 for all others), where there are any."""
-    clusters = method.cluster_assignment(state)
+    if not isinstance(method, FindsClusters):
+        return None
     here = torch.isin(torch.arange(fed.count), fed.real.cpu())
-    return None if clusters is None else torch.where(here, clusters.cpu(), -1)
+    return torch.where(here, method.cluster_assignment(state).cpu(), -1)
 
 
 def correlations(method: Method[State], state: State, fed: Federation, drift: Tensor | None) -> dict[str, float]:
     """How the method's view of its clients correlates with the likeness of their labels, and of their images."""
     with aside(fed):
-        vectors = method.embeddings(state, fed)
-    if vectors is None:
-        return {}
+        vectors = compute_signatures(method, state, fed)
     sound = vectors.isfinite().all(1)
     who, seen = fed.clients[sound].cpu(), cosines(vectors[sound])
     seed = base_key(fed.seed, "bootstrap", fed.round) % 2**63

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import FindsClusters
 from kinfed.federation import Federation
 from kinfed.method import Method
 
@@ -25,11 +26,11 @@ def place_look_alikes(method: Method[State], state: State, fed: Federation) -> T
     It leaves no trace: no byte is counted, and no client remembers it.
     """
     newcomers = (originals_of(fed) >= 0).nonzero()[:, 0].to(fed.device)
-    if not len(newcomers) or method.cluster_assignment(state) is None:
+    if not len(newcomers) or not isinstance(method, FindsClusters):
         return None
     with aside(fed):
-        clusters = method.cluster_assignment(method.admit(state, newcomers, fed))
-    return None if clusters is None else clusters.cpu()
+        clusters: Tensor = method.cluster_assignment(method.admit(state, newcomers, fed))
+    return clusters.cpu()
 
 
 @contextmanager

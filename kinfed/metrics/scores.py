@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.client_tasks import evaluate, evaluate_adapted
 from kinfed.federation import Federation, Replies
 from kinfed.method import Method
 from kinfed.metrics.clients import (
@@ -35,8 +36,8 @@ def score_clients(method: Method[State], state: State, fed: Federation, adapt: b
     """Every present client scored on its test rows; with `adapt` also after training on its own, if it has labels."""
     blank = torch.full((fed.count,), torch.nan, dtype=torch.double)
     who = fed.real
-    replies = fed.run(method.evaluate, who, method.offer(state, who, fed))
-    at, rows = replies.cohort.cpu(), replies["rows"].cpu()
+    replies = fed.run(evaluate, who, method.offer(state, who, fed))
+    at, rows = replies.cohort.cpu(), replies["samples"].cpu()
     adapted = adapted_accuracy(method, state, fed) if adapt else blank.clone()
     return Scores(
         accuracy=blank.index_copy(0, at, accuracy_of(replies["correct"].cpu(), rows)),
@@ -52,8 +53,8 @@ def adapted_accuracy(method: Method[State], state: State, fed: Federation) -> Te
     sizes = fed.sizes.tolist()
     able = [i for i in fed.real.tolist() if fed.roles[i].labelled and sizes[i]]
     who = torch.tensor(able, dtype=torch.long, device=fed.device)
-    replies: Replies = fed.run(method.evaluate_adapted, who, method.offer(state, who, fed))
-    accuracy = accuracy_of(replies["correct"].cpu(), replies["rows"].cpu())
+    replies: Replies = fed.run(evaluate_adapted, who, method.offer(state, who, fed))
+    accuracy = accuracy_of(replies["correct"].cpu(), replies["samples"].cpu())
     return torch.full((fed.count,), torch.nan, dtype=torch.double).index_copy(0, replies.cohort.cpu(), accuracy)
 
 

@@ -5,9 +5,12 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import HasSignatures
+from kinfed.client_tasks import compute_update
 from kinfed.federation import Federation
 from kinfed.method import Method
 from kinfed.metrics.robustness import aside
+from kinfed.params import flatten
 
 State = TypeVar("State")
 Wanted = Literal["own", "all", "none"]
@@ -22,21 +25,26 @@ def signatures_seen(
     "own" looks at methods that have signatures; with "all" the clients of other methods train once more for Δw. It
     leaves no trace, but real clients elsewhere are not asked: a deployed server has what its method knows already.
     """
-    if wanted == "none" or (wanted == "own" and not has_signatures(method)):
+    if wanted == "none" or (wanted == "own" and not isinstance(method, HasSignatures)):
         return None
-    if not fed.sees_samples and not method.remembers_signatures:
+    if not fed.sees_samples and not (isinstance(method, HasSignatures) and method.stores_signatures):
         return None
     with aside(fed):
-        vectors = method.embeddings(state, fed)
-    if vectors is None:
-        return None
+        vectors = compute_signatures(method, state, fed)
     sound = vectors.isfinite().all(1)
     return fed.clients[sound].cpu(), narrowed(vectors[sound].cpu().float())
 
 
-def has_signatures(method: Method[State]) -> bool:
-    """Whether the method describes its clients; the contract's own way is to let them train once more."""
-    return type(method).embeddings is not Method.embeddings
+def compute_signatures(method: Method[State], state: State, fed: Federation) -> Tensor:
+    """The method's own signatures of those who train, or else the update Δw of each (REPA's "WD"): [clients, d].
+
+    Row i is of fed.clients[i], NaN if it did not reply.
+    """
+    if isinstance(method, HasSignatures):
+        own: Tensor = method.signatures(state, fed)
+        return own
+    replies = fed.run(compute_update, fed.clients, method.offer(state, fed.clients, fed))
+    return replies.align(fed.clients, flatten(replies.stack("update")))
 
 
 def narrowed(vectors: Tensor, width: int = WIDTH) -> Tensor:
