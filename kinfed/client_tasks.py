@@ -26,7 +26,7 @@ def evaluate(method: Method[object], client: Client, **offer: Value) -> Reply:
 @client_task
 def evaluate_adapted(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: the same after some epochs of local training."""
-    adapted, _ = method.local.adapting()(client, method.personalise(client, offer), method.model.gradient)
+    adapted, _ = method.local.for_adaptation()(client, method.personalise(client, offer), method.model.gradient)
     return Reply(score(method.model, adapted, client.test))
 
 

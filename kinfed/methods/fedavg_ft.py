@@ -11,7 +11,7 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.models import Model
 from kinfed.params import Params, Payload, model_in
-from kinfed.training import Labelled, LocalTraining
+from kinfed.training import LabelledGradient, LocalTraining
 
 
 @dataclass(frozen=True)
@@ -28,4 +28,4 @@ class FedAvgFT(Averaged):
         return Reply({"params": trained})
 
     def personalise(self, client: Client, offer: Payload) -> Params:
-        return self.local.adapting()(client, model_in(offer, "params"), Labelled(self.model.gradient))[0]
+        return self.local.for_adaptation()(client, model_in(offer, "params"), LabelledGradient(self.model.gradient))[0]

@@ -28,9 +28,9 @@ def export(run: Path) -> Bundle:
     if not (run / SUMMARY).exists():
         raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
     said = about(run, config)
-    if "rows" not in said:
+    if "samples" not in said:
         raise CheckpointError(f"{run / CHECKPOINT} is from an earlier kinfed: run it again to export it")
-    rows = SampleKind.read(said["rows"])
+    rows = SampleKind.read(said["samples"])
     method = method_of(config, rows)
     state, clients = checkpoint.load_served(run / CHECKPOINT, method)
     if not isinstance(method, Exportable):
