@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from kinfed import checkpoint
 from kinfed.capabilities import takes_server_samples
-from kinfed.commands import conduct
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings
 from kinfed.deployment.plan import Plan, method_for
@@ -16,7 +15,7 @@ from kinfed.engines.flower import Deployed
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
 from kinfed.progress import Lines, forward_log
-from kinfed.runs import CHECKPOINT, can_go_on
+from kinfed.runs import CHECKPOINT, can_resume, conduct
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -48,7 +47,7 @@ def in_one_line(record: logging.LogRecord) -> bool:
 def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     """Takes the experiment to its end over the nodes of this grid."""
     out.mkdir(parents=True, exist_ok=True)
-    resuming = can_go_on(out, config)
+    resuming = can_resume(out, config)
     fed = federation(config, plan, grid)
     if resuming:
         fed.load_state_dict(

@@ -1,50 +1,12 @@
 """What the papers' tables report, read from finished runs, and how far two numbers may lie apart."""
 
-import csv
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from kinfed.config import Config
-from kinfed.runs import SUMMARY, Summary
+from kinfed.runs.reader import Run
 
 CLUSTERED = ("flhc", "rounds_before")  # the setting that says after which round clients are clustered
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that ended."""
-
-    config: Config
-    folder: Path
-    summary: Summary
-    rounds: list[dict[str, str]]
-    seconds: float
-
-    @classmethod
-    def read(cls, folder: Path, config: Config) -> "Run":
-        """The run in this folder."""
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        with open(folder / "timing.csv", encoding="utf-8", newline="") as file:
-            seconds = sum(float(line["seconds"]) for line in csv.DictReader(file))
-        with open(folder / "rounds.csv", encoding="utf-8", newline="") as file:
-            return cls(config, folder, summary, list(csv.DictReader(file)), seconds)
-
-    def last(self, metric: str) -> float | None:
-        """A metric at the end."""
-        value = self.summary.get(metric)
-        return None if value is None else float(value)
-
-    def after(self, round: int, metric: str) -> float | None:
-        """A metric after this round; None where it was not evaluated."""
-        found = next((line for line in self.rounds if int(line["round"]) == round), None)
-        return float(found[metric]) if found and found[metric] else None
-
-    def reached(self, target: float) -> int | None:
-        """The first evaluated round whose mean accuracy is at least the target."""
-        hits = (line for line in self.rounds if line["accuracy"] and float(line["accuracy"]) >= target)
-        return next((int(line["round"]) for line in hits), None)
 
 
 Value = Callable[[Run, Config], float | None]  # of a run, in a cell of this config
@@ -75,7 +37,7 @@ def last(metric: str, scale: float = 1.0) -> Value:
     """The metric at the end of a run."""
 
     def value(run: Run, config: Config) -> float | None:
-        found = run.last(metric)
+        found = run.final(metric)
         return None if found is None else scale * found
 
     return value
@@ -98,15 +60,15 @@ def clustered(metric: str, scale: float = 1.0, later: int = 1) -> Value:
 
 
 def rounds_to_target(run: Run, config: Config) -> float | None:
-    return run.reached(config.evaluation.target)
+    return run.first_round_at(config.evaluation.target)
 
 
 def megabits_to_target(run: Run, config: Config) -> float | None:
     """Megabits that a client of all moves on average until the target is reached (FLIS)."""
-    reached = run.reached(config.evaluation.target)
-    moved = None if reached is None else next(r for r in run.rounds if int(r["round"]) == reached)
-    clients = int(str(run.config.resolve()["partition"]["clients"]))  # type: ignore[index]
-    return None if moved is None else (int(moved["bytes_down"]) + int(moved["bytes_up"])) * 8 / 1e6 / clients
+    reached = run.first_round_at(config.evaluation.target)
+    moved = None if reached is None else [run.after(reached, column) for column in ("bytes_down", "bytes_up")]
+    clients = int(str(run.settings.resolve()["partition"]["clients"]))  # type: ignore[index]
+    return None if moved is None else sum(each or 0 for each in moved) * 8 / 1e6 / clients
 
 
 ACCURACY, PERCENT_OF_CLIENTS = 1.0, 5.0  # points

@@ -145,7 +145,7 @@ def as_csv(outcome: Outcome) -> str:
 def as_json(outcome: Outcome) -> str:
     """All numbers, claims and the folders of the runs as JSON."""
     runs = {
-        f"{r.cell.row.name}/{r.cell.column.name}/{'='.join(r.cell.protocols)}": [run.folder.name for run in r.runs]
+        f"{r.cell.row.name}/{r.cell.column.name}/{'='.join(r.cell.protocols)}": [run.path.name for run in r.runs]
         for r in outcome.results
     }
     claims = [

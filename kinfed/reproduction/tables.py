@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from kinfed.commands import Interrupted
 from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
@@ -15,6 +14,7 @@ from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, load_recipe,
 from kinfed.recipes.tables import absent, as_csv, as_json, as_latex, as_markdown, claim_rows, notes_of, shown_tables
 from kinfed.reproduction.beside import run_beside
 from kinfed.reproduction.jobs import Store, jobs_of, one_thread
+from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
 
 WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from kinfed.capabilities import MergesClients, neighbours_of
 from kinfed.checkpoint import FORMAT, write_atomically
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -167,9 +168,9 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
         write_labels(folder, fed.labels_held)
     if state is None:
         return
-    if (neighbours := method.neighbours(state)) is not None:
+    if (neighbours := neighbours_of(method, state)) is not None:
         write_relatedness(folder, neighbours)
-    if (tree := method.tree(state)) is not None:
+    if isinstance(method, MergesClients) and len((tree := method.dendrogram(state)).members):
         write_tree(folder, tree)
     if (seen := collect_signatures(method, state, fed, experiment.evaluation.signatures)) is not None:
         write_arrays(folder / "signatures.npz", clients=seen[0].numpy(), points=seen[1].numpy())

@@ -6,17 +6,15 @@ from torch import Tensor
 
 from kinfed import checkpoint
 from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, explain_assignment, reason_for_labels
-from kinfed.commands import COMPARISON
 from kinfed.config import Config, make_population
 from kinfed.config.tables import Table
 from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
 from kinfed.method import Method
-from kinfed.runs import CHECKPOINT, SUMMARY, stored_config
-from kinfed.runs.folder import CLIENT
-from kinfed.runs.logs import CsvLog
-from kinfed.runs.places import about
+from kinfed.runs.lifecycle import CONFIGURED, Given, read_about
+from kinfed.runs.logs import CHECKPOINT, COMPARISON
+from kinfed.runs.reader import Run
 from kinfed.serving.bundle import Bundle, method_of
 
 
