@@ -27,10 +27,10 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
 
 
 def write_labels(folder: Path, held: Tensor) -> None:
-    """Writes how many training rows of each label each client has; what is 0 is left out."""
+    """Writes how many training samples of each label each client has; what is 0 is left out."""
     client, label = held.nonzero().T.tolist()
     rows = zip(client, label, held[held > 0].tolist(), strict=True)
-    CsvLog(folder / "labels.csv", ("client", "label", "rows")).rewrite(rows)
+    CsvLog(folder / "labels.csv", ("client", "label", "samples")).rewrite(rows)
 
 
 def write_tree(folder: Path, tree: Dendrogram) -> None:

@@ -109,9 +109,7 @@ def test_rows_without_a_label_count_for_nothing(build):
         params, pace = model.init(), {name: 0 for name in start}
         for at, real in zip(given.pick[lane], given.mask[lane], strict=True):
             if real.any():
-                slope = LabelledGradient(model.gradient)(
-                    params, Batch(POOL[at], unknown[at], real, real.any())
-                ).weights
+                slope = LabelledGradient(model.gradient)(params, Batch(POOL[at], unknown[at], real, real.any())).weights
                 pace = {name: 0.9 * v + slope[name] for name, v in pace.items()}
                 params = {name: w - 0.1 * pace[name] for name, w in params.items()}
         assert_close({name: w[lane] for name, w in some.items()}, params, atol=1e-6)

@@ -43,7 +43,7 @@ def test_strangers_get_from_the_bundle_what_they_got_in_the_run(method, runs, fo
         assert said["test_accuracy"] == pytest.approx(float(row["accuracy"]), abs=1e-6)
         assert said["test_samples"] == int(row["test_samples"])
         if method not in ("ifca", "flis_dc"):  # their strangers choose a model whenever they are served
-            assert said["cluster"] == (int(row["found"]) if row["found"] else None)
+            assert said["cluster"] == (int(row["cluster"]) if row["cluster"] else None)
 
 
 @pytest.mark.parametrize("method", TUNES)
