@@ -25,7 +25,7 @@ from kinfed.registry import as_file
 from kinfed.runs import lifecycle
 from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other
 from kinfed.runs.logs import COMPARISON, CONFIG, write_text
-from kinfed.runs.reader import Run, read_config
+from kinfed.runs.reader import Run, is_comparison, read_config
 from kinfed.runs.writer import write_config
 from kinfed.trackers import check_trackers
 
@@ -65,7 +65,7 @@ class RunResult:
     @property
     def accuracy(self) -> list[float]:
         """The accuracy of each client at the last evaluation."""
-        return self.run.accuracy.tolist()
+        return [float(share) for share in self.run.accuracy]
 
     def to_frame(self, table: str = "rounds") -> "DataFrame":
         """A table of the folder as a pandas DataFrame: rounds, clients, clusters, ledger, ledger_clients, timing."""
@@ -191,7 +191,7 @@ def compare(
     config = configure(None if several else cast("ConfigLike", methods), data, named | settings)
     given = give(None, data)
     display, place = display or choose_display(quiet=quiet), Place(to_path(out), force)
-    if place.out and (place.out / COMPARISON).exists() and not force:
+    if place.out and is_comparison(place.out) and not force:
         if not resume:
             raise ConfigError(
                 f"{place.out} already holds a comparison: go on with `kinfed resume {place.out}`, choose another "
@@ -266,7 +266,7 @@ def run_one(config: Config, folder: Path, display: Display, given: Given, force:
 def load_run(folder: Text) -> RunResult:
     """The run in a folder that `kinfed run` or `kinfed.run` wrote."""
     path = Path(folder)
-    if (path / COMPARISON).exists():
+    if is_comparison(path):
         raise CheckpointError(f"{path} is a comparison: use kinfed.load_comparison, or name one of the runs in it")
     read_config(path)
     return RunResult(path)
@@ -286,7 +286,8 @@ def report(
     display: Display | None = None,
 ) -> Path:  # fmt: skip
     """Writes the report of these runs or comparisons, figures and tables on demand; gives back the page."""
-    from kinfed.report.writing import check_kinds, report_folder, write_report  # what draws is loaded when it is used
+    from kinfed.report.writing import checked_kinds as check_kinds  # what draws is loaded when it is used
+    from kinfed.report.writing import report_folder, write_report
 
     check_kinds(figures)
     paths, display = [Path(each) for each in runs], display or choose_display(quiet=True)
@@ -298,21 +299,19 @@ def report(
     return written[0]
 
 
-def export_run(
-    folder: Text, bundle: Text, *, force: bool = False, given: Given = lifecycle.CONFIGURED
-) -> list[str]:
+def export_run(folder: Text, bundle: Text, *, force: bool = False, given: Given = lifecycle.CONFIGURED) -> list[str]:
     """Writes a bundle of a run that has ended, for unseen clients; says what is in it."""
     from kinfed.serving.commands import Target
     from kinfed.serving.commands import export_run as write_bundle
 
-    return list(write_bundle(Path(folder), Target(Path(bundle), force), given))
+    return list(write_bundle(Path(folder), Target(Path(bundle), force)))
 
 
 def give(method: MethodLike | None, data: DataLike | None) -> Given:
     """Those arguments that are objects."""
     return Given(
         data if isinstance(data, Population) else None,
-        cast("Method[object]", method) if isinstance(method, Method) else None,
+        method if isinstance(method, Method) else None,
     )
 
 

@@ -80,7 +80,7 @@ def comparison_table(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def is_useful(column: Column, outcomes: Sequence[Outcome]) -> bool:
-    """Whether a column is worth its room: not if it is empty, and uniformity not where ground-truth clusters say more."""
+    """Whether a column is shown: not if it is empty, and uniformity not where ground-truth clusters say more."""
     if column.name == "uniformity" and any(outcome.summary.get("ari") is not None for outcome in outcomes):
         return False
     return column.always or any(column.value(outcome) is not None for outcome in outcomes)

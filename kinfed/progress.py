@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kinfed.registry import is_installed
 from kinfed.experiment import Observer, RoundResult, Summary
+from kinfed.registry import is_installed
 
 Rows = Sequence[Sequence[str]]  # the first one is the header
 
@@ -202,7 +202,9 @@ class Silence:
 def as_text(rows: Rows) -> str:
     """A table in plain text, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ([c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))] for row in rows)
+    lines = (
+        [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))] for row in rows
+    )
     return "\n".join("  ".join(cells).rstrip() for cells in lines)
 
 

@@ -210,7 +210,11 @@ def as_json(timings: Sequence[Timing], plan: Plan) -> dict[str, object]:
 
 
 def run_bench(
-    workloads: Sequence[str], contenders: Sequence[Contender], plan: Plan, display: Display, json_file: Path | None = None
+    workloads: Sequence[str],
+    contenders: Sequence[Contender],
+    plan: Plan,
+    display: Display,
+    json_file: Path | None = None,
 ) -> list[Timing]:
     """Races the contenders on each workload, shows the table, and writes what was measured as JSON if wanted."""
     timings = race(workloads, contenders, plan, display.say)

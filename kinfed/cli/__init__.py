@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 # commands register themselves, in the order in which help shows them
-from kinfed.cli import run, compare, resume, list, reproduce, report, bench, export, assign, deploy  # noqa: F401, I001
+from kinfed.cli import assign, bench, compare, deploy, export, list, report, reproduce, resume, run  # noqa: F401
 from kinfed.cli.options import app
 
 __all__ = ["app", "main"]

@@ -27,6 +27,7 @@ def resume(
     with plain_errors():
         from kinfed import api
         from kinfed.progress import choose_display
+        from kinfed.runs.reader import is_comparison
 
-        go_on = api.resume_comparison if api.is_comparison(folder) else api.resume
+        go_on = api.resume_comparison if is_comparison(folder) else api.resume
         go_on(folder, rounds=rounds, device=device, display=choose_display(plain, quiet))

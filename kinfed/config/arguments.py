@@ -14,15 +14,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kinfed.config.schema import Table
-from kinfed.config.settings import DEMO, GIVEN, Config, read
-from kinfed.config.toml import merge_tables, read_toml
+from kinfed.config.own import GIVEN
+from kinfed.config.settings import DEMO, Config, read
+from kinfed.config.tables import Table
+from kinfed.config.toml import laid_over as merge_tables
+from kinfed.config.toml import read_file as read_toml
 from kinfed.data.population import Population
 from kinfed.errors import ConfigError
 from kinfed.method import Method
 from kinfed.methods import METHODS
 from kinfed.models import MODELS, Model
-from kinfed.registry import name_of
 
 OWN = "own:"
 ConfigLike = Config | Mapping[str, object] | os.PathLike[str]
@@ -73,7 +74,14 @@ def is_config(thing: object) -> bool:
 
 def name_method(method: str | Method[object]) -> str:
     """The name of a method in a config."""
-    name = method if isinstance(method, str) else name_of(type(method), METHODS)
+    name = (
+        method
+        if isinstance(method, str)
+        else next(
+            (n for n, k in METHODS.items() if type(method) is k),
+            f"{type(method).__module__}:{type(method).__qualname__}",
+        )
+    )
     if "<" in name:
         raise ConfigError(f"method {name}: define the class at the top level of a module, so that its name finds it")
     return name

@@ -9,8 +9,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from kinfed.config.own import imported, method_named
 from kinfed.config.arguments import OWN
+from kinfed.config.own import imported, method_named
 from kinfed.config.settings import Config
 from kinfed.data.build import build_population
 from kinfed.data.datasets import load
@@ -30,8 +30,8 @@ def assemble(
 
     Data and a method that Python gave as objects are given again.
     """
-    find_method(config.method)
-    look_up(config.engine.name, ENGINES, "engine")
+    method_named(config.method)
+    known(config.engine.name, ENGINES, "engine")
     choose_device(config.engine.device)
     population = population or make_population(config)
     method = method or make_method(config, model_for(config, population))

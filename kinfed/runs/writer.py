@@ -152,8 +152,9 @@ class RunWriter:
     def _note_rejected(self, round: int) -> None:
         for reply in self.fed.rejected:
             if reply.round + 1 == round:
-                details = {"round": round, "task": reply.task, "client": reply.client, "reason": reply.reason}
-                self.events.note(name_event(reply), **details)
+                self.events.note(
+                    name_event(reply), round=round, task=reply.task, client=reply.client, reason=reply.reason
+                )
 
 
 def write_config(folder: Path, config: Config, name: str = CONFIG) -> None:
@@ -243,7 +244,7 @@ def ledger_by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
 def client_rows(fed: Federation, round: int, scores: Scores, clusters: Tensor | None) -> Iterator[tuple[Cell, ...]]:
     """One row for each client that is present."""
     present = fed.present.tolist()
-    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.rows)
+    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.samples)
     columns = ([None] * fed.count if part is None or part.isnan().all() else part.tolist() for part in parts)
     here = ([column[i] for i in present] for column in columns)
     return zip(repeat(round), present, (name_role(fed.roles[i]) for i in present), *here, strict=False)

@@ -22,7 +22,7 @@ AT_ONCE = 100  # MLflow parameters
 
 @dataclass
 class TensorBoard:
-    """TensorBoard: scalars by round, histograms of accuracies; what a killed run wrote beyond its checkpoint is purged."""
+    """TensorBoard: scalars and histograms; what a killed run wrote beyond its checkpoint is purged."""
 
     subject: Subject
     writer: "SummaryWriter | None" = None
