@@ -1,6 +1,13 @@
-"""Reports: runs as one page, charts and tables. `import kinfed.report` loads nothing heavy."""
+"""Reports: runs as one page, charts and tables. `import kinfed.report` loads nothing heavy.
 
+The package can be called: `kinfed.report("runs/demo")` writes a report, whether or not it was imported before.
+"""
+
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,3 +46,20 @@ def __getattr__(name: str) -> object:
         if name in names:
             return getattr(import_module(place), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class ReportModule(ModuleType):
+    """The package as a function."""
+
+    def __call__(
+        self, *runs: Path | str, out: Path | str | None = None, figures: Sequence[str] = (), latex: bool = False,
+        markdown: bool = False,
+    ) -> Path:  # fmt: skip
+        """Writes the report of these runs or comparisons, figures and tables on demand; gives back the page."""
+        from kinfed.report.page import report_folder, write_report
+
+        folder = out or report_folder([Path(run) for run in runs])
+        return write_report(runs, folder, figures, latex=latex, markdown=markdown)[0]
+
+
+sys.modules[__name__].__class__ = ReportModule

@@ -1,6 +1,7 @@
 """Charts of methods side by side: curves, cost, accuracies of clients."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from kinfed.report.series import Curve, Metric, Series, Spread, curves, gather, metric_named, spreads
@@ -15,12 +16,13 @@ def plot_convergence(runs: Runs, metric: str = "accuracy") -> Chart:
     series, of = as_series(runs), metric_named(metric)
     found = curves(series, of)
     x = number("x", title="round", axis={"tickMinStep": 1, "grid": False, "format": "d"}, scale=from_first(found))
-    nearest: Spec = {"type": "point", "nearest": True, "fields": ["x"], "on": "pointermove", "clear": "pointerout"}
-    chosen: Spec = {"condition": {"param": "round", "empty": False, "value": 1}, "value": 0}
+    over: Spec = {"type": "point", "fields": ["x"], "on": "pointerover", "clear": "pointerout"}
+    chosen: Spec = {"condition": {"param": "round", "empty": False, "value": 0.15}, "value": 0}
     tips = show(x="round", **{f"m{at}": curve.name for at, curve in enumerate(found)})
     pointer: Spec = {
-        "data": {"name": "rounds"}, "mark": {"type": "rule", "color": FAINT, "strokeDash": [2, 3]},
-        "params": [{"name": "round", "select": nearest}], "encoding": {"x": x, "opacity": chosen, "tooltip": tips},
+        "data": {"name": "rounds"}, "mark": {"type": "rect", "color": FAINT},
+        "params": [{"name": "round", "select": over}],
+        "encoding": {"x": x | {"field": "from"}, "x2": {"field": "to"}, "opacity": chosen, "tooltip": tips},
     }  # fmt: skip
     rows = [row | {"x": row["round"]} for row in curve_rows(found, of)]
     panel = curve_panel(series, found, of, x, "round")
@@ -91,12 +93,14 @@ def curve_rows(found: Sequence[Curve], metric: Metric) -> list[dict[str, object]
 
 
 def round_rows(found: Sequence[Curve], metric: Metric) -> Rows:
-    """One row a round: the value of each method in words."""
+    """One row a round: where the pointer is near it, and the value of each method in words."""
     rows: dict[int, dict[str, object]] = {}
     for at, curve in enumerate(found):
         for x, y, high in zip(curve.rounds.tolist(), curve.mean, curve.high, strict=True):
             rows.setdefault(int(x), {"x": int(x)})[f"m{at}"] = value_text(y, high - y, curve, metric)
-    return [rows[x] for x in sorted(rows)]
+    at = sorted(rows)
+    middles = [at[0], *((a + b) / 2 for a, b in pairwise(at)), at[-1]] if at else []  # each round up to the next one's
+    return [rows[x] | {"from": low, "to": high} for x, (low, high) in zip(at, pairwise(middles), strict=True)]
 
 
 def value_text(mean: float, spread: float, curve: Curve, metric: Metric) -> str:

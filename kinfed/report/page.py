@@ -36,8 +36,8 @@ from kinfed.report.run_charts import (
 )
 from kinfed.report.series import Series, gather, list_metrics
 from kinfed.report.vega import THEMES, Chart, Spec, bundle_scripts
+from kinfed.runs.lifecycle import free_folder
 from kinfed.runs.logs import write_text
-from kinfed.runs.places import free_folder
 from kinfed.runs.reader import Run
 
 log = logging.getLogger("kinfed")
@@ -76,10 +76,16 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def write_report(
-    runs: Sequence[Path], folder: Path, figures: Sequence[str] = (), *, latex: bool = False, markdown: bool = False
+    runs: Sequence[Path | str],
+    folder: Path | str,
+    figures: Sequence[str] = (),
+    *,
+    latex: bool = False,
+    markdown: bool = False,
 ) -> list[Path]:
     """Writes the page of these runs and what else is wanted; gives back all files, the page first."""
-    series = gather(runs)
+    check_kinds(figures)
+    folder, series = Path(folder), gather(runs)
     if not series:
         raise ConfigError("report: wanted at least one run, got none")
     wanted: dict[str, Callable[[Sequence[Series]], str]] = {PAGE: make_page}

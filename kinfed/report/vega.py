@@ -102,7 +102,7 @@ def number(field: str, **options: object) -> Spec:
 
 def show(**titles: str) -> list[Spec]:
     """The fields that pointing at a mark shows, with their titles."""
-    return [{"field": name, "title": title} for name, title in titles.items()]
+    return [{"field": name, "type": "nominal", "title": title} for name, title in titles.items()]
 
 
 def mark_line(at: Spec, dash: Sequence[int]) -> Spec:

@@ -15,8 +15,8 @@ from kinfed.engines import Vectorised
 from kinfed.experiment import RoundResult
 from kinfed.federation import Federation
 from kinfed.metrics import Scores, accuracies
-from kinfed.runs import RunFolder, write_config
-from kinfed.runs.findings import write_arrays, write_labels, write_tree
+from kinfed.runs import RunWriter, write_config
+from kinfed.runs.writer import write_arrays, write_labels, write_relatedness, write_tree
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def write_run(
     path.mkdir(parents=True)
     write_config(path, config)
     fed = federation(config, made)
-    folder = RunFolder(
+    folder = RunWriter(
         path, fed, {"method": made.method, "dataset": "digits", "seed": made.seed, "rounds": made.rounds}
     )
     folder.on_start(made.rounds, 0)
@@ -55,25 +55,27 @@ def write_run(
         moved = 1000 * made.clients * round
         folder.on_round(RoundResult(round, metrics, listed, clusters, moved, moved, 0.5))
     if has_ended:
-        folder.on_end({**metrics, "bytes_down": moved, "bytes_up": moved, "rejected_replies": 0})
+        summary = {**metrics, "bytes_down": moved, "bytes_up": moved, "rejected_replies": 0}
+        folder.on_end(summary)
         write_labels(path, fed.labels_held)
         if has_clusters:
-            write_findings(path, true, folder, has_signatures)
+            write_findings(path, true, has_signatures)
+        folder.write_summary(summary)
     return path
 
 
-def write_findings(path: Path, true: Tensor, folder: RunFolder, has_signatures: bool) -> None:
+def write_findings(path: Path, true: Tensor, has_signatures: bool) -> None:
     """Relatedness, merges and signatures: ground-truth clusters lie ten apart from each other."""
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(len(true), 8, generator=generator) + 10 * torch.eye(8)[true % 8] * (1 + true[:, None] // 8)
-    folder.add_relatedness(NeighbourSets.of_clusters(true))
+    write_relatedness(path, NeighbourSets.of_clusters(true))
     write_tree(path, Dendrogram.of(torch.arange(len(true)), torch.cdist(points, points), "average", 8.0))
     if has_signatures:
         write_arrays(path / "signatures.npz", clients=torch.arange(len(true)).numpy(), points=points.numpy())
 
 
 def assign(true: Tensor, round: int, made: MadeUp) -> Tensor:
-    """The ground truth; where clusters are found anew, one more client of each ten is with the next cluster every round."""
+    """The ground truth; where clusters are found anew, other strays each round."""
     strays = (torch.arange(len(true)) % 10 == round % 10) & torch.tensor(made.reclusters)
     return torch.where(strays, (true + 1) % made.clusters, true)
 
