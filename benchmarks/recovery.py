@@ -122,7 +122,7 @@ def measure(config: Config) -> float | None:
 
 
 def reference(config: Config) -> float:
-    """The ARI of Ward's linkage of the clients' mean images, given the number of clusters: what the pixels alone show."""
+    """The ARI of Ward's linkage of mean images, given the number of clusters: what the pixels alone show."""
     population = make_population(config)
     if population.true_clusters is None:
         raise ValueError("wanted a population with planted clusters, got one without")
@@ -196,7 +196,8 @@ def gifts(plan: Plan) -> str:
         settings = write(flattened({method: dict(given.settings), "training": dict(given.training)}))
         keys = settings.replace(f"{method}.", "").replace('"', "").split("\n")
         rows.append(row([f"`{method}`", given.knows, str(given.rounds), " ".join(f"`{k}`" for k in keys if k)]))
-    return "\n".join([*head(["method", "is given", "rounds", "settings under `[methods.NAME]`, and `training`"]), *rows])
+    titles = ["method", "is given", "rounds", "settings under `[methods.NAME]`, and `training`"]
+    return "\n".join([*head(titles), *rows])
 
 
 def put(name: str, block: str) -> None:
