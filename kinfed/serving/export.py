@@ -6,17 +6,15 @@ from torch import Tensor
 
 from kinfed import checkpoint
 from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, explain_assignment, reason_for_labels
-from kinfed.commands import COMPARISON
 from kinfed.config import Config, make_population
 from kinfed.config.tables import Table
 from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
 from kinfed.method import Method
-from kinfed.runs import CHECKPOINT, SUMMARY, stored_config
-from kinfed.runs.folder import CLIENT
-from kinfed.runs.logs import CsvLog
-from kinfed.runs.places import about
+from kinfed.runs.lifecycle import read_about
+from kinfed.runs.logs import CHECKPOINT, COMPARISON
+from kinfed.runs.reader import Run, read_config
 from kinfed.serving.bundle import Bundle, method_of
 
 
@@ -24,10 +22,10 @@ def export(run: Path) -> Bundle:
     """The bundle of a run that has ended; RoleError where its method has nothing for strangers."""
     if (run / COMPARISON).exists():
         raise CheckpointError(f"{run} is a comparison: export one of the runs in it, such as {run}/METHOD-seed0")
-    config = stored_config(run)
-    if not (run / SUMMARY).exists():
+    config = read_config(run)
+    if not Run(run).has_ended:
         raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
-    said = about(run, config)
+    said = read_about(run, config)
     if "samples" not in said:
         raise CheckpointError(f"{run / CHECKPOINT} is from an earlier kinfed: run it again to export it")
     rows = SampleKind.read(said["samples"])
@@ -80,6 +78,6 @@ def cluster_of(name: int, members: list[int], scores: dict[int, float]) -> Table
 
 def last_scores(run: Path) -> dict[int, float]:
     """The accuracy of each client that was scored after the last round."""
-    table = [dict(zip(CLIENT, row, strict=True)) for row in CsvLog(run / "clients.csv", CLIENT).rows()]
-    last = [row for row in table if row["round"] == table[-1]["round"]]
-    return {int(row["client"]): float(row["accuracy"]) for row in last if row["accuracy"]}
+    table = Run(run).clients
+    pairs = zip(table.whole("client").tolist(), table["accuracy"].tolist(), strict=True)
+    return {client: accuracy for client, accuracy in pairs if accuracy == accuracy}
