@@ -22,7 +22,7 @@ from kinfed.data import Population
 from kinfed.errors import ConfigError, KinfedError, NoRoom
 from kinfed.experiment import Experiment
 from kinfed.progress import Display, Watcher, as_markdown, heard, in_bytes, percent
-from kinfed.registry import as_file, known
+from kinfed.registry import as_file, look_up
 from kinfed.runs import (
     CHECKPOINT,
     CONFIG,
@@ -147,7 +147,7 @@ def bench(
     if not workloads or not contenders:
         raise ConfigError("bench: wanted at least one workload and one contender, got none")
     for name in workloads:
-        known(name, WORKLOADS, "workload").scaled(plan.scale)  # bad input shows here, before anything starts
+        look_up(name, WORKLOADS, "workload").scaled(plan.scale)  # bad input shows here, before anything starts
     outcomes = [outcome for name in workloads for outcome in race(name, contenders, plan, display.say)]
     for line in report.left_out(outcomes):
         display.say(line)

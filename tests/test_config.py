@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 import torch
 
-from kinfed.config import DEMO, Config, assemble, laid_over, load_config, read, write
+from kinfed.config import DEMO, Config, assemble, merge_tables, load_config, read, to_toml
 from kinfed.config.assembly import located
-from kinfed.config.tables import build, to_table
+from kinfed.config.schema import build, to_table
 from kinfed.config.toml import overridden, parse
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.data.partitions import DisjointClasses
@@ -46,15 +46,15 @@ def test_a_table_becomes_a_dataclass():
 
 def test_a_dataclass_survives_the_journey_through_toml():
     settings = Outer(1e-05, "b", ((1, 2),), None, None, Inner(3, 'a "quoted"\\ path\n\x7f'))
-    assert build(Outer, tomllib.loads(write(to_table(settings))), "x") == settings
+    assert build(Outer, tomllib.loads(to_toml(to_table(settings))), "x") == settings
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"rat": 1}, "unknown key 'x.rat', did you mean 'x.rate'?"),
-        ({"callback": 1}, "unknown key 'x.callback'"),
-        ({"inner": {"sise": 1}}, "unknown key 'x.inner.sise', did you mean 'x.inner.size'?"),
+        ({"rat": 1}, "unknown config key 'x.rat': did you mean 'x.rate'?"),
+        ({"callback": 1}, "unknown config key 'x.callback'"),
+        ({"inner": {"sise": 1}}, "unknown config key 'x.inner.sise': did you mean 'x.inner.size'?"),
         ({"rate": "fast"}, "x.rate: wanted a number, got 'fast'"),
         ({"rate": float("nan")}, "x.rate: wanted a number, got nan"),
         ({"rate": True}, "x.rate: wanted a number, got true"),
@@ -96,15 +96,15 @@ def test_options_go_over_overrides_which_go_over_the_file(tmp_path: Path):
 
 
 def test_the_nearest_known_key_is_named():
-    with pytest.raises(ConfigError, match=r"unknown key 'roundz', did you mean 'rounds'\?"):
+    with pytest.raises(ConfigError, match=r"unknown config key 'roundz': did you mean 'rounds'\?"):
         read({"roundz": 3})
-    with pytest.raises(ConfigError, match=r"unknown key 'lr', did you mean 'training.lr'\?"):
+    with pytest.raises(ConfigError, match=r"unknown config key 'lr': did you mean 'training.lr'\?"):
         read({"lr": 0.1})
-    with pytest.raises(ConfigError, match=r"unknown key 'partition.groops', did you mean 'partition.groups'\?"):
+    with pytest.raises(ConfigError, match=r"unknown config key 'partition.groops': did you mean 'partition.groups'\?"):
         read({"partition": {"groops": 3}})
-    with pytest.raises(ConfigError, match=r"unknown key 'methods.fedavg.agregate_over', did you mean"):
+    with pytest.raises(ConfigError, match=r"unknown config key 'methods.fedavg.agregate_over': did you mean"):
         read({"methods": {"fedavg": {"agregate_over": "participants"}}})
-    with pytest.raises(ConfigError, match=r"unknown method 'fedavgg', did you mean 'fedavg'\?"):
+    with pytest.raises(ConfigError, match=r"unknown method 'fedavgg': did you mean 'fedavg'\?"):
         read({"method": "fedavgg"})
 
 
@@ -120,7 +120,7 @@ def test_the_nearest_known_key_is_named():
     ],
 )
 def test_the_nearest_key_is_looked_for_in_all_sections(key, meant):
-    with pytest.raises(ConfigError, match=f"^unknown key '{key}', did you mean '{meant}'\\?; known in "):
+    with pytest.raises(ConfigError, match=f"^unknown config key '{key}': did you mean '{meant}'\\?; known in "):
         load_config(None, [f"{key}=1"])
 
 
@@ -136,9 +136,9 @@ def test_a_resolved_config_reads_back_as_the_same(method: str, partition: str, s
     config = load_config(
         None, [f"method={method}", f"partition.name={partition}", f"shift.name={shift}", "change.round=3"]
     )
-    text = write(config.resolve())
+    text = to_toml(config.resolve())
     assert read(tomllib.loads(text)) == config
-    assert write(read(tomllib.loads(text)).resolve()) == text
+    assert to_toml(read(tomllib.loads(text)).resolve()) == text
 
 
 def test_a_resolved_config_has_every_default():
@@ -259,7 +259,7 @@ def test_a_method_of_the_users_own_is_imported_and_has_its_settings():
     config = tiny("method=my.methods:Mine", 'methods."my.methods:Mine".strength=0.7')
     method = assemble(config).method
     assert type(method).__name__ == "Mine" and method.strength == 0.7 and method.local == config.training
-    again = read(tomllib.loads(write(config.resolve())))
+    again = read(tomllib.loads(to_toml(config.resolve())))
     assert again == config and again.settings_of("my.methods:Mine")["strength"] == 0.7
 
 
@@ -275,7 +275,7 @@ def test_a_method_of_the_users_own_is_imported_and_has_its_settings():
         (["method=my.methods:Blind"], "lacks the field model and local"),
         (
             ["method=my.methods:Mine", 'methods."my.methods:Mine".strenght=1'],
-            "unknown key 'methods.my.methods:Mine.strenght', did you mean 'methods.my.methods:Mine.strength'",
+            "unknown config key 'methods.my.methods:Mine.strenght': did you mean 'methods.my.methods:Mine.strength'",
         ),
         (["compare=['my.methods:Mien']", "method=my.methods:Mien"], "cannot be imported"),
     ],
@@ -305,9 +305,9 @@ def test_the_demo_is_a_valid_config():
 def test_a_table_laid_over_another_keeps_what_it_does_not_say():
     under = {"rounds": 5, "training": {"lr": 0.1, "epochs": 2}, "partition": {"name": "iid", "clients": 4}}
     over = {"training": {"lr": 0.5}, "partition": {"clients": 7}}
-    assert laid_over(under, over)["training"] == {"lr": 0.5, "epochs": 2}
-    assert laid_over(under, over)["partition"] == {"name": "iid", "clients": 7}
-    assert laid_over(under, {"partition": {"name": "shards"}})["partition"] == {"name": "shards"}
+    assert merge_tables(under, over)["training"] == {"lr": 0.5, "epochs": 2}
+    assert merge_tables(under, over)["partition"] == {"name": "iid", "clients": 7}
+    assert merge_tables(under, {"partition": {"name": "shards"}})["partition"] == {"name": "shards"}
     nameless = {"partition": {"clients": 20}}
-    assert laid_over(nameless, {"partition": {"name": "iid"}})["partition"] == {"clients": 20, "name": "iid"}
+    assert merge_tables(nameless, {"partition": {"name": "iid"}})["partition"] == {"clients": 20, "name": "iid"}
     assert under["training"] == {"lr": 0.1, "epochs": 2}

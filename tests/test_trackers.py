@@ -73,7 +73,7 @@ def test_wandb_writes_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_unknown_or_missing_tracker_is_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with pytest.raises(ConfigError, match="unknown tracker 'tensorbord', did you mean 'tensorboard'"):
+    with pytest.raises(ConfigError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
         commands.run(tracked("tensorbord"), Place(tmp_path / "run"), Silence())
     monkeypatch.setattr("kinfed.trackers.registry.is_installed", lambda name: False)
     with pytest.raises(

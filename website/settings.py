@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 
-from kinfed.config.tables import Table, default_fields, plain, settable_fields, wanted
+from kinfed.config.schema import Table, default_fields, plain, settable_fields, wanted
 from kinfed.config.toml import written
 from kinfed.data import LATER
 

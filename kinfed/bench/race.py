@@ -11,7 +11,7 @@ from kinfed.bench.peers.protocol import Job
 from kinfed.bench.runners import Absent, Contender, Runner, scratch, started
 from kinfed.bench.workloads import WORKLOADS, Workload
 from kinfed.errors import ConfigError
-from kinfed.registry import known
+from kinfed.registry import look_up
 
 YARDSTICK = "plain"
 CONTENDERS = {
@@ -87,15 +87,15 @@ class Outcome:
 def entries(names: Sequence[str], pythons: Mapping[str, str]) -> list[Contender]:
     """The contenders of these names; `pythons` says which interpreter has a peer's packages."""
     for name in pythons:
-        if known(name, CONTENDERS, "contender").is_own:
+        if look_up(name, CONTENDERS, "contender").is_own:
             raise ConfigError(f"--peer-python: '{name}' runs in this environment; wanted one of the other simulators")
-    chosen = [known(name, CONTENDERS, "contender") for name in names]
+    chosen = [look_up(name, CONTENDERS, "contender") for name in names]
     return [Contender(c.name, c.driver, c.arguments, c.threads, pythons.get(c.name, c.python)) for c in chosen]
 
 
 def race(name: str, contenders: Sequence[Contender], plan: Plan, tell: Callable[[str], None]) -> list[Outcome]:
     """The outcomes of all contenders on one workload; who cannot take part, or falls, has the reason in its outcome."""
-    workload = known(name, WORKLOADS, "workload").scaled(plan.scale)
+    workload = look_up(name, WORKLOADS, "workload").scaled(plan.scale)
     with scratch() as folder, ExitStack() as stack:
         job = workload.job(Path(folder), plan.cores, plan.device)
         track = Track(name, tell)

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from kinfed.config.own import imported, method_named
+from kinfed.registry import import_object
 from kinfed.config.settings import Config, EngineSettings
 from kinfed.data.build import build_population
 from kinfed.data.datasets import load
@@ -25,7 +25,7 @@ from kinfed.registry import known
 
 def assemble(config: Config, population: Population | None = None) -> Experiment[object]:
     """The experiment of this config; it depends on the config alone, so methods of one seed meet the same clients."""
-    method_named(config.method)
+    find_method(config.method)
     known(config.engine.name, ENGINES, "engine")
     device = device_of(config.engine)
     population = population or make_population(config)
@@ -92,7 +92,7 @@ def make_method(config: Config, model: Model) -> Method[object]:
     settings = {name: located(value, config.data.dir) for name, value in config.settings_of(config.method).items()}
     if settings.get("data_dir") == "":
         settings["data_dir"] = config.data.dir
-    build = cast("Callable[..., Method[object]]", method_named(config.method))
+    build = cast("Callable[..., Method[object]]", find_method(config.method))
     try:
         return build(model=model, local=config.training, **settings)
     except ValueError as error:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from kinfed.config import Config, write
-from kinfed.config.tables import to_table
+from kinfed.config import Config, to_toml
+from kinfed.config.schema import to_table
 from kinfed.data.population import Population
 from kinfed.deployment.own_code import own_modules, place_of, take_along
 from kinfed.deployment.plan import KINDS, Plan, method_for
@@ -66,11 +66,11 @@ def new_folder(config: Config, folder: Path, source: Population | Plan, force: b
     folder.mkdir(parents=True, exist_ok=True)
     own = "".join(f'"{pattern}", ' for pattern in take_along(config, folder))
     copy_template(folder, {"@NAME@": app_name(folder), '"@OWN@", ': own, **words(config, plan, nodes)})
-    write_text(folder / APP / "config.toml", write(config.resolve()))
-    write_text(folder / APP / "plan.toml", PLAN_SAYS + write(to_table(plan)))
+    write_text(folder / APP / "config.toml", to_toml(config.resolve()))
+    write_text(folder / APP / "plan.toml", PLAN_SAYS + to_toml(to_table(plan)))
     write_text(folder / "offline.sh", offline())
     for node in nodes:
-        put_text(folder / node.path, write(node.settings()))
+        put_text(folder / node.path, to_toml(node.settings()))
     if isinstance(source, Population):
         cut(source, folder / DATA, nodes)
     return plan

@@ -7,7 +7,7 @@ import torch
 
 from kinfed.config import Config, toml
 from kinfed.config.assembly import make_method, model_for
-from kinfed.config.tables import build
+from kinfed.config.schema import build
 from kinfed.deployment.rows import from_folder
 from kinfed.engines.flower import OwnRows
 from kinfed.engines.flower.site import Holding
@@ -70,4 +70,4 @@ def method_for(config: Config, plan: Plan, own: OwnRows) -> Method[object]:
 
 def read_plan(path: Path) -> Plan:
     """The plan in a TOML file."""
-    return build(Plan, toml.read_file(path), "plan")
+    return build(Plan, read_toml(path), "plan")

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.config.tables import Table
-from kinfed.config.toml import read_file
+from kinfed.config.schema import Table
+from kinfed.config import read_toml
 from kinfed.errors import CheckpointError, KinfedError
 from kinfed.runs import CONFIG, SUMMARY, Summary
 from kinfed.runs.logs import whole_lines
@@ -54,7 +54,7 @@ class Run:
     @cached_property
     def config(self) -> Table:
         """All settings, as the run wrote them."""
-        return read_file(self.path / CONFIG)
+        return read_toml(self.path / CONFIG)
 
     @property
     def method(self) -> str:

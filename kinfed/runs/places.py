@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kinfed import checkpoint
-from kinfed.config import Config, flattened, load_config, write
-from kinfed.config.tables import Table
+from kinfed.config import Config, flatten, load_config, to_toml
+from kinfed.config.schema import Table
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.locks import locked
@@ -59,7 +59,7 @@ def free_folder(stem: Path) -> Path:
 
 def write_config(folder: Path, config: Config, name: str = CONFIG) -> None:
     """Writes all settings into the folder."""
-    write_text(folder / name, write(config.resolve()))
+    write_text(folder / name, to_toml(config.resolve()))
 
 
 def stored_config(folder: Path, name: str = CONFIG) -> Config:
@@ -92,7 +92,7 @@ def about(folder: Path, config: Config) -> dict[str, object]:
 
 def refuse_other(saved: Table, config: Config, what: str) -> None:
     """Raises unless the config differs from the saved one only where a run may change its mind."""
-    before, now = flattened(saved), flattened(config.resolve())
+    before, now = flatten(saved), flatten(config.resolve())
     differing = [key for key in before | now if before.get(key) != now.get(key) and key not in MAY_DIFFER]
     if "rounds" in differing and int(str(before["rounds"])) < config.rounds:
         differing.remove("rounds")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kinfed.config import DEMO, Config, flattened
+from kinfed.config import DEMO, Config, flatten
 from kinfed.config.settings import BY_NAME, GIVEN
 from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings
 from kinfed.methods import METHODS
@@ -46,7 +46,7 @@ def test_every_setting_says_what_it_means_beside_it(name):
 
 def test_the_config_page_has_every_key_of_a_resolved_config():
     page = config_page(DEMO.read_text())
-    for key in flattened(Config(method="fedavg").resolve()):
+    for key in flatten(Config(method="fedavg").resolve()):
         section, _, rest = key.partition(".")
         if section not in ("methods", *BY_NAME):
             assert f"| `{rest if section in SECTIONS else key}` |" in page, key
