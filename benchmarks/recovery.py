@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from kinfed.config import Config, assemble, flatten, merge_tables, make_population, read, to_toml
+from kinfed.config import Config, assemble, flatten, make_population, merge_tables, read, to_toml
 from kinfed.methods import METHODS
 from kinfed.metrics import agreement
 from kinfed.registry import explain_unknown

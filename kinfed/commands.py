@@ -214,12 +214,12 @@ def _conducted(config: Config, path: Path, display: Display, experiment: Experim
     folder.events.note("resumed" if resume else "started", device=str(experiment.fed.device))
     watcher = display.watch(f"{config.method} seed {config.seed}")
     observers = (folder, watcher, *trackers_of(config, path))
-    watched = replace(experiment, observers=observers, checkpoint=path / CHECKPOINT)
+    experiment.attach(observers, path / CHECKPOINT)
     try:
         with roomy(), told(folder, watcher):
-            watched.run(resume=resume)
-            folder.add_relatedness(None if watched.state is None else watched.method.neighbours(watched.state))
-            write_findings(path, watched)
+            experiment.run(resume=resume)
+            folder.add_relatedness(None if experiment.state is None else experiment.method.neighbours(experiment.state))
+            write_findings(path, experiment)
     except KeyboardInterrupt:
         folder.events.note("interrupted")
         raise Interrupted(f"stopped; go on with: kinfed resume {path}") from None

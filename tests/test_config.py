@@ -5,13 +5,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import jsonschema
 import pytest
 import torch
 
-from kinfed.config import DEMO, Config, assemble, merge_tables, load_config, read, to_toml
+from kinfed.config import DEMO, Config, assemble, json_schema, load_config, merge_tables, read, read_toml, to_toml
 from kinfed.config.assembly import located
 from kinfed.config.schema import build, to_table
-from kinfed.config.toml import overridden, parse
+from kinfed.config.settings import RENAMED, all_keys
+from kinfed.config.toml import apply_overrides, parse_value
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.data.partitions import DisjointClasses
 from kinfed.errors import ConfigError, ModelError
@@ -55,14 +57,14 @@ def test_a_dataclass_survives_the_journey_through_toml():
         ({"rat": 1}, "unknown config key 'x.rat': did you mean 'x.rate'?"),
         ({"callback": 1}, "unknown config key 'x.callback'"),
         ({"inner": {"sise": 1}}, "unknown config key 'x.inner.sise': did you mean 'x.inner.size'?"),
-        ({"rate": "fast"}, "x.rate: wanted a number, got 'fast'"),
+        ({"rate": "fast"}, 'x.rate: wanted a number, got "fast"'),
         ({"rate": float("nan")}, "x.rate: wanted a number, got nan"),
         ({"rate": True}, "x.rate: wanted a number, got true"),
-        ({"inner": {"size": 1.5}}, "x.inner.size: wanted a whole number, got 1.5"),
-        ({"kind": "c"}, "x.kind: wanted one of 'a', 'b', got 'c'"),
-        ({"pairs": [[1, 2], [3]]}, "x.pairs[1]: wanted a list of 2: a whole number, a whole number, got [3]"),
-        ({"pairs": [[1, "b"]]}, "x.pairs[0][1]: wanted a whole number, got 'b'"),
-        ({"limit": "all"}, "x.limit: wanted a whole number or \"none\", got 'all'"),
+        ({"inner": {"size": 1.5}}, "x.inner.size: wanted an integer, got 1.5"),
+        ({"kind": "c"}, 'x.kind: wanted "a" or "b", got "c"'),
+        ({"pairs": [[1, 2], [3]]}, "x.pairs[1][1] is missing: it has no default, give it a value"),
+        ({"pairs": [[1, "b"]]}, 'x.pairs[0][1]: wanted an integer, got "b"'),
+        ({"limit": "all"}, 'x.limit: wanted an integer or "none", got "all"'),
         ({"inner": 3}, "x.inner: wanted a table, got 3"),
     ],
 )
@@ -73,18 +75,18 @@ def test_a_wrong_table_says_what_is_wrong_where(table: dict[str, object], messag
 
 
 def test_overrides_are_toml_values_and_bare_words_are_text():
-    assert [parse(text) for text in ("3", "0.1", "true", "[1, 2]", "mnist", '"3"', "1\nx = 2")] == [
+    assert [parse_value(text) for text in ("3", "0.1", "true", "[1, 2]", "mnist", '"3"', "1\nx = 2")] == [
         3, 0.1, True, [1, 2], "mnist", "3", "1\nx = 2",
     ]  # fmt: skip
     before = {"a": {"b": 1, "c": 2}}
-    assert overridden(before, ["a.b=5", "d.e=word"]) == {"a": {"b": 5, "c": 2}, "d": {"e": "word"}}
+    assert apply_overrides(before, ["a.b=5", "d.e=word"]) == {"a": {"b": 5, "c": 2}, "d": {"e": "word"}}
     assert before == {"a": {"b": 1, "c": 2}}
 
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "a..b=3"])
 def test_an_override_without_key_or_value_is_refused(text: str):
     with pytest.raises(ConfigError, match="wanted key=value"):
-        overridden({}, [text])
+        apply_overrides({}, [text])
 
 
 def test_options_go_over_overrides_which_go_over_the_file(tmp_path: Path):
@@ -100,8 +102,10 @@ def test_the_nearest_known_key_is_named():
         read({"roundz": 3})
     with pytest.raises(ConfigError, match=r"unknown config key 'lr': did you mean 'training.lr'\?"):
         read({"lr": 0.1})
-    with pytest.raises(ConfigError, match=r"unknown config key 'partition.groops': did you mean 'partition.groups'\?"):
-        read({"partition": {"groops": 3}})
+    with pytest.raises(
+        ConfigError, match=r"unknown config key 'partition.clsters': did you mean 'partition.clusters'\?"
+    ):
+        read({"partition": {"clsters": 3}})
     with pytest.raises(ConfigError, match=r"unknown config key 'methods.fedavg.agregate_over': did you mean"):
         read({"methods": {"fedavg": {"agregate_over": "participants"}}})
     with pytest.raises(ConfigError, match=r"unknown method 'fedavgg': did you mean 'fedavg'\?"):
@@ -124,27 +128,90 @@ def test_the_nearest_key_is_looked_for_in_all_sections(key, meant):
         load_config(None, [f"{key}=1"])
 
 
+@pytest.mark.parametrize(
+    ("key", "new"),
+    [
+        ("partition.groups", "partition.clusters"),
+        ("data.train_rows", "data.train_samples"),
+        ("algorithm", "method"),
+        ("algorithms.flt.clusters", "methods"),
+    ],
+)
+def test_a_key_from_before_its_renaming_is_refused_with_the_new_one(key, new):
+    with pytest.raises(ConfigError, match=f"^config key '[a-z_.]+' was renamed to '{new}'; write that$"):
+        load_config(None, [f"{key}=1"])
+
+
+def test_every_renamed_key_is_unknown_and_its_new_name_known():
+    known = {*all_keys("flt"), "methods"}
+    assert not set(RENAMED) & known and set(RENAMED.values()) <= known
+
+
 def test_an_impossible_value_names_its_section():
     with pytest.raises(ConfigError, match=r"^training: wanted lr > 0"):
         read({"training": {"lr": -1.0}})
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("partition", PARTITIONS)
-@pytest.mark.parametrize("shift", ["", *SHIFTS])
-def test_a_resolved_config_reads_back_as_the_same(method: str, partition: str, shift: str):
-    config = load_config(
-        None, [f"method={method}", f"partition.name={partition}", f"shift.name={shift}", "change.round=3"]
-    )
+@pytest.mark.parametrize(
+    "names",
+    [f"method={method}" for method in METHODS]
+    + [f"partition.name={name}" for name in PARTITIONS]
+    + [f"shift.name={name}" for name in SHIFTS],
+)
+def test_a_resolved_config_reads_back_as_the_same(names: str):
+    config = load_config(None, [names, "change.round=3"])
     text = to_toml(config.resolve())
     assert read(tomllib.loads(text)) == config
     assert to_toml(read(tomllib.loads(text)).resolve()) == text
 
 
+def test_a_config_file_is_readable():
+    text = to_toml(load_config(None, ["shift.name=label_swap", "method=local"]).resolve())
+    assert 'compare = ["fedavg", "local", "flt"]\n' in text
+    assert '\n[shift]\nname = "label_swap"\npairs = [[0, 1], [2, 3], [4, 5], [6, 7]]\n' in text
+    assert text.endswith("\n[methods.local]\n")
+
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def schema() -> jsonschema.Draft202012Validator:
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    return jsonschema.Draft202012Validator(json_schema())
+
+
+@pytest.mark.parametrize("path", [DEMO, *EXAMPLES], ids=lambda path: path.stem)
+def test_the_json_schema_takes_the_demo_and_every_example(path, schema):
+    schema.validate(tomllib.loads(path.read_text()))
+    schema.validate(tomllib.loads(to_toml(load_config(path).resolve())))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.lrr=0.1", "roundz=3", "partition.clents=3", "methods.flt.signature.latnt=3", "methods.fltt.case=1",
+        "rounds=1.5", "training.lr=fast", "methods.flt.case=unrelated", "shift.name=blur", "partition.name=dirichlett",
+    ],
+)  # fmt: skip
+def test_the_json_schema_refuses_what_a_config_refuses(setting, schema):
+    with pytest.raises(ConfigError):
+        load_config(DEMO, [setting])
+    assert not schema.is_valid(apply_overrides(read_toml(DEMO), [setting]))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["partition.samples_per_class=none", "training.lr=1", 'methods."my:Own".size=3', "partition.name=my:Split"],
+)
+def test_the_json_schema_takes_none_whole_floats_and_parts_of_the_users_own(setting, schema):
+    schema.validate(apply_overrides(read_toml(DEMO), [setting]))
+
+
 def test_a_resolved_config_has_every_default():
     resolved = tiny().resolve()
     assert resolved["fraction"] == 0.2
-    assert resolved["change"] == {"round": 0}
+    assert resolved["change"] == {"round": 0, "fraction": 1.0}
     assert resolved["partition"] == {
         "name": "disjoint_classes", "clients": 10, "clusters": 5, "labels_per_cluster": 2, "samples_per_class": "none",
     }  # fmt: skip
@@ -222,7 +289,7 @@ def test_whatever_a_model_of_the_users_own_raises_names_it(name, why, tmp_path: 
 
 OWN_METHODS = """
 from dataclasses import dataclass
-from kinfed.method import Algorithm
+from kinfed.method import Method
 from kinfed.methods.fedavg import FedAvg
 from kinfed.models import Model
 from kinfed.training import LocalTraining
@@ -232,7 +299,7 @@ class Mine(FedAvg):
     strength: float = 0.5
 
 @dataclass(frozen=True)
-class Half(Algorithm):
+class Half(Method):
     model: Model
     local: LocalTraining = LocalTraining()
 
@@ -241,7 +308,7 @@ class Half(Algorithm):
     def offer(self, state, cohort, fed): ...
 
 @dataclass(frozen=True)
-class Blind(Algorithm):
+class Blind(Method):
     init = round = offer = admit = personalise = None  # all there, but nothing to train
 """
 
@@ -267,9 +334,9 @@ def test_a_method_of_the_users_own_is_imported_and_has_its_settings():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["method=my.methods:Mien"], "method 'my.methods:Mien' cannot be imported: .* wanted package.module:Class"),
+        (["method=my.methods:Mien"], "method 'my.methods:Mien' cannot be imported: .* wanted package.module:name"),
         (["method=my.method:Mine"], "cannot be imported: No module named 'my.method'"),
-        (["method=my.methods:Model"], "must be a dataclass that inherits from kinfed.method.Algorithm"),
+        (["method=my.methods:Model"], "must be a dataclass that inherits from kinfed.method.Method"),
         (["method=my.methods:LocalTraining"], "must be a dataclass that inherits from"),
         (["method=my.methods:Half"], "method 'my.methods:Half' lacks admit, personalise"),
         (["method=my.methods:Blind"], "lacks the field model and local"),
@@ -292,7 +359,7 @@ def test_a_config_can_be_made_without_a_file():
 
 def test_another_partition_by_name_drops_the_settings_of_the_one_before(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('[partition]\nname = "disjoint_classes"\ngroups = 5\n')
+    file.write_text('[partition]\nname = "disjoint_classes"\nclusters = 5\n')
     config = load_config(file, ["partition.name=iid", "partition.clients=7"])
     assert config.partition.clients == 7 and type(config.partition).__name__ == "IID"
     assert load_config(file, ["partition.name=disjoint_classes", "partition.clients=10"]).partition.clusters == 5

@@ -118,7 +118,7 @@ def test_a_half_written_event_is_dropped(tmp_path: Path):
 
 def test_clusters_are_written_when_they_change(finished: Path, tmp_path: Path):
     folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
-    folder.began(4, 0)
+    folder.on_start(4, 0)
     for round, clusters in enumerate([[0, 1], [0, 1], [1, 1], [1, 1]], start=1):
         folder._add_clusters(round, torch.tensor(clusters))
     rows = [(row["round"], row["client"], row["cluster"]) for row in table(tmp_path, "clusters")]
@@ -242,7 +242,7 @@ def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
     assert (tmp_path / "compare.csv").read_text().splitlines()[1].split(",")[:4] == table_before.splitlines()[1].split(
         ","
     )[:4]
-    assert checkpoint.about(tmp_path / "local-seed1" / "checkpoint.safetensors")["round"] == 2
+    assert checkpoint.read_about(tmp_path / "local-seed1" / "checkpoint.safetensors")["round"] == 2
     with pytest.raises(ConfigError, match="already holds a comparison"):
         commands.compare(both, Place(tmp_path), Silence())
 

@@ -156,13 +156,12 @@ def bench(
     with plain_errors():
         from kinfed import commands
         from kinfed.bench.race import Plan, entries
-        from kinfed.config import EngineSettings
-        from kinfed.config.assembly import device_of
+        from kinfed.engines import choose_device
         from kinfed.progress import Lines
 
         display = Lines(sys.stdout, markdown, only_tables=quiet)
         racers = entries(names(contenders) or [], pairs(peer_python or []))
-        plan = Plan(rounds, threads, device_of(EngineSettings(device=device)), scale)
+        plan = Plan(rounds, threads, choose_device(device), scale)
         if json_file and not json_file.resolve().parent.is_dir():
             raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}")
         outcomes = commands.bench(names(workloads) or [], racers, plan, display)

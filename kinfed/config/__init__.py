@@ -6,13 +6,13 @@ from kinfed.config.settings import (
     DEMO,
     Config,
     DataSettings,
-    EngineSettings,
     find_method,
     json_schema,
     load_config,
     read,
 )
 from kinfed.config.toml import flatten, merge_tables, read_toml, set_value, to_toml
+from kinfed.engines import EngineSettings
 
 __all__ = [
     "DEMO",

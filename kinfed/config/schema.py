@@ -28,6 +28,7 @@ T = TypeVar("T")
 Table = dict[str, object]  # of text, numbers, booleans, lists and tables
 NONE = "none"  # TOML has no null
 
+
 @dataclass(frozen=True)
 class Parts:
     """What can stand for a protocol."""
@@ -255,8 +256,9 @@ def keys_like(name: str, keys: Collection[str], least: float = 0.6) -> list[str]
 
 def want(error: ErrorDetails) -> str:
     """What pydantic wanted, in TOML's terms."""
-    words = error["msg"].replace("Input should be ", "").replace("a valid tuple", "a list")
-    return words.replace("a valid dictionary", "a table").replace("a valid ", "").replace("'", '"')
+    words = error["msg"].replace("Input should be ", "").replace("a valid tuple", "a list").replace("'", '"')
+    words = words.replace("a valid dictionary", "a table").replace("a valid integer", "an integer")
+    return words.replace("a valid ", "a ")
 
 
 def find_path(error: ErrorDetails, table: object, at: str) -> str:

@@ -1,11 +1,9 @@
 """All settings of an experiment in one object, with the papers' defaults; one TOML file holds them."""
 
 import inspect
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import get_type_hints
 
@@ -30,6 +28,7 @@ from kinfed.data.changes import ChangeSettings
 from kinfed.data.partitions import DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
 from kinfed.data.shifts import Shift
+from kinfed.engines import EngineSettings
 from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
 from kinfed.method import Method
@@ -39,9 +38,16 @@ from kinfed.training import LocalTraining
 
 DEMO = Path(__file__).with_name("demo.toml")
 GIVEN = ("model", "local")  # fields of a method that other sections hold
-RENAMED = {  # old key, or pattern of keys -> new key; no aliases
+RENAMED = {  # old key -> new key; no aliases
     "algorithm": "method",
     "algorithms": "methods",
+    "data.train_rows": "data.train_samples",
+    "data.test_rows": "data.test_samples",
+    "partition.groups": "partition.clusters",
+    "partition.labels_per_group": "partition.labels_per_cluster",
+    "partition.min_rows": "partition.min_samples",
+    "partition.rows_per_class": "partition.samples_per_class",
+    "partition.test_rows": "partition.test_samples",
 }
 
 
@@ -61,19 +67,6 @@ class DataSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.public < 1:
             raise ConfigError(f"public must be a share from 0 to below 1, got {self.public}")
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """How tasks reach the clients."""
-
-    name: str = "vectorised"  # vectorised, sequential (slow, the reference) or flower
-    device: str = "cpu"  # auto: cuda where there is one
-    block: int = 0  # clients side by side at most; 0: chosen by memory
-    workers: int = 0  # blocks at once on the CPU, 0: found by a trial; flower: clients at once, 0: one
-    tf32: bool = False  # on a GPU, clients multiply numbers with 10 bits instead of 23: faster, coarser
-    timeout: float = 600.0  # flower: seconds that clients have for a task; who is silent is left out
-    attempts: int = 2  # flower: how often who is silent is asked, before the first round
 
 
 @dataclass(frozen=True)
@@ -146,8 +139,8 @@ def read(table: Table) -> Config:
 def explain_key(error: UnknownKey, method: str) -> str:
     """The message for an unknown key: its new name, or the nearest in all sections."""
     key = join_path(error.at, error.name)
-    if new := next((new for old, new in RENAMED.items() if fnmatch(key, old)), None):
-        return f"config key '{key}' was renamed to '{new}'"
+    if key in RENAMED:
+        return f"config key '{key}' was renamed to '{RENAMED[key]}'; write that"
     method = error.at.split(".")[1] if error.at.startswith("methods.") else method
     return explain_unknown_key(error.at, error.name, error.known, all_keys(method))
 
@@ -188,7 +181,9 @@ def all_keys(method: str) -> list[str]:
     except ConfigError:  # a misspelt one
         whole = Config().resolve()
     kinds = [(parts.kind, kind) for parts in PARTS.values() for kind in parts.registry.values()]
-    return list(dict.fromkeys([*flatten(whole), *(f"{at}.{name}" for at, kind in kinds for name in field_schemas(kind))]))
+    return list(
+        dict.fromkeys([*flatten(whole), *(f"{at}.{name}" for at, kind in kinds for name in field_schemas(kind))])
+    )
 
 
 def json_schema() -> Table:
@@ -197,7 +192,3 @@ def json_schema() -> Table:
     schema = GenerateJsonSchema().generate(table_schema(field_schemas(Config) | {"methods": table_schema(methods)}))
     schema["properties"]["methods"]["patternProperties"] = {":": {"type": "object"}}  # the user's own
     return {"$schema": GenerateJsonSchema.schema_dialect, "title": "kinfed config", **schema}
-
-
-if __name__ == "__main__":
-    print(json.dumps(json_schema(), indent=2))

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from kinfed.config import Config, to_toml
-from kinfed.config.schema import to_table
+from kinfed.config import Config, to_table, to_toml
 from kinfed.data.population import Population
 from kinfed.deployment.own_code import own_modules, place_of, take_along
 from kinfed.deployment.plan import KINDS, Plan, method_for

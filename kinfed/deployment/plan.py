@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from kinfed.config import Config, toml
+from kinfed.config import Config, build, read_toml
 from kinfed.config.assembly import make_method, model_for
-from kinfed.config.schema import build
 from kinfed.deployment.rows import from_folder
 from kinfed.engines.flower import OwnRows
 from kinfed.engines.flower.site import Holding

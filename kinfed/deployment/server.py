@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from kinfed import checkpoint
 from kinfed.commands import conduct
 from kinfed.config import Config
-from kinfed.config.assembly import device_of, experiment_of
+from kinfed.config.assembly import loop_settings
 from kinfed.deployment.plan import Plan, method_for
+from kinfed.engines import choose_device
 from kinfed.engines.flower import Deployed
 from kinfed.errors import ConfigError, KinfedError
+from kinfed.experiment import Experiment
 from kinfed.progress import Lines, heard
 from kinfed.runs import CHECKPOINT, can_go_on
 
@@ -48,13 +50,15 @@ def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     resuming = can_go_on(out, config)
     fed = federation(config, plan, grid)
     if resuming:
-        fed.load_state_dict(checkpoint.state_dict(out / CHECKPOINT))  # clients must be known before they come back
+        fed.load_state_dict(
+            checkpoint.read_engine_state(out / CHECKPOINT)
+        )  # clients must be known before they come back
     display = Lines(sys.stdout)
     display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
     with heard(display.say):
         fed.gather(plan.wait_for, plan.wait_seconds)
     display.say(f"{len(fed.nodes)} clients are there")
-    experiment = experiment_of(config, fed.method, fed)
+    experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))
     conduct(config, out, display, experiment, resume=resuming)
 
 
@@ -69,5 +73,5 @@ def federation(config: Config, plan: Plan, grid: "Grid") -> Deployed:
         )
     return Deployed(
         method, own, plan.clients, grid, fraction=config.fraction, seed=config.seed,
-        device=device_of(config.engine), timeout=config.engine.timeout, attempts=config.engine.attempts,
+        device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
     )  # fmt: skip

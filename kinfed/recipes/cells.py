@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from typing import TypeVar
 
-from kinfed.config import Config, flatten, merge_tables, read, toml
-from kinfed.config.settings import find_method
-from kinfed.config.schema import Table
+from kinfed.config import Config, Table, find_method, flatten, merge_tables, read, set_value
 from kinfed.data import is_stored
 from kinfed.errors import ConfigError
 from kinfed.recipes.recipe import Column, Printed, Protocol, Recipe, Row

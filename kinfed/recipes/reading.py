@@ -22,12 +22,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import cast
 
-from kinfed.config import merge_tables, toml
-from kinfed.config.schema import Table, build, unknown_key
+from kinfed.config import Table, build, merge_tables, read_toml
 from kinfed.errors import ConfigError
 from kinfed.recipes.measures import MEASURES
 from kinfed.recipes.recipe import Claim, Column, Printed, Protocol, Recipe, Row, StandIn, Sweep, Under
-from kinfed.registry import look_up
+from kinfed.registry import explain_unknown, look_up
 
 FOLDER = Path(__file__).parent
 NUMBER = re.compile(r"(-?[\d.]+)(?:\s*±\s*([\d.]+))?")
@@ -160,7 +159,7 @@ def check_claims(recipe: Recipe) -> None:
 def allowed(table: Table, keys: Sequence[str], at: str) -> None:
     for key in table:
         if key not in keys:
-            raise ConfigError(f"{at}: {unknown_key(key, keys, '')}")
+            raise ConfigError(f"{at}: {explain_unknown(key, keys, 'key')}")
 
 
 def tables(table: Table, key: str, at: str) -> list[tuple[str, Table]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
-from kinfed.config.schema import Table
+from kinfed.config import Table
 
 
 @dataclass(frozen=True)

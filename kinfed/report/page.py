@@ -8,8 +8,7 @@ from importlib.resources import files
 from string import Template
 
 from kinfed.comparison import Column, mean_and_spread
-from kinfed.config import to_toml
-from kinfed.config.schema import Table
+from kinfed.config import Table, to_toml
 from kinfed.report.payload import payload, shown_runs
 from kinfed.report.reading import Run
 from kinfed.report.series import Series

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.config.schema import Table
-from kinfed.config import read_toml
+from kinfed.config import Table, read_toml
 from kinfed.errors import CheckpointError, KinfedError
 from kinfed.runs import CONFIG, SUMMARY, Summary
 from kinfed.runs.logs import whole_lines

@@ -9,7 +9,7 @@ from torch import Tensor
 from kinfed.checkpoint import write_atomically
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.experiment import Experiment
-from kinfed.metrics import signatures_seen
+from kinfed.metrics import collect_signatures
 from kinfed.runs.logs import CsvLog
 
 
@@ -22,7 +22,7 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
         return
     if (tree := method.tree(state)) is not None:
         write_tree(folder, tree)
-    if (seen := signatures_seen(method, state, fed, experiment.evaluation.signatures)) is not None:
+    if (seen := collect_signatures(method, state, fed, experiment.evaluation.signatures)) is not None:
         write_arrays(folder / "signatures.npz", clients=seen[0].numpy(), points=seen[1].numpy())
 
 

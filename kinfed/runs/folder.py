@@ -96,7 +96,7 @@ class RunFolder:
     def timing(self) -> CsvLog:
         return self.log("timing", "round", "seconds")
 
-    def began(self, rounds: int, done: int) -> None:
+    def on_start(self, rounds: int, done: int) -> None:
         """Cuts the tables back to the rounds done: a killed run may have written more than its checkpoint knows."""
         for table in (self.rounds, self.clients, self.clusters, self.timing):
             table.cut_after(done if done else -1)
@@ -110,7 +110,7 @@ class RunFolder:
         except ValueError as error:
             raise CheckpointError(f"{self.clusters.path} is damaged: {error}") from None
 
-    def after_round(self, result: RoundResult) -> None:
+    def on_round(self, result: RoundResult) -> None:
         """Adds what a round brought."""
         self.timing.append([(result.round, round(result.seconds, 3))])
         self.ledger.append(new_ledger_rows(self.fed, result.round))
@@ -124,7 +124,7 @@ class RunFolder:
         self.rounds.append([(result.round, *metrics, result.down, result.up)])
         self._note_rejected(result.round)
 
-    def ended(self, summary: Summary) -> None:
+    def on_end(self, summary: Summary) -> None:
         """Writes what is known only at the end."""
         self.ledger.rewrite(ledger_rows(self.fed))
         CsvLog(self.path / "ledger_clients.csv", ("task", "client", "bytes_down", "bytes_up")).rewrite(
@@ -199,7 +199,7 @@ def by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
 def client_rows(fed: Federation, round: int, scores: Scores, clusters: Tensor | None) -> Iterator[tuple[Cell, ...]]:
     """One row for each client that is there."""
     present = fed.present.tolist()
-    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.rows)
+    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.samples)
     columns = ([None] * fed.count if part is None or part.isnan().all() else part.tolist() for part in parts)
     here = ([column[i] for i in present] for column in columns)
     return zip(repeat(round), present, (role_name(fed.roles[i]) for i in present), *here, strict=False)

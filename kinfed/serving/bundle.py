@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kinfed.checkpoint import Tree, state_of, take_apart
-from kinfed.config import Config, read
+from kinfed.config import Config, Table, read
 from kinfed.config.assembly import make_method, model_for
-from kinfed.config.schema import Table
 from kinfed.data.arrays import Array
 from kinfed.data.sample_kind import SampleKind
 from kinfed.errors import BundleError, DataError, KinfedError

@@ -12,7 +12,7 @@ from kinfed.engines.sequential import Sequential, alone, offered
 from kinfed.errors import DataError
 from kinfed.keys import base_key, fold
 from kinfed.method import Method, score
-from kinfed.params import Params, rows
+from kinfed.params import Params, select
 from kinfed.serving.assigned import Assigned
 
 State = TypeVar("State")
@@ -64,7 +64,7 @@ class Desk(Sequential):
     def client(self, who: Tensor) -> Client:
         """The client with its rows and what it remembers by now."""
         key = fold(torch.tensor(base_key(self.seed, "serve")), who)[0]
-        return alone(self, int(who), key, rows(self.remembered(who), 0))
+        return alone(self, int(who), key, select(self.remembered(who), 0))
 
     def personal(self, method: Method[object], client: Client, state: object, who: Tensor) -> Params:
         """The model that the client makes of what it is offered."""

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from kinfed import checkpoint
 from kinfed.commands import COMPARISON
-from kinfed.config import Config, make_population
-from kinfed.config.schema import Table
+from kinfed.config import Config, Table, make_population
 from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
@@ -27,9 +26,9 @@ def export(run: Path) -> Bundle:
     if not (run / SUMMARY).exists():
         raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
     said = about(run, config)
-    if "rows" not in said:
+    if "samples" not in said:
         raise CheckpointError(f"{run / CHECKPOINT} is from an earlier kinfed: run it again to export it")
-    rows = SampleKind.read(said["rows"])
+    rows = SampleKind.read(said["samples"])
     method = method_of(config, rows)
     state, clients = checkpoint.load_served(run / CHECKPOINT, method)
     served = method.export_state(state, clients["training"], clients["sizes"])

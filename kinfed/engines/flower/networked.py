@@ -20,7 +20,7 @@ from kinfed.engines.progress_log import ProgressLog
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
 from kinfed.method import Method
-from kinfed.params import Stack, from_flat, rows, stack, to_flat
+from kinfed.params import Stack, from_flat, select, stack, to_flat
 
 if TYPE_CHECKING:
     from kinfed.engines.flower.messages import Post
@@ -154,7 +154,7 @@ class Networked(Federation):
             if client not in self.nodes:
                 continue
             if row not in packed:
-                packed[row] = shared | pack(rows(table, row))
+                packed[row] = shared | pack(select(table, row))
             letters.append((self.nodes[client], self._facts(name, client, int(keys[i]), inbox.tick), packed[row]))
             clients.append(client)
         sent = self.post.send("task", letters, self.timeout)
@@ -224,7 +224,7 @@ class Networked(Federation):
     def _form(self, name: str, offer: Offer) -> Form:
         """What a reply to this offer must look like, found out by answering it here once."""
         row = 0 if offer.pick is None or not len(offer.pick) else int(offer.pick[0])
-        offered = to_flat(offer.shared) | rows(to_flat(offer.each), row)
+        offered = to_flat(offer.shared) | select(to_flat(offer.each), row)
         key = (name, *((n, tuple(t.shape), t.dtype) for n, t in offered.items()))
         if key not in self.forms:
             self.forms[key] = expected_form(self.method, name, offered, self.x, self.population.classes)

@@ -8,14 +8,13 @@ import torch
 pytest.importorskip("flwr")
 
 from kinfed import checkpoint
-from kinfed.engines import Vectorised
 from kinfed.engines.flower import Deployed, OwnRows
 from kinfed.engines.flower.messages import client_app, facts_in
 from kinfed.engines.flower.simulation import rows_of
 from kinfed.engines.flower.site import Holding, Site
 from kinfed.errors import NetworkError, RoleError
 from kinfed.experiment import Experiment
-from kinfed.metrics import Found
+from kinfed.metrics import FoundClusters
 from tests.engines.flower.loopback import Loopback
 from tests.methods.registry import make, population
 from tests.problems import assert_close, same_clusters
@@ -63,15 +62,15 @@ def served(method, town, seats=12, wait=12, known=None, **settings):
 def test_a_server_without_rows_gives_what_one_with_all_of_them_gives(name):
     method = make(name)
     fed = served(method, Town(method), fraction=0.5)
-    ours = Experiment(method, fed, 3)
-    reference = Experiment(method, Vectorised(method, PEOPLE, fraction=0.5), 3)
+    ours = Experiment.over(fed, rounds=3)
+    reference = Experiment(method, PEOPLE, fraction=0.5, rounds=3)
     summary, wanted = ours.run(), reference.run()
     assert fed.sizes.tolist() == [len(rows) for rows in PEOPLE.train] and not fed.sees_samples
     assert summary["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-5)
     assert fed.ledger.rounds == reference.fed.ledger.rounds
     if method.cluster_assignment(ours.state) is not None:
         assert torch.equal(method.cluster_assignment(ours.state), method.cluster_assignment(reference.state))
-        found = Found.by(method, ours.state, fed)
+        found = FoundClusters.by(method, ours.state, fed)
         assert found.labels is None and "uniformity" not in summary and "clustering_error" not in summary
     assert summary["standard_error"] == pytest.approx(wanted["standard_error"])  # each row is one client's
 
@@ -82,14 +81,14 @@ class Later:
     def __init__(self, events):
         self.events, self.seen = events, []
 
-    def began(self, rounds, done):
+    def on_start(self, rounds, done):
         pass
 
-    def after_round(self, result):
+    def on_round(self, result):
         self.seen.append(result)
         self.events.get(result.round, lambda: None)()
 
-    def ended(self, summary):
+    def on_end(self, summary):
         pass
 
 
@@ -100,7 +99,7 @@ def test_who_comes_late_is_placed_with_its_kin_and_trains(name):
     watch = Later({1: lambda: town.arrive(10), 2: lambda: town.arrive(11, holdout=True)})
     fed = served(method, town, wait=10)
     assert fed.clients.tolist() == list(range(10)) and fed.present.tolist() == list(range(10))
-    experiment = Experiment(method, fed, 6, observers=[watch])
+    experiment = Experiment.over(fed, rounds=6, observers=[watch])
     experiment.run()
     assert fed.roles[10].joins == 2 and fed.roles[11].holdout  # asked in round 1, there in the next
     assert same_clusters(method.cluster_assignment(experiment.state), PEOPLE.true_clusters)
@@ -113,7 +112,7 @@ def test_who_comes_back_as_another_node_is_the_same_client():
     town = Town(method)
     watch = Later({1: lambda: town.online.pop(103), 3: lambda: town.arrive(3, node=777)})
     fed = served(method, town)
-    summary = Experiment(method, fed, 6, observers=[watch]).run()
+    summary = Experiment.over(fed, rounds=6, observers=[watch]).run()
     assert fed.nodes[3] == 777 and fed.roster[3].name == "clinic 03" and len(fed.roster) == 12
     assert summary["replies_no_answer"] > 0
     assert fed.ledger.rounds[-1][2] == 12  # all are evaluated again
@@ -140,7 +139,7 @@ def test_there_are_no_more_clients_than_seats():
 def test_nobody_is_looked_for_in_an_empty_seat(name):
     method = make(name)
     fed = served(method, Town(method), seats=14)
-    Experiment(method, fed, 2).run()
+    Experiment.over(fed, rounds=2).run()
     assert not fed.rejected and fed.present.tolist() == fed.real.tolist() == list(range(12))
 
 
@@ -152,22 +151,24 @@ def test_a_client_without_labels_gets_a_model_or_a_reason():
         fed = served(method, town)
         if method.needs_labels:
             with pytest.raises(RoleError, match=r"\[11\] have no labelled training rows"):
-                Experiment(method, fed, 2)
+                Experiment.over(fed, rounds=2)
         else:
-            Experiment(method, fed, 2).run()
+            Experiment.over(fed, rounds=2).run()
             assert fed.ledger.up["evaluate"][11] > 0 and fed.ledger.up["train"][11] == 0
 
 
 def test_a_restarted_server_knows_its_clients_again(tmp_path):
     method = make("scaffold")
     town = Town(method, home=tmp_path)
-    whole = Experiment(method, served(method, Town(method, home=tmp_path / "other"), fraction=0.5), 4)
+    whole = Experiment.over(served(method, Town(method, home=tmp_path / "other"), fraction=0.5), rounds=4)
     summary = whole.run()
-    first = Experiment(method, served(method, town, fraction=0.5), 2, checkpoint=tmp_path / "saved", checkpoint_every=2)
+    first = Experiment.over(
+        served(method, town, fraction=0.5), rounds=2, checkpoint=tmp_path / "saved", checkpoint_every=2
+    )
     first.run()
     town.online = {900 - node: config for node, config in town.online.items()}  # other nodes, in another order
-    fed = served(method, town, fraction=0.5, known=checkpoint.state_dict(tmp_path / "saved"))
-    resumed = Experiment(method, fed, 4, checkpoint=tmp_path / "saved")
+    fed = served(method, town, fraction=0.5, known=checkpoint.read_engine_state(tmp_path / "saved"))
+    resumed = Experiment.over(fed, rounds=4, checkpoint=tmp_path / "saved")
     assert fed.roster == first.fed.roster and fed.nodes[0] == 800
     assert resumed.run(resume=True) == summary
     assert_close(resumed.state.params, whole.state.params)
@@ -203,5 +204,5 @@ def test_a_newcomer_that_does_not_answer_stops_nobody(name):
     town = Town(method, people=range(11), meddle=meddle)
     watch = Later({1: lambda: town.arrive(11)})
     fed = served(method, town, wait=11, timeout=0.2)
-    summary = Experiment(method, fed, 4, observers=[watch]).run()
+    summary = Experiment.over(fed, rounds=4, observers=[watch]).run()
     assert summary["replies_no_answer"] > 0 and 11 in fed.roster

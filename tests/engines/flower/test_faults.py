@@ -78,7 +78,7 @@ def meddler(kind):
 
 
 def trained(fed, rounds=ROUNDS):
-    experiment = Experiment(FEDAVG, fed, rounds)
+    experiment = Experiment.over(fed, rounds=rounds)
     return experiment.run(), experiment.state.params
 
 

@@ -6,7 +6,6 @@ import torch
 pytest.importorskip("flwr")
 
 from kinfed import checkpoint
-from kinfed.engines import Vectorised
 from kinfed.engines.flower.memory import InFolder, Seen
 from kinfed.engines.flower.messages import InContext, facts_in
 from kinfed.experiment import Experiment
@@ -23,14 +22,14 @@ class KilledAfter:
     def __init__(self, rounds):
         self.rounds = rounds
 
-    def began(self, rounds, done):
+    def on_start(self, rounds, done):
         pass
 
-    def after_round(self, result):
+    def on_round(self, result):
         if result.round == self.rounds:
             raise Killed
 
-    def ended(self, summary):
+    def on_end(self, summary):
         pass
 
 
@@ -42,7 +41,7 @@ def states(experiment):
 
 def experiment(name, grid, rounds=5, **more):
     method = make(name)
-    return Experiment(method, wired(method, population(), grid, fraction=0.5), rounds, **more)
+    return Experiment.over(wired(method, population(), grid, fraction=0.5), rounds=rounds, **more)
 
 
 def remembered(grid, experiment):
@@ -61,7 +60,7 @@ def remembered(grid, experiment):
 def test_memories_are_those_of_the_vectorised_engine(name):
     grid, method = Loopback(12), make(name)
     ours = experiment(name, grid, rounds=3)
-    reference = Experiment(method, Vectorised(method, population(), fraction=0.5), 3)
+    reference = Experiment(method, population(), fraction=0.5, rounds=3)
     ours.run()
     reference.run()
     for client, memory in remembered(grid, ours).items():

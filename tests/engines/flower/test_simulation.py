@@ -26,8 +26,8 @@ ROLES = tuple(Role(holdout=i == 2, joins={4: 2}.get(i, 0)) for i in range(12))
 
 def run(method, engine, **settings):
     people = replace(population(), roles=ROLES)
-    experiment = Experiment(
-        method, engine(method, people, fraction=0.5, **settings), 3, Evaluation(every=3, adapt=True)
+    experiment = Experiment.over(
+        engine(method, people, fraction=0.5, **settings), rounds=3, evaluation=Evaluation(every=3, adapt=True)
     )
     summary = experiment.run()
     tensors: dict[str, torch.Tensor] = {}
