@@ -66,7 +66,7 @@ def reproduce(
 
         display = choose_display(plain, quiet)
         if list_all:
-            return print("\n".join(f"{name:<16}{title}" for name, title in reproduction.listed()))
+            return print("\n".join(f"{name:<16}{title}" for name, title in reproduction.list_tables()))
         chosen = [tuple(names(words) or ()) for words in (rows, only, protocol)]
         options: dict[str, object] = {"engine": {"device": device or "cpu", "tf32": tf32}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
@@ -117,12 +117,22 @@ def bench(
         str,
         typer.Option(
             help="mlp (MLP-200, 20 of 100 clients), cnn (the same), flt4 (480 of 2400, 47 classes), leaf, lenet, "
-            "uneven (10 of 100 with 15 to 2000 rows)."
+            "uneven (10 of 100 with 15 to 2000 samples)."
         ),
     ] = "mlp,cnn",
     contenders: Annotated[
-        str, typer.Option(help="kinfed, sequential, plain, plain-1 (one thread), flower, pfl, fedlab, fedjax.")
-    ] = "kinfed,plain,plain-1,flower,pfl,fedlab,fedjax",
+        str | None,
+        typer.Option(
+            help="kinfed, kinfed-tf32, sequential, plain, plain-1 (one thread), flower, pfl, fedlab, fedjax. Default: "
+            "kinfed, sequential, plain, and the other simulators in a checkout of the repository.",
+            show_default=False,
+        ),
+    ] = None,
+    drivers: Annotated[
+        Path | None,
+        typer.Option(help="Folder of drivers of other simulators. Default: benchmarks/peers of a checkout.",
+                     show_default=False),
+    ] = None,
     peer_python: Annotated[
         list[str] | None,
         typer.Option(help="The interpreter that has a peer's packages: fedjax=/path/to/python.", show_default=False),
@@ -143,7 +153,7 @@ def bench(
 
     **Examples**
 
-    `kinfed bench` — who is installed, on the MLP and the CNN
+    `kinfed bench` — all contenders that are installed, on the MLP and the CNN
 
     `kinfed bench --workloads mlp --contenders kinfed,plain --rounds 10`
 
@@ -155,12 +165,13 @@ def bench(
     """
     with plain_errors():
         from kinfed import commands
-        from kinfed.bench.race import Plan, entries
+        from kinfed.bench.contenders import choose_contenders
+        from kinfed.bench.race import Plan
         from kinfed.engines import choose_device
         from kinfed.progress import Lines
 
         display = Lines(sys.stdout, markdown, only_tables=quiet)
-        racers = entries(names(contenders) or [], pairs(peer_python or []))
+        racers = choose_contenders(names(contenders) or [], pairs(peer_python or []), drivers)
         plan = Plan(rounds, threads, choose_device(device), scale)
         if json_file and not json_file.resolve().parent.is_dir():
             raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}")

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import torch
 
-from kinfed.config import Config, build, read_toml
+from kinfed.client_tasks import networks_of
+from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
+from kinfed.config.schema import build
 from kinfed.deployment.rows import from_folder
 from kinfed.engines.flower import OwnRows
 from kinfed.engines.flower.site import Holding
@@ -63,7 +65,7 @@ class Plan:
 def method_for(config: Config, plan: Plan, own: OwnRows) -> Method[object]:
     """The method of this config; raises where it, or one of its networks, is not for rows like these."""
     method = make_method(config, model_for(config, own.population(plan.clients)))
-    method.networks(plan.shape)
+    networks_of(method, plan.shape)
     return method
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed import checkpoint
+from kinfed.capabilities import takes_server_samples
 from kinfed.commands import conduct
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings
@@ -66,7 +67,7 @@ def federation(config: Config, plan: Plan, grid: "Grid") -> Deployed:
     """The clients as this server sees them."""
     own = plan.own_samples()
     method = method_for(config, plan, own)
-    if method.needs_server_samples() and not len(own.y):
+    if takes_server_samples(method) and not len(own.y):
         raise ConfigError(
             f"{config.method} needs rows of the server's own, but there are none: put them into a folder as rows.npz, "
             "and name it in server_samples of plan.toml"

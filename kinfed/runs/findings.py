@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from kinfed.capabilities import MergesClients
 from kinfed.checkpoint import write_atomically
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.experiment import Experiment
@@ -20,17 +21,17 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
         write_labels(folder, fed.labels_held)
     if state is None:
         return
-    if (tree := method.tree(state)) is not None:
+    if isinstance(method, MergesClients) and len((tree := method.dendrogram(state)).members):
         write_tree(folder, tree)
     if (seen := collect_signatures(method, state, fed, experiment.evaluation.signatures)) is not None:
         write_arrays(folder / "signatures.npz", clients=seen[0].numpy(), points=seen[1].numpy())
 
 
 def write_labels(folder: Path, held: Tensor) -> None:
-    """Writes how many training rows of each label each client has; what is 0 is left out."""
+    """Writes how many training samples of each label each client has; what is 0 is left out."""
     client, label = held.nonzero().T.tolist()
     rows = zip(client, label, held[held > 0].tolist(), strict=True)
-    CsvLog(folder / "labels.csv", ("client", "label", "rows")).rewrite(rows)
+    CsvLog(folder / "labels.csv", ("client", "label", "samples")).rewrite(rows)
 
 
 def write_tree(folder: Path, tree: Dendrogram) -> None:

@@ -2,17 +2,17 @@
 
     config.toml              all settings, defaults included
     rounds.csv               round, metrics (empty where not evaluated), bytes so far
-    clients.csv              round, client, its role, planted and found group, its scores
-    groups.csv               round, client, group: only when the groups changed
+    clients.csv              round, client, its role, ground-truth and found cluster, its scores
+    clusters.csv             round, client, cluster: only when the clusters changed
     ledger.csv               round, task, clients asked, bytes down and up (evaluation too, which rounds.csv leaves out)
     ledger_clients.csv       task, client, bytes down and up
     timing.csv               round, seconds without evaluation; round 0 is what came before the first
     events.jsonl             started, resumed, rejected replies, warnings, ended
     summary.json             the last metrics, what is measured at the end, the cost, how fast it went there
     relatedness.npz          who is related to whom, where the method finds that out
-    tree.npz                 how clients were merged into groups and where that was cut, where the method merges
+    tree.npz                 how clients were merged into clusters and where that was cut, where the method merges
     signatures.npz           how the method sees each client (evaluation.signatures), at most 32 numbers each
-    labels.csv               client, label, how many training rows it has of it
+    labels.csv               client, label, samples: how many training samples it has of it
     checkpoint.safetensors   all that is needed to go on
     roster.csv               of a deployment: the name and the number of each client
     tensorboard/, wandb/     of these trackers, where the config asks for them; their ids of the run are in NAME_run.txt
@@ -49,7 +49,7 @@ METRICS = (
     "correlation_drift", "correlation_drift_se",
 )  # fmt: skip
 WHOLE = 4000  # clients up to which all pairs are written
-CLIENT = ("round", "client", "role", "planted", "found", "accuracy", "accuracy_adapted", "loss", "test_samples")
+CLIENT = ("round", "client", "role", "true_cluster", "cluster", "accuracy", "accuracy_adapted", "loss", "test_samples")
 CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
 FILES = (
     CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv",
@@ -67,7 +67,7 @@ class RunFolder:
     fed: Federation
     about: dict[str, str | int]  # goes into the summary
     opened: float = field(default_factory=time.perf_counter)
-    last_clusters: list[int] = field(default_factory=list)  # as groups.csv has them
+    last_clusters: list[int] = field(default_factory=list)  # as clusters.csv has them
 
     @property
     def events(self) -> EventLog:

@@ -5,6 +5,7 @@ from pathlib import Path
 from torch import Tensor
 
 from kinfed import checkpoint
+from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, explain_assignment, reason_for_labels
 from kinfed.commands import COMPARISON
 from kinfed.config import Config, Table, make_population
 from kinfed.data.sample_kind import SampleKind
@@ -31,9 +32,13 @@ def export(run: Path) -> Bundle:
     rows = SampleKind.read(said["samples"])
     method = method_of(config, rows)
     state, clients = checkpoint.load_served(run / CHECKPOINT, method)
+    if not isinstance(method, Exportable):
+        raise RoleError(f"{config.method} cannot be exported: its server has no model for unseen clients")
     served = method.export_state(state, clients["training"], clients["sizes"])
-    own = server_samples(run, config) if method.asks_server_samples() else rows.nothing()
-    clusters = clusters_of(method.cluster_assignment(served), clients["training"].tolist(), last_scores(run))
+    compares = isinstance(method, NeedsServerSamples) and method.admits_by_server_samples()
+    own = server_samples(run, config) if compares else rows.nothing()
+    found = method.cluster_assignment(served) if isinstance(method, FindsClusters) else None
+    clusters = clusters_of(found, clients["training"].tolist(), last_scores(run))
     words = described(config, method) | {"clusters": clusters}
     return Bundle(config, rows, served, clients["sizes"][clients["training"]], own, words)
 
@@ -50,8 +55,8 @@ def described(config: Config, method: Method[object]) -> Table:
     """What people want to know of a bundle's method."""
     return {
         "method": config.method,
-        "placement": method.placement(),
-        "needs_labels": bool(method.needs_labels),
+        "placement": explain_assignment(method),
+        "needs_labels": bool(reason_for_labels(method)),
         "dataset": config.data.name,
         "rounds": config.rounds,
         "seed": config.seed,
