@@ -18,9 +18,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="The folder to write the bundle to.", metavar="DIR")],
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
 ) -> None:
-    """Write a bundle: all that it takes to place strangers and hand them their models, offline.
+    """Write a bundle: all that it takes to assign unseen clients to models, offline.
 
-    It has the models of the groups, the encoder and what places a client; neither anybody's rows nor pickle.
+    It has the models of the clusters, the encoder and what clients are compared with; no client's samples, no pickle.
 
     **Examples**
 
@@ -29,40 +29,42 @@ def export(
     `kinfed assign bundle --data clinic` — then, wherever the bundle is copied to
     """
     with plain_errors():
-        from kinfed.serving.commands import Target, export_run
+        from kinfed.serving.assignment import OutputFolder
+        from kinfed.serving.run_export import export_run
 
-        for line in export_run(run, Target(folder, force)):
+        for line in export_run(run, OutputFolder(folder, force)):
             print(line)
 
 
 @app.command()
 def assign(
     bundle: Annotated[Path, typer.Argument(help="The folder that `kinfed export` wrote.", metavar="BUNDLE")],
-    data: Annotated[Path, typer.Option(help="A folder with the client's rows.npz or pictures, or an .npz file.")],
+    data: Annotated[Path, typer.Option(help="A folder with the client's samples.npz or images, or an .npz file.")],
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")] = Path("model"),
     predict: Annotated[
-        Path | None, typer.Option(help="Rows to classify: the same, or an .npz file.", show_default=False)
+        Path | None, typer.Option(help="Samples to classify: the same, or an .npz file.", show_default=False)
     ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Import the bundle's model where it is its maker's own code.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
 ) -> None:
-    """Place a client that nobody has met, by its own rows, and hand it its model; nothing leaves this machine.
+    """Assign an unseen client to a cluster by its own samples, and write its model; nothing leaves this machine.
 
-    Its `rows.npz` has `x`, and `y` where it has labels: FLT, REPA and others need none. With `test_x` and `test_y` the
-    model is scored too. Writes `model.safetensors` and `assignment.json` (which group, how far, how sure).
+    Its `samples.npz` has `x`, and `y` where it has labels: FLT, REPA and others need none. With `test_x` and `test_y`
+    the model is evaluated too. Writes `model.safetensors` and `assignment.json` (cluster, distances, margin).
 
     **Examples**
 
     `kinfed assign bundle --data clinic --out clinic/model`
 
-    `kinfed assign bundle --data clinic/rows.npz --predict new.npz` — and the classes of some rows
+    `kinfed assign bundle --data clinic/samples.npz --predict new.npz` — and the classes of some samples
     """
     with plain_errors():
-        from kinfed.serving.commands import Target, assign_client
+        from kinfed.serving.assignment import OutputFolder
+        from kinfed.serving.client_files import assign_client
 
-        for line in assign_client(bundle, data, Target(out, force), trust, predict):
+        for line in assign_client(bundle, data, OutputFolder(out, force), trust, predict):
             print(line)
 
 
@@ -71,9 +73,9 @@ def new(
     folder: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR", show_default=False)],
     settings: Settings = None,
     shape: Annotated[
-        str | None, typer.Option(help="Nodes bring their own rows, of this shape: 3,32,32.", show_default=False)
+        str | None, typer.Option(help="Nodes bring their own samples, of this shape: 3,32,32.", show_default=False)
     ] = None,
-    classes: Annotated[int | None, typer.Option(help="With --shape: how many classes.", show_default=False)] = None,
+    classes: Annotated[int | None, typer.Option(help="With --shape: number of classes.", show_default=False)] = None,
     clients: Annotated[int | None, typer.Option(help="With --shape: clients at most.", show_default=False)] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over what is in the folder.")] = False,
     data_dir: DataDir = None, seed: Seed = None, rounds: Rounds = None,
@@ -82,9 +84,9 @@ def new(
 
     **Examples**
 
-    `kinfed deploy new trial rounds=3 partition.clients=6 partition.groups=3` — FLT, rows cut from the config's data
+    `kinfed deploy new trial rounds=3 partition.clients=6 partition.clusters=3` — FLT, samples from the config's data
 
-    `kinfed deploy new clinics config.toml --shape 3,32,32 --classes 10 --clients 20` — every node brings its own rows
+    `kinfed deploy new clinics config.toml --shape 3,32,32 --classes 10 --clients 20` — every node brings its own samples
 
     Then `cd DIR && ./try.sh` tries the whole federation on this machine, and DIR/README.md says how to take it to
     others. From then on only Flower's own commands are needed. docs/deployment.md has all of it on one page.
@@ -92,16 +94,16 @@ def new(
     options: dict[str, object] = {"data.dir": absolute(data_dir), "seed": seed, "rounds": rounds}
     with plain_errors():
         from kinfed.config import make_population
-        from kinfed.deployment.folder import new_folder, refuse_taken
+        from kinfed.deployment.app_folder import require_free_folder, write_app_folder
 
         config = configured(settings, options)
-        refuse_taken(folder, force)
+        require_free_folder(folder, force)
         plan = own_plan(shape, classes, clients)
-        written = new_folder(config, folder, plan or make_population(config), force)
-        tried = "put rows into data/ as it says" if plan else f"try it here with: cd {folder} && ./try.sh"
+        written = write_app_folder(config, folder, plan or make_population(config), force)
+        tried = "put samples into data/ as it says" if plan else f"try it here with: cd {folder} && ./try.sh"
         print(f"written to {folder}: read its README.md, and {tried}")
         if plan and written.server_samples:
             print(
-                f"{config.method} needs rows of the server's own too, before it starts: put them into "
+                f"{config.method} needs samples of the server's own too, before it starts: put them into "
                 f"{written.server_samples}, or name another folder in server_samples of kinfed_app/plan.toml"
             )
