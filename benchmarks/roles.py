@@ -28,7 +28,7 @@ from kinfed.method import Method
 from kinfed.methods import METHODS, FedAvg
 from kinfed.methods.split_tree import SplitRule
 from kinfed.models import Model, make_model
-from kinfed.params import Params, Payload, bytes_of, from_flat, rows, to_flat
+from kinfed.params import Params, Payload, bytes_of, from_flat, select, to_flat
 from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, Pretraining
 from kinfed.training import LocalTraining
 
@@ -172,8 +172,8 @@ def place(method: Method, state: Any, client: int, fed: Metered) -> tuple[Any, P
 
 def used(method: Method, offer: Offer, client: int, fed: Metered) -> Params:
     """The model that a client makes of what it is offered."""
-    own = rows(to_flat(offer.each), 0 if offer.pick is None else int(offer.pick[0]))
-    one = alone(fed, client, torch.tensor(0), rows(fed.remembered(torch.tensor([client])), 0))
+    own = select(to_flat(offer.each), 0 if offer.pick is None else int(offer.pick[0]))
+    one = alone(fed, client, torch.tensor(0), select(fed.remembered(torch.tensor([client])), 0))
     return method.personalise(one, **from_flat(to_flat(offer.shared) | own))  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from kinfed.bench.peers.kinfed import copied_a_second, prepared
+from kinfed.bench.drivers import make_federation, measure_bandwidth
 from kinfed.bench.workloads import WORKLOADS, Workload
 
 HEADER = (
@@ -33,11 +33,11 @@ def main() -> None:
     asked.add_argument("--repeats", type=int, default=10, help="trainings of which the median is shown")
     asked.add_argument("--scale", type=float, default=1.0, help="share of the clients")
     said = asked.parse_args()
-    bandwidth = copied_a_second(said.device) if said.device != "cpu" else None
+    bandwidth = measure_bandwidth(said.device) if said.device != "cpu" else None
     print(HEADER)
     for name in said.workloads.split(","):
         for tf32 in (False, True) if bandwidth else (False,):
-            print(row(name, WORKLOADS[name].scaled(said.scale), said, tf32, bandwidth), flush=True)
+            print(row(name, WORKLOADS[name].scale(said.scale), said, tf32, bandwidth), flush=True)
 
 
 def row(name: str, workload: Workload, said: argparse.Namespace, tf32: bool, bandwidth: float | None) -> str:
@@ -47,16 +47,16 @@ def row(name: str, workload: Workload, said: argparse.Namespace, tf32: bool, ban
     each = (twice - once) / workload.steps_each
     share = f"{workload.least_bytes / workload.steps_each / each / bandwidth:.0%}" if bandwidth else "–"
     beside = once - each * workload.steps_each
-    told = (name, workload.cohort, int(workload.steps_each), "yes" if tf32 else "no", f"{1000 * each:.3f}", share,
+    cells = (name, workload.cohort, int(workload.steps_each), "yes" if tf32 else "no", f"{1000 * each:.3f}", share,
             f"{1000 * beside:.2f}")  # fmt: skip
-    return f"| {' | '.join(map(str, told))} |"
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def training_seconds(workload: Workload, device: str, tf32: bool, repeats: int) -> float:
-    """The median seconds of the task `train` for a cohort, after it was recorded."""
+    """The median seconds of the task `train` for a cohort, after its CUDA graph was captured."""
     with tempfile.TemporaryDirectory() as folder:
-        job = workload.job(Path(folder), torch.get_num_threads(), device)
-        fed, fedavg = prepared(job, "vectorised", {"tf32": tf32, "workers": job.threads})
+        job = workload.make_job(Path(folder), torch.get_num_threads(), device)
+        fed, fedavg = make_federation(job, "vectorised", {"tf32": tf32, "workers": job.threads})
     cohort, taken = fed.sample(), []
     offer = fedavg.offer(fedavg.init(fed), cohort, fed)
     for _ in range(repeats + 3):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kinfed.params import Params, Stack, count, each_leaf, put, rows, wide
+from kinfed.params import Params, Stack, count, each_leaf, put, select, to_matrix
 
 
 def mix(weights: Tensor, *stacks: Stack) -> Stack:
@@ -16,15 +16,15 @@ def mix(weights: Tensor, *stacks: Stack) -> Stack:
 
 def _mixed(weights: Sequence[Tensor], leaves: Sequence[Tensor]) -> Tensor:
     """The same for one tensor of each stack; they are many and large, so none is copied."""
-    total = weights[0].to(leaves[0].dtype) @ wide(leaves[0])
+    total = weights[0].to(leaves[0].dtype) @ to_matrix(leaves[0])
     for part, leaf in zip(weights[1:], leaves[1:], strict=True):
-        total.addmm_(part.to(leaf.dtype), wide(leaf))
+        total.addmm_(part.to(leaf.dtype), to_matrix(leaf))
     return total.reshape(len(total), *leaves[0].shape[1:])
 
 
 def average(models: Stack, sizes: Tensor) -> Params:
     """The mean of all models, weighted by `sizes`."""
-    return rows(mix((sizes / sizes.sum())[None], models), 0)
+    return select(mix((sizes / sizes.sum())[None], models), 0)
 
 
 def mix_heard(models: Stack, weights: Tensor, *replies: Stack) -> Stack:

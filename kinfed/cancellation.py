@@ -25,7 +25,7 @@ def cancel_on(over: Event) -> Iterator[None]:
         _work.over = None
 
 
-def go_on() -> None:
+def raise_if_cancelled() -> None:
     """Raises Cancelled where nobody waits any more; tasks pass here with every batch."""
     over: Event | None = getattr(_work, "over", None)
     if over is not None and over.is_set():

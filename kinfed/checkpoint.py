@@ -100,12 +100,12 @@ def state_of(method: Method[State], tree: Tree, tensors: Mapping[str, Tensor]) -
     return put_together(kind, tree, tensors)
 
 
-def about(path: Path) -> dict[str, object]:
-    """What was said about the snapshot when it was saved."""
+def read_about(path: Path) -> dict[str, object]:
+    """The `about` that the checkpoint was saved with."""
     return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["about"]))
 
 
-def state_dict(path: Path) -> dict[str, object]:
+def read_engine_state(path: Path) -> dict[str, object]:
     """What the engine wanted to find again: a server needs to know its clients before they come back."""
     return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["tree"]).get("engine", {}))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.cancellation import go_on
+from kinfed.cancellation import raise_if_cancelled
 from kinfed.keys import LAST, fold
 from kinfed.params import NOTHING, Params, Payload
 
@@ -47,7 +47,7 @@ class Samples:
 
     def take(self, pick: Tensor, mask: Tensor, live: Tensor) -> Batch:
         """The rows `pick` as a batch."""
-        go_on()
+        raise_if_cancelled()
         at = self.index[pick]
         return Batch(self.x[at], self.y[at], mask, live, self.exact)
 

@@ -11,18 +11,15 @@ from pathlib import Path
 
 import torch
 
-from kinfed.bench import report
-from kinfed.bench.race import Outcome as BenchOutcome
-from kinfed.bench.race import Plan, race
-from kinfed.bench.runners import Contender
-from kinfed.bench.workloads import WORKLOADS
+from kinfed.bench.contenders import Contender
+from kinfed.bench.race import Plan, Timing, as_json, explain_absences, make_table, race
 from kinfed.comparison import Outcome, as_csv, compared
 from kinfed.config import Config, assemble, make_population
 from kinfed.data import Population
 from kinfed.errors import ConfigError, KinfedError, NoRoom
 from kinfed.experiment import Experiment
 from kinfed.progress import Display, Watcher, as_markdown, heard, in_bytes, percent
-from kinfed.registry import as_file, known
+from kinfed.registry import as_file
 from kinfed.runs import (
     CHECKPOINT,
     CONFIG,
@@ -140,19 +137,13 @@ def resume(folder: Path, changes: Callable[[Config], Config], display: Display) 
     display.say(f"written to {folder}")
 
 
-def bench(
-    workloads: Sequence[str], contenders: Sequence[Contender], plan: Plan, display: Display
-) -> list[BenchOutcome]:
+def bench(workloads: Sequence[str], contenders: Sequence[Contender], plan: Plan, display: Display) -> list[Timing]:
     """Races the contenders on each workload; gives back what was measured."""
-    if not workloads or not contenders:
-        raise ConfigError("bench: wanted at least one workload and one contender, got none")
-    for name in workloads:
-        known(name, WORKLOADS, "workload").scaled(plan.scale)  # bad input shows here, before anything starts
-    outcomes = [outcome for name in workloads for outcome in race(name, contenders, plan, display.say)]
-    for line in report.left_out(outcomes):
+    timings = race(workloads, contenders, plan, display.say)
+    for line in explain_absences(timings):
         display.say(line)
-    display.table(report.table(outcomes, plan))
-    return outcomes
+    display.table(make_table(timings, plan))
+    return timings
 
 
 @dataclass(frozen=True)
@@ -176,9 +167,9 @@ def report_runs(runs: Sequence[Path], out: Path | None, plan: ReportPlan, displa
     return written[0]
 
 
-def write_bench(path: Path, outcomes: Sequence[BenchOutcome], plan: Plan) -> None:
+def write_bench(path: Path, timings: Sequence[Timing], plan: Plan) -> None:
     """Writes what was measured as JSON."""
-    write_text(path, json.dumps(report.as_json(outcomes, plan), indent=1) + "\n")
+    write_text(path, json.dumps(as_json(timings, plan), indent=1) + "\n")
 
 
 def start(config: Config, place: Place, display: Display, population: Population | None = None) -> RunFolder:
@@ -214,12 +205,12 @@ def _conducted(config: Config, path: Path, display: Display, experiment: Experim
     folder.events.note("resumed" if resume else "started", device=str(experiment.fed.device))
     watcher = display.watch(f"{config.method} seed {config.seed}")
     observers = (folder, watcher, *trackers_of(config, path))
-    watched = replace(experiment, observers=observers, checkpoint=path / CHECKPOINT)
+    experiment.attach(observers, path / CHECKPOINT)
     try:
         with roomy(), told(folder, watcher):
-            watched.run(resume=resume)
-            folder.add_relatedness(None if watched.state is None else watched.method.neighbours(watched.state))
-            write_findings(path, watched)
+            experiment.run(resume=resume)
+            folder.add_relatedness(None if experiment.state is None else experiment.method.neighbours(experiment.state))
+            write_findings(path, experiment)
     except KeyboardInterrupt:
         folder.events.note("interrupted")
         raise Interrupted(f"stopped; go on with: kinfed resume {path}") from None

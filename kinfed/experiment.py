@@ -3,30 +3,32 @@
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor
 
 from kinfed import checkpoint as checkpoints
+from kinfed.data.population import Population
+from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
 from kinfed.federation import Federation
 from kinfed.method import Method
 from kinfed.metrics import (
     QUESTIONS,
-    Found,
+    FoundClusters,
     Scores,
     accuracies,
+    assign_look_alikes,
     converged_at,
     correlations,
+    current_clusters,
     drift_similarity,
     is_stuck,
     originals_of,
-    place_look_alikes,
-    placed_clusters,
     robustness,
     rounds_to_target,
     score_clients,
@@ -46,7 +48,7 @@ class Evaluation:
     every: int = 1  # rounds between two evaluations; the last round is always evaluated
     adapt: bool = False  # also after local adaptation
     target: float = 0.99  # accuracy a client should reach
-    correlation: bool = False  # does the method see clients as alike whose data are alike? All train once more for it
+    correlation: bool = False  # are clients with similar data similar to the method? All train once more for it
     signatures: Literal["own", "all", "none"] = "own"  # kept for reports; of "all" methods: clients train once more
 
     def __post_init__(self) -> None:
@@ -54,65 +56,105 @@ class Evaluation:
             raise ConfigError(f"wanted every >= 1 and a target in [0, 1], got {self.every} and {self.target}")
 
 
+EVALUATION = Evaluation()
+
+
 @dataclass(frozen=True)
 class RoundResult:
-    """What observers are told after a round."""
+    """What observers get after a round."""
 
     round: int  # rounds done so far
     metrics: dict[str, float]  # empty when the round was not evaluated
     scores: Scores | None
-    clusters: Tensor | None  # kinship found
+    clusters: Tensor | None  # found by the method
     down: int  # bytes so far; evaluation does not count
     up: int
     seconds: float  # of this round
 
 
 class Observer(Protocol):
-    """Somebody who watches a run: a progress bar, a run folder, a tracker."""
+    """Watches a run: a progress bar, a run folder, a tracker."""
 
-    def began(self, rounds: int, done: int) -> None: ...
+    def on_start(self, rounds: int, done: int) -> None: ...
 
-    def after_round(self, result: RoundResult) -> None: ...
+    def on_round(self, result: RoundResult) -> None: ...
 
-    def ended(self, summary: dict[str, float | int | None]) -> None: ...
+    def on_end(self, summary: dict[str, float | int | None]) -> None: ...
 
 
 def check_model(model: Model, fed: Federation) -> None:
-    """Raise ModelError unless the model takes the clients' rows, where they are here, and has all their classes."""
+    """Raise ModelError unless the model takes the clients' samples, where they are here, and has all their classes."""
     if model.classes < fed.population.classes:
         raise ModelError(f"the model has {model.classes} classes, wanted the {fed.population.classes} of the data")
     if fed.sees_samples and len(fed.population.x) > 1:
         model.check(fed.population.x[:2])
 
 
-@dataclass
+class Loop(TypedDict, total=False):
+    """The settings of an experiment over a federation that exists."""
+
+    rounds: int
+    evaluation: Evaluation
+    observers: Sequence[Observer]
+    checkpoint: Path | None
+    checkpoint_every: int
+    about: Mapping[str, object]
+
+
 class Experiment(Generic[State]):
-    """`run()` takes a method through its rounds and gives back a summary."""
+    """`run()` takes a method through its rounds on clients and returns a summary."""
 
-    method: Method[State]
-    fed: Federation
-    rounds: int = 100
-    evaluation: Evaluation = Evaluation()
-    observers: Sequence[Observer] = ()
-    checkpoint: Path | None = None
-    checkpoint_every: int = 10
-    about: dict[str, object] = field(default_factory=dict)  # goes into the checkpoint
-    state: State | None = None
-    history: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    scores: Scores | None = None  # every client's, of the last evaluation
-    closing: dict[str, float] = field(default_factory=dict)  # what is measured once, after the last round
-    said: tuple[Found, dict[str, float]] | None = None  # what was found last, and its metrics
-    saved: tuple[float, float] = (0.0, 0.0)  # seconds that the last checkpoint took, and when it was written
-    drift: Tensor | None = None  # how alike clients' images look, where correlations are wanted
+    def __init__(
+        self, method: Method[State], population: Population, engine: str | EngineSettings = "vectorised", *,
+        rounds: int = 100, fraction: float = 1.0, seed: int = 0, device: str | None = None,
+        evaluation: Evaluation = EVALUATION, observers: Sequence[Observer] = (), checkpoint: Path | None = None,
+        checkpoint_every: int = 10, about: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(population, Population):
+            raise ConfigError(
+                f"Experiment: wanted a Population, got a {type(population).__name__}; the experiment makes the "
+                "federation itself: Experiment(method, population, engine='vectorised'), and over one that exists "
+                "Experiment.over(federation)"
+            )
+        anything = cast("Method[object]", method)
+        federation = make_federation(anything, population, engine, fraction=fraction, seed=seed, device=device)
+        self._prepare(
+            method, federation, rounds=rounds, evaluation=evaluation, observers=observers, checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every, about=about or {},
+        )  # fmt: skip
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def over(cls, federation: Federation, **loop: Unpack[Loop]) -> "Experiment[State]":
+        """An experiment with the method and the clients of a federation that exists."""
+        experiment = cls.__new__(cls)
+        experiment._prepare(cast("Method[State]", federation.method), federation, **loop)
+        return experiment
+
+    def _prepare(self, method: Method[State], fed: Federation, **loop: Unpack[Loop]) -> None:
+        self.method, self.fed = method, fed
+        self.rounds = loop.get("rounds", 100)
+        self.evaluation = loop.get("evaluation", EVALUATION)
+        self.observers: tuple[Observer, ...] = tuple(loop.get("observers", ()))
+        self.checkpoint: Path | None = loop.get("checkpoint")
+        self.checkpoint_every = loop.get("checkpoint_every", 10)
+        self.about = dict(loop.get("about", {}))  # goes into the checkpoint
+        self.state: State | None = None
+        self.history: list[tuple[int, dict[str, float]]] = []
+        self.scores: Scores | None = None  # every client's, of the last evaluation
+        self.final: dict[str, float] = {}  # metrics that are measured once, after the last round
+        self.found: tuple[FoundClusters, dict[str, float]] | None = None  # the latest clusters and their metrics
+        self.saved: tuple[float, float] = (0.0, 0.0)  # seconds that the last checkpoint took, and when it was written
+        self.drift: Tensor | None = None  # similarity of clients' images, where correlations are measured
+        self._check()
+
+    def _check(self) -> None:
         if self.rounds < 1 or self.checkpoint_every < 1:
             raise ConfigError(
                 f"rounds and checkpoint_every must be at least 1, got {self.rounds} and {self.checkpoint_every}"
             )
         if self.evaluation.correlation and not self.fed.sees_samples:
             raise ConfigError(
-                "evaluation.correlation needs all clients' rows, which a deployed server has not; leave it out"
+                "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"
             )
         self.method.need_labels(self.fed.unlabelled, self.fed)
         if not len(self.fed.clients):
@@ -120,6 +162,10 @@ class Experiment(Generic[State]):
                 "no client trains from the first round on: leave some neither late, holdout nor unlabelled"
             )
         check_model(self.method.model, self.fed)
+
+    def attach(self, observers: Sequence[Observer], checkpoint: Path) -> None:
+        """Adds observers, and says where the checkpoint is."""
+        self.observers, self.checkpoint = (*self.observers, *observers), checkpoint
 
     def run(self, resume: bool = False) -> dict[str, float | int | None]:
         """The summary after all rounds; with `resume`, from the checkpoint on."""
@@ -129,26 +175,26 @@ class Experiment(Generic[State]):
         self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
-        done, placed, state = self._resumed() if resume else (0, self.fed.clients, self.method.init(self.fed))
+        done, placed, state = self._load_checkpoint() if resume else (0, self.fed.clients, self.method.init(self.fed))
         for observer in self.observers:
-            observer.began(self.rounds, done)
+            observer.on_start(self.rounds, done)
         for t in range(done, self.rounds):
             began = time.perf_counter()
             self.fed.begin(t)
-            state = self._admitted(state, placed)
+            state = self._admit(state, placed)
             placed = self.fed.present
             state = self.method.round(state, t, self.fed)
             seconds = time.perf_counter() - began
             before = checkpoints.Books.of(self.fed) if t + 1 == self.rounds else None
-            served = self._closed(state, placed) if t + 1 == self.rounds else state
-            nobody_came = before is None or before.calls == self.fed.calls
-            self._tell(self._result(served, t + 1, seconds))
+            served = self._admit_last(state, placed) if t + 1 == self.rounds else state
+            nobody_joined = before is None or before.calls == self.fed.calls
+            self._notify(self._result(served, t + 1, seconds))
             self.state = served
             if self._is_due(t + 1):
-                self._save(state, t + 1, None if nobody_came else before)
+                self._save(state, t + 1, None if nobody_joined else before)
         summary = self.summary()
         for observer in self.observers:
-            observer.ended(summary)
+            observer.on_end(summary)
         return summary
 
     def summary(self) -> dict[str, float | int | None]:
@@ -159,7 +205,7 @@ class Experiment(Generic[State]):
         return {
             **self.history[-1][1],
             **self._means("clustering_error", "clustering_accuracy"),
-            **self.closing,
+            **self.final,
             "standard_error": standard_error(means[-1][1], max(1, self.fed.test_samples)),
             "rounds_to_target": reached,
             "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),
@@ -167,13 +213,13 @@ class Experiment(Generic[State]):
             "bytes_down": down,
             "bytes_up": up,
             "rejected_replies": sum(reply.was_dropped for reply in self.fed.rejected),
-            **self._unused(),
+            **self._count_unused(),
         }
 
     def _accuracies(self) -> list[tuple[int, float]]:
         return [(round, metrics["accuracy"]) for round, metrics in self.history]
 
-    def _unused(self) -> dict[str, int]:
+    def _count_unused(self) -> dict[str, int]:
         """How many replies were not used, or did not come, by reason."""
         reasons = Counter(reply.reason for reply in self.fed.rejected)
         return {f"replies_{reason.replace(' ', '_')}": count for reason, count in sorted(reasons.items())}
@@ -190,9 +236,9 @@ class Experiment(Generic[State]):
         return done == self.rounds or (done % self.checkpoint_every == 0 and in_time)
 
     def _save(self, state: State, done: int, before: checkpoints.Books | None) -> None:
-        """Writes the checkpoint; `before` is what was counted before those were placed who join after training.
+        """Writes the checkpoint; `before` is what was counted before clients that join after training were.
 
-        A longer run places them at its own end, and counts them there.
+        A longer run admits them at its own end, and counts them there.
         """
         longer = before.with_later(checkpoints.Books.of(self.fed), QUESTIONS) if before else None
         if self.checkpoint:
@@ -202,29 +248,29 @@ class Experiment(Generic[State]):
 
     def _about(self, done: int) -> dict[str, object]:
         kind = str(self.fed.x.dtype).removeprefix("torch.")
-        rows = {"shape": list(self.fed.x.shape[1:]), "dtype": kind, "classes": self.method.model.classes}
-        return self.about | {"round": done, "history": self.history, "closing": self.closing, "rows": rows}
+        samples = {"shape": list(self.fed.x.shape[1:]), "dtype": kind, "classes": self.method.model.classes}
+        return self.about | {"round": done, "history": self.history, "final": self.final, "samples": samples}
 
-    def _resumed(self) -> tuple[int, Tensor, State]:
+    def _load_checkpoint(self) -> tuple[int, Tensor, State]:
         if self.checkpoint is None:
             raise ConfigError("an experiment without a checkpoint cannot be resumed")
-        said = checkpoints.about(self.checkpoint)
-        done = int(str(said["round"]))
+        about = checkpoints.read_about(self.checkpoint)
+        done = int(str(about["round"]))
         state = checkpoints.load(self.checkpoint, self.method, self.fed, longer=done < self.rounds)
-        self.history = [(int(round), dict(metrics)) for round, metrics in said["history"]]  # type: ignore[attr-defined]
-        self.closing = dict(said.get("closing", {}))  # type: ignore[call-overload]
+        self.history = [(int(round), dict(metrics)) for round, metrics in about["history"]]  # type: ignore[attr-defined]
+        self.final = dict(about.get("final", {}))  # type: ignore[call-overload]
         self.fed.begin(done - 1)
         return done, self.fed.present, state
 
-    def _closed(self, state: State, placed: Tensor) -> State:
-        """The state that serves everybody: those who join after training are placed now."""
+    def _admit_last(self, state: State, placed: Tensor) -> State:
+        """The state that serves everybody: clients that join after training are admitted now."""
         self.fed.is_over = True
-        return self._admitted(state, placed)
+        return self._admit(state, placed)
 
-    def _admitted(self, state: State, placed: Tensor) -> State:
+    def _admit(self, state: State, placed: Tensor) -> State:
         here = self.fed.real
-        newcomers = here[~torch.isin(here, placed)]
-        return self.method.admit(state, newcomers, self.fed) if len(newcomers) else state
+        unseen = here[~torch.isin(here, placed)]
+        return self.method.admit(state, unseen, self.fed) if len(unseen) else state
 
     def _result(self, state: State, done: int, seconds: float) -> RoundResult:
         scores, metrics = None, {}
@@ -233,7 +279,7 @@ class Experiment(Generic[State]):
             self.scores, metrics = scores, self._metrics(state, scores)
             self.history.append((done, metrics))
             self._warn_if_stuck()
-        clusters = placed_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
+        clusters = current_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
         return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds)
 
     def _warn_if_short(self) -> None:
@@ -241,8 +287,8 @@ class Experiment(Generic[State]):
         first = getattr(self.method, setting) if setting else 0
         if first >= self.rounds:
             warnings.warn(
-                f"{name} looks for groups after {first} rounds ({setting}), and there are only {self.rounds}: "
-                f"it will find none; take more rounds or a smaller {setting}",
+                f"{name} looks for clusters after {first} rounds ({setting}), and there are only {self.rounds}: "
+                f"it will find none; use more rounds or a smaller {setting}",
                 stacklevel=3,
             )
 
@@ -258,38 +304,39 @@ class Experiment(Generic[State]):
 
     def _metrics(self, state: State, scores: Scores) -> dict[str, float]:
         metrics = accuracies(scores, self.evaluation.target)
-        found = Found.by(self.method, state, self.fed)
+        found = FoundClusters.by(self.method, state, self.fed)
         if found is not None:
-            metrics |= self._said_of(found)
+            metrics |= self._cluster_metrics(found)
         if self.evaluation.correlation:
             metrics |= correlations(self.method, state, self.fed, self.drift)
         return metrics
 
-    def _said_of(self, found: Found) -> dict[str, float]:
-        """Its metrics; those of the last time where nothing has changed, for all pairs of clients are looked at."""
-        if self.said is None or not found.is_like(self.said[0]):
-            self.said = found, found.metrics()
-        return self.said[1]
+    def _cluster_metrics(self, found: FoundClusters) -> dict[str, float]:
+        """Its metrics; those of the last time where nothing has changed, for they compare all pairs of clients."""
+        if self.found is None or not found.is_like(self.found[0]):
+            self.found = found, found.metrics()
+        return self.found[1]
 
     def _close(self, state: State) -> Tensor | None:
-        """The groups with look-alikes in them; measures what is measured once, after the last round."""
-        found = Found.by(self.method, state, self.fed)
+        """The clusters with look-alikes in them; measures what is measured once, after the last round."""
+        found = FoundClusters.by(self.method, state, self.fed)
         if found is None:
             return None
-        self.closing = found.references(self.fed.seed)
-        clusters = place_look_alikes(self.method, state, self.fed)
+        self.final = found.references(self.fed.seed)
+        clusters = assign_look_alikes(self.method, state, self.fed)
         if clusters is None:
             return found.clusters
-        self.closing |= robustness(clusters, originals_of(self.fed), self.fed.clients.cpu())
+        self.final |= robustness(clusters, originals_of(self.fed), self.fed.clients.cpu())
         return clusters
 
     def _bytes(self) -> tuple[int, int]:
         ledger = self.fed.ledger
-        return tuple(
+        down, up = (
             sum(int(t.sum()) for task, t in table.items() if task not in QUESTIONS)
             for table in (ledger.down, ledger.up)
-        )  # type: ignore[return-value]
+        )
+        return down, up
 
-    def _tell(self, result: RoundResult) -> None:
+    def _notify(self, result: RoundResult) -> None:
         for observer in self.observers:
-            observer.after_round(result)
+            observer.on_round(result)

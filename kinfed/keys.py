@@ -18,7 +18,7 @@ def base_key(*parts: int | str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def hashed(numbers: Tensor) -> Tensor:
+def hash_bits(numbers: Tensor) -> Tensor:
     """int64 -> int64, every bit of the result depends on every bit of the input (splitmix64's finaliser)."""
     x = numbers
     for shift, multiplier in ((30, -4658895280553007687), (27, -7723592293110705685)):
@@ -30,7 +30,7 @@ def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number: streams that do not depend on each other."""
     if isinstance(number, int):
         number = torch.full((), number, dtype=torch.long, device=key.device)  # filled there, not sent there
-    return hashed(key + hashed(number * 2 + 1))
+    return hash_bits(key + hash_bits(number * 2 + 1))
 
 
 def uniform(key: Tensor, count: int) -> Tensor:

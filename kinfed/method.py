@@ -132,7 +132,7 @@ class Method(ABC, Generic[State]):
 
     def evaluate_adapted(self, client: Client, **offer: Params) -> Reply:
         """Client task: the same after some epochs of local training."""
-        adapted, _ = self.local.adapting()(client, self.personalise(client, **offer), self.model.gradient)
+        adapted, _ = self.local.for_adaptation()(client, self.personalise(client, **offer), self.model.gradient)
         return score(self.model, adapted, client.test)
 
 

@@ -17,7 +17,7 @@ def each_leaf(f: Callable[..., Tensor], *trees: Mapping[str, Tensor]) -> Params:
     return {name: f(*(tree[name] for tree in trees)) for name in trees[0]}
 
 
-def rows(models: Stack, index: Tensor | int | slice) -> Stack:
+def select(models: Stack, index: Tensor | int | slice) -> Stack:
     """Models `index` of a stack; one model, without the leading axis, when index is a single number."""
     return each_leaf(lambda w: w[index], models)
 
@@ -42,7 +42,7 @@ def join(*stacks: Stack) -> Stack:
     return each_leaf(lambda *ws: torch.cat(ws), *stacks)
 
 
-def joined(order: list[int], stacks: list[Stack]) -> Stack:
+def join_in_order(order: list[int], stacks: list[Stack]) -> Stack:
     """Stacks as one, in which row order[i] is the i-th of them all; nothing is copied where that changes nothing."""
     whole = stacks[0] if len(stacks) == 1 else join(*stacks)
     if order == list(range(len(order))):
@@ -56,14 +56,14 @@ def count(models: Stack) -> int:
     return len(next(iter(models.values())))
 
 
-def wide(tensor: Tensor) -> Tensor:
+def to_matrix(tensor: Tensor) -> Tensor:
     """Each entry of the leading axis as one long vector: [entries, numbers]."""
     return tensor.reshape(len(tensor), tensor.shape[1:].numel())
 
 
 def flatten(models: Stack) -> Tensor:
     """Each model as one long vector: [models, parameters]."""
-    return torch.cat([wide(w) for w in models.values()], 1)
+    return torch.cat([to_matrix(w) for w in models.values()], 1)
 
 
 def subtract(a: Params, b: Params) -> Params:

@@ -96,17 +96,17 @@ class Bar:
         done = f"{task.completed:.0f}/{task.total:.0f}, " if task.total else ""
         self.progress.update(self.task, rounds=f"{done}{text}")
 
-    def began(self, rounds: int, done: int) -> None:
+    def on_start(self, rounds: int, done: int) -> None:
         self.progress.reset(self.task, total=rounds, completed=done, rounds=f"{done}/{rounds}", accuracy="", moved="")
 
-    def after_round(self, result: RoundResult) -> None:
+    def on_round(self, result: RoundResult) -> None:
         total = self.progress.tasks[self.task].total or result.round
         shown = {"rounds": f"{result.round}/{total:.0f}", "moved": in_bytes(result.down + result.up)}
         if result.metrics:
             shown["accuracy"] = percent(result.metrics["accuracy"])
         self.progress.update(self.task, completed=result.round, **shown)  # type: ignore[arg-type]
 
-    def ended(self, summary: Summary) -> None:
+    def on_end(self, summary: Summary) -> None:
         self.progress.update(self.task, accuracy=percent(summary["accuracy"]))
 
 
@@ -153,10 +153,10 @@ class LineByLine:
     def message(self, text: str) -> None:
         self.display.say(f"{self.label}: {text}")
 
-    def began(self, rounds: int, done: int) -> None:
+    def on_start(self, rounds: int, done: int) -> None:
         self.rounds, self.first, self.start = rounds, done, time.monotonic()
 
-    def after_round(self, result: RoundResult) -> None:
+    def on_round(self, result: RoundResult) -> None:
         if not result.metrics:
             return
         each = (time.monotonic() - self.start) / (result.round - self.first)
@@ -165,7 +165,7 @@ class LineByLine:
             f"{in_bytes(result.down + result.up)}, {each * (self.rounds - result.round):.0f} s left"
         )
 
-    def ended(self, summary: Summary) -> None:
+    def on_end(self, summary: Summary) -> None:
         pass
 
 
@@ -191,13 +191,13 @@ class Silence:
     def message(self, text: str) -> None:
         pass
 
-    def began(self, rounds: int, done: int) -> None:
+    def on_start(self, rounds: int, done: int) -> None:
         pass
 
-    def after_round(self, result: RoundResult) -> None:
+    def on_round(self, result: RoundResult) -> None:
         pass
 
-    def ended(self, summary: Summary) -> None:
+    def on_end(self, summary: Summary) -> None:
         pass
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kinfed.client import Batch, Client
 from kinfed.errors import ConfigError
-from kinfed.models import Feed, GradientFn, Model, Quick, Slope, descend
+from kinfed.models import Feed, Gradient, GradientFn, Model, Quick, descend
 from kinfed.params import Params, each_leaf
 
 
@@ -41,7 +41,7 @@ class LocalTraining:
     def __call__(self, client: Client, start: Params, gradient: GradientFn) -> tuple[Params, Tensor]:
         """The weights after training from `start`, and the number of steps taken."""
         if quick := self._quick(client, start, gradient):
-            shift = gradient.shift if isinstance(gradient, Shifted) else {}
+            shift = gradient.shift if isinstance(gradient, ShiftedGradient) else {}
             return self._quickly(quick, client, start, shift), client.steps(self.epochs, self.batch_size)
         rate = self.rate(client)
         params, moments = start, self._blank(start)
@@ -56,16 +56,18 @@ class LocalTraining:
 
     def _quick(self, client: Client, start: Params, gradient: GradientFn) -> Quick | None:
         """How these weights are trained the quick way; None where only the general way is right."""
-        plain = gradient.gradient if isinstance(gradient, Shifted | Meta | Labelled) else gradient
+        plain = (
+            gradient.gradient if isinstance(gradient, ShiftedGradient | MetaGradient | LabelledGradient) else gradient
+        )
         model = getattr(plain, "__self__", None)
         if not isinstance(model, Model) or plain != model.gradient or set(start) != set(model.weights):
             return None
         if client.train.exact or self.optimiser != "sgd" or not model.is_quick_on(client.key.device):
             return None
-        if isinstance(gradient, Meta):
+        if isinstance(gradient, MetaGradient):
             fits = client.key.is_cuda and not self.momentum and self.batch_size == 2 * gradient.size
             return Quick(model, mu=self.mu, inner=gradient.alpha) if fits else None
-        return Quick(model, self.momentum, self.mu) if not (self.mu and isinstance(gradient, Shifted)) else None
+        return Quick(model, self.momentum, self.mu) if not (self.mu and isinstance(gradient, ShiftedGradient)) else None
 
     def _quickly(self, quick: Quick, client: Client, start: Params, shift: Params) -> Params:
         parts = 2 if quick.inner else 1
@@ -76,7 +78,7 @@ class LocalTraining:
         """The learning rate of the round the client is in."""
         return self.lr * self.decay**client.round
 
-    def reach(self, client: Client) -> Tensor:
+    def effective_steps(self, client: Client) -> Tensor:
         """FedNova's ‖a‖₁: how far a weight whose gradient is always one would get, in learning rates.
 
         That is the number of steps for plain SGD; momentum makes it larger, and the proximal term smaller.
@@ -85,10 +87,10 @@ class LocalTraining:
             steps = client.steps(self.epochs, self.batch_size).float()  # FedNova's formula, without a walk through them
             return (steps - self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)) / (1 - self.momentum)
         start = torch.zeros((), device=client.key.device)
-        end, _ = self(client, {"way": start}, lambda params, batch: Slope({"way": torch.ones_like(start)}))
+        end, _ = self(client, {"way": start}, lambda params, batch: Gradient({"way": torch.ones_like(start)}))
         return -end["way"] / self.rate(client)
 
-    def adapting(self) -> "LocalTraining":
+    def for_adaptation(self) -> "LocalTraining":
         """The same training with the epochs of adaptation."""
         return replace(self, epochs=self.adapt_epochs or self.epochs)
 
@@ -115,19 +117,19 @@ def _moved(params: Params, stride: Tensor, direction: Params) -> Params:
 
 
 @dataclass(frozen=True)
-class Shifted:
+class ShiftedGradient:
     """A gradient plus a constant (SCAFFOLD's c - cᵢ)."""
 
     gradient: GradientFn
     shift: Params
 
-    def __call__(self, params: Params, batch: Batch) -> Slope:
+    def __call__(self, params: Params, batch: Batch) -> Gradient:
         slope, buffers = self.gradient(params, batch)
-        return Slope(each_leaf(torch.add, slope, self.shift), buffers)
+        return Gradient(each_leaf(torch.add, slope, self.shift), buffers)
 
 
 @dataclass(frozen=True)
-class Meta:
+class MetaGradient:
     """The first-order meta gradient of a pair of mini-batches, `size` rows and the rest: ∇f(w - α∇f(w; B); B').
 
     A pair without a second mini-batch has no gradient.
@@ -137,21 +139,21 @@ class Meta:
     alpha: float
     size: int
 
-    def __call__(self, params: Params, pair: Batch) -> Slope:
+    def __call__(self, params: Params, pair: Batch) -> Gradient:
         first, second = pair.part(slice(self.size)), pair.part(slice(self.size, None))
-        inner = self.gradient(params, first).gradient
+        inner = self.gradient(params, first).weights
         if not len(second.x):
-            return Slope(each_leaf(torch.zeros_like, inner))
+            return Gradient(each_leaf(torch.zeros_like, inner))
         return self.gradient(params | {name: params[name] - self.alpha * g for name, g in inner.items()}, second)
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledGradient:
     """The gradient over the rows that have a label; where none has, nothing changes."""
 
     gradient: GradientFn
 
-    def __call__(self, params: Params, batch: Batch) -> Slope:
+    def __call__(self, params: Params, batch: Batch) -> Gradient:
         known = batch.mask & (batch.y >= 0)
         slope, buffers = self.gradient(params, batch._replace(y=batch.y.clamp(min=0), mask=known))
-        return Slope(slope, {name: torch.where(known.any(), b, params[name]) for name, b in buffers.items()})
+        return Gradient(slope, {name: torch.where(known.any(), b, params[name]) for name, b in buffers.items()})

@@ -76,7 +76,7 @@ def fit(
 ):  # type: ignore[no-untyped-def, type-arg]
     """The state and the federation after some rounds."""
     fed = engine(method, population or tiny_population(), **settings)  # type: ignore[arg-type]
-    experiment = Experiment(method, fed, rounds)
+    experiment = Experiment.over(fed, rounds=rounds)
     experiment.run()
     return experiment.state, fed
 

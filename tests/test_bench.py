@@ -10,10 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kinfed.bench import report
-from kinfed.bench.peers.protocol import MARK
-from kinfed.bench.race import CONTENDERS, Outcome, Plan, Track, entries
-from kinfed.bench.runners import Absent, last_words, started, tagged
+from kinfed.bench import contenders
+from kinfed.bench.contenders import CHECKOUT, CONTENDERS, Absent, choose_contenders, find_processes, last_error, start
+from kinfed.bench.race import Heat, Plan, Timing, make_table
 from kinfed.bench.workloads import WORKLOADS
 from kinfed.cli import app
 
@@ -30,13 +29,13 @@ def test_workloads_have_the_sizes_of_their_papers():
     assert (mlp.steps, flt4.steps) == (20 * 60, 480 * 25)
     assert mlp.least_bytes == 12 * 159_010 * 1200
     assert flt4.least_bytes == 20 * 166_447 * 480 * 25  # momentum is read and written too
-    assert (flt4.scaled(0.1).clients, flt4.scaled(0.1).cohort) == (240, 48)
-    assert mlp.scaled(1e-6).clients == 1
+    assert (flt4.scale(0.1).clients, flt4.scale(0.1).cohort) == (240, 48)
+    assert mlp.scale(1e-6).clients == 1
 
 
-def test_uneven_clients_have_rows_from_few_to_many(tmp_path):
-    three = replace(WORKLOADS["uneven"], clients=3, rows=960)
-    assert three.lengths == [15, 120, 960] == three.job(tmp_path, 1, "cpu").lengths  # eight times as many each
+def test_uneven_clients_have_samples_from_few_to_many(tmp_path):
+    three = replace(WORKLOADS["uneven"], clients=3, samples=960)
+    assert three.lengths == [15, 120, 960] == three.make_job(tmp_path, 1, "cpu").lengths  # eight times as many each
     assert three.steps_each == (2 + 12 + 96) / 3
     assert WORKLOADS["mlp"].lengths == [600] * 100
 
@@ -48,16 +47,16 @@ def test_uneven_clients_race_too():
 
 
 def test_speed_compares_neighbouring_rounds():
-    plain, ours = Outcome("mlp", "plain", rounds=(2.0, 8.0, 3.0)), Outcome("mlp", "kinfed", rounds=(1.0, 2.0, 1.0))
+    plain, ours = Timing("mlp", "plain", rounds=(2.0, 8.0, 3.0)), Timing("mlp", "kinfed", rounds=(1.0, 2.0, 1.0))
     assert ours.speed(plain) == 3.0  # of 2, 4 and 3
-    assert report.table([plain, ours], Plan())[1][:7] == ("mlp", "kinfed", "1.000", "1.000", "2.000", "16.7", "3.00")
+    assert make_table([plain, ours], Plan())[1][:7] == ("mlp", "kinfed", "1.000", "1.000", "2.000", "16.7", "3.00")
 
 
 def test_the_share_of_bandwidth_is_bytes_over_seconds_over_what_a_copy_moves():
     least = WORKLOADS["mlp"].least_bytes
-    outcome = Outcome("mlp", "kinfed", rounds=(2.0,), copied_a_second=least)
+    outcome = Timing("mlp", "kinfed", rounds=(2.0,), copy_bandwidth=least)
     assert outcome.bandwidth_share(WORKLOADS["mlp"]) == 0.5
-    assert report.table([outcome], Plan())[1][-1] == "50%"
+    assert make_table([outcome], Plan())[1][-1] == "50%"
 
 
 def test_a_race_measures_every_contender_and_writes_it_down(tmp_path):
@@ -67,11 +66,10 @@ def test_a_race_measures_every_contender_and_writes_it_down(tmp_path):
     said = json.loads(file.read_text())
     assert said["plan"] == {"rounds": 2, "threads": 1, "device": "cpu", "scale": 0.02}
     assert said["workloads"]["mlp"]["clients"] == 2
-    assert [o["contender"] for o in said["outcomes"]] == ["kinfed", "sequential", "plain"]
-    for outcome in said["outcomes"]:
-        assert len(outcome["rounds"]) == 2 and min(outcome["rounds"]) > 0 and not outcome["why"]
-        assert outcome["cpu"] is None or 0 < outcome["cpu"] < 60
-        assert outcome["peak"] is None or outcome["peak"] > 50 * 2**20
+    assert [o["contender"] for o in said["timings"]] == ["kinfed", "sequential", "plain"]
+    for outcome in said["timings"]:
+        assert len(outcome["rounds"]) == 2 and min(outcome["rounds"]) > 0 and not outcome["reason"]
+        assert outcome["cpu"] > 0 and outcome["peak"] > 50 * 2**20
     assert "× plain" in result.output and "round 2/2" in result.output
 
 
@@ -80,7 +78,7 @@ def test_a_quiet_race_shows_its_table_and_nothing_else():
     assert len(lines) == 2 and lines[0].split()[:2] == ["workload", "contender"] and lines[1].startswith("mlp")
 
 
-def test_who_is_not_installed_is_left_out_with_the_reason():
+def test_a_contender_that_is_not_installed_is_left_out_with_the_reason():
     if importlib.util.find_spec("fedjax"):
         pytest.skip("fedjax is installed here")
     words = ("--workloads", "mlp", "--contenders", "fedjax,pfl", "--peer-python", "pfl=/no/such/python", *SMALL)
@@ -95,7 +93,8 @@ def test_who_is_not_installed_is_left_out_with_the_reason():
     [
         (("--workloads", "mpl"), "did you mean 'mlp'?"),
         (("--contenders", "plian"), "did you mean 'plain'?"),
-        (("--contenders", ","), "at least one workload and one contender"),
+        (("--workloads", ","), "at least one workload and one contender"),
+        (("--drivers", "/no/such/folder"), "there is no such folder"),
         (("--scale", "2"), "--scale"),
         (("--rounds", "0"), "--rounds >= 1"),
         (("--peer-python", "fedjax"), "name=/path/to/python"),
@@ -108,15 +107,15 @@ def test_bad_options_get_one_clear_line(words, said):
 
 
 def test_a_contender_ends_with_its_context(tmp_path):
-    job = WORKLOADS["mlp"].scaled(0.01).job(tmp_path, 1, "cpu")
-    with started(CONTENDERS["plain"], job, tmp_path) as runner:
-        assert tagged(runner.tag)
+    job = WORKLOADS["mlp"].scale(0.01).make_job(tmp_path, 1, "cpu")
+    with start(CONTENDERS["plain"], job, tmp_path) as runner:
+        assert find_processes(runner.tag)
         assert runner.turn() > 0
-    assert runner.process.poll() is not None and not tagged(runner.tag)
+    assert runner.process.poll() is not None and not find_processes(runner.tag)
 
 
-def test_a_contender_that_falls_is_noted_and_the_others_go_on():
-    class Falls:
+def test_a_contender_that_fails_is_noted_and_the_others_go_on():
+    class Fails:
         facts: dict[str, float] = {}  # noqa: RUF012
         left = 2
 
@@ -131,38 +130,66 @@ def test_a_contender_that_falls_is_noted_and_the_others_go_on():
 
         cpu = peak
 
-    class Lasts(Falls):
+    class Lasts(Fails):
         left = 99
 
     said: list[str] = []
-    track = Track("mlp", said.append)
-    for name, runner in (("pfl", Falls()), ("plain", Lasts())):
-        track.warm_up(name, runner)
+    heat = Heat("mlp", said.append)
+    for name, runner in (("pfl", Fails()), ("plain", Lasts())):
+        heat.warm_up(name, runner)
     for round in range(3):
-        track.lap(round, 3)
-    assert track.outcome("pfl").why == "it ended: MemoryError"
-    assert track.outcome("plain").rounds == (1.0, 1.0, 1.0)
+        heat.run_round(round, 3)
+    assert heat.timing("pfl").reason == "it ended: MemoryError"
+    assert heat.timing("plain").rounds == (1.0, 1.0, 1.0)
 
 
-def test_last_words_name_the_error(tmp_path: Path):
+def test_the_last_error_of_a_log_is_found(tmp_path: Path):
     log = tmp_path / "log"
-    for text, words in (("", "without a word"), ("a\nb\n\n", "b"), ("x\nKeyError: 1\nmore", "KeyError: 1")):
+    for text, words in (("", "its log is empty"), ("a\nb\n\n", "b"), ("x\nKeyError: 1\nmore", "KeyError: 1")):
         log.write_text(text)
-        assert last_words(log) == words
+        assert last_error(log) == words
 
 
 def test_peers_may_have_an_interpreter_of_their_own():
-    fedjax, plain = entries(["fedjax", "plain"], {"fedjax": "/there/python"})
+    fedjax, plain = choose_contenders(["fedjax", "plain"], {"fedjax": "/there/python"})
     assert (fedjax.python, plain.python) == ("/there/python", sys.executable)
 
 
 def test_drivers_need_nothing_of_kinfed_but_the_protocol():
-    for path in (Path(report.__file__).parent / "peers").glob("*.py"):
-        lines = [line.strip() for line in path.read_text().splitlines() if "kinfed" in line.split("#")[0]]
-        imports = [line for line in lines if line.startswith(("import ", "from "))]
-        if path.name != "kinfed.py":
-            assert all(line.startswith("from kinfed.bench.peers") for line in imports), path
-    assert MARK.startswith("@")
+    paths = list(CHECKOUT.glob("*.py"))
+    assert len(paths) == 6
+    for path in paths:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        own = [line for line in lines if line.startswith(("import kinfed", "from kinfed"))]
+        assert all(line.startswith("from kinfed.bench.drivers import ") for line in own), path
+
+
+def test_without_drivers_the_race_is_among_kinfed_and_plain_loops(monkeypatch, tmp_path):
+    monkeypatch.setattr(contenders, "CHECKOUT", tmp_path / "nowhere")
+    assert [c.name for c in choose_contenders([])] == ["kinfed", "sequential", "plain"]
+    result = bench("--workloads", "mlp", "--contenders", "plain,pfl", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "pfl (pfl-research, a process a thread) did not take part: kinfed is installed without" in result.output
+    assert "benchmarks/peers with --drivers" in result.output
+
+
+def test_a_checkout_has_drivers_of_other_simulators():
+    names = ["kinfed", "sequential", "plain", "fedjax", "fedlab", "flower", "pfl"]
+    assert [c.name for c in choose_contenders([])] == names
+
+
+def test_a_folder_of_drivers_adds_contenders(tmp_path):
+    text = """
+import time
+from kinfed.bench.drivers import drive
+
+if __name__ == "__main__":
+    drive(lambda job: lambda round: time.sleep(0.01))
+"""
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "__init__.py").touch()
+    result = bench("--workloads", "mlp", "--contenders", "mine", "--drivers", str(tmp_path), *SMALL, "-q")
+    assert result.exit_code == 0 and "mlp" in result.output.splitlines()[1], result.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -25,7 +25,7 @@ def test_a_federation_comes_back_as_it_was_saved(tmp_path):
     assert_same_bits(again.params, state.params)
     assert other.calls == fed.calls and other.ledger.rounds == fed.ledger.rounds and other.rejected == fed.rejected
     assert_same_bits(other.ledger.up, fed.ledger.up)
-    assert checkpoint.about(path) == {"round": 2, "word": "hello"}
+    assert checkpoint.read_about(path) == {"round": 2, "word": "hello"}
 
 
 def test_client_memories_come_back(tmp_path):
@@ -93,11 +93,7 @@ def test_a_resumed_experiment_ends_with_the_same_bits(tmp_path):
     def experiment(rounds, checkpoint):
         method = FedAvg(small_net())
         return Experiment(
-            method,
-            Vectorised(method, tiny_population(), fraction=0.5),
-            rounds,
-            checkpoint=checkpoint,
-            checkpoint_every=2,
+            method, tiny_population(), fraction=0.5, rounds=rounds, checkpoint=checkpoint, checkpoint_every=2
         )
 
     whole = experiment(5, tmp_path / "whole")

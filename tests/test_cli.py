@@ -266,7 +266,7 @@ def rows(folder: Path) -> int:
 
 def written(folder: Path) -> int:
     path = folder / "checkpoint.safetensors"
-    return int(str(checkpoint.about(path)["round"])) if path.exists() else 0
+    return int(str(checkpoint.read_about(path)["round"])) if path.exists() else 0
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 import torch
 
 from kinfed.client import Client, Samples, width_of
-from kinfed.keys import base_key, fold, hashed, uniform
+from kinfed.keys import base_key, fold, hash_bits, uniform
 
 
 def client_of(size: int, padded: int, key: int = 5, exact: bool = False, **more: int) -> Client:
@@ -27,7 +27,7 @@ def test_keys_depend_on_every_part_and_on_nothing_else():
 
 def test_hashes_of_neighbours_differ_in_about_half_of_their_bits():
     numbers = torch.arange(1000)
-    changed = hashed(numbers) ^ hashed(numbers + 1)
+    changed = hash_bits(numbers) ^ hash_bits(numbers + 1)
     bits = sum(((changed >> shift) & 1).float().mean() for shift in range(64))
     assert 31 < bits < 33
 

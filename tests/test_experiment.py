@@ -5,7 +5,7 @@ import torch
 
 from kinfed.client import Reply
 from kinfed.data import LATER, Role
-from kinfed.engines import Vectorised
+from kinfed.engines import EngineSettings, Sequential, Vectorised
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.methods import FLHC, FedAvg, Local
@@ -18,20 +18,20 @@ class Notes:
     results: list = field(default_factory=list)
     said: list = field(default_factory=list)
 
-    def began(self, rounds, done):
+    def on_start(self, rounds, done):
         self.said.append(("began", rounds, done))
 
-    def after_round(self, result):
+    def on_round(self, result):
         self.results.append(result)
 
-    def ended(self, summary):
+    def on_end(self, summary):
         self.said.append(("ended", summary["accuracy"]))
 
 
 def watched(method, population=None, rounds=3, **settings):
     notes = Notes()
     fed = Vectorised(method, population or tiny_population())
-    experiment = Experiment(method, fed, rounds, observers=[notes], **settings)
+    experiment = Experiment.over(fed, rounds=rounds, observers=[notes], **settings)
     return notes, experiment.run(), experiment
 
 
@@ -114,7 +114,9 @@ def test_weights_that_diverge_are_noticed_once():
 
 
 def test_a_run_that_ends_before_its_method_looks_for_clusters_is_noticed():
-    with pytest.warns(UserWarning, match=r"^FLHC looks for groups after 3 rounds \(rounds_before\), .+ only 3") as told:
+    with pytest.warns(
+        UserWarning, match=r"^FLHC looks for clusters after 3 rounds \(rounds_before\), .+ only 3"
+    ) as told:
         watched(FLHC(small_net(), rounds_before=3), rounds=3)
     assert len(told) == 1
     watched(FLHC(small_net(), rounds_before=2), rounds=3)
@@ -165,13 +167,13 @@ def checkpoints(rounds, tmp_path, monkeypatch, seconds):
         clock[0] += seconds
 
     class Second(Notes):
-        def after_round(self, result):
+        def on_round(self, result):
             clock[0] += 1
 
-    monkeypatch.setattr("kinfed.experiment.snapshot.save", save)
+    monkeypatch.setattr("kinfed.experiment.checkpoints.save", save)
     monkeypatch.setattr("kinfed.experiment.time.perf_counter", lambda: clock[0])
     fed = Vectorised(Local(small_net()), tiny_population())
-    Experiment(fed.method, fed, rounds, observers=[Second()], checkpoint=tmp_path / "c", checkpoint_every=5).run()
+    Experiment.over(fed, rounds=rounds, observers=[Second()], checkpoint=tmp_path / "c", checkpoint_every=5).run()
     return written
 
 
@@ -185,7 +187,7 @@ def test_a_federation_that_has_been_through_a_run_is_not_taken_for_a_new_one():
     with pytest.raises(ConfigError, match="has been through a run"):
         experiment.run()
     with pytest.raises(ConfigError, match="has been through a run"):
-        Experiment(experiment.method, experiment.fed, 2).run()
+        Experiment.over(experiment.fed, rounds=2).run()
 
 
 def test_a_model_that_does_not_fit_is_refused_before_the_first_round():
@@ -194,4 +196,27 @@ def test_a_model_that_does_not_fit_is_refused_before_the_first_round():
     for model, told in ((narrow, "2 classes, wanted the 3 of the data"), (mistaken, r"wanted \(2, 4\)")):
         method = FedAvg(model)
         with pytest.raises(ModelError, match=told):
-            Experiment(method, Vectorised(method, people))
+            Experiment(method, people)
+
+
+def test_a_method_and_an_engine_of_another_method_cannot_be_paired():
+    people, other = tiny_population(), Local(small_net())
+    with pytest.raises(ConfigError, match=r"wanted a Population, got a Vectorised; .+ Experiment.over\(federation\)"):
+        Experiment(FedAvg(small_net()), Vectorised(other, people))
+    assert Experiment.over(Vectorised(other, people), rounds=1).method is other
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("vectorised", Vectorised), (EngineSettings("sequential"), Sequential)])
+def test_an_engine_is_given_by_name_or_by_settings(engine, kind):
+    method = FedAvg(small_net())
+    experiment = Experiment(method, tiny_population(), engine, rounds=1, fraction=0.5, seed=3)
+    assert type(experiment.fed) is kind and experiment.fed.method is method
+    assert (experiment.fed.fraction, experiment.fed.seed) == (0.5, 3)
+    with pytest.raises(ConfigError, match=r"engine 'vectorized'.+vectorised"):
+        Experiment(method, tiny_population(), "vectorized")
+
+
+def test_an_engine_s_own_settings_reach_it_and_the_device_goes_over_them():
+    settings = EngineSettings(block=2, workers=1, device="cuda")
+    experiment = Experiment(FedAvg(small_net()), tiny_population(), settings, device="cpu")
+    assert (experiment.fed.block, experiment.fed.way.workers, experiment.fed.device.type) == (2, 1, "cpu")

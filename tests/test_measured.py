@@ -24,7 +24,7 @@ FLHC = ["method=flhc", "methods.flhc.rounds_before=1"]
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short training of the encoder that looks at drift."""
-    monkeypatch.setattr("kinfed.metrics.drift.ENCODER", Pretraining(epochs=1, least_steps=20))
+    monkeypatch.setattr("kinfed.metrics.correlation.ENCODER", Pretraining(epochs=1, least_steps=20))
 
 
 def config(*settings: str) -> Config:
@@ -48,12 +48,12 @@ def test_robustness_can_be_read_off_the_tables(tmp_path: Path):
     folder = run(tmp_path / "flt", *FLT, "roles.look_alikes=3")
     people = table(folder, "clients")[-40:]
     assert [row["role"] for row in people] == ["trains"] * 10 + [f"look-alike of {i}" for i in range(10) for _ in "123"]
-    assert all(row["accuracy"] == "" and row["planted"] == "-1" for row in people[10:])
-    cluster = [row["found"] for row in people]
+    assert all(row["accuracy"] == "" and row["true_cluster"] == "-1" for row in people[10:])
+    cluster = [row["cluster"] for row in people]
     assert [row["cluster"] for row in table(folder, "clusters")[-40:]] == cluster
     inside = {name: [] for name in set(cluster[:10])}
     for alike, row in enumerate(people[10:]):
-        inside[cluster[alike // 3]].append(row["found"] == cluster[alike // 3])
+        inside[cluster[alike // 3]].append(row["cluster"] == cluster[alike // 3])
     shares = [sum(hits) / len(hits) for hits in inside.values()]
     assert summary(folder)["robustness"] == pytest.approx(sum(shares) / len(shares))
     assert summary(folder)["robustness"] > 0.6  # disjoint labels are easily told apart

@@ -1,6 +1,19 @@
 import torch
 
-from kinfed.params import bytes_of, count, flatten, from_flat, join, joined, put, repeat, rows, stack, subtract, to_flat
+from kinfed.params import (
+    bytes_of,
+    count,
+    flatten,
+    from_flat,
+    join,
+    join_in_order,
+    put,
+    repeat,
+    select,
+    stack,
+    subtract,
+    to_flat,
+)
 
 A = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
 B = {"w": torch.tensor([[5.0, 7.0]]), "b": torch.tensor([11.0])}
@@ -9,7 +22,7 @@ B = {"w": torch.tensor([[5.0, 7.0]]), "b": torch.tensor([11.0])}
 def test_a_stack_has_a_leading_axis_and_its_rows_are_the_models():
     both = stack([A, B])
     assert count(both) == 2 and both["w"].shape == (2, 1, 2)
-    assert torch.equal(rows(both, 1)["w"], B["w"])
+    assert torch.equal(select(both, 1)["w"], B["w"])
 
 
 def test_put_replaces_rows_of_a_copy():
@@ -42,8 +55,8 @@ def test_bytes_are_counted_by_element_size():
 
 def test_stacks_are_joined_in_an_order():
     both = [stack([A]), stack([B])]
-    assert joined([1, 0], both)["b"].tolist() == [[11.0], [3.0]]
-    assert joined([0, 1], both)["b"].tolist() == [[3.0], [11.0]]
-    three = joined([2, 0, 1], [stack([A, B, B])])  # the first of them belongs last
+    assert join_in_order([1, 0], both)["b"].tolist() == [[11.0], [3.0]]
+    assert join_in_order([0, 1], both)["b"].tolist() == [[3.0], [11.0]]
+    three = join_in_order([2, 0, 1], [stack([A, B, B])])  # the first of them belongs last
     assert three["b"].tolist() == [[11.0], [11.0], [3.0]]
-    assert joined([0], both[:1])["w"] is both[0]["w"]
+    assert join_in_order([0], both[:1])["w"] is both[0]["w"]

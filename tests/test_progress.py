@@ -19,7 +19,7 @@ def test_what_goes_on_is_shown_before_the_first_round_and_beside_the_rounds_that
     watcher, shown = bar
     watcher.message("describe: 25 of 100 clients")
     assert shown() == "describe: 25 of 100 clients"
-    watcher.began(rounds=40, done=2)
+    watcher.on_start(rounds=40, done=2)
     assert shown() == "2/40"
     watcher.message("train: 320 of 2400 clients")
     assert shown() == "2/40, train: 320 of 2400 clients"
@@ -27,7 +27,7 @@ def test_what_goes_on_is_shown_before_the_first_round_and_beside_the_rounds_that
 
 def test_the_end_of_a_round_takes_its_place(bar):
     watcher, shown = bar
-    watcher.began(rounds=40, done=2)
+    watcher.on_start(rounds=40, done=2)
     watcher.message("train: 320 of 2400 clients")
-    watcher.after_round(RoundResult(3, {}, None, None, down=0, up=0, seconds=1.0))
+    watcher.on_round(RoundResult(3, {}, None, None, down=0, up=0, seconds=1.0))
     assert shown() == "3/40"

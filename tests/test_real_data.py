@@ -40,7 +40,7 @@ def assert_found(flt: FLT, state: object, planted: torch.Tensor) -> None:
 
 def test_scenario_1_kinships_are_found_and_ten_rounds_give_95_per_cent():
     flt, population = method(), clients(DisjointClasses(100, 5))
-    experiment = Experiment(flt, Vectorised(flt, population, fraction=0.2), 10, Evaluation(every=10))
+    experiment = Experiment(flt, population, fraction=0.2, rounds=10, evaluation=Evaluation(every=10))
     summary = experiment.run()
     assert_found(flt, experiment.state, population.true_clusters)
     assert summary["accuracy"] > 0.95 and summary["variance"] < 10

@@ -51,7 +51,7 @@ def test_clients_have_their_role_cluster_and_scores(finished: Path):
     clients = table(finished, "clients")
     assert len(clients) == 2 * 10
     assert sorted(row["role"] for row in clients[:10]) == ["holdout"] * 2 + ["trains"] * 7 + ["unlabelled"]
-    assert [row["planted"] for row in clients[:10]] == ["0", "0", "1", "1", "2", "2", "3", "3", "4", "4"]
+    assert [row["true_cluster"] for row in clients[:10]] == ["0", "0", "1", "1", "2", "2", "3", "3", "4", "4"]
     assert all(0 <= float(row["accuracy"]) <= 1 and int(row["test_samples"]) > 0 for row in clients)
     assert [row["client"] for row in clients[:10] if not row["accuracy_adapted"]] == [
         row["client"] for row in clients[:10] if row["role"] == "unlabelled"
@@ -118,7 +118,7 @@ def test_a_half_written_event_is_dropped(tmp_path: Path):
 
 def test_clusters_are_written_when_they_change(finished: Path, tmp_path: Path):
     folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
-    folder.began(4, 0)
+    folder.on_start(4, 0)
     for round, clusters in enumerate([[0, 1], [0, 1], [1, 1], [1, 1]], start=1):
         folder._add_clusters(round, torch.tensor(clusters))
     rows = [(row["round"], row["client"], row["cluster"]) for row in table(tmp_path, "clusters")]
@@ -242,7 +242,7 @@ def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
     assert (tmp_path / "compare.csv").read_text().splitlines()[1].split(",")[:4] == table_before.splitlines()[1].split(
         ","
     )[:4]
-    assert checkpoint.about(tmp_path / "local-seed1" / "checkpoint.safetensors")["round"] == 2
+    assert checkpoint.read_about(tmp_path / "local-seed1" / "checkpoint.safetensors")["round"] == 2
     with pytest.raises(ConfigError, match="already holds a comparison"):
         commands.compare(both, Place(tmp_path), Silence())
 
@@ -257,7 +257,9 @@ def test_trees_signatures_and_labels_are_written_at_the_end(tmp_path: Path):
     with np.load(path / "signatures.npz", allow_pickle=False) as seen:
         assert seen["points"].shape == (10, 10)  # 128 numbers a client in as many directions as ten clients have
     labels = table(path, "labels")
-    assert sum(int(row["rows"]) for row in labels) == sum(len(rows) for rows in commands.assemble(settings).fed.train)
+    assert sum(int(row["samples"]) for row in labels) == sum(
+        len(rows) for rows in commands.assemble(settings).fed.train
+    )
 
 
 def test_methods_without_signatures_write_them_on_demand_and_nothing_else_changes(tmp_path: Path):
@@ -301,7 +303,7 @@ def test_clusters_that_are_no_numbers_are_named(tmp_path: Path):
     folder = commands.run(config("method=ifca"), Place(tmp_path / "one"), Silence())
     path = folder / "clusters.csv"
     path.write_text(path.read_text().replace(",0\n", ",x\n").replace(",1\n", ",x\n"))
-    with pytest.raises(CheckpointError, match=r"groups\.csv is damaged"):
+    with pytest.raises(CheckpointError, match=r"clusters\.csv is damaged"):
         commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
 
 

@@ -6,9 +6,9 @@ from kinfed.client import Batch, Client, Samples
 from kinfed.errors import ConfigError
 from kinfed.methods.ifca import IFCA
 from kinfed.methods.scaffold import Scaffold
-from kinfed.models import Slope, descend
+from kinfed.models import Gradient, descend
 from kinfed.params import Params
-from kinfed.training import Labelled, LocalTraining, Meta, Shifted
+from kinfed.training import LabelledGradient, LocalTraining, MetaGradient, ShiftedGradient
 from tests.problems import fit, small_net
 
 
@@ -19,10 +19,10 @@ def client(size: int = 2, padded: int = 2, round: int = 0) -> Client:
     return Client(rows, rows, torch.tensor(1), torch.tensor(round), torch.tensor(0), {})
 
 
-def pull_to_mean(params: Params, batch) -> Slope:
+def pull_to_mean(params: Params, batch) -> Gradient:
     """The gradient of ½(w - mean x)²."""
     mean = (batch.x[:, 0] * batch.mask).sum() / batch.mask.sum().clamp(min=1)
-    return Slope({"w": (params["w"] - mean) * batch.live})
+    return Gradient({"w": (params["w"] - mean) * batch.live})
 
 
 START = {"w": torch.tensor(0.0)}
@@ -81,8 +81,8 @@ def test_a_huge_proximal_term_keeps_the_received_model():
 
 
 def test_adaptation_has_epochs_of_its_own():
-    assert LocalTraining(epochs=2, adapt_epochs=5).adapting().epochs == 5
-    assert LocalTraining(epochs=2).adapting().epochs == 2
+    assert LocalTraining(epochs=2, adapt_epochs=5).for_adaptation().epochs == 5
+    assert LocalTraining(epochs=2).for_adaptation().epochs == 2
 
 
 @pytest.mark.parametrize(
@@ -117,19 +117,21 @@ def test_impossible_settings_are_refused(wrong):
 )
 @pytest.mark.parametrize("padded", [2, 6])
 def test_reach_by_hand(settings, wanted, padded):
-    assert float(LocalTraining(3, 2, 0.1, **settings).reach(client(2, padded))) == pytest.approx(wanted, rel=1e-5)
+    assert float(LocalTraining(3, 2, 0.1, **settings).effective_steps(client(2, padded))) == pytest.approx(
+        wanted, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("rho", [0.3, 0.9])
 def test_reach_is_fednovas_formula_and_goes_to_the_number_of_steps(rho):
     tau = 10
     formula = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
-    assert float(LocalTraining(5, 1, momentum=rho).reach(client())) == pytest.approx(formula, rel=1e-5)
-    assert float(LocalTraining(5, 1, momentum=1e-9).reach(client())) == pytest.approx(tau)
+    assert float(LocalTraining(5, 1, momentum=rho).effective_steps(client())) == pytest.approx(formula, rel=1e-5)
+    assert float(LocalTraining(5, 1, momentum=1e-9).effective_steps(client())) == pytest.approx(tau)
 
 
 def test_reach_does_not_hang_on_the_decay():
-    late = LocalTraining(3, 2, 0.1, momentum=0.5, decay=0.5).reach(client(round=4))
+    late = LocalTraining(3, 2, 0.1, momentum=0.5, decay=0.5).effective_steps(client(round=4))
     assert float(late) == pytest.approx(4.25, rel=1e-5)
 
 
@@ -140,31 +142,31 @@ def batch_of(*x: float, labels: tuple[int, ...] = (), exact: bool = False) -> Ba
 
 
 def test_a_shifted_gradient_by_hand():
-    slope = Shifted(pull_to_mean, {"w": torch.tensor(0.5)})(START, batch_of(2.0, 4.0))
-    assert float(slope.gradient["w"]) == -2.5
+    slope = ShiftedGradient(pull_to_mean, {"w": torch.tensor(0.5)})(START, batch_of(2.0, 4.0))
+    assert float(slope.weights["w"]) == -2.5
 
 
 def test_the_meta_gradient_by_hand():
     # ∇f(0; 2) = -2, the probe is 0.1 * 2 = 0.2, ∇f(0.2; 4) = -3.8
-    slope = Meta(pull_to_mean, 0.1, 1)(START, batch_of(2.0, 4.0))
-    assert float(slope.gradient["w"]) == pytest.approx(-3.8)
+    slope = MetaGradient(pull_to_mean, 0.1, 1)(START, batch_of(2.0, 4.0))
+    assert float(slope.weights["w"]) == pytest.approx(-3.8)
 
 
 def test_a_pair_without_a_second_batch_has_no_gradient():
-    assert float(Meta(pull_to_mean, 0.1, 2)(START, batch_of(2.0, 4.0)).gradient["w"]) == 0
+    assert float(MetaGradient(pull_to_mean, 0.1, 2)(START, batch_of(2.0, 4.0)).weights["w"]) == 0
     padded = batch_of(2.0, 9.0)._replace(mask=torch.tensor([True, False]))
-    assert float(Meta(pull_to_mean, 0.1, 1)(START, padded).gradient["w"]) == 0
+    assert float(MetaGradient(pull_to_mean, 0.1, 1)(START, padded).weights["w"]) == 0
 
 
 def test_rows_without_a_label_teach_nothing():
-    def with_buffer(params: Params, batch) -> Slope:
-        return Slope(pull_to_mean({"w": params["w"]}, batch).gradient, {"mean": torch.tensor(7.0)})
+    def with_buffer(params: Params, batch) -> Gradient:
+        return Gradient(pull_to_mean({"w": params["w"]}, batch).weights, {"mean": torch.tensor(7.0)})
 
     start = START | {"mean": torch.tensor(1.0)}
-    some = Labelled(with_buffer)(start, batch_of(2.0, 4.0, labels=(-1, 0)))
-    assert (float(some.gradient["w"]), float(some.buffers["mean"])) == (-4, 7)
-    none = Labelled(with_buffer)(start, batch_of(0.0, 0.0, labels=(-1, -1)))
-    assert (float(none.gradient["w"]), float(none.buffers["mean"])) == (0, 1)
+    some = LabelledGradient(with_buffer)(start, batch_of(2.0, 4.0, labels=(-1, 0)))
+    assert (float(some.weights["w"]), float(some.buffers["mean"])) == (-4, 7)
+    none = LabelledGradient(with_buffer)(start, batch_of(0.0, 0.0, labels=(-1, -1)))
+    assert (float(none.weights["w"]), float(none.buffers["mean"])) == (0, 1)
 
 
 def test_what_a_rule_says_nothing_about_stays_as_it_is():

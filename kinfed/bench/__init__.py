@@ -1,1 +1,1 @@
-"""How fast rounds go: kinfed, a plain PyTorch loop and other simulators, in turns, on the same rows."""
+"""How fast rounds are: kinfed, a plain PyTorch loop and other simulators, in turns, on the same samples."""

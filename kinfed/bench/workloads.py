@@ -1,11 +1,11 @@
-"""What is measured: clients, rows and networks. Rows are made on the spot: what they show does not change the time."""
+"""What is measured: clients, samples and networks. Samples are random: their content does not change the time."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from kinfed.bench.peers.protocol import Job
+from kinfed.bench.drivers import Job
 from kinfed.errors import ConfigError
 
 PIXELS = {"mlp": 784, "cnn": 784, "lenet": 3 * 32 * 32}
@@ -17,24 +17,24 @@ class Workload:
 
     network: str  # mlp: 784-200-classes; cnn: two 5x5 convolutions with "same" padding, 512 units; lenet: LeNet-5
     clients: int
-    rows: int  # of each client, or of the one with most
+    samples: int  # of each client, or of the one with most
     classes: int
     cohort: int  # clients in a round
     batch: int = 10
     lr: float = 0.01
     epochs: int = 1
     momentum: float = 0.0
-    fewest: int = 0  # rows of the client with fewest; 0: all have as many
+    fewest: int = 0  # samples of the client with fewest; 0: all have as many
 
     @property
     def is_common(self) -> bool:
-        """Whether the other simulators' drivers know it: an epoch of plain SGD on as many rows of 28x28 pixels each."""
+        """Whether other simulators' drivers support it: an epoch of plain SGD, equal clients, 28x28 pixels."""
         return self.epochs == 1 and not self.momentum and not self.fewest and self.network in ("mlp", "cnn")
 
     @property
     def lengths(self) -> list[int]:
-        """Rows of each client; they grow by the same factor from client to client."""
-        return [round(n) for n in np.geomspace(self.fewest or self.rows, self.rows, self.clients)]
+        """Samples of each client; they grow by the same factor from client to client."""
+        return [round(n) for n in np.geomspace(self.fewest or self.samples, self.samples, self.clients)]
 
     @property
     def steps_each(self) -> float:
@@ -48,7 +48,7 @@ class Workload:
 
     @property
     def weights(self) -> int:
-        """Numbers in the network."""
+        """Parameters of the network."""
         if self.network == "mlp":
             return 785 * 200 + 201 * self.classes
         if self.network == "lenet":
@@ -63,18 +63,18 @@ class Workload:
         """
         return (5 if self.momentum else 3) * 4 * self.weights * self.steps
 
-    def scaled(self, share: float) -> "Workload":
+    def scale(self, share: float) -> "Workload":
         """The same with this share of the clients, in all and in a round."""
         if not 0 < share <= 1:
             raise ConfigError(f"--scale: wanted a share above 0 and at most 1, got {share}")
         clients, cohort = (max(1, round(share * number)) for number in (self.clients, self.cohort))
         return replace(self, clients=clients, cohort=cohort)
 
-    def job(self, folder: Path, threads: int, device: str) -> Job:
-        """What drivers are told, after the rows were written into the folder."""
+    def make_job(self, folder: Path, threads: int, device: str) -> Job:
+        """Writes the samples into the folder; gives back what drivers need to know."""
         draw = np.random.default_rng(0)
-        labels = draw.integers(0, self.classes, (self.clients, self.rows))
-        images = draw.integers(0, 256, (self.clients, self.rows, PIXELS[self.network]), dtype=np.uint8)
+        labels = draw.integers(0, self.classes, (self.clients, self.samples))
+        images = draw.integers(0, 256, (self.clients, self.samples, PIXELS[self.network]), dtype=np.uint8)
         np.save(folder / "x.npy", images)
         np.save(folder / "y.npy", labels)
         shared = {name: value for name, value in asdict(self).items() if name != "fewest"}
@@ -82,8 +82,8 @@ class Workload:
 
 
 WORKLOADS = {
-    "mlp": Workload("mlp", clients=100, rows=600, classes=10, cohort=20),
-    "cnn": Workload("cnn", clients=100, rows=600, classes=10, cohort=20),
+    "mlp": Workload("mlp", clients=100, samples=600, classes=10, cohort=20),
+    "cnn": Workload("cnn", clients=100, samples=600, classes=10, cohort=20),
     "flt4": Workload("mlp", 2400, 50, classes=47, cohort=480, epochs=5, momentum=0.5),  # the shapes of FLT's scenario 4
     "leaf": Workload("cnn", 120, 200, classes=47, cohort=120, momentum=0.5),
     "lenet": Workload("lenet", 20, 500, classes=10, cohort=20, epochs=5, momentum=0.5),

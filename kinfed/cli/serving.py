@@ -84,9 +84,9 @@ def new(
 
     **Examples**
 
-    `kinfed deploy new trial rounds=3 partition.clients=6 partition.clusters=3` — FLT, samples from the config's data
+    `kinfed deploy new trial rounds=3 partition.clients=6 partition.clusters=3` — FLT on the config's data
 
-    `kinfed deploy new clinics config.toml --shape 3,32,32 --classes 10 --clients 20` — every node brings its own samples
+    `kinfed deploy new clinics config.toml --shape 3,32,32 --classes 10 --clients 20` — nodes bring their own samples
 
     Then `cd DIR && ./try.sh` tries the whole federation on this machine, and DIR/README.md says how to take it to
     others. From then on only Flower's own commands are needed. docs/deployment.md has all of it on one page.

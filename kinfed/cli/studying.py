@@ -117,12 +117,22 @@ def bench(
         str,
         typer.Option(
             help="mlp (MLP-200, 20 of 100 clients), cnn (the same), flt4 (480 of 2400, 47 classes), leaf, lenet, "
-            "uneven (10 of 100 with 15 to 2000 rows)."
+            "uneven (10 of 100 with 15 to 2000 samples)."
         ),
     ] = "mlp,cnn",
     contenders: Annotated[
-        str, typer.Option(help="kinfed, sequential, plain, plain-1 (one thread), flower, pfl, fedlab, fedjax.")
-    ] = "kinfed,plain,plain-1,flower,pfl,fedlab,fedjax",
+        str | None,
+        typer.Option(
+            help="kinfed, kinfed-tf32, sequential, plain, plain-1 (one thread), flower, pfl, fedlab, fedjax. Default: "
+            "kinfed, sequential, plain, and the other simulators in a checkout of the repository.",
+            show_default=False,
+        ),
+    ] = None,
+    drivers: Annotated[
+        Path | None,
+        typer.Option(help="Folder of drivers of other simulators. Default: benchmarks/peers of a checkout.",
+                     show_default=False),
+    ] = None,
     peer_python: Annotated[
         list[str] | None,
         typer.Option(help="The interpreter that has a peer's packages: fedjax=/path/to/python.", show_default=False),
@@ -143,7 +153,7 @@ def bench(
 
     **Examples**
 
-    `kinfed bench` — who is installed, on the MLP and the CNN
+    `kinfed bench` — all contenders that are installed, on the MLP and the CNN
 
     `kinfed bench --workloads mlp --contenders kinfed,plain --rounds 10`
 
@@ -155,14 +165,14 @@ def bench(
     """
     with plain_errors():
         from kinfed import commands
-        from kinfed.bench.race import Plan, entries
-        from kinfed.config import EngineSettings
-        from kinfed.config.assembly import device_of
+        from kinfed.bench.contenders import choose_contenders
+        from kinfed.bench.race import Plan
+        from kinfed.engines import choose_device
         from kinfed.progress import Lines
 
         display = Lines(sys.stdout, markdown, only_tables=quiet)
-        racers = entries(names(contenders) or [], pairs(peer_python or []))
-        plan = Plan(rounds, threads, device_of(EngineSettings(device=device)), scale)
+        racers = choose_contenders(names(contenders) or [], pairs(peer_python or []), drivers)
+        plan = Plan(rounds, threads, choose_device(device), scale)
         if json_file and not json_file.resolve().parent.is_dir():
             raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}")
         outcomes = commands.bench(names(workloads) or [], racers, plan, display)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.params import Stack, wide
+from kinfed.params import Stack, to_matrix
 
 WIDTH = 2**16  # weights of each model that are looked at together
 ROUNDING = 1e-12  # of the longest model's square: what is less is taken for none
@@ -30,7 +30,7 @@ def inner_products(*stacks: Stack) -> Tensor:
     """⟨a - m, b - m⟩ for any two models a and b of these stacks, where m is the mean of all."""
     total = torch.zeros((), dtype=torch.float64)
     for name in stacks[0]:
-        for pieces in zip(*(wide(stack[name]).split(WIDTH, 1) for stack in stacks), strict=True):
+        for pieces in zip(*(to_matrix(stack[name]).split(WIDTH, 1) for stack in stacks), strict=True):
             around = torch.cat(pieces).double()
             around -= around.mean(0)
             total = total.to(around.device) + around @ around.T

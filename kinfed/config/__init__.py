@@ -2,8 +2,9 @@
 
 from kinfed.config import toml
 from kinfed.config.assembly import assemble, make_population
-from kinfed.config.settings import DEMO, Config, DataSettings, EngineSettings, load_config, read
+from kinfed.config.settings import DEMO, Config, DataSettings, load_config, read
 from kinfed.config.toml import flattened, laid_over, write
+from kinfed.engines import EngineSettings
 
 __all__ = [
     "DEMO",

@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from kinfed.config.own import imported, method_named
-from kinfed.config.settings import Config, EngineSettings
+from kinfed.config.settings import Config
 from kinfed.data.build import build_population
 from kinfed.data.datasets import load
 from kinfed.data.population import Population
-from kinfed.engines import ENGINES, Flower, Vectorised
+from kinfed.engines import ENGINES, choose_device
 from kinfed.errors import ConfigError, KinfedError, ModelError
-from kinfed.experiment import Experiment
-from kinfed.federation import Federation
+from kinfed.experiment import Experiment, Loop
 from kinfed.method import Method
 from kinfed.models import Model, Shape, make_model
 from kinfed.registry import known
@@ -27,18 +26,22 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
     """The experiment of this config; it depends on the config alone, so methods of one seed meet the same clients."""
     method_named(config.method)
     known(config.engine.name, ENGINES, "engine")
-    device = device_of(config.engine)
+    choose_device(config.engine.device)
     population = population or make_population(config)
     method = make_method(config, model_for(config, population))
-    return experiment_of(config, method, make_federation(config, method, population, device))
-
-
-def experiment_of(config: Config, method: Method[object], fed: Federation) -> Experiment[object]:
-    """The experiment of this config on these clients."""
-    about: dict[str, object] = {"config": config.resolve()}
     return Experiment(
-        method, fed, config.rounds, config.evaluation, checkpoint_every=config.checkpoint_every, about=about
+        method, population, config.engine, fraction=config.fraction, seed=config.seed, **loop_settings(config)
     )
+
+
+def loop_settings(config: Config) -> Loop:
+    """The settings of the experiment's rounds."""
+    return {
+        "rounds": config.rounds,
+        "evaluation": config.evaluation,
+        "checkpoint_every": config.checkpoint_every,
+        "about": {"config": config.resolve()},
+    }
 
 
 def make_population(config: Config) -> Population:
@@ -107,32 +110,3 @@ def located(settings: object, data_dir: str) -> object:
     if inner.get("data_dir") == "":
         inner["data_dir"] = data_dir
     return replace(settings, **inner)
-
-
-def make_federation(config: Config, method: Method[object], population: Population, device: str) -> Federation:
-    """The engine with the clients in it."""
-    engine = cast("type[Federation]", known(config.engine.name, ENGINES, "engine"))
-    if engine is Vectorised:
-        return Vectorised(
-            method, population, fraction=config.fraction, seed=config.seed, device=device,
-            block=config.engine.block, workers=config.engine.workers, tf32=config.engine.tf32,
-        )  # fmt: skip
-    if engine is Flower:
-        return Flower(
-            method, population, fraction=config.fraction, seed=config.seed, device=device,
-            timeout=config.engine.timeout, attempts=config.engine.attempts, workers=config.engine.workers or 1,
-        )  # fmt: skip
-    return engine(method, population, fraction=config.fraction, seed=config.seed, device=device)
-
-
-def device_of(settings: EngineSettings) -> str:
-    """The device to work on; `auto` is cuda where there is one."""
-    if settings.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(settings.device).type
-    except RuntimeError as error:
-        raise ConfigError(f"engine.device: wanted cpu, cuda or auto, got '{settings.device}'") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"engine.device is '{settings.device}', but torch sees no CUDA device; use cpu or auto")
-    return settings.device

@@ -23,6 +23,7 @@ from kinfed.data.changes import ChangeSettings
 from kinfed.data.partitions import PARTITIONS, DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
 from kinfed.data.shifts import SHIFTS, Shift
+from kinfed.engines import EngineSettings
 from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
 from kinfed.registry import known
@@ -49,19 +50,6 @@ class DataSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.public < 1:
             raise ConfigError(f"public must be a share from 0 to below 1, got {self.public}")
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """How tasks reach the clients."""
-
-    name: str = "vectorised"  # vectorised, sequential (slow, the reference) or flower
-    device: str = "cpu"  # auto: cuda where there is one
-    block: int = 0  # clients side by side at most; 0: chosen by memory
-    workers: int = 0  # blocks at once on the CPU, 0: found by a trial; flower: clients at once, 0: one
-    tf32: bool = False  # on a GPU, clients multiply numbers with 10 bits instead of 23: faster, coarser
-    timeout: float = 600.0  # flower: seconds that clients have for a task; who is silent is left out
-    attempts: int = 2  # flower: how often who is silent is asked, before the first round
 
 
 @dataclass(frozen=True)

@@ -169,14 +169,13 @@ def project_name(folder: Path) -> str:
 def offline_script() -> str:
     """The switches that every process of Flower is started with, as a script to be sourced."""
     lines = [f"export {name}={value}\n" for name, value in OFFLINE.items() if name.startswith("FLWR")]
-    return (
-        "# Flower reports nothing, and installs nothing. Source it before Flower's commands: . ./offline.sh\n"
-        + ("".join(lines))
+    return "# Flower reports nothing, and installs nothing. Source it before Flower's commands: . ./offline.sh\n" + (
+        "".join(lines)
     )
 
 
 def write_client_data(population: Population, folder: Path, nodes: list[Node]) -> None:
-    """Writes each client's samples into its own folder, the server's into its own, and the true clusters beside them."""
+    """Writes a folder of samples for each client and one for the server, and the true clusters beside them."""
     clients = real_clients(population)
     for node, client in zip(nodes, clients, strict=True):
         train, test = population.train[client], population.test[client]

@@ -1,9 +1,67 @@
-"""Engines carry tasks to clients; every one is a `Federation`."""
+"""Engines take tasks to clients; every one is a `Federation`."""
 
+from dataclasses import dataclass
+
+import torch
+
+from kinfed.data.population import Population
 from kinfed.engines.flower import NODES, Flower
 from kinfed.engines.sequential import Sequential
 from kinfed.engines.vectorised import Vectorised
+from kinfed.errors import ConfigError
+from kinfed.federation import Federation
+from kinfed.method import Method
+from kinfed.registry import known
 
 ENGINES = {"vectorised": Vectorised, "sequential": Sequential, "flower": Flower}
 
-__all__ = ["ENGINES", "NODES", "Flower", "Sequential", "Vectorised"]
+__all__ = [
+    "ENGINES", "NODES", "EngineSettings", "Flower", "Sequential", "Vectorised", "choose_device", "make_federation",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How tasks reach the clients."""
+
+    name: str = "vectorised"  # vectorised, sequential (slow, the reference) or flower
+    device: str = "cpu"  # auto: cuda where there is one
+    block: int = 0  # clients that train side by side at most; 0: chosen by memory
+    workers: int = 0  # blocks at once on the CPU, 0: autotuned; flower: clients at once, 0: one
+    tf32: bool = False  # TF32 products on a GPU: faster, less precise
+    timeout: float = 600.0  # flower: seconds that clients have for a task; a client without a reply is left out
+    attempts: int = 2  # flower: how often a client without a reply is asked, before the first round
+
+
+def make_federation(
+    method: Method[object], population: Population, engine: str | EngineSettings = "vectorised", *,
+    fraction: float = 1.0, seed: int = 0, device: str | None = None,
+) -> Federation:  # fmt: skip
+    """The engine, by name or settings, with the clients in it; a `device` goes over the engine's."""
+    settings = EngineSettings(engine) if isinstance(engine, str) else engine
+    kind = known(settings.name, ENGINES, "engine")
+    where = choose_device(device or settings.device)
+    if kind is Vectorised:
+        return Vectorised(
+            method, population, fraction=fraction, seed=seed, device=where,
+            block=settings.block, workers=settings.workers, tf32=settings.tf32,
+        )  # fmt: skip
+    if kind is Flower:
+        return Flower(
+            method, population, fraction=fraction, seed=seed, device=where,
+            timeout=settings.timeout, attempts=settings.attempts, workers=settings.workers or 1,
+        )  # fmt: skip
+    return Sequential(method, population, fraction=fraction, seed=seed, device=where)
+
+
+def choose_device(wanted: str) -> str:
+    """The device to compute on; `auto` is cuda where there is one."""
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(wanted).type
+    except RuntimeError as error:
+        raise ConfigError(f"engine.device: wanted cpu, cuda or auto, got '{wanted}'") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"engine.device is '{wanted}', but torch sees no CUDA device; use cpu or auto")
+    return wanted

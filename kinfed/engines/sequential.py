@@ -10,7 +10,7 @@ from kinfed.client import Client, Reply, Samples
 from kinfed.engines.progress_log import ProgressLog
 from kinfed.engines.workers import at_once
 from kinfed.federation import Federation, Offer, Resident, Workshop
-from kinfed.params import Params, Payload, from_flat, rows, stack, to_flat
+from kinfed.params import Params, Payload, from_flat, select, stack, to_flat
 
 
 class Sequential(Resident):
@@ -31,7 +31,7 @@ def loop(
 
     def one(i: int) -> tuple[Params, Params]:
         method, given = fresh(fed.method), offered(fed, offer, i)
-        client = alone(fed, ids[i], keys[i], rows(memory, i))
+        client = alone(fed, ids[i], keys[i], select(memory, i))
         reply = getattr(method, name)(client, **given) if workers > 1 else ask(method, name, client, given)
         return over_the_wire(to_flat(reply.send), fed.device), to_flat(reply.keep)
 
@@ -42,7 +42,7 @@ def loop(
 
 def offered(fed: Federation, offer: Offer, i: int) -> Payload:
     """What the i-th client of a cohort is offered, after its journey."""
-    own = rows(to_flat(offer.each), i if offer.pick is None else int(offer.pick[i]))
+    own = select(to_flat(offer.each), i if offer.pick is None else int(offer.pick[i]))
     return from_flat(over_the_wire(to_flat(offer.shared) | own, fed.device))
 
 

@@ -32,7 +32,7 @@ from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, SequentialOnly
 from kinfed.federation import Offer, Resident, Task, Workshop
 from kinfed.models import Model, Walks
-from kinfed.params import Params, Payload, Stack, from_flat, joined, rows, to_flat
+from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, select, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
 GIBIBYTE = 2**30
@@ -179,7 +179,7 @@ class Vectorised(Resident):
         )
         fewer = offer.to(asked)
         send, keep = self._side_by_side(name, [ids[i] for i in first.values()], cohort[asked], keys[asked], fewer)
-        return from_flat(rows(to_flat(send), back)), from_flat(rows(to_flat(keep), back))
+        return from_flat(select(to_flat(send), back)), from_flat(select(to_flat(keep), back))
 
     def _side_by_side(
         self, name: str, ids: list[int], cohort: Tensor, keys: Tensor, offer: Offer
@@ -203,7 +203,7 @@ class Vectorised(Resident):
             self.recorder.forget()
             return self._side_by_side(name, ids, cohort, keys, offer)
         order = [position for block in blocks for position in block.order]
-        send, keep = (joined(order, [part[i] for part in parts]) for i in range(2))
+        send, keep = (join_in_order(order, [part[i] for part in parts]) for i in range(2))
         return from_flat(send), from_flat(keep)
 
     def _note(self, name: str, way: str) -> None:
@@ -255,7 +255,7 @@ class Vectorised(Resident):
         pick = positions if offer.pick is None else offer.pick[positions]
         kind = "shared" if self.on_gpu else "each"
         return {f"{kind} {name}": t for name, t in shared.items()} | {
-            f"each {name}": t for name, t in rows(each, pick).items()
+            f"each {name}": t for name, t in select(each, pick).items()
         }
 
     def _program(self, name: str, bounds: tuple[Bounds, Bounds], inputs: Params) -> Params:

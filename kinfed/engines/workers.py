@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from kinfed.cancellation import cancel_on, go_on
+from kinfed.cancellation import cancel_on, raise_if_cancelled
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ def _spread(work: Callable[[Item], Result], items: Sequence[Item], workers: int)
 
     def one(item: Item) -> Result:
         with cancel_on(over):
-            go_on()
+            raise_if_cancelled()
             return work(item)
 
     with ThreadPoolExecutor(workers, "kinfed", lambda: torch.set_num_threads(1)) as pool:

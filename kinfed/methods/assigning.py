@@ -14,7 +14,7 @@ from kinfed.federation import Federation
 from kinfed.keys import base_key
 from kinfed.methods.cluster_models import GroupState, Stale
 from kinfed.models import Model
-from kinfed.params import Stack, each_leaf, put, repeat, rows, stack
+from kinfed.params import Stack, each_leaf, put, repeat, select, stack
 
 S = TypeVar("S", bound=GroupState)
 
@@ -22,7 +22,7 @@ S = TypeVar("S", bound=GroupState)
 def first_state(model: Model, stale: Stale, fed: Federation, clusters: int = 1) -> GroupState:
     """The same first model for every cluster; all who train are served the first cluster's."""
     check_clusters(clusters, fed)
-    first = rows(inits(model, 1, fed.device), 0)
+    first = select(inits(model, 1, fed.device), 0)
     labels = torch.full((fed.count,), -1, device=fed.device).index_fill(0, fed.clients, 0)
     slots = repeat(first, fed.count) if stale == "last_local" else {}
     return GroupState(
@@ -75,7 +75,7 @@ def holding(state: S, newcomers: Tensor) -> S:
     """The state in which newcomers hold, until they train, the model they are served."""
     if not state.slots:
         return state
-    return replace(state, slots=put(state.slots, newcomers, rows(state.models, state.labels[newcomers])))
+    return replace(state, slots=put(state.slots, newcomers, select(state.models, state.labels[newcomers])))
 
 
 def gathered(state: S, clusters: Tensor, sizes: Tensor) -> S:

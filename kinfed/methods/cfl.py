@@ -20,7 +20,7 @@ from kinfed.methods.assigning import inits
 from kinfed.methods.cluster_models import Served, ServedState
 from kinfed.methods.split_tree import SplitRule, SplitTree
 from kinfed.models import Model
-from kinfed.params import Params, count, each_leaf, flatten, join, rows
+from kinfed.params import Params, count, each_leaf, flatten, join, select
 from kinfed.training import LocalTraining
 
 
@@ -63,8 +63,8 @@ class CFL(Served[CFLState]):
         if right is None:
             return state
         absent = (state.labels == cluster) & ~torch.isin(fed.everyone, replies.cohort)
-        tree = state.tree.split(cluster, rows(state.models, cluster), updates, right)
-        models = join(state.models, rows(state.models, slice(cluster, cluster + 1)))
+        tree = state.tree.split(cluster, select(state.models, cluster), updates, right)
+        models = join(state.models, select(state.models, slice(cluster, cluster + 1)))
         labels = state.labels.index_fill(0, replies.cohort[here[right]], count(state.models))
         return self.descend(CFLState(models, labels, tree), absent.nonzero()[:, 0], len(tree.parents) - 1, fed)
 
@@ -73,7 +73,7 @@ class CFL(Served[CFLState]):
         for s in range(first, len(state.tree.parents)):
             here = clients[state.labels[clients] == state.tree.parents[s]]
             if len(here):
-                replies = fed.run(self.differ, here, Offer(shared={"params": rows(state.tree.nodes, s)}))
+                replies = fed.run(self.differ, here, Offer(shared={"params": select(state.tree.nodes, s)}))
                 right = replies.cohort[state.tree.goes_right(s, flatten(replies.stack("update")))]
                 state = replace(state, labels=state.labels.index_fill(0, right, s + 1))
         return state

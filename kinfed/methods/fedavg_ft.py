@@ -11,7 +11,7 @@ from kinfed.client import Client, Reply
 from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.models import Model
 from kinfed.params import Params
-from kinfed.training import Labelled, LocalTraining
+from kinfed.training import LabelledGradient, LocalTraining
 
 
 @dataclass(frozen=True)
@@ -27,4 +27,4 @@ class FedAvgFT(Averaged):
         return Reply({"params": trained})
 
     def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return self.local.adapting()(client, params, Labelled(self.model.gradient))[0]
+        return self.local.for_adaptation()(client, params, LabelledGradient(self.model.gradient))[0]

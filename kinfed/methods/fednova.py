@@ -1,6 +1,6 @@
 """FedNova (Wang et al., NeurIPS 2020, section 4, equation 7): steps are normalised before they are averaged.
 
-Client i took τᵢ steps whose gradients weigh ‖aᵢ‖₁ together (`LocalTraining.reach`): τᵢ for plain SGD,
+Client i took τᵢ steps whose gradients weigh ‖aᵢ‖₁ together (`LocalTraining.effective_steps`): τᵢ for plain SGD,
 [τᵢ - ρ(1 - ρ^τᵢ)/(1 - ρ)]/(1 - ρ) with momentum ρ, and a ← (1 - ημ)a + 1 at each step with a proximal term.
 It sends dᵢ = (w - wᵢ)/‖aᵢ‖₁ and what it adds to τ_eff: ‖aᵢ‖₁, or τᵢ with a proximal term, as in the authors' code.
 Deviations: momentum and the proximal term together are weighed exactly, where the authors' code adds the two up;
@@ -29,9 +29,9 @@ class FedNova(OneModel):
 
     def train(self, client: Client, params: Params) -> Reply:
         trained, steps = self.local(client, params, self.model.gradient)
-        reach = self.local.reach(client)  # ‖aᵢ‖₁
-        direction = self._scaled(subtract(params, trained), 1 / reach)  # dᵢ
-        return Reply({"direction": direction, "steps": steps.float() if self.local.mu else reach})
+        effective = self.local.effective_steps(client)  # ‖aᵢ‖₁
+        direction = self._scaled(subtract(params, trained), 1 / effective)  # dᵢ
+        return Reply({"direction": direction, "steps": steps.float() if self.local.mu else effective})
 
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
         sizes = fed.sizes[replies.cohort]

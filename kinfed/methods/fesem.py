@@ -23,7 +23,7 @@ from kinfed.keys import base_key, uniform
 from kinfed.methods.assigning import first_state, inits, placed
 from kinfed.methods.cluster_models import Clusters, GroupState, Stale
 from kinfed.models import Model
-from kinfed.params import Stack, count, each_leaf, flatten, put, rows
+from kinfed.params import Stack, count, each_leaf, flatten, put, select
 from kinfed.training import LocalTraining
 
 
@@ -50,7 +50,7 @@ class FeSEM(Clusters[FeSEMState]):
 
     def init(self, fed: Federation) -> FeSEMState:
         first = first_state(self.model, self.stale, fed, self.clusters)
-        state = FeSEMState(**vars(first), centres=rows(first.models, slice(0)))
+        state = FeSEMState(**vars(first), centres=select(first.models, slice(0)))
         if self.assignment == "kmeans":
             return state
         luck = uniform(torch.tensor(base_key(fed.seed, "fesem")), fed.count).to(fed.device)[fed.clients]

@@ -17,7 +17,7 @@ from kinfed.federation import Federation, Offer
 from kinfed.methods.assigning import first_state, placed, seat
 from kinfed.methods.cluster_models import Clusters, ComparedState, Stale
 from kinfed.models import Model
-from kinfed.params import Params, flatten, rows
+from kinfed.params import Params, flatten, select
 from kinfed.training import LocalTraining
 
 
@@ -56,7 +56,7 @@ class FLHC(Clusters[FLHCState]):
 
     def cluster(self, state: FLHCState, fed: Federation) -> FLHCState:
         """The clustering round: every cluster goes on from the model that all had."""
-        root = rows(state.models, 0)
+        root = select(state.models, 0)
         replies = fed.run(self.differ, fed.clients, Offer(shared={"params": root}))
         updates = flatten(replies.stack("update"))
         tree = self.hierarchy.merged(replies.cohort, updates)

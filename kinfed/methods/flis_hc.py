@@ -23,7 +23,7 @@ from kinfed.methods.cluster_models import ComparedState, Groups, Stale, connecte
 from kinfed.methods.model_selection import SelectOn, best_for
 from kinfed.methods.owning import Owning
 from kinfed.models import Model
-from kinfed.params import Params, Stack, rows
+from kinfed.params import Params, Stack, select
 from kinfed.relatedness import predictions, server_samples, similarity
 from kinfed.training import LocalTraining
 
@@ -55,7 +55,7 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
     def init(self, fed: Federation) -> FLISHCState:
         first = first_state(self.model, "last_local" if self.variant == "code" else self.stale, fed)
         server_samples(fed)  # says early that there are none
-        replies = fed.run(self.show, fed.clients, Offer(shared={"params": rows(first.models, 0)}))
+        replies = fed.run(self.show, fed.clients, Offer(shared={"params": select(first.models, 0)}))
         said = predictions(self.model, replies.stack("params"), server_samples(fed), self.soft)
         known = slice(None) if len(fed.clients) < fed.count else slice(0)
         state = FLISHCState(**vars(first), members=replies.cohort[known], said=said[known])
@@ -76,7 +76,7 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
         if self.newcomers == "loss":
             replies = fed.run(self.choose, newcomers, Offer(shared={"models": state.models}))
             return placed(state, newcomers, replies.cohort, replies["choice"], fed)
-        first = rows(inits(self.model, 1, fed.device), 0)
+        first = select(inits(self.model, 1, fed.device), 0)
         replies = fed.run(self.introduce, newcomers, Offer(shared={"params": first}))
         said = predictions(self.model, replies.stack("params"), server_samples(fed), self.soft)
         heard = state.hears[:, state.members].double()

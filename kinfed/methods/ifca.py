@@ -22,7 +22,7 @@ from kinfed.methods.assigning import check_clusters, inits
 from kinfed.methods.model_selection import SelectOn, attractive, best_for, taken
 from kinfed.models import Model
 from kinfed.models.parts import beside, is_last
-from kinfed.params import NOTHING, Params, Stack, count, rows
+from kinfed.params import NOTHING, Params, Stack, count, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 
@@ -62,7 +62,7 @@ class IFCA(Method[IFCAState]):
 
     def round(self, state: IFCAState, t: int, fed: Federation) -> IFCAState:
         if self.warm_rounds and t == self.warm_rounds:
-            body = {name: w for name, w in rows(state.models, 0).items() if not is_last(self.model, name)}
+            body = {name: w for name, w in select(state.models, 0).items() if not is_last(self.model, name)}
             state = self.drawn(replace(state, body=body), fed)
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))

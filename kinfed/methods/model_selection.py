@@ -10,7 +10,7 @@ from kinfed.client import Client
 from kinfed.errors import ConfigError
 from kinfed.method import score
 from kinfed.models import Model
-from kinfed.params import NOTHING, Params, Stack, count, each_leaf, rows
+from kinfed.params import NOTHING, Params, Stack, count, each_leaf, select
 
 State = TypeVar("State")
 ATTEMPTS = 100  # to draw first models
@@ -25,7 +25,7 @@ def best_for(
     The models may be some layers, and `body` the others; ties go to the first.
     """
     own = client.test if select_on == "test_accuracy" else client.train
-    scores = [score(model, {**body, **rows(models, m)}, own).send for m in range(count(models))]
+    scores = [score(model, {**body, **select(models, m)}, own).send for m in range(count(models))]
     if select_on == "test_accuracy":
         return torch.stack([s["correct"] for s in scores]).argmax()  # type: ignore[misc]
     return torch.stack([s["loss"] for s in scores]).argmin()  # type: ignore[misc]

@@ -14,7 +14,7 @@ from kinfed.errors import ConfigError
 from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.models import Model
 from kinfed.params import Params
-from kinfed.training import Labelled, LocalTraining, Meta
+from kinfed.training import LabelledGradient, LocalTraining, MetaGradient
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class PerFedAvg(Averaged):
     def train(self, client: Client, params: Params) -> Reply:
         size = self.local.batch_size
         outer = replace(self.local, batch_size=2 * size, lr=self.beta, momentum=0.0, optimiser="sgd")
-        trained, _ = outer(client, params, Meta(self.model.gradient, self.alpha, size))
+        trained, _ = outer(client, params, MetaGradient(self.model.gradient, self.alpha, size))
         return Reply({"params": trained})
 
     def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
         if not self.adapt_epochs:
             return params
         inner = LocalTraining(self.adapt_epochs, self.local.batch_size, self.alpha, momentum=0.0)
-        return inner(client, params, Labelled(self.model.gradient))[0]
+        return inner(client, params, LabelledGradient(self.model.gradient))[0]

@@ -1,7 +1,7 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II): control variates undo client drift.
 
 Clients step along g - cᵢ + c; cᵢ stays on the client. The paper has plain SGD: cᵢ⁺ = cᵢ - c + (w - y)/(Kη). Deviations:
-with momentum that is too large by up to 1/(1 - ρ), so FedNova's ‖a‖₁ (`LocalTraining.reach`; it is K for plain SGD)
+with momentum that is too large by up to 1/(1 - ρ), so FedNova's ‖a‖₁ (`effective_steps`; it is K for plain SGD)
 stands for K, and cᵢ⁺ is a mean of the gradients met; when clients join, c shrinks so as to stay the mean of all cᵢ;
 batch-norm statistics have no control. `weighting="rows"` is the mean of NIID-Bench's code.
 """
@@ -19,7 +19,7 @@ from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import Params, each_leaf, subtract
-from kinfed.training import LocalTraining, Shifted
+from kinfed.training import LocalTraining, ShiftedGradient
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Scaffold(Method[ScaffoldState]):
 
     def train(self, client: Client, params: Params, control: Params) -> Reply:
         own = client.recall_model("control")  # cᵢ
-        way = self.local.rate(client) * self.local.reach(client)  # Kη
-        trained, _ = self.local(client, params, Shifted(self.model.gradient, subtract(control, own)))
+        way = self.local.rate(client) * self.local.effective_steps(client)  # Kη
+        trained, _ = self.local(client, params, ShiftedGradient(self.model.gradient, subtract(control, own)))
         step = subtract(trained, params)  # Δy
         change = each_leaf(lambda c, d: -c - d / way, control, step)  # Δc
         return Reply({"step": step, "change": change}, keep={"control": each_leaf(torch.add, own, change)})

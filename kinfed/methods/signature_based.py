@@ -19,7 +19,7 @@ from kinfed.federation import Federation, Offer
 from kinfed.methods.assigning import gathered, seat
 from kinfed.methods.cluster_models import Clusters, GroupState
 from kinfed.models import encoder_of, has_decoder
-from kinfed.params import Params, Payload, rows
+from kinfed.params import Params, Payload, select
 from kinfed.per_client import Labels
 from kinfed.relatedness import Relatedness, from_clusters, nearest_clusters
 from kinfed.relatedness.clear import MANY
@@ -157,5 +157,5 @@ class Described(Clusters[D], ABC):
             replies = fed.run(self.describe_and_pass_on, client[None], Offer(shared={"autoencoder": weights}))
             known = known.learnt(replies)
             heard.append(replies.cohort)
-            weights = rows(replies.stack("autoencoder"), 0) if len(replies.cohort) else weights
+            weights = select(replies.stack("autoencoder"), 0) if len(replies.cohort) else weights
         return replace(state, known=known), torch.cat(heard)

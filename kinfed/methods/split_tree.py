@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kinfed.clustering.hierarchy import bipartition
-from kinfed.params import Params, Stack, flatten, join, repeat, rows
+from kinfed.params import Params, Stack, flatten, join, repeat, select
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SplitTree:
     def whole(models: Stack) -> "SplitTree":
         """No split yet."""
         nobody = flatten(models)[:0]
-        return SplitTree(rows(models, slice(0)), nobody[:, 0].long(), nobody[:, None].repeat(1, 2, 1))
+        return SplitTree(select(models, slice(0)), nobody[:, 0].long(), nobody[:, None].repeat(1, 2, 1))
 
     def split(self, cluster: int, node: Params, updates: Tensor, right: Tensor) -> "SplitTree":
         """The tree in which this cluster, whose model is `node`, was split by its members' updates."""

@@ -22,7 +22,7 @@ from kinfed.method import in_rows
 from kinfed.methods.assigning import first_state, placed
 from kinfed.methods.cluster_models import Clusters, GroupState, Stale
 from kinfed.models import Model
-from kinfed.params import Params, flatten, rows, subtract
+from kinfed.params import Params, flatten, select, subtract
 from kinfed.training import LocalTraining
 
 
@@ -53,7 +53,7 @@ class WD(Clusters[WDState]):
 
     def init(self, fed: Federation) -> WDState:
         first = first_state(self.model, self.stale, fed, self.clusters)
-        root = rows(first.models, 0)
+        root = select(first.models, 0)
         for _ in range(self.rounds_before):
             trained = fed.run(self.prepare, fed.sample(), Offer(shared={"params": root}))
             root = average(trained.stack("params"), fed.sizes[trained.cohort]) if len(trained.cohort) else root

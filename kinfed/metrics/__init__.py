@@ -1,22 +1,11 @@
-"""Metrics: accuracy and fairness over clients, quality of groups, communication; docs/metrics.md defines them all."""
+"""Metrics: accuracy and fairness over clients, quality of clusters, communication; docs/metrics.md defines them all."""
 
-from kinfed.metrics.agreement import adjusted_rand, agreement, crossed, mutual_information, pair_quality, purity
-from kinfed.metrics.clients import (
-    accuracy_of,
-    converged_at,
-    is_stuck,
-    mean_accuracy,
-    rounds_to_target,
-    sample_accuracy,
-    share_at_target,
-    standard_error,
-    variance,
-    worst_decile,
-)
-from kinfed.metrics.clusters import (
+from kinfed.metrics.cluster_quality import (
+    agreement,
     belong_together,
     clustering_error,
     cosines,
+    pair_quality,
     uniformity,
     uniformity_of_chance,
     uniformity_of_labels,
@@ -29,19 +18,31 @@ from kinfed.metrics.communication import (
     method_bytes,
     repa_parameters,
 )
-from kinfed.metrics.correlation import bootstrap_error, pearson
-from kinfed.metrics.drift import divergences, drift_similarity
-from kinfed.metrics.found import Found, correlations, placed_clusters
-from kinfed.metrics.robustness import originals_of, place_look_alikes, robustness
-from kinfed.metrics.scores import Scores, accuracies, score_clients
-from kinfed.metrics.signatures import signatures_seen
+from kinfed.metrics.correlation import bootstrap_error, divergences, drift_similarity, pearson
+from kinfed.metrics.dry_runs import assign_look_alikes, collect_signatures, dry_run, originals_of, robustness
+from kinfed.metrics.found_clusters import FoundClusters, correlations, current_clusters
+from kinfed.metrics.scores import (
+    Scores,
+    accuracies,
+    accuracy_of,
+    converged_at,
+    is_stuck,
+    mean_accuracy,
+    rounds_to_target,
+    sample_accuracy,
+    score_clients,
+    share_at_target,
+    standard_error,
+    variance,
+    worst_decile,
+)
 
 __all__ = [
-    "QUESTIONS", "Found", "Scores", "accuracies", "accuracy_of", "adjusted_rand", "agreement", "belong_together",
-    "bootstrap_error", "clustering_error", "converged_at", "correlations", "cosines", "crossed", "divergences",
-    "drift_similarity", "fedavg_parameters", "flt_parameters", "is_stuck", "mean_accuracy", "megabits_per_client",
-    "method_bytes", "mutual_information", "originals_of", "pair_quality", "pearson", "place_look_alikes",
-    "placed_clusters", "purity", "repa_parameters", "robustness", "rounds_to_target", "sample_accuracy",
-    "score_clients",    "share_at_target", "signatures_seen", "standard_error", "uniformity", "uniformity_of_chance",
+    "QUESTIONS", "FoundClusters", "Scores", "accuracies", "accuracy_of", "agreement", "assign_look_alikes",
+    "belong_together", "bootstrap_error", "clustering_error", "collect_signatures", "converged_at", "correlations",
+    "cosines", "current_clusters", "divergences", "drift_similarity", "dry_run", "fedavg_parameters",
+    "flt_parameters", "is_stuck", "mean_accuracy", "megabits_per_client", "method_bytes", "originals_of",
+    "pair_quality", "pearson", "repa_parameters", "robustness", "rounds_to_target", "sample_accuracy",
+    "score_clients", "share_at_target", "standard_error", "uniformity", "uniformity_of_chance",
     "uniformity_of_labels", "variance", "worst_decile",
 ]  # fmt: skip

@@ -1,5 +1,9 @@
-"""How every client's model does on its test rows, and what that comes to (methods 5.1 to 5.4, 5.6, 5.12)."""
+"""How every client's model does on its test samples, and what that comes to (methods 5.1 to 5.4, 5.6, 5.12).
 
+Accuracies are fractions.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -8,14 +12,6 @@ from torch import Tensor
 
 from kinfed.federation import Federation, Replies
 from kinfed.method import Method
-from kinfed.metrics.clients import (
-    accuracy_of,
-    mean_accuracy,
-    sample_accuracy,
-    share_at_target,
-    variance,
-    worst_decile,
-)
 
 State = TypeVar("State")
 
@@ -26,45 +22,43 @@ class Scores:
 
     accuracy: Tensor  # [clients], its model as served
     adapted: Tensor  # [clients], after local adaptation
-    loss: Tensor  # [clients], mean over its test rows
-    rows: Tensor  # [clients], test rows
+    loss: Tensor  # [clients], mean over its test samples
+    samples: Tensor  # [clients], test samples
     trains: Tensor  # [clients] bool: it takes part in training
 
 
 def score_clients(method: Method[State], state: State, fed: Federation, adapt: bool) -> Scores:
-    """Every present client scored on its test rows; with `adapt` also after training on its own, if it has labels."""
+    """Every present client scored on its test samples; with `adapt` also after local training, if it has labels."""
     blank = torch.full((fed.count,), torch.nan, dtype=torch.double)
-    who = fed.real
-    replies = fed.run(method.evaluate, who, method.offer(state, who, fed))
-    at, rows = replies.cohort.cpu(), replies["rows"].cpu()
-    adapted = adapted_accuracy(method, state, fed) if adapt else blank.clone()
+    replies = fed.run(method.evaluate, fed.real, method.offer(state, fed.real, fed))
+    at, samples = replies.cohort.cpu(), replies["rows"].cpu()
     return Scores(
-        accuracy=blank.index_copy(0, at, accuracy_of(replies["correct"].cpu(), rows)),
-        adapted=adapted,
-        loss=blank.index_copy(0, at, replies["loss"].cpu().double() / rows),
-        rows=torch.zeros(fed.count, dtype=torch.long).index_copy(0, at, rows),
+        accuracy=blank.index_copy(0, at, accuracy_of(replies["correct"].cpu(), samples)),
+        adapted=score_adapted(method, state, fed) if adapt else blank.clone(),
+        loss=blank.index_copy(0, at, replies["loss"].cpu().double() / samples),
+        samples=torch.zeros(fed.count, dtype=torch.long).index_copy(0, at, samples),
         trains=torch.isin(torch.arange(fed.count), fed.clients.cpu()),
     )
 
 
-def adapted_accuracy(method: Method[State], state: State, fed: Federation) -> Tensor:
-    """Accuracies after local training, of the clients, strangers too, that have labelled rows to train on."""
+def score_adapted(method: Method[State], state: State, fed: Federation) -> Tensor:
+    """Accuracies after local training, of all clients, unseen ones too, that have labelled samples to train on."""
     sizes = fed.sizes.tolist()
     able = [i for i in fed.real.tolist() if fed.roles[i].labelled and sizes[i]]
-    who = torch.tensor(able, dtype=torch.long, device=fed.device)
-    replies: Replies = fed.run(method.evaluate_adapted, who, method.offer(state, who, fed))
+    clients = torch.tensor(able, dtype=torch.long, device=fed.device)
+    replies: Replies = fed.run(method.evaluate_adapted, clients, method.offer(state, clients, fed))
     accuracy = accuracy_of(replies["correct"].cpu(), replies["rows"].cpu())
     return torch.full((fed.count,), torch.nan, dtype=torch.double).index_copy(0, replies.cohort.cpu(), accuracy)
 
 
 def accuracies(scores: Scores, target: float) -> dict[str, float]:
-    """Accuracies of those who train, and of strangers where there are some, by name."""
+    """Accuracies of the training clients, and of unseen ones where there are some, by name."""
     scored, tuned = ~scores.accuracy.isnan(), ~scores.adapted.isnan()
     ours, unseen = scored & scores.trains, scored & ~scores.trains
     own = scores.accuracy[ours]
     metrics = {
         "accuracy": mean_accuracy(own),
-        "accuracy_val": sample_accuracy(own, scores.rows[ours]),
+        "accuracy_val": sample_accuracy(own, scores.samples[ours]),
         "variance": variance(own),
         "worst_decile": worst_decile(own),
         "at_target": share_at_target(own, target),
@@ -73,7 +67,66 @@ def accuracies(scores: Scores, target: float) -> dict[str, float]:
         metrics["accuracy_adapted"] = mean_accuracy(scores.adapted[ours & tuned])
     if bool(unseen.any()):
         metrics["accuracy_unseen"] = mean_accuracy(scores.accuracy[unseen])
-        metrics["accuracy_holdout"] = sample_accuracy(scores.accuracy[unseen], scores.rows[unseen])
+        metrics["accuracy_holdout"] = sample_accuracy(scores.accuracy[unseen], scores.samples[unseen])
     if bool((unseen & tuned).any()):
         metrics["accuracy_unseen_adapted"] = mean_accuracy(scores.adapted[unseen & tuned])
     return metrics
+
+
+def accuracy_of(correct: Tensor, samples: Tensor) -> Tensor:
+    """Accuracies of clients; not a number for those without test samples."""
+    return torch.where(samples > 0, correct.double() / samples.clamp(min=1), torch.nan)
+
+
+def mean_accuracy(accuracy: Tensor) -> float:
+    """The plain mean over clients: each counts the same, however many samples it has."""
+    return float(accuracy.double().mean())
+
+
+def sample_accuracy(accuracy: Tensor, samples: Tensor) -> float:
+    """REPA's VAL and HO: the mean over clients weighted by their test samples, so that each sample counts the same."""
+    return float((accuracy.double() * samples).sum() / samples.sum())
+
+
+def standard_error(mean: float, samples: int) -> float:
+    """FLT's ±: the binomial standard error √(p(1-p)/N) of an accuracy over N test samples."""
+    return float((mean * (1 - mean) / samples) ** 0.5)
+
+
+def variance(accuracy: Tensor) -> float:
+    """Fairness: population variance over clients in squared percentage points; lower is fairer."""
+    return float((100 * accuracy.double()).var(correction=0)) if len(accuracy) else float("nan")
+
+
+def worst_decile(accuracy: Tensor) -> float:
+    """The mean over the tenth of the clients (at least one) that fare worst."""
+    worst = accuracy.double().sort().values[: max(1, len(accuracy) // 10)]
+    return float(worst.mean())
+
+
+def share_at_target(accuracy: Tensor, target: float) -> float:
+    """The share of clients that reach the target accuracy."""
+    return float((accuracy >= target).double().mean())
+
+
+def rounds_to_target(means: Sequence[tuple[int, float]], target: float) -> int | None:
+    """The first evaluated round at which the mean accuracy reaches the target; None if none does."""
+    return next((round for round, mean in means if mean >= target), None)
+
+
+def converged_at(means: Sequence[tuple[int, float]], within: float = 0.01) -> int | None:
+    """The first evaluated round from which the mean accuracy stays within `within` of its last value."""
+    if not means:
+        return None
+    last = means[-1][1]
+    far = [i for i, (_, mean) in enumerate(means) if abs(mean - last) > within]
+    return means[far[-1] + 1][0] if far else means[0][0]
+
+
+def is_stuck(means: Sequence[tuple[int, float]], chance: float) -> bool:
+    """Whether the mean accuracy was above chance, has fallen below half of its best, and does not move any more.
+
+    That is what weights that have diverged look like: the same answer for every sample.
+    """
+    last, best = [mean for _, mean in means[-2:]], max((mean for _, mean in means), default=0.0)
+    return len(last) == 2 and last[0] == last[1] < best / 2 and best > 1.5 * chance

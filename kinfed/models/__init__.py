@@ -12,7 +12,7 @@ from kinfed.models.descent import LEAST, Quick, descend
 from kinfed.models.feed import Feed
 from kinfed.models.fitting import fit
 from kinfed.models.model import Model, hits
-from kinfed.models.network import GradientFn, Network, Slope, from_module
+from kinfed.models.network import Gradient, GradientFn, Network, from_module
 from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
 from kinfed.models.supervised import SupervisedAutoEncoder, supervised_ae
 from kinfed.models.walks import Walks
@@ -50,7 +50,27 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 
 
 __all__ = [
-    "AUTOENCODERS", "LEAST", "MODELS", "AutoEncoder", "Encoding", "Feed", "GradientFn", "Model", "Network", "Quick",
-    "Shape", "Slope", "SupervisedAutoEncoder", "Walks", "descend", "encoder_of", "fit", "from_module", "has_decoder",
-    "hits", "make_autoencoder", "make_model", "supervised_ae",
+    "AUTOENCODERS",
+    "LEAST",
+    "MODELS",
+    "AutoEncoder",
+    "Encoding",
+    "Feed",
+    "Gradient",
+    "GradientFn",
+    "Model",
+    "Network",
+    "Quick",
+    "Shape",
+    "SupervisedAutoEncoder",
+    "Walks",
+    "descend",
+    "encoder_of",
+    "fit",
+    "from_module",
+    "has_decoder",
+    "hits",
+    "make_autoencoder",
+    "make_model",
+    "supervised_ae",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.cancellation import go_on
+from kinfed.cancellation import raise_if_cancelled
 from kinfed.errors import SequentialOnly
 from kinfed.models.feed import Feed
 from kinfed.models.layers import Descent, Layers, Weight, Weights
@@ -143,6 +143,6 @@ def _phases(steps: list[int]) -> Iterator[tuple[int, int, int]]:
 
 def _step(quick: Quick, feed: Feed, pick: Tensor, share: Tensor, weights: Weights) -> None:
     """One step of every lane: a row counts by its share in its batch."""
-    go_on()
+    raise_if_cancelled()
     x, y = feed.x.index_select(0, pick), feed.y.index_select(0, pick).clamp_(min=0)
     quick.layers.descend(quick.network.inputs(x), y, share, weights)

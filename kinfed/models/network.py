@@ -26,12 +26,12 @@ from kinfed.models.apart import MIXES, flaw_of
 from kinfed.params import NOTHING, Params
 
 
-class Slope(NamedTuple):
-    gradient: Params  # by weight
+class Gradient(NamedTuple):
+    weights: Params
     buffers: Mapping[str, Tensor] = NOTHING  # what the forward pass made of the buffers
 
 
-GradientFn = Callable[[Params, Batch], Slope]
+GradientFn = Callable[[Params, Batch], Gradient]
 BUILDING = Lock()  # modules draw their weights from the generator that all threads share
 
 
@@ -83,7 +83,7 @@ class Network(ABC):
         """The mean loss over the batch's real rows, in evaluation mode."""
         return _mean(self.loss_of(self.apply(params, batch.x), batch), batch)
 
-    def gradient(self, params: Params, batch: Batch) -> Slope:
+    def gradient(self, params: Params, batch: Batch) -> Gradient:
         """The gradient of the mean loss over the batch's real rows, in training mode."""
         buffers = {name: params[name] for name in self.buffers}
         weights = {name: w for name, w in params.items() if name not in buffers}
@@ -94,14 +94,14 @@ class Network(ABC):
 
         lane = (batch.x, batch.y, batch.mask, *weights.values(), *buffers.values())
         slopes = _Gradient.apply(self, (*weights, *buffers), len(weights), *lane)  # type: ignore[no-untyped-call]
-        return Slope(dict(zip(weights, slopes, strict=True)))
+        return Gradient(dict(zip(weights, slopes, strict=True)))
 
     def training_loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean loss over the batch's real rows, in training mode."""
         with self.borrowed(self._training) as module:
             return _mean(self.loss_of(self.forward(module, params, batch.x), batch), batch)
 
-    def _exact_gradient(self, weights: Params, buffers: Params, batch: Batch) -> Slope:
+    def _exact_gradient(self, weights: Params, buffers: Params, batch: Batch) -> Gradient:
         moved = {name: b.clone() for name, b in buffers.items()}
         leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
         template = self._evaluating if self.is_lonely(batch) else self._training
@@ -109,7 +109,7 @@ class Network(ABC):
             output = self.forward(module, leaves | moved, batch.x)
             loss = _mean(self.loss_of(output, batch), batch)
             slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)  # 0 for what has no part
-        return Slope(dict(zip(leaves, slopes, strict=True)), moved)
+        return Gradient(dict(zip(leaves, slopes, strict=True)), moved)
 
     def is_lonely(self, batch: Batch) -> bool:
         """Whether it cannot be in training mode for this batch: one row has no statistics of its own for BatchNorm."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from kinfed.client import Batch
-from kinfed.models.network import GradientFn, Network, Slope
+from kinfed.models.network import Gradient, GradientFn, Network
 from kinfed.params import Params
 
 
@@ -19,9 +19,9 @@ def beside(gradient: GradientFn, fixed: Mapping[str, Tensor]) -> GradientFn:
     if not fixed:
         return gradient
 
-    def rule(params: Params, batch: Batch) -> Slope:
+    def rule(params: Params, batch: Batch) -> Gradient:
         slope, buffers = gradient({**fixed, **params}, batch)
         moves, moved = ({name: w for name, w in part.items() if name in params} for part in (slope, buffers))
-        return Slope(moves, moved)
+        return Gradient(moves, moved)
 
     return rule

@@ -7,7 +7,7 @@ from torch.nn.functional import one_hot
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.models import Model
-from kinfed.params import Stack, count, rows
+from kinfed.params import Stack, count, select
 
 AT_ONCE = 256  # server rows looked at in one go
 
@@ -26,7 +26,7 @@ def server_samples(fed: Federation) -> Tensor:
 def predictions(model: Model, models: Stack, x: Tensor, soft: bool = False) -> Tensor:
     """What each model says of each row: [models, rows, classes], the class it names (bool) or its probabilities."""
     parts = x.split(AT_ONCE)
-    each = (torch.cat([model.logits(rows(models, m), part) for part in parts]) for m in range(count(models)))
+    each = (torch.cat([model.logits(select(models, m), part) for part in parts]) for m in range(count(models)))
     said = [one[None].softmax(2) if soft else one_hot(one[None].argmax(2), model.classes).bool() for one in each]
     nobody = torch.zeros(0, len(x), model.classes, dtype=torch.float if soft else torch.bool, device=x.device)
     return torch.cat([nobody, *said])

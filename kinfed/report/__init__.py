@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     )
     from kinfed.report.figures.series import plot_accuracies, plot_convergence, plot_cost
     from kinfed.report.page import page
-    from kinfed.report.reading import Run, read_runs
     from kinfed.report.series import Series, gather
+    from kinfed.runs.reader import Run, read_runs
 
 __all__ = [
     "Run", "Series", "gather", "page", "plot_accuracies", "plot_convergence", "plot_cost", "plot_dendrogram",
@@ -22,7 +22,6 @@ __all__ = [
 ]  # fmt: skip
 PLACES = {
     "page": ["page"],
-    "reading": ["Run", "read_runs"],
     "series": ["Series", "gather"],
     "figures.series": ["plot_accuracies", "plot_convergence", "plot_cost"],
     "figures.kin": ["plot_dendrogram", "plot_labels", "plot_membership", "plot_relatedness", "plot_signatures"],
@@ -30,6 +29,8 @@ PLACES = {
 
 
 def __getattr__(name: str) -> object:
+    if name in ("Run", "read_runs"):
+        return getattr(import_module("kinfed.runs.reader"), name)
     for place, names in PLACES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{place}"), name)

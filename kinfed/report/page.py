@@ -11,9 +11,9 @@ from kinfed.comparison import Column, mean_and_spread
 from kinfed.config import write
 from kinfed.config.tables import Table
 from kinfed.report.payload import payload, shown_runs
-from kinfed.report.reading import Run
 from kinfed.report.series import Series
 from kinfed.report.tables import as_html, cell_of, differences, ledger, results, useful_columns
+from kinfed.runs.reader import Run
 
 SCRIPTS = ("base", "controls", "lines", "bars", "map", "matrix", "tree", "labels", "bands", "tables", "main")
 MOVED = "What was moved for what, mean over seeds; asking for scores (evaluate) is no cost of the method"

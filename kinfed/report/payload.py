@@ -14,8 +14,8 @@ from kinfed.report.data.map import map_of
 from kinfed.report.data.matrix import matrix_of
 from kinfed.report.data.membership import BANDS, flows, membership
 from kinfed.report.data.tree import tree_of
-from kinfed.report.reading import Run
 from kinfed.report.series import Series
+from kinfed.runs.reader import Run
 
 Json = dict[str, object]
 ENOUGH = 60_000  # clients of all runs that are shown one by one; of more only each method's first seed is
@@ -73,7 +73,7 @@ def run_json(run: Run, at: int) -> Json:
         "names": kin.names,
         "found": None if kin.found is None else kin.found.tolist(),
         "planted": None if kin.planted is None else kin.planted.tolist(),
-        "plantedNames": None if run.planted is None else run.planted.tolist(),
+        "plantedNames": None if run.true_clusters is None else run.true_clusters.tolist(),
         **pictures(run, kin),
     }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kinfed.comparison import Outcome
 from kinfed.config import flattened
-from kinfed.report.reading import Run, read_runs
+from kinfed.runs.reader import Run, read_runs
 
 SAME = ("seed", "seeds", "compare", "checkpoint_every", "data.dir", "trackers", "evaluation.signatures")
 SOME = ("engine.",)  # how it was computed, not what

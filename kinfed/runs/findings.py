@@ -9,7 +9,7 @@ from torch import Tensor
 from kinfed.checkpoint import write_atomically
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.experiment import Experiment
-from kinfed.metrics import signatures_seen
+from kinfed.metrics import collect_signatures
 from kinfed.runs.logs import CsvLog
 
 
@@ -22,15 +22,15 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
         return
     if (tree := method.tree(state)) is not None:
         write_tree(folder, tree)
-    if (seen := signatures_seen(method, state, fed, experiment.evaluation.signatures)) is not None:
+    if (seen := collect_signatures(method, state, fed, experiment.evaluation.signatures)) is not None:
         write_arrays(folder / "signatures.npz", clients=seen[0].numpy(), points=seen[1].numpy())
 
 
 def write_labels(folder: Path, held: Tensor) -> None:
-    """Writes how many training rows of each label each client has; what is 0 is left out."""
+    """Writes how many training samples of each label each client has; what is 0 is left out."""
     client, label = held.nonzero().T.tolist()
     rows = zip(client, label, held[held > 0].tolist(), strict=True)
-    CsvLog(folder / "labels.csv", ("client", "label", "rows")).rewrite(rows)
+    CsvLog(folder / "labels.csv", ("client", "label", "samples")).rewrite(rows)
 
 
 def write_tree(folder: Path, tree: Dendrogram) -> None:

@@ -2,17 +2,17 @@
 
     config.toml              all settings, defaults included
     rounds.csv               round, metrics (empty where not evaluated), bytes so far
-    clients.csv              round, client, its role, planted and found group, its scores
-    groups.csv               round, client, group: only when the groups changed
+    clients.csv              round, client, its role, ground-truth and found cluster, its scores
+    clusters.csv             round, client, cluster: only when the clusters changed
     ledger.csv               round, task, clients asked, bytes down and up (evaluation too, which rounds.csv leaves out)
     ledger_clients.csv       task, client, bytes down and up
     timing.csv               round, seconds without evaluation; round 0 is what came before the first
     events.jsonl             started, resumed, rejected replies, warnings, ended
     summary.json             the last metrics, what is measured at the end, the cost, how fast it went there
     relatedness.npz          who is related to whom, where the method finds that out
-    tree.npz                 how clients were merged into groups and where that was cut, where the method merges
+    tree.npz                 how clients were merged into clusters and where that was cut, where the method merges
     signatures.npz           how the method sees each client (evaluation.signatures), at most 32 numbers each
-    labels.csv               client, label, how many training rows it has of it
+    labels.csv               client, label, samples: how many training samples it has of it
     checkpoint.safetensors   all that is needed to go on
     roster.csv               of a deployment: the name and the number of each client
     tensorboard/, wandb/     of these trackers, where the config asks for them; their ids of the run are in NAME_run.txt
@@ -49,7 +49,7 @@ METRICS = (
     "correlation_drift", "correlation_drift_se",
 )  # fmt: skip
 WHOLE = 4000  # clients up to which all pairs are written
-CLIENT = ("round", "client", "role", "planted", "found", "accuracy", "accuracy_adapted", "loss", "test_samples")
+CLIENT = ("round", "client", "role", "true_cluster", "cluster", "accuracy", "accuracy_adapted", "loss", "test_samples")
 CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
 FILES = (
     CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv",
@@ -67,7 +67,7 @@ class RunFolder:
     fed: Federation
     about: dict[str, str | int]  # goes into the summary
     opened: float = field(default_factory=time.perf_counter)
-    last_clusters: list[int] = field(default_factory=list)  # as groups.csv has them
+    last_clusters: list[int] = field(default_factory=list)  # as clusters.csv has them
 
     @property
     def events(self) -> EventLog:
@@ -96,7 +96,7 @@ class RunFolder:
     def timing(self) -> CsvLog:
         return self.log("timing", "round", "seconds")
 
-    def began(self, rounds: int, done: int) -> None:
+    def on_start(self, rounds: int, done: int) -> None:
         """Cuts the tables back to the rounds done: a killed run may have written more than its checkpoint knows."""
         for table in (self.rounds, self.clients, self.clusters, self.timing):
             table.cut_after(done if done else -1)
@@ -110,7 +110,7 @@ class RunFolder:
         except ValueError as error:
             raise CheckpointError(f"{self.clusters.path} is damaged: {error}") from None
 
-    def after_round(self, result: RoundResult) -> None:
+    def on_round(self, result: RoundResult) -> None:
         """Adds what a round brought."""
         self.timing.append([(result.round, round(result.seconds, 3))])
         self.ledger.append(new_ledger_rows(self.fed, result.round))
@@ -124,7 +124,7 @@ class RunFolder:
         self.rounds.append([(result.round, *metrics, result.down, result.up)])
         self._note_rejected(result.round)
 
-    def ended(self, summary: Summary) -> None:
+    def on_end(self, summary: Summary) -> None:
         """Writes what is known only at the end."""
         self.ledger.rewrite(ledger_rows(self.fed))
         CsvLog(self.path / "ledger_clients.csv", ("task", "client", "bytes_down", "bytes_up")).rewrite(
@@ -199,7 +199,7 @@ def by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
 def client_rows(fed: Federation, round: int, scores: Scores, clusters: Tensor | None) -> Iterator[tuple[Cell, ...]]:
     """One row for each client that is there."""
     present = fed.present.tolist()
-    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.rows)
+    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.samples)
     columns = ([None] * fed.count if part is None or part.isnan().all() else part.tolist() for part in parts)
     here = ([column[i] for i in present] for column in columns)
     return zip(repeat(round), present, (role_name(fed.roles[i]) for i in present), *here, strict=False)

@@ -82,7 +82,7 @@ def can_go_on(folder: Path, config: Config) -> bool:
 
 def about(folder: Path, config: Config) -> dict[str, object]:
     """What the checkpoint of a run says about itself; raises if it belongs to another config."""
-    said = checkpoint.about(folder / CHECKPOINT)
+    said = checkpoint.read_about(folder / CHECKPOINT)
     saved = said.get("config")
     if not isinstance(saved, dict):
         raise CheckpointError(f"{folder / CHECKPOINT} does not say which config it is from; start the run again")

@@ -85,7 +85,7 @@ class Assignment:
 
 
 class UnseenClientFederation(Sequential):
-    """The clients that trained, of which only the number of samples is known, and one unseen client with its samples."""
+    """The clients that trained, of which only the sizes are known, and one unseen client with its samples."""
 
     def __init__(
         self, method: Method[State], sizes: Tensor, server_samples: Tensor, own: LabelledSamples, test: LabelledSamples
@@ -161,7 +161,7 @@ class OutputFolder:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors by name, in one step; unlike safetensors' own function with the permissions that other files get."""
+    """Writes tensors by name, in one step; unlike `safetensors.save_file` with the usual permissions."""
     content = save({name: t.detach().contiguous() for name, t in tensors.items()})
 
     def write(temporary: Path) -> None:

@@ -29,7 +29,11 @@ def assign_client(
     target.check(ASSIGNMENT)
     bundle = load(bundle_folder, trust)
     samples = load_samples(data, bundle.kind)
-    asked = bundle.kind.checked(load_samples(predict, bundle.kind).x, None, "the samples to predict")[0] if predict else None
+    asked = (
+        bundle.kind.checked(load_samples(predict, bundle.kind).x, None, "the samples to predict")[0]
+        if predict
+        else None
+    )
     test = (samples.test_x, samples.test_y) if len(samples.test_y) else None
     assignment = bundle.assign(samples.x, samples.y, test)
     assignment.save(target.folder, {"bundle": bundle.about})

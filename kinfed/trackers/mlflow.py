@@ -24,14 +24,14 @@ class MLflow:
     client: "MlflowClient"
     run: str = ""
 
-    def began(self, rounds: int, done: int) -> None:
+    def on_start(self, rounds: int, done: int) -> None:
         known = self.subject.remembered("mlflow") if done else None
         self.run = known or self._created()
 
-    def after_round(self, result: RoundResult) -> None:
+    def on_round(self, result: RoundResult) -> None:
         self._log(numbers(result), result.round)
 
-    def ended(self, summary: Summary) -> None:
+    def on_end(self, summary: Summary) -> None:
         self._log(ended_with(summary), 0)
         self.client.set_terminated(self.run)
 

@@ -19,7 +19,7 @@ class TensorBoard:
     subject: Subject
     writer: "SummaryWriter | None" = None
 
-    def began(self, rounds: int, done: int) -> None:
+    def on_start(self, rounds: int, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         where = self.subject.folder / FOLDER
@@ -28,7 +28,7 @@ class TensorBoard:
             lines = "\n".join(f"    {key} = {value!r}" for key, value in self.subject.settings.items())
             self.writer.add_text("config", lines, 0)
 
-    def after_round(self, result: RoundResult) -> None:
+    def on_round(self, result: RoundResult) -> None:
         if self.writer is None:
             return
         for name, value in numbers(result).items():
@@ -38,7 +38,7 @@ class TensorBoard:
             self.writer.add_histogram("clients/accuracy", accuracy[accuracy.isfinite()], result.round)
         self.writer.flush()
 
-    def ended(self, summary: Summary) -> None:
+    def on_end(self, summary: Summary) -> None:
         if self.writer is None:
             return
         for name, value in ended_with(summary).items():

@@ -20,7 +20,7 @@ class WandB:
     subject: Subject
     run: "Run | None" = None
 
-    def began(self, rounds: int, done: int) -> None:
+    def on_start(self, rounds: int, done: int) -> None:
         import wandb
 
         known = self.subject.remembered("wandb") if done else None
@@ -30,7 +30,7 @@ class WandB:
         )  # fmt: skip
         self.subject.remember("wandb", self.run.id)
 
-    def after_round(self, result: RoundResult) -> None:
+    def on_round(self, result: RoundResult) -> None:
         if self.run is None:
             return
         logged: dict[str, object] = dict(numbers(result))
@@ -41,7 +41,7 @@ class WandB:
             logged["clients/accuracy"] = Histogram(accuracy[accuracy.isfinite()].tolist())
         self.run.log(logged, step=result.round)
 
-    def ended(self, summary: Summary) -> None:
+    def on_end(self, summary: Summary) -> None:
         if self.run is not None:
             self.run.summary.update(ended_with(summary))
             self.run.finish()

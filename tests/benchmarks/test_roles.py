@@ -119,7 +119,7 @@ def test_an_unlabelled_client_is_refused_before_anybody_trains_with_the_reason_a
     method = make(name)
     fed = Vectorised(method, people)
     with pytest.raises(RoleError) as refusal:
-        Experiment(method, fed, 3).run()
+        Experiment.over(fed, rounds=3).run()
     assert "train" not in fed.ledger.up and "[7]" in str(refusal.value)
     instead = WHY.fullmatch(str(refusal.value))
     assert instead and not METHODS[instead[1]].needs_labels

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kinfed.clustering.coordinates import WIDTH, coordinates
-from kinfed.params import Stack, flatten, join, repeat, rows
+from kinfed.params import Stack, flatten, join, repeat, select
 
 
 def models(number: int, away: float = 0.0, seed: int = 0) -> Stack:
@@ -22,15 +22,15 @@ def test_points_are_as_far_from_each_other_as_the_models(away):
 
 def test_equal_models_are_at_one_point():
     some = models(4)
-    points = coordinates(rows(some, torch.tensor([2, 0, 2, 1, 0])))
+    points = coordinates(select(some, torch.tensor([2, 0, 2, 1, 0])))
     assert points.shape[1] == 2
     torch.testing.assert_close(points[[0, 1]], points[[2, 4]], rtol=0, atol=1e-5)
 
 
 def test_models_that_are_all_equal_have_a_coordinate_all_the_same():
-    assert coordinates(repeat(rows(models(1), 0), 3)).tolist() == [[0.0]] * 3
+    assert coordinates(repeat(select(models(1), 0), 3)).tolist() == [[0.0]] * 3
 
 
 def test_a_stack_without_models_adds_no_point():
     some = models(3)
-    assert torch.equal(coordinates(some, rows(some, slice(0))), coordinates(some))
+    assert torch.equal(coordinates(some, select(some, slice(0))), coordinates(some))

@@ -95,9 +95,9 @@ def test_one_client_at_a_time_agrees_with_clients_side_by_side(method, name):
 def test_a_resumed_run_goes_the_way_that_was_chosen(tmp_path, two_cores, monkeypatch):
     method = FedAvg(nets()["own"], LOCAL)
     monkeypatch.setattr(vectorised, "fastest", lambda runs: (ALONE, {}))
-    first = Experiment(method, Vectorised(method, PEOPLE, workers=0), 3, checkpoint=tmp_path / "at")
+    first = Experiment.over(Vectorised(method, PEOPLE, workers=0), rounds=3, checkpoint=tmp_path / "at")
     first.run()
     monkeypatch.setattr(vectorised, "fastest", lambda runs: (SIDE, {}))
     fed = Vectorised(method, PEOPLE, workers=0)
-    Experiment(method, fed, 4, checkpoint=tmp_path / "at").run(resume=True)
+    Experiment.over(fed, rounds=4, checkpoint=tmp_path / "at").run(resume=True)
     assert fed.chosen["train"] == ALONE

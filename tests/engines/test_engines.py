@@ -199,7 +199,7 @@ def test_a_network_is_scored_with_what_it_drew_for_training():
     ends = []
     for engine in (Sequential, Vectorised):
         method = FedAvg(Model(SomePixels, classes=3), LocalTraining(2, 6, 0.2))
-        experiment = Experiment(method, engine(method, tiny_population(clusters=1)), rounds=8)
+        experiment = Experiment.over(engine(method, tiny_population(clusters=1)), rounds=8)
         assert experiment.run()["accuracy"] > 0.95
         ends.append(experiment.state.params)
     assert_close(*ends)

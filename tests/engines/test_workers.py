@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.cancellation import go_on
+from kinfed.cancellation import raise_if_cancelled
 from kinfed.engines import Vectorised
 from kinfed.engines.workers import at_once, single_threaded
 from kinfed.errors import ConfigError
@@ -54,7 +54,7 @@ def idle_until(ended: threading.Event) -> None:
     try:
         for _ in range(6000):  # a minute
             time.sleep(0.01)
-            go_on()  # as every batch does
+            raise_if_cancelled()  # as every batch does
     finally:
         ended.set()
 

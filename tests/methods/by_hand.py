@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import torch
 
 from kinfed.client import Client, Samples
-from kinfed.models import Slope
+from kinfed.models import Gradient
 from kinfed.params import Params
 
 
-def pull_to_mean(params: Params, batch) -> Slope:
+def pull_to_mean(params: Params, batch) -> Gradient:
     """The gradient of ½(w - mean x)²."""
     mean = (batch.x[:, 0] * batch.mask).sum() / batch.mask.sum().clamp(min=1)
-    return Slope({"w": (params["w"] - mean) * batch.mask.any()})
+    return Gradient({"w": (params["w"] - mean) * batch.mask.any()})
 
 
 QUADRATIC = SimpleNamespace(gradient=pull_to_mean, buffers=frozenset(), weights=("w",))

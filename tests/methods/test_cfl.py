@@ -9,7 +9,7 @@ from kinfed.experiment import Experiment
 from kinfed.methods import CFL
 from kinfed.methods.split_tree import SplitRule
 from kinfed.metrics import fedavg_parameters, method_bytes
-from kinfed.params import rows
+from kinfed.params import select
 from tests.methods.planted import LOCAL, NESTED, TWO, net, renamed
 from tests.methods.registry import EAGER, make, population
 from tests.problems import assert_close, fit, same_clusters, small_net, tiny_population
@@ -21,7 +21,7 @@ def cfl(after=8, **more):
 
 def test_two_nested_splits_find_four_clusters_and_ids_are_right():
     method = cfl()
-    experiment = Experiment(method, Vectorised(method, renamed(NESTED, clients=16)), 30)
+    experiment = Experiment(method, renamed(NESTED, clients=16), rounds=30)
     summary = experiment.run()
     state = experiment.state
     assert summary["ari"] == 1 and summary["clusters"] == 4 and summary["accuracy"] == 1
@@ -56,7 +56,7 @@ def test_without_a_split_and_with_equal_clients_it_is_fedavg():
     people = tiny_population((20,) * 12)
     alone, fed = fit(make("cfl", after=99), population=people, fraction=0.5)
     fedavg, _ = fit(make("fedavg"), population=people, fraction=0.5)
-    assert_close(rows(alone.models, 0), fedavg.params)
+    assert_close(select(alone.models, 0), fedavg.params)
     assert method_bytes(fed.ledger) == 4 * fedavg_parameters(6, small_net().parameters(), 3)
 
 

@@ -13,7 +13,7 @@ from kinfed.experiment import Experiment
 from kinfed.methods import METHODS
 from kinfed.methods.assigning import gathered, inits
 from kinfed.methods.cluster_models import Groups, GroupState, Served
-from kinfed.params import rows
+from kinfed.params import select
 from tests.methods.registry import make, population
 from tests.problems import assert_close, small_net
 
@@ -28,7 +28,7 @@ def test_a_newcomer_that_is_sick_is_served_all_the_same(name):
     x[torch.cat([people.train[3], people.train[4]])] = torch.nan
     method = make(name)
     fed = Vectorised(method, replace(people, x=x))
-    experiment = Experiment(method, fed, 4)
+    experiment = Experiment.over(fed, rounds=4)
     experiment.run()
     assert {reply.client for reply in fed.rejected} == {3, 4}
     assert (experiment.state.labels[[3, 4]] >= 0).all()
@@ -56,8 +56,8 @@ def test_what_those_contribute_who_were_not_asked_is_a_setting(name, stale):
 def test_first_models_are_independent_and_the_first_is_everybodys():
     model = small_net()
     many, again, other = inits(model, 3, "cpu"), inits(model, 2, "cpu"), inits(model, 2, "cpu", attempt=1)
-    assert_close(rows(many, 0), model.init())
-    assert_close(rows(many, slice(2)), again)
+    assert_close(select(many, 0), model.init())
+    assert_close(select(many, slice(2)), again)
     whole = torch.cat([many["1.weight"], other["1.weight"]]).flatten(1)
     assert len(whole.unique(dim=0)) == 5
 

@@ -28,7 +28,7 @@ def everything(state, fed) -> dict[str, torch.Tensor]:
 
 def run(method, engine=Vectorised, rounds=3, people=None, **settings):
     fed = engine(method, people or population(), fraction=0.5, **settings)
-    experiment = Experiment(method, fed, rounds, Evaluation(adapt=True))
+    experiment = Experiment.over(fed, rounds=rounds, evaluation=Evaluation(adapt=True))
     return experiment.run(), experiment.state, fed
 
 
@@ -87,14 +87,14 @@ def test_the_object_holds_settings_only(method):
 def test_a_state_survives_saving_and_training_goes_on_bit_for_bit(method, tmp_path):
     def experiment(rounds, name):
         fed = Vectorised(replace(method), population(roles=ROLES), fraction=0.5)
-        return Experiment(replace(method), fed, rounds, checkpoint=tmp_path / name, checkpoint_every=2)
+        return Experiment.over(fed, rounds=rounds, checkpoint=tmp_path / name, checkpoint_every=2)
 
     whole = experiment(5, "whole")
     summary = whole.run()
     stopped = experiment(5, "half")
     stopped.rounds = 2
     stopped.fed.is_over = False
-    stopped._closed = lambda state, placed: state  # as if it had been killed: nobody has come after the training
+    stopped._admit_last = lambda state, placed: state  # as if it had been killed: nobody has come after the training
     stopped.run()
     resumed = experiment(5, "half")
     assert resumed.run(resume=True) == summary

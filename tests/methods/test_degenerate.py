@@ -7,7 +7,7 @@ import pytest
 
 from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.methods import METHODS, FedAvg
-from kinfed.params import Params, rows
+from kinfed.params import Params, select
 from kinfed.relatedness import Relatedness
 from kinfed.training import LocalTraining
 from tests.methods.registry import LOCAL, make, population, statistics
@@ -28,7 +28,7 @@ def ends(method, people, rounds=3) -> Params:
     if hasattr(state, "params"):
         return state.params
     if hasattr(state, "models"):
-        return rows(state.models, 0)
+        return select(state.models, 0)
     own = {name.removeprefix("params/"): w[0] for name, w in fed.memory.items()}
     return own | getattr(state, "shared", {})
 

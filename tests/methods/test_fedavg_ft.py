@@ -5,7 +5,7 @@ import torch
 
 from kinfed.data import Role
 from kinfed.data.population import NO_SAMPLES
-from kinfed.engines import Sequential, Vectorised
+from kinfed.engines import Sequential
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.methods import FedAvgFT
 from kinfed.training import LocalTraining
@@ -32,7 +32,7 @@ def test_its_accuracy_is_fedavgs_after_adaptation_and_so_is_its_model():
     results = []
     for name in ("fedavg", "fedavg_ft"):
         method = make(name, local=local)
-        experiment = Experiment(method, Vectorised(method, population(), fraction=0.5), 3, Evaluation(adapt=True))
+        experiment = Experiment(method, population(), fraction=0.5, rounds=3, evaluation=Evaluation(adapt=True))
         results.append((experiment.run(), experiment.state))
     (plain, model), (tuned, same) = results
     assert_same_bits(model.params, same.params)

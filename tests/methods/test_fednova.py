@@ -15,17 +15,17 @@ from tests.problems import fit, small_net, tiny_population
 
 
 @pytest.mark.parametrize(
-    ("settings", "end", "reach", "steps"),
+    ("settings", "end", "effective", "steps"),
     [
         ({"momentum": 0.0}, 0.57, 2, 2),  # 0.3, then + 0.1 * 2.7
         ({"momentum": 0.5}, 0.72, 2.5, 2.5),  # v2 = -1.5 - 2.7
         ({"momentum": 0.0, "mu": 2.0}, 0.51, 1.8, 2),  # a = 0.8 * 1 + 1, but τ enters τ_eff
     ],
 )
-def test_what_a_client_sends_by_hand(settings, end, reach, steps):
+def test_what_a_client_sends_by_hand(settings, end, effective, steps):
     nova = FedNova(QUADRATIC, LocalTraining(2, 2, 0.1, **settings))
     sent = nova.train(client_with(2, 4), weight(0.0)).send
-    assert float(sent["direction"]["w"]) == pytest.approx(-end / reach)
+    assert float(sent["direction"]["w"]) == pytest.approx(-end / effective)
     assert float(sent["steps"]) == pytest.approx(steps)
 
 

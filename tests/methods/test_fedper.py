@@ -9,8 +9,8 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.methods import FedPer
 from kinfed.metrics import fedavg_parameters, method_bytes
-from kinfed.models import Model, Slope, make_model
-from kinfed.params import rows
+from kinfed.models import Gradient, Model, make_model
+from kinfed.params import select
 from kinfed.training import LocalTraining
 from tests.methods.registry import make, population
 from tests.problems import ENGINES, assert_close, assert_same_bits, fit, small_net
@@ -25,7 +25,7 @@ def kept(model: Model, layers: int) -> list[str]:
 def pulled(params, batch):
     """The gradient of ½(w - mean x)² for each weight w."""
     mean = (batch.x[:, 0] * batch.mask).sum() / batch.mask.sum().clamp(min=1)
-    return Slope({name: (w - mean) * batch.mask.any() for name, w in params.items()})
+    return Gradient({name: (w - mean) * batch.mask.any() for name, w in params.items()})
 
 
 TWO_NUMBERS = SimpleNamespace(
@@ -78,7 +78,7 @@ def test_one_client_alone_is_fedavg():
     alone = population(roles=tuple(Role(holdout=i != 3) for i in range(12)))
     part, fed = fit(make("fedper"), population=alone, rounds=2)
     whole, _ = fit(make("fedavg"), population=alone, rounds=2)
-    assert_close(rows(fed.memory, 3) | part.shared, whole.params)
+    assert_close(select(fed.memory, 3) | part.shared, whole.params)
 
 
 def test_only_the_base_crosses_the_wire():
@@ -91,7 +91,7 @@ def test_a_stranger_is_served_the_base_and_the_first_models_head():
     fedper = make("fedper")
     state, fed = fit(fedper, population=population(roles=roles), rounds=2)
     first = small_net().init()
-    assert_same_bits(rows(fed.memory, 2), {name: first[name] for name in HEAD})
+    assert_same_bits(select(fed.memory, 2), {name: first[name] for name in HEAD})
     assert_same_bits(fedper.offer(state, torch.tensor([2]), fed).shared["shared"], state.shared)
     assert not torch.equal(state.shared["1.weight"], first["1.weight"])
 

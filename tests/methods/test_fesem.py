@@ -9,7 +9,7 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.methods import FeSEM
 from kinfed.metrics import fedavg_parameters, method_bytes
-from kinfed.params import flatten, put, rows
+from kinfed.params import flatten, put, select
 from tests.methods.planted import FOUR, LOCAL, net, renamed
 from tests.methods.registry import make, population
 from tests.problems import assert_close, fit, same_clusters, small_net
@@ -38,7 +38,7 @@ def test_one_cluster_is_fedavg(stale, over, assignment):
     settings = {"clusters": 1, "stale": stale, "assignment": assignment}
     fesem, _ = fit(make("fesem", **settings), population=population(), fraction=0.5)
     fedavg, _ = fit(make("fedavg", aggregate_over=over), population=population(), fraction=0.5)
-    assert_close(rows(fesem.models, 0), fedavg.params)
+    assert_close(select(fesem.models, 0), fedavg.params)
 
 
 def test_a_round_by_hand_with_stale_slots():
@@ -48,7 +48,7 @@ def test_a_round_by_hand_with_stale_slots():
     after = fesem.round(before, 0, fed)
     cohort = twin.sample()
     fresh = twin.run(fesem.train, cohort, fesem.offer(before, cohort, twin)).stack("params")
-    slots = put(rows(before.models, before.labels), cohort, fresh)  # the others still hold the first model
+    slots = put(select(before.models, before.labels), cohort, fresh)  # the others still hold the first model
     labels, _ = server_kmeans(flatten(slots), 2, torch.zeros(0, 1), fesem.seed)
     assert torch.equal(after.labels, labels)
     for c in (0, 1):
@@ -74,7 +74,7 @@ def test_centres_are_the_plain_means_of_what_clients_hold(stale):
     for t in range(2):
         cohort = twin.sample()
         fresh = twin.run(fesem.train, cohort, fesem.offer(before, cohort, twin)).stack("params")
-        held = flatten(put(before.slots or rows(before.models, before.labels), cohort, fresh))
+        held = flatten(put(before.slots or select(before.models, before.labels), cohort, fresh))
         after = fesem.round(before, t, fed)
         labels, centres = server_kmeans(held, 2, flatten(before.centres), fesem.seed)
         assert torch.equal(after.labels, labels)

@@ -7,7 +7,7 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.methods import FLHC
 from kinfed.metrics import fedavg_parameters, method_bytes
-from kinfed.params import rows
+from kinfed.params import select
 from tests.methods.planted import FOUR, LOCAL, net, renamed
 from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, fit, same_clusters, small_net
@@ -36,7 +36,7 @@ def test_an_infinite_threshold_is_fedavg_continued():
         make("flhc", hierarchy=Hierarchy(threshold=INFINITE)), population=population(), rounds=4, fraction=0.5
     )
     fedavg, _ = fit(make("fedavg"), population=population(), rounds=4, fraction=0.5)
-    assert_close(rows(flhc.models, 0), fedavg.params)
+    assert_close(select(flhc.models, 0), fedavg.params)
     assert flhc.labels.unique().tolist() == [0]
 
 
@@ -52,7 +52,7 @@ def test_clusters_restart_from_the_model_that_was_clustered():
     clustered = method.cluster(state, fed)
     assert len(clustered.models["1.weight"]) > 1
     for cluster in range(len(clustered.hears)):
-        assert_same_bits(rows(clustered.models, cluster), rows(state.models, 0))
+        assert_same_bits(select(clustered.models, cluster), select(state.models, 0))
 
 
 def test_the_ledger_equals_the_formula():

@@ -12,7 +12,7 @@ from kinfed.federation import Offer
 from kinfed.methods import FLISHC
 from kinfed.metrics import method_bytes
 from kinfed.metrics.scores import score_clients
-from kinfed.params import count, rows, stack
+from kinfed.params import count, select, stack
 from kinfed.relatedness import inference_similarity, server_samples, similarity
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import make, population
@@ -74,7 +74,7 @@ def test_beta_zero_gives_one_and_the_same_mean_of_the_participants():
     fedavg, _ = fit(make("fedavg"), population=population(), rounds=1, fraction=0.5)
     assert count(dc.models) == 6
     for m in range(6):
-        assert_close(rows(dc.models, m), fedavg.params)
+        assert_close(select(dc.models, m), fedavg.params)
 
 
 def test_beta_above_one_gives_singletons():
@@ -106,8 +106,8 @@ def test_planted_clusters_are_found(people, variant):
     fed = Vectorised(hc, people())
     state = hc.init(fed)
     assert same_clusters(hc.cluster_assignment(state), fed.true_clusters)
-    assert_same_bits(rows(state.models, 0), hc.model.init())  # reset
-    assert_same_bits(rows(state.models, 1), hc.model.init())
+    assert_same_bits(select(state.models, 0), hc.model.init())  # reset
+    assert_same_bits(select(state.models, 1), hc.model.init())
 
 
 def test_dynamic_clusters_find_planted_clusters():
@@ -132,10 +132,10 @@ def test_hierarchy_with_beta_zero_is_fedavg_and_above_one_is_local():
     fedavg, _ = fit(make("fedavg"), population=population(), fraction=0.5)
     one, _ = fit(make("flis_hc", beta=0.0), population=population(), fraction=0.5)
     assert count(one.models) == 1
-    assert_close(rows(one.models, 0), fedavg.params)
+    assert_close(select(one.models, 0), fedavg.params)
     many, fed = fit(make("flis_hc", beta=1.1), population=population(), rounds=2)
     assert count(many.models) == 12
-    assert_close(rows(many.models, many.labels), {name.removeprefix("params/"): w for name, w in fed.memory.items()
+    assert_close(select(many.models, many.labels), {name.removeprefix("params/"): w for name, w in fed.memory.items()
                                                   if name != "owns"})  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def test_the_ledger_of_the_hierarchy_equals_the_formula(variant):
 @pytest.mark.parametrize("name", BOTH)
 def test_a_client_is_scored_with_what_it_trained_last_or_with_the_first_model(name):
     method = make(name)
-    experiment = Experiment(method, Vectorised(method, population(), fraction=0.25), 2)
+    experiment = Experiment(method, population(), fraction=0.25, rounds=2)
     experiment.run()
     fed, first = experiment.fed, method.model.init()
     asked = fed.ledger.up["train"] > 0
@@ -176,7 +176,7 @@ def test_a_client_is_scored_with_what_it_trained_last_or_with_the_first_model(na
     accuracy = score_clients(method, experiment.state, fed, adapt=False).accuracy
     for client in range(12):
         at = fed.test[client]
-        said = method.model.logits(rows(own, client), fed.x[at]).argmax(1)
+        said = method.model.logits(select(own, client), fed.x[at]).argmax(1)
         assert float(accuracy[client]) == pytest.approx(float((said == fed.y[at]).double().mean()))
 
 
@@ -206,7 +206,7 @@ def test_the_choice_is_the_least_loss_or_the_most_hits():
         fed.run(dc.choose, fed.everyone, dc_offer(state))
         for client in range(12):
             at = getattr(fed, part)[client]
-            logits = [dc.model.logits(rows(state.models, m), fed.x[at]) for m in range(12)]
+            logits = [dc.model.logits(select(state.models, m), fed.x[at]) for m in range(12)]
             hits = [int((said.argmax(1) == fed.y[at]).sum()) for said in logits]
             losses = [-float(torch.nn.functional.cross_entropy(said, fed.y[at])) for said in logits]
             wanted = int(torch.tensor(hits if part == "test" else losses).argmax())
@@ -217,7 +217,7 @@ def test_the_choice_is_the_least_loss_or_the_most_hits():
 def test_late_and_holdout_clients_join_their_kin(settings):
     roles = tuple(Role(holdout=i in (2, 3), joins={4: 4, 5: 4, 6: LATER, 7: LATER}.get(i, 0)) for i in range(13))
     hc = FLISHC(net(), LONG, **settings)
-    experiment = Experiment(hc, Vectorised(hc, swapped(roles=roles)), 8)
+    experiment = Experiment(hc, swapped(roles=roles), rounds=8)
     summary = experiment.run()
     assert summary["ari"] == 1
     assert summary["accuracy"] == summary["accuracy_unseen"] == 1
@@ -226,7 +226,7 @@ def test_late_and_holdout_clients_join_their_kin(settings):
 def test_strangers_of_dynamic_clusters_use_one_of_the_last_cluster_models():
     roles = tuple(Role(holdout=i == 2, joins=LATER if i == 3 else 0) for i in range(12))
     dc = make("flis_dc")
-    experiment = Experiment(dc, Vectorised(dc, population(roles=roles), fraction=0.5), 4)
+    experiment = Experiment(dc, population(roles=roles), fraction=0.5, rounds=4)
     summary = experiment.run()
     own, last = experiment.fed.memory["params/1.weight"], experiment.state.models["1.weight"]
     assert all((own[i] == last).flatten(1).all(1).any() for i in (2, 3))

@@ -86,7 +86,7 @@ def test_newcomers_join_their_kin(rule):
     people = population(roles=roles)
     flt = make("flt", newcomers=rule)
     fed = Vectorised(flt, people)
-    experiment = Experiment(flt, fed, 4)
+    experiment = Experiment.over(fed, rounds=4)
     experiment.run()
     state = experiment.state
     assert same_clusters(state.kinship, fed.true_clusters)
@@ -227,6 +227,6 @@ def test_many_newcomers_make_relatives_be_found_anew_but_holdout_clients_do_not(
         roles = tuple(Role(joins=2 if i < 3 else 0, holdout=holdout and i < 3) for i in range(12))
         flt = make("flt", dynamic=True, recluster_share=0.2)
         fed = Vectorised(flt, population(roles=roles))
-        Experiment(flt, fed, 4).run()
+        Experiment.over(fed, rounds=4).run()
         described = [clients for _, task, clients, _, _ in fed.ledger.rounds if task == "describe"]
         assert described == [9, 3, 12][: times + 1], "at first, the newcomers, and all of them again"

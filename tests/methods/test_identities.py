@@ -5,7 +5,7 @@ import torch
 
 from kinfed.aggregation import average
 from kinfed.methods import FedAvg
-from kinfed.params import rows
+from kinfed.params import select
 from kinfed.relatedness import Relatedness
 from kinfed.training import LocalTraining
 from tests.methods.registry import LOCAL, make, population
@@ -21,14 +21,14 @@ def final(name, **more):
 def test_flt_with_everybody_related_and_no_stale_slots_is_fedavg():
     flt, _ = final("flt", relatedness=EVERYBODY, stale="exclude")
     fedavg, _ = final("fedavg")
-    assert_close(rows(flt.models, 0), fedavg.params)
+    assert_close(select(flt.models, 0), fedavg.params)
     assert flt.labels.unique().tolist() == [0]
 
 
 def test_flt_with_everybody_related_is_fedavg_over_all_clients():
     flt, _ = final("flt", relatedness=EVERYBODY, stale="aggregated")
     fedavg, _ = final("fedavg", aggregate_over="all_clients")
-    assert_close(rows(flt.models, 0), fedavg.params)
+    assert_close(select(flt.models, 0), fedavg.params)
 
 
 @pytest.mark.filterwarnings("ignore:12 of 12 clients have no relative")
@@ -44,7 +44,7 @@ def test_case_two_is_case_one_with_a_block_matrix():
     one, _ = final("flt", case="related")
     two, _ = final("flt", case="clusters")
     assert torch.equal(one.hears[one.labels], two.hears[two.labels])
-    assert_close(rows(one.models, one.labels), rows(two.models, two.labels))
+    assert_close(select(one.models, one.labels), select(two.models, two.labels))
 
 
 def test_last_local_slots_start_from_the_first_model():
@@ -53,10 +53,10 @@ def test_last_local_slots_start_from_the_first_model():
         make("flt", relatedness=EVERYBODY, stale="last_local"), population=population(), rounds=1, fraction=0.5
     )
     slots = flt.slots
-    assert_close(rows(flt.models, 0), average(slots, fed.sizes.float()))
+    assert_close(select(flt.models, 0), average(slots, fed.sizes.float()))
     untouched = [i for i in range(12) if fed.ledger.up["train"][i] == 0]
     assert len(untouched) == 6
-    assert_close(rows(slots, untouched[0]), model.init())
+    assert_close(select(slots, untouched[0]), model.init())
 
 
 def test_fedprox_without_pull_is_fedavg_and_with_a_huge_one_stands_still():

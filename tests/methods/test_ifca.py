@@ -9,7 +9,7 @@ from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import IFCA
 from kinfed.metrics import method_bytes
-from kinfed.params import rows
+from kinfed.params import select
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, fit, same_clusters, small_net
@@ -47,7 +47,7 @@ def test_first_models_are_drawn_until_each_attracts_its_share(monkeypatch):
 def test_one_cluster_is_fedavg():
     ifca, _ = fit(make("ifca", clusters=1), population=population(), fraction=0.5)
     fedavg, _ = fit(make("fedavg"), population=population(), fraction=0.5)
-    assert_close(rows(ifca.models, 0), fedavg.params)
+    assert_close(select(ifca.models, 0), fedavg.params)
 
 
 def test_first_models_differ_and_a_model_that_nobody_chooses_stays():
@@ -58,7 +58,7 @@ def test_first_models_differ_and_a_model_that_nobody_chooses_stays():
     assert len(before.models["1.weight"].flatten(1).unique(dim=0)) == 8
     idle = [c for c in range(8) if c not in after.choices]
     assert idle
-    assert_same_bits(rows(after.models, torch.tensor(idle)), rows(before.models, torch.tensor(idle)))
+    assert_same_bits(select(after.models, torch.tensor(idle)), select(before.models, torch.tensor(idle)))
 
 
 def test_a_cluster_is_the_mean_of_those_who_chose_it_by_rows():
@@ -96,7 +96,7 @@ def test_weight_sharing_starts_as_fedavg_and_then_trains_last_layers_only():
     shared = make("ifca", warm_rounds=2)
     warm, _ = fit(shared, population=population(), rounds=2, fraction=0.5)
     fedavg, _ = fit(make("fedavg"), population=population(), rounds=2, fraction=0.5)
-    assert_close(rows(warm.models, 0), fedavg.params)
+    assert_close(select(warm.models, 0), fedavg.params)
     state, fed = fit(shared, population=population(), rounds=5, fraction=0.5)
     assert set(state.models) == {"3.weight", "3.bias"} and len(state.models["3.bias"]) == 2
     assert_close(state.body, {name: fedavg.params[name] for name in ("1.weight", "1.bias")})
@@ -108,7 +108,7 @@ def test_weight_sharing_starts_as_fedavg_and_then_trains_last_layers_only():
 def test_late_and_holdout_clients_choose_their_kins_model():
     roles = tuple(Role(holdout=i in (2, 3), joins=5 if i in (4, 5) else 0) for i in range(12))
     ifca = IFCA(net(), LOCAL, least_share=0.35)
-    experiment = Experiment(ifca, Vectorised(ifca, renamed(roles=roles)), 12)
+    experiment = Experiment(ifca, renamed(roles=roles), rounds=12)
     summary = experiment.run()
     assert summary["accuracy"] == summary["accuracy_unseen"] == 1
     assert experiment.state.choices[[2, 3]].tolist() == [-1, -1] and summary["ari"] == 1
@@ -117,7 +117,7 @@ def test_late_and_holdout_clients_choose_their_kins_model():
 def test_those_who_come_after_training_are_placed_by_their_choice():
     roles = tuple(Role(joins=LATER if i in (2, 3) else 0) for i in range(12))
     ifca = IFCA(net(), LOCAL, least_share=0.35)
-    experiment = Experiment(ifca, Vectorised(ifca, renamed(roles=roles)), 12)
+    experiment = Experiment(ifca, renamed(roles=roles), rounds=12)
     summary = experiment.run()
     assert summary["ari"] == 1 and (experiment.state.choices >= 0).all()
     assert int(experiment.fed.ledger.down["choose"][2]) == 2 * 4 * net().parameters()

@@ -52,17 +52,17 @@ class Diary:
     def __init__(self) -> None:
         self.results: list[RoundResult] = []
 
-    def began(self, rounds: int, done: int) -> None: ...
+    def on_start(self, rounds: int, done: int) -> None: ...
 
-    def after_round(self, result: RoundResult) -> None:
+    def on_round(self, result: RoundResult) -> None:
         self.results.append(result)
 
-    def ended(self, summary: object) -> None: ...
+    def on_end(self, summary: object) -> None: ...
 
 
 def watched(method: Method, people: Population):  # type: ignore[type-arg, no-untyped-def]
     diary, fed = Diary(), Vectorised(method, people)
-    Experiment(method, fed, ROUNDS, observers=(diary,)).run()
+    Experiment.over(fed, rounds=ROUNDS, observers=(diary,)).run()
     return diary.results, fed
 
 

@@ -7,7 +7,7 @@ from kinfed.errors import ConfigError
 from kinfed.methods import LGFedAvg
 from kinfed.metrics import fedavg_parameters, megabits_per_client, method_bytes
 from kinfed.models import make_model
-from kinfed.params import rows
+from kinfed.params import select
 from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, fit, small_net
 
@@ -69,7 +69,7 @@ def test_the_shared_part_is_the_mean_by_rows():
 def test_a_stranger_keeps_the_first_models_own_part():
     roles = tuple(Role(holdout=i == 2) for i in range(12))
     _, fed = fit(make("lg_fedavg"), population=population(roles=roles), rounds=2)
-    assert_same_bits(rows(fed.memory, 2), {name: w for name, w in small_net().init().items() if name[0] == "1"})
+    assert_same_bits(select(fed.memory, 2), {name: w for name, w in small_net().init().items() if name[0] == "1"})
 
 
 def test_the_shared_part_can_be_chosen_by_name():
@@ -95,4 +95,4 @@ def test_both_parts_are_trained_together():
     alone = population(roles=tuple(Role(holdout=i != 3) for i in range(12)))
     part, fed = fit(make("lg_fedavg"), population=alone, rounds=2)
     whole, _ = fit(make("fedavg"), population=alone, rounds=2)
-    assert_close(rows(fed.memory, 3) | part.shared, whole.params)
+    assert_close(select(fed.memory, 3) | part.shared, whole.params)

@@ -8,7 +8,7 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.methods import PCAKMeansHC
 from kinfed.metrics import fedavg_parameters, method_bytes
-from kinfed.params import rows
+from kinfed.params import select
 from tests.methods.registry import make, population
 from tests.problems import assert_close, fit, same_clusters, small_net
 
@@ -46,7 +46,7 @@ def test_with_everybody_related_it_is_fedavg_and_with_nobody_local_training():
     settings = {"population": population(), "fraction": 0.5}
     whole, _ = fit(make("pca_km_hc", threshold=1e9, stale="exclude"), **settings)
     fedavg, _ = fit(make("fedavg"), **settings)
-    assert_close(rows(whole.models, 0), fedavg.params)
+    assert_close(select(whole.models, 0), fedavg.params)
     apart, _ = fit(make("pca_km_hc", threshold=0.0), **settings)
     _, alone = fit(make("local"), **settings)
     assert_close({f"params/{name}": w[apart.labels] for name, w in apart.models.items()}, alone.memory)

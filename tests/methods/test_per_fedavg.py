@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import PerFedAvg
@@ -76,7 +75,7 @@ def test_impossible_rates_are_refused():
 def test_a_model_is_better_after_adaptation():
     def accuracy(epochs: int) -> float:
         method = make("per_fedavg", adapt_epochs=epochs)
-        return Experiment(method, Vectorised(method, population()), 1).run()["accuracy"]
+        return Experiment(method, population(), rounds=1).run()["accuracy"]
 
     assert accuracy(3) > accuracy(0) + 0.1
 

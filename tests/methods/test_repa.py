@@ -10,7 +10,7 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError, ModelError
 from kinfed.metrics import method_bytes, repa_parameters
 from kinfed.models import Model, encoder_of
-from kinfed.params import rows
+from kinfed.params import select
 from tests.methods.registry import make, population, statistics
 from tests.problems import assert_close, assert_same_bits, fit, same_clusters, small_net
 
@@ -92,8 +92,8 @@ def test_clusters_start_from_the_same_model_and_average_their_own_clients():
     # by hand: model g = Σ over its participants of n · what the client trained / Σ n
     repa = make("repa")
     state, fed = started(repa)
-    assert_same_bits(rows(state.models, 0), small_net().init())
-    assert_same_bits(rows(state.models, 1), small_net().init())
+    assert_same_bits(select(state.models, 0), small_net().init())
+    assert_same_bits(select(state.models, 1), small_net().init())
     after = repa.round(state, 0, fed)
     twin = Vectorised(repa, population())
     replies = twin.run(repa.train, twin.clients, repa.offer(state, twin.clients, twin))
@@ -109,7 +109,7 @@ def test_one_cluster_is_fedavg(fraction, encoder_rounds):
     settings = {"population": population(), "rounds": 3, "fraction": fraction}
     repa, _ = fit(make("repa", clusters=1, signature=statistics(encoder_rounds=encoder_rounds)), **settings)
     fedavg, _ = fit(make("fedavg"), **settings)
-    assert_close(rows(repa.models, 0), fedavg.params)
+    assert_close(select(repa.models, 0), fedavg.params)
 
 
 def test_the_ledger_equals_the_papers_formula():

@@ -46,7 +46,7 @@ def test_it_stays_the_mean_when_clients_join():
     roles = tuple(Role(holdout=i == 2, joins=2 if i > 7 else 0) for i in range(12))
     scaffold = make("scaffold")
     fed = Vectorised(scaffold, population(roles=roles), fraction=0.5)
-    experiment = Experiment(scaffold, fed, 4)
+    experiment = Experiment.over(fed, rounds=4)
     experiment.run()
     assert len(fed.clients) == 11
     assert_close(experiment.state.control, means(fed))

@@ -25,9 +25,9 @@ def test_pearson_by_hand():
 
 
 def test_the_bootstrap_error_is_the_deviation_of_resampled_correlations_over_ten():
-    luck = torch.Generator().manual_seed(3)
-    a = torch.randn(200, generator=luck).double()
-    b = a + torch.randn(200, generator=luck).double()
+    generator = torch.Generator().manual_seed(3)
+    a = torch.randn(200, generator=generator).double()
+    b = a + torch.randn(200, generator=generator).double()
     true = pearson(a, b)
     # Pearson's own spread is (1 - r²)/√n; a tenth of it after 100 resamples
     assert bootstrap_error(a, b, seed=0) == pytest.approx((1 - true**2) / 200**0.5 / 10, rel=0.3)
@@ -35,7 +35,7 @@ def test_the_bootstrap_error_is_the_deviation_of_resampled_correlations_over_ten
     assert bootstrap_error(a, 2 * a, seed=0) == pytest.approx(0, abs=1e-9)
 
 
-def test_a_likeness_that_is_the_same_for_all_has_no_correlation():
+def test_a_similarity_that_is_the_same_for_all_has_no_correlation():
     seen = tensor([[1, 0.2, 0.1], [0.2, 1, 0.4], [0.1, 0.4, 1]])
     assert correlation("labels", seen, torch.ones(3, 3), seed=0) == {}
     assert correlation("labels", seen, seen, seed=0)["correlation_labels"] == pytest.approx(1)
@@ -53,19 +53,19 @@ def test_divergence_is_one_bit_for_those_who_share_nothing_and_none_for_equals()
 
 
 def test_clients_with_the_same_view_look_the_same_and_others_do_not():
-    people = build_population(load("digits"), IID(6), 0, shift=Rotation((0, 90, 180)))
-    alike = drift_similarity(people, CPU)
-    same = people.true_clusters[:, None] == people.true_clusters
-    assert (alike[same] == 1).all() and (alike[~same] < 0.99).all() and (alike >= 0).all()
-    assert drift_similarity(people, CPU) is alike  # once for each population
+    population = build_population(load("digits"), IID(6), 0, shift=Rotation((0, 90, 180)))
+    similarity = drift_similarity(population, CPU)
+    same = population.true_clusters[:, None] == population.true_clusters
+    assert (similarity[same] == 1).all() and (similarity[~same] < 0.99).all() and (similarity >= 0).all()
+    assert drift_similarity(population, CPU) is similarity  # once for each population
     again = build_population(load("digits"), IID(6), 0, shift=Rotation((0, 90, 180)))
-    assert torch.equal(drift_similarity(again, CPU), alike)
+    assert torch.equal(drift_similarity(again, CPU), similarity)
 
 
 def test_pipelines_of_their_own_make_all_clients_look_different():
-    people = build_population(load("digits"), IID(4), 0, shift=Augment(count=3))
-    alike = drift_similarity(people, CPU)
-    assert alike.diagonal().tolist() == [1] * 4 and (pairs_of(alike) < 1).all()
+    population = build_population(load("digits"), IID(4), 0, shift=Augment(count=3))
+    similarity = drift_similarity(population, CPU)
+    assert similarity.diagonal().tolist() == [1] * 4 and (pairs_of(similarity) < 1).all()
 
 
 def test_there_is_no_drift_where_images_look_the_same():
@@ -74,9 +74,9 @@ def test_there_is_no_drift_where_images_look_the_same():
     assert drift_similarity(plain, CPU) is None and drift_similarity(swapped, CPU) is None
 
 
-def test_an_image_that_no_auto_encoder_takes_is_told():
+def test_an_image_that_no_auto_encoder_takes_is_an_error():
     x, y = np.zeros((40, 1, 6, 6), np.uint8), np.arange(40) % 4
     x[:, 0, 0] = 200
-    people = build_population(Dataset("odd", x, y, x, y, 4), IID(4), 0, shift=Rotation((0, 90)))
+    population = build_population(Dataset("odd", x, y, x, y, 4), IID(4), 0, shift=Rotation((0, 90)))
     with pytest.raises(ValueError, match="image sides that 4 divides, got 6x6"):
-        drift_similarity(people, CPU)
+        drift_similarity(population, CPU)

@@ -13,7 +13,7 @@ from kinfed.training import LocalTraining
 from tests.methods.registry import CASES, make, population
 from tests.problems import ENGINES, small_net, tiny_population
 
-WHOLE = LocalTraining(epochs=1, batch_size=64, lr=0.1)  # one step on all rows: the order of the rows does not matter
+WHOLE = LocalTraining(epochs=1, batch_size=64, lr=0.1)  # one step on all samples: the order of samples does not matter
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -37,14 +37,14 @@ def test_a_client_remembers_nothing_of_being_looked_at():
 
 
 def test_a_client_that_sends_no_number_has_none_and_the_others_are_compared():
-    people = population()
-    sick = people.x.float() / 255
-    sick[people.train[3]] = torch.nan
+    base = population()
+    sick = base.x.float() / 255
+    sick[base.train[3]] = torch.nan
     method = make("fedavg")
-    fed = Vectorised(method, replace(people, x=sick))
+    fed = Vectorised(method, replace(base, x=sick))
     seen = method.embeddings(method.init(fed), fed)
     assert seen.isnan().all(1).tolist() == [client == 3 for client in range(12)]
-    summary = Experiment(method, fed, 1, Evaluation(correlation=True)).run()
+    summary = Experiment.over(fed, rounds=1, evaluation=Evaluation(correlation=True)).run()
     assert -1 <= summary["correlation_labels"] <= 1
 
 
@@ -52,7 +52,7 @@ def test_a_client_that_sends_no_number_has_none_and_the_others_are_compared():
 def test_correlations_are_measured_for_every_method_and_disturb_none(name):
     def outcome(evaluation):
         method = make(name)
-        return Experiment(method, Vectorised(method, population(), fraction=0.5), 2, evaluation).run()
+        return Experiment(method, population(), fraction=0.5, rounds=2, evaluation=evaluation).run()
 
     without, summary = outcome(Evaluation()), outcome(Evaluation(correlation=True))
     assert {key: summary[key] for key in without} == without

@@ -15,7 +15,7 @@ from kinfed.client import Batch
 from kinfed.models.stages import Pace
 from kinfed.models.walks import Recorded, Walks
 from kinfed.models import Feed, Model, Quick, descent, on_gpu
-from kinfed.training import Meta
+from kinfed.training import MetaGradient
 
 def pooled():
     first = nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.ReLU()
@@ -49,13 +49,13 @@ def check_trial_steps(model, seed=1):
     draw = torch.Generator().manual_seed(seed)
     pick, mask = torch.randint(0, 40, (3, 2, 8), generator=draw), torch.ones(3, 2, 8, dtype=torch.bool)
     mask[1, 1], mask[0, 1, 6:], mask[2, 1, 3:] = False, False, False  # no pair, a short second half, and none
-    start, slope = starts(model, seed), Meta(model.gradient, 0.2, 4)
+    start, slope = starts(model, seed), MetaGradient(model.gradient, 0.2, 4)
     got = on_gpu.descended(model, Feed(X, Y, pick, mask), torch.tensor(0.05), start, {}, Pace(mu=0.1, inner=0.2))
     for lane in range(3):
         params = first = {name: w[lane] for name, w in start.items()}
         for at, real in zip(pick[lane], mask[lane]):
             if real.any():
-                g = slope(params, Batch(X[at], Y[at], real, real.any())).gradient
+                g = slope(params, Batch(X[at], Y[at], real, real.any())).weights
                 params = {n: w - 0.05 * (g[n] + 0.1 * (w - first[n])) for n, w in params.items()}
         for name in params:
             torch.testing.assert_close(got[name][lane], params[name], atol=1e-6, rtol=0)

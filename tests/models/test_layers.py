@@ -10,7 +10,7 @@ from kinfed.models import Feed, Model, Quick, descend, descent
 from kinfed.models.layers import layers_of
 from kinfed.models.stages import stages_of
 from kinfed.params import Stack
-from kinfed.training import Labelled
+from kinfed.training import LabelledGradient
 from tests.problems import assert_close, assert_same_bits
 
 POOL = torch.randint(0, 256, (40, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -109,7 +109,7 @@ def test_rows_without_a_label_count_for_nothing(build):
         params, pace = model.init(), {name: 0 for name in start}
         for at, real in zip(given.pick[lane], given.mask[lane], strict=True):
             if real.any():
-                slope = Labelled(model.gradient)(params, Batch(POOL[at], unknown[at], real, real.any())).gradient
+                slope = LabelledGradient(model.gradient)(params, Batch(POOL[at], unknown[at], real, real.any())).weights
                 pace = {name: 0.9 * v + slope[name] for name, v in pace.items()}
                 params = {name: w - 0.1 * pace[name] for name, w in params.items()}
         assert_close({name: w[lane] for name, w in some.items()}, params, atol=1e-6)

@@ -43,7 +43,7 @@ def test_what_a_network_draws_beside_its_weights_comes_from_the_seed_too():
     assert all(torch.equal(w, module.state_dict()[name]) for name, w in model.init().items())
     torch.testing.assert_close(model.logits(model.init(), rows.x), module(rows.x))
     nn.functional.cross_entropy(module(rows.x), rows.y).backward()
-    torch.testing.assert_close(model.gradient(model.init(), rows).gradient["layer.weight"], module.layer.weight.grad)
+    torch.testing.assert_close(model.gradient(model.init(), rows).weights["layer.weight"], module.layer.weight.grad)
 
 
 def test_building_a_network_leaves_the_global_generator_alone():
@@ -57,8 +57,8 @@ def test_padding_rows_have_no_gradient():
     model = small_net()
     params = model.init()
     padded, real = (
-        model.gradient(params, batch(9, 5)).gradient,
-        model.gradient(params, batch(5, 5, exact=True)).gradient,
+        model.gradient(params, batch(9, 5)).weights,
+        model.gradient(params, batch(5, 5, exact=True)).weights,
     )
     for name in params:
         torch.testing.assert_close(padded[name], real[name], atol=1e-7, rtol=0)
@@ -102,7 +102,7 @@ def test_a_batch_of_one_row_uses_the_running_statistics():
     model = batch_norm_net()
     slope = model.gradient(model.init(), batch(1, 1, exact=True))
     assert torch.equal(slope.buffers["2.running_mean"], torch.zeros(4))
-    assert slope.gradient["3.weight"].abs().sum() > 0
+    assert slope.weights["3.weight"].abs().sum() > 0
 
 
 def test_batch_norm_and_dropout_refuse_padded_batches():

@@ -43,7 +43,7 @@ def write_run(
     folder = RunFolder(
         path, fed, {"method": told.method, "dataset": "digits", "seed": told.seed, "rounds": told.rounds}
     )
-    folder.began(told.rounds, 0)
+    folder.on_start(told.rounds, 0)
     planted = torch.arange(told.clients) % told.planted
     metrics: dict[str, float] = {}
     for round in range(1, told.rounds + 1):
@@ -53,9 +53,9 @@ def write_run(
         metrics = accuracies(scores, 0.99) | ({"ari": 1.0, "clusters": float(told.planted)} if has_clusters else {})
         fed.ledger.count(round - 1, "train", torch.arange(told.clients), 1000, torch.arange(told.clients), 1000)
         moved = 1000 * told.clients * round
-        folder.after_round(RoundResult(round, metrics, listed, clusters, moved, moved, 0.5))
+        folder.on_round(RoundResult(round, metrics, listed, clusters, moved, moved, 0.5))
     if has_ended:
-        folder.ended({**metrics, "bytes_down": moved, "bytes_up": moved, "rejected_replies": 0})
+        folder.on_end({**metrics, "bytes_down": moved, "bytes_up": moved, "rejected_replies": 0})
         write_labels(path, fed.labels_held)
         if has_clusters:
             write_findings(path, planted, folder, has_signatures)

@@ -14,8 +14,8 @@ from kinfed.report.data.map import map_of, scaled
 from kinfed.report.data.matrix import matrix_of, shrunk
 from kinfed.report.data.membership import BANDS, coloured, flows, membership
 from kinfed.report.data.tree import leaves, tree_of
-from kinfed.report.reading import Run
 from kinfed.report.series import gather
+from kinfed.runs.reader import Run
 from tests.report.folders import Told, write_run
 
 

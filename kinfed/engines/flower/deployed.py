@@ -81,7 +81,7 @@ class DeployedFederation(NetworkFederation):
         return sum(len(self.test[client]) for client in self.clients.tolist())
 
     def wait_for_clients(self, wanted: int, seconds: float) -> None:
-        """Waits until so many clients have enrolled; the first ones are numbered by name, in whatever order they come."""
+        """Waits until so many clients have enrolled; the first ones are numbered by name, whatever their order."""
         is_new = not self.roster
         super().wait_for_clients(wanted, seconds)
         if is_new:

@@ -152,7 +152,9 @@ def check_request(method: Method[State], shape: tuple[int, ...], task: str, pack
     if task not in task_names(method):
         raise RefusedRequest(Refusal.UNKNOWN_TASK, f"'{task}' is no client task of {type(method).__name__}")
     if count_bytes(packed) > MAX_BYTES:
-        raise RefusedRequest(Refusal.OVERSIZED, f"'{task}': got {count_bytes(packed)} bytes, wanted {MAX_BYTES} at most")
+        raise RefusedRequest(
+            Refusal.OVERSIZED, f"'{task}': got {count_bytes(packed)} bytes, wanted {MAX_BYTES} at most"
+        )
     needed, known = parameter_names(method, task)
     sent = {name.partition("/")[0] for name in packed}
     if not needed <= sent <= known:

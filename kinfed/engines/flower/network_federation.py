@@ -29,7 +29,7 @@ from kinfed.engines.sequential import ask, fresh
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
 from kinfed.method import Method
-from kinfed.params import Params, Stack, from_flat, rows, stack, to_flat
+from kinfed.params import Params, Stack, from_flat, select, stack, to_flat
 
 if TYPE_CHECKING:
     from kinfed.engines.flower.transport import Transport
@@ -165,7 +165,7 @@ class NetworkFederation(Federation):
             if client not in self.nodes:
                 continue
             if row not in packed:
-                packed[row] = shared | pack(rows(table, row))
+                packed[row] = shared | pack(select(table, row))
             config = self._request_config(name, client, int(keys[i]), replies.call)
             requests.append((self.nodes[client], config, packed[row]))
             clients.append(client)
@@ -237,7 +237,7 @@ class NetworkFederation(Federation):
     def _expected_specs(self, name: str, offer: Offer) -> TensorSpecs:
         """Dtypes and shapes of a reply to this offer, from one dry run of the task on the server."""
         row = 0 if offer.pick is None or not len(offer.pick) else int(offer.pick[0])
-        offered = to_flat(offer.shared) | rows(to_flat(offer.each), row)
+        offered = to_flat(offer.shared) | select(to_flat(offer.each), row)
         key = (name, *((n, tuple(t.shape), t.dtype) for n, t in offered.items()))
         if key not in self.specs:
             self.specs[key] = predict_specs(self.method, name, offered, self.x, self.population.classes)

@@ -5,7 +5,7 @@ function drawLabels(run, width) {
     values = bytes(image);
   const most = values.reduce((a, b) => Math.max(a, b), 1);
   const left = 34,
-    top = run.found || run.planted ? 12 : 0,
+    top = run.found || run.true_clusters ? 12 : 0,
     cell = Math.max(6, Math.min(22, 360 / count));
   const side = width - left,
     tall = cell * count;
@@ -26,7 +26,7 @@ function drawLabels(run, width) {
     side,
     tall,
   );
-  const colours = run.found ?? run.planted;
+  const colours = run.found ?? run.true_clusters;
   if (colours)
     for (let c = 0; c < columns; c++) {
       pen.fillStyle = paint(colours[order[edges[c]]]);
@@ -44,7 +44,7 @@ function drawLabels(run, width) {
   for (let label = 0; label < count; label += step) pen.fillText(label, left - 8, top + (label + 0.5) * cell);
   pen.textBaseline = "top";
   pen.fillText(
-    `clients, ${run.found ? "by found cluster" : run.planted ? "by planted cluster" : "by number"}`,
+    `clients, ${run.found ? "by found cluster" : run.true_clusters ? "by planted cluster" : "by number"}`,
     width,
     top + tall + 6,
   );

@@ -4,10 +4,10 @@ const groupName = (run, index) => (index < 0 ? "no cluster" : `cluster ${run.nam
 function clientTip(run, client) {
   const rows = [];
   if (run.found) rows.push(["found", swatched(run.found[client], groupName(run, run.found[client]))]);
-  if (run.planted)
+  if (run.true_clusters)
     rows.push([
       "planted",
-      swatched(run.planted[client], run.plantedNames[client] < 0 ? "none" : `cluster ${run.plantedNames[client]}`),
+      swatched(run.true_clusters[client], run.true_clustersNames[client] < 0 ? "none" : `cluster ${run.true_clustersNames[client]}`),
     ]);
   if (run.accuracy[client] !== null) rows.push(["accuracy", `${fixed(run.accuracy[client] / 100)} %`]);
   if (run.rows.length) rows.push(["training rows", number(run.rows[client])]);

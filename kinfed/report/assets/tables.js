@@ -100,10 +100,10 @@ function clientTable(container, run) {
       value: (c) => (run.found[c] < 0 ? null : run.names[run.found[c]]),
       show: (c) => (run.found[c] < 0 ? "–" : swatched(run.found[c], String(run.names[run.found[c]]))),
     },
-    run.planted && {
+    run.true_clusters && {
       title: "planted cluster",
-      value: (c) => (run.plantedNames[c] < 0 ? null : run.plantedNames[c]),
-      show: (c) => (run.plantedNames[c] < 0 ? "–" : swatched(run.planted[c], String(run.plantedNames[c]))),
+      value: (c) => (run.true_clustersNames[c] < 0 ? null : run.true_clustersNames[c]),
+      show: (c) => (run.true_clustersNames[c] < 0 ? "–" : swatched(run.true_clusters[c], String(run.true_clustersNames[c]))),
     },
     run.rows.length && { title: "training rows", value: (c) => run.rows[c] ?? null, show: (c) => number(run.rows[c]) },
     {
@@ -124,7 +124,7 @@ function groupTable(container, run) {
   const clusters = run.names.map((name, at) => {
     const members = run.found.flatMap((cluster, client) => (cluster === at ? [client] : []));
     const scored = members.map((client) => run.accuracy[client]).filter((value) => value !== null);
-    const planted = run.planted && mostCommon(members.map((client) => run.plantedNames[client]));
+    const planted = run.true_clusters && mostCommon(members.map((client) => run.true_clustersNames[client]));
     return {
       at,
       name,
@@ -139,7 +139,7 @@ function groupTable(container, run) {
     { title: "clients", value: (g) => g.members.length, show: (g) => number(g.members.length) },
     { title: "mean accuracy %", value: (g) => g.mean, show: (g) => fixed(g.mean) },
     { title: "worst client %", value: (g) => g.worst, show: (g) => fixed(g.worst) },
-    run.planted && {
+    run.true_clusters && {
       title: "mostly planted cluster",
       value: (g) => g.planted[0],
       show: (g) =>

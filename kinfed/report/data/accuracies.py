@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfed.report.reading import Numbers, Whole
 from kinfed.report.series import Series
+from kinfed.runs.reader import Numbers, Whole
 
 WIDTHS = (1.0, 2.0, 2.5, 5.0)  # of bins, in percentage points
 MOST = 30  # bins
@@ -25,7 +25,10 @@ class Spread:
 
 def spreads(series: Sequence[Series]) -> list[Spread]:
     """The spread of each series, in common bins."""
-    scored = [(one.name, [100 * run.trained for run in one.runs if len(run.trained)]) for one in series]
+    scored = [
+        (one.name, [100 * run.training_accuracies for run in one.runs if len(run.training_accuracies)])
+        for one in series
+    ]
     scored = [(name, runs) for name, runs in scored if runs]
     if not scored:
         return []

@@ -7,8 +7,8 @@ import numpy as np
 
 from kinfed.errors import ConfigError
 from kinfed.registry import unknown
-from kinfed.report.reading import Numbers, Run
 from kinfed.report.series import Series
+from kinfed.runs.reader import Numbers, Run
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kinfed.report.data.tree import leaves
-from kinfed.report.reading import Run, Whole
+from kinfed.runs.reader import Run, Whole
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Kinship:
 def kinship(run: Run) -> Kinship:
     """Groups of a run with their colours."""
     if run.found is None:
-        planted = None if run.planted is None else by_size(run.planted)[1]
+        planted = None if run.true_clusters is None else by_size(run.true_clusters)[1]
         return Kinship([], None, planted, ordered(run, planted))
     names, found = by_size(run.found)
-    planted = None if run.planted is None else matched(run.planted, found)
+    planted = None if run.true_clusters is None else matched(run.true_clusters, found)
     return Kinship(names, found, planted, ordered(run, found))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kinfed.report.reading import Numbers, Run, Whole
+from kinfed.runs.reader import Numbers, Run, Whole
 
 log = logging.getLogger("kinfed")
 NEIGHBOURS, MIN_DIST, SEED = 15, 0.3, 42

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfed.report.reading import Numbers, Run, Whole
+from kinfed.runs.reader import Numbers, Run, Whole
 
 CELLS = 240  # a side at most; each stands for several clients where there are more
 

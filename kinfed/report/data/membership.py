@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from kinfed.report.data.kinship import by_size, matched
-from kinfed.report.reading import Run, Whole
+from kinfed.runs.reader import Run, Whole
 
 BANDS = 48  # groups that have a band of their own; the others share one
 COLUMNS = 120  # changes that are shown

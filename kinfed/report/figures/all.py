@@ -9,8 +9,8 @@ from kinfed.report.data.curves import shown_metrics
 from kinfed.report.figures.canvas import save
 from kinfed.report.figures.kin import plot_dendrogram, plot_labels, plot_membership, plot_relatedness, plot_signatures
 from kinfed.report.figures.series import plot_accuracies, plot_convergence, plot_cost
-from kinfed.report.reading import Run
 from kinfed.report.series import Series
+from kinfed.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from kinfed.report.data.matrix import Matrix, matrix_of
 from kinfed.report.data.membership import BANDS, Membership, membership
 from kinfed.report.data.tree import Tree, tree_of
 from kinfed.report.figures.canvas import INK, blank, colour, in_whole_numbers, mark, sequential, strip
-from kinfed.report.reading import Run, Whole
+from kinfed.runs.reader import Run, Whole
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from kinfed.report.data.accuracies import Spread, spreads
 from kinfed.report.data.curves import Curve, Metric, curves, metric_named
 from kinfed.report.figures.canvas import INK, blank, colour, dash
-from kinfed.report.reading import Run
 from kinfed.report.series import Series, gather
+from kinfed.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 from unittest.mock import MagicMock
 
-from kinfed.bench.peers.protocol import Job, drive
+from kinfed.bench.drivers import Job, drive, make_network
 
 
 def without_torchvision() -> None:
@@ -20,10 +20,8 @@ def start(job: Job) -> Callable[[int], object]:
     import torch
 
     without_torchvision()
-    from fedlab.contrib.method.basic_client import SGDSerialClientTrainer
-    from fedlab.contrib.method.basic_server import SyncServerHandler
-
-    from kinfed.bench.peers.torch_net import network
+    from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+    from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 
     torch.set_num_threads(job.threads)
     logging.disable(logging.CRITICAL)
@@ -31,17 +29,17 @@ def start(job: Job) -> Callable[[int], object]:
 
     class Samples:
         def get_dataloader(self, client: int, batch_size: int) -> object:
-            rows = torch.utils.data.TensorDataset(x[client], y[client])
-            return torch.utils.data.DataLoader(rows, batch_size=batch_size, shuffle=True)
+            samples = torch.utils.data.TensorDataset(x[client], y[client])
+            return torch.utils.data.DataLoader(samples, batch_size=batch_size, shuffle=True)
 
-    trainer = SGDSerialClientTrainer(network(job.network, job.classes), job.clients, cuda=False)
+    trainer = SGDSerialClientTrainer(make_network(job.network, job.classes), job.clients, cuda=False)
     trainer.setup_dataset(Samples())
     trainer.setup_optim(epochs=1, batch_size=job.batch, lr=job.lr)
-    server = SyncServerHandler(network(job.network, job.classes), 10**9, job.cohort / job.clients)
+    server = SyncServerHandler(make_network(job.network, job.classes), 10**9, job.cohort / job.clients)
     server.num_clients = job.clients
 
     def run(round: int) -> None:
-        trainer.local_process(server.downlink_package, job.chosen(round))
+        trainer.local_process(server.downlink_package, job.sample_cohort(round))
         for package in trainer.uplink_package:
             server.load(package)
 

@@ -7,9 +7,8 @@ import torch
 from torch import tensor
 
 from kinfed.data import LATER, Role
-from kinfed.engines import Vectorised
 from kinfed.experiment import Evaluation, Experiment
-from kinfed.metrics import placed_clusters, robustness
+from kinfed.metrics import current_clusters, robustness
 from tests.methods.registry import CASES, make, population
 
 
@@ -17,7 +16,7 @@ def test_robustness_is_the_mean_over_clusters_of_the_share_of_look_alikes_in_pla
     #             clients 0..3, then two look-alikes each
     originals = tensor([-1, -1, -1, -1, 0, 0, 1, 1, 2, 2, 3, 3])
     clusters = tensor([5, 5, 8, 2, 5, 5, 5, 8, 8, -1, 5, 5])
-    # group 5: 3 of 4 in place; group 8: 1 of 2, one was placed nowhere; group 2: none of 2
+    # cluster 5: 3 of 4 in place; cluster 8: 1 of 2, one was assigned nowhere; cluster 2: none of 2
     found = robustness(clusters, originals, tensor([0, 1, 2, 3]))
     assert found["robustness"] == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
     mean = 5 / 12
@@ -30,32 +29,32 @@ def test_look_alikes_of_those_without_a_cluster_or_who_do_not_train_do_not_count
     assert robustness(tensor([0, -1, 0, 0, 0, 1]), originals, tensor([0, 1])) == {"robustness": 1.0}
 
 
-def test_a_method_that_gives_newcomers_no_cluster_has_no_robustness():
+def test_a_method_that_gives_unseen_clients_no_cluster_has_no_robustness():
     assert robustness(tensor([0, 1, -1, -1]), tensor([-1, -1, 0, 1]), tensor([0, 1])) == {}
 
 
 def with_look_alikes():
-    """Twelve clients, one of them held out, and look-alikes of the first three, made of some of their test rows."""
-    people = population(roles=(*(Role(),) * 11, Role(holdout=True)))
+    """Twelve clients, one of them held out, and look-alikes of the first three, made of some of their test samples."""
+    base = population(roles=(*(Role(),) * 11, Role(holdout=True)))
     alike = [Role(LATER, holdout=True, look_alike_of=client) for client in range(3)]
-    nothing = torch.empty(0, dtype=torch.long)
-    return people, replace(
-        people,
-        train=people.train + people.test[:3],
-        test=people.test + (nothing,) * 3,
-        roles=people.roles + tuple(alike),
-        clusters=torch.cat([people.true_clusters, tensor([-1] * 3)]),
+    none = torch.empty(0, dtype=torch.long)
+    return base, replace(
+        base,
+        train=base.train + base.test[:3],
+        test=base.test + (none,) * 3,
+        roles=base.roles + tuple(alike),
+        true_clusters=torch.cat([base.true_clusters, tensor([-1] * 3)]),
     )
 
 
-def outcome(name, people):
+def outcome(name, base):
     method = make(name)
-    experiment = Experiment(method, Vectorised(method, people, fraction=0.5), 2, Evaluation(adapt=True))
+    experiment = Experiment(method, base, fraction=0.5, rounds=2, evaluation=Evaluation(adapt=True))
     return experiment.run(), experiment
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_look_alikes_are_placed_but_never_scored_and_cost_no_method_anything(name):
+def test_look_alikes_are_assigned_but_never_scored_and_cost_no_method_anything(name):
     plain, more = with_look_alikes()
     (without, one), (summary, other) = outcome(name, plain), outcome(name, more)
     assert {key: summary[key] for key in without} == pytest.approx(without, abs=1e-6)
@@ -65,8 +64,8 @@ def test_look_alikes_are_placed_but_never_scored_and_cost_no_method_anything(nam
 
 
 @pytest.mark.parametrize("name", ["flt", "pca_km_hc", "fesem", "cfl", "flhc", "flis_hc", "repa", "wd"])
-def test_methods_that_place_newcomers_in_clusters_have_a_robustness(name):
+def test_methods_that_assign_unseen_clients_to_clusters_have_a_robustness(name):
     summary, experiment = outcome(name, with_look_alikes()[1])
     assert 0 <= summary["robustness"] <= 1
-    found = placed_clusters(experiment.method, experiment.state, experiment.fed)
+    found = current_clusters(experiment.method, experiment.state, experiment.fed)
     assert (found[12:] == -1).all() and (found[:11] >= 0).all()

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kinfed.bench.peers.protocol import Clock, Job, give_up, read_job
+from kinfed.bench.drivers import Clock, Job, exit_without, make_network, read_job
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ FOREVER = 10**6  # rounds; the process is ended from outside
 
 
 def be_many(count: int) -> None:
-    """Makes this the first of `count` processes that know of each other as torch's launcher would tell them."""
+    """Makes this the first of `count` processes as torch's launcher would start them."""
     if "RANK" in os.environ:
         threading.Thread(target=leave_with, args=(os.getppid(),), daemon=True).start()
     if "RANK" in os.environ or count == 1:
@@ -30,7 +30,7 @@ def be_many(count: int) -> None:
     for rank in range(count - 1, -1, -1):
         mine = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
         if rank:
-            command = [sys.executable, "-m", "kinfed.bench.peers.pfl", *sys.argv[1:]]
+            command = [sys.executable, "-m", "peers.pfl", *sys.argv[1:]]
             subprocess.Popen(command, env=os.environ | mine, stdin=subprocess.DEVNULL)
         else:
             os.environ.update(mine)
@@ -49,16 +49,16 @@ def main(job: Job) -> None:
     try:
         race(job)
     except ImportError as error:
-        give_up(error)
+        exit_without(error)
 
 
 def race(job: Job) -> None:
-    """Rounds until nobody asks for more."""
+    """Rounds until the race is over."""
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
-    from pfl.method.base import NNAlgorithmParams
-    from pfl.method.federated_averaging import FederatedAveraging
     from pfl.model.pytorch import PyTorchModel
 
     torch.set_num_threads(1)
@@ -79,18 +79,16 @@ def net_of(job: Job) -> "torch.nn.Module":
     import torch
     from pfl.metrics import Weighted
 
-    from kinfed.bench.peers.torch_net import network
-
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = network(job.network, job.classes)
+            self.net = make_network(job.network, job.classes)
 
-        def loss(self, rows: torch.Tensor, labels: torch.Tensor, eval: bool = False) -> torch.Tensor:
-            return torch.nn.functional.cross_entropy(self.net(rows), labels)
+        def loss(self, x: torch.Tensor, labels: torch.Tensor, eval: bool = False) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(self.net(x), labels)
 
-        def metrics(self, rows: torch.Tensor, labels: torch.Tensor, eval: bool = True) -> dict[str, object]:
-            return {"loss": Weighted(float(self.loss(rows, labels)) * len(labels), len(labels))}
+        def metrics(self, x: torch.Tensor, labels: torch.Tensor, eval: bool = True) -> dict[str, object]:
+            return {"loss": Weighted(float(self.loss(x, labels)) * len(labels), len(labels))}
 
     return Net()
 
@@ -103,12 +101,12 @@ def clients_of(job: Job) -> object:
 
     x, y = torch.from_numpy(job.floats()), torch.from_numpy(job.labels())
 
-    def rows_of(client: int) -> object:
-        order = torch.randperm(job.rows)  # it takes rows in their order
+    def samples_of(client: int) -> object:
+        order = torch.randperm(job.samples)  # it takes samples in their order
         return Dataset(raw_data=[x[client][order], y[client][order]], user_id=str(client))
 
-    cohorts = (client for round in range(FOREVER) for client in job.chosen(round))
-    return FederatedDataset(rows_of, lambda: next(cohorts), user_id_to_weight=dict.fromkeys(range(job.clients), 1))
+    cohorts = (client for round in range(FOREVER) for client in job.sample_cohort(round))
+    return FederatedDataset(samples_of, lambda: next(cohorts), user_id_to_weight=dict.fromkeys(range(job.clients), 1))
 
 
 def turns() -> object:
@@ -123,9 +121,9 @@ def turns() -> object:
         if clock:
             clock.begin()
         if torch.distributed.is_initialized():
-            torch.distributed.barrier()  # nobody begins before the turn
+            torch.distributed.barrier()  # no process begins before the turn
 
-    class Turns(TrainingProcessCallback):  # type: ignore[misc]
+    class Turns(TrainingProcessCallback):
         def on_train_begin(self, *, model: object) -> object:
             wait()
             return Metrics()

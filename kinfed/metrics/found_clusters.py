@@ -1,4 +1,4 @@
-"""What a method found out about its clients, measured: its groups, its graph, and how it sees them."""
+"""What a method found out about its clients, measured: its clusters, its graph, and its signatures."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,8 +9,8 @@ from torch import Tensor
 from kinfed.federation import Federation
 from kinfed.keys import base_key
 from kinfed.method import Method
-from kinfed.metrics.agreement import agreement
-from kinfed.metrics.clusters import (
+from kinfed.metrics.cluster_quality import (
+    agreement,
     belong_together,
     clustering_error,
     cosines,
@@ -19,57 +19,57 @@ from kinfed.metrics.clusters import (
     uniformity_of_labels,
 )
 from kinfed.metrics.correlation import correlation
-from kinfed.metrics.robustness import aside
+from kinfed.metrics.dry_runs import dry_run
 
 State = TypeVar("State")
 MANY = 10_000  # clients of which all pairs are compared; of more no clustering error is measured
 
 
 @dataclass(frozen=True)
-class Found:
-    """Groups and relatives of the clients that a method placed."""
+class FoundClusters:
+    """Clusters and neighbours of the clients that a method assigned."""
 
-    clusters: Tensor  # [clients]; -1: not placed, not there yet, or a look-alike
-    heard: Tensor | None  # [G, clients] bool: each different set of relatives once, where the method relates clients
+    clusters: Tensor  # [clients]; -1: not assigned, not there yet, or a look-alike
+    neighbours: Tensor | None  # [G, clients] bool: each different set of neighbours once, if the method relates clients
     whose: Tensor | None  # [clients]: which of these sets is a client's
-    members: Tensor  # ids of those who train and are placed
-    labels: Tensor | None  # [members, classes] how many rows of each label they train on, where that is known
-    planted: Tensor | None = None  # [clients], where groups are planted
+    members: Tensor  # ids of the clients that train and are assigned
+    labels: Tensor | None  # [members, classes] how many samples of each label they train on, where that is known
+    true_clusters: Tensor | None = None  # [clients], where there is a ground truth
 
     @classmethod
-    def by(cls, method: Method[State], state: State, fed: Federation) -> "Found | None":
-        """What a method found by now; None if it looks for no groups."""
-        clusters = placed_clusters(method, state, fed)
+    def by(cls, method: Method[State], state: State, fed: Federation) -> "FoundClusters | None":
+        """What a method found by now; None if it looks for no clusters."""
+        clusters = current_clusters(method, state, fed)
         if clusters is None:
             return None
         related = method.neighbours(state) if fed.count <= MANY else None
-        heard, whose = (related.rows.cpu(), related.whose.cpu()) if related else (None, None)
+        neighbours, whose = (related.rows.cpu(), related.whose.cpu()) if related else (None, None)
         members = fed.clients.cpu()[clusters[fed.clients.cpu()] >= 0]
         held = fed.labels_held[members] if fed.sees_samples else None
-        return cls(clusters, heard, whose, members, held, fed.true_clusters)
+        return cls(clusters, neighbours, whose, members, held, fed.true_clusters)
 
     @property
     def own(self) -> Tensor:
-        """The members' groups."""
+        """The members' clusters."""
         return self.clusters[self.members]
 
     @property
     def together(self) -> Tensor:
         """Who is in whose cluster, bool [members, members]."""
-        if self.heard is None or self.whose is None:
+        if self.neighbours is None or self.whose is None:
             return self.own[:, None] == self.own
-        return self.heard[:, self.members][self.whose[self.members]]
+        return self.neighbours[:, self.members][self.whose[self.members]]
 
-    def is_like(self, other: "Found") -> bool:
+    def is_like(self, other: "FoundClusters") -> bool:
         """Whether nothing is different from what was found before."""
         parts = zip(vars(self).values(), vars(other).values(), strict=True)
         return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in parts)
 
     def metrics(self) -> dict[str, float]:
-        """How the groups fit planted ones, and the members' labels."""
+        """How the clusters fit the ground truth, and the members' labels."""
         metrics: dict[str, float] = {}
-        if self.planted is not None and bool(((self.clusters >= 0) & (self.planted >= 0)).any()):
-            metrics |= agreement(self.clusters, self.planted)
+        if self.true_clusters is not None and bool(((self.clusters >= 0) & (self.true_clusters >= 0)).any()):
+            metrics |= agreement(self.clusters, self.true_clusters)
         else:
             metrics["clusters"] = float(len(self.clusters[self.clusters >= 0].unique()))
         if self.labels is None:
@@ -81,7 +81,7 @@ class Found:
         return metrics if even is None else metrics | {"uniformity": even}
 
     def references(self, seed: int) -> dict[str, float]:
-        """The uniformity of chance, and of clustering the labels themselves; nothing if all groups are of one."""
+        """The uniformity of chance, and of clustering the labels themselves; nothing if all clusters are of one."""
         if self.labels is None or uniformity(self.labels, self.own) is None:
             return {}
         by_name = {
@@ -91,21 +91,21 @@ class Found:
         return {name: value for name, value in by_name.items() if value is not None}
 
 
-def placed_clusters(method: Method[State], state: State, fed: Federation) -> Tensor | None:
-    """The groups found for the real clients that are there ([clients], -1 for all others), where there are any."""
+def current_clusters(method: Method[State], state: State, fed: Federation) -> Tensor | None:
+    """The clusters found for the real clients that are there ([clients], -1 for all others), where there are any."""
     clusters = method.cluster_assignment(state)
     here = torch.isin(torch.arange(fed.count), fed.real.cpu())
     return None if clusters is None else torch.where(here, clusters.cpu(), -1)
 
 
 def correlations(method: Method[State], state: State, fed: Federation, drift: Tensor | None) -> dict[str, float]:
-    """How the method's view of its clients correlates with the likeness of their labels, and of their images."""
-    with aside(fed):
+    """How the similarity of signatures correlates with that of clients' labels, and of their images."""
+    with dry_run(fed):
         vectors = method.embeddings(state, fed)
     if vectors is None:
         return {}
     sound = vectors.isfinite().all(1)
-    who, seen = fed.clients[sound].cpu(), cosines(vectors[sound])
+    clients, seen = fed.clients[sound].cpu(), cosines(vectors[sound])
     seed = base_key(fed.seed, "bootstrap", fed.round) % 2**63
-    metrics = correlation("labels", seen, cosines(fed.labels_held[who]), seed)
-    return metrics if drift is None else metrics | correlation("drift", seen, drift[who[:, None], who], seed)
+    metrics = correlation("labels", seen, cosines(fed.labels_held[clients]), seed)
+    return metrics if drift is None else metrics | correlation("drift", seen, drift[clients[:, None], clients], seed)

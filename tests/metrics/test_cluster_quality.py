@@ -1,60 +1,50 @@
-"""FLIS' clustering error and REPA's uniformity, by hand."""
+"""Agreement with ground truth, FLIS' clustering error and REPA's uniformity, by hand."""
 
-from dataclasses import replace
+import math
 
 import pytest
 import torch
 from torch import tensor
 
-from kinfed.data import Change, Role
-from kinfed.engines import Vectorised
-from kinfed.methods import FedAvg
 from kinfed.metrics import (
-    Found,
+    agreement,
     belong_together,
     clustering_error,
     cosines,
+    pair_quality,
     uniformity,
     uniformity_of_chance,
     uniformity_of_labels,
 )
-from tests.methods.registry import make, population
-from tests.problems import small_net, tiny_population
 
 
-def test_a_method_that_has_placed_nobody_yet_has_no_clusters_and_no_quality():
-    method = make("flis_dc")
-    fed = Vectorised(method, population())
-    found = Found.by(method, method.init(fed), fed)
-    assert found.metrics() == {"clusters": 0.0} and found.references(seed=0) == {}
+def test_cluster_agreement_ignores_names_and_the_unplaced():
+    true = torch.tensor([0, 0, 1, 1, 1])
+    perfect = agreement(torch.tensor([7, 7, 3, 3, -1]), true)
+    assert perfect == pytest.approx({"ari": 1.0, "nmi": 1.0, "purity": 1.0, "clusters": 2.0})
+    assert agreement(torch.zeros(5), true)["ari"] == 0.0
 
 
-def test_relatives_say_more_than_clusters():
-    found = Found(
-        clusters=tensor([0, 0, 0, -1]),
-        heard=tensor([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]).bool(),
-        whose=tensor([0, 1, 2, 3]),
-        members=tensor([0, 1, 2]),
-        labels=tensor([[4, 0], [4, 0], [0, 4]]),
-    )
-    # by labels 0 and 1 belong together; there is 1 too many around 1, and around 2
-    assert found.metrics()["clustering_error"] == pytest.approx(2 / 3)
-    by_clusters = replace(found, heard=None)
-    assert by_clusters.metrics()["clustering_error"] == pytest.approx((1 + 1 + 2) / 3)
-    assert by_clusters.metrics()["uniformity"] == pytest.approx(1 / 3)
+def test_nobody_divided_is_full_agreement():
+    assert agreement(torch.zeros(3), torch.zeros(3)) == {"ari": 1.0, "nmi": 1.0, "purity": 1.0, "clusters": 1.0}
 
 
-def test_labels_are_counted_as_they_are_now_and_missing_ones_are_not():
-    before = tiny_population((4, 5, 3))
-    y = before.y.clone()
-    y[before.train[2]] = -1
-    change = Change(2, tensor([0]), (before.test[0][:2],), (before.test[0][2:],))
-    people = tiny_population((4, 5, 3), roles=(Role(), Role(), Role(labelled=False)), changes=(change,))
-    people.y.copy_(y)
-    fed = Vectorised(FedAvg(small_net()), people)
-    assert fed.labels_held.tolist() == [[2, 1, 1], [2, 2, 1], [0, 0, 0]]  # labels go 0, 1, 2, 0, 1, ...
-    fed.begin(2)
-    assert fed.labels_held[0].tolist() == [0, 1, 1]  # the rows after the first four: 1, 2
+def test_pair_quality_by_hand():
+    related = torch.eye(4).bool()
+    related[0, 1] = related[1, 0] = related[1, 2] = related[2, 1] = True
+    precision, recall = pair_quality(related, torch.tensor([0, 0, 1, 1]))
+    assert (precision, recall) == (0.5, 0.5)
+
+
+def test_agreement_by_hand():
+    # cluster 0 holds ground-truth 0, 0, 1 (2 right), cluster 1 holds 1, 1 (2 right)
+    said = agreement(tensor([0, 0, 0, 1, 1]), tensor([0, 0, 1, 1, 1]))
+    assert said["purity"] == pytest.approx(4 / 5) and said["clusters"] == 2
+    # pairs together in both 1 + 1, in ours 3 + 1, in the ground truth 1 + 3, of 10: (2 - 1.6)/(4 - 1.6)
+    assert said["ari"] == pytest.approx(1 / 6, abs=1e-12)
+    shared = 0.4 * math.log(0.4 / (0.6 * 0.4)) + 0.2 * math.log(0.2 / 0.36) + 0.4 * math.log(0.4 / (0.4 * 0.6))
+    entropy = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))  # of both
+    assert said["nmi"] == pytest.approx(shared / entropy, abs=1e-12)
 
 
 def test_two_belong_together_if_half_of_the_firsts_labels_are_shared():
@@ -113,10 +103,3 @@ def test_clustering_the_labels_is_the_best_there_is_and_sizes_do_not_matter():
     counts = tensor([[900, 0], [3, 0], [0, 2], [0, 700]])
     assert uniformity_of_labels(counts, tensor([0, 1, 0, 1])) == pytest.approx(1.0)
     assert uniformity(counts, tensor([0, 1, 0, 1])) == pytest.approx(0.0)
-
-
-def test_what_was_found_is_measured_again_only_when_something_changed():
-    found = Found(tensor([0, 0, 1]), None, None, tensor([0, 1, 2]), tensor([[4, 0], [4, 0], [0, 4]]), tensor([0, 0, 1]))
-    assert found.is_like(replace(found, clusters=found.clusters.clone()))
-    for change in ({"clusters": tensor([0, 1, 1])}, {"planted": None}, {"heard": torch.eye(3).bool()}):
-        assert not found.is_like(replace(found, **change)) and not replace(found, **change).is_like(found)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from kinfed.bench.peers.protocol import Job, drive
+from kinfed.bench.drivers import Job, drive
 
 
 def start(job: Job) -> Callable[[int], object]:
@@ -19,36 +19,40 @@ def start(job: Job) -> Callable[[int], object]:
     import jax.numpy as jnp
     import numpy as np
 
-    x, y = job.floats(), job.labels()
+    images, labels = job.floats(), job.labels()
 
     def forward(batch: dict[str, object]) -> object:
-        rows = batch["x"]
+        x = batch["x"]
         if job.network == "mlp":
-            return haiku.Linear(job.classes)(jax.nn.relu(haiku.Linear(200)(rows)))
-        rows = jnp.reshape(rows, (-1, 28, 28, 1))
+            return haiku.Linear(job.classes)(jax.nn.relu(haiku.Linear(200)(x)))
+        x = jnp.reshape(x, (-1, 28, 28, 1))
         for channels in (32, 64):
-            rows = haiku.MaxPool(2, 2, "VALID")(jax.nn.relu(haiku.Conv2D(channels, 5, padding="SAME")(rows)))
-        return haiku.Linear(job.classes)(jax.nn.relu(haiku.Linear(512)(haiku.Flatten()(rows))))
+            x = haiku.MaxPool(2, 2, "VALID")(jax.nn.relu(haiku.Conv2D(channels, 5, padding="SAME")(x)))
+        return haiku.Linear(job.classes)(jax.nn.relu(haiku.Linear(512)(haiku.Flatten()(x))))
 
     def loss(batch: dict[str, object], scores: object) -> object:
-        return -jnp.take_along_axis(jax.nn.log_softmax(scores), batch["y"][:, None], 1)[:, 0]  # type: ignore[index]
+        return -jnp.take_along_axis(jax.nn.log_softmax(scores), batch["y"][:, None], 1)[:, 0]
 
     net = haiku.transform(lambda batch, is_train=False: forward(batch))
     sample = {"x": np.zeros((1, 784), np.float32), "y": np.zeros((1,), np.int64)}
     model = fedjax.create_model_from_haiku(net, sample, loss, {})
     batches = fedjax.ShuffleRepeatBatchHParams(batch_size=job.batch, num_epochs=1)
-    method = fedjax.methods.fed_avg.federated_averaging(
+    algorithm = fedjax.algorithms.fed_avg.federated_averaging(
         fedjax.model_grad(model), fedjax.optimizers.sgd(job.lr), fedjax.optimizers.sgd(1.0), batches
     )
-    state = method.init(model.init(jax.random.PRNGKey(0)))
+    state = algorithm.init(model.init(jax.random.PRNGKey(0)))
 
     def run(round: int) -> None:
         nonlocal state
         cohort = [
-            (str(c).encode(), fedjax.ClientDataset({"x": x[c], "y": y[c]}), jax.random.PRNGKey(round * job.clients + c))
-            for c in job.chosen(round)
+            (
+                str(c).encode(),
+                fedjax.ClientDataset({"x": images[c], "y": labels[c]}),
+                jax.random.PRNGKey(round * job.clients + c),
+            )
+            for c in job.sample_cohort(round)
         ]
-        state, _ = method.apply(state, cohort)
+        state, _ = algorithm.apply(state, cohort)
         jax.block_until_ready(state.params)
 
     return run

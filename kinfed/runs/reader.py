@@ -1,4 +1,4 @@
-"""A run's folder, read: tables as columns of numbers, arrays as they are; what is not there is None or empty."""
+"""The reader of run folders: tables as columns of numbers, arrays as they are; what is missing is None or empty."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kinfed.config.tables import Table
 from kinfed.config.toml import read_file
 from kinfed.errors import CheckpointError, KinfedError
-from kinfed.runs import CONFIG, SUMMARY, Summary
+from kinfed.runs.folder import CONFIG, SUMMARY, Summary
 from kinfed.runs.logs import whole_lines
 
 Numbers = npt.NDArray[np.float64]
@@ -86,7 +86,7 @@ class Run:
 
     @cached_property
     def clusters(self) -> list[tuple[int, Whole]]:
-        """The groups whenever they changed: the round, and the group of each client (-1: none)."""
+        """The clusters whenever they changed: the round, and the cluster of each client (-1: none)."""
         table = columns(whole_lines(self.path / "clusters.csv"))
         if not len(table):
             return []
@@ -96,13 +96,13 @@ class Run:
 
     @cached_property
     def labels(self) -> Whole | None:
-        """How many training rows of each label each client has ([clients, labels])."""
+        """How many training samples of each label each client has ([clients, labels])."""
         table = columns(whole_lines(self.path / "labels.csv"))
         if not len(table):
             return None
         client, label = table.whole("client"), table.whole("label")
         held = np.zeros((max(self.count, int(client.max()) + 1), int(label.max()) + 1), dtype=np.int64)
-        held[client, label] = table.whole("rows")
+        held[client, label] = table.whole("samples")
         return held
 
     @cached_property
@@ -120,8 +120,8 @@ class Run:
     def summary(self) -> Summary:
         """The last metrics and the cost; of a run that has not ended, those of its last evaluated round."""
         if (self.path / SUMMARY).exists():
-            said = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
-            return {name: value for name, value in said.items() if not isinstance(value, str)}
+            whole = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
+            return {name: value for name, value in whole.items() if not isinstance(value, str)}
         last = int(np.flatnonzero(~np.isnan(self.rounds["accuracy"]))[-1])
         numbers = {name: float(column[last]) for name, column in self.rounds.numbers.items() if name != "round"}
         return {name: None if np.isnan(value) else value for name, value in numbers.items()}
@@ -138,17 +138,17 @@ class Run:
 
     @cached_property
     def found(self) -> Whole | None:
-        """The group that the method found for each client (-1: none); None if it looks for no groups."""
+        """The cluster that the method found for each client (-1: none); None if it looks for no clusters."""
         return self.clusters[-1][1] if self.clusters else None
 
     @cached_property
-    def planted(self) -> Whole | None:
-        """The planted group of each client (-1: none); None if no groups are planted."""
-        return self._by_client("planted")
+    def true_clusters(self) -> Whole | None:
+        """The ground-truth cluster of each client (-1: none); None if the data have none."""
+        return self._by_client("true_cluster")
 
     @cached_property
     def accuracy(self) -> Numbers:
-        """Every client's accuracy at the last evaluation; NaN for who was not scored."""
+        """Every client's accuracy at the last evaluation; NaN for a client that was not scored."""
         every = np.full(self.count, np.nan)
         every[self.clients.whole("client")] = self.clients["accuracy"]
         return every
@@ -160,8 +160,8 @@ class Run:
         return [named.get(client, "") for client in range(self.count)]
 
     @property
-    def trained(self) -> Numbers:
-        """The accuracies of those who train, which means and deciles are of."""
+    def training_accuracies(self) -> Numbers:
+        """The accuracies of the clients that train, which means and deciles are of."""
         takes_part = np.array([role in TRAINS for role in self.clients.text["role"]], dtype=bool)
         scored: Numbers = self.clients["accuracy"][takes_part]
         found: Numbers = scored[~np.isnan(scored)]
@@ -199,28 +199,28 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 def runs_at(path: Path) -> list[Run]:
     """The run of a folder, or the runs of the folders in it."""
     if (path / CONFIG).exists():
-        return [checked(path)]
+        return [check_run(path)]
     inner = sorted(folder.parent for folder in path.glob(f"*/{CONFIG}"))
     if not inner:
         raise CheckpointError(f"no run at {path}: wanted a folder that `kinfed run` or `kinfed compare` wrote")
-    runs = [checked(folder) for folder in inner]
+    runs = [check_run(folder) for folder in inner]
     return sorted(runs, key=lambda run: (run.place, run.seed))
 
 
-def checked(path: Path) -> Run:
+def check_run(path: Path) -> Run:
     """The run; raises where nothing was evaluated yet, or a file is damaged."""
     run = Run(path)
-    look_at(run, "rounds.csv", "rounds")
+    read_part(run, "rounds.csv", "rounds")
     if not len(run.rounds) or np.isnan(run.rounds["accuracy"]).all():
         remedy = "its rounds.csv is lost" if run.has_ended else f"wait, or go on with `kinfed resume {path}`"
         raise CheckpointError(f"{path} has no evaluated round yet: {remedy}")
     for file, part in PARTS.items():
-        look_at(run, file, part)
+        read_part(run, file, part)
     return run
 
 
-def look_at(run: Run, file: str, part: str) -> None:
-    """Reads a part of a run; raises where its file makes no sense."""
+def read_part(run: Run, file: str, part: str) -> None:
+    """Reads a part of a run; raises where its file cannot be parsed."""
     try:
         getattr(run, part)
     except KinfedError:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kinfed.errors import CheckpointError
-from kinfed.report.reading import Run, read_runs
 from kinfed.report.series import gather
+from kinfed.runs.reader import Run, read_runs
 from tests.report.folders import Told, write_run
 
 
@@ -26,7 +26,7 @@ def test_the_last_evaluated_round_is_what_clients_are_shown_by(folder: Path):
     assert len(run.clients) == 12 and set(run.clients["round"]) == {4}
     assert run.accuracy[0] == pytest.approx(0.9) and run.accuracy[11] == pytest.approx(0.9 - 0.09)
     assert run.roles == ["trains"] * 12
-    assert run.planted is not None and run.planted.tolist() == [0, 1, 2] * 4
+    assert run.true_clusters is not None and run.true_clusters.tolist() == [0, 1, 2] * 4
 
 
 def test_clusters_are_read_whenever_they_changed(folder: Path):
