@@ -102,7 +102,7 @@ def adapt_plan(config: Config, plan: Plan, has_data: bool) -> Plan:
 
 
 def make_plan(population: Population) -> Plan:
-    """The plan for these clients: the server waits for all who are there from the start."""
+    """The plan for these clients: the server waits for all that are there from the start."""
     nodes, dtype = list_nodes(population), next(name for name, kind in KINDS.items() if kind == population.x.dtype)
     return Plan(
         clients=len(nodes), shape=tuple(population.x.shape[1:]), classes=population.classes, dtype=dtype,

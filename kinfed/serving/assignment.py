@@ -141,7 +141,7 @@ class UnseenClientFederation(Sequential):
 
 
 def finite_distances(distances: Tensor) -> dict[int, float]:
-    """The distance to each cluster that somebody is in."""
+    """The distance to each cluster that is not empty."""
     return {cluster: float(d) for cluster, d in enumerate(distances) if torch.isfinite(d)}
 
 

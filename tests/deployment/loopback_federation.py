@@ -90,7 +90,7 @@ class LoopbackFederation:
         assert result.returncode == 0, f"{words}: {result.stdout}\n{self.logs()}"
 
     def environment(self) -> dict[str, str]:
-        """That of a user who has activated the environment, with this kinfed before an installed one."""
+        """That of a user in an activated environment, with this kinfed before an installed one."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         mine = {"PATH": path, "PYTHONPATH": str(ROOT), "FLWR_HOME": str(self.folder / ".flower")}

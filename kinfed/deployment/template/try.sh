@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./offline.sh
 export FLWR_HOME="$PWD/.flower"                          # Flower's own files
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5             # seconds; here nobody is far away
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5             # seconds; all processes are on this machine
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"           # all nodes share these cores
 mkdir -p .flower/log .flower/pid .flower/registered
 

@@ -154,6 +154,6 @@ class DeployedFederation(NetworkFederation):
         self.written_roster = dict(self.roster)
 
     def _ids(self, wanted: Tensor) -> Tensor:
-        """Ids of those who are wanted and have enrolled by now."""
+        """Ids of the wanted clients that have enrolled by now."""
         ids = super()._ids(wanted)
         return ids[[client in self.roster for client in ids.tolist()]]

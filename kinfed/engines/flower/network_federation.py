@@ -98,7 +98,7 @@ class NetworkFederation(Federation):
         self.has_begun = True
         self.next_round = max(self.next_round, round)
         self._enrol_nodes()
-        self.next_round = max(self.next_round, round + 1)  # nobody enters in the middle of a round
+        self.next_round = max(self.next_round, round + 1)  # no client enters in the middle of a round
 
     def saved(self) -> None:
         self.durable = self.memory["version"]

@@ -123,7 +123,7 @@ def test_a_restarted_node_finds_its_memory_in_its_own_folder(tmp_path):
     assert ours.run() == reference.run()
     assert_same_bits(states(ours), states(reference))
     files = list(tmp_path.rglob("*.safetensors"))
-    assert files and len(files) <= 2 * 12  # the accepted version, and the one before it until the client is told
+    assert files and len(files) <= 2 * 12  # the accepted version, and the one before it until the client learns of it
 
 
 def test_a_client_that_lost_its_memory_begins_anew_and_that_is_counted():
