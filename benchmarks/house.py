@@ -42,6 +42,7 @@ LAYERS = [  # a module may import its own name and the lines above it
     {"signatures"},
     {"relatedness"},
     {"method", "capabilities"},
+    {"client_tasks"},
     {"methods"},
     {"engines", "metrics"},
     {"checkpoint"},

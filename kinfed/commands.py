@@ -13,6 +13,7 @@ import torch
 
 from kinfed.bench.contenders import Contender
 from kinfed.bench.race import Plan, Timing, as_json, explain_absences, make_table, race
+from kinfed.capabilities import neighbours_of
 from kinfed.comparison import Outcome, as_csv, compared
 from kinfed.config import Config, assemble, make_population
 from kinfed.data import Population
@@ -209,7 +210,7 @@ def _conducted(config: Config, path: Path, display: Display, experiment: Experim
     try:
         with roomy(), told(folder, watcher):
             experiment.run(resume=resume)
-            folder.add_relatedness(None if experiment.state is None else experiment.method.neighbours(experiment.state))
+            folder.add_relatedness(neighbours_of(experiment.method, experiment.state))
             write_findings(path, experiment)
     except KeyboardInterrupt:
         folder.events.note("interrupted")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed import checkpoint as checkpoints
+from kinfed.capabilities import ClustersLater, require_labels
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
@@ -156,7 +157,7 @@ class Experiment(Generic[State]):
             raise ConfigError(
                 "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"
             )
-        self.method.need_labels(self.fed.unlabelled, self.fed)
+        require_labels(self.method, self.fed.unlabelled, self.fed)
         if not len(self.fed.clients):
             raise ConfigError(
                 "no client trains from the first round on: leave some neither late, holdout nor unlabelled"
@@ -283,8 +284,10 @@ class Experiment(Generic[State]):
         return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds)
 
     def _warn_if_short(self) -> None:
+        if not isinstance(self.method, ClustersLater):
+            return
         name, setting = type(self.method).__name__, self.method.clusters_after
-        first = getattr(self.method, setting) if setting else 0
+        first = getattr(self.method, setting)
         if first >= self.rounds:
             warnings.warn(
                 f"{name} looks for clusters after {first} rounds ({setting}), and there are only {self.rounds}: "

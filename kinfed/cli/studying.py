@@ -66,7 +66,7 @@ def reproduce(
 
         display = choose_display(plain, quiet)
         if list_all:
-            return print("\n".join(f"{name:<16}{title}" for name, title in reproduction.listed()))
+            return print("\n".join(f"{name:<16}{title}" for name, title in reproduction.list_tables()))
         chosen = [tuple(names(words) or ()) for words in (rows, only, protocol)]
         options: dict[str, object] = {"engine": {"device": device or "cpu", "tf32": tf32}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config, write
 from kinfed.config.tables import to_table
 from kinfed.data.population import Population
@@ -92,7 +93,7 @@ def adapt_config(config: Config) -> Config:
 def adapt_plan(config: Config, plan: Plan, has_data: bool) -> Plan:
     """The plan, with a folder for the server's samples where the method needs some; raises where it is not usable."""
     method = make_planned_method(config, plan, replace(plan, server_samples="").load_server_samples())
-    if plan.server_samples or not method.needs_server_samples():
+    if plan.server_samples or not takes_server_samples(method):
         return plan
     if has_data:
         raise ConfigError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed import checkpoint
+from kinfed.capabilities import takes_server_samples
 from kinfed.commands import conduct
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings
@@ -65,7 +66,7 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
     """The clients as this server sees them."""
     samples = plan.load_server_samples()
     method = make_planned_method(config, plan, samples)
-    if method.needs_server_samples() and not len(samples.y):
+    if takes_server_samples(method) and not len(samples.y):
         raise ConfigError(
             f"{config.method} needs samples of the server's own, but there are none: put a samples.npz into a folder, "
             "and name it in server_samples of plan.toml"

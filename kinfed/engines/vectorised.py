@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from kinfed.client import Client, Samples
+from kinfed.client_tasks import find_task, is_sequential
 from kinfed.data.population import Change, Population
 from kinfed.engines.autotune import LONG, ROWS, Way, cores, fastest, some_of, ways
 from kinfed.engines.blocks import Block, Cut
@@ -30,7 +31,7 @@ from kinfed.engines.sample_table import Bounds, SampleTable
 from kinfed.engines.sequential import loop
 from kinfed.engines.workers import at_once
 from kinfed.errors import ConfigError, SequentialOnly
-from kinfed.federation import Offer, Resident, Task, Workshop
+from kinfed.federation import Offer, Resident
 from kinfed.models import Model, Walks
 from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, select, to_flat
 
@@ -74,7 +75,7 @@ class Vectorised(Resident):
 
     def __init__(
         self,
-        method: Workshop,
+        method: object,
         population: Population,
         *,
         fraction: float = 1.0,
@@ -113,8 +114,8 @@ class Vectorised(Resident):
             return self._ran(name, cohort, keys, offer)
 
     def _ran(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
-        task: Task = getattr(self.method, name)
-        if name in self.loops or getattr(task, "run_sequentially", False) or not len(cohort):
+        task = find_task(self.method, name)
+        if name in self.loops or is_sequential(task) or not len(cohort):
             return loop(self, name, cohort, keys, offer)
         if name in self.long and name not in self.chosen:  # what comes once needs no trial
             self.chosen[name] = self._tried(name, cohort, keys, offer)
@@ -260,7 +261,7 @@ class Vectorised(Resident):
 
     def _program(self, name: str, bounds: tuple[Bounds, Bounds], inputs: Params) -> Params:
         """What a block's clients answer, as a function of nothing but tensors."""
-        task: Task = getattr(self.method, name)
+        task = find_task(self.method, name)
         seen: set[str] = set()
 
         def lane(own: Params) -> Params:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from kinfed.capabilities import MergesClients
 from kinfed.checkpoint import write_atomically
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.experiment import Experiment
@@ -20,7 +21,7 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
         write_labels(folder, fed.labels_held)
     if state is None:
         return
-    if (tree := method.tree(state)) is not None:
+    if isinstance(method, MergesClients) and len((tree := method.dendrogram(state)).members):
         write_tree(folder, tree)
     if (seen := collect_signatures(method, state, fed, experiment.evaluation.signatures)) is not None:
         write_arrays(folder / "signatures.npz", clients=seen[0].numpy(), points=seen[1].numpy())

@@ -10,15 +10,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from kinfed.capabilities import AssignsUnseen, FindsClusters
 from kinfed.checkpoint import write_atomically
 from kinfed.client import Client
+from kinfed.client_tasks import score
 from kinfed.data.arrays import Array
 from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.sequential import Sequential, alone, offered
 from kinfed.errors import ConfigError, DataError
 from kinfed.keys import base_key, fold
-from kinfed.method import Method, score
+from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import Params, select
 from kinfed.runs.logs import write_text
@@ -117,14 +119,14 @@ class UnseenClientFederation(Sequential):
             raise DataError("the method cannot assign this client: what it computes of its samples is not finite")
         client = self.make_client(unseen)
         params = self.personalise(method, client, state, unseen)
-        clusters, distances = method.cluster_assignment(state), method.distances_to_clusters(state, unseen, self)
-        correct = score(method.model, params, client.test).send["correct"]
+        clusters = method.cluster_assignment(state) if isinstance(method, FindsClusters) else None
+        distances = method.distances_to_clusters(state, unseen, self) if isinstance(method, AssignsUnseen) else None
         return Assignment(
             method.model, params, kind,
             cluster=None if clusters is None or int(clusters[unseen]) < 0 else int(clusters[unseen]),
             distances={} if distances is None else finite_distances(distances[0]),
             samples=len(client.train), test_samples=len(client.test),
-            test_correct=int(correct),  # type: ignore[arg-type]
+            test_correct=int(score(method.model, params, client.test)["correct"]),
         )  # fmt: skip
 
     def make_client(self, unseen: Tensor) -> Client:
@@ -137,7 +139,7 @@ class UnseenClientFederation(Sequential):
         offer = offered(self, method.offer(state, unseen, self), 0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
-            return method.personalise(client, **offer)  # type: ignore[arg-type]
+            return method.personalise(client, offer)
 
 
 def finite_distances(distances: Tensor) -> dict[int, float]:

@@ -15,6 +15,7 @@ from typing import cast
 from safetensors.torch import load_file
 from torch import Tensor
 
+from kinfed.capabilities import reason_for_labels
 from kinfed.checkpoint import Tree, state_of, take_apart
 from kinfed.config import Config, read
 from kinfed.config.assembly import make_method, model_for
@@ -53,8 +54,9 @@ class Bundle:
         `test` (x, y) are samples that it does not learn from; the assignment has the model's accuracy on them.
         """
         samples, labels = self.kind.checked(x, y, "the client's samples")
-        if self.method.needs_labels and bool((labels < 0).any()):
-            raise DataError(f"labels are missing, but {self.method.needs_labels}; give y, or export a run of flt")
+        reason = reason_for_labels(self.method)
+        if reason and bool((labels < 0).any()):
+            raise DataError(f"labels are missing, but {reason}; give y, or export a run of flt")
         tests = self.kind.checked(*test, "its test samples") if test else (samples[:0], labels[:0])
         fed = UnseenClientFederation(self.method, self.sizes, self.server_samples, (samples, labels), tests)
         return fed.assign(self.state, self.kind)

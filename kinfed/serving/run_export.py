@@ -8,6 +8,7 @@ from typing import cast
 from torch import Tensor
 
 from kinfed import checkpoint
+from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, explain_assignment, reason_for_labels
 from kinfed.commands import COMPARISON
 from kinfed.config import Config, make_population
 from kinfed.config.tables import Table
@@ -39,9 +40,13 @@ def export(run: Path) -> Bundle:
     config, kind = read_ended(run)
     method = method_of(config, kind)
     state, clients = checkpoint.load_served(run / CHECKPOINT, method)
+    if not isinstance(method, Exportable):
+        raise RoleError(f"{config.method} cannot be exported: its server has no model for unseen clients")
     exported = method.export_state(state, clients["training"], clients["sizes"])
-    own = load_server_samples(run, config) if method.asks_server_samples() else kind.nothing()
-    clusters = summarise_clusters(method.cluster_assignment(exported), clients["training"].tolist(), Run(run))
+    compares = isinstance(method, NeedsServerSamples) and method.admits_by_server_samples()
+    own = load_server_samples(run, config) if compares else kind.nothing()
+    assignment = method.cluster_assignment(exported) if isinstance(method, FindsClusters) else None
+    clusters = summarise_clusters(assignment, clients["training"].tolist(), Run(run))
     summary = summarise_method(config, method) | {"clusters": clusters}
     return Bundle(config, kind, exported, clients["sizes"][clients["training"]], own, summary)
 
@@ -73,8 +78,8 @@ def summarise_method(config: Config, method: Method[object]) -> Table:
     """What a reader wants to know of a bundle's method."""
     return {
         "method": config.method,
-        "assignment_rule": method.placement(),
-        "needs_labels": bool(method.needs_labels),
+        "assignment_rule": explain_assignment(method),
+        "needs_labels": bool(reason_for_labels(method)),
         "dataset": config.data.name,
         "rounds": config.rounds,
         "seed": config.seed,

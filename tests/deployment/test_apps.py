@@ -111,7 +111,7 @@ def test_a_client_detects_that_its_samples_have_changed(folders, has_home):
     serve(grid, folders / "run", config, replace(PLAN, server_samples=str(folders / "server")))
     roster, ledger = ((folders / "run" / f"{name}.csv").read_text().splitlines() for name in ("roster", "ledger"))
     assert roster[1] == "0,clinic-0,9,0,True,False,0" and roster[2] == "1,clinic-1,23,6,True,False,0"
-    encoded = [row.split(",")[0] for row in ledger if ",describe," in row]
+    encoded = [row.split(",")[0] for row in ledger if ",compute_signature," in row]
     assert encoded == ["1", "2"]  # before the first round, and when a client detects that it has other samples
 
 

@@ -7,16 +7,17 @@ to one call and names the reason for each that it rejects.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
-from typing import NamedTuple, TypeVar, get_origin
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.client import Reply
+from kinfed.client import UNMARKED, mark_of
+from kinfed.client_tasks import COMMON, find_task, networks_of
 from kinfed.federation import FAILED, NOT_FINITE, REFUSED
 from kinfed.method import Method
 from kinfed.params import Params
@@ -122,44 +123,32 @@ class RefusedRequest(Exception):
 
 
 def task_names(method: Method[State]) -> set[str]:
-    """The client tasks: public methods f(client, weights or tensors …) -> Reply."""
-    methods = inspect.getmembers(type(method), inspect.isfunction)
-    return {name for name, method in methods if not name.startswith("_") and is_task(method)}
+    """The names of all client tasks: those that the method marks, and those that every method has."""
+    functions = inspect.getmembers(type(method), inspect.isfunction)
+    return {name for name, function in functions if mark_of(function)} | COMMON.keys()
 
 
-def is_task(method: Callable[..., object]) -> bool:
-    signature = inspect.signature(method)
-    names, offered = list(signature.parameters), list(signature.parameters.values())[2:]
-    gives_reply = signature.return_annotation in (Reply, "Reply")
-    return gives_reply and names[1:2] == ["client"] and all(is_payload(p.annotation) for p in offered)
-
-
-def is_payload(hint: object) -> bool:
-    """Whether a parameter is one or several models, or a tensor; an annotation may be a text."""
-    return hint in (Tensor, "Tensor", "Params", "Stack") or get_origin(hint) in (dict, Mapping)
-
-
-def parameter_names(method: Method[State], task: str) -> tuple[set[str], set[str]]:
-    """What a task must be sent, and what it may be sent; one that takes any offer passes it on to `personalise`."""
-    parameters = list(inspect.signature(getattr(method, task)).parameters.values())[1:]
+def parameter_names(method: Method[State], task: str) -> tuple[set[str], set[str] | None]:
+    """What a task must be sent, and what it may be sent: anything (None) where it takes whatever is served."""
+    parameters = list(inspect.signature(find_task(method, task)).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        parameters = list(inspect.signature(method.personalise).parameters.values())[1:]
+        return set(), None
     return {p.name for p in parameters if p.default is p.empty}, {p.name for p in parameters}
 
 
 def check_request(method: Method[State], shape: tuple[int, ...], task: str, packed: PackedTensors) -> Params:
     """The tensors that a client's task is sent; raises RefusedRequest unless they are what it takes."""
     if task not in task_names(method):
-        raise RefusedRequest(Refusal.UNKNOWN_TASK, f"'{task}' is no client task of {type(method).__name__}")
+        raise RefusedRequest(Refusal.UNKNOWN_TASK, UNMARKED.format(task))
     if count_bytes(packed) > MAX_BYTES:
         raise RefusedRequest(
             Refusal.OVERSIZED, f"'{task}': got {count_bytes(packed)} bytes, wanted {MAX_BYTES} at most"
         )
     needed, known = parameter_names(method, task)
     sent = {name.partition("/")[0] for name in packed}
-    if not needed <= sent <= known:
+    if not needed <= sent or (known is not None and not sent <= known):
         raise RefusedRequest(Refusal.WRONG_NAMES, f"'{task}': got {sorted(sent)}, wanted {sorted(needed)}")
-    networks = [pack(network) for network in method.networks(shape)]
+    networks = [pack(network) for network in networks_of(method, shape)]
     for name in sent:
         check_weights(f"'{name}' of '{task}'", select_argument(packed, name), networks)
     tensors = unpack(packed)

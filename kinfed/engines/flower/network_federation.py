@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.client import Client, Samples
+from kinfed.client import Client, HasMemory, Samples
 from kinfed.data.population import Population
 from kinfed.engines.flower.messages import (
     DTYPES,
@@ -29,7 +29,7 @@ from kinfed.engines.sequential import ask, fresh
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
 from kinfed.method import Method
-from kinfed.params import Params, Stack, from_flat, select, stack, to_flat
+from kinfed.params import NOTHING, Params, Stack, from_flat, select, stack, to_flat
 
 if TYPE_CHECKING:
     from kinfed.engines.flower.transport import Transport
@@ -246,7 +246,8 @@ class NetworkFederation(Federation):
 
 def predict_specs(method: Method[State], task: str, offered: Params, like: Tensor, classes: int) -> TensorSpecs:
     """Names, dtypes and shapes of what a client sends, found by running the task on dummy samples."""
-    memory = from_flat({name: t.to(like.device) for name, t in to_flat(method.blank_memory()).items()})
+    initial = to_flat(method.initial_memory() if isinstance(method, HasMemory) else NOTHING)
+    memory = from_flat({name: t.to(like.device) for name, t in initial.items()})
     samples = make_dummy_samples(like, classes)
     zero = torch.zeros((), dtype=torch.long, device=like.device)
     reply = ask(fresh(method), task, Client(samples, samples, zero, zero, zero, memory), from_flat(offered))

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kinfed.client import Client, Samples
+from kinfed.client import Client, HasMemory, Samples
 from kinfed.engines.flower.messages import (
     ConfigValues,
     PackedTensors,
@@ -33,7 +33,7 @@ from kinfed.engines.flower.messages import (
 )
 from kinfed.engines.sequential import ask, fresh
 from kinfed.method import Method
-from kinfed.params import Params, from_flat, to_flat
+from kinfed.params import NOTHING, Params, from_flat, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
 TOKEN = re.compile(r"[0-9a-f]{16}")
@@ -186,7 +186,7 @@ def run_task(
     data = node.data(request.round)
     offer = check_request(node.method, tuple(data.x.shape[1:]), request.task, packed)
     known = memory.load(request.accepted) if request.accepted else None
-    initial = to_flat(node.method.blank_memory())
+    initial = to_flat(node.method.initial_memory() if isinstance(node.method, HasMemory) else NOTHING)
     if node.detects_changes:
         since = memory.update_data_version(compute_digest(data), request.round)
         request = replace(request, since=max(request.since, since))

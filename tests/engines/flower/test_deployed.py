@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("flwr")
 
 from kinfed import checkpoint
+from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.data.sample_kind import ServerSamples
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.node import ClientData, ClientNode
@@ -75,7 +76,7 @@ def test_a_server_without_samples_gives_what_one_with_all_of_them_gives(name):
     assert fed.sizes.tolist() == [len(train) for train in POPULATION.train] and not fed.sees_samples
     assert summary["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-5)
     assert fed.ledger.rounds == reference.fed.ledger.rounds
-    if method.cluster_assignment(ours.state) is not None:
+    if isinstance(method, FindsClusters):
         assert torch.equal(method.cluster_assignment(ours.state), method.cluster_assignment(reference.state))
         found = FoundClusters.by(method, ours.state, fed)
         assert found.labels is None and "uniformity" not in summary and "clustering_error" not in summary
@@ -156,7 +157,7 @@ def test_a_client_without_labels_gets_a_model_or_a_reason():
         nodes = NamedNodes(method, clients=range(11))
         nodes.connect(11, labelled=False)
         fed = make_server(method, nodes)
-        if method.needs_labels:
+        if reason_for_labels(method):
             with pytest.raises(RoleError, match=r"\[11\] have no labelled training rows"):
                 Experiment.over(fed, rounds=2)
         else:

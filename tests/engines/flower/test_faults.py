@@ -181,7 +181,7 @@ def test_a_silent_client_is_asked_again_before_the_first_round():
 
     def tamper(request, reply):
         config = read_config(request)
-        if config.get("task") == "describe" and config["client"] == FAULTY and not first:
+        if config.get("task") == "compute_signature" and config["client"] == FAULTY and not first:
             first.add(FAULTY)
             return []
         return [reply]

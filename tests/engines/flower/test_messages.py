@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from kinfed.client import Reply
+from kinfed.client import Reply, client_task
+from kinfed.engines import Sequential
 from kinfed.engines.flower.messages import (
     PackedTensor,
     Refusal,
@@ -18,6 +19,7 @@ from kinfed.engines.flower.messages import (
 )
 from kinfed.engines.flower.node import ClientNode, FolderMemory, TaskRequest, reply_or_refuse, run_task
 from kinfed.engines.flower.simulation import select_data
+from kinfed.errors import ConfigError
 from tests.methods.registry import CASES, make
 from tests.problems import assert_same_bits, small_net, tiny_population
 
@@ -53,10 +55,10 @@ def test_tensors_come_back_as_they_were_sent():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_methods_tasks_are_known_by_their_signatures(name):
+def test_every_methods_tasks_are_known_by_their_marks(name):
     tasks = task_names(make(name))
-    assert {"train", "evaluate", "evaluate_adapted", "differ_from_served"} <= tasks
-    assert not tasks & {"personalise", "init", "round", "offer", "admit", "blank_memory", "remarks", "__init__"}
+    assert {"train", "evaluate", "evaluate_adapted", "compute_update"} <= tasks
+    assert not tasks & {"personalise", "init", "round", "offer", "admit", "initial_memory", "remarks", "__init__"}
 
 
 def test_what_a_task_takes_is_taken():
@@ -72,10 +74,23 @@ def test_another_task_is_refused():
         assert refusal("flt", task, weights()) is Refusal.UNKNOWN_TASK
 
 
+def test_an_unmarked_task_is_refused_on_the_node_with_the_message_of_the_server():
+    class Unmarked(type(make("fedavg"))):
+        def probe(self, client, params: dict[str, torch.Tensor]) -> Reply:
+            return Reply({})
+
+    method, message = Unmarked(small_net()), "'probe' is no client task: mark it with @client_task"
+    with pytest.raises(RefusedRequest, match=message):
+        check_request(method, SHAPE, "probe", pack(weights()))
+    fed = Sequential(method, tiny_population())
+    with pytest.raises(ConfigError, match=message):
+        fed.run(method.probe, fed.clients)
+
+
 def test_other_names_are_refused():
     assert refusal("fedavg", "train", {}) is Refusal.WRONG_NAMES
     assert refusal("fedavg", "train", weights("weights")) is Refusal.WRONG_NAMES
-    assert refusal("fedavg", "evaluate", weights() | weights("more")) is Refusal.WRONG_NAMES
+    assert refusal("fedavg", "evaluate", weights(another=torch.zeros(1))) is Refusal.WRONG_NAMES
     assert refusal("fedavg", "train", weights(another=torch.zeros(1))) is Refusal.WRONG_NAMES
 
 
@@ -113,6 +128,7 @@ def make_node(method):
 
 def test_the_text_of_an_error_stays_on_the_node(tmp_path, caplog):
     class Broken(type(make("fedavg"))):
+        @client_task
         def train(self, client, params: dict[str, torch.Tensor]) -> Reply:
             raise RuntimeError(f"the patient's sample is {client.train.x[0]}")
 
