@@ -158,7 +158,7 @@ def test_a_client_without_labels_gets_a_model_or_a_reason():
         nodes.connect(11, labelled=False)
         fed = make_server(method, nodes)
         if reason_for_labels(method):
-            with pytest.raises(RoleError, match=r"\[11\] have no labelled training rows"):
+            with pytest.raises(RoleError, match=r"\[11\] have no labelled training samples"):
                 Experiment.over(fed, rounds=2)
         else:
             Experiment.over(fed, rounds=2).run()
