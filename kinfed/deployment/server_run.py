@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from kinfed import checkpoint
 from kinfed.capabilities import takes_server_samples
-from kinfed.commands import conduct
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings
 from kinfed.deployment.plan import Plan, make_planned_method
@@ -15,8 +14,8 @@ from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
-from kinfed.progress import Lines, heard
-from kinfed.runs import CHECKPOINT, can_go_on
+from kinfed.progress import Lines, forward_log
+from kinfed.runs import CHECKPOINT, can_resume, conduct
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -48,14 +47,14 @@ def shorten_traceback(record: logging.LogRecord) -> bool:
 def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     """Takes the experiment to its end over the nodes of this grid."""
     out.mkdir(parents=True, exist_ok=True)
-    resuming = can_go_on(out, config)
+    resuming = can_resume(out, config)
     fed = make_deployed_federation(config, plan, grid)
     if resuming:
         state = checkpoint.read_engine_state(out / CHECKPOINT)
         fed.load_state_dict(state)  # clients must be known before they come back
     display = Lines(sys.stdout)
     display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
-    with heard(display.say):
+    with forward_log(display.say):
         fed.wait_for_clients(plan.wait_for, plan.wait_seconds)
     display.say(f"{len(fed.nodes)} clients are connected")
     experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))

@@ -9,16 +9,15 @@ from torch import Tensor
 
 from kinfed import checkpoint
 from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, explain_assignment, reason_for_labels
-from kinfed.commands import COMPARISON
 from kinfed.config import Config, make_population
 from kinfed.config.tables import Table
 from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
 from kinfed.method import Method
-from kinfed.runs import CHECKPOINT, SUMMARY, stored_config
-from kinfed.runs.places import about
-from kinfed.runs.reader import Run
+from kinfed.runs.lifecycle import read_about
+from kinfed.runs.logs import CHECKPOINT, COMPARISON
+from kinfed.runs.reader import Run, read_config
 from kinfed.serving.assignment import OutputFolder
 from kinfed.serving.bundle import JSON, TENSORS, Bundle, method_of
 
@@ -55,10 +54,10 @@ def read_ended(run: Path) -> tuple[Config, SampleKind]:
     """The config of a run, and what its samples look like; raises unless it has ended."""
     if (run / COMPARISON).exists():
         raise CheckpointError(f"{run} is a comparison: export one of the runs in it, such as {run}/METHOD-seed0")
-    config = stored_config(run)
-    if not (run / SUMMARY).exists():
+    config = read_config(run)
+    if not Run(run).has_ended:
         raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
-    saved = about(run, config)
+    saved = read_about(run, config)
     if "samples" not in saved:
         raise CheckpointError(f"{run / CHECKPOINT} is from an earlier kinfed: run it again to export it")
     return config, SampleKind.read(saved["samples"])
