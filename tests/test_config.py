@@ -336,7 +336,7 @@ def test_a_method_of_the_users_own_is_imported_and_has_its_settings():
         (["method=my.method:Mine"], "cannot be imported: No module named 'my.method'"),
         (["method=my.methods:Model"], "must be a dataclass that inherits from kinfed.method.Method"),
         (["method=my.methods:LocalTraining"], "must be a dataclass that inherits from"),
-        (["method=my.methods:Half"], "method 'my.methods:Half' lacks admit, personalise"),
+        (["method=my.methods:Half"], "method 'my.methods:Half' lacks offer, round"),
         (["method=my.methods:Blind"], "lacks the field model and local"),
         (
             ["method=my.methods:Mine", 'methods."my.methods:Mine".strenght=1'],
