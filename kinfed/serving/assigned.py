@@ -50,7 +50,7 @@ class Assigned:
 
     def module(self) -> nn.Module:
         """The network itself with its weights, in evaluation mode; it takes images scaled to 0..1."""
-        network = self.model.built()
+        network = self.model.build_module()
         network.load_state_dict(self.params, strict=False)  # counters of batch norm are not weights
         return network.eval()
 

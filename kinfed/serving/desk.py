@@ -8,7 +8,7 @@ from torch import Tensor
 from kinfed.client import Client
 from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.data.sample_kind import SampleKind
-from kinfed.engines.sequential import Sequential, alone, offered
+from kinfed.engines.sequential import Sequential, make_client, unpack_offer
 from kinfed.errors import DataError
 from kinfed.keys import base_key, fold
 from kinfed.method import Method, score
@@ -64,11 +64,11 @@ class Desk(Sequential):
     def client(self, who: Tensor) -> Client:
         """The client with its rows and what it remembers by now."""
         key = fold(torch.tensor(base_key(self.seed, "serve")), who)[0]
-        return alone(self, int(who), key, select(self.remembered(who), 0))
+        return make_client(self, int(who), key, select(self.remembered(who), 0))
 
     def personal(self, method: Method[object], client: Client, state: object, who: Tensor) -> Params:
         """The model that the client makes of what it is offered."""
-        offer = offered(self, method.offer(state, who, self), 0)
+        offer = unpack_offer(self, method.offer(state, who, self), 0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
             return method.personalise(client, **offer)  # type: ignore[arg-type]

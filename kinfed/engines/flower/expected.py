@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kinfed.client import Client, Samples
 from kinfed.engines.flower.packing import Form, form_of, pack
-from kinfed.engines.sequential import ask, fresh
+from kinfed.engines.sequential import ask, copy_method
 from kinfed.method import Method
 from kinfed.params import Params, from_flat, to_flat
 
@@ -20,7 +20,7 @@ def expected_form(method: Method[State], task: str, offered: Params, like: Tenso
     memory = from_flat({name: t.to(like.device) for name, t in to_flat(method.blank_memory()).items()})
     rows = made_up(like, classes)
     zero = torch.zeros((), dtype=torch.long, device=like.device)
-    reply = ask(fresh(method), task, Client(rows, rows, zero, zero, zero, memory), from_flat(offered))
+    reply = ask(copy_method(method), task, Client(rows, rows, zero, zero, zero, memory), from_flat(offered))
     return form_of(pack(to_flat(reply.send)))
 
 

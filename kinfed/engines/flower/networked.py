@@ -72,7 +72,7 @@ class Networked(Federation):
         """Waits until so many clients have introduced themselves."""
         until, pause, telling = time.monotonic() + seconds, 0.05, ProgressLog("connected", wanted)
         while (here := self._welcome()) < wanted:
-            telling.reached(here)
+            telling.update(here)
             if time.monotonic() > until:
                 raise NetworkError(
                     f"{len(self.nodes)} of {wanted} clients came within {seconds:.0f} s: "
@@ -180,7 +180,7 @@ class Networked(Federation):
             for answer in self.post.collect(inbox.waiting | self.unanswered.keys()):
                 inbox.take(answer)
                 self.unanswered.pop(answer.letter, None)
-            telling.reached(asked - len(inbox.waiting))
+            telling.update(asked - len(inbox.waiting))
             if inbox.waiting:
                 time.sleep(pause)
                 pause = min(1.0, 1.3 * pause)

@@ -14,7 +14,7 @@ from kinfed.client import Client, Samples
 from kinfed.engines.flower.memory import Memory
 from kinfed.engines.flower.offers import Refusal, Refused, checked
 from kinfed.engines.flower.packing import Facts, Parcel, pack, raw
-from kinfed.engines.sequential import ask, fresh
+from kinfed.engines.sequential import ask, copy_method
 from kinfed.method import Method
 from kinfed.params import Params, from_flat, to_flat
 
@@ -106,7 +106,7 @@ def done(site: Site, call: Call, parcel: Parcel, memory: Memory) -> tuple[Facts,
         call = replace(call, since=max(call.since, memory.arrival(digest_of(rows), call.round)))
     client = client_of(site, call, rows, known or blank)
     there = {name: t.to(site.device) for name, t in offered.items()}
-    reply = ask(fresh(site.method), call.task, client, from_flat(there))
+    reply = ask(copy_method(site.method), call.task, client, from_flat(there))
     kept = to_flat(reply.keep)
     memory.forget_but({call.accepted, call.durable})
     if kept:
