@@ -1,13 +1,16 @@
-"""What a client task may look at (`Client`), and what it answers (`Reply`)."""
+"""What a client task may look at (`Client`), what it replies (`Reply`), and the mark of what may cross the wire."""
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar, get_origin, overload, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from kinfed.cancellation import raise_if_cancelled
+from kinfed.errors import ConfigError
 from kinfed.keys import LAST, fold
 from kinfed.params import NOTHING, Params, Payload
 
@@ -195,3 +198,70 @@ class Client:
         """How many of these batches are real."""
         batch_size = self.train.clip(batch_size)
         return epochs * ((self.train.size + batch_size - 1) // batch_size)
+
+
+Task = Callable[..., Reply]
+F = TypeVar("F", bound=Task)
+MARK = "client_task"  # the attribute that holds a task's mark
+
+
+@runtime_checkable
+class HasMemory(Protocol):
+    """A method whose clients remember something from one task to the next."""
+
+    def initial_memory(self) -> Payload:
+        """Client: what it remembers before its first task."""
+
+
+class TaskMark(NamedTuple):
+    key: str  # seeds the task's random numbers
+    sequential: bool  # it is not a pure tensor program: engines loop over the clients
+
+
+@overload
+def client_task(task: F) -> F: ...
+
+
+@overload
+def client_task(*, key: str = "", sequential: bool = False) -> Callable[[F], F]: ...
+
+
+def client_task(task: F | None = None, *, key: str = "", sequential: bool = False) -> F | Callable[[F], F]:
+    """Marks a function f(self, client, weights or tensors …) -> Reply as one that clients run.
+
+    Its random numbers hang on `key`, which is its name unless another is given.
+    """
+
+    def mark(task: F) -> F:
+        check_task(task)
+        vars(task)[MARK] = TaskMark(key or task.__name__, sequential)
+        return task
+
+    return mark if task is None else mark(task)
+
+
+def mark_of(task: Task) -> TaskMark | None:
+    """The mark of a task; None where it has none."""
+    mark: TaskMark | None = getattr(task.func if isinstance(task, partial) else task, MARK, None)
+    return mark
+
+
+def check_task(task: Task) -> None:
+    """Raises ConfigError unless the signature says what crosses the wire: a client cannot check an offer otherwise."""
+    parameters, says = inspect.signature(task).parameters, f"client task '{task.__qualname__}'"
+    if list(parameters)[1:2] != ["client"]:
+        raise ConfigError(f"{says} takes ({', '.join(parameters)}), wanted (self, client, …)")
+    for parameter in list(parameters.values())[2:]:
+        if not is_payload(parameter):
+            raise ConfigError(f"{says}: annotate '{parameter.name}' as Params, Stack, Mapping or Tensor")
+    if inspect.signature(task).return_annotation not in (Reply, "Reply"):
+        raise ConfigError(f"{says}: annotate what it returns as Reply")
+
+
+def is_payload(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is one or several models, or a tensor; an annotation may be a text."""
+    hint = parameter.annotation
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return hint is not parameter.empty
+    text = hint.partition("[")[0] if isinstance(hint, str) else ""
+    return hint is Tensor or text in ("Tensor", "Params", "Stack", "Mapping") or get_origin(hint) in (dict, Mapping)

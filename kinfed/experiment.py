@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed import checkpoint as checkpoints
+from kinfed.capabilities import ClustersLater, require_labels
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
@@ -39,6 +40,7 @@ from kinfed.models import Model
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
 State = TypeVar("State")
+Summary = dict[str, float | int | None]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Observer(Protocol):
 
     def on_round(self, result: RoundResult) -> None: ...
 
-    def on_end(self, summary: dict[str, float | int | None]) -> None: ...
+    def on_end(self, summary: Summary) -> None: ...
 
 
 def check_model(model: Model, fed: Federation) -> None:
@@ -156,7 +158,7 @@ class Experiment(Generic[State]):
             raise ConfigError(
                 "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"
             )
-        self.method.need_labels(self.fed.unlabelled, self.fed)
+        require_labels(self.method, self.fed.unlabelled, self.fed)
         if not len(self.fed.clients):
             raise ConfigError(
                 "no client trains from the first round on: leave some neither late, holdout nor unlabelled"
@@ -167,7 +169,7 @@ class Experiment(Generic[State]):
         """Adds observers, and says where the checkpoint is."""
         self.observers, self.checkpoint = (*self.observers, *observers), checkpoint
 
-    def run(self, resume: bool = False) -> dict[str, float | int | None]:
+    def run(self, resume: bool = False) -> Summary:
         """The summary after all rounds; with `resume`, from the checkpoint on."""
         if self.fed.is_over or self.fed.round:
             raise ConfigError("this federation has been through a run, and its clients remember it: make a new one")
@@ -197,7 +199,7 @@ class Experiment(Generic[State]):
             observer.on_end(summary)
         return summary
 
-    def summary(self) -> dict[str, float | int | None]:
+    def summary(self) -> Summary:
         """The last metrics, the cost, and how fast it went there."""
         means = self._accuracies()
         down, up = self._bytes()
@@ -256,11 +258,15 @@ class Experiment(Generic[State]):
             raise ConfigError("an experiment without a checkpoint cannot be resumed")
         about = checkpoints.read_about(self.checkpoint)
         done = int(str(about["round"]))
-        state = checkpoints.load(self.checkpoint, self.method, self.fed, longer=done < self.rounds)
+        state = checkpoints.load(self.checkpoint, self.method, self.fed, longer=True)
         self.history = [(int(round), dict(metrics)) for round, metrics in about["history"]]  # type: ignore[attr-defined]
         self.final = dict(about.get("final", {}))  # type: ignore[call-overload]
         self.fed.begin(done - 1)
-        return done, self.fed.present, state
+        placed = self.fed.present
+        if done == self.rounds:  # only what is written at the end may be missing
+            self.state = self._admit_last(state, placed)
+            checkpoints.load_books(self.checkpoint, self.fed)
+        return done, placed, state
 
     def _admit_last(self, state: State, placed: Tensor) -> State:
         """The state that serves everybody: clients that join after training are admitted now."""
@@ -283,8 +289,10 @@ class Experiment(Generic[State]):
         return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds)
 
     def _warn_if_short(self) -> None:
+        if not isinstance(self.method, ClustersLater):
+            return
         name, setting = type(self.method).__name__, self.method.clusters_after
-        first = getattr(self.method, setting) if setting else 0
+        first = getattr(self.method, setting)
         if first >= self.rounds:
             warnings.warn(
                 f"{name} looks for clusters after {first} rounds ({setting}), and there are only {self.rounds}: "

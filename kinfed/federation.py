@@ -4,15 +4,15 @@ Everything that crosses the wire is counted where it crosses, in `Federation.run
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kinfed.client import Reply, width_of
+from kinfed.client import HasMemory, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.role_columns import RoleColumns
 from kinfed.errors import ConfigError
@@ -20,22 +20,9 @@ from kinfed.keys import base_key, fold, uniform
 from kinfed.ledger import Ledger
 from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
 
-Task = Callable[..., Reply]
 NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
 MISSING = (NO_ANSWER, FAILED, REFUSED)  # nothing came that could have been used
 FORGOT = "forgot"  # a client had lost its memory and began anew; its reply was used
-
-
-def run_sequentially(task: Task) -> Task:
-    """Marks a client task that is not a pure tensor program; engines then loop over the clients."""
-    task.run_sequentially = True  # type: ignore[attr-defined]
-    return task
-
-
-class Workshop(Protocol):
-    """What a federation asks of an algorithm: that it has tasks, by name, and says what clients remember at first."""
-
-    def blank_memory(self) -> Payload: ...
 
 
 class Offer(NamedTuple):
@@ -94,12 +81,17 @@ class Replies:
             raise TypeError(f"'{name}' is one tensor: use replies['{name}']")
         return dict(value)
 
+    def align(self, clients: Tensor, values: Tensor) -> Tensor:
+        """What those who replied computed ([replies, d]) as rows of these clients (sorted ids), NaN for the others."""
+        blank = torch.full((len(clients), values.shape[1]), torch.nan, device=values.device)
+        return blank.index_copy(0, torch.searchsorted(clients, self.cohort), values)
+
 
 class Federation(ABC):
     """Who is there, what is counted, and one verb; engines say how a task reaches the clients."""
 
     def __init__(
-        self, method: Workshop, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"
+        self, method: object, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"
     ) -> None:
         if not 0 < fraction <= 1:
             raise ConfigError(f"fraction must be in (0, 1], got {fraction}")
@@ -209,17 +201,20 @@ class Federation(ABC):
 
     def run(self, task: Task, cohort: Tensor, offer: Offer = NO_OFFER) -> Replies:
         """What the cohort answers to a task; answers with a NaN or an infinity in them are left out and noted."""
-        name = task.__name__
-        keys = fold(torch.tensor(self._next_key(name)), cohort.cpu()).to(self.device)
+        name, mark = getattr(task, "__name__", str(task)), mark_of(task)
+        if mark is None:
+            raise ConfigError(f"'{name}' is no client task: mark it with @client_task (kinfed.client)")
+        keys = fold(torch.tensor(self._next_key(mark.key)), cohort.cpu()).to(self.device)
         return self._answers(name, cohort, keys, offer)
 
     @abstractmethod
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
         """The answers that can be used; what clients keep is kept, what crossed is counted, the rest is noted."""
 
-    def blank_memory(self) -> Params:
+    def initial_memory(self) -> Params:
         """What a client remembers before its first task, flat."""
-        return {name: t.to(self.device) for name, t in to_flat(self.method.blank_memory()).items()}
+        first = self.method.initial_memory() if isinstance(self.method, HasMemory) else NOTHING
+        return {name: t.to(self.device) for name, t in to_flat(first).items()}
 
     def _next_key(self, name: str) -> int:
         self.calls[name] = self.calls.get(name, 0) + 1
@@ -272,11 +267,11 @@ class Resident(Federation):
         """What these clients remember, flat, stacked."""
         if self.memory:
             return each_leaf(lambda t: t[cohort], self.memory)
-        return repeat(self.blank_memory(), len(cohort))
+        return repeat(self.initial_memory(), len(cohort))
 
     def _keep(self, cohort: Tensor, kept: Stack) -> None:
         if not self.memory:
-            self.memory = repeat(self.blank_memory(), self.count)
+            self.memory = repeat(self.initial_memory(), self.count)
         self.memory = self.memory | put({name: self.memory[name] for name in kept}, cohort, kept)
 
     def _finite(self, name: str, cohort: Tensor, send: Payload) -> Tensor:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 Params = dict[str, Tensor]  # one model
 Stack = dict[str, Tensor]  # models[m]
-Payload = Mapping[str, "Tensor | Mapping[str, Tensor]"]  # what tasks are offered and answer
+Value = Tensor | Mapping[str, Tensor]
+Payload = Mapping[str, Value]  # what tasks are offered and reply
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
@@ -69,6 +70,14 @@ def flatten(models: Stack) -> Tensor:
 def subtract(a: Params, b: Params) -> Params:
     """a - b, name by name."""
     return each_leaf(torch.sub, a, b)
+
+
+def model_in(payload: Payload, name: str) -> Params:
+    """The model, or the stack of models, of this name in a payload."""
+    value = payload[name]
+    if isinstance(value, Tensor):
+        raise TypeError(f"'{name}' is one tensor, wanted a model")
+    return dict(value)
 
 
 def to_flat(payload: Payload) -> Params:

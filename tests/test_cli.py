@@ -68,7 +68,7 @@ def test_help_comes_without_anything_heavy(words):
 
 
 def test_a_run_loads_no_library_that_its_method_does_not_use():
-    code = "import sys, kinfed.commands; print([n for n in ('scipy', 'sklearn', 'umap', 'numba') if n in sys.modules])"
+    code = "import sys, kinfed.api; print([n for n in ('scipy', 'sklearn', 'umap', 'numba') if n in sys.modules])"
     assert python(code) == "[]\n"
 
 
@@ -115,7 +115,7 @@ def test_methods_are_compared_in_one_table():
     table = Path("both/compare.md").read_text()
     assert result.output == table
     assert table.startswith(
-        "| method | accuracy % | variance | worst decile % | at target % | ARI | groups | MB moved | seconds |"
+        "| method | accuracy % | variance | worst decile % | at target % | ARI | clusters | MB moved | seconds |"
     )
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| fedavg", "| local"]
     assert table.count(" ± ") == 2 * 6

@@ -222,7 +222,7 @@ def test_whatever_a_model_of_the_users_own_raises_names_it(name, why, tmp_path: 
 
 OWN_METHODS = """
 from dataclasses import dataclass
-from kinfed.method import Algorithm
+from kinfed.method import Method
 from kinfed.methods.fedavg import FedAvg
 from kinfed.models import Model
 from kinfed.training import LocalTraining
@@ -232,16 +232,14 @@ class Mine(FedAvg):
     strength: float = 0.5
 
 @dataclass(frozen=True)
-class Half(Algorithm):
+class Half(Method):
     model: Model
     local: LocalTraining = LocalTraining()
 
     def init(self, fed): ...
-    def round(self, state, t, fed): ...
-    def offer(self, state, cohort, fed): ...
 
 @dataclass(frozen=True)
-class Blind(Algorithm):
+class Blind(Method):
     init = round = offer = admit = personalise = None  # all there, but nothing to train
 """
 

@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house import LAYERS
+from kinfed.capabilities import reason_for_labels
 from kinfed.methods import METHODS
 from kinfed.registry import first_lines
-from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_readme_lists_every_method_with_its_own_words(name):
-    placed = "no" if METHODS[name].needs_labels else "yes"
+    placed = "no" if reason_for_labels(METHODS[name]) else "yes"
     assert f"| `{name}` | {first_lines(METHODS)[name]} | {placed} |" in (ROOT / "README.md").read_text()
 
 
@@ -24,7 +25,7 @@ def test_the_serving_page_says_of_every_method_what_a_stranger_gets():
 
 def test_the_architecture_page_names_every_layer():
     picture = (ROOT / "docs" / "architecture.md").read_text()
-    assert all(name in picture for names in LAYERS for name in names if name not in ("", "__main__"))
+    assert all(name in picture for names in LAYERS for name in names if not name.startswith("__"))
 
 
 def test_the_metrics_page_names_every_column():
@@ -103,7 +104,7 @@ def test_the_page_on_reproducing_has_the_allowances_of_every_measure():
 
 
 def test_the_page_of_results_has_a_place_for_every_table():
-    from kinfed.recipes import names
+    from kinfed.recipes import list_recipes
 
     page = (ROOT / "docs" / "results.md").read_text()
-    assert all(page.count(f"<!-- {word}{name} -->") == 1 for name in names() for word in ("", "end of "))
+    assert all(page.count(f"<!-- {word}{name} -->") == 1 for name in list_recipes() for word in ("", "end of "))

@@ -3,12 +3,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from kinfed.client import Reply
+from kinfed.client import Reply, client_task
 from kinfed.data import LATER, Role
 from kinfed.engines import EngineSettings, Sequential, Vectorised
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.methods import FLHC, FedAvg, Local
+from kinfed.params import Params
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
 
@@ -82,7 +83,8 @@ def test_late_clients_take_part_from_their_round_on():
 
 
 class Explodes(FedAvg):
-    def train(self, client, params):
+    @client_task
+    def train(self, client, params: Params) -> Reply:
         reply = super().train(client, params)
         sick = client.train.size == 23
         return Reply({"params": {k: torch.where(sick, torch.inf, v) for k, v in reply.send["params"].items()}})
@@ -96,13 +98,15 @@ def test_an_infinite_update_is_left_out_and_counted():
 
 
 class Poisoned(FedAvg):
-    def train(self, client, params):
+    @client_task
+    def train(self, client, params: Params) -> Reply:
         return Reply({"params": {k: v * torch.nan for k, v in params.items()}})
 
 
 def test_weights_that_diverge_are_noticed_once():
     class Diverging(FedAvg):
-        def train(self, client, params):
+        @client_task
+        def train(self, client, params: Params) -> Reply:
             reply = super().train(client, params)
             gone = torch.where(client.round >= 6, 1e6, 0.0)
             return Reply({"params": {name: w + gone * (name == "1.bias") for name, w in reply.send["params"].items()}})

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kinfed.client import Reply
+from kinfed.client import Reply, client_task
 from kinfed.data import Change, Role
 from kinfed.engines import Sequential
 from kinfed.errors import ConfigError
@@ -18,20 +18,23 @@ class Probe:
 
     odd: float = torch.nan  # what a sick client answers
 
-    def blank_memory(self):
+    def initial_memory(self):
         return {"seen": torch.tensor(0)}
 
-    def look(self, client, number=None):
+    @client_task
+    def look(self, client, number: torch.Tensor = None) -> Reply:
         seen = client.recall("seen") + 1
         return Reply(
             {"key": client.key.clone(), "size": client.train.size.clone(), "seen": seen, "since": client.since.clone()},
             keep={"seen": seen},
         )
 
-    def look_again(self, client):
+    @client_task
+    def look_again(self, client) -> Reply:
         return Reply({"key": client.key.clone()})
 
-    def sick(self, client):
+    @client_task
+    def sick(self, client) -> Reply:
         value = torch.where(client.train.size == 23, torch.tensor([1.0, self.odd]), torch.ones(2))
         return Reply({"value": value, "count": client.train.size.clone()})
 
@@ -92,10 +95,8 @@ def test_bytes_are_counted_per_task_client_and_round(engine):
 def test_each_row_of_an_offer_goes_to_the_client_it_is_for():
     @dataclass(frozen=True)
     class Echo:
-        def blank_memory(self):
-            return {}
-
-        def echo(self, client, word):
+        @client_task
+        def echo(self, client, word: torch.Tensor) -> Reply:
             return Reply({"word": word.clone()})
 
     table = torch.tensor([10.0, 20.0, 30.0])

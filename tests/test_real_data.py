@@ -35,7 +35,7 @@ def clients(partition):
 def assert_found(flt: FLT, state: object, planted: torch.Tensor) -> None:
     found = agreement(flt.cluster_assignment(state), planted)
     assert found["clusters"] == 5 and found["ari"] == 1.0
-    assert torch.equal(flt.graph(state), planted[:, None] == planted)
+    assert torch.equal(flt.neighbours(state).matrix(), planted[:, None] == planted)
 
 
 def test_scenario_1_kinships_are_found_and_ten_rounds_give_95_per_cent():

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
-from kinfed.reproduction import beside
+from kinfed.reproduction import parallel
 from kinfed.runs import SUMMARY
 from tests.recipes.made_up import TINY
 
@@ -109,9 +109,9 @@ def test_the_tables_are_the_same_to_the_byte():
 
 
 def test_the_outlook_by_hand():
-    assert beside.outlook(10, 8, 5.0) == "; 8 of 10 left, about 20 s"
-    assert beside.outlook(10, 8, 50.0) == "; 8 of 10 left, about 3 min"
-    assert beside.outlook(10, 0, 50.0) == ""
+    assert parallel.outlook(10, 8, 5.0) == "; 8 of 10 left, about 20 s"
+    assert parallel.outlook(10, 8, 50.0) == "; 8 of 10 left, about 3 min"
+    assert parallel.outlook(10, 0, 50.0) == ""
 
 
 def test_a_run_that_fails_or_kills_its_process_leaves_the_others_alone():
@@ -145,17 +145,17 @@ def test_runs_without_room_even_alone_fail_and_the_others_do_not():
 
 def test_who_had_no_room_leaves_unless_nobody_else_is_there():
     lines = [multiprocessing.Pipe() for _ in range(2)]
-    workers = [beside.Worker(None, ours) for ours, _ in lines]
-    crew = beside.Crew(deque([(1, "a"), (2, "b"), (3, "c")]), list(workers))
-    assert [crew.begin(), crew.begin()] == [(1, "a"), (2, "b")]
-    full = beside.Ended(failed="full", crowded=True)
-    assert not crew.end(workers[0], full)  # run 2: the other is at work, so this one leaves
-    assert workers[0].line.closed and not crew.free and list(crew.todo) == [(2, "b"), (3, "c")]
-    assert not crew.end(workers[1], full)  # run 1 had company too, but nobody else is left now
-    assert not workers[1].line.closed and crew.free == [workers[1]]
-    assert crew.begin() == (1, "a")
-    assert crew.end(workers[1], full)  # alone: it has failed
-    assert crew.free == [workers[1]] and list(crew.todo) == [(2, "b"), (3, "c")]
+    workers = [parallel.Worker(None, ours) for ours, _ in lines]
+    pool = parallel.Pool(deque([(1, "a"), (2, "b"), (3, "c")]), list(workers))
+    assert [pool.begin(), pool.begin()] == [(1, "a"), (2, "b")]
+    full = parallel.Ended(failed="full", crowded=True)
+    assert not pool.end(workers[0], full)  # run 2: the other is at work, so this one leaves
+    assert workers[0].line.closed and not pool.free and list(pool.todo) == [(2, "b"), (3, "c")]
+    assert not pool.end(workers[1], full)  # run 1 had company too, but nobody else is left now
+    assert not workers[1].line.closed and pool.free == [workers[1]]
+    assert pool.begin() == (1, "a")
+    assert pool.end(workers[1], full)  # alone: it has failed
+    assert pool.free == [workers[1]] and list(pool.todo) == [(2, "b"), (3, "c")]
 
 
 def test_where_all_processes_die_that_is_said_and_the_rest_is_left():
@@ -208,7 +208,7 @@ def test_control_c_stops_all_and_the_same_command_goes_on():
 
 
 def test_an_impatient_control_c_leaves_no_process_behind(tmp_path, monkeypatch):
-    with beside.hired(1, beside.Post(tmp_path, str(tmp_path), 1)) as (worker,):
+    with parallel.start_workers(1, parallel.Setup(tmp_path, str(tmp_path), 1)) as (worker,):
         terminate = worker.process.terminate
         monkeypatch.setattr(worker.process, "terminate", lambda: (os.kill(os.getpid(), signal.SIGINT), terminate()))
     assert not worker.process.is_alive()

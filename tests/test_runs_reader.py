@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kinfed.checkpoint import FORMAT
 from kinfed.errors import CheckpointError
 from kinfed.report.series import gather
 from kinfed.runs.reader import Run, read_runs
+from kinfed.runs.writer import HEADER
 from tests.report.folders import Told, write_run
 
 
@@ -69,7 +71,7 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"no run at .+nowhere"):
         read_runs([tmp_path / "nowhere"])
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "config.toml").write_text('method = "flt"\n')
+    (tmp_path / "new" / "config.toml").write_text(HEADER.format(FORMAT) + 'method = "flt"\n')
     (tmp_path / "new" / "rounds.csv").write_text("round,accuracy\n")
     with pytest.raises(CheckpointError, match="no evaluated round yet"):
         read_runs([tmp_path / "new"])
@@ -80,7 +82,7 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path):
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str):
     run = write_run(tmp_path / "run", Told("flt"))
-    damaged = {"summary.json": "{", "config.toml": "seed = 0\n", "clients.csv": ""}
+    damaged = {"summary.json": "{", "config.toml": HEADER.format(FORMAT) + "seed = 0\n", "clients.csv": ""}
     head = (run / name).read_text().splitlines()[0]
     wrong = ",".join("x" * len(head.split(",")))
     (run / name).write_text(damaged.get(name, f"{head}\n{wrong}\n"))

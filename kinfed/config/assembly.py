@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from kinfed.config.arguments import OWN
 from kinfed.config.own import imported, method_named
 from kinfed.config.settings import Config
 from kinfed.data.build import build_population
@@ -22,13 +23,18 @@ from kinfed.models import Model, Shape, make_model
 from kinfed.registry import known
 
 
-def assemble(config: Config, population: Population | None = None) -> Experiment[object]:
-    """The experiment of this config; it depends on the config alone, so methods of one seed meet the same clients."""
+def assemble(
+    config: Config, population: Population | None = None, method: Method[object] | None = None
+) -> Experiment[object]:
+    """The experiment of this config; it depends on the config alone, so methods of one seed meet the same clients.
+
+    Data and a method that Python gave as objects are given again.
+    """
     method_named(config.method)
     known(config.engine.name, ENGINES, "engine")
     choose_device(config.engine.device)
     population = population or make_population(config)
-    method = make_method(config, model_for(config, population))
+    method = method or make_method(config, model_for(config, population))
     return Experiment(
         method, population, config.engine, fraction=config.fraction, seed=config.seed, **loop_settings(config)
     )
@@ -45,8 +51,9 @@ def loop_settings(config: Config) -> Loop:
 
 
 def make_population(config: Config) -> Population:
-    """The clients and their rows."""
+    """The clients and their samples."""
     data = config.data
+    refuse_own(data.name, "data")
     return build_population(
         load(data.name, data.dir or None), config.partition, config.seed,
         public_fraction=data.public, public_test=data.public_test, train_samples=data.train_samples,
@@ -56,7 +63,8 @@ def make_population(config: Config) -> Population:
 
 
 def model_for(config: Config, population: Population) -> Model:
-    """The classifier, tried on two rows."""
+    """The classifier, tried on two samples."""
+    refuse_own(config.model, "model")
     shape = cast("Shape", tuple(population.x.shape[1:]))
     if ":" in config.model:
         own = imported(config.model, "model", "function")
@@ -67,6 +75,15 @@ def model_for(config: Config, population: Population) -> Model:
     with in_one_line(f"model '{config.model}' was built, but failed on rows of shape {shape}"):
         model.check(population.x[:2])
     return model
+
+
+def refuse_own(name: str, kind: str) -> None:
+    """Raises for what Python gave as an object, and no config can make."""
+    if name.startswith(OWN):
+        raise ConfigError(
+            f"this run's {kind} came from Python as an object: give it again there, as in "
+            "kinfed.run(method, data, out=FOLDER, resume=True)"
+        )
 
 
 def own_network(name: str, build: object, shape: Shape, classes: int) -> nn.Module:

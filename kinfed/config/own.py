@@ -34,7 +34,7 @@ def method_named(name: str) -> type[Method[object]]:
         return known(name, METHODS, "method")
     found = imported(name, "method", "Class")
     if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
-        raise ConfigError(f"method '{name}' must be a dataclass that inherits from kinfed.method.Algorithm")
+        raise ConfigError(f"method '{name}' must be a dataclass that inherits from kinfed.method.Method")
     if inspect.isabstract(found):
         raise ConfigError(f"method '{name}' lacks {', '.join(sorted(found.__abstractmethods__))}")
     lacking = [given for given in GIVEN if given not in {field.name for field in fields(found)}]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config, write
 from kinfed.config.tables import to_table
 from kinfed.data.population import Population
@@ -96,7 +97,7 @@ def fit_for_a_network(config: Config) -> Config:
 def fit_for_the_method(config: Config, plan: Plan, is_cut: bool) -> Plan:
     """The plan, with a folder for the server's rows where the method needs some; raises where it cannot be used."""
     method = method_for(config, plan, replace(plan, server_samples="").own_samples())
-    if plan.server_samples or not method.needs_server_samples():
+    if plan.server_samples or not takes_server_samples(method):
         return plan
     if is_cut:
         raise ConfigError(f"{config.method} needs rows of the server's own, but there are none: set data.public = 0.1")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from kinfed.client_tasks import networks_of
 from kinfed.config import Config, toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.tables import build
@@ -64,7 +65,7 @@ class Plan:
 def method_for(config: Config, plan: Plan, own: OwnRows) -> Method[object]:
     """The method of this config; raises where it, or one of its networks, is not for rows like these."""
     method = make_method(config, model_for(config, own.population(plan.clients)))
-    method.networks(plan.shape)
+    networks_of(method, plan.shape)
     return method
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed import checkpoint
-from kinfed.commands import conduct
+from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings
 from kinfed.deployment.plan import Plan, method_for
@@ -14,8 +14,8 @@ from kinfed.engines import choose_device
 from kinfed.engines.flower import Deployed
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
-from kinfed.progress import Lines, heard
-from kinfed.runs import CHECKPOINT, can_go_on
+from kinfed.progress import Lines, forward_log
+from kinfed.runs import CHECKPOINT, can_resume, conduct
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -47,7 +47,7 @@ def in_one_line(record: logging.LogRecord) -> bool:
 def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     """Takes the experiment to its end over the nodes of this grid."""
     out.mkdir(parents=True, exist_ok=True)
-    resuming = can_go_on(out, config)
+    resuming = can_resume(out, config)
     fed = federation(config, plan, grid)
     if resuming:
         fed.load_state_dict(
@@ -55,7 +55,7 @@ def serve(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
         )  # clients must be known before they come back
     display = Lines(sys.stdout)
     display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
-    with heard(display.say):
+    with forward_log(display.say):
         fed.gather(plan.wait_for, plan.wait_seconds)
     display.say(f"{len(fed.nodes)} clients are there")
     experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))
@@ -66,7 +66,7 @@ def federation(config: Config, plan: Plan, grid: "Grid") -> Deployed:
     """The clients as this server sees them."""
     own = plan.own_samples()
     method = method_for(config, plan, own)
-    if method.needs_server_samples() and not len(own.y):
+    if takes_server_samples(method) and not len(own.y):
         raise ConfigError(
             f"{config.method} needs rows of the server's own, but there are none: put them into a folder as rows.npz, "
             "and name it in server_samples of plan.toml"

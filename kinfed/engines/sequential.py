@@ -7,9 +7,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kinfed.client import Client, Reply, Samples
+from kinfed.client_tasks import find_task
 from kinfed.engines.progress_log import ProgressLog
 from kinfed.engines.workers import run_at_once
-from kinfed.federation import Federation, Offer, Resident, Workshop
+from kinfed.federation import Federation, Offer, Resident
 from kinfed.params import Params, Payload, from_flat, select, stack, to_flat
 
 
@@ -32,7 +33,7 @@ def loop(
     def one(i: int) -> tuple[Params, Params]:
         method, given = copy_method(fed.method), unpack_offer(fed, offer, i)
         client = make_client(fed, ids[i], keys[i], select(memory, i))
-        reply = getattr(method, name)(client, **given) if workers > 1 else ask(method, name, client, given)
+        reply = find_task(method, name)(client, **given) if workers > 1 else ask(method, name, client, given)
         return serialise(to_flat(reply.send), fed.device), to_flat(reply.keep)
 
     everyone, log = range(len(ids)), ProgressLog(name, len(ids)).wrap(one, lambda _: 1)
@@ -58,18 +59,17 @@ def make_client(fed: Federation, client_id: int, key: Tensor, memory: Params) ->
     return Client(own(fed.train), own(fed.test), key, now, since, from_flat(memory))
 
 
-def ask(method: Workshop, name: str, client: Client, offered: Payload) -> Reply:
+def ask(method: object, name: str, client: Client, offered: Payload) -> Reply:
     """The client's reply; what draws from torch's global generator (Dropout, say) is seeded by the client's key."""
     devices = [client.key.device] if client.key.is_cuda else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
-        reply: Reply = getattr(method, name)(client, **offered)
-    return reply
+        return find_task(method, name)(client, **offered)
 
 
-def copy_method(method: Workshop) -> Workshop:
+def copy_method(method: object) -> object:
     """A new object of the same settings, as a client on another machine would build it."""
-    return replace(method) if is_dataclass(method) else method
+    return replace(method) if is_dataclass(method) and not isinstance(method, type) else method
 
 
 def serialise(flat: Params, device: torch.device) -> Params:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from kinfed.client import FAST_PATH, Client, Execution, Samples
+from kinfed.client_tasks import find_task, is_sequential
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.data.population import Change, Population
 from kinfed.engines.autotune import SAMPLES, SLOW, ExecutionPlan, candidate_plans, cores, subset, time_plans
@@ -29,7 +30,7 @@ from kinfed.engines.sequential import loop
 from kinfed.engines.workers import run_at_once
 from kinfed.errors import ConfigError, SequentialOnly
 from kinfed.fastpath import StepGraphs, supports
-from kinfed.federation import Offer, Resident, Task, Workshop
+from kinfed.federation import Offer, Resident
 from kinfed.models import Network
 from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, select, to_flat
 
@@ -58,7 +59,7 @@ class Vectorised(Resident):
 
     def __init__(
         self,
-        method: Workshop,
+        method: object,
         population: Population,
         *,
         fraction: float = 1.0,
@@ -97,8 +98,8 @@ class Vectorised(Resident):
             return self._run_task(name, cohort, keys, offer)
 
     def _run_task(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
-        task: Task = getattr(self.method, name)
-        if name in self.fallbacks or getattr(task, "run_sequentially", False) or not len(cohort):
+        task = find_task(self.method, name)
+        if name in self.fallbacks or is_sequential(task) or not len(cohort):
             return loop(self, name, cohort, keys, offer)
         if name in self.slow and name not in self.tuned:  # what comes once is not tuned
             self.tuned[name] = self._tune(name, cohort, keys, offer)
@@ -251,7 +252,7 @@ class Vectorised(Resident):
         self, name: str, bounds: tuple[Bounds, Bounds], step_graphs: StepGraphs | None, inputs: Params
     ) -> Params:
         """What a block's clients answer, as a function of nothing but tensors."""
-        task: Task = getattr(self.method, name)
+        task = find_task(self.method, name)
         execution = Execution(step_graphs)
 
         def lane(own: Params) -> Params:

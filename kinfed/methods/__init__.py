@@ -1,5 +1,7 @@
 """The methods, by name. A new one is a file in this folder and a line here."""
 
+from typing import Any
+
 from kinfed.method import Method
 from kinfed.methods.cfl import CFL
 from kinfed.methods.fedavg import FedAvg
@@ -21,7 +23,7 @@ from kinfed.methods.repa import REPA
 from kinfed.methods.scaffold import Scaffold
 from kinfed.methods.wd import WD
 
-METHODS: dict[str, type[Method]] = {  # type: ignore[type-arg]
+METHODS: dict[str, type[Method[Any]]] = {
     "fedavg": FedAvg,
     "fedavg_ft": FedAvgFT,
     "fedprox": FedProx,

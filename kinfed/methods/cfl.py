@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import mix, one_hot
-from kinfed.client import Client, Reply
+from kinfed.capabilities import require_labels
+from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.assigning import inits
 from kinfed.methods.cluster_models import Served, ServedState
@@ -79,12 +80,10 @@ class CFL(Served[CFLState]):
         return state
 
     def admit(self, state: CFLState, newcomers: Tensor, fed: Federation) -> CFLState:
-        self.need_labels(newcomers, fed)
+        require_labels(self, newcomers, fed)
         return self.descend(replace(state, labels=state.labels.index_fill(0, newcomers, 0)), newcomers, 0, fed)
 
+    @client_task
     def train(self, client: Client, params: Params) -> Reply:
         """Client task: its update of its cluster's model."""
         return self.differ(client, params)
-
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return params

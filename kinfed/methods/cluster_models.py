@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import mix_heard, one_hot
-from kinfed.client import Client, Reply
+from kinfed.capabilities import Exportable
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.graph import components
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -47,7 +48,7 @@ V = TypeVar("V", bound=ServedState)
 S = TypeVar("S", bound=GroupState)
 
 
-class Served(Method[V], ABC):
+class Served(Method[V], Exportable[V], ABC):
     """Every client is served one of several models; a method says which, and how they are made."""
 
     def offer(self, state: V, cohort: Tensor, fed: Federation) -> Offer:
@@ -59,6 +60,7 @@ class Served(Method[V], ABC):
     def cluster_assignment(self, state: V) -> Tensor:
         return state.labels
 
+    @client_task
     def differ(self, client: Client, params: Params) -> Reply:
         """Client task: Δw, what local training changes in the model it is sent; some methods place clients by it."""
         trained, _ = self.local(client, params, self.model.gradient)
@@ -104,20 +106,18 @@ class Groups(Served[S], ABC):
         without = replace(state, tree=Dendrogram.none(clients.device))  # nobody is placed by it
         return super().export_state(without, clients, sizes)
 
-    def graph(self, state: S) -> Tensor:
-        return self.neighbours(state).matrix()
-
     def neighbours(self, state: S) -> NeighbourSets:
         nobody = torch.zeros_like(state.hears[:1])
         return NeighbourSets(torch.cat([state.hears, nobody]), state.labels.where(state.labels >= 0, len(state.hears)))
 
-    def tree(self, state: S) -> Dendrogram | None:
-        return state.tree if len(state.tree.members) else None
+    def dendrogram(self, state: S) -> Dendrogram:
+        return state.tree
 
 
 class Clusters(Groups[S], ABC):
     """Clients train the model of their cluster, and use it as it is."""
 
+    @client_task
     def train(self, client: Client, params: Params) -> Reply:
         """Client task: E epochs from the model it is served."""
         trained, _ = self.local(client, params, self.model.gradient)
@@ -126,9 +126,6 @@ class Clusters(Groups[S], ABC):
     def remarks(self, client: Client) -> Payload:
         """Client: what it says beside what it trained; most methods need nothing."""
         return {}
-
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return params
 
 
 def connected(graph: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ code: the slots of all clients are averaged every round, and those who did not t
 
 from dataclasses import dataclass
 
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.models import Model
 from kinfed.params import Params
@@ -21,9 +21,7 @@ class FedAvg(Averaged):
     local: LocalTraining = LocalTraining()
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
 
+    @client_task
     def train(self, client: Client, params: Params) -> Reply:
         trained, _ = self.local(client, params, self.model.gradient)
         return Reply({"params": trained})
-
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return params

@@ -7,10 +7,10 @@ A client without labels uses the model as it is served. Nothing tuned is kept or
 
 from dataclasses import dataclass
 
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.models import Model
-from kinfed.params import Params
+from kinfed.params import Params, Payload, model_in
 from kinfed.training import LabelledGradient, LocalTraining
 
 
@@ -22,9 +22,10 @@ class FedAvgFT(Averaged):
     local: LocalTraining = LocalTraining()
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
 
+    @client_task
     def train(self, client: Client, params: Params) -> Reply:
         trained, _ = self.local(client, params, self.model.gradient)
         return Reply({"params": trained})
 
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return self.local.for_adaptation()(client, params, LabelledGradient(self.model.gradient))[0]
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        return self.local.for_adaptation()(client, model_in(offer, "params"), LabelledGradient(self.model.gradient))[0]

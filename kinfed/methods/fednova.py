@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from kinfed.aggregation import average
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Replies
 from kinfed.methods.one_model import OneModel, OneModelState
 from kinfed.models import Model
@@ -27,6 +27,7 @@ class FedNova(OneModel):
     model: Model
     local: LocalTraining = LocalTraining()
 
+    @client_task
     def train(self, client: Client, params: Params) -> Reply:
         trained, steps = self.local(client, params, self.model.gradient)
         effective = self.local.effective_steps(client)  # ‖aᵢ‖₁
@@ -38,9 +39,6 @@ class FedNova(OneModel):
         effective = (sizes * replies["steps"]).sum() / sizes.sum()  # τ_eff
         direction = average(replies.stack("direction"), sizes)
         return replace(state, params=subtract(state.params, self._scaled(direction, effective)))
-
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return params
 
     def _scaled(self, step: Params, factor: Tensor) -> Params:
         return {name: s if name in self.model.buffers else factor * s for name, s in step.items()}

@@ -7,7 +7,7 @@ clients do less work; a proximal term that `local` has already (any method can h
 
 from dataclasses import dataclass, replace
 
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.models import Model
@@ -28,9 +28,7 @@ class FedProx(Averaged):
         if self.mu < 0:
             raise ConfigError(f"mu must be 0 or more, got {self.mu}")
 
+    @client_task
     def train(self, client: Client, params: Params) -> Reply:
         held = replace(self.local, mu=self.local.mu + self.mu)
         return Reply({"params": held(client, params, self.model.gradient)[0]})
-
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return params

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import average, mix_heard, one_hot
+from kinfed.capabilities import require_labels
 from kinfed.checks import seed_of_numpy
 from kinfed.clustering.coordinates import coordinates
 from kinfed.clustering.hierarchy import distances
@@ -87,7 +88,7 @@ class FeSEM(Clusters[FeSEMState]):
         return (fresh, state.models), (state.labels + answered).index_copy(0, replies.cohort, fed.everyone[:answered])
 
     def admit(self, state: FeSEMState, newcomers: Tensor, fed: Federation) -> FeSEMState:
-        self.need_labels(newcomers, fed)
+        require_labels(self, newcomers, fed)
         mean = average(state.models, (state.hears * fed.sizes).sum(1))
         replies = fed.run(self.differ, newcomers, Offer(shared={"params": mean}))
         trained = each_leaf(torch.add, replies.stack("update"), mean)

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import require_labels
 from kinfed.checks import at_least
 from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.federation import Federation, Offer
@@ -66,7 +67,7 @@ class FLHC(Clusters[FLHCState]):
         return self.admit(state, fed.present[state.labels[fed.present] < 0], fed)
 
     def admit(self, state: FLHCState, newcomers: Tensor, fed: Federation) -> FLHCState:
-        self.need_labels(newcomers, fed)
+        require_labels(self, newcomers, fed)
         if not state.root or not len(newcomers):
             return placed(state, newcomers, newcomers[:0], newcomers[:0], fed)
         replies = fed.run(self.differ, newcomers, Offer(shared={"params": state.root}))

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import mix
+from kinfed.capabilities import Exportable, require_labels
 from kinfed.checks import at_least
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
+from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.assigning import inits
 from kinfed.methods.cluster_models import connected
 from kinfed.methods.model_selection import SelectOn, best_for, taken
 from kinfed.methods.owning import Owning
 from kinfed.models import Model
-from kinfed.params import Params, Stack
+from kinfed.params import Params, Payload, Stack
 from kinfed.per_client import Pairs
 from kinfed.relatedness import inference_similarity, server_samples
 from kinfed.training import LocalTraining
@@ -36,7 +38,7 @@ class FLISDCState:
 
 
 @dataclass(frozen=True)
-class FLISDC(Owning[FLISDCState]):
+class FLISDC(Owning[FLISDCState], Exportable[FLISDCState]):
     """Every round each participant's model is averaged with those that predict alike on the server's rows."""
 
     model: Model
@@ -70,30 +72,35 @@ class FLISDC(Owning[FLISDCState]):
         related[who[:, None], who] = alike
         return replace(state, models=mix(weights / weights.sum(1, keepdim=True), trained), related=related)
 
+    @client_task
     def train(self, client: Client, models: Stack) -> Reply:
         """Client task: it trains the cluster model that it chooses, and remembers what it got."""
         return self.owned(client, taken(models, best_for(client, self.model, models, self.select_on)))
 
+    @client_task
     def choose(self, client: Client, models: Stack) -> Reply:
         """Client task: it remembers the cluster model that it chooses."""
         return Reply(send={}, keep={"params": taken(models, best_for(client, self.model, models, self.select_on))})
 
-    def personalise(self, client: Client) -> Params:  # type: ignore[override]
+    def personalise(self, client: Client, offer: Payload) -> Params:
         return client.recall_model("params")
 
     def offer(self, state: FLISDCState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer()
 
     def admit(self, state: FLISDCState, newcomers: Tensor, fed: Federation) -> FLISDCState:
-        self.need_labels(newcomers, fed)
+        require_labels(self, newcomers, fed)
         fed.run(self.choose, newcomers, Offer(shared={"models": state.models}))
         return state
 
     def needs_server_samples(self) -> bool:
         return True
 
-    def graph(self, state: FLISDCState) -> Tensor:
-        return state.related
+    def admits_by_server_samples(self) -> bool:
+        return False
+
+    def neighbours(self, state: FLISDCState) -> NeighbourSets:
+        return NeighbourSets.of_matrix(state.related)
 
     def cluster_assignment(self, state: FLISDCState) -> Tensor:
         return connected(state.related)

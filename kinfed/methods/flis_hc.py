@@ -14,8 +14,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import require_labels
 from kinfed.checks import at_least
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.federation import Federation, Offer
 from kinfed.methods.assigning import first_state, inits, placed, seat
@@ -23,7 +24,7 @@ from kinfed.methods.cluster_models import ComparedState, Groups, Stale, connecte
 from kinfed.methods.model_selection import SelectOn, best_for
 from kinfed.methods.owning import Owning
 from kinfed.models import Model
-from kinfed.params import Params, Stack, select
+from kinfed.params import Params, Payload, Stack, model_in, select
 from kinfed.relatedness import predictions, server_samples, similarity
 from kinfed.training import LocalTraining
 
@@ -72,7 +73,7 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
         return self.admit(state, fed.unseen, fed) if again else state
 
     def admit(self, state: FLISHCState, newcomers: Tensor, fed: Federation) -> FLISHCState:
-        self.need_labels(newcomers, fed)
+        require_labels(self, newcomers, fed)
         if self.newcomers == "loss":
             replies = fed.run(self.choose, newcomers, Offer(shared={"models": state.models}))
             return placed(state, newcomers, replies.cohort, replies["choice"], fed)
@@ -86,27 +87,31 @@ class FLISHC(Owning[FLISHCState], Groups[FLISHCState]):
     def needs_server_samples(self) -> bool:
         return True
 
-    def asks_server_samples(self) -> bool:
+    def admits_by_server_samples(self) -> bool:
         return self.newcomers == "similarity"
 
+    @client_task
     def train(self, client: Client, params: Params) -> Reply:
         """Client task: E epochs from its cluster's model, remembered."""
         return self.owned(client, params)
 
+    @client_task
     def show(self, client: Client, params: Params) -> Reply:
         """Client task: the first model after E epochs, for the server to look at."""
         return Reply({"params": self.local(client, params, self.model.gradient)[0]})
 
+    @client_task
     def introduce(self, client: Client, params: Params) -> Reply:
         """Client task: the same for a newcomer, which uses its cluster's model until it takes part."""
         return self.disowned(client, self.show(client, params))
 
+    @client_task
     def choose(self, client: Client, models: Stack) -> Reply:
         """Client task: which cluster model a newcomer chooses; it uses that until it takes part."""
         return self.disowned(client, Reply({"choice": best_for(client, self.model, models, self.select_on)}))
 
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return self.own_or(client, params)
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        return self.own_or(client, model_in(offer, "params"))
 
     def cluster_assignment(self, state: FLISHCState) -> Tensor:
-        return connected(self.graph(state))
+        return connected(self.neighbours(state).matrix())

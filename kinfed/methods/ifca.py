@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import mix_heard, one_hot
-from kinfed.client import Client, Reply
+from kinfed.capabilities import Exportable, require_labels
+from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.methods.assigning import check_clusters, inits
 from kinfed.methods.model_selection import SelectOn, attractive, best_for, taken
 from kinfed.models import Model, fix_weights, is_last_layer
-from kinfed.params import NOTHING, Params, Stack, count, select
+from kinfed.params import NOTHING, Params, Payload, Stack, count, model_in, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 
@@ -36,7 +37,7 @@ class IFCAState:
 
 
 @dataclass(frozen=True)
-class IFCA(Method[IFCAState]):
+class IFCA(Method[IFCAState], Exportable[IFCAState]):
     """Clients are offered all models, choose the one with the least loss on their rows, and train it."""
 
     model: Model
@@ -85,24 +86,27 @@ class IFCA(Method[IFCAState]):
         replies = fed.run(self.choose, cohort, self.offer(state, cohort, fed))
         return float(one_hot(replies["choice"], self.clusters).sum(1).min()) / len(cohort)
 
+    @client_task
     def choose(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
         """Client task: which model it would train."""
         return Reply({"choice": best_for(client, self.model, models, self.select_on, body)})
 
+    @client_task
     def train(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
         """Client task: it trains what it chooses, and says which."""
         choice = best_for(client, self.model, models, self.select_on, body)
         trained, _ = self.local(client, taken(models, choice), fix_weights(self.model.gradient, body))
         return Reply({"params": trained, "choice": choice})
 
-    def personalise(self, client: Client, models: Stack, body: Weights = NOTHING) -> Params:  # type: ignore[override]
-        return {**body, **taken(models, best_for(client, self.model, models, self.select_on, body))}
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        models, body = model_in(offer, "models"), model_in({"body": NOTHING, **offer}, "body")
+        return body | taken(models, best_for(client, self.model, models, self.select_on, body))
 
     def offer(self, state: IFCAState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer(shared={"models": state.models, "body": state.body})
 
     def admit(self, state: IFCAState, newcomers: Tensor, fed: Federation) -> IFCAState:
-        self.need_labels(newcomers, fed)
+        require_labels(self, newcomers, fed)
         if fed.round == 0 and not fed.is_over:
             return state  # first models say nothing of them yet; they choose whenever they are served
         replies = fed.run(self.choose, newcomers, self.offer(state, newcomers, fed))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.client import Client, Reply
-from kinfed.errors import RoleError
+from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.models import Model
@@ -36,21 +35,16 @@ class Local(Method[LocalState]):
         fed.run(self.train, fed.sample())
         return state
 
+    @client_task
     def train(self, client: Client) -> Reply:
-        trained, _ = self.local(client, self.personalise(client), self.model.gradient)
+        trained, _ = self.local(client, self.personalise(client, {}), self.model.gradient)
         return Reply(send={}, keep={"params": trained})
 
-    def blank_memory(self) -> Payload:
+    def initial_memory(self) -> Payload:
         return {"params": self.model.init()}
 
-    def personalise(self, client: Client) -> Params:  # type: ignore[override]
+    def personalise(self, client: Client, offer: Payload) -> Params:
         return client.recall_model("params")
 
     def offer(self, state: LocalState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer()
-
-    def export_state(self, state: LocalState, clients: Tensor, sizes: Tensor) -> LocalState:
-        raise RoleError("local training has no model for strangers: every client has its own, and the server has none")
-
-    def admit(self, state: LocalState, newcomers: Tensor, fed: Federation) -> LocalState:
-        return state

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kinfed.client import Client
+from kinfed.client_tasks import score
 from kinfed.errors import ConfigError
-from kinfed.method import score
 from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Stack, count, each_leaf, select
 
@@ -25,10 +25,10 @@ def best_for(
     The models may be some layers, and `body` the others; ties go to the first.
     """
     own = client.test if select_on == "test_accuracy" else client.train
-    scores = [score(model, {**body, **select(models, m)}, own).send for m in range(count(models))]
+    scores = [score(model, {**body, **select(models, m)}, own) for m in range(count(models))]
     if select_on == "test_accuracy":
-        return torch.stack([s["correct"] for s in scores]).argmax()  # type: ignore[misc]
-    return torch.stack([s["loss"] for s in scores]).argmin()  # type: ignore[misc]
+        return torch.stack([s["correct"] for s in scores]).argmax()
+    return torch.stack([s["loss"] for s in scores]).argmin()
 
 
 def taken(models: Stack, choice: Tensor) -> Params:

@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from kinfed.aggregation import average
+from kinfed.capabilities import Exportable
 from kinfed.client import Client, Reply
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.method import Method
@@ -20,7 +21,7 @@ class OneModelState:
     params: Params
 
 
-class OneModel(Method[OneModelState], ABC):
+class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
     """Every client is served the same model; strangers too."""
 
     def init(self, fed: Federation) -> OneModelState:
@@ -41,9 +42,6 @@ class OneModel(Method[OneModelState], ABC):
 
     def offer(self, state: OneModelState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer(shared={"params": state.params})
-
-    def admit(self, state: OneModelState, newcomers: Tensor, fed: Federation) -> OneModelState:
-        return state
 
 
 class Averaged(OneModel, ABC):

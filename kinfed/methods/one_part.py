@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kinfed.aggregation import average
-from kinfed.client import Client, Reply
+from kinfed.capabilities import Exportable
+from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
-from kinfed.params import Params
+from kinfed.params import Params, Payload, model_in
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class OnePartState:
     shared: Params
 
 
-class OnePart(Method[OnePartState], ABC):
+class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
     """Clients train the whole network; the server averages the shared part, weighted by rows."""
 
     @abstractmethod
@@ -46,23 +47,21 @@ class OnePart(Method[OnePartState], ABC):
             return state
         return OnePartState(average(replies.stack("shared"), fed.sizes[replies.cohort]))
 
+    @client_task
     def train(self, client: Client, shared: Params) -> Reply:
         """Client task: the shared part after training, while its own stays with it."""
-        trained, _ = self.local(client, self.personalise(client, shared), self.model.gradient)
+        trained, _ = self.local(client, self.personalise(client, {"shared": shared}), self.model.gradient)
         own = {name: trained[name] for name in client.memory}
         return Reply({"shared": {name: trained[name] for name in shared}}, keep=own)
 
-    def blank_memory(self) -> Params:
+    def initial_memory(self) -> Params:
         return {name: w for name, w in self.model.init().items() if not self.is_shared(name)}
 
-    def personalise(self, client: Client, shared: Params) -> Params:  # type: ignore[override]
-        return {name: client.recall(name) for name in client.memory} | shared
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        return {name: client.recall(name) for name in client.memory} | model_in(offer, "shared")
 
     def offer(self, state: OnePartState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer(shared={"shared": state.shared})
 
-    def placement(self) -> str:
+    def assignment_rule(self) -> str:
         return "everybody is served the same shared layers, and trains the others, which are blank, itself"
-
-    def admit(self, state: OnePartState, newcomers: Tensor, fed: Federation) -> OnePartState:
-        return state

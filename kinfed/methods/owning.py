@@ -18,7 +18,7 @@ State = TypeVar("State")
 class Owning(Method[State], ABC):
     """A client owns the model it trained last; FLIS' methods say what it trains."""
 
-    def blank_memory(self) -> Payload:
+    def initial_memory(self) -> Payload:
         return {"params": self.model.init(), "owns": torch.ones((), dtype=torch.bool)}
 
     def owned(self, client: Client, start: Params) -> Reply:

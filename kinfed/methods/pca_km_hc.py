@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.graph import ward
 from kinfed.clustering.kmeans import Part, kmeans
 from kinfed.clustering.pca import principal_directions
@@ -49,7 +49,7 @@ class PCAKMeansHC(Clusters[PCAState]):
             raise ConfigError(f"wanted components and restarts >= 1, k in 1..6, got {got}")
 
     def init(self, fed: Federation) -> PCAState:
-        replies = fed.run(self.describe, fed.clients)
+        replies = fed.run(self.compute_signature, fed.clients)
         known = Signatures.none(fed.count, self.k, replies["centroids"].shape[2], fed.device).learnt(replies)
         who = replies.cohort
         related = self.apart(known, who, who) < self.threshold
@@ -64,7 +64,7 @@ class PCAKMeansHC(Clusters[PCAState]):
 
     def admit(self, state: PCAState, newcomers: Tensor, fed: Federation) -> PCAState:
         members = self.described(state)
-        replies = fed.run(self.describe, newcomers)
+        replies = fed.run(self.compute_signature, newcomers)
         state = replace(state, known=state.known.learnt(replies))
         nearest = members[self.apart(state.known, replies.cohort, members).argmin(1)]
         return placed(state, newcomers, replies.cohort, state.labels[nearest], fed)
@@ -85,15 +85,16 @@ class PCAKMeansHC(Clusters[PCAState]):
         a, b = known.of(some), known.of(others)
         return set_distances("matching", a.centroids, a.shares, b.centroids, b.shares)
 
-    def describe(self, client: Client) -> Reply:
+    @client_task(key="describe")  # its first name: another key would draw other centres, and change results
+    def compute_signature(self, client: Client) -> Reply:
         """Client task: k-means centres of its rows in its own principal components."""
         parts = [Part(self.model.inputs(b.x).flatten(1).double(), b.mask) for b in client.train.in_order()]
         mean, directions = principal_directions(parts, self.components)
         projected = [Part((x - mean) @ directions, mask) for x, mask in parts]
         return Reply({"centroids": kmeans(projected, self.k, client.key, restarts=self.restarts).points.float()})
 
-    def placement(self) -> str:
+    def assignment_rule(self) -> str:
         return "a client is served as the one is whose k-means centres match its own best"
 
     def cluster_assignment(self, state: PCAState) -> Tensor:
-        return connected(self.graph(state))
+        return connected(self.neighbours(state).matrix())

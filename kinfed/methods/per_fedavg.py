@@ -9,11 +9,11 @@ batch size, the decay of β and a proximal term.
 
 from dataclasses import dataclass, replace
 
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.models import Model
-from kinfed.params import Params
+from kinfed.params import Params, Payload, model_in
 from kinfed.training import LabelledGradient, LocalTraining, MetaGradient
 
 
@@ -35,13 +35,15 @@ class PerFedAvg(Averaged):
                 f"{self.alpha}, {self.beta} and {self.adapt_epochs}"
             )
 
+    @client_task
     def train(self, client: Client, params: Params) -> Reply:
         size = self.local.batch_size
         outer = replace(self.local, batch_size=2 * size, lr=self.beta, momentum=0.0, optimiser="sgd")
         trained, _ = outer(client, params, MetaGradient(self.model.gradient, self.alpha, size))
         return Reply({"params": trained})
 
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        params = model_in(offer, "params")
         if not self.adapt_epochs:
             return params
         inner = LocalTraining(self.adapt_epochs, self.local.batch_size, self.alpha, momentum=0.0)

@@ -9,16 +9,16 @@ client that sends no statistics is in the largest cluster.
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from kinfed.checks import seed_of_numpy
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.federation import Federation, Offer, Replies
-from kinfed.method import in_rows
 from kinfed.methods.assigning import first_state, placed
 from kinfed.methods.cluster_models import Clusters, GroupState, Stale
 from kinfed.models import Model
@@ -43,6 +43,8 @@ class REPA(Clusters[REPAState]):
     clusters: int = 10  # of K-Means; it must be told
     seed: int = 10  # of K-Means
     stale: Stale = "exclude"  # what a client that was not asked contributes
+
+    stores_signatures: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         seed_of_numpy(self.seed)
@@ -74,22 +76,24 @@ class REPA(Clusters[REPAState]):
 
     def described(self, encoder: Params, clients: Tensor, fed: Federation) -> Replies:
         """What these clients say of themselves."""
-        return fed.run(self.describe, clients, Offer(shared={"encoder": encoder}))
+        return fed.run(self.compute_signature, clients, Offer(shared={"encoder": encoder}))
 
-    def placement(self) -> str:
+    def assignment_rule(self) -> str:
         return "a client joins the cluster whose centre is nearest to the statistics of its embedded rows"
 
-    def embeddings(self, state: REPAState, fed: Federation) -> Tensor:
+    def signatures(self, state: REPAState, fed: Federation) -> Tensor:
         replies = self.described(state.encoder, fed.clients, fed)
-        return in_rows(fed.clients, replies.cohort, normalize(replies["statistics"]))
+        return replies.align(fed.clients, normalize(replies["statistics"]))
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
         return self.model.init(), self.signature.network(self.model, shape).init()
 
+    @client_task
     def train_encoder(self, client: Client, params: Params) -> Reply:
         """Client task: some epochs of the encoder and its heads."""
         return Reply({"params": self.signature.train(self.model, client, params)})
 
-    def describe(self, client: Client, encoder: Params) -> Reply:
+    @client_task(key="describe")  # its first name: another key would change results
+    def compute_signature(self, client: Client, encoder: Params) -> Reply:
         """Client task: statistics of its embedded rows; neither labels nor training."""
         return Reply({"statistics": self.signature.describe(self.model, client, encoder)})

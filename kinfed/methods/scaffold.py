@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import average
-from kinfed.client import Client, Reply
+from kinfed.capabilities import Exportable
+from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
@@ -29,7 +30,7 @@ class ScaffoldState:
 
 
 @dataclass(frozen=True)
-class Scaffold(Method[ScaffoldState]):
+class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
     """One model for all, each client's drift corrected by control variates."""
 
     model: Model
@@ -42,10 +43,10 @@ class Scaffold(Method[ScaffoldState]):
             raise ConfigError(f"server_lr must be above 0, got {self.server_lr}")
 
     def init(self, fed: Federation) -> ScaffoldState:
-        params, control = self.model.init(), self.blank_memory()["control"]
+        params, control = self.model.init(), self.initial_memory()["control"]
         return ScaffoldState(*(each_leaf(lambda w: w.to(fed.device), start) for start in (params, control)))
 
-    def blank_memory(self) -> dict[str, Params]:
+    def initial_memory(self) -> dict[str, Params]:
         params = self.model.init()
         return {"control": {name: torch.zeros_like(params[name]) for name in self.model.weights}}
 
@@ -59,6 +60,7 @@ class Scaffold(Method[ScaffoldState]):
         params = each_leaf(lambda w, d: w + self.server_lr * d, state.params, step)
         return ScaffoldState(params, each_leaf(torch.add, state.control, change))
 
+    @client_task
     def train(self, client: Client, params: Params, control: Params) -> Reply:
         own = client.recall_model("control")  # cᵢ
         way = self.local.rate(client) * self.local.effective_steps(client)  # Kη
@@ -73,6 +75,3 @@ class Scaffold(Method[ScaffoldState]):
     def admit(self, state: ScaffoldState, newcomers: Tensor, fed: Federation) -> ScaffoldState:
         known = 1 - torch.isin(fed.clients, newcomers).float().mean()
         return replace(state, control=each_leaf(lambda c: known * c, state.control))
-
-    def personalise(self, client: Client, params: Params) -> Params:  # type: ignore[override]
-        return params

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
 from kinfed.methods.assigning import gathered, seat
@@ -45,19 +45,21 @@ class Described(Clusters[D], ABC):
     newcomers: Literal["nearest", "relate"]
     dynamic: bool
 
-    remembers_signatures: ClassVar[bool] = True
+    stores_signatures: ClassVar[bool] = True
 
-    def describe(self, client: Client, autoencoder: Params) -> Reply:
+    @client_task(key="describe")  # its first name: another key would draw other centroids, and change results
+    def compute_signature(self, client: Client, autoencoder: Params) -> Reply:
         """Client task: its signature; it tunes its own copy of the auto-encoder if it is sent the decoder too."""
         tuned = self.signature.tune(client, autoencoder) if has_decoder(autoencoder) else autoencoder
         return Reply(self._signature(client, tuned), keep=self._described_in(client))
 
-    def describe_and_pass_on(self, client: Client, autoencoder: Params) -> Reply:
+    @client_task(key="describe_and_pass_on")
+    def tune_in_turn(self, client: Client, autoencoder: Params) -> Reply:
         """Client task: its signature and the tuned weights, for the next client to go on from (FLT's first code)."""
         tuned = self.signature.tune(client, autoencoder)
         return Reply({**self._signature(client, tuned), "autoencoder": tuned}, keep=self._described_in(client))
 
-    def blank_memory(self) -> Payload:
+    def initial_memory(self) -> Payload:
         return {"described": torch.tensor(-1)} if self.dynamic else {}
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
@@ -66,7 +68,7 @@ class Described(Clusters[D], ABC):
     def cluster_assignment(self, state: D) -> Tensor:
         return state.kinship
 
-    def embeddings(self, state: D, fed: Federation) -> Tensor:
+    def signatures(self, state: D, fed: Federation) -> Tensor:
         known = state.known.of(fed.clients)
         return known.means().where(known.are_described()[:, None], torch.nan)
 
@@ -76,7 +78,7 @@ class Described(Clusters[D], ABC):
             state = gathered(state, trained, sizes)
         return super().export_state(state, clients, sizes)
 
-    def placement(self) -> str:
+    def assignment_rule(self) -> str:
         if self.newcomers == "nearest":
             return "a client joins the group whose mean signature is nearest to its own"
         return "a client is served the mean of those whose signatures are near its own, or else of the nearest group"
@@ -89,6 +91,9 @@ class Described(Clusters[D], ABC):
 
     def needs_server_samples(self) -> bool:
         return self.signature.pretraining.source == "public"
+
+    def admits_by_server_samples(self) -> bool:
+        return False
 
     def pretrained(self, fed: Federation) -> Params:
         """Server: the auto-encoder's weights, trained on its own rows or another dataset."""
@@ -103,7 +108,7 @@ class Described(Clusters[D], ABC):
         if self.signature.tuning == "sequential":
             return self._described_in_turn(state, clients, fed)
         weights = state.autoencoder if self.signature.tuning == "own_copy" else encoder_of(state.autoencoder)
-        replies = fed.run(self.describe, clients, Offer(shared={"autoencoder": weights}))
+        replies = fed.run(self.compute_signature, clients, Offer(shared={"autoencoder": weights}))
         return replace(state, known=state.known.learnt(replies)), replies.cohort
 
     def seated(self, state: D, who: Tensor, related: NeighbourSets, kinship: Tensor, fed: Federation) -> D:
@@ -154,7 +159,7 @@ class Described(Clusters[D], ABC):
         weights, known = state.autoencoder, state.known
         heard: list[Tensor] = []
         for client in clients:
-            replies = fed.run(self.describe_and_pass_on, client[None], Offer(shared={"autoencoder": weights}))
+            replies = fed.run(self.tune_in_turn, client[None], Offer(shared={"autoencoder": weights}))
             known = known.learnt(replies)
             heard.append(replies.cohort)
             weights = select(replies.stack("autoencoder"), 0) if len(replies.cohort) else weights

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kinfed.aggregation import average
+from kinfed.capabilities import require_labels
 from kinfed.checks import at_least, seed_of_numpy
-from kinfed.client import Client, Reply
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
-from kinfed.federation import Federation, Offer
-from kinfed.method import in_rows
+from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.assigning import first_state, placed
 from kinfed.methods.cluster_models import Clusters, GroupState, Stale
 from kinfed.models import Model
@@ -44,6 +44,7 @@ class WD(Clusters[WDState]):
     seed: int = 10  # of K-Means
     stale: Stale = "exclude"  # what a client that was not asked contributes
 
+    stores_signatures: ClassVar[bool] = False
     needs_labels: ClassVar[str] = "WD places clients by what they train"
 
     def __post_init__(self) -> None:
@@ -57,33 +58,36 @@ class WD(Clusters[WDState]):
         for _ in range(self.rounds_before):
             trained = fed.run(self.prepare, fed.sample(), Offer(shared={"params": root}))
             root = average(trained.stack("params"), fed.sizes[trained.cohort]) if len(trained.cohort) else root
-        who, moved = self.tuned(root, fed.clients, fed)
+        replies, moved = self.tuned(root, fed.clients, fed)
         _, centres = server_kmeans(moved, min(self.clusters, len(moved)), moved[:0], self.seed, runs=10)
-        return self.join(WDState(**vars(first), root=root, centres=centres), fed.clients, who, moved, fed)
+        return self.join(WDState(**vars(first), root=root, centres=centres), fed.clients, replies, moved, fed)
 
     def round(self, state: WDState, t: int, fed: Federation) -> WDState:
         return self.step(state, fed.sample(), fed)
 
     def admit(self, state: WDState, newcomers: Tensor, fed: Federation) -> WDState:
-        self.need_labels(newcomers, fed)
+        require_labels(self, newcomers, fed)
         return self.join(state, newcomers, *self.tuned(state.root, newcomers, fed), fed)
 
-    def join(self, state: WDState, newcomers: Tensor, who: Tensor, moved: Tensor, fed: Federation) -> WDState:
+    def join(self, state: WDState, newcomers: Tensor, replies: Replies, moved: Tensor, fed: Federation) -> WDState:
         """The state in which newcomers are in the cluster whose centre is nearest to where those who answered moved."""
-        return placed(state, newcomers, who, distances(moved, state.centres, "l2").argmin(1), fed)
+        return placed(state, newcomers, replies.cohort, distances(moved, state.centres, "l2").argmin(1), fed)
 
-    def tuned(self, root: Params, clients: Tensor, fed: Federation) -> tuple[Tensor, Tensor]:
-        """Who of these clients answered, and the direction in which each moved the common model."""
+    def tuned(self, root: Params, clients: Tensor, fed: Federation) -> tuple[Replies, Tensor]:
+        """What these clients replied, and the direction in which each moved the common model."""
         replies = fed.run(self.tune, clients, Offer(shared={"params": root}))
-        return replies.cohort, normalize(flatten(replies.stack("update")))
+        return replies, normalize(flatten(replies.stack("update")))
 
-    def embeddings(self, state: WDState, fed: Federation) -> Tensor:
-        return in_rows(fed.clients, *self.tuned(state.root, fed.clients, fed))
+    def signatures(self, state: WDState, fed: Federation) -> Tensor:
+        replies, moved = self.tuned(state.root, fed.clients, fed)
+        return replies.align(fed.clients, moved)
 
+    @client_task
     def prepare(self, client: Client, params: Params) -> Reply:
         """Client task: a round of the common model."""
         return self.train(client, params)
 
+    @client_task
     def tune(self, client: Client, params: Params) -> Reply:
         """Client task: Δθ of f epochs."""
         tuned, _ = replace(self.local, epochs=self.tuning_epochs)(client, params, self.model.gradient)

@@ -11,8 +11,11 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import FindsClusters, HasSignatures
+from kinfed.client_tasks import compute_update
 from kinfed.federation import Federation
 from kinfed.method import Method
+from kinfed.params import flatten
 
 State = TypeVar("State")
 Wanted = Literal["own", "all", "none"]
@@ -38,21 +41,26 @@ def collect_signatures(
     "own" looks at methods that have signatures; with "all" the clients of other methods train once more for Δw. Real
     clients elsewhere are not asked: a deployed server has what its method knows already.
     """
-    if wanted == "none" or (wanted == "own" and not has_signatures(method)):
+    if wanted == "none" or (wanted == "own" and not isinstance(method, HasSignatures)):
         return None
-    if not fed.sees_samples and not method.remembers_signatures:
+    if not fed.sees_samples and not (isinstance(method, HasSignatures) and method.stores_signatures):
         return None
     with dry_run(fed):
-        vectors = method.embeddings(state, fed)
-    if vectors is None:
-        return None
+        vectors = compute_signatures(method, state, fed)
     sound = vectors.isfinite().all(1)
     return fed.clients[sound].cpu(), reduce_width(vectors[sound].cpu().float())
 
 
-def has_signatures(method: Method[State]) -> bool:
-    """Whether the method has signatures of its own; the contract's default is to let clients train once more."""
-    return type(method).embeddings is not Method.embeddings
+def compute_signatures(method: Method[State], state: State, fed: Federation) -> Tensor:
+    """The method's own signatures of those who train, or else the update Δw of each (REPA's "WD"): [clients, d].
+
+    Row i is of fed.clients[i], NaN if it did not reply.
+    """
+    if isinstance(method, HasSignatures):
+        own: Tensor = method.signatures(state, fed)
+        return own
+    replies = fed.run(compute_update, fed.clients, method.offer(state, fed.clients, fed))
+    return replies.align(fed.clients, flatten(replies.stack("update")))
 
 
 def reduce_width(vectors: Tensor, width: int = WIDTH) -> Tensor:
@@ -74,11 +82,11 @@ def originals_of(fed: Federation) -> Tensor:
 def assign_look_alikes(method: Method[State], state: State, fed: Federation) -> Tensor | None:
     """The clusters once all look-alikes are assigned too ([clients]); None if the method has none."""
     unseen = (originals_of(fed) >= 0).nonzero()[:, 0].to(fed.device)
-    if not len(unseen) or method.cluster_assignment(state) is None:
+    if not len(unseen) or not isinstance(method, FindsClusters):
         return None
     with dry_run(fed):
-        clusters = method.cluster_assignment(method.admit(state, unseen, fed))
-    return None if clusters is None else clusters.cpu()
+        clusters: Tensor = method.cluster_assignment(method.admit(state, unseen, fed))
+    return clusters.cpu()
 
 
 def robustness(clusters: Tensor, originals: Tensor, members: Tensor) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import FindsClusters, RelatesClients
 from kinfed.federation import Federation
 from kinfed.keys import base_key
 from kinfed.method import Method
@@ -19,7 +20,7 @@ from kinfed.metrics.cluster_quality import (
     uniformity_of_labels,
 )
 from kinfed.metrics.correlation import correlation
-from kinfed.metrics.dry_runs import dry_run
+from kinfed.metrics.dry_runs import compute_signatures, dry_run
 
 State = TypeVar("State")
 MANY = 10_000  # clients of which all pairs are compared; of more no clustering error is measured
@@ -42,7 +43,7 @@ class FoundClusters:
         clusters = current_clusters(method, state, fed)
         if clusters is None:
             return None
-        related = method.neighbours(state) if fed.count <= MANY else None
+        related = method.neighbours(state) if isinstance(method, RelatesClients) and fed.count <= MANY else None
         neighbours, whose = (related.rows.cpu(), related.whose.cpu()) if related else (None, None)
         members = fed.clients.cpu()[clusters[fed.clients.cpu()] >= 0]
         held = fed.labels_held[members] if fed.sees_samples else None
@@ -93,17 +94,16 @@ class FoundClusters:
 
 def current_clusters(method: Method[State], state: State, fed: Federation) -> Tensor | None:
     """The clusters found for the real clients that are there ([clients], -1 for all others), where there are any."""
-    clusters = method.cluster_assignment(state)
+    if not isinstance(method, FindsClusters):
+        return None
     here = torch.isin(torch.arange(fed.count), fed.real.cpu())
-    return None if clusters is None else torch.where(here, clusters.cpu(), -1)
+    return torch.where(here, method.cluster_assignment(state).cpu(), -1)
 
 
 def correlations(method: Method[State], state: State, fed: Federation, drift: Tensor | None) -> dict[str, float]:
     """How the similarity of signatures correlates with that of clients' labels, and of their images."""
     with dry_run(fed):
-        vectors = method.embeddings(state, fed)
-    if vectors is None:
-        return {}
+        vectors = compute_signatures(method, state, fed)
     sound = vectors.isfinite().all(1)
     clients, seen = fed.clients[sound].cpu(), cosines(vectors[sound])
     seed = base_key(fed.seed, "bootstrap", fed.round) % 2**63

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.client_tasks import evaluate, evaluate_adapted
 from kinfed.federation import Federation, Replies
 from kinfed.method import Method
 
@@ -30,8 +31,8 @@ class Scores:
 def score_clients(method: Method[State], state: State, fed: Federation, adapt: bool) -> Scores:
     """Every present client scored on its test samples; with `adapt` also after local training, if it has labels."""
     blank = torch.full((fed.count,), torch.nan, dtype=torch.double)
-    replies = fed.run(method.evaluate, fed.real, method.offer(state, fed.real, fed))
-    at, samples = replies.cohort.cpu(), replies["rows"].cpu()
+    replies = fed.run(evaluate, fed.real, method.offer(state, fed.real, fed))
+    at, samples = replies.cohort.cpu(), replies["samples"].cpu()
     return Scores(
         accuracy=blank.index_copy(0, at, accuracy_of(replies["correct"].cpu(), samples)),
         adapted=score_adapted(method, state, fed) if adapt else blank.clone(),
@@ -46,8 +47,8 @@ def score_adapted(method: Method[State], state: State, fed: Federation) -> Tenso
     sizes = fed.sizes.tolist()
     able = [i for i in fed.real.tolist() if fed.roles[i].labelled and sizes[i]]
     clients = torch.tensor(able, dtype=torch.long, device=fed.device)
-    replies: Replies = fed.run(method.evaluate_adapted, clients, method.offer(state, clients, fed))
-    accuracy = accuracy_of(replies["correct"].cpu(), replies["rows"].cpu())
+    replies: Replies = fed.run(evaluate_adapted, clients, method.offer(state, clients, fed))
+    accuracy = accuracy_of(replies["correct"].cpu(), replies["samples"].cpu())
     return torch.full((fed.count,), torch.nan, dtype=torch.double).index_copy(0, replies.cohort.cpu(), accuracy)
 
 

@@ -12,7 +12,8 @@ from kinfed.config.own import method_named
 from kinfed.config.tables import Table
 from kinfed.data import is_stored
 from kinfed.errors import ConfigError
-from kinfed.recipes.recipe import Column, Printed, Protocol, Recipe, Row
+from kinfed.recipes.measures import Printed
+from kinfed.recipes.recipe import Column, Protocol, Recipe, Row
 from kinfed.registry import unknown
 from kinfed.signatures import sources
 
@@ -60,9 +61,9 @@ class Cell:
 def cells_of(recipe: Recipe, wanted: Wanted) -> list[Cell]:
     """The wanted cells; protocols that ask for the same runs share one."""
     found: dict[tuple[str, ...], Cell] = {}
-    for column in chosen(recipe.columns, wanted.columns):
-        for row in chosen(recipe.rows, wanted.rows):
-            for protocol in chosen({name: recipe.protocols[name] for name in row.under}, wanted.protocols):
+    for column in choose(recipe.columns, wanted.columns):
+        for row in choose(recipe.rows, wanted.rows):
+            for protocol in choose({name: recipe.protocols[name] for name in row.under}, wanted.protocols):
                 if row.published and column.name not in row.published:
                     continue
                 cell = cell_of(recipe, row, column, protocol, wanted)
@@ -72,7 +73,7 @@ def cells_of(recipe: Recipe, wanted: Wanted) -> list[Cell]:
     return list(found.values())
 
 
-def chosen(things: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
+def choose(things: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
     """Those whose name fits one of the patterns; all without any."""
     return [thing for name, thing in things.items() if not patterns or any(fnmatch(name, p) for p in patterns)]
 
@@ -87,13 +88,13 @@ def refuse_unknown(patterns: Sequence[str], names: Sequence[str], kind: str) -> 
 def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted: Wanted) -> Cell:
     """One cell under one protocol."""
     table = table_of(recipe, row, column, protocol, wanted.quick)
-    table, missing, reason, remarks = with_stand_ins(recipe, table, wanted.data_dir)
+    table, missing, reason, remarks = substitute(recipe, table, wanted.data_dir)
     table = laid_over(laid_over(table, wanted.options), {"data": {"dir": wanted.data_dir}})
     sweep = protocol.sweep
     paths = [(sweep.key.split("."), value) for value in sweep.values] if sweep else []
     tables = [toml.put(table, path, value) for path, value in paths] or [table]
     try:
-        variants = tuple(read(only_own(each)) for each in tables)
+        variants = tuple(read(drop_other_methods(each)) for each in tables)
     except ConfigError as error:
         at = f"{recipe.name}, row {row.name}, column {column.name}, protocol {protocol.name}"
         raise ConfigError(f"{at}: {error}") from error
@@ -110,7 +111,7 @@ def table_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, quick
     return table
 
 
-def only_own(table: Table) -> Table:
+def drop_other_methods(table: Table) -> Table:
     """The table without the settings of methods that do not run."""
     methods, method = table.get("methods", {}), str(table.get("method", Config.method))
     if not isinstance(methods, dict):
@@ -140,7 +141,7 @@ class Supply:
         return other.name
 
 
-def with_stand_ins(recipe: Recipe, table: Table, root: str) -> tuple[Table, tuple[str, ...], str, tuple[str, ...]]:
+def substitute(recipe: Recipe, table: Table, root: str) -> tuple[Table, tuple[str, ...], str, tuple[str, ...]]:
     """The table with datasets that are here, those that are missing, why it is incomparable then, and remarks."""
     rows, encoders = Supply(recipe, root), Supply(recipe, root)
     own, source = rows.take(data_of(table)), source_of(table)
@@ -166,8 +167,8 @@ def source_of(table: Table) -> str:
 def digest(config: Config) -> str:
     """A short text that two configs share when their runs have the same numbers, but for the seed."""
     flat = flattened(config.resolve())
-    telling = {k: v for k, v in flat.items() if k not in WHERE and not k.startswith("engine.") and not is_folder(k)}
-    return hashlib.blake2b(json.dumps(telling, sort_keys=True).encode(), digest_size=6).hexdigest()
+    relevant = {k: v for k, v in flat.items() if k not in WHERE and not k.startswith("engine.") and not is_folder(k)}
+    return hashlib.blake2b(json.dumps(relevant, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def is_folder(key: str) -> bool:

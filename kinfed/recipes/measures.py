@@ -1,53 +1,31 @@
-"""What the papers' tables report, read from finished runs, and how far two numbers may lie apart."""
+"""What the papers' tables report, read from finished runs, and the rule by which a measured number is judged.
 
-import csv
-import json
+A difference is forgiven up to the larger of the measure's own allowance and twice the joint spread √(s² + s'²) of the
+published ± and of our seeds. Beyond it the number is better or worse. docs/reproducing.md explains the allowances.
+"""
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from math import hypot, isnan
+from statistics import mean, stdev
 
-from kinfed.config import Config
-from kinfed.runs import SUMMARY, Summary
+import numpy as np
+
+from kinfed.config import Config, flattened
+from kinfed.runs.reader import Run
 
 CLUSTERED = ("flhc", "rounds_before")  # the setting that says after which round clients are clustered
+ROUNDING = 1e-9
+AGREES, BETTER, WORSE, INCOMPARABLE = "agrees", "better", "worse", "cannot be compared"
+Value = Callable[[Run, Config], float | None]  # of a run, in a cell of this config
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run that ended."""
+class Printed:
+    """A number that a paper printed, and its ±."""
 
-    config: Config
-    folder: Path
-    summary: Summary
-    rounds: list[dict[str, str]]
-    seconds: float
-
-    @classmethod
-    def read(cls, folder: Path, config: Config) -> "Run":
-        """The run in this folder."""
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        with open(folder / "timing.csv", encoding="utf-8", newline="") as file:
-            seconds = sum(float(line["seconds"]) for line in csv.DictReader(file))
-        with open(folder / "rounds.csv", encoding="utf-8", newline="") as file:
-            return cls(config, folder, summary, list(csv.DictReader(file)), seconds)
-
-    def last(self, metric: str) -> float | None:
-        """A metric at the end."""
-        value = self.summary.get(metric)
-        return None if value is None else float(value)
-
-    def after(self, round: int, metric: str) -> float | None:
-        """A metric after this round; None where it was not evaluated."""
-        found = next((line for line in self.rounds if int(line["round"]) == round), None)
-        return float(found[metric]) if found and found[metric] else None
-
-    def reached(self, target: float) -> int | None:
-        """The first evaluated round whose mean accuracy is at least the target."""
-        hits = (line for line in self.rounds if line["accuracy"] and float(line["accuracy"]) >= target)
-        return next((int(line["round"]) for line in hits), None)
-
-
-Value = Callable[[Run, Config], float | None]  # of a run, in a cell of this config
+    value: float
+    spread: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,63 +49,126 @@ class Measure:
         return own / other if other else None
 
 
+@dataclass(frozen=True)
+class Found:
+    """One number of a cell: published, measured by each seed, and judged."""
+
+    measure: Measure
+    printed: Printed | None
+    values: tuple[float, ...]
+    reason: str = ""  # why it cannot be compared
+
+    @property
+    def mean(self) -> float | None:
+        return mean(self.values) if self.values else None
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation over seeds."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published."""
+        return None if self.printed is None or self.mean is None else self.mean - self.printed.value
+
+    @property
+    def tolerance(self) -> float | None:
+        """How far they may lie apart and agree."""
+        if self.printed is None:
+            return None
+        joint = hypot(self.printed.spread or 0.0, self.spread or 0.0)
+        return max(self.measure.least, self.measure.share * abs(self.printed.value), 2 * joint)
+
+    @property
+    def verdict(self) -> str:
+        """agrees, better, worse, cannot be compared; empty where a number is missing."""
+        if self.difference is None or self.tolerance is None:
+            return ""
+        if self.reason:
+            return INCOMPARABLE
+        if abs(self.difference) <= self.tolerance + ROUNDING:
+            return AGREES
+        return BETTER if (self.difference < 0) == self.measure.lower_is_better else WORSE
+
+
 def last(metric: str, scale: float = 1.0) -> Value:
     """The metric at the end of a run."""
 
     def value(run: Run, config: Config) -> float | None:
-        found = run.last(metric)
-        return None if found is None else scale * found
+        found = run.summary.get(metric)
+        return None if found is None else scale * float(found)
 
     return value
 
 
-def at_home(run: Run, config: Config) -> float | None:
+def accuracy_in_use(run: Run, config: Config) -> float | None:
     """The accuracy, in percent, of what clients use: after their own training where the config has them adapt."""
     return last("accuracy_adapted" if config.evaluation.adapt else "accuracy", 100)(run, config)
 
 
-def clustered(metric: str, scale: float = 1.0, later: int = 1) -> Value:
+def after_clustering(metric: str, scale: float = 1.0, later: int = 1) -> Value:
     """The metric so many rounds after the clustering that the cell's config asks for."""
     method, setting = CLUSTERED
 
     def value(run: Run, config: Config) -> float | None:
-        found = run.after(int(str(config.settings_of(method)[setting])) + later, metric)
+        found = metric_after(run, int(str(config.settings_of(method)[setting])) + later, metric)
         return None if found is None else scale * found
 
     return value
 
 
+def metric_after(run: Run, round: int, metric: str) -> float | None:
+    """A metric after this round; None where it was not evaluated."""
+    found = run.rounds[metric][run.rounds["round"] == round]
+    return float(found[0]) if len(found) and not isnan(found[0]) else None
+
+
+def place_of_target(run: Run, target: float) -> int | None:
+    """The row of the first evaluated round whose mean accuracy is at least the target."""
+    hits = np.flatnonzero(run.rounds["accuracy"] >= target)
+    return int(hits[0]) if len(hits) else None
+
+
 def rounds_to_target(run: Run, config: Config) -> float | None:
-    return run.reached(config.evaluation.target)
+    """The first evaluated round whose mean accuracy is at least the target."""
+    place = place_of_target(run, config.evaluation.target)
+    return None if place is None else float(run.rounds["round"][place])
 
 
 def megabits_to_target(run: Run, config: Config) -> float | None:
     """Megabits that a client of all moves on average until the target is reached (FLIS)."""
-    reached = run.reached(config.evaluation.target)
-    moved = None if reached is None else next(r for r in run.rounds if int(r["round"]) == reached)
-    clients = int(str(run.config.resolve()["partition"]["clients"]))  # type: ignore[index]
-    return None if moved is None else (int(moved["bytes_down"]) + int(moved["bytes_up"])) * 8 / 1e6 / clients
+    place = place_of_target(run, config.evaluation.target)
+    if place is None:
+        return None
+    clients = int(str(flattened(config.resolve())["partition.clients"]))
+    moved = run.rounds["bytes_down"][place] + run.rounds["bytes_up"][place]
+    return float(moved) * 8 / 1e6 / clients
 
 
 ACCURACY, PERCENT_OF_CLIENTS = 1.0, 5.0  # points
 MEASURES = {
-    "accuracy": Measure("accuracy %", at_home, ACCURACY),
+    "accuracy": Measure("accuracy %", accuracy_in_use, ACCURACY),
     "variance": Measure("variance", last("variance"), 1.0, share=0.25, lower_is_better=True),
     "at_target": Measure("% at target", last("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"),
-    "accuracy_post": Measure("post accuracy %", clustered("accuracy", 100), ACCURACY),
-    "at_target_post": Measure("post % at target", clustered("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"),
-    "accuracy_later": Measure("accuracy % ten rounds after", clustered("accuracy", 100, later=10), ACCURACY),
+    "accuracy_after_clustering": Measure("accuracy % after clustering", after_clustering("accuracy", 100), ACCURACY),
+    "at_target_after_clustering": Measure(
+        "% at target after clustering", after_clustering("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"
+    ),
+    "accuracy_later": Measure("accuracy % ten rounds after", after_clustering("accuracy", 100, later=10), ACCURACY),
     "at_target_later": Measure(
-        "% at target ten rounds after", clustered("at_target", 100, later=10), PERCENT_OF_CLIENTS, shown=".1f"
+        "% at target ten rounds after", after_clustering("at_target", 100, later=10), PERCENT_OF_CLIENTS, shown=".1f"
     ),
     "accuracy_times": Measure("accuracy × FL", last("accuracy"), 0.1, over="fedavg"),
     "at_target_times": Measure("% at target × FL", last("at_target"), 0.2, 0.25, over="fedavg", shown=".1f"),
-    "accuracy_post_times": Measure("post accuracy × FL", clustered("accuracy"), 0.1, 0.1, over="fedavg"),
-    "at_target_post_times": Measure(
-        "post % at target × FL", clustered("at_target"), 0.2, 0.5, over="fedavg", shown=".1f"
+    "accuracy_after_clustering_times": Measure(
+        "accuracy × FL after clustering", after_clustering("accuracy"), 0.1, 0.1, over="fedavg"
     ),
-    "strangers": Measure("unseen, as served %", last("accuracy_unseen", 100), ACCURACY),
-    "strangers_adapted": Measure("unseen %", last("accuracy_unseen_adapted", 100), ACCURACY),
+    "at_target_after_clustering_times": Measure(
+        "% at target × FL after clustering", after_clustering("at_target"), 0.2, 0.5, over="fedavg", shown=".1f"
+    ),
+    "unseen": Measure("unseen, as served %", last("accuracy_unseen", 100), ACCURACY),
+    "unseen_adapted": Measure("unseen %", last("accuracy_unseen_adapted", 100), ACCURACY),
     "robustness": Measure("robustness", last("robustness"), 0.05),
     "rounds_to_target": Measure("rounds", rounds_to_target, 5, 0.25, lower_is_better=True, shown=".0f"),
     "megabits_to_target": Measure("Mb a client", megabits_to_target, 2.0, 0.25, lower_is_better=True),

@@ -1,18 +1,39 @@
-"""What a recipe is: a table of a paper with its rows, columns, protocols and printed numbers."""
+"""Recipes: a paper's table as a base config, rows and columns as overrides, and the numbers that were printed.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+A recipe is a TOML file:
+
+    title, paper, measures, notes   what the table is, and which numbers a cell has, in order
+    main                            the measure that claims speak of and sweeps choose by; default: the first
+    extends                         another recipe, which this one is laid over
+    [config]                        what all cells have in common: a config as `kinfed run` takes it
+    [quick]                         what `--quick` lays over every cell
+    [columns.NAME]                  title, config; quick: what `--quick` lays over that, too;
+                                    incomparable: why its numbers cannot be compared
+    [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported
+    [rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
+                                    PROTOCOL: config and incomparable under it; protocols: those it runs under
+    [stand_ins.DATASET]             name of the dataset that takes its place where it is not here, and what that means
+    [[claims]]                      says, better (a row), than (a row; none: zero), by, columns, protocols
+
+A row's `incomparable` is a text, or one for each of some columns: { "fmnist-*|svhn-*" = "why" }.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
+from pathlib import Path
+from typing import cast
 
-from kinfed.config.tables import Table
+from kinfed.config import laid_over, toml
+from kinfed.config.tables import Table, build, unknown_key
+from kinfed.errors import ConfigError
+from kinfed.recipes.measures import MEASURES, Printed
+from kinfed.registry import known
 
-
-@dataclass(frozen=True)
-class Printed:
-    """A number that a paper printed, and its ±."""
-
-    value: float
-    spread: float | None = None
+FOLDER = Path(__file__).parent
+NUMBER = re.compile(r"(-?[\d.]+)(?:\s*±\s*([\d.]+))?")
+BLANK = "–"
 
 
 @dataclass(frozen=True)
@@ -100,3 +121,163 @@ class Recipe:
     rows: Mapping[str, Row]
     stand_ins: Mapping[str, StandIn]
     claims: tuple[Claim, ...]
+
+
+def list_recipes() -> list[str]:
+    """All recipes there are; files that begin with an underscore hold what some of them have in common."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if not path.stem.startswith("_"))
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of this name, or the one in this file."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if path.parent == FOLDER:
+        known(name, dict.fromkeys(list_recipes()), "table")
+    return read_recipe(path.stem, extend(toml.read_file(path)))
+
+
+def extend(table: Table) -> Table:
+    """The table laid over the one of the recipe that it `extends`, if it does."""
+    if "extends" not in table:
+        return table
+    under = extend(toml.read_file(FOLDER / f"{table['extends']}.toml"))
+    both = laid_over(under, {key: value for key, value in table.items() if key != "extends"})
+    own, rows = inner_table(table, "rows", ""), inner_table(both, "rows", "")
+    return both | {"rows": {name: rows[name] for name in dict.fromkeys((*own, *rows))}}  # in the upper one's order
+
+
+def read_recipe(name: str, table: Table) -> Recipe:
+    """The recipe of a TOML file's table."""
+    check_keys(table, [f.name for f in fields(Recipe) if f.name != "name"], name)
+    columns = {
+        key: read_column(key, inner, f"{name}: columns.{key}") for key, inner in sections(table, "columns", name)
+    }
+    protocols = {
+        key: read_protocol(key, inner, f"{name}: protocols.{key}") for key, inner in sections(table, "protocols", name)
+    }
+    measures = read_texts(table, "measures", name)
+    for measure in measures:
+        known(measure, MEASURES, "measure")
+    shape = Shape(tuple(columns), tuple(protocols), len(measures))
+    recipe = Recipe(
+        name, read_text(table, "title", name), read_text(table, "paper", name), measures,
+        known(read_text(table, "main", name, measures[0]), {m: m for m in measures}, "main measure"),
+        read_texts(table, "notes", name),
+        inner_table(table, "config", name), inner_table(table, "quick", name), columns, protocols,
+        {key: read_row(key, inner, shape, f"{name}: rows.{key}") for key, inner in sections(table, "rows", name)},
+        {key: build(StandIn, inner, f"{name}: stand_ins.{key}") for key, inner in sections(table, "stand_ins", name)},
+        tuple(build(Claim, inner, f"{name}: claims") for inner in cast("list[Table]", table.get("claims", []))),
+    )  # fmt: skip
+    check_claims(recipe)
+    return recipe
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a row may speak of."""
+
+    columns: tuple[str, ...]
+    protocols: tuple[str, ...]
+    measures: int
+
+
+def read_column(name: str, table: Table, at: str) -> Column:
+    check_keys(table, ("title", "config", "quick", "incomparable"), at)
+    config, quick = (inner_table(table, key, at) for key in ("config", "quick"))
+    return Column(name, read_text(table, "title", at), config, quick, read_text(table, "incomparable", at, ""))
+
+
+def read_protocol(name: str, table: Table, at: str) -> Protocol:
+    check_keys(table, ("says", "config", "sweep"), at)
+    sweep = build(Sweep, table["sweep"], f"{at}.sweep") if "sweep" in table else None
+    return Protocol(name, read_text(table, "says", at), inner_table(table, "config", at), sweep)
+
+
+def read_row(name: str, table: Table, shape: Shape, at: str) -> Row:
+    check_keys(table, ("title", "config", "at", "published", "protocols", "incomparable", *shape.protocols), at)
+    runs_under = read_texts(table, "protocols", at) or shape.protocols
+    for protocol in runs_under:
+        known(protocol, dict.fromkeys(shape.protocols), f"{at}: protocol")
+    inner = {key: inner_table(table, key, at) for key in ("at", "published")}
+    for key, found in inner.items():
+        check_keys(found, shape.columns, f"{at}.{key}")
+    return Row(
+        name, read_text(table, "title", at), inner_table(table, "config", at), cast("dict[str, Table]", inner["at"]),
+        {protocol: read_under(table.get(protocol, {}), f"{at}.{protocol}") for protocol in runs_under},
+        {column: read_published(cell, shape.measures, f"{at}.{column}") for column, cell in inner["published"].items()},
+        read_reasons(table, at),
+    )  # fmt: skip
+
+
+def read_under(table: object, at: str) -> Under:
+    found = as_table(table, at)
+    check_keys(found, ("config", "incomparable"), at)
+    return Under(inner_table(found, "config", at), read_reasons(found, at))
+
+
+def read_reasons(table: Table, at: str) -> dict[str, str]:
+    """Why numbers cannot be compared, by patterns of columns."""
+    value = table.get("incomparable", {})
+    found: Table = {"*": value} if isinstance(value, str) else as_table(value, f"{at}.incomparable")
+    return {patterns: read_text(found, patterns, f"{at}.incomparable") for patterns in found}
+
+
+def read_published(cell: object, measures: int, at: str) -> tuple[Printed | None, ...]:
+    """The numbers of a cell: one for each measure, "–" where the paper has none."""
+    found = cell if isinstance(cell, list) else [cell]
+    if len(found) != measures:
+        raise ConfigError(f"{at}: wanted {measures} numbers, one for each measure, got {found}")
+    return tuple(read_number(value, at) for value in found)
+
+
+def read_number(value: object, at: str) -> Printed | None:
+    """82.73 or "82.73 ± .38"."""
+    if value == BLANK:
+        return None
+    match = NUMBER.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise ConfigError(f'{at}: wanted a number as in 82.73, "82.73 ± .38" or "{BLANK}", got {value!r}')
+    return Printed(float(match[1]), None if match[2] is None else float(match[2]))
+
+
+def check_claims(recipe: Recipe) -> None:
+    for claim in recipe.claims:
+        for row in filter(None, (claim.better, claim.than)):
+            known(row, recipe.rows, f"{recipe.name}: row of a claim")
+        for column in claim.columns:
+            known(column, recipe.columns, f"{recipe.name}: column of a claim")
+
+
+def check_keys(table: Table, keys: Sequence[str], at: str) -> None:
+    for key in table:
+        if key not in keys:
+            raise ConfigError(f"{at}: {unknown_key(key, keys, '')}")
+
+
+def sections(table: Table, key: str, at: str) -> list[tuple[str, Table]]:
+    """The inner tables of a section, by name."""
+    return [(name, as_table(inner, f"{at}: {key}.{name}")) for name, inner in inner_table(table, key, at).items()]
+
+
+def inner_table(table: Table, key: str, at: str) -> Table:
+    return as_table(table.get(key, {}), f"{at}.{key}")
+
+
+def as_table(value: object, at: str) -> Table:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{at}: wanted a table, got {value!r}")
+    return value
+
+
+def read_text(table: Table, key: str, at: str, default: str | None = None) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"{at}.{key}: wanted text, got {value!r}")
+    return value
+
+
+def read_texts(table: Table, key: str, at: str) -> tuple[str, ...]:
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise ConfigError(f"{at}.{key}: wanted a list of texts, got {value!r}")
+    return tuple(value)

@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from kinfed.comparison import COLUMNS, NOTHING, Column, compared, is_useful, mean_and_spread
+from kinfed.comparison import COLUMNS, NOTHING, Column, comparison_table, is_useful, mean_and_spread
 from kinfed.progress import as_markdown
 from kinfed.report.series import Series, settings_of
 
@@ -118,7 +118,7 @@ def text_class(is_text: bool) -> str:
 
 def markdown(series: Sequence[Series]) -> str:
     """The results in Markdown."""
-    return as_markdown(compared([outcome for one in series for outcome in one.outcomes])) + "\n"
+    return as_markdown(comparison_table([outcome for one in series for outcome in one.outcomes])) + "\n"
 
 
 def latex(series: Sequence[Series]) -> str:

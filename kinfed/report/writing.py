@@ -11,8 +11,8 @@ from kinfed.report.page import page
 from kinfed.report.series import Series, gather
 from kinfed.report.tables import latex as in_latex
 from kinfed.report.tables import markdown as in_markdown
+from kinfed.runs.lifecycle import free_folder
 from kinfed.runs.logs import write_text
-from kinfed.runs.places import free_folder
 
 log = logging.getLogger("kinfed")
 PAGE = "index.html"

@@ -1,5 +1,5 @@
 """The papers' tables, run and judged."""
 
-from kinfed.reproduction.tables import Order, listed, reproduce
+from kinfed.reproduction.order import Order, list_tables, reproduce
 
-__all__ = ["Order", "listed", "reproduce"]
+__all__ = ["Order", "list_tables", "reproduce"]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from kinfed.commands import Place, go_on, start
 from kinfed.config import Config, make_population
 from kinfed.data import Population
 from kinfed.errors import CheckpointError, KinfedError
 from kinfed.progress import Display
-from kinfed.recipes import Cell, Recipe, Run, Wanted, digest, references
+from kinfed.recipes import Cell, Recipe, Wanted, digest, references
 from kinfed.registry import as_file
-from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY
+from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY, Given, Place, resume, start
+from kinfed.runs.reader import Run
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Job:
 
     @property
     def population(self) -> tuple[object, ...]:
-        """What its clients hang on: jobs that share it meet the same ones."""
+        """All that its clients depend on: jobs that share it have the same ones."""
         c = self.config
         return (c.seed, c.data, c.partition, c.shift, c.roles, c.change)
 
@@ -49,7 +49,7 @@ class Store:
 
     def run(self, config: Config) -> Run | None:
         """The run of this config, if it has ended."""
-        return Run.read(self.path(config), config) if self.has(config) else None
+        return Run(self.path(config)) if self.has(config) else None
 
     def clients(self, job: Job) -> Population:
         """The clients of a job."""
@@ -62,21 +62,21 @@ class Store:
         """Takes a run to its end, from where it is; gives back why it failed, if it did."""
         path = self.path(job.config)
         try:
-            if not self.went_on(job, display):
-                start(job.config, Place(path, force=True), display, self.clients(job))
+            if not self.resume(job, display):
+                start(job.config, Place(path, force=True), display, Given(self.clients(job)))
             (path / CHECKPOINT).unlink(missing_ok=True)  # it is large, and this run needs no more of it
         except KinfedError as error:
             self.failed[path.name] = str(error)
             return error
         return None
 
-    def went_on(self, job: Job, display: Display) -> bool:
+    def resume(self, job: Job, display: Display) -> bool:
         """Whether a run that was stopped could be taken to its end."""
         path = self.path(job.config)
         if not (path / CONFIG).exists():
             return False
         try:
-            go_on(job.config, path, display, self.clients(job))
+            resume(job.config, path, display, Given(self.clients(job)))
         except CheckpointError as error:  # it was damaged, or another version of kinfed wrote it
             display.say(f"begins again: {error}")
             return False
@@ -97,7 +97,7 @@ def jobs_of(planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted) ->
 
 
 @contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
+def limit_threads(wanted: bool) -> Iterator[None]:
     """Inside it torch has one thread, if that is wanted: for small work several only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if wanted else before)

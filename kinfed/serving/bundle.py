@@ -15,6 +15,7 @@ from typing import cast
 from safetensors.torch import load_file
 from torch import Tensor
 
+from kinfed.capabilities import reason_for_labels
 from kinfed.checkpoint import Tree, state_of, take_apart
 from kinfed.config import Config, read
 from kinfed.config.assembly import make_method, model_for
@@ -55,8 +56,9 @@ class Bundle:
         `test` (x, y) are rows that it does not learn from; the model's accuracy on them is noted.
         """
         rows, labels = self.rows.checked(x, y, "the client's rows")
-        if self.method.needs_labels and bool((labels < 0).any()):
-            raise DataError(f"labels are missing, but {self.method.needs_labels}; give y, or export a run of flt")
+        reason = reason_for_labels(self.method)
+        if reason and bool((labels < 0).any()):
+            raise DataError(f"labels are missing, but {reason}; give y, or export a run of flt")
         tested = self.rows.checked(*test, "its test rows") if test else (rows[:0], labels[:0])
         return Desk(self.method, self.sizes, self.server_samples, (rows, labels), tested).serve(self.state, self.rows)
 

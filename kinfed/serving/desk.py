@@ -5,13 +5,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import AssignsUnseen, FindsClusters
 from kinfed.client import Client
+from kinfed.client_tasks import score
 from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.sequential import Sequential, make_client, unpack_offer
 from kinfed.errors import DataError
 from kinfed.keys import base_key, fold
-from kinfed.method import Method, score
+from kinfed.method import Method
 from kinfed.params import Params, select
 from kinfed.serving.assigned import Assigned
 
@@ -50,15 +52,16 @@ class Desk(Sequential):
             raise DataError("the method cannot place this client: what it computes of its rows is not finite")
         client = self.client(who)
         params = self.personal(method, client, state, who)
-        found, apart = method.cluster_assignment(state), method.distances_to_clusters(state, who, self)
-        tested = score(method.model, params, client.test).send
+        found = method.cluster_assignment(state) if isinstance(method, FindsClusters) else None
+        apart = method.distances_to_clusters(state, who, self) if isinstance(method, AssignsUnseen) else None
+        tested = score(method.model, params, client.test)
         return Assigned(
             method.model, params, kind,
             cluster=None if found is None or int(found[who]) < 0 else int(found[who]),
             distances={} if apart is None else {g: float(d) for g, d in enumerate(apart[0]) if torch.isfinite(d)},
             rows=len(client.train),
             test_samples=len(client.test),
-            test_correct=int(tested["correct"]),  # type: ignore[arg-type]
+            test_correct=int(tested["correct"]),
         )  # fmt: skip
 
     def client(self, who: Tensor) -> Client:
@@ -71,4 +74,4 @@ class Desk(Sequential):
         offer = unpack_offer(self, method.offer(state, who, self), 0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
-            return method.personalise(client, **offer)  # type: ignore[arg-type]
+            return method.personalise(client, offer)

@@ -5,17 +5,16 @@ from pathlib import Path
 from torch import Tensor
 
 from kinfed import checkpoint
-from kinfed.commands import COMPARISON
+from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, explain_assignment, reason_for_labels
 from kinfed.config import Config, make_population
 from kinfed.config.tables import Table
 from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
 from kinfed.method import Method
-from kinfed.runs import CHECKPOINT, SUMMARY, stored_config
-from kinfed.runs.folder import CLIENT
-from kinfed.runs.logs import CsvLog
-from kinfed.runs.places import about
+from kinfed.runs.lifecycle import read_about
+from kinfed.runs.logs import CHECKPOINT, COMPARISON
+from kinfed.runs.reader import Run, read_config
 from kinfed.serving.bundle import Bundle, method_of
 
 
@@ -23,18 +22,22 @@ def export(run: Path) -> Bundle:
     """The bundle of a run that has ended; RoleError where its method has nothing for strangers."""
     if (run / COMPARISON).exists():
         raise CheckpointError(f"{run} is a comparison: export one of the runs in it, such as {run}/METHOD-seed0")
-    config = stored_config(run)
-    if not (run / SUMMARY).exists():
+    config = read_config(run)
+    if not Run(run).has_ended:
         raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
-    said = about(run, config)
+    said = read_about(run, config)
     if "samples" not in said:
         raise CheckpointError(f"{run / CHECKPOINT} is from an earlier kinfed: run it again to export it")
     rows = SampleKind.read(said["samples"])
     method = method_of(config, rows)
     state, clients = checkpoint.load_served(run / CHECKPOINT, method)
+    if not isinstance(method, Exportable):
+        raise RoleError(f"{config.method} cannot be exported: its server has no model for unseen clients")
     served = method.export_state(state, clients["training"], clients["sizes"])
-    own = server_samples(run, config) if method.asks_server_samples() else rows.nothing()
-    clusters = clusters_of(method.cluster_assignment(served), clients["training"].tolist(), last_scores(run))
+    compares = isinstance(method, NeedsServerSamples) and method.admits_by_server_samples()
+    own = server_samples(run, config) if compares else rows.nothing()
+    found = method.cluster_assignment(served) if isinstance(method, FindsClusters) else None
+    clusters = clusters_of(found, clients["training"].tolist(), last_scores(run))
     words = described(config, method) | {"clusters": clusters}
     return Bundle(config, rows, served, clients["sizes"][clients["training"]], own, words)
 
@@ -51,8 +54,8 @@ def described(config: Config, method: Method[object]) -> Table:
     """What people want to know of a bundle's method."""
     return {
         "method": config.method,
-        "placement": method.placement(),
-        "needs_labels": bool(method.needs_labels),
+        "placement": explain_assignment(method),
+        "needs_labels": bool(reason_for_labels(method)),
         "dataset": config.data.name,
         "rounds": config.rounds,
         "seed": config.seed,
@@ -75,6 +78,6 @@ def cluster_of(name: int, members: list[int], scores: dict[int, float]) -> Table
 
 def last_scores(run: Path) -> dict[int, float]:
     """The accuracy of each client that was scored after the last round."""
-    table = [dict(zip(CLIENT, row, strict=True)) for row in CsvLog(run / "clients.csv", CLIENT).rows()]
-    last = [row for row in table if row["round"] == table[-1]["round"]]
-    return {int(row["client"]): float(row["accuracy"]) for row in last if row["accuracy"]}
+    table = Run(run).clients
+    pairs = zip(table.whole("client").tolist(), table["accuracy"].tolist(), strict=True)
+    return {client: accuracy for client, accuracy in pairs if accuracy == accuracy}

@@ -7,10 +7,10 @@ from pathlib import Path
 from torch import Tensor
 
 from kinfed.aggregation import average
-from kinfed.client import Client
+from kinfed.client import Client, Task
 from kinfed.clustering.kmeans import Part
 from kinfed.errors import ConfigError
-from kinfed.federation import Federation, Offer, Task
+from kinfed.federation import Federation, Offer
 from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, supervised_ae
 from kinfed.params import Params, each_leaf
 from kinfed.signatures.pretraining import from_file

@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import roles
+from kinfed.capabilities import reason_for_labels
 from kinfed.cli import app
 from kinfed.data import Role
 from kinfed.engines import Vectorised
@@ -22,7 +23,7 @@ from tests.methods.registry import make, population
 from tests.problems import fit
 
 pytestmark = pytest.mark.xdist_group("roles")  # one process makes the table
-REFUSING = [name for name, method in METHODS.items() if method.needs_labels]
+REFUSING = [name for name, method in METHODS.items() if reason_for_labels(method)]
 WHY = re.compile(r"clients \[.+\] have no labelled training rows, but .+; use a method that needs none, such as (\w+)")
 W = 4 * (784 * 200 + 200 + 200 * 10 + 10)  # bytes of MLP-200
 
@@ -46,8 +47,8 @@ def test_the_docs_have_the_table_that_the_methods_give(table):
 def test_every_method_places_late_and_holdout_clients_and_the_unlabelled_where_it_says_so(table, name):
     row = cells(table, name)
     assert row["late"].startswith("yes") and row["holdout"].startswith("yes")
-    assert row["unlabelled"].startswith("yes") == (not METHODS[name].needs_labels)
-    assert row["why not"] == (METHODS[name].needs_labels or "–")
+    assert row["unlabelled"].startswith("yes") == (not reason_for_labels(METHODS[name]))
+    assert row["why not"] == (reason_for_labels(METHODS[name]) or "–")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_an_unlabelled_client_is_refused_before_anybody_trains_with_the_reason_a
         Experiment.over(fed, rounds=3).run()
     assert "train" not in fed.ledger.up and "[7]" in str(refusal.value)
     instead = WHY.fullmatch(str(refusal.value))
-    assert instead and not METHODS[instead[1]].needs_labels
+    assert instead and not reason_for_labels(METHODS[instead[1]])
 
 
 @pytest.mark.parametrize("name", REFUSING)

@@ -108,7 +108,7 @@ def test_a_client_notices_itself_that_its_rows_have_changed(folders, has_home):
     serve(grid, folders / "run", config, replace(PLAN, server_samples=str(folders / "server")))
     roster, ledger = ((folders / "run" / f"{name}.csv").read_text().splitlines() for name in ("roster", "ledger"))
     assert roster[1] == "0,clinic-0,9,0,True,False,0" and roster[2] == "1,clinic-1,23,6,True,False,0"
-    described = [row.split(",")[0] for row in ledger if ",describe," in row]
+    described = [row.split(",")[0] for row in ledger if ",compute_signature," in row]
     assert described == ["1", "2"]  # before the first round, and when a client said that it has other rows
 
 

@@ -5,14 +5,16 @@ import pytest
 import torch
 from torch import nn
 
+from kinfed.client import Reply, client_task
+from kinfed.client_tasks import evaluate
 from kinfed.data import PARTITIONS, Role, build_population, load
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines.blocks import Cut
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Experiment
-from kinfed.federation import run_sequentially
 from kinfed.methods import FedAvg, Local, PerFedAvg
 from kinfed.models import MODELS, Model, make_model
+from kinfed.params import Params
 from kinfed.training import LocalTraining
 from tests.problems import SIZES, assert_close, assert_same_bits, fit, small_net, tiny_population
 
@@ -269,8 +271,8 @@ def test_a_device_that_was_full_once_is_tried_again():
 
 def test_a_marked_task_runs_one_by_one_without_a_warning():
     class Marked(Local):
-        @run_sequentially  # not Local.train itself: the mark would stay there for all tests to come
-        def train(self, client):
+        @client_task(sequential=True)  # not Local.train itself: the mark would stay there for all tests to come
+        def train(self, client) -> Reply:
             return super().train(client)
 
     with warnings.catch_warnings():
@@ -283,7 +285,8 @@ def test_an_error_of_the_task_itself_surfaces_once_without_a_warning():
     calls = []
 
     class Broken(Local):
-        def train(self, client):
+        @client_task
+        def train(self, client) -> Reply:
             calls.append(1)
             return torch.zeros(2) @ torch.zeros(3)
 
@@ -332,7 +335,8 @@ def test_only_what_clients_do_uses_tf32(tf32):
     seen = []
 
     class Noting(FedAvg):
-        def train(self, client, params):
+        @client_task
+        def train(self, client, params: Params) -> Reply:
             seen.append(products())
             return super().train(client, params)
 
@@ -366,10 +370,10 @@ def test_clients_alike_in_all_that_a_task_looks_at_are_asked_once():
         return run_blocks(name, ids, *rest)
 
     fed._run_blocks = watch
-    replies = fed.run(method.evaluate, fed.clients, method.offer(state, fed.clients, fed))
+    replies = fed.run(evaluate, fed.clients, method.offer(state, fed.clients, fed))
     assert asked == [("evaluate", [0, 2, 3, 4, 5])]
     slow = Sequential(method, population)
-    expected = slow.run(method.evaluate, slow.clients, method.offer(state, slow.clients, slow))
+    expected = slow.run(evaluate, slow.clients, method.offer(state, slow.clients, slow))
     assert replies["correct"].tolist() == expected["correct"].tolist()
     fed.run(method.train, fed.clients, method.offer(state, fed.clients, fed))
     assert asked[-1] == ("train", [0, 1, 2, 3, 4, 5])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kinfed.capabilities import reason_for_labels
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.data import Role
 from kinfed.engines import Vectorised
@@ -34,7 +35,7 @@ def test_a_newcomer_that_is_sick_is_served_all_the_same(name):
     assert (experiment.state.labels[[3, 4]] >= 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.needs_labels])
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if reason_for_labels(kind)])
 def test_a_newcomer_without_rows_is_refused_too_and_told_why(name):
     people = population(roles=tuple(Role(holdout=i == 3) for i in range(12)))
     train = tuple(part[:0] if i == 3 else part for i, part in enumerate(people.train))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kinfed import checkpoint
+from kinfed.capabilities import reason_for_labels, takes_server_samples
 from kinfed.data import LATER, Role
 from kinfed.data.population import NO_SAMPLES
 from kinfed.engines import Sequential, Vectorised
@@ -45,7 +46,7 @@ def test_every_registered_method_is_tested(name):
 
 def test_who_needs_rows_of_the_server_says_so(method):
     fed = Vectorised(method, replace(population(), public=NO_SAMPLES))
-    if method.needs_server_samples():
+    if takes_server_samples(method):
         with pytest.raises(ConfigError, match=r"there are none: set data\.public"):
             method.init(fed)
     else:
@@ -113,8 +114,8 @@ def test_a_client_without_labels_is_served_or_refused_as_the_method_says(method)
     y = people.y.clone()
     y[people.train[7]] = -1
     people = replace(people, y=y, roles=tuple(replace(role, labelled=i != 7) for i, role in enumerate(ROLES)))
-    if method.needs_labels:
-        with pytest.raises(RoleError, match=r"\[7\] have no labelled training rows, but .+"):
+    if reason_for_labels(method):
+        with pytest.raises(RoleError, match=r"\[7\] have no labelled training samples, but .+"):
             run(method, people=people)
         return
     _, _, fed = run(method, people=people)

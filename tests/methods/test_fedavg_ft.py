@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kinfed.client_tasks import evaluate
 from kinfed.data import Role
 from kinfed.data.population import NO_SAMPLES
 from kinfed.engines import Sequential
@@ -48,5 +49,5 @@ def test_a_holdout_client_without_training_rows_uses_the_model_as_it_is(engine, 
     method, plain = make(name), make("fedavg")
     fed, twin = engine(method, people), Sequential(plain, people)
     state, who = method.init(fed), torch.tensor([2])
-    tuned, served = (f.run(m.evaluate, who, m.offer(state, who, f)).send for f, m in ((fed, method), (twin, plain)))
+    tuned, served = (f.run(evaluate, who, m.offer(state, who, f)).send for f, m in ((fed, method), (twin, plain)))
     assert torch.allclose(tuned["loss"], served["loss"])

@@ -19,7 +19,7 @@ BASE, HEAD = ("1.weight", "1.bias"), ("3.weight", "3.bias")  # of small_net, 64-
 
 
 def kept(model: Model, layers: int) -> list[str]:
-    return list(FedPer(model, personal_layers=layers).blank_memory())
+    return list(FedPer(model, personal_layers=layers).initial_memory())
 
 
 def pulled(params, batch):

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kinfed.capabilities import FindsClusters
 from kinfed.data import Population, Role
 from kinfed.engines import Vectorised
 from kinfed.experiment import Experiment, RoundResult
 from kinfed.method import Method
-from kinfed.methods import CFL, FLHC, IFCA, METHODS, WD, FeSEM
+from kinfed.methods import CFL, FLHC, IFCA, WD, FeSEM
 from kinfed.methods.split_tree import SplitRule
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import CASES, make, population
@@ -79,9 +80,7 @@ def test_a_client_that_joins_is_served_at_once_and_trains_from_then_on(method):
 
 
 def test_every_method_that_finds_clusters_is_tried_with_clusters_it_can_find():
-    assert set(SEPARATED) == {
-        name for name in CASES if METHODS[name].cluster_assignment is not Method.cluster_assignment
-    }
+    assert set(SEPARATED) == {name for name in CASES if isinstance(make(name), FindsClusters)}
 
 
 @pytest.mark.parametrize("name", SEPARATED)

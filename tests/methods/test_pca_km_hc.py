@@ -79,7 +79,7 @@ def test_newcomers_are_served_as_the_client_nearest_to_them():
 def test_clusters_are_the_components_of_the_graph():
     method = make("pca_km_hc")
     state, _ = started(method)
-    graph = method.graph(state)
+    graph = method.neighbours(state).matrix()
     assert torch.equal(graph, graph.T) and graph.diagonal().all()
     clusters = method.cluster_assignment(state)
     assert (clusters[:, None] == clusters)[graph].all()

@@ -92,4 +92,4 @@ def test_a_server_that_stands_still_is_refused():
 def test_controls_start_at_zero():
     scaffold = make("scaffold")
     assert all(not w.any() for w in scaffold.init(Vectorised(scaffold, population())).control.values())
-    assert all(not torch.any(w) for w in scaffold.blank_memory()["control"].values())
+    assert all(not torch.any(w) for w in scaffold.initial_memory()["control"].values())

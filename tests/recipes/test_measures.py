@@ -3,35 +3,43 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kinfed.config import Config, read
-from kinfed.recipes import MEASURES, Run, Wanted, cells_of, load_recipe, result_of
+from kinfed.recipes import MEASURES, Wanted, cells_of, load_recipe, result_of
 from kinfed.recipes.outcome import FAILS, HOLDS, Outcome, reference
+from kinfed.runs.reader import Columns, Run
 
 FLHC = read({"method": "flhc", "methods": {"flhc": {"rounds_before": 2}}, "evaluation": {"target": 0.8}})
 
 
 def run(config: Config, accuracies: tuple[float, ...], at_target: float = 0.5) -> Run:
     """A run that was evaluated after every round, and moved 1 MB each way in each."""
-    rounds = [
-        {
-            "round": str(i),
-            "accuracy": str(a),
-            "at_target": str(at_target),
-            "bytes_down": f"{i}000000",
-            "bytes_up": f"{i}000000",
-        }
-        for i, a in enumerate(accuracies, 1)
-    ]
-    return Run(config, Path("nowhere"), {"accuracy": accuracies[-1], "at_target": at_target}, rounds, 1.0)
+    count = len(accuracies)
+    moved = np.arange(1.0, count + 1) * 1e6
+    rounds = {
+        "round": np.arange(1.0, count + 1),
+        "accuracy": np.array(accuracies),
+        "at_target": np.full(count, at_target),
+        "bytes_down": moved,
+        "bytes_up": moved,
+    }
+    made = Run(Path("nowhere"))
+    vars(made).update(  # as if they had been read
+        config=config,
+        rounds=Columns(rounds, {}),
+        summary={"accuracy": accuracies[-1], "at_target": at_target},
+        seconds=1.0,
+    )
+    return made
 
 
 def test_the_round_after_the_clustering_is_read_from_the_rounds():
     mine = run(FLHC, (0.1, 0.2, 0.3, 0.4))
     assert MEASURES["accuracy"].of(mine, FLHC) == pytest.approx(40)
-    assert MEASURES["accuracy_post"].of(mine, FLHC) == pytest.approx(30)  # two rounds before, so the third
-    assert MEASURES["accuracy_post"].of(run(FLHC, (0.1, 0.2)), FLHC) is None  # it never came that far
+    assert MEASURES["accuracy_after_clustering"].of(mine, FLHC) == pytest.approx(30)  # two rounds before, so the third
+    assert MEASURES["accuracy_after_clustering"].of(run(FLHC, (0.1, 0.2)), FLHC) is None  # it never came that far
     longer = run(FLHC, tuple(i / 20 for i in range(1, 21)))
     assert MEASURES["accuracy_later"].of(longer, FLHC) == pytest.approx(60)  # the tenth after these two
     assert MEASURES["at_target_later"].of(mine, FLHC) is None
@@ -39,7 +47,7 @@ def test_the_round_after_the_clustering_is_read_from_the_rounds():
 
 def test_a_multiple_is_of_plain_fedavg_in_the_same_round():
     mine, plain = run(FLHC, (0.1, 0.2, 0.3, 0.4)), run(FLHC, (0.1, 0.2, 0.2, 0.1))
-    assert MEASURES["accuracy_post_times"].of(mine, FLHC, plain) == pytest.approx(1.5)
+    assert MEASURES["accuracy_after_clustering_times"].of(mine, FLHC, plain) == pytest.approx(1.5)
     assert MEASURES["accuracy_times"].of(mine, FLHC, plain) == pytest.approx(4)
     assert MEASURES["at_target_times"].of(mine, FLHC, run(FLHC, (0.1,), at_target=0.0)) is None
     other = reference(FLHC, MEASURES["accuracy_times"])
@@ -87,15 +95,16 @@ def test_a_claim_is_the_difference_of_two_main_numbers():
     def judged(flt: float) -> str:
         numbers = {"fedavg": 0.5, "fesem": 0.5, "flt": flt}
         results = [result_of(recipe, cell, (0,), lambda c: run(c, (numbers[c.method],)), "") for cell in cells]
-        return Outcome(recipe, tuple(results)).judged(recipe.claims[0], "mlp", "paper")
+        return Outcome(recipe, tuple(results)).judge(recipe.claims[0], "mlp", "paper")
 
     assert judged(0.76) == HOLDS and judged(0.74) == FAILS  # 25 points are claimed
     blank = Outcome(recipe, tuple(replace(result_of(recipe, c, (0,), lambda _: None, ""), seeds=()) for c in cells))
-    assert blank.judged(recipe.claims[0], "mlp", "paper") == "not known"
+    assert blank.judge(recipe.claims[0], "mlp", "paper") == "not known"
 
 
 def test_the_accuracy_is_of_what_clients_use_at_home():
     adapting = read({"evaluation": {"adapt": True}})
-    mine = replace(run(adapting, (0.4,)), summary={"accuracy": 0.4, "accuracy_adapted": 0.9})
+    mine = run(adapting, (0.4,))
+    vars(mine)["summary"] = {"accuracy": 0.4, "accuracy_adapted": 0.9}
     assert MEASURES["accuracy"].of(mine, adapting) == pytest.approx(90)
     assert MEASURES["accuracy"].of(mine, FLHC) == pytest.approx(40)

@@ -6,12 +6,12 @@ import pytest
 
 from kinfed.config import assemble, make_population
 from kinfed.errors import ConfigError
-from kinfed.recipes import MEASURES, Wanted, cells_of, digest, load_recipe, names
-from kinfed.recipes.reading import one_number, read_recipe
-from kinfed.recipes.recipe import Printed
+from kinfed.recipes import MEASURES, Wanted, cells_of, digest, list_recipes, load_recipe
+from kinfed.recipes.measures import Printed
+from kinfed.recipes.recipe import read_number, read_recipe
 from tests.recipes.made_up import SHAPES, store_all
 
-NAMES = names()
+NAMES = list_recipes()
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +61,10 @@ def test_without_any_data_all_cells_say_what_is_missing(name, tmp_path):
 
 
 def test_numbers_are_read_as_the_paper_prints_them():
-    assert one_number("82.73 ± .38", "here") == Printed(82.73, 0.38)
-    assert one_number(44.65, "here") == Printed(44.65) and one_number("–", "here") is None
+    assert read_number("82.73 ± .38", "here") == Printed(82.73, 0.38)
+    assert read_number(44.65, "here") == Printed(44.65) and read_number("–", "here") is None
     with pytest.raises(ConfigError, match="here: wanted a number"):
-        one_number("82,73", "here")
+        read_number("82,73", "here")
 
 
 def test_some_published_numbers_by_hand():

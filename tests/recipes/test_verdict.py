@@ -3,8 +3,7 @@
 import pytest
 
 from kinfed.recipes import MEASURES
-from kinfed.recipes.recipe import Printed
-from kinfed.recipes.verdict import AGREES, BETTER, INCOMPARABLE, WORSE, Found
+from kinfed.recipes.measures import AGREES, BETTER, INCOMPARABLE, WORSE, Found, Printed
 
 ACCURACY, VARIANCE = MEASURES["accuracy"], MEASURES["variance"]
 

@@ -15,8 +15,8 @@ from kinfed.engines import Vectorised
 from kinfed.experiment import RoundResult
 from kinfed.federation import Federation
 from kinfed.metrics import Scores, accuracies
-from kinfed.runs import RunFolder, write_config
-from kinfed.runs.findings import write_arrays, write_labels, write_tree
+from kinfed.runs import RunWriter, write_config
+from kinfed.runs.writer import write_arrays, write_labels, write_relatedness, write_tree
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def write_run(
     path.mkdir(parents=True)
     write_config(path, config)
     fed = federation(config, told)
-    folder = RunFolder(
+    folder = RunWriter(
         path, fed, {"method": told.method, "dataset": "digits", "seed": told.seed, "rounds": told.rounds}
     )
     folder.on_start(told.rounds, 0)
@@ -55,18 +55,20 @@ def write_run(
         moved = 1000 * told.clients * round
         folder.on_round(RoundResult(round, metrics, listed, clusters, moved, moved, 0.5))
     if has_ended:
-        folder.on_end({**metrics, "bytes_down": moved, "bytes_up": moved, "rejected_replies": 0})
+        summary = {**metrics, "bytes_down": moved, "bytes_up": moved, "rejected_replies": 0}
+        folder.on_end(summary)
         write_labels(path, fed.labels_held)
         if has_clusters:
-            write_findings(path, planted, folder, has_signatures)
+            write_findings(path, planted, has_signatures)
+        folder.write_summary(summary)
     return path
 
 
-def write_findings(path: Path, planted: Tensor, folder: RunFolder, has_signatures: bool) -> None:
+def write_findings(path: Path, planted: Tensor, has_signatures: bool) -> None:
     """Who is related, how they were merged, and how they look: planted groups lie ten apart from each other."""
     luck = torch.Generator().manual_seed(0)
     points = torch.randn(len(planted), 8, generator=luck) + 10 * torch.eye(8)[planted % 8] * (1 + planted[:, None] // 8)
-    folder.add_relatedness(NeighbourSets.of_clusters(planted))
+    write_relatedness(path, NeighbourSets.of_clusters(planted))
     write_tree(path, Dendrogram.of(torch.arange(len(planted)), torch.cdist(points, points), "average", 8.0))
     if has_signatures:
         write_arrays(path / "signatures.npz", clients=torch.arange(len(planted)).numpy(), points=points.numpy())

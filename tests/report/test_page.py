@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kinfed.cli import app
-from kinfed.progress import heard
+from kinfed.progress import forward_log
 from kinfed.report.data.map import umap
 from kinfed.report.page import page
 from kinfed.report.series import gather
@@ -101,7 +101,7 @@ def test_importing_reports_loads_nothing_heavy():
 def test_what_takes_long_is_said_beforehand(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     monkeypatch.setattr("kinfed.relatedness.projection.project", lambda points, *how: points[:, :2])
-    with heard(said.append):
+    with forward_log(said.append):
         umap(np.zeros((20, 3), np.float32))
     umap(np.zeros((20, 3), np.float32))
     assert said == ["drawing the signature map of 20 clients (UMAP)"]

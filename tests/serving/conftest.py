@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kinfed.commands import Place, start
 from kinfed.config import DEMO, load_config
 from kinfed.progress import Silence
+from kinfed.runs import Place, start
 
 TINY = ["partition.clients=15", "rounds=3", "roles.holdout=0.3", "data.public=0.1", "training.lr=0.1"]
 QUICK = {
@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
         name = (method, *more)
         if name not in made:
             config = load_config(DEMO, [f"method={method}", *TINY, *QUICK.get(method, []), *more])
-            made[name] = start(config, Place(folder / str(len(made))), Silence()).path
+            made[name] = start(config, Place(folder / str(len(made))), Silence())
         return made[name]
 
     return run

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kinfed import checkpoint
+from kinfed.capabilities import reason_for_labels
 from kinfed.config import load_config, make_population
 from kinfed.errors import RoleError
 from kinfed.methods import METHODS
@@ -37,7 +38,7 @@ def test_strangers_get_from_the_bundle_what_they_got_in_the_run(method, runs, fo
     population, met = population_of(run), unseen(run)
     assert len(met) == 4
     for row in met:
-        folder = folder_of(population, int(row["client"]), bool(METHODS[method].needs_labels))
+        folder = folder_of(population, int(row["client"]), bool(reason_for_labels(METHODS[method])))
         list(assign_client(tmp_path / "bundle", folder, Target(folder / "model"), False, None))
         said = json.loads((folder / "model" / "assignment.json").read_text())
         assert said["test_accuracy"] == pytest.approx(float(row["accuracy"]), abs=1e-6)

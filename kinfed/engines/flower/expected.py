@@ -5,11 +5,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.client import Client, Samples
+from kinfed.client import Client, HasMemory, Samples
 from kinfed.engines.flower.packing import Form, form_of, pack
 from kinfed.engines.sequential import ask, copy_method
 from kinfed.method import Method
-from kinfed.params import Params, from_flat, to_flat
+from kinfed.params import NOTHING, Params, from_flat, to_flat
 
 State = TypeVar("State")
 ROWS = 32  # enough for every method's descriptions, few enough to be quick
@@ -17,7 +17,8 @@ ROWS = 32  # enough for every method's descriptions, few enough to be quick
 
 def expected_form(method: Method[State], task: str, offered: Params, like: Tensor, classes: int) -> Form:
     """Names, dtypes and shapes of what a client sends; replies are stacked, so all clients' are the same."""
-    memory = from_flat({name: t.to(like.device) for name, t in to_flat(method.blank_memory()).items()})
+    initial = method.initial_memory() if isinstance(method, HasMemory) else NOTHING
+    memory = from_flat({name: t.to(like.device) for name, t in to_flat(initial).items()})
     rows = made_up(like, classes)
     zero = torch.zeros((), dtype=torch.long, device=like.device)
     reply = ask(copy_method(method), task, Client(rows, rows, zero, zero, zero, memory), from_flat(offered))

@@ -1,17 +1,16 @@
 """The client's checks: whether it is asked for a task of its own algorithm, and sent what that task takes.
 
 A client trusts its own copy of the algorithm and nothing else: the task must be one of it, the names those of the
-task's signature, and weights those of a network that the algorithm has (`Algorithm.networks`), or several, stacked.
+task's signature, and weights those of a network that the method has (`networks_of`), or several, stacked.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import TypeVar, get_origin
+from typing import TypeVar
 
-from torch import Tensor
-
-from kinfed.client import Reply
+from kinfed.client import mark_of
+from kinfed.client_tasks import COMMON, find_task, networks_of
 from kinfed.engines.flower.packing import DTYPES, Packed, Parcel, bytes_in, is_finite, pack, unpack
 from kinfed.method import Method
 from kinfed.params import Params
@@ -42,28 +41,16 @@ class Refused(Exception):
 
 
 def tasks_of(method: Method[State]) -> set[str]:
-    """The client tasks: public methods f(client, weights or tensors …) -> Reply."""
-    methods = inspect.getmembers(type(method), inspect.isfunction)
-    return {name for name, method in methods if not name.startswith("_") and is_task(method)}
+    """The names of all client tasks: those of the method, and those that every method has."""
+    functions = inspect.getmembers(type(method), inspect.isfunction)
+    return {name for name, function in functions if mark_of(function)} | COMMON.keys()
 
 
-def is_task(method: Callable[..., object]) -> bool:
-    signature = inspect.signature(method)
-    names, offered = list(signature.parameters), list(signature.parameters.values())[2:]
-    gives_reply = signature.return_annotation in (Reply, "Reply")
-    return gives_reply and names[1:2] == ["client"] and all(is_payload(p.annotation) for p in offered)
-
-
-def is_payload(hint: object) -> bool:
-    """Whether a parameter is one or several models, or a tensor; an annotation may be a text."""
-    return hint in (Tensor, "Tensor", "Params", "Stack") or get_origin(hint) in (dict, Mapping)
-
-
-def names_for(method: Method[State], task: str) -> tuple[set[str], set[str]]:
-    """What a task must be sent, and what it may be sent; one that takes any offer passes it on to `personalise`."""
-    parameters = list(inspect.signature(getattr(method, task)).parameters.values())[1:]
+def names_for(method: Method[State], task: str) -> tuple[set[str], set[str] | None]:
+    """What a task must be sent, and what it may be sent: anything (None) where it takes whatever is served."""
+    parameters = list(inspect.signature(find_task(method, task)).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        parameters = list(inspect.signature(method.personalise).parameters.values())[1:]
+        return set(), None
     return {p.name for p in parameters if p.default is p.empty}, {p.name for p in parameters}
 
 
@@ -75,9 +62,9 @@ def checked(method: Method[State], shape: tuple[int, ...], task: str, parcel: Pa
         raise Refused(Refusal.OVERSIZED, f"'{task}' came with {bytes_in(parcel)} bytes, wanted at most {LARGEST}")
     needed, known = names_for(method, task)
     sent = {name.partition("/")[0] for name in parcel}
-    if not needed <= sent <= known:
+    if not needed <= sent or (known is not None and not sent <= known):
         raise Refused(Refusal.WRONG_NAMES, f"'{task}' came with {sorted(sent)}, wanted {sorted(needed)}")
-    networks = [pack(network) for network in method.networks(shape)]
+    networks = [pack(network) for network in networks_of(method, shape)]
     for name in sent:
         check_part(f"'{name}' of '{task}'", part(parcel, name), networks)
     tensors = unpack(parcel)

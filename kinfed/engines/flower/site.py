@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.client import Client, Samples
+from kinfed.client import Client, HasMemory, Samples
 from kinfed.engines.flower.memory import Memory
 from kinfed.engines.flower.offers import Refusal, Refused, checked
 from kinfed.engines.flower.packing import Facts, Parcel, pack, raw
 from kinfed.engines.sequential import ask, copy_method
 from kinfed.method import Method
-from kinfed.params import Params, from_flat, to_flat
+from kinfed.params import NOTHING, Params, from_flat, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
 TOKEN = re.compile(r"[0-9a-f]{16}")
@@ -101,7 +101,7 @@ def done(site: Site, call: Call, parcel: Parcel, memory: Memory) -> tuple[Facts,
     rows = site.holding(call.round)
     offered = checked(site.method, tuple(rows.x.shape[1:]), call.task, parcel)
     known = memory.recall(call.accepted) if call.accepted else None
-    blank = to_flat(site.method.blank_memory())
+    blank = to_flat(site.method.initial_memory() if isinstance(site.method, HasMemory) else NOTHING)
     if site.watches:
         call = replace(call, since=max(call.since, memory.arrival(digest_of(rows), call.round)))
     client = client_of(site, call, rows, known or blank)

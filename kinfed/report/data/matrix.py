@@ -24,8 +24,8 @@ def matrix_of(run: Run, order: Whole) -> Matrix | None:
     arrays = run.arrays("relatedness")
     if arrays is None:
         return None
-    rows = arrays["rows"] if "rows" in arrays else arrays["related"]
-    whose = arrays.get("whose", np.arange(len(rows))).astype(np.int64)
+    rows = arrays["sets"] if "sets" in arrays else arrays["related"]
+    whose = arrays.get("set_of", np.arange(len(rows))).astype(np.int64)
     edges = np.unique(np.linspace(0, len(whose), min(CELLS, len(whose)) + 1).astype(np.int64))
     own = np.arange(len(whose))
     before, after = (shrunk(rows.astype(bool), whose, places, edges) for places in (own, order))

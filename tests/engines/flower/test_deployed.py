@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("flwr")
 
 from kinfed import checkpoint
+from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.engines.flower import Deployed, OwnRows
 from kinfed.engines.flower.messages import client_app, facts_in
 from kinfed.engines.flower.simulation import rows_of
@@ -68,7 +69,7 @@ def test_a_server_without_rows_gives_what_one_with_all_of_them_gives(name):
     assert fed.sizes.tolist() == [len(rows) for rows in PEOPLE.train] and not fed.sees_samples
     assert summary["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-5)
     assert fed.ledger.rounds == reference.fed.ledger.rounds
-    if method.cluster_assignment(ours.state) is not None:
+    if isinstance(method, FindsClusters):
         assert torch.equal(method.cluster_assignment(ours.state), method.cluster_assignment(reference.state))
         found = FoundClusters.by(method, ours.state, fed)
         assert found.labels is None and "uniformity" not in summary and "clustering_error" not in summary
@@ -149,7 +150,7 @@ def test_a_client_without_labels_gets_a_model_or_a_reason():
         town = Town(method, people=range(11))
         town.arrive(11, labelled=False)
         fed = served(method, town)
-        if method.needs_labels:
+        if reason_for_labels(method):
             with pytest.raises(RoleError, match=r"\[11\] have no labelled training rows"):
                 Experiment.over(fed, rounds=2)
         else:

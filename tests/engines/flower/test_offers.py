@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from kinfed.client import Reply
+from kinfed.client import Reply, client_task
 from kinfed.engines.flower.memory import InFolder
 from kinfed.engines.flower.offers import Refusal, Refused, checked, tasks_of
 from kinfed.engines.flower.packing import Packed, is_finite, pack, unpack
@@ -43,10 +43,10 @@ def test_tensors_come_back_as_they_were_sent():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_methods_tasks_are_known_by_their_signatures(name):
+def test_every_methods_tasks_are_known_by_their_marks(name):
     tasks = tasks_of(make(name))
-    assert {"train", "evaluate", "evaluate_adapted", "differ_from_served"} <= tasks
-    assert not tasks & {"personalise", "init", "round", "offer", "admit", "blank_memory", "remarks", "__init__"}
+    assert {"train", "evaluate", "evaluate_adapted", "compute_update"} <= tasks
+    assert not tasks & {"personalise", "init", "round", "offer", "admit", "initial_memory", "remarks", "__init__"}
 
 
 def test_what_a_task_takes_is_taken():
@@ -65,7 +65,7 @@ def test_another_task_is_refused():
 def test_other_names_are_refused():
     assert refusal("fedavg", "train", {}) is Refusal.WRONG_NAMES
     assert refusal("fedavg", "train", weights("weights")) is Refusal.WRONG_NAMES
-    assert refusal("fedavg", "evaluate", weights() | weights("more")) is Refusal.WRONG_NAMES
+    assert refusal("fedavg", "evaluate", weights(another=torch.zeros(1))) is Refusal.WRONG_NAMES
     assert refusal("fedavg", "train", weights(another=torch.zeros(1))) is Refusal.WRONG_NAMES
 
 
@@ -101,6 +101,7 @@ def site(method):
 
 def test_an_error_in_a_task_stays_at_home(tmp_path, caplog):
     class Broken(type(make("fedavg"))):
+        @client_task
         def train(self, client, params: dict[str, torch.Tensor]) -> Reply:
             raise RuntimeError(f"the patient's row is {client.train.x[0]}")
 

@@ -1,6 +1,6 @@
-"""Runs beside each other: processes that live as long as there are runs, each with the next one as soon as it is free.
+"""Parallel runs: processes that live as long as there are runs, and take the next one as soon as they are free.
 
-So each pays once for its imports, for the start of the GPU, and for clients that its next run meets again. They are
+So each pays once for its imports, for the start of the GPU, and for clients that its next run has too. They are
 spawned: CUDA does not survive a fork.
 """
 
@@ -23,11 +23,11 @@ from kinfed.errors import KinfedError, NoRoom
 from kinfed.progress import Display, Silence
 from kinfed.reproduction.jobs import Job, Store
 
-PATIENCE = 5.0  # seconds that a process has to put its things away
+PATIENCE = 5.0  # seconds that a process has to end
 
 
 @dataclass(frozen=True)
-class Post:
+class Setup:
     """What a process has for all of its runs."""
 
     folder: Path  # of the store
@@ -57,14 +57,14 @@ class Worker:
 
     def take(self, job: Job) -> None:
         """Hands it a job."""
-        with suppress(OSError):  # it has died, which is heard next
+        with suppress(OSError):  # it has died, which `receive` reports
             self.line.send(job)
 
-    def hear(self) -> str | Ended:
+    def receive(self) -> str | Ended:
         """What it says next, or how its run ended."""
-        heard = received(self.line)
-        if isinstance(heard, str | Ended):
-            return heard
+        message = receive_from(self.line)
+        if isinstance(message, str | Ended):
+            return message
         self.process.join()
         code = self.process.exitcode
         hint = ", mostly for want of memory: try fewer --jobs" if code == -9 else ""
@@ -72,28 +72,28 @@ class Worker:
 
 
 @dataclass
-class Crew:
-    """Who is at which run, and the runs that nobody has begun yet."""
+class Pool:
+    """Which worker has which run, and the runs that have not begun yet."""
 
     todo: deque[tuple[int, Job]]
     free: list[Worker]
     busy: dict[Worker, tuple[int, Job]] = field(default_factory=dict)
-    accompanied: set[int] = field(default_factory=set)  # runs beside which others were
+    shared: set[int] = field(default_factory=set)  # runs beside which others were
 
     def begin(self) -> tuple[int, Job]:
-        """Gives the next run to one who is free."""
+        """Gives the next run to a free worker."""
         worker, (number, job) = self.free.pop(), self.todo.popleft()
         self.busy[worker] = number, job
-        self.accompanied |= {each for each, _ in self.busy.values()} if len(self.busy) > 1 else set()
+        self.shared |= {each for each, _ in self.busy.values()} if len(self.busy) > 1 else set()
         worker.take(job)
         return number, job
 
     def end(self, worker: Worker, how: Ended) -> bool:
         """Notes how a run ended; or that it did not: where others took its room it waits, and they are one fewer."""
         number, job = self.busy.pop(worker)
-        waits = how.crowded and number in self.accompanied
+        waits = how.crowded and number in self.shared
         if waits:
-            self.accompanied.remove(number)
+            self.shared.remove(number)
             self.todo.appendleft((number, job))
         if waits and (self.busy or self.free):
             worker.line.close()  # it leaves, and what it has of the GPU's memory is free
@@ -102,33 +102,33 @@ class Crew:
         return not waits
 
 
-def run_beside(jobs: Sequence[Job], store: Store, count: int, threads: int, display: Display) -> None:
+def run_parallel(jobs: Sequence[Job], store: Store, count: int, threads: int, display: Display) -> None:
     """Takes all runs to their end, so many at once, or as many as the GPU has room for.
 
     A process that dies takes only its own run along.
     """
     began = time.monotonic()
-    with hired(count, Post(store.folder, os.getcwd(), threads)) as workers:
-        crew = Crew(deque(enumerate(jobs, 1)), workers)
-        while crew.busy or (crew.todo and crew.free):
-            while crew.todo and crew.free:
-                number, job = crew.begin()
+    with start_workers(count, Setup(store.folder, os.getcwd(), threads)) as workers:
+        pool = Pool(deque(enumerate(jobs, 1)), workers)
+        while pool.busy or (pool.todo and pool.free):
+            while pool.todo and pool.free:
+                number, job = pool.begin()
                 display.say(f"run {number} of {len(jobs)}: {job.said}")
-            ready = wait([worker.line for worker in crew.busy])
-            for worker in [worker for worker in crew.busy if worker.line in ready]:
-                number, job = crew.busy[worker]
-                heard = worker.hear()
-                if isinstance(heard, str):
-                    display.say(f"run {number}: {heard}")
-                elif crew.end(worker, heard):
-                    store.failed |= {store.path(job.config).name: heard.failed} if heard.failed else {}
-                    left = outlook(len(jobs), len(crew.todo) + len(crew.busy), time.monotonic() - began)
-                    display.say(f"run {number}: {heard}{left}")
+            ready = wait([worker.line for worker in pool.busy])
+            for worker in [worker for worker in pool.busy if worker.line in ready]:
+                number, job = pool.busy[worker]
+                message = worker.receive()
+                if isinstance(message, str):
+                    display.say(f"run {number}: {message}")
+                elif pool.end(worker, message):
+                    store.failed |= {store.path(job.config).name: message.failed} if message.failed else {}
+                    left = outlook(len(jobs), len(pool.todo) + len(pool.busy), time.monotonic() - began)
+                    display.say(f"run {number}: {message}{left}")
                 else:
                     display.say(f"run {number}: no room for it beside others, it goes on later")
-    if crew.todo:
+    if pool.todo:
         raise KinfedError(
-            f"all {count} processes died, {len(crew.todo)} runs were not begun: {list(store.failed.values())[-1]}"
+            f"all {count} processes died, {len(pool.todo)} runs were not begun: {list(store.failed.values())[-1]}"
         )
 
 
@@ -140,15 +140,15 @@ def outlook(count: int, left: int, seconds: float) -> str:
 
 
 @contextmanager
-def hired(count: int, post: Post) -> Iterator[list[Worker]]:
-    """So many workers; after it none is left: who waits leaves, and who is at work stops as if by Ctrl-C."""
+def start_workers(count: int, setup: Setup) -> Iterator[list[Worker]]:
+    """So many workers; all end with the context, busy ones as if by Ctrl-C."""
     workers: list[Worker] = []
     try:
-        with deaf():
-            workers += (hire(post) for _ in range(count))
+        with ignore_interrupts():
+            workers += (start_worker(setup) for _ in range(count))
         yield list(workers)
     finally:
-        with deaf():  # to a second Ctrl-C: all that it could ask for is under way
+        with ignore_interrupts():  # to a second Ctrl-C: all that it could ask for is under way
             for worker in workers:
                 worker.process.terminate()
             end = time.monotonic() + PATIENCE
@@ -159,21 +159,21 @@ def hired(count: int, post: Post) -> Iterator[list[Worker]]:
                 worker.line.close()
 
 
-def hire(post: Post) -> Worker:
+def start_worker(setup: Setup) -> Worker:
     """A new worker."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=work, args=(post, theirs), daemon=True)
+    process = spawn.Process(target=work, args=(setup, theirs), daemon=True)
     process.start()
-    theirs.close()  # else nobody would notice that the process has died
+    theirs.close()  # else its end would go unnoticed
     return Worker(process, ours)
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Inside it Ctrl-C is not heard; and never by processes that are born there: who started them ends them."""
+def ignore_interrupts() -> Iterator[None]:
+    """Inside it Ctrl-C has no effect, nor ever on processes started there: their parent ends them."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are none of its business
+        yield  # only the main thread may set handlers
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -182,15 +182,15 @@ def deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def work(post: Post, line: Connection) -> None:
+def work(setup: Setup, line: Connection) -> None:
     """What a process does: one run after the other."""
     threading.Thread(target=leave_with_parent, daemon=True).start()
-    os.chdir(post.place)  # a spawned process begins where its parent began
-    torch.set_num_threads(post.threads)
-    store, display = Store(post.folder), Silence(line.send)
+    os.chdir(setup.place)  # a spawned process begins where its parent began
+    torch.set_num_threads(setup.threads)
+    store, display = Store(setup.folder), Silence(line.send)
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        while isinstance(job := received(line), Job):
+        while isinstance(job := receive_from(line), Job):
             began = time.monotonic()
             why = store.do(job, display)
             torch.cuda.empty_cache()  # others may need it before this process does
@@ -204,8 +204,8 @@ def leave_with_parent() -> None:
         os._exit(1)
 
 
-def received(line: Connection) -> object:
-    """What comes next, or None if nobody is at the other end."""
+def receive_from(line: Connection) -> object:
+    """What comes next, or None if the other end is closed."""
     try:
         return line.recv()
     except (EOFError, OSError):

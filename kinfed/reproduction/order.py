@@ -7,14 +7,23 @@ from pathlib import Path
 
 import torch
 
-from kinfed.commands import Interrupted
 from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
-from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, load_recipe, names, refuse_unknown, result_of
-from kinfed.recipes.tables import absent, as_csv, as_json, as_latex, as_markdown, claim_rows, notes_of, shown_tables
-from kinfed.reproduction.beside import run_beside
-from kinfed.reproduction.jobs import Store, jobs_of, one_thread
+from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes, load_recipe, refuse_unknown, result_of
+from kinfed.recipes.outcome import (
+    as_csv,
+    as_json,
+    as_latex,
+    as_markdown,
+    claim_rows,
+    explain_absence,
+    make_tables,
+    notes_of,
+)
+from kinfed.reproduction.jobs import Store, jobs_of, limit_threads
+from kinfed.reproduction.parallel import run_parallel
+from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
 
 WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}
@@ -93,8 +102,8 @@ def run_all(planned: Planned, order: Order, store: Store, display: Display) -> N
         return None
     if (count := min(order.jobs, len(todo))) > 1:
         threads = 1 if order.wanted.quick else max(1, torch.get_num_threads() // count)
-        return run_beside(todo, store, count, threads, display)
-    with display.live(), one_thread(order.wanted.quick):
+        return run_parallel(todo, store, count, threads, display)
+    with display.live(), limit_threads(order.wanted.quick):
         for number, job in enumerate(todo, 1):
             display.say(f"run {number} of {len(todo)}: {job.said}")
             if why := store.do(job, display):
@@ -134,15 +143,15 @@ def fill(page: Path, outcome: Outcome) -> None:
 def show(outcome: Outcome, display: Display) -> None:
     """Shows a table."""
     display.say(f"\n{outcome.recipe.title}")
-    for column, rows in shown_tables(outcome):
+    for column, rows in make_tables(outcome):
         display.say(f"\n{column.title}: published → measured (difference) verdict")
         display.table(rows)
     if claims := claim_rows(outcome):
         display.table(claims)
-    for note in (*absent(outcome), *notes_of(outcome)):
+    for note in (*explain_absence(outcome), *notes_of(outcome)):
         display.say(f"- {note}")
 
 
-def listed() -> list[tuple[str, str]]:
+def list_tables() -> list[tuple[str, str]]:
     """All tables there are, with a line each."""
-    return [(name, load_recipe(name).title) for name in names()]
+    return [(name, load_recipe(name).title) for name in list_recipes()]

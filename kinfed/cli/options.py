@@ -1,14 +1,17 @@
-"""What all commands share: the app they belong to, options by name, and errors as one line."""
+"""What all commands share: the app they belong to, options by name, words as values, and errors as one line."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from kinfed.errors import KinfedError
+from kinfed.errors import ConfigError, KinfedError
+
+if TYPE_CHECKING:
+    from kinfed.config import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,14 +53,42 @@ def plain_errors() -> Iterator[None]:
         yield
     except KinfedError as error:
         leave(f"error: {error}", 2)
-    except BrokenPipeError:  # who reads our output has had enough
+    except BrokenPipeError:  # the reader of our output has left
         raise
     except OSError as error:
         leave(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", 2)
     except KeyboardInterrupt as stop:
-        leave(str(stop) or "stopped before the run began", 130)
+        leave(str(stop) or "interrupted before the run started", 130)
 
 
 def leave(text: str, code: int) -> NoReturn:
     print(" ".join(text.split()), file=sys.stderr)
     raise typer.Exit(code)
+
+
+def read_words(settings: list[str] | None, options: dict[str, object]) -> "Config":
+    """The config of the file (none: the demo's), the settings and the options, each over the one before."""
+    from kinfed.config import DEMO, load_config
+
+    first, *rest = settings or [""]
+    is_file = bool(first) and "=" not in first
+    if is_file and any("=" not in text for text in rest):
+        raise ConfigError(f"wanted one CONFIG.toml and then key=value, got '{' '.join(settings or [])}'")
+    given = {key: value for key, value in options.items() if value is not None}
+    return load_config(Path(first) if is_file else DEMO, rest if is_file else settings or [], given)
+
+
+def absolute(folder: Path | None) -> str | None:
+    """A path that still holds when the run is resumed from elsewhere."""
+    return None if folder is None else str(folder.expanduser().absolute())
+
+
+def split_names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def split_numbers(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(name) for name in split_names(text) or []]
+    except ValueError:
+        raise ConfigError(f"--seeds: wanted whole numbers as in 0,1,2, got '{text}'") from None

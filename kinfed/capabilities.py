@@ -1,0 +1,135 @@
+"""What some methods can do beyond the core contract: protocols, asked for with isinstance.
+
+A method names its capabilities beside `Method` in its class line, or simply has their members.
+"""
+
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from kinfed.client import HasMemory
+from kinfed.clustering.hierarchy import Dendrogram
+from kinfed.clustering.neighbour_sets import NeighbourSets
+from kinfed.errors import RoleError
+from kinfed.federation import Federation
+from kinfed.params import Params
+from kinfed.per_client import cut_to
+
+State = TypeVar("State")
+Seen = TypeVar("Seen", contravariant=True)  # a state that is only read
+
+
+@runtime_checkable
+class FindsClusters(Protocol[Seen]):
+    def cluster_assignment(self, state: Seen) -> Tensor:
+        """Server: the cluster of each client: [clients], -1 for one that is not assigned."""
+
+
+@runtime_checkable
+class RelatesClients(Protocol[Seen]):
+    def neighbours(self, state: Seen) -> NeighbourSets:
+        """Server: who is related to whom; each different set of neighbours is held once."""
+
+
+@runtime_checkable
+class MergesClients(Protocol[Seen]):
+    def dendrogram(self, state: Seen) -> Dendrogram:
+        """Server: the merges by which clusters were found; without members where there were none."""
+
+
+@runtime_checkable
+class ExplainsAssignment(Protocol):
+    def assignment_rule(self) -> str:
+        """How an unseen client gets its model, in one sentence."""
+
+
+@runtime_checkable
+class AssignsUnseen(ExplainsAssignment, Protocol[Seen]):
+    def distances_to_clusters(self, state: Seen, clients: Tensor, fed: Federation) -> Tensor:
+        """Server: distances from admitted clients to each cluster, by the method's own measure: [clients, clusters].
+
+        Infinite for a cluster that nobody else is in.
+        """
+
+
+@runtime_checkable
+class Exportable(Protocol[State]):
+    def export_state(self, state: State, clients: Tensor, sizes: Tensor) -> State:
+        """Server: what it takes to admit one more client after the run; RoleError where that cannot be.
+
+        It is the state of those who trained (ids, and samples of every client), numbered from 0, and of one unseen.
+        """
+        return cut_to(state, clients)
+
+
+@runtime_checkable
+class HasSignatures(Protocol[Seen]):
+    stores_signatures: ClassVar[bool]  # they are in the state, and no client is asked for them
+
+    def signatures(self, state: Seen, fed: Federation) -> Tensor:
+        """Server: one vector for each of fed.clients, NaN for one that did not reply: [clients, d]."""
+
+
+@runtime_checkable
+class SendsNetworks(Protocol):
+    def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
+        """Client: all networks whose weights it may be sent, for samples of this shape."""
+
+
+@runtime_checkable
+class NeedsLabels(Protocol):
+    needs_labels: ClassVar[str]  # why it cannot assign a client without labels
+
+
+@runtime_checkable
+class NeedsServerSamples(Protocol):
+    def needs_server_samples(self) -> bool:
+        """Whether training takes samples that the server owns."""
+
+    def admits_by_server_samples(self) -> bool:
+        """Whether admitting an unseen client takes them too."""
+
+
+@runtime_checkable
+class ClustersLater(Protocol):
+    clusters_after: ClassVar[str]  # the setting that holds after how many rounds it looks for clusters
+
+
+def reason_for_labels(method: object) -> str:
+    """Why a method, or a class of methods, needs labels to assign a client; empty where it needs none."""
+    return method.needs_labels if isinstance(method, NeedsLabels) else ""
+
+
+def require_labels(method: object, clients: Tensor, fed: Federation) -> None:
+    """Raises RoleError where the method needs labels, and some of these clients have no labelled training samples."""
+    sizes, reason = fed.sizes.tolist(), reason_for_labels(method)
+    without = [i for i in clients.tolist() if not fed.roles[i].labelled or not sizes[i]]
+    if without and reason:
+        raise RoleError(
+            f"clients {without} have no labelled training samples, but {reason}; "
+            "use a method that needs none, such as flt"
+        )
+
+
+def takes_server_samples(method: object) -> bool:
+    """Whether training takes samples that the server owns."""
+    return isinstance(method, NeedsServerSamples) and method.needs_server_samples()
+
+
+def explain_assignment(method: object) -> str:
+    """How an unseen client gets its model, in one sentence."""
+    if isinstance(method, ExplainsAssignment):
+        return method.assignment_rule()
+    return reason_for_labels(method) or "every client is served the same model"
+
+
+def neighbours_of(method: object, state: object) -> NeighbourSets | None:
+    """Who is related to whom, where the method finds out and has a state."""
+    return method.neighbours(state) if isinstance(method, RelatesClients) and state is not None else None
+
+
+__all__ = [
+    "AssignsUnseen", "ClustersLater", "ExplainsAssignment", "Exportable", "FindsClusters", "HasMemory", "HasSignatures",
+    "MergesClients", "NeedsLabels", "NeedsServerSamples", "RelatesClients", "SendsNetworks", "explain_assignment",
+    "neighbours_of", "reason_for_labels", "require_labels", "takes_server_samples",
+]  # fmt: skip
