@@ -301,10 +301,10 @@ def report(
 
 def export_run(folder: Text, bundle: Text, *, force: bool = False, given: Given = lifecycle.CONFIGURED) -> list[str]:
     """Writes a bundle of a run that has ended, for unseen clients; says what is in it."""
-    from kinfed.serving.commands import Target
-    from kinfed.serving.commands import export_run as write_bundle
+    from kinfed.serving.assignment import OutputFolder
+    from kinfed.serving.run_export import export_run as write_bundle
 
-    return list(write_bundle(Path(folder), Target(Path(bundle), force)))
+    return list(write_bundle(Path(folder), OutputFolder(Path(bundle), force)))
 
 
 def give(method: MethodLike | None, data: DataLike | None) -> Given:

@@ -154,6 +154,7 @@ class Client:
 Task = Callable[..., Reply]
 F = TypeVar("F", bound=Task)
 MARK = "client_task"  # the attribute that holds a task's mark
+UNMARKED = "'{}' is no client task: mark it with @client_task (kinfed.client)"
 
 
 @runtime_checkable

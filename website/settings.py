@@ -28,15 +28,15 @@ class Setting:
 
 def settings_of(kind: type, without: Collection[str] = ()) -> list[Setting]:
     """The settings of a dataclass, those of dataclasses inside it with dotted keys."""
-    return list(described(kind, default_fields(kind, without), without))
+    return list(list_settings(kind, default_fields(kind, without), without))
 
 
-def described(kind: type, defaults: Table, without: Collection[str] = (), at: str = "") -> Iterator[Setting]:
+def list_settings(kind: type, defaults: Table, without: Collection[str] = (), at: str = "") -> Iterator[Setting]:
     """The settings of a dataclass that has these defaults where it stands."""
     for name, hint in settable_fields(kind, without).items():
         value = defaults.get(name, MUST_BE_GIVEN)
         if is_dataclass(value) and not isinstance(value, type):
-            yield from described(type(value), vars(value), at=f"{at}{name}.")
+            yield from list_settings(type(value), vars(value), at=f"{at}{name}.")
         else:
             yield Setting(f"{at}{name}", wanted(hint), default_text(value), meaning(kind, name))
 

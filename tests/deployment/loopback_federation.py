@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 240.0  # seconds; machines that run tests are busy
+PATIENCE = 900.0  # seconds before a test gives up; a slow and busy machine needs minutes for a step
 LOOPBACK_UP = """
 import fcntl, signal, socket, struct
 SIOCGIFFLAGS, SIOCSIFFLAGS, UP = 0x8913, 0x8914, 1
@@ -27,7 +27,7 @@ LOCAL = ("00000000", "0100007F", "0" * 32, "0" * 24 + "01000000", "0" * 16 + "FF
 
 
 @dataclass(frozen=True)
-class Island:
+class NetworkNamespace:
     """A network that has nothing but loopback; `holder` is a process in it, 0: this machine's own network."""
 
     holder: int
@@ -40,7 +40,7 @@ class Island:
         return ["nsenter", "--target", str(self.holder), "--user", "--net", "--preserve-credentials"]
 
     def attempts(self) -> int:
-        """How often somebody there tried to reach anything else, as the kernel counted."""
+        """How often a process there tried to reach anything else, as the kernel counted."""
         lines = Path(f"/proc/{self.holder}/net/snmp").read_text().splitlines()
         names, values = (line.split() for line in lines if line.startswith("Ip:"))
         six = Path(f"/proc/{self.holder}/net/snmp6").read_text().split()
@@ -48,41 +48,41 @@ class Island:
 
 
 @contextmanager
-def island() -> Iterator[Island]:
+def isolate_network() -> Iterator[NetworkNamespace]:
     """A network of its own; where that is not permitted, this machine's."""
     command = ["unshare", "--map-root-user", "--net", sys.executable, "-c", LOOPBACK_UP]
     try:
         holder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except FileNotFoundError:
-        yield Island(0)
+        yield NetworkNamespace(0)
         return
     with holder:
         is_ready = holder.stdout is not None and holder.stdout.readline() == "ready\n"
         try:
-            yield Island(holder.pid if is_ready else 0)
+            yield NetworkNamespace(holder.pid if is_ready else 0)
         finally:
             holder.kill()
 
 
 @dataclass(frozen=True)
-class Town:
+class LoopbackFederation:
     """The app folders of a federation, and what can be done to its processes; `folder` is the one they live in."""
 
     folder: Path
-    island: Island
+    network: NetworkNamespace
 
     def call(self, *command: str, seconds: float = PATIENCE) -> "subprocess.CompletedProcess[str]":
         """A command that has come to its end, in the folder.
 
         It writes to a file: SuperExec lives until its parent is gone, and a parent is not while its pipe is read.
         """
-        with tempfile.TemporaryFile("w+") as said:
+        with tempfile.TemporaryFile("w+") as output:
             ended = subprocess.run(
-                [*self.island.entrance, *command], cwd=self.folder, env=self.environment(), timeout=seconds,
-                stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+                [*self.network.entrance, *command], cwd=self.folder, env=self.environment(), timeout=seconds,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
-            said.seek(0)
-            return subprocess.CompletedProcess(command, ended.returncode, said.read())
+            output.seek(0)
+            return subprocess.CompletedProcess(command, ended.returncode, output.read())
 
     def script(self, *words: str) -> None:
         """A step of try.sh."""
@@ -90,7 +90,7 @@ class Town:
         assert result.returncode == 0, f"{words}: {result.stdout}\n{self.logs()}"
 
     def environment(self) -> dict[str, str]:
-        """That of a user who has activated the environment, with this kinfed before an installed one."""
+        """That of a user in an activated environment, with this kinfed before an installed one."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         mine = {"PATH": path, "PYTHONPATH": str(ROOT), "FLWR_HOME": str(self.folder / ".flower")}
@@ -108,17 +108,17 @@ class Town:
             return str(one.getsockname()[1])
 
     def kill(self, name: str) -> None:
-        """Ends a process and all that it started, without a word, and sees to it that they are gone."""
-        cluster = int((self.folder / ".flower" / "pid" / name).read_text())
-        os.killpg(cluster, signal.SIGKILL)
-        self.until(lambda: not members(cluster), f"the end of {name}")
+        """Kills a process and all that it started, and waits until they are gone."""
+        group = int((self.folder / ".flower" / "pid" / name).read_text())
+        os.killpg(group, signal.SIGKILL)
+        self.until(lambda: not members(group), f"the end of {name}")
 
     def processes(self, part: str = "") -> set[int]:
         """Those that belong to the federation and have this in their command line."""
         return {pid for pid, line in command_lines() if part in line and is_in(pid, self.folder)}
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Waits for something; in vain, it says what the processes said."""
+        """Waits for something; the failure has the logs of all processes."""
         end = time.monotonic() + PATIENCE
         while not is_so():
             assert time.monotonic() < end, f"{what} did not happen\n{self.logs()}"
@@ -153,10 +153,10 @@ def command_lines() -> Iterator[tuple[int, str]]:
             continue
 
 
-def members(cluster: int) -> list[str]:
+def members(group: int) -> list[str]:
     """The states of processes of a group, but for those that have ended and wait to be noticed."""
     states = [(row[0], int(row[2])) for row in map(status, Path("/proc").glob("[0-9]*/stat")) if row]
-    return [state for state, its in states if its == cluster and state != "Z"]
+    return [state for state, its in states if its == group and state != "Z"]
 
 
 def status(path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from kinfed.cli import app
 from kinfed.config import DEMO, assemble, load_config, make_population
-from kinfed.deployment import from_folder, read_plan
+from kinfed.deployment import load_folder, read_plan
 from kinfed.errors import ConfigError, NetworkError
 from tests.engines.flower.loopback import Loopback
 
@@ -33,13 +33,13 @@ def away(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def new(*words):
+def write_app(*words):
     result = CliRunner().invoke(app, ["deploy", "new", "mine", *words])
     assert result.exit_code == 0, result.output
     return Path("mine")
 
 
-def refused(*words):
+def read_refusal(*words):
     result = CliRunner().invoke(app, ["deploy", "new", *words])
     assert result.exit_code == 2 and result.stderr.startswith("error: "), result.output
     return result.stderr
@@ -49,17 +49,17 @@ def node_configs(folder):
     return [tomllib.loads(path.read_text()) for path in sorted((folder / "nodes").rglob("*.toml"))]
 
 
-def apps_of(folder, monkeypatch):
+def import_apps(folder, monkeypatch):
     """The two apps, imported as Flower does: from the folder."""
     monkeypatch.syspath_prepend(str(folder.absolute()))
     for name in [name for name in sys.modules if name.startswith("kinfed_app")]:
         monkeypatch.delitem(sys.modules, name)
-    return [importlib.import_module(f"kinfed_app.{side}").app for side in ("server", "client")]
+    return [importlib.import_module(f"kinfed_app.{side}").app for side in ("server_app", "client_app")]
 
 
 def test_the_apps_of_a_new_folder_give_what_a_simulation_of_the_config_gives(monkeypatch, capsys):
-    folder = new(*SMALL)
-    server, client = apps_of(folder, monkeypatch)
+    folder = write_app(*SMALL)
+    server, client = import_apps(folder, monkeypatch)
     monkeypatch.chdir(folder)
     grid = Loopback(0)
     grid.app = client
@@ -74,34 +74,37 @@ def test_the_apps_of_a_new_folder_give_what_a_simulation_of_the_config_gives(mon
     assert exported.exit_code == 0, exported.output
 
 
-def test_rows_are_cut_into_a_folder_for_each_client_and_one_for_the_server():
-    folder, people = new(*SMALL), make_population(load_config(DEMO, SMALL))
+def test_samples_are_written_into_a_folder_for_each_client_and_one_for_the_server():
+    folder, population = write_app(*SMALL), make_population(load_config(DEMO, SMALL))
     for client, config in enumerate(node_configs(folder)):
-        rows = from_folder(folder / config["data"])
-        assert rows.x.equal(people.x[people.train[client]]) and rows.test_y.equal(people.y[people.test[client]])
+        data = load_folder(folder / config["data"])
+        assert data.x.equal(population.x[population.train[client]])
+        assert data.test_y.equal(population.y[population.test[client]])
     plan = read_plan(folder / "kinfed_app" / "plan.toml")
     assert (plan.clients, plan.wait_for, plan.shape, plan.classes) == (6, 6, (1, 8, 8), 10)
-    assert plan.server_samples == "data/server" and len(from_folder(folder / "data" / "server").x) == len(people.public)
+    assert plan.server_samples == "data/server" and len(load_folder(folder / "data" / "server").x) == len(
+        population.public
+    )
     planted = (folder / "data" / "planted.csv").read_text().splitlines()
     assert planted == [
-        "name,group",
-        *(f"client-{i:02},{cluster}" for i, cluster in enumerate(people.true_clusters.tolist())),
+        "name,cluster",
+        *(f"client-{i:02},{cluster}" for i, cluster in enumerate(population.true_clusters.tolist())),
     ]
 
 
 def test_the_config_in_the_folder_is_whole():
-    config = load_config(new(*SMALL) / "kinfed_app" / "config.toml")
+    config = load_config(write_app(*SMALL) / "kinfed_app" / "config.toml")
     assert config == load_config(DEMO, [*SMALL, "engine.name=flower"])
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 def test_nothing_but_the_app_travels():
-    folder = new(*SMALL)
+    folder = write_app(*SMALL)
     (folder / "keys").mkdir()
     (folder / "keys" / "secret.toml").write_text("key = 1")
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
         sent = set(bundle.namelist())
-    parts = ("__init__.py", "client.py", "config.toml", "plan.toml", "server.py")
+    parts = ("__init__.py", "client_app.py", "config.toml", "plan.toml", "server_app.py")
     assert sent == {".info/CONTENT", "pyproject.toml", *(f"kinfed_app/{part}" for part in parts)}
 
 
@@ -126,7 +129,7 @@ def test_methods_and_models_of_the_users_own_travel_with_the_app(place, tmp_path
     Path(place).write_text(OWN)
     module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    folder = new(*SMALL, f"method={module}:Mine", f"model={module}:line")
+    folder = write_app(*SMALL, f"method={module}:Mine", f"model={module}:line")
     assert "`kinfed[flower]` must be installed" in (folder / "README.md").read_text()
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
         bundle.extractall(tmp_path / "far" / "away")
@@ -135,30 +138,30 @@ def test_methods_and_models_of_the_users_own_travel_with_the_app(place, tmp_path
     for name in [name for name in sys.modules if name.startswith("own_pa")]:
         monkeypatch.delitem(sys.modules, name)
     importlib.invalidate_caches()
-    apps_of(tmp_path / "far" / "away", monkeypatch)  # they make their model and method
+    import_apps(tmp_path / "far" / "away", monkeypatch)  # they make their model and method
     assert str(tmp_path / "far") in sys.modules[module].__file__
 
 
 def test_modules_that_are_installed_must_be_installed_on_the_nodes():
-    folder = new(*SMALL, "method=kinfed.methods.fedavg:FedAvg")
+    folder = write_app(*SMALL, "method=kinfed.methods.fedavg:FedAvg")
     assert "`kinfed[flower]` and `kinfed` must be installed" in (folder / "README.md").read_text()
     assert 'fab-include = ["kinfed_app/*.py"' in (folder / "pyproject.toml").read_text()
 
 
 def test_late_holdout_and_unlabelled_clients_have_nodes_of_their_kind():
-    folder = new(*SMALL, "partition.clients=12", "roles.late=0.25", "roles.join_round=1", "roles.holdout=0.25",
+    folder = write_app(*SMALL, "partition.clients=12", "roles.late=0.25", "roles.join_round=1", "roles.holdout=0.25",
                  "roles.unlabelled=0.25", "roles.look_alikes=2")  # fmt: skip
     late = sorted(path.stem for path in (folder / "nodes" / "late").glob("*.toml"))
     configs = node_configs(folder)
-    without = [c["name"] for c in configs if "y" not in np.load(folder / c["data"] / "rows.npz")]
+    without = [c["name"] for c in configs if "y" not in np.load(folder / c["data"] / "samples.npz")]
     assert len(configs) == 12 and len(late) == 3 and len(without) == 3
     assert sum(config.get("holdout", False) for config in configs) == 3
     plan = read_plan(folder / "kinfed_app" / "plan.toml")
     assert (plan.clients, plan.wait_for) == (12, 9)
 
 
-def test_nodes_may_bring_their_own_rows():
-    folder = new("method=fedavg", "model=resnet9", "--shape", "3,32,32", "--classes", "7", "--clients", "3")
+def test_nodes_may_bring_their_own_samples():
+    folder = write_app("method=fedavg", "model=resnet9", "--shape", "3,32,32", "--classes", "7", "--clients", "3")
     plan = read_plan(folder / "kinfed_app" / "plan.toml")
     assert (plan.shape, plan.classes, plan.clients, plan.dtype) == ((3, 32, 32), 7, 3, "uint8")
     assert [config["name"] for config in node_configs(folder)] == ["client-00", "client-01", "client-02"]
@@ -167,10 +170,10 @@ def test_nodes_may_bring_their_own_rows():
 
 
 @pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])
-def test_a_method_whose_server_needs_rows_has_a_place_for_them_and_it_is_said(method):
+def test_a_method_whose_server_needs_samples_gets_a_folder_for_them(method):
     words = [f"method={method}", "--shape", "3,32,32", "--classes", "10", "--clients", "20"]
     result = CliRunner().invoke(app, ["deploy", "new", "mine", *words])
-    assert f"{method} needs rows of the server's own too" in result.stdout and "server_samples" in result.stdout
+    assert f"{method} needs samples of the server's own too" in result.stdout and "server_samples" in result.stdout
     assert read_plan(Path("mine/kinfed_app/plan.toml")).server_samples == "data/server"
     assert "here `data/server`" in Path("mine/README.md").read_text()
 
@@ -184,26 +187,26 @@ def test_the_command_on_the_deployment_page_writes_an_app_whose_server_starts(tm
     plan = Path("kinfed_app/plan.toml")
     plan.write_text(plan.read_text().replace("wait_seconds = 600.0", "wait_seconds = 0.1"))
     Path("data/server").mkdir(parents=True)
-    np.savez("data/server/rows.npz", x=np.zeros((9, 3, 32, 32), np.uint8))  # as the page says
-    server, _ = apps_of(tmp_path / "clinics", monkeypatch)
+    np.savez("data/server/samples.npz", x=np.zeros((9, 3, 32, 32), np.uint8))  # as the page says
+    server, _ = import_apps(tmp_path / "clinics", monkeypatch)
     with pytest.raises(NetworkError, match="0 of 20 clients"):
         server(Loopback(0), Context(1, 0, {}, RecordDict(), {}))
     assert "waiting for 20 clients" in capsys.readouterr().out
 
 
-def test_an_encoder_from_elsewhere_takes_no_rows_of_the_server():
-    folder = new("methods.flt.signature.pretraining.source=emnist", "--shape", "1,28,28", "--classes", "10",
+def test_an_encoder_from_another_dataset_takes_no_samples_of_the_server():
+    folder = write_app("methods.flt.signature.pretraining.source=emnist", "--shape", "1,28,28", "--classes", "10",
                  "--clients", "3")  # fmt: skip
     assert read_plan(folder / "kinfed_app" / "plan.toml").server_samples == ""
 
 
 def test_what_is_there_is_not_written_over_unless_forced():
-    folder = new(*SMALL)
-    (folder / "kinfed_app" / "client.py").write_text("mine")
-    assert "mine is not empty" in refused("mine", *SMALL) and "--force" in refused("mine", *SMALL)
-    assert (folder / "kinfed_app" / "client.py").read_text() == "mine"
-    new(*SMALL, "partition.clients=3", "--force")
-    assert "app_for" in (folder / "kinfed_app" / "client.py").read_text()
+    folder = write_app(*SMALL)
+    (folder / "kinfed_app" / "client_app.py").write_text("mine")
+    assert "mine is not empty" in read_refusal("mine", *SMALL) and "--force" in read_refusal("mine", *SMALL)
+    assert (folder / "kinfed_app" / "client_app.py").read_text() == "mine"
+    write_app(*SMALL, "partition.clients=3", "--force")
+    assert "make_client_app" in (folder / "kinfed_app" / "client_app.py").read_text()
     assert len(node_configs(folder)) == 3  # none is left of the six
 
 
@@ -215,19 +218,19 @@ def test_what_is_there_is_not_written_over_unless_forced():
         (["mine", "--shape", "3,32,32"], "--shape, --classes and --clients are needed"),
         (["mine", "--shape", "3x32", "--classes", "2", "--clients", "2"], "wanted whole numbers as in 3,32,32"),
         (["mine", "--shape", "-1,8,8", "--classes", "2", "--clients", "2"], "at least 1 as in 3,32,32, got [-1, 8, 8]"),
-        (["mine", "model=lenet5"], "rows of shape (1, 8, 8)"),
+        (["mine", "model=lenet5"], "samples of shape (1, 8, 8)"),
         (["mine", "evaluation.correlation=true"], "which a deployed server has not"),
         (["mine", "--shape", "3,30,30", "--classes", "2", "--clients", "2"], "image sides that 4 divides, got 30x30"),
-        (["mine", "data.public=0"], "flt needs rows of the server's own, but there are none: set data.public = 0.1"),
+        (["mine", "data.public=0"], "flt needs samples of the server's own, but there are none: set data.public = 0.1"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(words, part):
-    assert part in refused(*words) and not Path("mine").exists()
+    assert part in read_refusal(*words) and not Path("mine").exists()
 
 
-def test_a_file_in_the_way_is_said():
+def test_a_file_of_that_name_is_refused():
     Path("mine").write_text("")
-    assert "mine is a file" in refused("mine", *SMALL)
+    assert "mine is a file" in read_refusal("mine", *SMALL)
 
 
 def test_a_plan_with_a_misspelt_key_names_the_nearest(tmp_path):
@@ -237,7 +240,7 @@ def test_a_plan_with_a_misspelt_key_names_the_nearest(tmp_path):
 
 
 def test_scripts_can_be_started():
-    folder = new(*SMALL)
+    folder = write_app(*SMALL)
     assert all((folder / name).stat().st_mode & 0o111 for name in ("try.sh", "certificates.sh"))
     assert "FLWR_TELEMETRY_ENABLED=0" in (folder / "offline.sh").read_text()
     assert "@" not in (folder / "README.md").read_text() + (folder / "pyproject.toml").read_text()

@@ -1,4 +1,4 @@
-"""A run's bundle serves clients that nobody has met as the run itself served its strangers."""
+"""A run's bundle serves unseen clients as the run itself served its held-out clients."""
 
 import csv
 import json
@@ -12,7 +12,9 @@ from kinfed.config import load_config, make_population
 from kinfed.errors import RoleError
 from kinfed.methods import METHODS
 from kinfed.serving import Bundle, export, load
-from kinfed.serving.commands import Target, assign_client, export_run
+from kinfed.serving.assignment import OutputFolder
+from kinfed.serving.client_files import assign_client
+from kinfed.serving.run_export import export_run
 from tests.problems import assert_same_bits
 
 pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
@@ -32,23 +34,23 @@ def unseen(run: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("method", SERVED)
-def test_strangers_get_from_the_bundle_what_they_got_in_the_run(method, runs, folder_of, tmp_path):
+def test_unseen_clients_get_from_the_bundle_what_they_got_in_the_run(method, runs, folder_of, tmp_path):
     run = runs(method)
-    list(export_run(run, Target(tmp_path / "bundle")))
-    population, met = population_of(run), unseen(run)
-    assert len(met) == 4
-    for row in met:
+    list(export_run(run, OutputFolder(tmp_path / "bundle")))
+    population, clients = population_of(run), unseen(run)
+    assert len(clients) == 4
+    for row in clients:
         folder = folder_of(population, int(row["client"]), bool(reason_for_labels(METHODS[method])))
-        list(assign_client(tmp_path / "bundle", folder, Target(folder / "model"), False, None))
-        said = json.loads((folder / "model" / "assignment.json").read_text())
-        assert said["test_accuracy"] == pytest.approx(float(row["accuracy"]), abs=1e-6)
-        assert said["test_samples"] == int(row["test_samples"])
-        if method not in ("ifca", "flis_dc"):  # their strangers choose a model whenever they are served
-            assert said["cluster"] == (int(row["cluster"]) if row["cluster"] else None)
+        list(assign_client(tmp_path / "bundle", folder, OutputFolder(folder / "model"), False, None))
+        written = json.loads((folder / "model" / "assignment.json").read_text())
+        assert written["test_accuracy"] == pytest.approx(float(row["accuracy"]), abs=1e-6)
+        assert written["test_samples"] == int(row["test_samples"])
+        if method not in ("ifca", "flis_dc"):  # their unseen clients select a model whenever they are served
+            assert written["cluster"] == (int(row["cluster"]) if row["cluster"] else None)
 
 
 @pytest.mark.parametrize("method", TUNES)
-def test_a_stranger_without_labels_gets_the_common_model_and_one_with_labels_tunes_it(method, runs):
+def test_an_unseen_client_without_labels_gets_the_common_model_and_one_with_labels_tunes_it(method, runs):
     run = runs(method)
     bundle, population = export(run), population_of(run)
     state, _ = checkpoint.load_served(run / "checkpoint.safetensors", bundle.method)
@@ -59,7 +61,7 @@ def test_a_stranger_without_labels_gets_the_common_model_and_one_with_labels_tun
     assert_same_bits(bundle.assign(x, y).params, bundle.assign(x, y).params)
 
 
-def test_what_has_nothing_for_strangers_says_why(runs):
+def test_a_method_without_models_for_unseen_clients_says_why(runs):
     with pytest.raises(RoleError, match="no model for strangers"):
         export(runs("local"))
     with pytest.raises(RoleError, match="all trained from the start"):
@@ -74,13 +76,13 @@ def tensors_of(bundle: Bundle) -> dict:
     return tensors
 
 
-def test_a_bundle_has_one_model_for_each_cluster_and_nothing_of_strangers(runs):
+def test_a_bundle_has_one_model_for_each_cluster_and_nothing_of_unseen_clients(runs):
     bundle = export(runs("flt"))
     tensors = tensors_of(bundle)
     clusters = len(bundle.about["clusters"])
     assert len(tensors["state.models.1.weight"]) == clusters
     assert len(bundle.sizes) == sum(cluster["clients"] for cluster in bundle.about["clusters"]) == 11
-    assert len(tensors["state.known.centroids"]) == 12  # those who trained, and a blank
+    assert len(tensors["state.known.centroids"]) == 12  # the clients that trained, and a blank
     assert not tensors["state.known.centroids"][-1].any()
 
 
