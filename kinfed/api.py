@@ -304,7 +304,7 @@ def export_run(folder: Text, bundle: Text, *, force: bool = False, given: Given 
     from kinfed.serving.assignment import OutputFolder
     from kinfed.serving.run_export import export_run as write_bundle
 
-    return list(write_bundle(Path(folder), OutputFolder(Path(bundle), force)))
+    return list(write_bundle(Path(folder), OutputFolder(Path(bundle), force), given.population))
 
 
 def give(method: MethodLike | None, data: DataLike | None) -> Given:

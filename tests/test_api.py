@@ -149,3 +149,15 @@ def test_digests_tell_populations_apart():
     assert name_data(tiny_population()) == name_data(tiny_population())
     names = {name_data(p) for p in (tiny_population(), tiny_population(clusters=1), tiny_population(sizes=(7, 23)))}
     assert len(names) == 3
+
+
+def test_a_run_of_own_data_is_exported_and_assigns_an_unseen_client():
+    from kinfed import serving
+
+    people = tiny_population()
+    result = kinfed.run("ifca", people, rounds=2, methods={"ifca": {"clusters": 2}}, quiet=True)
+    bundle = serving.load(result.export("bundle"))
+    mine = people.train[0]
+    assert bundle.assign(people.x[mine], people.y[mine]).cluster in (0, 1)
+    with pytest.raises(ConfigError, match="to export a run, name its model"):
+        kinfed.run(kinfed.FedAvg(small_net()), people, rounds=1, quiet=True).export("other")
