@@ -80,8 +80,8 @@ def refuse_own(name: str, kind: str) -> None:
     """Raises for what Python gave as an object, and no config can make."""
     if name.startswith(OWN):
         raise ConfigError(
-            f"this run's {kind} came from Python as an object: give it again there, as in "
-            "kinfed.run(method, data, out=FOLDER, resume=True)"
+            f"this run's {kind} came from Python as an object: give it again there, as in kinfed.run(method, data, "
+            "out=FOLDER, resume=True); to export a run, name its model"
         )
 
 
