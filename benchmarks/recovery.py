@@ -18,10 +18,10 @@ from typing import Literal
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from kinfed.config import Config, assemble, flattened, laid_over, make_population, read, write
+from kinfed.config import Config, assemble, flatten, make_population, merge_tables, read, to_toml
 from kinfed.methods import METHODS
 from kinfed.metrics import agreement
-from kinfed.registry import unknown
+from kinfed.registry import explain_unknown
 
 PLAN = Path(__file__).with_suffix(".toml")
 PAGE = Path(__file__).parents[1] / "docs" / "recovery.md"
@@ -112,7 +112,7 @@ def config_of(plan: Plan, cell: Cell, seed: int, data: str = "digits", device: s
     own |= {"engine": {"device": device}, "methods": {method: given.settings}}
     table: Table = {}
     for part in (plan.base, plan.data[data], plan.kinds[kind].config, own):
-        table = laid_over(table, part)
+        table = merge_tables(table, part)
     return read(dict(table))
 
 
@@ -193,7 +193,7 @@ def gifts(plan: Plan) -> str:
     """The table of what each method is given."""
     rows = []
     for method, given in plan.given.items():
-        settings = write(flattened({method: dict(given.settings), "training": dict(given.training)}))
+        settings = to_toml(flatten({method: dict(given.settings), "training": dict(given.training)}))
         keys = settings.replace(f"{method}.", "").replace('"', "").split("\n")
         rows.append(row([f"`{method}`", given.knows, str(given.rounds), " ".join(f"`{k}`" for k in keys if k)]))
     titles = ["method", "is given", "rounds", "settings under `[methods.NAME]`, and `training`"]
@@ -226,7 +226,7 @@ def write_configs(plan: Plan, folder: Path, options: argparse.Namespace) -> None
     for method in [name for name in options.methods if name != REFERENCE]:
         for kind in options.kinds:
             config = config_of(plan, (method, kind), plan.kinds[kind].seeds[0], options.data, options.device)
-            (folder / f"{method}-{kind}.toml").write_text(write(config.resolve()), encoding="utf-8")
+            (folder / f"{method}-{kind}.toml").write_text(to_toml(config.resolve()), encoding="utf-8")
 
 
 def write_page(plan: Plan, data: str, rows: Mapping[str, str]) -> None:
@@ -254,7 +254,7 @@ def parsed(arguments: Sequence[str] | None, plan: Plan) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for names, there, what in ((options.methods, methods, "method"), (options.kinds, kinds, "kind")):
         for name in set(names) - set(there):
-            parser.error(unknown(name, there, what))
+            parser.error(explain_unknown(name, there, what))
     if options.write and options.kinds != kinds:
         parser.error(f"--write needs all kinds, {', '.join(kinds)}: leave out --kinds")
     return options

@@ -127,10 +127,10 @@ def test_methods_are_compared_in_one_table():
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["run", "method=fedavgg"], ["unknown method 'fedavgg', did you mean 'fedavg'?"]),
-        (["compare", "--methods", "fedavg,lokal"], ["unknown method 'lokal', did you mean 'local'?"]),
-        (["run", "method=fedavg", "training.learn=1"], ["unknown key 'training.learn'", "lr"]),
-        (["run", "method=fedavg", "partition.clents=9"], ["'partition.clents', did you mean 'partition.clients'?"]),
+        (["run", "method=fedavgg"], ["unknown method 'fedavgg': did you mean 'fedavg'?"]),
+        (["compare", "--methods", "fedavg,lokal"], ["unknown method 'lokal': did you mean 'local'?"]),
+        (["run", "method=fedavg", "training.learn=1"], ["unknown config key 'training.learn'", "lr"]),
+        (["run", "method=fedavg", "partition.clents=9"], ["'partition.clents': did you mean 'partition.clients'?"]),
         (["run", "nowhere.toml"], ["no config file at nowhere.toml"]),
         (["run", "method=fedavg", "data.name=mnist", "--data-dir", "."], ["'mnist'", "mnist.npz"]),
         (["run", "method=fedavg", "data.name=mnits", "--data-dir", "."], ["mnits", "mnist"]),

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from kinfed.config.arguments import OWN
-from kinfed.config.own import imported, method_named
-from kinfed.config.settings import Config
+from kinfed.config.settings import Config, find_method
 from kinfed.data.build import build_population
 from kinfed.data.datasets import load
 from kinfed.data.population import Population
@@ -20,7 +19,7 @@ from kinfed.errors import ConfigError, KinfedError, ModelError
 from kinfed.experiment import Experiment, Loop
 from kinfed.method import Method
 from kinfed.models import Model, Shape, make_model
-from kinfed.registry import known
+from kinfed.registry import import_function, look_up
 
 
 def assemble(
@@ -30,8 +29,8 @@ def assemble(
 
     Data and a method that Python gave as objects are given again.
     """
-    method_named(config.method)
-    known(config.engine.name, ENGINES, "engine")
+    find_method(config.method)
+    look_up(config.engine.name, ENGINES, "engine")
     choose_device(config.engine.device)
     population = population or make_population(config)
     method = method or make_method(config, model_for(config, population))
@@ -67,7 +66,7 @@ def model_for(config: Config, population: Population) -> Model:
     refuse_own(config.model, "model")
     shape = cast("Shape", tuple(population.x.shape[1:]))
     if ":" in config.model:
-        own = imported(config.model, "model", "function")
+        own = import_function(config.model, "model")
         build = partial(own_network, config.model, own, shape, population.classes)
         model = Model(build, seed=config.seed, classes=population.classes)
     else:
@@ -112,7 +111,7 @@ def make_method(config: Config, model: Model) -> Method[object]:
     settings = {name: located(value, config.data.dir) for name, value in config.settings_of(config.method).items()}
     if settings.get("data_dir") == "":
         settings["data_dir"] = config.data.dir
-    build = cast("Callable[..., Method[object]]", method_named(config.method))
+    build = cast("Callable[..., Method[object]]", find_method(config.method))
     try:
         return build(model=model, local=config.training, **settings)
     except ValueError as error:

@@ -43,7 +43,7 @@ def build_population(
     supply = Supply.of(dataset, PublicShare(public_fraction, public_test), seed)
     split = supply.draw(partition, tests, generator(seed, "partition"))
     changes: list[Change] = []
-    if change is not None:
+    if change is not None and change.round:
         other = supply.draw(partition, tests, generator(seed, "change"))
         changes.append(plan_change(change, split, other, dataset.y_train, generator(seed, "changed clients")))
     population = plain = supply.pool(dataset, split, tuple(changes))

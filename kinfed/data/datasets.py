@@ -12,7 +12,7 @@ from kinfed.data.archive import FORMAT, read
 from kinfed.data.images import Pixels, channels_first
 from kinfed.data.sampling import Index, generator, others, stratified
 from kinfed.errors import ConfigError, DataError
-from kinfed.registry import unknown
+from kinfed.registry import explain_unknown
 
 DATASETS = {
     "digits": "8x8 handwritten digits that ship with scikit-learn, 10 classes, no download",
@@ -69,7 +69,7 @@ def fetch(name: str, path: Path) -> None:
     """Store a named dataset from the hub at this path."""
     if name not in DATASETS:
         raise ConfigError(
-            f"{unknown(name, DATASETS, 'dataset')} (a dataset of your own: put it at {path}, with {FORMAT})"
+            f"{explain_unknown(name, DATASETS, 'dataset')} (a dataset of your own: put it at {path}, with {FORMAT})"
         )
     try:
         hub.fetch(name, path)

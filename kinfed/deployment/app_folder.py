@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kinfed.capabilities import takes_server_samples
-from kinfed.config import Config, write
-from kinfed.config.tables import to_table
+from kinfed.config import Config, to_toml
+from kinfed.config.schema import to_table
 from kinfed.data.population import Population
 from kinfed.deployment.plan import KINDS, Plan, make_planned_method
 from kinfed.deployment.samples_file import save_folder
@@ -63,11 +63,11 @@ def write_app_folder(config: Config, folder: Path, source: Population | Plan, fo
     folder.mkdir(parents=True, exist_ok=True)
     own = "".join(f'"{pattern}", ' for pattern in copy_modules(config, folder))
     copy_template(folder, {"@NAME@": project_name(folder), '"@OWN@", ': own, **template_values(config, plan, nodes)})
-    write_text(folder / APP / "config.toml", write(config.resolve()))
-    write_text(folder / APP / "plan.toml", PLAN_HEADER + write(to_table(plan)))
+    write_text(folder / APP / "config.toml", to_toml(config.resolve()))
+    write_text(folder / APP / "plan.toml", PLAN_HEADER + to_toml(to_table(plan)))
     write_text(folder / "offline.sh", offline_script())
     for node in nodes:
-        write_with_parents(folder / node.path, write(node.settings()))
+        write_with_parents(folder / node.path, to_toml(node.settings()))
     if isinstance(source, Population):
         write_client_data(source, folder / DATA, nodes)
     return plan

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from kinfed.client_tasks import networks_of
-from kinfed.config import Config, toml
+from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
-from kinfed.config.tables import build
+from kinfed.config.schema import build
 from kinfed.data.sample_kind import ServerSamples
 from kinfed.deployment.samples_file import load_folder
 from kinfed.engines.flower.node import ClientData
@@ -72,4 +72,4 @@ def make_planned_method(config: Config, plan: Plan, samples: ServerSamples) -> M
 
 def read_plan(path: Path) -> Plan:
     """The plan in a TOML file."""
-    return build(Plan, toml.read_file(path), "plan")
+    return build(Plan, read_toml(path), "plan")

@@ -16,7 +16,7 @@ from kinfed.models.network import Gradient, GradientFn, Network, from_module
 from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
 from kinfed.models.supervised import SupervisedAutoEncoder, supervised_ae
 from kinfed.models.walks import Walks
-from kinfed.registry import known
+from kinfed.registry import look_up
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp_200": mlp_200,
@@ -31,7 +31,7 @@ AUTOENCODERS: dict[str, Callable[[Shape, int], nn.Module]] = {"conv_ae": conv_ae
 
 def make_model(name: str, shape: Shape, classes: int, seed: int = 0) -> Model:
     """The built-in classifier of this name for rows of this shape, which only `mlp_200` takes if they are no images."""
-    build = known(name, MODELS, "model")
+    build = look_up(name, MODELS, "model")
     if len(shape) != 3 and build is not mlp_200:
         raise ConfigError(
             f"model '{name}' is for images [channels, height, width], got rows of shape {list(shape)}: "
@@ -46,7 +46,7 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
         name = "conv_ae" if shape[0] == 1 else "residual_ae"
     if shape[1] % 4 or shape[2] % 4:
         raise ConfigError(f"auto-encoders need image sides that 4 divides, got {shape[1]}x{shape[2]}")
-    return AutoEncoder(partial(known(name, AUTOENCODERS, "auto-encoder"), shape, latent), seed=seed)
+    return AutoEncoder(partial(look_up(name, AUTOENCODERS, "auto-encoder"), shape, latent), seed=seed)
 
 
 __all__ = [

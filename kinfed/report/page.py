@@ -8,8 +8,7 @@ from importlib.resources import files
 from string import Template
 
 from kinfed.comparison import Column, mean_and_spread
-from kinfed.config import write
-from kinfed.config.tables import Table
+from kinfed.config import Table, to_toml
 from kinfed.report.payload import payload, shown_runs
 from kinfed.report.series import Series
 from kinfed.report.tables import as_html, cell_of, differences, ledger, results, useful_columns
@@ -163,7 +162,7 @@ def settings(series: Sequence[Series]) -> str:
         "<code>kinfed run</code>.</p>"
     )
     blocks = "".join(
-        f"<details><summary>{escape(one.name)}</summary><pre>{escape(write(own_config(one.runs[0])))}</pre></details>\n"
+        f"<details><summary>{escape(one.name)}</summary><pre>{escape(to_toml(own_config(one.runs[0])))}</pre></details>\n"
         for one in series
     )
     return said + table + blocks

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kinfed.comparison import Outcome
-from kinfed.config import flattened
+from kinfed.config import flatten
 from kinfed.runs.reader import Run, read_runs
 
 SAME = ("seed", "seeds", "compare", "checkpoint_every", "data.dir", "trackers", "evaluation.signatures")
@@ -47,7 +47,7 @@ def settings_of(run: Run) -> dict[str, object]:
     """The settings that make a run what it is, by dotted key."""
     other = [f"methods.{name}." for name in _methods(run) if name != run.method]
     left_out = (*SOME, *other)
-    return {key: v for key, v in flattened(run.config).items() if key not in SAME and not key.startswith(left_out)}
+    return {key: v for key, v in flatten(run.config).items() if key not in SAME and not key.startswith(left_out)}
 
 
 def names_of(together: Sequence[Sequence[Run]]) -> list[str]:

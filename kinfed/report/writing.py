@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kinfed.errors import ConfigError
-from kinfed.registry import nearest
+from kinfed.registry import suggest
 from kinfed.report.figures.all import write_figures
 from kinfed.report.page import page
 from kinfed.report.series import Series, gather
@@ -28,7 +28,7 @@ def checked_kinds(kinds: Sequence[str]) -> None:
     """Raises unless figures can be written as files of these kinds."""
     for kind in kinds:
         if kind not in KINDS:
-            raise ConfigError(f"--figures: wanted {' or '.join(KINDS)}, got '{kind}'{nearest(kind, KINDS)}")
+            raise ConfigError(f"--figures: wanted {' or '.join(KINDS)}, got '{kind}'{suggest(kind, KINDS)}")
 
 
 def write_report(

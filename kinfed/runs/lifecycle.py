@@ -13,9 +13,8 @@ from types import TracebackType
 import torch
 
 from kinfed import checkpoint
-from kinfed.config import Config, assemble
-from kinfed.config import flattened as flatten
-from kinfed.config.tables import Table
+from kinfed.config import Config, assemble, flatten
+from kinfed.config.schema import Table
 from kinfed.data.population import Population
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError, NoRoom

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from kinfed.capabilities import reason_for_labels
 from kinfed.checkpoint import Tree, state_of, take_apart
-from kinfed.config import Config, read
+from kinfed.config import Config, Table, read
 from kinfed.config.assembly import make_method, model_for
-from kinfed.config.tables import Table
 from kinfed.data.arrays import Array
 from kinfed.data.sample_kind import SampleKind
 from kinfed.errors import BundleError, DataError, KinfedError

@@ -235,7 +235,7 @@ def test_a_file_of_that_name_is_refused():
 
 def test_a_plan_with_a_misspelt_key_names_the_nearest(tmp_path):
     (tmp_path / "plan.toml").write_text("clients = 3\nshape = [1, 8, 8]\nclases = 3\n")
-    with pytest.raises(ConfigError, match=r"'plan.clases', did you mean 'plan.classes'"):
+    with pytest.raises(ConfigError, match=r"'plan.clases': did you mean 'plan.classes'"):
         read_plan(tmp_path / "plan.toml")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kinfed.errors import ConfigError
-from kinfed.registry import unknown
+from kinfed.registry import explain_unknown
 from kinfed.report.series import Series
 from kinfed.runs.reader import Numbers, Run
 
@@ -55,7 +55,7 @@ def metric_named(name: str) -> Metric:
     """The metric of this name."""
     by_name = {metric.name: metric for metric in METRICS}
     if name not in by_name:
-        raise ConfigError(unknown(name, by_name, "metric"))
+        raise ConfigError(explain_unknown(name, by_name, "metric"))
     return by_name[name]
 
 
