@@ -29,7 +29,7 @@ def test_the_architecture_page_names_every_layer():
 
 
 def test_the_metrics_page_names_every_column():
-    from kinfed.runs.folder import METRICS
+    from kinfed.runs.logs import METRICS
 
     page = (ROOT / "docs" / "metrics.md").read_text()
     named = {name for name in METRICS if f"`{name}`" in page}

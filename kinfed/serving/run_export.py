@@ -11,6 +11,7 @@ from kinfed import checkpoint
 from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, explain_assignment, reason_for_labels
 from kinfed.config import Config, make_population
 from kinfed.config.schema import Table
+from kinfed.data.population import Population
 from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
@@ -22,10 +23,10 @@ from kinfed.serving.assignment import OutputFolder
 from kinfed.serving.bundle import JSON, TENSORS, Bundle, method_of
 
 
-def export_run(run: Path, target: OutputFolder) -> Iterator[str]:
+def export_run(run: Path, target: OutputFolder, population: Population | None = None) -> Iterator[str]:
     """Writes the bundle of a run; says what is in it."""
     target.check(JSON)
-    bundle = export(run)
+    bundle = export(run, population)
     bundle.save(target.folder)
     clusters = cast("list[Table]", bundle.about["clusters"])
     size = sum((target.folder / name).stat().st_size for name in (JSON, TENSORS)) / 1e6
@@ -34,8 +35,11 @@ def export_run(run: Path, target: OutputFolder) -> Iterator[str]:
     yield f"written to {target.folder}"
 
 
-def export(run: Path) -> Bundle:
-    """The bundle of a run that has ended; RoleError where its method has no model for unseen clients."""
+def export(run: Path, population: Population | None = None) -> Bundle:
+    """The bundle of a run that has ended; RoleError where its method has no model for unseen clients.
+
+    Own data that the run was given as an object are given again, where the method needs samples of the server.
+    """
     config, kind = read_ended(run)
     method = method_of(config, kind)
     state, clients = checkpoint.load_served(run / CHECKPOINT, method)
@@ -43,7 +47,7 @@ def export(run: Path) -> Bundle:
         raise RoleError(f"{config.method} cannot be exported: its server has no model for unseen clients")
     exported = method.export_state(state, clients["training"], clients["sizes"])
     compares = isinstance(method, NeedsServerSamples) and method.admits_by_server_samples()
-    own = load_server_samples(run, config) if compares else kind.nothing()
+    own = load_server_samples(run, config, population) if compares else kind.nothing()
     assignment = method.cluster_assignment(exported) if isinstance(method, FindsClusters) else None
     clusters = summarise_clusters(assignment, clients["training"].tolist(), Run(run))
     summary = summarise_method(config, method) | {"clusters": clusters}
@@ -63,13 +67,13 @@ def read_ended(run: Path) -> tuple[Config, SampleKind]:
     return config, SampleKind.read(saved["samples"])
 
 
-def load_server_samples(run: Path, config: Config) -> Tensor:
+def load_server_samples(run: Path, config: Config, population: Population | None = None) -> Tensor:
     """The samples that the server of this run owns."""
     if (run / ROSTER).exists():
         raise RoleError(
             "unseen clients are compared on the server's own samples, and a deployment's run does not hold these"
         )
-    population = make_population(config)
+    population = population or make_population(config)
     return population.x[population.public]
 
 
