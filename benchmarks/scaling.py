@@ -5,7 +5,7 @@
 
 Signatures are planted (clusters, each of 4 out of 100 classes; k=5 centroids in 128 dimensions that fall on the
 cluster's classes at random), so no client is asked: what is measured is which clients are related, and which clusters
-there are. Every size runs in a process of its own. Seconds are those of the processor, which other work does not change.
+there are. Every size runs in a process of its own. Seconds are those of the processor.
 """
 
 import argparse
