@@ -199,7 +199,7 @@ def compare(
             )
         return resume_comparison(place.out, display=display, config=config, population=given.population, own=own)
     check_comparison(config, given.population, own)
-    folder = place.make(f"compare-{as_file(config.data.name.split(':')[0])}")
+    folder = place.make(f"compare-{config.data.name.split(':')[0]}")
     write_config(folder, config, COMPARISON)
     return run_all(config, folder, display, given.population, own, force=force)
 
@@ -300,10 +300,10 @@ def report(
 
 def export_run(folder: Text, bundle: Text, *, force: bool = False, given: Given = lifecycle.CONFIGURED) -> list[str]:
     """Writes a bundle of a run that has ended, for unseen clients; says what is in it."""
-    from kinfed.serving.commands import Target
-    from kinfed.serving.commands import export_run as write_bundle
+    from kinfed.serving.assignment import OutputFolder
+    from kinfed.serving.run_export import export_run as write_bundle
 
-    return list(write_bundle(Path(folder), Target(Path(bundle), force)))
+    return list(write_bundle(Path(folder), OutputFolder(Path(bundle), force), given.population))
 
 
 def give(method: MethodLike | None, data: DataLike | None) -> Given:

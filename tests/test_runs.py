@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,12 @@ from kinfed import api, checkpoint
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.config import Config, assemble, load_config
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.runs import RunWriter, free_folder, hold
+from kinfed.methods import FedAvg
+from kinfed.runs import Interrupted, RunWriter, free_folder, hold
 from kinfed.runs.logs import CsvLog, EventLog
 from kinfed.runs.reader import is_comparison
 from kinfed.runs.writer import write_relatedness
+from tests.problems import small_net, tiny_population
 
 TINY = ["method=fedavg", "partition.clients=10", "fraction=0.5", "rounds=4", "checkpoint_every=2"]
 
@@ -310,3 +314,81 @@ def test_a_file_of_tensors_that_is_no_checkpoint_is_told(tmp_path: Path):
     (folder / "checkpoint.safetensors").mkdir()
     with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
         api.resume(folder, quiet=True)
+
+
+QUICK_FLT = (
+    "method=flt", "rounds=1", "data.public=0.1", "methods.flt.signature.tuning=none", "methods.flt.signature.latent=8",
+    "methods.flt.signature.pretraining.epochs=1", "methods.flt.signature.pretraining.least_steps=1",
+)  # fmt: skip
+FOUND = {"relatedness.npz", "tree.npz", "signatures.npz", "labels.csv", "summary.json", "ledger_clients.csv"}
+
+
+@pytest.mark.parametrize("killed_at", ["write_labels", "write_relatedness", "write_tree", "write_arrays"])
+def test_a_run_killed_while_it_writes_its_findings_has_them_all_after_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
+):
+    def kill(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    settings = config(*QUICK_FLT)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="resume with: kinfed resume"):
+        patch.setattr(f"kinfed.runs.writer.{killed_at}", kill)
+        api.run(settings, out=tmp_path / "killed", quiet=True)
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    api.resume(tmp_path / "killed", quiet=True)
+    whole = api.run(settings, out=tmp_path / "whole", quiet=True).path
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {path.name for path in whole.iterdir()} > FOUND
+    for name in FOUND - {"relatedness.npz", "tree.npz", "signatures.npz"}:
+        assert (tmp_path / "killed" / name).read_bytes() == (whole / name).read_bytes(), name
+    for name in ("relatedness.npz", "tree.npz", "signatures.npz"):
+        with np.load(tmp_path / "killed" / name) as killed, np.load(whole / name) as other:
+            assert all(np.array_equal(killed[key], other[key]) for key in other.files), name
+
+
+def test_findings_of_late_clients_are_those_of_a_run_that_was_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = config(*QUICK_FLT, "rounds=2", "roles.late=0.2", "roles.join_round=50")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("kinfed.runs.writer.write_relatedness", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        api.run(settings, out=tmp_path / "killed", quiet=True)
+    api.resume(tmp_path / "killed", quiet=True)
+    whole = api.run(settings, out=tmp_path / "whole", quiet=True).path
+    for name in ("summary.json", "ledger.csv", "ledger_clients.csv", "clusters.csv"):
+        assert (tmp_path / "killed" / name).read_bytes() == (whole / name).read_bytes(), name
+    with np.load(tmp_path / "killed" / "relatedness.npz") as killed, np.load(whole / "relatedness.npz") as other:
+        assert np.array_equal(killed["related"], other["related"])
+
+
+def test_a_folder_of_an_older_kinfed_is_refused_in_one_line(finished: Path, tmp_path: Path):
+    old = tmp_path / "old"
+    shutil.copytree(finished, old)
+    (old / "config.toml").write_text((old / "config.toml").read_text().split("\n", 1)[1])  # it named no format
+    for read in (api.load_run, api.resume, api.report):
+        with pytest.raises(CheckpointError, match=r"an older kinfed \(format 1, wanted 2\): run it again"):
+            read(old)
+
+
+def test_a_checkpoint_of_an_older_kinfed_is_refused_in_one_line(tmp_path: Path):
+    save_file({"w": torch.zeros(3)}, tmp_path / "old", metadata={"about": "{}", "tree": "{}"})
+    with pytest.raises(CheckpointError, match=r"older kinfed \(format 1, wanted 2\)"):
+        checkpoint.read_about(tmp_path / "old")
+
+
+def test_a_method_s_own_error_surfaces_once_and_is_noted(tmp_path: Path):
+    method = Broken(small_net())
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        api.run(method, tiny_population(), out=tmp_path, quiet=True)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event.get("message")) for event in events] == [("started", None), ("failed", "mine")]
+    assert CALLS == [0]
+
+
+CALLS: list[int] = []
+
+
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    def round(self, state, t, fed):
+        CALLS.append(t)
+        raise ZeroDivisionError("mine")

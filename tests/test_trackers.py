@@ -70,7 +70,7 @@ def test_wandb_writes_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_unknown_or_missing_tracker_is_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with pytest.raises(ConfigError, match="unknown tracker 'tensorbord', did you mean 'tensorboard'"):
+    with pytest.raises(ConfigError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
         api.run(tracked("tensorbord"), out=tmp_path / "run", quiet=True)
     monkeypatch.setattr("kinfed.trackers.is_installed", lambda name: False)
     with pytest.raises(

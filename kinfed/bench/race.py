@@ -13,7 +13,7 @@ from kinfed.bench.drivers import Job
 from kinfed.bench.workloads import WORKLOADS, Workload
 from kinfed.errors import ConfigError
 from kinfed.progress import Display
-from kinfed.registry import known
+from kinfed.registry import look_up
 from kinfed.runs.logs import write_text
 
 YARDSTICK = "plain"
@@ -84,7 +84,7 @@ def race(
     """The timings of all contenders on each workload; one that cannot take part has the reason in its own."""
     if not workloads or not contenders:
         raise ConfigError("bench: wanted at least one workload and one contender, got none")
-    chosen = {name: known(name, WORKLOADS, "workload").scale(plan.scale) for name in workloads}
+    chosen = {name: look_up(name, WORKLOADS, "workload").scale(plan.scale) for name in workloads}
     return [t for name, workload in chosen.items() for t in race_on(name, workload, contenders, plan, say)]
 
 

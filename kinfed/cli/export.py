@@ -14,9 +14,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="The folder to write the bundle to.", metavar="DIR")],
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
 ) -> None:
-    """Write a bundle: all that it takes to place strangers and hand them their models, offline.
+    """Write a bundle: all that it takes to assign unseen clients to models, offline.
 
-    It has the models of the groups, the encoder and what places a client; neither anybody's rows nor pickle.
+    It has the models of the clusters, the encoder and what clients are compared with; no client's samples, no pickle.
 
     **Examples**
 
@@ -25,7 +25,8 @@ def export(
     `kinfed assign bundle --data clinic` — then, wherever the bundle is copied to
     """
     with plain_errors():
-        from kinfed.serving.commands import Target, export_run
+        from kinfed.serving.assignment import OutputFolder
+        from kinfed.serving.run_export import export_run
 
-        for line in export_run(run, Target(folder, force)):
+        for line in export_run(run, OutputFolder(folder, force)):
             print(line)

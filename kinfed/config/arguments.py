@@ -14,11 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kinfed.config.own import GIVEN
-from kinfed.config.settings import DEMO, Config, read
-from kinfed.config.tables import Table
-from kinfed.config.toml import laid_over as merge_tables
-from kinfed.config.toml import read_file as read_toml
+from kinfed.config.schema import Table
+from kinfed.config.settings import DEMO, GIVEN, Config, read
+from kinfed.config.toml import merge_tables, read_toml
 from kinfed.data.population import Population
 from kinfed.errors import ConfigError
 from kinfed.method import Method

@@ -98,9 +98,13 @@ def round_rows(found: Sequence[Curve], metric: Metric) -> Rows:
     for at, curve in enumerate(found):
         for x, y, high in zip(curve.rounds.tolist(), curve.mean, curve.high, strict=True):
             rows.setdefault(int(x), {"x": int(x)})[f"m{at}"] = value_text(y, high - y, curve, metric)
-    at = sorted(rows)
-    middles = [at[0], *((a + b) / 2 for a, b in pairwise(at)), at[-1]] if at else []  # each round up to the next one's
-    return [rows[x] | {"from": low, "to": high} for x, (low, high) in zip(at, pairwise(middles), strict=True)]
+    rounds = sorted(rows)
+    middles = [
+        *rounds[:1],
+        *((a + b) / 2 for a, b in pairwise(rounds)),
+        *rounds[-1:],
+    ]  # each round up to the next one's
+    return [rows[x] | {"from": low, "to": high} for x, (low, high) in zip(rounds, pairwise(middles), strict=True)]
 
 
 def value_text(mean: float, spread: float, curve: Curve, metric: Metric) -> str:

@@ -10,10 +10,9 @@ from pathlib import Path
 from string import Template
 
 from kinfed.comparison import Column, mean_and_spread
-from kinfed.config import write
-from kinfed.config.tables import Table
+from kinfed.config import Table, to_toml
 from kinfed.errors import ConfigError
-from kinfed.registry import nearest
+from kinfed.registry import suggest
 from kinfed.report.method_charts import plot_accuracies, plot_convergence, plot_cost
 from kinfed.report.report_tables import (
     as_html,
@@ -72,7 +71,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
     """Raises unless charts can be written as files of these kinds."""
     for kind in kinds:
         if kind not in KINDS:
-            raise ConfigError(f"--figures: wanted {' or '.join(KINDS)}, got '{kind}'{nearest(kind, KINDS)}")
+            raise ConfigError(f"--figures: wanted {' or '.join(KINDS)}, got '{kind}'{suggest(kind, KINDS)}")
 
 
 def write_report(
@@ -327,7 +326,7 @@ def settings(series: Sequence[Series]) -> str:
         "<code>kinfed run</code>.</p>"
     )
     blocks = "".join(
-        f"<details><summary>{escape(one.name)}</summary><pre>{escape(write(own_config(one.runs[0])))}</pre></details>\n"
+        f"<details><summary>{escape(one.name)}</summary><pre>{escape(to_toml(own_config(one.runs[0])))}</pre></details>\n"
         for one in series
     )
     return said + table + blocks

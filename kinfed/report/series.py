@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from kinfed.comparison import Outcome
-from kinfed.config import flattened
+from kinfed.config import flatten
 from kinfed.errors import ConfigError
-from kinfed.registry import unknown
+from kinfed.registry import explain_unknown
 from kinfed.runs.reader import Numbers, Run, Whole, read_runs
 
 SAME = ("seed", "seeds", "compare", "checkpoint_every", "data.dir", "trackers", "evaluation.signatures")
@@ -70,7 +70,7 @@ def settings_of(run: Run) -> dict[str, object]:
     """The settings that make a run what it is, by dotted key."""
     other = [f"methods.{name}." for name in _methods(run) if name != run.method]
     left_out = (*SOME, *other)
-    return {key: v for key, v in flattened(run.config).items() if key not in SAME and not key.startswith(left_out)}
+    return {key: v for key, v in flatten(run.config).items() if key not in SAME and not key.startswith(left_out)}
 
 
 def name_series(together: Sequence[Sequence[Run]]) -> list[str]:
@@ -137,7 +137,7 @@ def metric_named(name: str) -> Metric:
     """The metric of this name."""
     by_name = {metric.name: metric for metric in METRICS}
     if name not in by_name:
-        raise ConfigError(unknown(name, by_name, "metric"))
+        raise ConfigError(explain_unknown(name, by_name, "metric"))
     return by_name[name]
 
 

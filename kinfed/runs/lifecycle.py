@@ -13,9 +13,8 @@ from types import TracebackType
 import torch
 
 from kinfed import checkpoint
-from kinfed.config import Config, assemble
-from kinfed.config import flattened as flatten
-from kinfed.config.tables import Table
+from kinfed.config import Config, assemble, flatten
+from kinfed.config.schema import Table
 from kinfed.data.population import Population
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError, NoRoom
@@ -68,7 +67,7 @@ def start(config: Config, place: Place, display: Display, given: Given = CONFIGU
     with explain_full_gpu():
         experiment = assemble(config, given.population, given.method)  # bad input shows before a folder is made
     check_trackers(config.trackers)
-    path = place.make(f"{as_file(config.method)}-{as_file(config.data.name)}-seed{config.seed}")
+    path = place.make(f"{as_file(config.method)}-{config.data.name.split(':')[0]}-seed{config.seed}")
     return conduct(config, path, display, experiment, resume=False)
 
 

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfed.checkpoint import FORMAT, explain_format
-from kinfed.config import Config, load_config
-from kinfed.config.tables import Table
-from kinfed.config.toml import read_file as read_toml
+from kinfed.config import Config, load_config, read_toml
+from kinfed.config.schema import Table
 from kinfed.errors import CheckpointError, KinfedError
 from kinfed.experiment import Summary
 from kinfed.runs.logs import COMPARISON, CONFIG, SUMMARY, whole_lines

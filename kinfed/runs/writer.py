@@ -38,8 +38,7 @@ from kinfed.capabilities import MergesClients, neighbours_of
 from kinfed.checkpoint import FORMAT, write_atomically
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.config import Config
-from kinfed.config import write as to_toml
+from kinfed.config import Config, to_toml
 from kinfed.data.population import Role
 from kinfed.errors import CheckpointError
 from kinfed.experiment import Experiment, RoundResult, Summary

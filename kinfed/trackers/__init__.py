@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kinfed.config import Config
-from kinfed.config import flattened as flatten
+from kinfed.config import Config, flatten
 from kinfed.errors import ConfigError
 from kinfed.experiment import Observer
-from kinfed.registry import is_installed
-from kinfed.registry import known as look_up
+from kinfed.registry import is_installed, look_up
 from kinfed.trackers.backends import MLflow, TensorBoard, WandB
 from kinfed.trackers.subject import Subject
 

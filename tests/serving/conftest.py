@@ -1,4 +1,4 @@
-"""Small runs with strangers, each made once, and folders of a client's rows."""
+"""Small runs with unseen clients, each made once, and folders of a client's samples."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def folder_of(tmp_path):
-    """Writes the rows of one client into a folder."""
+    """Writes the samples of one client into a folder."""
 
     def write(population, client: int, labelled: bool) -> Path:
         train, test = population.train[client], population.test[client]
@@ -46,7 +46,7 @@ def folder_of(tmp_path):
         arrays |= {"y": population.y[train]} if labelled else {}
         folder = tmp_path / f"client-{client}"
         folder.mkdir()
-        np.savez(folder / "rows.npz", **{name: t.numpy() for name, t in arrays.items()})
+        np.savez(folder / "samples.npz", **{name: t.numpy() for name, t in arrays.items()})
         return folder
 
     return write
