@@ -17,7 +17,7 @@ from tests.problems import assert_close, fit, small_net, tiny_population
 SEVERAL = population()
 TWELVE = tiny_population((20,) * 12)
 ALIKE = replace(
-    TWELVE, train=TWELVE.train[:11], test=TWELVE.test[:11], clusters=None, public=TWELVE.test[11]
+    TWELVE, train=TWELVE.train[:11], test=TWELVE.test[:11], true_clusters=None, public=TWELVE.test[11]
 )  # equal sizes
 ONE = replace(SEVERAL, train=SEVERAL.train[:1], test=SEVERAL.test[:1], true_clusters=SEVERAL.true_clusters[:1])
 

@@ -100,7 +100,7 @@ def test_importing_reports_loads_nothing_heavy():
 
 def test_what_takes_long_is_said_beforehand(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
-    monkeypatch.setattr("kinfed.relatedness.projection.project", lambda points, *how: points[:, :2])
+    monkeypatch.setattr("kinfed.relatedness.embeddings.project", lambda points, *how: points[:, :2])
     with heard(said.append):
         umap(np.zeros((20, 3), np.float32))
     umap(np.zeros((20, 3), np.float32))

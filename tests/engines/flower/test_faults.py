@@ -186,9 +186,9 @@ def test_who_is_silent_before_the_first_round_is_asked_again():
     flt = make("flt")
     fed = wired(flt, population(), Loopback(12, meddle))
     state = flt.init(fed)
-    assert first and bool((state.kinship >= 0).all()) and not fed.rejected
+    assert first and bool((state.clusters >= 0).all()) and not fed.rejected
     reference = flt.init(Vectorised(flt, population()))
-    assert torch.equal(state.kinship, reference.kinship)
+    assert torch.equal(state.clusters, reference.clusters)
 
 
 def test_an_experiment_that_nobody_answers_ends_and_says_so():
