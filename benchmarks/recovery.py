@@ -1,4 +1,4 @@
-"""Which heterogeneity can each method see? ARI of every method on five kinds of planted groups.
+"""Which heterogeneity can each method see? ARI of every method on five kinds of planted clusters.
 
     python benchmarks/recovery.py --data digits --seeds 3 [--device cuda] [--methods a,b] [--kinds x,y] [--write]
     python benchmarks/recovery.py --configs FOLDER
@@ -18,18 +18,18 @@ from typing import Literal
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from kinfed.config import Config, assemble, flattened, laid_over, make_population, read, write
+from kinfed.config import Config, assemble, flatten, make_population, merge_tables, read, to_toml
 from kinfed.methods import METHODS
 from kinfed.metrics import agreement
-from kinfed.registry import unknown
+from kinfed.registry import explain_unknown
 
 PLAN = Path(__file__).with_suffix(".toml")
 PAGE = Path(__file__).parents[1] / "docs" / "recovery.md"
 REFERENCE = "(mean images)"  # a yardstick, not a method
-FOUND, UNSEEN = 0.9, 0.2  # ARI from which on groups are found, and up to which they are not seen
+FOUND, UNSEEN = 0.9, 0.2  # ARI from which on clusters are found, and up to which they are not seen
 DIFFERS = " ≠"
-Claim = Literal["finds", "partly", "blind", "no groups"]
-CLAIMS: tuple[Claim, ...] = ("finds", "partly", "blind", "no groups")
+Claim = Literal["finds", "partly", "blind", "no clusters"]
+CLAIMS: tuple[Claim, ...] = ("finds", "partly", "blind", "no clusters")
 Table = dict[str, object]
 Cell = tuple[str, str]  # method, kind
 
@@ -59,7 +59,7 @@ class Kind:
 class Given:
     """What a method is given, for all kinds alike."""
 
-    told: str = "nothing"
+    knows: str = "nothing"
     rounds: int = 1
     settings: Table = field(default_factory=dict)
     training: Table = field(default_factory=dict)
@@ -112,30 +112,30 @@ def config_of(plan: Plan, cell: Cell, seed: int, data: str = "digits", device: s
     own |= {"engine": {"device": device}, "methods": {method: given.settings}}
     table: Table = {}
     for part in (plan.base, plan.data[data], plan.kinds[kind].config, own):
-        table = laid_over(table, part)
+        table = merge_tables(table, part)
     return read(dict(table))
 
 
 def measure(config: Config) -> float | None:
-    """The ARI of the groups found with those planted; None where the method forms no groups."""
+    """The ARI of the clusters found with those planted; None where the method forms none."""
     return assemble(config).run().get("ari")
 
 
 def reference(config: Config) -> float:
-    """The ARI of Ward's linkage of the clients' mean images, told the number of groups: what the pixels alone show."""
-    people = make_population(config)
-    if people.true_clusters is None:
-        raise ValueError("wanted a population with planted groups, got one without")
-    means = torch.stack([people.x[rows].float().mean(0).flatten() for rows in people.train])
-    found = AgglomerativeClustering(len(people.true_clusters.unique())).fit_predict(means.numpy())
-    return agreement(torch.from_numpy(found), people.true_clusters)["ari"]
+    """The ARI of Ward's linkage of mean images, given the number of clusters: what the pixels alone show."""
+    population = make_population(config)
+    if population.true_clusters is None:
+        raise ValueError("wanted a population with planted clusters, got one without")
+    means = torch.stack([population.x[rows].float().mean(0).flatten() for rows in population.train])
+    found = AgglomerativeClustering(len(population.true_clusters.unique())).fit_predict(means.numpy())
+    return agreement(torch.from_numpy(found), population.true_clusters)["ari"]
 
 
 def verdict(found: Sequence[float | None]) -> Claim:
     """The claim that holds at every seed."""
     numbers = [ari for ari in found if ari is not None]
     if not numbers:
-        return "no groups"
+        return "no clusters"
     return "finds" if min(numbers) >= FOUND else "blind" if max(numbers) <= UNSEEN else "partly"
 
 
@@ -193,10 +193,11 @@ def gifts(plan: Plan) -> str:
     """The table of what each method is given."""
     rows = []
     for method, given in plan.given.items():
-        settings = write(flattened({method: dict(given.settings), "training": dict(given.training)}))
+        settings = to_toml(flatten({method: dict(given.settings), "training": dict(given.training)}))
         keys = settings.replace(f"{method}.", "").replace('"', "").split("\n")
-        rows.append(row([f"`{method}`", given.told, str(given.rounds), " ".join(f"`{k}`" for k in keys if k)]))
-    return "\n".join([*head(["method", "is told", "rounds", "settings under `[methods.NAME]`, and `training`"]), *rows])
+        rows.append(row([f"`{method}`", given.knows, str(given.rounds), " ".join(f"`{k}`" for k in keys if k)]))
+    titles = ["method", "is given", "rounds", "settings under `[methods.NAME]`, and `training`"]
+    return "\n".join([*head(titles), *rows])
 
 
 def put(name: str, block: str) -> None:
@@ -225,7 +226,7 @@ def write_configs(plan: Plan, folder: Path, options: argparse.Namespace) -> None
     for method in [name for name in options.methods if name != REFERENCE]:
         for kind in options.kinds:
             config = config_of(plan, (method, kind), plan.kinds[kind].seeds[0], options.data, options.device)
-            (folder / f"{method}-{kind}.toml").write_text(write(config.resolve()), encoding="utf-8")
+            (folder / f"{method}-{kind}.toml").write_text(to_toml(config.resolve()), encoding="utf-8")
 
 
 def write_page(plan: Plan, data: str, rows: Mapping[str, str]) -> None:
@@ -253,7 +254,7 @@ def parsed(arguments: Sequence[str] | None, plan: Plan) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for names, there, what in ((options.methods, methods, "method"), (options.kinds, kinds, "kind")):
         for name in set(names) - set(there):
-            parser.error(unknown(name, there, what))
+            parser.error(explain_unknown(name, there, what))
     if options.write and options.kinds != kinds:
         parser.error(f"--write needs all kinds, {', '.join(kinds)}: leave out --kinds")
     return options

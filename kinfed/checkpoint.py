@@ -24,6 +24,7 @@ State = TypeVar("State")
 T = TypeVar("T")
 Tree = dict[str, "Tree"] | list["Tree"] | str | int | float | bool | None
 TENSOR = "$tensor"
+FORMAT = 2  # of checkpoints and run folders; 1 was that of kinfed before 0.2
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def save(
     whole |= {"if_longer": if_longer} if if_longer else {}
     whole |= {"engine": fed.state_dict(), "clients": {"sizes": fed.sizes, "training": fed.clients}}
     tree = {name: take_apart(part, name, tensors) for name, part in whole.items()}
-    metadata = {"about": json.dumps(about), "tree": json.dumps(tree)}
+    metadata = {"format": str(FORMAT), "about": json.dumps(about), "tree": json.dumps(tree)}
     write_atomically(path, lambda beside: save_file(tensors, beside, metadata=metadata))
     fed.saved()
 
@@ -71,10 +72,7 @@ def load(path: Path, method: Method[State], fed: Federation, longer: bool = Fals
     """The state as saved; memories, ledger and counters go back into the federation, for a `longer` run or this one."""
     metadata, tensors = _read(path, with_tensors=True)
     tree = json.loads(metadata["tree"])
-    books = (tree.get("if_longer") if longer else None) or tree
-    fed.ledger = put_together(Ledger, books["ledger"], tensors)
-    fed.calls = put_together(dict[str, int], books["calls"], tensors)
-    fed.rejected = [Rejected(*entry) for entry in put_together(list[tuple[int, str, int, str]], books["rejected"], {})]
+    _restore_books((tree.get("if_longer") if longer else None) or tree, tensors, fed)
     tensors = {name: t.to(fed.device) for name, t in tensors.items()}
     fed.memory = put_together(dict[str, Tensor], tree["memory"], tensors)
     fed.load_state_dict(tree.get("engine", {}))
@@ -82,14 +80,22 @@ def load(path: Path, method: Method[State], fed: Federation, longer: bool = Fals
     return state_of(method, tree["state"], tensors)
 
 
+def load_books(path: Path, fed: Federation) -> None:
+    """Puts back what the federation had counted when the checkpoint was saved."""
+    metadata, tensors = _read(path, with_tensors=True)
+    _restore_books(json.loads(metadata["tree"]), tensors, fed)
+
+
+def _restore_books(books: dict[str, Tree], tensors: Mapping[str, Tensor], fed: Federation) -> None:
+    fed.ledger = put_together(Ledger, books["ledger"], tensors)
+    fed.calls = put_together(dict[str, int], books["calls"], tensors)
+    fed.rejected = [Rejected(*entry) for entry in put_together(list[tuple[int, str, int, str]], books["rejected"], {})]
+
+
 def load_served(path: Path, method: Method[State]) -> tuple[State, dict[str, Tensor]]:
-    """The state as saved, and of its clients how many rows each has (`sizes`) and who trained (`training`)."""
+    """The state as saved, and of its clients how many samples each has (`sizes`) and which trained (`training`)."""
     metadata, tensors = _read(path, with_tensors=True)
     tree = json.loads(metadata["tree"])
-    if "clients" not in tree:
-        raise CheckpointError(
-            f"{path} is from an earlier kinfed and does not say who trained; run it again to export it"
-        )
     clients = put_together(dict[str, Tensor], tree["clients"], tensors)
     return state_of(method, tree["state"], tensors), clients
 
@@ -106,8 +112,14 @@ def read_about(path: Path) -> dict[str, object]:
 
 
 def read_engine_state(path: Path) -> dict[str, object]:
-    """What the engine wanted to find again: a server needs to know its clients before they come back."""
+    """The state of the engine: a server needs to know its clients before they come back."""
     return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["tree"]).get("engine", {}))
+
+
+def explain_format(path: Path, found: str) -> str:
+    """The message for a file of another format."""
+    age = "an older" if int(found) < FORMAT else "a newer"
+    return f"{path} was written by {age} kinfed (format {found}, wanted {FORMAT}): run it again, or use that version"
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -134,6 +146,8 @@ def _read(path: Path, with_tensors: bool) -> tuple[dict[str, str], dict[str, Ten
         ) from error
     if not {"about", "tree"} <= metadata.keys():
         raise CheckpointError(f"{path} is not a checkpoint of kinfed's: start the run again")
+    if metadata.get("format") != str(FORMAT):
+        raise CheckpointError(explain_format(path, metadata.get("format", "1")))
     return metadata, tensors
 
 

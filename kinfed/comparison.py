@@ -1,4 +1,4 @@
-"""Several runs side by side: one row a method, the mean over its seeds."""
+"""Tables of runs: the end of one, and several side by side, one row a method with the mean over its seeds."""
 
 import csv
 import io
@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-Summary = dict[str, float | int | None]
+from kinfed.experiment import Summary
+from kinfed.progress import in_bytes, percent
+
 NOTHING = "–"
 
 
@@ -41,8 +43,8 @@ def of_summary(name: str, scale: float = 1.0) -> Callable[[Outcome], float | Non
     return value
 
 
-def moved(outcome: Outcome) -> float:
-    """Megabytes that the method moved both ways."""
+def megabytes_of(outcome: Outcome) -> float:
+    """Megabytes that the method sent both ways."""
     return sum(outcome.summary[name] or 0 for name in ("bytes_down", "bytes_up")) / 1e6
 
 
@@ -54,10 +56,10 @@ COLUMNS = (
     Column("ARI", "ari", of_summary("ari")),
     Column("clusters", "clusters", of_summary("clusters"), ".3g"),
     Column("adapted %", "accuracy_adapted_percent", of_summary("accuracy_adapted", 100), always=False),
-    Column("strangers %", "accuracy_strangers_percent", of_summary("accuracy_unseen", 100), always=False),
+    Column("unseen %", "accuracy_unseen_percent", of_summary("accuracy_unseen", 100), always=False),
     Column(
-        "strangers adapted %",
-        "accuracy_strangers_adapted_percent",
+        "unseen adapted %",
+        "accuracy_unseen_adapted_percent",
         of_summary("accuracy_unseen_adapted", 100),
         always=False,
     ),
@@ -65,20 +67,20 @@ COLUMNS = (
     Column("robustness", "robustness", of_summary("robustness"), always=False),
     Column("label correlation", "correlation_labels", of_summary("correlation_labels"), always=False),
     Column("drift correlation", "correlation_drift", of_summary("correlation_drift"), always=False),
-    Column("MB moved", "megabytes", moved, ".1f"),
+    Column("MB moved", "megabytes", megabytes_of, ".1f"),
     Column("seconds", "seconds", lambda outcome: outcome.seconds, ".1f"),
 )
 
 
-def compared(outcomes: Sequence[Outcome]) -> list[list[str]]:
+def comparison_table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """The table to show: a header, then one row a method; mean ± standard deviation over several seeds."""
     columns = [column for column in COLUMNS if is_useful(column, outcomes)]
     header = ["method", *(column.title for column in columns)]
-    return [header, *([m, *(shown(c, runs) for c in columns)] for m, runs in by_method(outcomes).items())]
+    return [header, *([m, *(format_cell(c, runs) for c in columns)] for m, runs in by_method(outcomes).items())]
 
 
 def is_useful(column: Column, outcomes: Sequence[Outcome]) -> bool:
-    """Whether a column is worth its room: not if it is empty, and uniformity not where planted groups say more."""
+    """Whether a column is shown: not if it is empty, and uniformity not where ground-truth clusters say more."""
     if column.name == "uniformity" and any(outcome.summary.get("ari") is not None for outcome in outcomes):
         return False
     return column.always or any(column.value(outcome) is not None for outcome in outcomes)
@@ -96,10 +98,16 @@ def as_csv(outcomes: Sequence[Outcome]) -> str:
 
 
 def by_method(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    clusters: dict[str, list[Outcome]] = {}
+    methods: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        clusters.setdefault(outcome.method, []).append(outcome)
-    return clusters
+        methods.setdefault(outcome.method, []).append(outcome)
+    return methods
+
+
+def means_by_method(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Method -> column -> mean over its seeds."""
+    methods = by_method(outcomes).items()
+    return {method: {c.name: mean_and_spread(c, runs)[0] for c in COLUMNS} for method, runs in methods}
 
 
 def mean_and_spread(column: Column, runs: Sequence[Outcome]) -> tuple[float | None, float | None]:
@@ -108,8 +116,37 @@ def mean_and_spread(column: Column, runs: Sequence[Outcome]) -> tuple[float | No
     return mean(numbers) if numbers else None, stdev(numbers) if len(numbers) > 1 else None
 
 
-def shown(column: Column, runs: Sequence[Outcome]) -> str:
+def format_cell(column: Column, runs: Sequence[Outcome]) -> str:
     middle, spread = mean_and_spread(column, runs)
     if middle is None:
         return NOTHING
     return f"{middle:{column.shown}}" + ("" if spread is None else f" ± {spread:{column.shown}}")
+
+
+SHARES = {
+    "accuracy": "accuracy", "accuracy_adapted": "after adaptation", "accuracy_unseen": "unseen clients",
+    "accuracy_unseen_adapted": "unseen clients after adaptation", "worst_decile": "worst decile",
+    "at_target": "clients at target",
+}  # fmt: skip
+NUMBERS = {
+    "variance": "variance over clients", "ari": "ARI with ground-truth clusters", "clusters": "clusters found",
+    "clustering_error": "clustering error", "uniformity": "uniformity of labels", "robustness": "robustness",
+    "correlation_labels": "correlation with labels", "correlation_drift": "correlation with drift",
+    "rounds_to_target": "rounds to target", "converged_at": "converged at round",
+    "rejected_replies": "rejected replies",
+}  # fmt: skip
+BYTES = {"bytes_down": "sent to clients", "bytes_up": "sent by clients"}
+
+
+def summary_table(summary: Summary) -> list[tuple[str, str]]:
+    """The end of a run as a table."""
+    rows = [(title, percent(summary[name])) for name, title in SHARES.items() if name in summary]
+    rows += [(title, format_number(summary[name])) for name, title in NUMBERS.items() if name in summary]
+    unused = [name for name in summary if name.startswith("replies_")]
+    rows += [(f"replies: {name[8:].replace('_', ' ')}", format_number(summary[name])) for name in unused]
+    cost = [(title, in_bytes(summary[name] or 0)) for name, title in BYTES.items() if name in summary]
+    return [("", "last round"), *rows, *cost]
+
+
+def format_number(value: float | int | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}".rstrip("0").rstrip(".")

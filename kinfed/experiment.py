@@ -40,6 +40,7 @@ from kinfed.models import Model
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
 State = TypeVar("State")
+Summary = dict[str, float | int | None]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Observer(Protocol):
 
     def on_round(self, result: RoundResult) -> None: ...
 
-    def on_end(self, summary: dict[str, float | int | None]) -> None: ...
+    def on_end(self, summary: Summary) -> None: ...
 
 
 def check_model(model: Model, fed: Federation) -> None:
@@ -168,7 +169,7 @@ class Experiment(Generic[State]):
         """Adds observers, and says where the checkpoint is."""
         self.observers, self.checkpoint = (*self.observers, *observers), checkpoint
 
-    def run(self, resume: bool = False) -> dict[str, float | int | None]:
+    def run(self, resume: bool = False) -> Summary:
         """The summary after all rounds; with `resume`, from the checkpoint on."""
         if self.fed.is_over or self.fed.round:
             raise ConfigError("this federation has been through a run, and its clients remember it: make a new one")
@@ -198,7 +199,7 @@ class Experiment(Generic[State]):
             observer.on_end(summary)
         return summary
 
-    def summary(self) -> dict[str, float | int | None]:
+    def summary(self) -> Summary:
         """The last metrics, the cost, and how fast it went there."""
         means = self._accuracies()
         down, up = self._bytes()
@@ -257,11 +258,15 @@ class Experiment(Generic[State]):
             raise ConfigError("an experiment without a checkpoint cannot be resumed")
         about = checkpoints.read_about(self.checkpoint)
         done = int(str(about["round"]))
-        state = checkpoints.load(self.checkpoint, self.method, self.fed, longer=done < self.rounds)
+        state = checkpoints.load(self.checkpoint, self.method, self.fed, longer=True)
         self.history = [(int(round), dict(metrics)) for round, metrics in about["history"]]  # type: ignore[attr-defined]
         self.final = dict(about.get("final", {}))  # type: ignore[call-overload]
         self.fed.begin(done - 1)
-        return done, self.fed.present, state
+        placed = self.fed.present
+        if done == self.rounds:  # only what is written at the end may be missing
+            self.state = self._admit_last(state, placed)
+            checkpoints.load_books(self.checkpoint, self.fed)
+        return done, placed, state
 
     def _admit_last(self, state: State, placed: Tensor) -> State:
         """The state that serves everybody: clients that join after training are admitted now."""

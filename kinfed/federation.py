@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.client import HasMemory, Task, mark_of, width_of
+from kinfed.client import UNMARKED, HasMemory, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.role_columns import RoleColumns
 from kinfed.errors import ConfigError
@@ -203,7 +203,7 @@ class Federation(ABC):
         """What the cohort answers to a task; answers with a NaN or an infinity in them are left out and noted."""
         name, mark = getattr(task, "__name__", str(task)), mark_of(task)
         if mark is None:
-            raise ConfigError(f"'{name}' is no client task: mark it with @client_task (kinfed.client)")
+            raise ConfigError(UNMARKED.format(name))
         keys = fold(torch.tensor(self._next_key(mark.key)), cohort.cpu()).to(self.device)
         return self._answers(name, cohort, keys, offer)
 

@@ -4,7 +4,7 @@ from kinfed.data import DATASETS, PARTITIONS, SHIFTS
 from kinfed.engines import ENGINES
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
-from kinfed.registry import first_lines, known
+from kinfed.registry import first_lines, look_up
 
 FOUND = "the module is in the working folder, or installed"
 
@@ -19,4 +19,4 @@ def listing(kind: str | None = None) -> dict[str, dict[str, str]]:
         "models": first_lines(MODELS) | {"MODULE:FUNCTION": f"A network of your own; {FOUND}."},
         "engines": first_lines(ENGINES),
     }
-    return kinds if kind is None else {kind: known(kind, kinds, "kind of thing to list")}
+    return kinds if kind is None else {kind: look_up(kind, kinds, "kind of thing to list")}

@@ -1,37 +1,32 @@
-"""One process at a time: locks on files and folders, which a killed process gives back."""
+"""One process at a time: file locks, which a killed process gives back."""
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kinfed.errors import ConfigError
+from filelock import FileLock, Timeout
 
-if sys.platform != "win32":
-    from fcntl import LOCK_EX, LOCK_NB, flock
+from kinfed.errors import ConfigError
 
 
 @contextmanager
-def locked(path: Path, busy: str = "") -> Iterator[None]:
-    """Inside it this process is the only one there; it waits for others, or raises what `busy` says.
+def lock(path: Path, busy: str = "") -> Iterator[None]:
+    """Holds a lock file: waits for others, or raises ConfigError with the message `busy`.
 
-    Where the system has no locks, as some network drives have none, it sees to nothing.
+    Where the file system has no locks, as some network drives have none, it holds nothing.
     """
-    if sys.platform == "win32":
-        yield
-        return
-    handle = os.open(path, os.O_RDONLY)
+    file = FileLock(path, timeout=0 if busy else -1)
     try:
-        with suppress(OSError):
-            _take(handle, busy)
+        with suppress(OSError, NotImplementedError):
+            take(file, busy)
         yield
     finally:
-        os.close(handle)
+        file.release()
 
 
-def _take(handle: int, busy: str) -> None:
+def take(file: FileLock, busy: str) -> None:
+    """Takes the lock; raises ConfigError if somebody else has it."""
     try:
-        flock(handle, LOCK_EX | LOCK_NB if busy else LOCK_EX)
-    except BlockingIOError:
+        file.acquire()
+    except Timeout:
         raise ConfigError(busy) from None

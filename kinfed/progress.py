@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: bars in a terminal, lines elsewhere, or nothing."""
+"""The progress of runs: bars in a terminal or a notebook, lines elsewhere, or nothing."""
 
 import logging
 import sys
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from html import escape
 from typing import Protocol, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -13,14 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kinfed.experiment import Observer, RoundResult
+from kinfed.experiment import Observer, RoundResult, Summary
+from kinfed.registry import is_installed
 
-Summary = dict[str, float | int | None]
 Rows = Sequence[Sequence[str]]  # the first one is the header
 
 
 class Watcher(Observer, Protocol):
-    """An observer that is also told what goes on between rounds."""
+    """An observer that also gets messages between rounds."""
 
     def message(self, text: str) -> None: ...
 
@@ -33,7 +34,7 @@ class Display(Protocol):
         ...
 
     def watch(self, label: str) -> Watcher:
-        """Somebody who shows one run under this label."""
+        """An observer that shows one run under this label."""
         ...
 
     def say(self, text: str) -> None: ...
@@ -42,11 +43,13 @@ class Display(Protocol):
 
 
 def choose_display(plain: bool = False, quiet: bool = False, markdown: bool = False) -> Display:
-    """Bars if standard output is a terminal, else lines; tables in Markdown come with lines."""
+    """Bars if standard output is a terminal or a notebook, else lines; tables in Markdown come with lines."""
     if quiet:
         return Silence()
-    bars = sys.stdout.isatty() and not plain and not markdown
-    return Bars.on(Console()) if bars else Lines(sys.stdout, markdown)
+    console = Console()
+    is_notebook = console.is_jupyter and is_installed("ipywidgets")  # without it rich draws no bars there
+    bars = (sys.stdout.isatty() or is_notebook) and not plain and not markdown
+    return Bars.on(console) if bars else Lines(sys.stdout, markdown)
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,7 @@ class Lines:
             self._print(text)
 
     def table(self, rows: Rows) -> None:
-        if self.markdown:
-            return self._print(as_markdown(rows))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-            self._print("  ".join(cells).rstrip())
+        self._print(as_markdown(rows) if self.markdown else as_text(rows))
 
     def _print(self, text: str) -> None:
         print(text, file=self.out, flush=True)
@@ -171,9 +169,9 @@ class LineByLine:
 
 @dataclass(frozen=True)
 class Silence:
-    """Shows nothing; what is said between runs can be heard by somebody else."""
+    """Shows nothing; messages between runs may go to a function."""
 
-    hear: Callable[[str], None] | None = None
+    on_message: Callable[[str], None] | None = None
 
     def live(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -182,8 +180,8 @@ class Silence:
         return self
 
     def say(self, text: str) -> None:
-        if self.hear:
-            self.hear(text)
+        if self.on_message:
+            self.on_message(text)
 
     def table(self, rows: Rows) -> None:
         pass
@@ -201,6 +199,24 @@ class Silence:
         pass
 
 
+def as_text(rows: Rows) -> str:
+    """A table in plain text, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))] for row in rows
+    )
+    return "\n".join("  ".join(cells).rstrip() for cells in lines)
+
+
+def as_html(rows: Rows) -> str:
+    """A table in HTML, for notebooks."""
+    head, *body = (
+        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        for tag, row in zip(["th", *["td"] * (len(rows) - 1)], rows, strict=True)
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in body)}</tbody></table>"
+
+
 def as_markdown(rows: Rows) -> str:
     """A table in Markdown, numbers to the right."""
     ruler = ["---", *("---:" for _ in rows[0][1:])]
@@ -215,8 +231,8 @@ def in_bytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
-class Ears(logging.Handler):
-    """Hands on what is logged."""
+class LogForwarder(logging.Handler):
+    """Passes log messages to a function."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
@@ -227,15 +243,15 @@ class Ears(logging.Handler):
 
 
 @contextmanager
-def heard(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside it what kinfed logs is said, and goes nowhere else."""
-    log, ears = logging.getLogger("kinfed"), Ears(say)
+def forward_log(say: Callable[[str], None]) -> Iterator[None]:
+    """Inside it what kinfed logs goes to `say`, and nowhere else."""
+    log, handler = logging.getLogger("kinfed"), LogForwarder(say)
     before = log.level, log.propagate
     log.setLevel(logging.INFO)
     log.propagate = False
-    log.addHandler(ears)
+    log.addHandler(handler)
     try:
         yield
     finally:
-        log.removeHandler(ears)
+        log.removeHandler(handler)
         log.level, log.propagate = before

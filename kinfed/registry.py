@@ -1,6 +1,10 @@
-"""Looking things up by name, with the nearest known name in the error."""
+"""Named parts: looked up with the nearest name in the error, or imported from a user's module as `module:name`."""
 
+import importlib
+import os
+import sys
 from collections.abc import Collection, Mapping
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import TypeVar
@@ -10,22 +14,68 @@ from kinfed.errors import ConfigError
 T = TypeVar("T")
 
 
-def known(name: str, table: Mapping[str, T], kind: str) -> T:
-    """table[name], or a ConfigError that names the nearest key."""
-    if name not in table:
-        raise ConfigError(unknown(name, table, kind))
-    return table[name]
+def look_up(name: str, registry: Mapping[str, T], kind: str) -> T:
+    """registry[name], or a ConfigError that names the nearest key."""
+    if name not in registry:
+        raise ConfigError(explain_unknown(name, registry, kind))
+    return registry[name]
 
 
-def unknown(name: str, names: Collection[str], kind: str) -> str:
-    """The sentence that says a name is unknown, which one was probably meant, and which there are."""
-    return f"unknown {kind} '{name}'{nearest(name, names)}; known: {', '.join(sorted(names))}"
+def explain_unknown(name: str, names: Collection[str], kind: str) -> str:
+    """The message for an unknown name: which one was probably meant, and which are known."""
+    return f"unknown {kind} '{name}'{suggest(name, names)}; known: {', '.join(sorted(names))}"
 
 
-def nearest(name: str, names: Collection[str], least: float = 0.6) -> str:
-    """ ", did you mean …?" when a name comes close, by this share of its letters at least, else nothing."""
+def suggest(name: str, names: Collection[str], least: float = 0.6) -> str:
+    """ ": did you mean …?" when a name comes close, by this share of its letters at least, else nothing."""
     close = get_close_matches(name, names, n=1, cutoff=least)
-    return f", did you mean '{close[0]}'?" if close else ""
+    return f": did you mean '{close[0]}'?" if close else ""
+
+
+def import_object(path: str, kind: str) -> object:
+    """What "package.module:name" names; modules in the working folder are found too."""
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the script `kinfed` starts without it
+    try:
+        return getattr(importlib.import_module(module), name)
+    except SyntaxError as error:
+        at = f"{error.filename}, line {error.lineno}"
+        raise ConfigError(f"{kind} '{path}' cannot be imported: {error.msg} ({at})") from error
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{kind} '{path}' cannot be imported: {error}; wanted package.module:name") from error
+
+
+def import_function(path: str, kind: str) -> object:
+    """The callable that "package.module:name" names."""
+    found = import_object(path, kind)
+    if not callable(found):
+        raise ConfigError(f"{kind} '{path}' must be callable, got a {type(found).__name__}")
+    return found
+
+
+def find_class(name: str, registry: Mapping[str, type], kind: str, protocol: type) -> type:
+    """The class of this name, or a user's own `module:Class`: a dataclass that implements the protocol."""
+    if ":" not in name:
+        return look_up(name, registry, kind)
+    found = import_object(name, kind)
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise ConfigError(f"{kind} '{name}' must be a dataclass, whose fields are its settings")
+    inherited = {member for base in found.__mro__ for member in vars(base)}
+    if missing := [member for member in members_of(protocol) if member not in inherited]:
+        raise ConfigError(f"{kind} '{name}' must implement {protocol.__name__}: it lacks {', '.join(missing)}")
+    return found
+
+
+def members_of(protocol: type) -> list[str]:
+    """The methods that a protocol asks for."""
+    named = {name: value for name, value in vars(protocol).items() if name == "__call__" or not name.startswith("_")}
+    return [name for name, value in named.items() if callable(value)]
+
+
+def name_of(kind: type, registry: Mapping[str, type]) -> str:
+    """The name that `find_class` turns into this class."""
+    return next((name for name, known in registry.items() if kind is known), f"{kind.__module__}:{kind.__qualname__}")
 
 
 def is_installed(package: str) -> bool:
@@ -35,10 +85,10 @@ def is_installed(package: str) -> bool:
 
 
 def as_file(name: str) -> str:
-    """A name as a part of a file's name: that of a user's own thing has a colon."""
+    """A name as a part of a file's name: that of a user's own part has a colon."""
     return name.replace(":", "-")
 
 
 def first_lines(registry: Mapping[str, object]) -> dict[str, str]:
-    """The first line of each thing's docstring, for listings."""
-    return {name: (thing.__doc__ or "").strip().split("\n")[0] for name, thing in registry.items()}
+    """The first line of each part's docstring, for listings."""
+    return {name: (part.__doc__ or "").strip().split("\n")[0] for name, part in registry.items()}

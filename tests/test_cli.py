@@ -68,7 +68,7 @@ def test_help_comes_without_anything_heavy(words):
 
 
 def test_a_run_loads_no_library_that_its_method_does_not_use():
-    code = "import sys, kinfed.commands; print([n for n in ('scipy', 'sklearn', 'umap', 'numba') if n in sys.modules])"
+    code = "import sys, kinfed.api; print([n for n in ('scipy', 'sklearn', 'umap', 'numba') if n in sys.modules])"
     assert python(code) == "[]\n"
 
 
@@ -115,7 +115,7 @@ def test_methods_are_compared_in_one_table():
     table = Path("both/compare.md").read_text()
     assert result.output == table
     assert table.startswith(
-        "| method | accuracy % | variance | worst decile % | at target % | ARI | groups | MB moved | seconds |"
+        "| method | accuracy % | variance | worst decile % | at target % | ARI | clusters | MB moved | seconds |"
     )
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| fedavg", "| local"]
     assert table.count(" ± ") == 2 * 6
@@ -127,10 +127,10 @@ def test_methods_are_compared_in_one_table():
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["run", "method=fedavgg"], ["unknown method 'fedavgg', did you mean 'fedavg'?"]),
-        (["compare", "--methods", "fedavg,lokal"], ["unknown method 'lokal', did you mean 'local'?"]),
-        (["run", "method=fedavg", "training.learn=1"], ["unknown key 'training.learn'", "lr"]),
-        (["run", "method=fedavg", "partition.clents=9"], ["'partition.clents', did you mean 'partition.clients'?"]),
+        (["run", "method=fedavgg"], ["unknown method 'fedavgg': did you mean 'fedavg'?"]),
+        (["compare", "--methods", "fedavg,lokal"], ["unknown method 'lokal': did you mean 'local'?"]),
+        (["run", "method=fedavg", "training.learn=1"], ["unknown config key 'training.learn'", "lr"]),
+        (["run", "method=fedavg", "partition.clents=9"], ["'partition.clents': did you mean 'partition.clients'?"]),
         (["run", "nowhere.toml"], ["no config file at nowhere.toml"]),
         (["run", "method=fedavg", "data.name=mnist", "--data-dir", "."], ["'mnist'", "mnist.npz"]),
         (["run", "method=fedavg", "data.name=mnits", "--data-dir", "."], ["mnits", "mnist"]),
@@ -138,7 +138,7 @@ def test_methods_are_compared_in_one_table():
         (["run", "method=fedavg", "partition.clients=5000"], ["rows for the 1000 clients of group 0"]),
         (["run", "method=fedavg", "partition.name=iid", "partition.clients=5000"], ["needs at least 5000 rows"]),
         (["run", "method=fedavg", "partition.name=writers"], ["writers", "femnist"]),
-        (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["rows of shape (1, 8, 8)"]),
+        (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["samples of shape (1, 8, 8)"]),
         (["run", "method=fedavg", "engine.name=vectorized"], ["did you mean 'vectorised'?"]),
         (["run", "method=fedavg", "--device", "gpu"], ["wanted cpu, cuda or auto, got 'gpu'"]),
         (["run", "method=fedavg", "--seed", "-1"], ["seeds must be 0..18446744073709551615, got -1"]),
@@ -225,7 +225,7 @@ def test_warnings_are_one_line_each_and_logged(monkeypatch: pytest.MonkeyPatch):
     result = kinfed("run", "method=fedavg", *TINY, "model=dropping_net:net", "--out", "one")
     assert result.exit_code == 0
     assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith(
-        "warning: 'train' runs one client at a time"
+        "warning: Dropout is not vectorised: clients train sequentially"
     )
     assert [json.loads(line)["event"] for line in Path("one/events.jsonl").read_text().splitlines()] == [
         "started", "warning", "ended",

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import jsonschema
 import pytest
 import torch
 
-from kinfed.config import DEMO, Config, assemble, laid_over, load_config, read, write
+from kinfed.config import DEMO, Config, assemble, json_schema, load_config, merge_tables, read, read_toml, to_toml
 from kinfed.config.assembly import located
-from kinfed.config.tables import build, to_table
-from kinfed.config.toml import overridden, parse
+from kinfed.config.schema import build, to_table
+from kinfed.config.settings import RENAMED, all_keys
+from kinfed.config.toml import apply_overrides, parse_value
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.data.partitions import DisjointClasses
 from kinfed.errors import ConfigError, ModelError
@@ -46,23 +48,23 @@ def test_a_table_becomes_a_dataclass():
 
 def test_a_dataclass_survives_the_journey_through_toml():
     settings = Outer(1e-05, "b", ((1, 2),), None, None, Inner(3, 'a "quoted"\\ path\n\x7f'))
-    assert build(Outer, tomllib.loads(write(to_table(settings))), "x") == settings
+    assert build(Outer, tomllib.loads(to_toml(to_table(settings))), "x") == settings
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"rat": 1}, "unknown key 'x.rat', did you mean 'x.rate'?"),
-        ({"callback": 1}, "unknown key 'x.callback'"),
-        ({"inner": {"sise": 1}}, "unknown key 'x.inner.sise', did you mean 'x.inner.size'?"),
-        ({"rate": "fast"}, "x.rate: wanted a number, got 'fast'"),
+        ({"rat": 1}, "unknown config key 'x.rat': did you mean 'x.rate'?"),
+        ({"callback": 1}, "unknown config key 'x.callback'"),
+        ({"inner": {"sise": 1}}, "unknown config key 'x.inner.sise': did you mean 'x.inner.size'?"),
+        ({"rate": "fast"}, 'x.rate: wanted a number, got "fast"'),
         ({"rate": float("nan")}, "x.rate: wanted a number, got nan"),
         ({"rate": True}, "x.rate: wanted a number, got true"),
-        ({"inner": {"size": 1.5}}, "x.inner.size: wanted a whole number, got 1.5"),
-        ({"kind": "c"}, "x.kind: wanted one of 'a', 'b', got 'c'"),
-        ({"pairs": [[1, 2], [3]]}, "x.pairs[1]: wanted a list of 2: a whole number, a whole number, got [3]"),
-        ({"pairs": [[1, "b"]]}, "x.pairs[0][1]: wanted a whole number, got 'b'"),
-        ({"limit": "all"}, "x.limit: wanted a whole number or \"none\", got 'all'"),
+        ({"inner": {"size": 1.5}}, "x.inner.size: wanted an integer, got 1.5"),
+        ({"kind": "c"}, 'x.kind: wanted "a" or "b", got "c"'),
+        ({"pairs": [[1, 2], [3]]}, "x.pairs[1][1] is missing: it has no default, give it a value"),
+        ({"pairs": [[1, "b"]]}, 'x.pairs[0][1]: wanted an integer, got "b"'),
+        ({"limit": "all"}, 'x.limit: wanted an integer or "none", got "all"'),
         ({"inner": 3}, "x.inner: wanted a table, got 3"),
     ],
 )
@@ -73,18 +75,18 @@ def test_a_wrong_table_says_what_is_wrong_where(table: dict[str, object], messag
 
 
 def test_overrides_are_toml_values_and_bare_words_are_text():
-    assert [parse(text) for text in ("3", "0.1", "true", "[1, 2]", "mnist", '"3"', "1\nx = 2")] == [
+    assert [parse_value(text) for text in ("3", "0.1", "true", "[1, 2]", "mnist", '"3"', "1\nx = 2")] == [
         3, 0.1, True, [1, 2], "mnist", "3", "1\nx = 2",
     ]  # fmt: skip
     before = {"a": {"b": 1, "c": 2}}
-    assert overridden(before, ["a.b=5", "d.e=word"]) == {"a": {"b": 5, "c": 2}, "d": {"e": "word"}}
+    assert apply_overrides(before, ["a.b=5", "d.e=word"]) == {"a": {"b": 5, "c": 2}, "d": {"e": "word"}}
     assert before == {"a": {"b": 1, "c": 2}}
 
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "a..b=3"])
 def test_an_override_without_key_or_value_is_refused(text: str):
     with pytest.raises(ConfigError, match="wanted key=value"):
-        overridden({}, [text])
+        apply_overrides({}, [text])
 
 
 def test_options_go_over_overrides_which_go_over_the_file(tmp_path: Path):
@@ -96,15 +98,17 @@ def test_options_go_over_overrides_which_go_over_the_file(tmp_path: Path):
 
 
 def test_the_nearest_known_key_is_named():
-    with pytest.raises(ConfigError, match=r"unknown key 'roundz', did you mean 'rounds'\?"):
+    with pytest.raises(ConfigError, match=r"unknown config key 'roundz': did you mean 'rounds'\?"):
         read({"roundz": 3})
-    with pytest.raises(ConfigError, match=r"unknown key 'lr', did you mean 'training.lr'\?"):
+    with pytest.raises(ConfigError, match=r"unknown config key 'lr': did you mean 'training.lr'\?"):
         read({"lr": 0.1})
-    with pytest.raises(ConfigError, match=r"unknown key 'partition.groops', did you mean 'partition.groups'\?"):
-        read({"partition": {"groops": 3}})
-    with pytest.raises(ConfigError, match=r"unknown key 'methods.fedavg.agregate_over', did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"unknown config key 'partition.clsters': did you mean 'partition.clusters'\?"
+    ):
+        read({"partition": {"clsters": 3}})
+    with pytest.raises(ConfigError, match=r"unknown config key 'methods.fedavg.agregate_over': did you mean"):
         read({"methods": {"fedavg": {"agregate_over": "participants"}}})
-    with pytest.raises(ConfigError, match=r"unknown method 'fedavgg', did you mean 'fedavg'\?"):
+    with pytest.raises(ConfigError, match=r"unknown method 'fedavgg': did you mean 'fedavg'\?"):
         read({"method": "fedavgg"})
 
 
@@ -120,8 +124,27 @@ def test_the_nearest_known_key_is_named():
     ],
 )
 def test_the_nearest_key_is_looked_for_in_all_sections(key, meant):
-    with pytest.raises(ConfigError, match=f"^unknown key '{key}', did you mean '{meant}'\\?; known in "):
+    with pytest.raises(ConfigError, match=f"^unknown config key '{key}': did you mean '{meant}'\\?; known in "):
         load_config(None, [f"{key}=1"])
+
+
+@pytest.mark.parametrize(
+    ("key", "new"),
+    [
+        ("partition.groups", "partition.clusters"),
+        ("data.train_rows", "data.train_samples"),
+        ("algorithm", "method"),
+        ("algorithms.flt.clusters", "methods"),
+    ],
+)
+def test_a_key_from_before_its_renaming_is_refused_with_the_new_one(key, new):
+    with pytest.raises(ConfigError, match=f"^config key '[a-z_.]+' was renamed to '{new}'; write that$"):
+        load_config(None, [f"{key}=1"])
+
+
+def test_every_renamed_key_is_unknown_and_its_new_name_known():
+    known = {*all_keys("flt"), "methods"}
+    assert not set(RENAMED) & known and set(RENAMED.values()) <= known
 
 
 def test_an_impossible_value_names_its_section():
@@ -129,22 +152,66 @@ def test_an_impossible_value_names_its_section():
         read({"training": {"lr": -1.0}})
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("partition", PARTITIONS)
-@pytest.mark.parametrize("shift", ["", *SHIFTS])
-def test_a_resolved_config_reads_back_as_the_same(method: str, partition: str, shift: str):
-    config = load_config(
-        None, [f"method={method}", f"partition.name={partition}", f"shift.name={shift}", "change.round=3"]
-    )
-    text = write(config.resolve())
+@pytest.mark.parametrize(
+    "names",
+    [f"method={method}" for method in METHODS]
+    + [f"partition.name={name}" for name in PARTITIONS]
+    + [f"shift.name={name}" for name in SHIFTS],
+)
+def test_a_resolved_config_reads_back_as_the_same(names: str):
+    config = load_config(None, [names, "change.round=3"])
+    text = to_toml(config.resolve())
     assert read(tomllib.loads(text)) == config
-    assert write(read(tomllib.loads(text)).resolve()) == text
+    assert to_toml(read(tomllib.loads(text)).resolve()) == text
+
+
+def test_a_config_file_is_readable():
+    text = to_toml(load_config(None, ["shift.name=label_swap", "method=local"]).resolve())
+    assert 'compare = ["fedavg", "local", "flt"]\n' in text
+    assert '\n[shift]\nname = "label_swap"\npairs = [[0, 1], [2, 3], [4, 5], [6, 7]]\n' in text
+    assert text.endswith("\n[methods.local]\n")
+
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def schema() -> jsonschema.Draft202012Validator:
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    return jsonschema.Draft202012Validator(json_schema())
+
+
+@pytest.mark.parametrize("path", [DEMO, *EXAMPLES], ids=lambda path: path.stem)
+def test_the_json_schema_takes_the_demo_and_every_example(path, schema):
+    schema.validate(tomllib.loads(path.read_text()))
+    schema.validate(tomllib.loads(to_toml(load_config(path).resolve())))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.lrr=0.1", "roundz=3", "partition.clents=3", "methods.flt.signature.latnt=3", "methods.fltt.case=1",
+        "rounds=1.5", "training.lr=fast", "methods.flt.case=unrelated", "shift.name=blur", "partition.name=dirichlett",
+    ],
+)  # fmt: skip
+def test_the_json_schema_refuses_what_a_config_refuses(setting, schema):
+    with pytest.raises(ConfigError):
+        load_config(DEMO, [setting])
+    assert not schema.is_valid(apply_overrides(read_toml(DEMO), [setting]))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["partition.samples_per_class=none", "training.lr=1", 'methods."my:Own".size=3', "partition.name=my:Split"],
+)
+def test_the_json_schema_takes_none_whole_floats_and_parts_of_the_users_own(setting, schema):
+    schema.validate(apply_overrides(read_toml(DEMO), [setting]))
 
 
 def test_a_resolved_config_has_every_default():
     resolved = tiny().resolve()
     assert resolved["fraction"] == 0.2
-    assert resolved["change"] == {"round": 0}
+    assert resolved["change"] == {"round": 0, "fraction": 1.0}
     assert resolved["partition"] == {
         "name": "disjoint_classes", "clients": 10, "clusters": 5, "labels_per_cluster": 2, "samples_per_class": "none",
     }  # fmt: skip
@@ -257,7 +324,7 @@ def test_a_method_of_the_users_own_is_imported_and_has_its_settings():
     config = tiny("method=my.methods:Mine", 'methods."my.methods:Mine".strength=0.7')
     method = assemble(config).method
     assert type(method).__name__ == "Mine" and method.strength == 0.7 and method.local == config.training
-    again = read(tomllib.loads(write(config.resolve())))
+    again = read(tomllib.loads(to_toml(config.resolve())))
     assert again == config and again.settings_of("my.methods:Mine")["strength"] == 0.7
 
 
@@ -265,15 +332,15 @@ def test_a_method_of_the_users_own_is_imported_and_has_its_settings():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["method=my.methods:Mien"], "method 'my.methods:Mien' cannot be imported: .* wanted package.module:Class"),
+        (["method=my.methods:Mien"], "method 'my.methods:Mien' cannot be imported: .* wanted package.module:name"),
         (["method=my.method:Mine"], "cannot be imported: No module named 'my.method'"),
-        (["method=my.methods:Model"], "must be a dataclass that inherits from kinfed.method.Algorithm"),
+        (["method=my.methods:Model"], "must be a dataclass that inherits from kinfed.method.Method"),
         (["method=my.methods:LocalTraining"], "must be a dataclass that inherits from"),
-        (["method=my.methods:Half"], "method 'my.methods:Half' lacks admit, personalise"),
+        (["method=my.methods:Half"], "method 'my.methods:Half' lacks offer, round"),
         (["method=my.methods:Blind"], "lacks the field model and local"),
         (
             ["method=my.methods:Mine", 'methods."my.methods:Mine".strenght=1'],
-            "unknown key 'methods.my.methods:Mine.strenght', did you mean 'methods.my.methods:Mine.strength'",
+            "unknown config key 'methods.my.methods:Mine.strenght': did you mean 'methods.my.methods:Mine.strength'",
         ),
         (["compare=['my.methods:Mien']", "method=my.methods:Mien"], "cannot be imported"),
     ],
@@ -290,7 +357,7 @@ def test_a_config_can_be_made_without_a_file():
 
 def test_another_partition_by_name_drops_the_settings_of_the_one_before(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('[partition]\nname = "disjoint_classes"\ngroups = 5\n')
+    file.write_text('[partition]\nname = "disjoint_classes"\nclusters = 5\n')
     config = load_config(file, ["partition.name=iid", "partition.clients=7"])
     assert config.partition.clients == 7 and type(config.partition).__name__ == "IID"
     assert load_config(file, ["partition.name=disjoint_classes", "partition.clients=10"]).partition.clusters == 5
@@ -303,9 +370,9 @@ def test_the_demo_is_a_valid_config():
 def test_a_table_laid_over_another_keeps_what_it_does_not_say():
     under = {"rounds": 5, "training": {"lr": 0.1, "epochs": 2}, "partition": {"name": "iid", "clients": 4}}
     over = {"training": {"lr": 0.5}, "partition": {"clients": 7}}
-    assert laid_over(under, over)["training"] == {"lr": 0.5, "epochs": 2}
-    assert laid_over(under, over)["partition"] == {"name": "iid", "clients": 7}
-    assert laid_over(under, {"partition": {"name": "shards"}})["partition"] == {"name": "shards"}
+    assert merge_tables(under, over)["training"] == {"lr": 0.5, "epochs": 2}
+    assert merge_tables(under, over)["partition"] == {"name": "iid", "clients": 7}
+    assert merge_tables(under, {"partition": {"name": "shards"}})["partition"] == {"name": "shards"}
     nameless = {"partition": {"clients": 20}}
-    assert laid_over(nameless, {"partition": {"name": "iid"}})["partition"] == {"clients": 20, "name": "iid"}
+    assert merge_tables(nameless, {"partition": {"name": "iid"}})["partition"] == {"clients": 20, "name": "iid"}
     assert under["training"] == {"lr": 0.1, "epochs": 2}

@@ -29,7 +29,7 @@ def test_the_architecture_page_names_every_layer():
 
 
 def test_the_metrics_page_names_every_column():
-    from kinfed.runs.folder import METRICS
+    from kinfed.runs.logs import METRICS
 
     page = (ROOT / "docs" / "metrics.md").read_text()
     named = {name for name in METRICS if f"`{name}`" in page}
@@ -104,7 +104,7 @@ def test_the_page_on_reproducing_has_the_allowances_of_every_measure():
 
 
 def test_the_page_of_results_has_a_place_for_every_table():
-    from kinfed.recipes import names
+    from kinfed.recipes import list_recipes
 
     page = (ROOT / "docs" / "results.md").read_text()
-    assert all(page.count(f"<!-- {word}{name} -->") == 1 for name in names() for word in ("", "end of "))
+    assert all(page.count(f"<!-- {word}{name} -->") == 1 for name in list_recipes() for word in ("", "end of "))

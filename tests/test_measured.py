@@ -2,18 +2,15 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kinfed import commands
-from kinfed.commands import Place
-from kinfed.comparison import COLUMNS, Outcome, as_csv, compared
+from kinfed import api
+from kinfed.comparison import COLUMNS, Outcome, as_csv, comparison_table
 from kinfed.config import Config, load_config
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
-from kinfed.progress import Silence
 from kinfed.signatures import Pretraining
 
 TINY = ["partition.clients=10", "fraction=0.5", "rounds=2", "training.lr=0.05", "data.public=0.1"]
@@ -32,7 +29,7 @@ def config(*settings: str) -> Config:
 
 
 def run(folder: Path, *settings: str) -> Path:
-    return commands.run(config(*settings), Place(folder), Silence())
+    return api.run(config(*settings), out=folder, quiet=True).path
 
 
 def summary(folder: Path) -> dict[str, float]:
@@ -124,18 +121,18 @@ def test_a_run_with_all_metrics_resumes_to_the_same_bytes(tmp_path: Path, monkey
         patch.setattr(Experiment, "_close", killed)  # in the last round, after the checkpoint of the second
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "half", *WHOLE)
-    commands.resume(tmp_path / "half", lambda stored: stored, Silence())
+    api.resume(tmp_path / "half", quiet=True)
     for name in ("rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "summary.json"):
         assert (tmp_path / "half" / name).read_bytes() == (whole / name).read_bytes(), name
     (whole / "summary.json").rename(tmp_path / "summary.json")  # as if killed after the last checkpoint
-    commands.resume(whole, lambda stored: stored, Silence())
+    api.resume(whole, quiet=True)
     assert (whole / "summary.json").read_bytes() == (tmp_path / "summary.json").read_bytes()
 
 
 def test_a_longer_run_measures_its_end_anew(tmp_path: Path):
     settings = (*FLHC, "roles.look_alikes=2")
     short, long = run(tmp_path / "short", *settings), run(tmp_path / "long", *settings, "rounds=3")
-    commands.resume(short, lambda stored: replace(stored, rounds=3), Silence())
+    api.resume(short, rounds=3, quiet=True)
     for name in ("rounds.csv", "summary.json"):
         assert (short / name).read_bytes() == (long / name).read_bytes(), name
 
@@ -163,13 +160,13 @@ def outcome(**numbers: float) -> Outcome:
 
 def test_the_comparison_shows_what_was_measured_and_no_empty_columns():
     always = [column.title for column in COLUMNS if column.always]
-    assert compared([outcome()])[0] == ["method", *always]
-    shown = compared([outcome(), outcome(robustness=0.9, accuracy_unseen_adapted=0.25)])
+    assert comparison_table([outcome()])[0] == ["method", *always]
+    shown = comparison_table([outcome(), outcome(robustness=0.9, accuracy_unseen_adapted=0.25)])
     assert set(shown[0]) - {"method", *always} == {"robustness", "strangers adapted %"}
     assert "25.00" in shown[1] and "0.90" in shown[1]
     assert as_csv([outcome()]).splitlines()[0].count("robustness") == 2  # the file has the same columns always
 
 
 def test_uniformity_is_shown_where_no_clusters_are_planted():
-    assert "uniformity" in compared([outcome(uniformity=0.8)])[0]
-    assert "uniformity" not in compared([outcome(uniformity=0.8, ari=0.5)])[0]
+    assert "uniformity" in comparison_table([outcome(uniformity=0.8)])[0]
+    assert "uniformity" not in comparison_table([outcome(uniformity=0.8, ari=0.5)])[0]

@@ -4,18 +4,18 @@ import pytest
 
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.errors import ConfigError
-from kinfed.registry import first_lines, is_installed, known
+from kinfed.registry import first_lines, is_installed, look_up
 
 
 def test_a_known_name_gives_its_thing():
-    assert known("iid", PARTITIONS, "partition").__name__ == "IID"
+    assert look_up("iid", PARTITIONS, "partition").__name__ == "IID"
 
 
 def test_an_unknown_name_suggests_the_nearest_and_lists_all():
-    with pytest.raises(ConfigError, match="unknown partition 'dirichlett', did you mean 'dirichlet'"):
-        known("dirichlett", PARTITIONS, "partition")
+    with pytest.raises(ConfigError, match="unknown partition 'dirichlett': did you mean 'dirichlet'"):
+        look_up("dirichlett", PARTITIONS, "partition")
     with pytest.raises(ConfigError, match="unknown shift 'xyz'; known: augment, label_swap, rotation"):
-        known("xyz", SHIFTS, "shift")
+        look_up("xyz", SHIFTS, "shift")
 
 
 def test_listings_show_the_first_line_of_the_docstring():

@@ -103,7 +103,7 @@ def test_a_column_asked_for_by_name_must_have_its_data():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["tiny.toml", "--rows", "fedagv"], "unknown row 'fedagv', did you mean 'fedavg'?"),
+        (["tiny.toml", "--rows", "fedagv"], "unknown row 'fedagv': did you mean 'fedavg'?"),
         (["flt-table"], "unknown table 'flt-table'"),
         (["tiny.toml", "--seeds", "0"], "--seeds: wanted how many"),
         (["tiny.toml", "--jobs", "0"], "--jobs: wanted how many runs at once, at least 1, got 0"),

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kinfed import checkpoint, commands
+from kinfed import api, checkpoint
 from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.commands import Place
-from kinfed.config import Config, load_config
+from kinfed.config import Config, assemble, load_config
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.progress import Silence
-from kinfed.runs import RunFolder, free_folder, held
+from kinfed.methods import FedAvg
+from kinfed.runs import Interrupted, RunWriter, free_folder, hold
 from kinfed.runs.logs import CsvLog, EventLog
+from kinfed.runs.reader import is_comparison
+from kinfed.runs.writer import write_relatedness
+from tests.problems import small_net, tiny_population
 
 TINY = ["method=fedavg", "partition.clients=10", "fraction=0.5", "rounds=4", "checkpoint_every=2"]
 
@@ -29,7 +32,7 @@ def config(*settings: str) -> Config:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = ("roles.holdout=0.2", "roles.unlabelled=0.1", "evaluation.every=2", "evaluation.adapt=true")
-    return commands.run(config(*settings), Place(tmp_path_factory.mktemp("runs") / "one"), Silence())
+    return api.run(config(*settings), out=tmp_path_factory.mktemp("runs") / "one", quiet=True).path
 
 
 def table(folder: Path, name: str) -> list[dict[str, str]]:
@@ -78,7 +81,7 @@ def test_timing_and_events_tell_the_story(finished: Path):
 
 
 def test_equal_runs_write_equal_files(finished: Path, tmp_path: Path):
-    again = commands.run(load_config(finished / "config.toml"), Place(tmp_path / "two"), Silence())
+    again = api.run(load_config(finished / "config.toml"), out=tmp_path / "two", quiet=True).path
     for name in (
         "config.toml",
         "rounds.csv",
@@ -108,7 +111,7 @@ def test_a_half_written_event_is_dropped(tmp_path: Path):
     log.note("started")
     with open(log.path, "a") as file:
         file.write('{"time": ')
-    log.mend()
+    log.repair()
     log.note("line\u2028separator")
     assert [json.loads(line)["event"] for line in log.path.read_text().split("\n")[:-1]] == [
         "started",
@@ -117,40 +120,36 @@ def test_a_half_written_event_is_dropped(tmp_path: Path):
 
 
 def test_clusters_are_written_when_they_change(finished: Path, tmp_path: Path):
-    folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
+    folder = RunWriter(tmp_path, assemble(config()).fed, {})
     folder.on_start(4, 0)
     for round, clusters in enumerate([[0, 1], [0, 1], [1, 1], [1, 1]], start=1):
-        folder._add_clusters(round, torch.tensor(clusters))
+        folder.add_clusters(round, torch.tensor(clusters))
     rows = [(row["round"], row["client"], row["cluster"]) for row in table(tmp_path, "clusters")]
     assert rows == [("1", "0", "0"), ("1", "1", "1"), ("3", "0", "1"), ("3", "1", "1")]
     assert table(finished, "clusters") == []
 
 
 def test_relatedness_is_written_without_pickle(tmp_path: Path):
-    folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
-    folder.add_relatedness(None)
-    assert not list(tmp_path.iterdir())
-    folder.add_relatedness(NeighbourSets.of_clusters(torch.tensor([0, 1, 0])))
+    write_relatedness(tmp_path, NeighbourSets.of_clusters(torch.tensor([0, 1, 0])))
     with np.load(tmp_path / "relatedness.npz", allow_pickle=False) as arrays:
         assert np.array_equal(arrays["related"], np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], dtype=bool))
 
 
 def test_of_many_clients_each_set_of_relatives_is_written_once(tmp_path: Path):
-    folder = RunFolder(tmp_path, commands.assemble(config()).fed, {})
     clusters = torch.arange(4001) % 2
-    folder.add_relatedness(NeighbourSets.of_clusters(clusters))
+    write_relatedness(tmp_path, NeighbourSets.of_clusters(clusters))
     with np.load(tmp_path / "relatedness.npz", allow_pickle=False) as arrays:
-        assert arrays["rows"].shape == (2, 4001) and "related" not in arrays
-        assert np.array_equal(arrays["rows"][arrays["whose"][3]], clusters == 1)
+        assert arrays["sets"].shape == (2, 4001) and "related" not in arrays
+        assert np.array_equal(arrays["sets"][arrays["set_of"][3]], clusters == 1)
 
 
 def test_a_folder_that_holds_a_run_is_refused_unless_forced(finished: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="already holds a run: go on with `kinfed resume"):
-        commands.run(config(), Place(finished), Silence())
+        api.run(config(), out=finished, quiet=True)
     short = config("rounds=1")
-    commands.run(short, Place(tmp_path), Silence())
+    api.run(short, out=tmp_path, quiet=True)
     (tmp_path / "mine.txt").write_text("keep")
-    commands.run(short, Place(tmp_path, force=True), Silence())
+    api.run(short, out=tmp_path, force=True, quiet=True)
     assert len(table(tmp_path, "rounds")) == 1
     assert (tmp_path / "mine.txt").exists()
 
@@ -161,18 +160,19 @@ def test_a_new_folder_gets_a_number_when_the_name_is_taken(tmp_path: Path):
 
 def test_bad_input_leaves_no_folder(tmp_path: Path):
     with pytest.raises(ConfigError):
-        commands.run(config("model=nowhere:net"), Place(tmp_path / "run"), Silence())
+        api.run(config("model=nowhere:net"), out=tmp_path / "run", quiet=True)
     with pytest.raises(ConfigError):
-        commands.compare(config('compare=["fedavg", "nothing"]'), Place(tmp_path / "all"), Silence())
+        api.compare(config('compare=["fedavg", "nothing"]'), out=tmp_path / "all", quiet=True)
     assert not list(tmp_path.iterdir())
 
 
 def resume(folder: Path, **changes: object) -> None:
-    commands.resume(folder, lambda stored: replace(stored, **changes), Silence())
+    resume_it = api.resume_comparison if is_comparison(folder) else api.resume
+    resume_it(folder, quiet=True, **changes)
 
 
 def test_a_checkpoint_of_another_config_is_refused_and_the_keys_are_named(tmp_path: Path):
-    commands.run(config(), Place(tmp_path), Silence())
+    api.run(config(), out=tmp_path, quiet=True)
     text = (tmp_path / "config.toml").read_text()
     (tmp_path / "config.toml").write_text(text.replace("lr = 0.01", "lr = 0.5").replace("seed = 0", "seed = 9"))
     with pytest.raises(CheckpointError, match=r"another config: seed was 0, is 9; training.lr was 0.01, is 0.5"):
@@ -183,9 +183,9 @@ def test_a_checkpoint_of_another_config_is_refused_and_the_keys_are_named(tmp_pa
 
 
 def test_a_longer_run_goes_on_where_the_shorter_ended(tmp_path: Path):
-    commands.run(config(), Place(tmp_path / "short"), Silence())
+    api.run(config(), out=tmp_path / "short", quiet=True)
     resume(tmp_path / "short", rounds=6)
-    commands.run(config("rounds=6"), Place(tmp_path / "long"), Silence())
+    api.run(config("rounds=6"), out=tmp_path / "long", quiet=True)
     assert (tmp_path / "short" / "rounds.csv").read_bytes() == (tmp_path / "long" / "rounds.csv").read_bytes()
     assert (tmp_path / "short" / "summary.json").read_bytes() == (tmp_path / "long" / "summary.json").read_bytes()
 
@@ -194,13 +194,13 @@ def test_a_longer_run_goes_on_where_the_shorter_ended(tmp_path: Path):
 def test_a_longer_run_places_those_who_join_after_training_once(tmp_path: Path, method: str):
     settings = (f"method={method}", "data.public=0.15", "roles.late=0.2", "roles.join_round=50")
     short, long = tmp_path / "short", tmp_path / "long"
-    commands.run(config(*settings), Place(short), Silence())
+    api.run(config(*settings), out=short, quiet=True)
     ended = (short / "summary.json").read_bytes()
     resume(short)
     assert (short / "summary.json").read_bytes() == ended
     assert [row["round"] for row in table(short, "ledger") if row["task"] == "choose"] == ["4"]
     resume(short, rounds=6)
-    commands.run(config(*settings, "rounds=6"), Place(long), Silence())
+    api.run(config(*settings, "rounds=6"), out=long, quiet=True)
     assert (short / "summary.json").read_bytes() == (long / "summary.json").read_bytes()
     for name in ("ledger", "ledger_clients"):
         both = [[row for row in table(folder, name) if row["task"] != "evaluate"] for folder in (short, long)]
@@ -210,7 +210,7 @@ def test_a_longer_run_places_those_who_join_after_training_once(tmp_path: Path, 
 
 @pytest.mark.parametrize("kept", [0, 7, 5000])
 def test_a_truncated_checkpoint_is_an_error_that_says_so(tmp_path: Path, kept: int):
-    commands.run(config("rounds=1"), Place(tmp_path), Silence())
+    api.run(config("rounds=1"), out=tmp_path, quiet=True)
     checkpoint = tmp_path / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
@@ -225,7 +225,7 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_again(finished: Path, 
 
 
 def test_a_folder_whose_tables_are_gone_is_refused(tmp_path: Path):
-    commands.run(config("rounds=1"), Place(tmp_path), Silence())
+    api.run(config("rounds=1"), out=tmp_path, quiet=True)
     (tmp_path / "rounds.csv").unlink()
     with pytest.raises(CheckpointError, match=r"has 0 rounds, the checkpoint 1.*--force"):
         resume(tmp_path)
@@ -233,7 +233,7 @@ def test_a_folder_whose_tables_are_gone_is_refused(tmp_path: Path):
 
 def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
     both = config('compare=["fedavg", "local"]', "seeds=[0, 1]", "rounds=2")
-    commands.compare(both, Place(tmp_path), Silence())
+    api.compare(both, out=tmp_path, quiet=True)
     table_before = (tmp_path / "compare.csv").read_text()
     (tmp_path / "local-seed1" / "summary.json").unlink()
     kept = (tmp_path / "fedavg-seed0" / "checkpoint.safetensors").stat().st_mtime_ns
@@ -244,75 +244,151 @@ def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
     )[:4]
     assert checkpoint.read_about(tmp_path / "local-seed1" / "checkpoint.safetensors")["round"] == 2
     with pytest.raises(ConfigError, match="already holds a comparison"):
-        commands.compare(both, Place(tmp_path), Silence())
+        api.compare(both, out=tmp_path, quiet=True)
 
 
 def test_trees_signatures_and_labels_are_written_at_the_end(tmp_path: Path):
     quick = [f"methods.flt.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")]
     settings = config("method=flt", "rounds=1", "data.public=0.1", "methods.flt.relatedness.threshold=0.3", *quick)
-    path = commands.run(settings, Place(tmp_path), Silence())
+    path = api.run(settings, out=tmp_path, quiet=True).path
     with np.load(path / "tree.npz", allow_pickle=False) as tree:
         assert tree["merges"].shape == (9, 4) and sorted(tree["members"]) == list(range(10))
         assert float(tree["height"]) == np.nextafter(0.3, 1)  # a merge at the threshold is made
     with np.load(path / "signatures.npz", allow_pickle=False) as seen:
         assert seen["points"].shape == (10, 10)  # 128 numbers a client in as many directions as ten clients have
     labels = table(path, "labels")
-    assert sum(int(row["samples"]) for row in labels) == sum(
-        len(rows) for rows in commands.assemble(settings).fed.train
-    )
+    assert sum(int(row["samples"]) for row in labels) == sum(len(rows) for rows in assemble(settings).fed.train)
 
 
 def test_methods_without_signatures_write_them_on_demand_and_nothing_else_changes(tmp_path: Path):
-    without = commands.run(config("rounds=2"), Place(tmp_path / "a"), Silence())
-    looked_at = commands.run(config("rounds=2", "evaluation.signatures=all"), Place(tmp_path / "b"), Silence())
+    without = api.run(config("rounds=2"), out=tmp_path / "a", quiet=True).path
+    looked_at = api.run(config("rounds=2", "evaluation.signatures=all"), out=tmp_path / "b", quiet=True).path
     assert not (without / "signatures.npz").exists() and (looked_at / "signatures.npz").exists()
     for name in ("rounds.csv", "clients.csv", "ledger.csv", "summary.json"):
         assert (without / name).read_bytes() == (looked_at / name).read_bytes()
 
 
 def test_two_processes_cannot_write_one_run(tmp_path: Path):
-    folder = commands.run(config(), Place(tmp_path / "one"), Silence())
+    folder = api.run(config(), out=tmp_path / "one", quiet=True).path
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with held(folder):  # as another process would
+    with hold(folder):  # as another process would
         with pytest.raises(ConfigError, match="another process is at work"):
-            commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+            api.resume(folder, rounds=6, quiet=True)
         with pytest.raises(ConfigError, match="another process is at work"):
-            commands.run(config("training.lr=0.001"), Place(folder, force=True), Silence())
+            api.run(config("training.lr=0.001"), out=folder, force=True, quiet=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+    api.resume(folder, rounds=6, quiet=True)
     assert len(table(folder, "rounds")) == 6
 
 
 def test_a_run_that_cannot_go_on_keeps_what_it_has(tmp_path: Path):
-    folder = commands.run(config(), Place(tmp_path / "one"), Silence())
+    folder = api.run(config(), out=tmp_path / "one", quiet=True).path
     (folder / "rounds.csv").unlink()
     with pytest.raises(CheckpointError, match="has 0 rounds, the checkpoint 4"):
-        commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+        api.resume(folder, rounds=6, quiet=True)
     assert (folder / "summary.json").exists() and load_config(folder / "config.toml").rounds == 4
 
 
 @pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
 def test_a_table_that_is_no_text_is_named(tmp_path: Path, name: str):
-    folder = commands.run(config(), Place(tmp_path / "one"), Silence())
+    folder = api.run(config(), out=tmp_path / "one", quiet=True).path
     (folder / name).write_bytes(b'round\n"1\r2\x00,\r3\n' * 3)
     with pytest.raises(CheckpointError, match=r"rounds\.csv|clients\.csv"):
-        commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+        api.resume(folder, rounds=6, quiet=True)
 
 
 def test_clusters_that_are_no_numbers_are_named(tmp_path: Path):
-    folder = commands.run(config("method=ifca"), Place(tmp_path / "one"), Silence())
+    folder = api.run(config("method=ifca"), out=tmp_path / "one", quiet=True).path
     path = folder / "clusters.csv"
     path.write_text(path.read_text().replace(",0\n", ",x\n").replace(",1\n", ",x\n"))
     with pytest.raises(CheckpointError, match=r"clusters\.csv is damaged"):
-        commands.resume(folder, lambda stored: replace(stored, rounds=6), Silence())
+        api.resume(folder, rounds=6, quiet=True)
 
 
 def test_a_file_of_tensors_that_is_no_checkpoint_is_told(tmp_path: Path):
-    folder = commands.run(config(), Place(tmp_path / "one"), Silence())
+    folder = api.run(config(), out=tmp_path / "one", quiet=True).path
     save_file({"w": torch.zeros(3)}, folder / "checkpoint.safetensors")
     with pytest.raises(CheckpointError, match="not a checkpoint of kinfed's"):
-        commands.resume(folder, lambda stored: stored, Silence())
+        api.resume(folder, quiet=True)
     (folder / "checkpoint.safetensors").unlink()
     (folder / "checkpoint.safetensors").mkdir()
     with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
-        commands.resume(folder, lambda stored: stored, Silence())
+        api.resume(folder, quiet=True)
+
+
+QUICK_FLT = (
+    "method=flt", "rounds=1", "data.public=0.1", "methods.flt.signature.tuning=none", "methods.flt.signature.latent=8",
+    "methods.flt.signature.pretraining.epochs=1", "methods.flt.signature.pretraining.least_steps=1",
+)  # fmt: skip
+FOUND = {"relatedness.npz", "tree.npz", "signatures.npz", "labels.csv", "summary.json", "ledger_clients.csv"}
+
+
+@pytest.mark.parametrize("killed_at", ["write_labels", "write_relatedness", "write_tree", "write_arrays"])
+def test_a_run_killed_while_it_writes_its_findings_has_them_all_after_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
+):
+    def kill(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    settings = config(*QUICK_FLT)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="resume with: kinfed resume"):
+        patch.setattr(f"kinfed.runs.writer.{killed_at}", kill)
+        api.run(settings, out=tmp_path / "killed", quiet=True)
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    api.resume(tmp_path / "killed", quiet=True)
+    whole = api.run(settings, out=tmp_path / "whole", quiet=True).path
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {path.name for path in whole.iterdir()} > FOUND
+    for name in FOUND - {"relatedness.npz", "tree.npz", "signatures.npz"}:
+        assert (tmp_path / "killed" / name).read_bytes() == (whole / name).read_bytes(), name
+    for name in ("relatedness.npz", "tree.npz", "signatures.npz"):
+        with np.load(tmp_path / "killed" / name) as killed, np.load(whole / name) as other:
+            assert all(np.array_equal(killed[key], other[key]) for key in other.files), name
+
+
+def test_findings_of_late_clients_are_those_of_a_run_that_was_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = config(*QUICK_FLT, "rounds=2", "roles.late=0.2", "roles.join_round=50")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("kinfed.runs.writer.write_relatedness", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        api.run(settings, out=tmp_path / "killed", quiet=True)
+    api.resume(tmp_path / "killed", quiet=True)
+    whole = api.run(settings, out=tmp_path / "whole", quiet=True).path
+    for name in ("summary.json", "ledger.csv", "ledger_clients.csv", "clusters.csv"):
+        assert (tmp_path / "killed" / name).read_bytes() == (whole / name).read_bytes(), name
+    with np.load(tmp_path / "killed" / "relatedness.npz") as killed, np.load(whole / "relatedness.npz") as other:
+        assert np.array_equal(killed["related"], other["related"])
+
+
+def test_a_folder_of_an_older_kinfed_is_refused_in_one_line(finished: Path, tmp_path: Path):
+    old = tmp_path / "old"
+    shutil.copytree(finished, old)
+    (old / "config.toml").write_text((old / "config.toml").read_text().split("\n", 1)[1])  # it named no format
+    for read in (api.load_run, api.resume, api.report):
+        with pytest.raises(CheckpointError, match=r"an older kinfed \(format 1, wanted 2\): run it again"):
+            read(old)
+
+
+def test_a_checkpoint_of_an_older_kinfed_is_refused_in_one_line(tmp_path: Path):
+    save_file({"w": torch.zeros(3)}, tmp_path / "old", metadata={"about": "{}", "tree": "{}"})
+    with pytest.raises(CheckpointError, match=r"older kinfed \(format 1, wanted 2\)"):
+        checkpoint.read_about(tmp_path / "old")
+
+
+def test_a_method_s_own_error_surfaces_once_and_is_noted(tmp_path: Path):
+    method = Broken(small_net())
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        api.run(method, tiny_population(), out=tmp_path, quiet=True)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event.get("message")) for event in events] == [("started", None), ("failed", "mine")]
+    assert CALLS == [0]
+
+
+CALLS: list[int] = []
+
+
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    def round(self, state, t, fed):
+        CALLS.append(t)
+        raise ZeroDivisionError("mine")

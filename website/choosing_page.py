@@ -18,7 +18,7 @@ SEEN = {  # in words -> the kind of heterogeneity that was planted
     "other style": "style",
 }
 FOUND, PARTLY = 0.9, 0.3  # ARI
-HEAD = ["method", *SEEN, "is told", "late", "unlabelled", "once", "in a round"]
+HEAD = ["method", *SEEN, "is given", "late", "unlabelled", "once", "in a round"]
 
 
 def with_tables(markdown: str, measured: Tables) -> str:
@@ -47,7 +47,7 @@ def row(name: str, measured: Tables) -> Row:
     return [
         title,
         *seen(name, measured),
-        told(name, measured),
+        given(name, measured),
         roles["late"],
         roles["unlabelled"],
         once,
@@ -56,14 +56,14 @@ def row(name: str, measured: Tables) -> Row:
 
 
 def seen(name: str, measured: Tables) -> Row:
-    """Whether it sees each kind of difference, by what was measured; dashes if it forms no groups."""
+    """Whether it sees each kind of difference, by what was measured; dashes if it forms no clusters."""
     cells = dict(zip(measured.kinds, measured.recovery[name], strict=True))
     return ["–" if cells[kind] == "–" else word(float(cells[kind].split()[0])) for kind in SEEN.values()]
 
 
-def told(name: str, measured: Tables) -> str:
-    """What it must be told of the groups, in short."""
-    return re.split("[,;]", measured.told.get(name, "–"))[0].removesuffix(" of the groups")
+def given(name: str, measured: Tables) -> str:
+    """What it is given of the clusters, in short."""
+    return re.split("[,;]", measured.given.get(name, "–"))[0].removesuffix(" of the clusters")
 
 
 def word(ari: float) -> str:

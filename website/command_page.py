@@ -10,23 +10,23 @@ from kinfed.cli import app
 
 def command_page() -> str:
     """The page."""
-    cluster = typer.main.get_command(app)
-    parts = ["# Command line", "`kinfed COMMAND --help` shows the same in a terminal.", cluster.help or ""]
-    for name, command in commands(cluster):
+    group = typer.main.get_command(app)
+    parts = ["# Command line", "`kinfed COMMAND --help` shows the same in a terminal.", group.help or ""]
+    for name, command in commands(group):
         title = f"kinfed {name}"
-        parts += [f"## `{title}`", described(command.help or ""), f"```text\n{usage(title, command)}\n```"]
+        parts += [f"## `{title}`", format_help(command.help or ""), f"```text\n{usage(title, command)}\n```"]
         parts += [options(command)]
     return "\n\n".join(parts) + "\n"
 
 
-def commands(cluster: click.Command, above: str = "") -> Iterator[tuple[str, click.Command]]:
+def commands(group: click.Command, above: str = "") -> Iterator[tuple[str, click.Command]]:
     """The commands of a group by name, those of groups inside it too."""
-    for name, command in cluster.commands.items() if isinstance(cluster, click.Group) else ():
+    for name, command in group.commands.items() if isinstance(group, click.Group) else ():
         inner = list(commands(command, f"{above}{name} "))
         yield from inner or [(f"{above}{name}", command)]
 
 
-def described(text: str) -> str:
+def format_help(text: str) -> str:
     """A command's help; lines that follow each other as paragraphs in a terminal are a list here."""
     return "\n".join(f"- {line}" if line.startswith("`kinfed") else line for line in text.splitlines())
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from kinfed.config import Config, DataSettings, EngineSettings
-from kinfed.config.settings import BY_NAME
 from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings, RoleSettings
 from kinfed.experiment import Evaluation
 from kinfed.methods import METHODS
@@ -12,6 +11,7 @@ from kinfed.training import LocalTraining
 from website.method_pages import facts
 from website.settings import settings_of, table
 
+BY_NAME = ("partition", "shift", "methods")  # sections whose keys depend on a name
 SECTIONS: dict[str, type] = {
     "data": DataSettings,
     "training": LocalTraining,

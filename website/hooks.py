@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def references() -> dict[str, str]:
-    """Page -> text, of all pages that code describes."""
+    """Page -> text, of all pages that are generated from code."""
     measured = read_tables()
     methods = {name: method_pages.method_page(name, measured) for name in METHODS}
     modules = {name: api_pages.api_page(name) for name in api_pages.modules()}

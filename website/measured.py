@@ -14,7 +14,7 @@ class Tables:
     kinds: Row  # of heterogeneity
     expected: dict[str, Row]
     recovery: dict[str, Row]  # ARI
-    told: dict[str, str]  # what a method was told of the groups
+    given: dict[str, str]  # what a method was given of the clusters
     roles_head: Row
     roles: dict[str, list[Row]]  # one row for each setting that changes the cost
 
@@ -26,8 +26,8 @@ def read_tables() -> Tables:
     by_method: dict[str, list[Row]] = {}
     for title, *cells in roles[1:]:
         by_method.setdefault(name_of(title), []).append([title, *cells])
-    told = {name: cells[0] for name, cells in by_name(given).items()}
-    return Tables(expected[0][1:], by_name(expected), by_name(recovery), told, roles[0], by_method)
+    given_to = {name: cells[0] for name, cells in by_name(given).items()}
+    return Tables(expected[0][1:], by_name(expected), by_name(recovery), given_to, roles[0], by_method)
 
 
 def part(page: str, begin: str, end: str = "") -> list[Row]:

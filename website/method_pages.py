@@ -14,14 +14,14 @@ from website.measured import Tables
 from website.settings import settings_of, table
 
 ROOT = Path(__file__).parents[1]
-LETTERS = {
+SYMBOLS = {
     "M": "M: clients",
     "n": "n = ρM: clients in a round",
     "w": "w: bytes of a model",
     "C": "C: clusters",
     "R": "R: rounds before the clustering",
     "encoder": "encoder: bytes of its weights (with tuning: of the decoder too)",
-    "signature": "signature: bytes of a client's description",
+    "signature": "signature: bytes of a client's signature",
     "shared": "shared: bytes of the weights that are averaged",
     "autoencoder": "autoencoder: bytes of the encoder and its heads",
 }
@@ -61,8 +61,8 @@ def method_page(name: str, measured: Tables) -> str:
     lines += [
         "## Which differences it sees",
         seen(name, measured),
-        "## Which clients it can place",
-        placed(name, measured),
+        "## Which clients it can serve",
+        roles_table(name, measured),
     ]
     lines += ["## Cost", cost(fact)]
     return "\n\n".join(line for line in lines if line) + "\n"
@@ -91,15 +91,15 @@ def quoted(docstring: str) -> str:
 
 def seen(name: str, measured: Tables) -> str:
     """What was expected and measured, by kind of heterogeneity."""
-    if set(measured.expected[name]) == {"no groups"}:
-        return "It forms no groups."
+    if set(measured.expected[name]) == {"no clusters"}:
+        return "It forms no clusters."
     head = "| | " + " | ".join(measured.kinds) + " |\n|---|" + "---|" * len(measured.kinds)
     rows = [("expected", measured.expected[name]), ("measured, ARI", measured.recovery[name])]
     body = "\n".join(f"| {title} | {' | '.join(cells)} |" for title, cells in rows)
     return f"{head}\n{body}\n\n[Which heterogeneity can each method see?](../../recovery.md) says how, and why."
 
 
-def placed(name: str, measured: Tables) -> str:
+def roles_table(name: str, measured: Tables) -> str:
     """Which roles it can serve, and at what cost."""
     head = "| " + " | ".join(measured.roles_head) + " |\n|" + "---|" * len(measured.roles_head)
     body = "\n".join(f"| {' | '.join(row)} |" for row in measured.roles[name])
@@ -111,15 +111,15 @@ def cost(fact: Facts) -> str:
     lines = [f"- once: {formula(fact.once)}"] if fact.once != "0" else []
     lines += [f"- in the first round: {formula(fact.first)}"] if fact.first else []
     lines += [f"- in a round: {formula(fact.round)}"]
-    used = [said for letter, said in LETTERS.items() if letter in letters(fact)]
+    used = [said for symbol, said in SYMBOLS.items() if symbol in symbols(fact)]
     legend = f"{'; '.join(used)}. " if used else ""
     bytes_said = (
-        "Bytes, both ways together; placing late clients and evaluation come on top." if used else "Nothing is sent."
+        "Bytes, both ways together; admitting late clients and evaluation come on top." if used else "Nothing is sent."
     )
     return "\n".join(lines) + f"\n\n{legend}{bytes_said} A test holds this against the ledger. {fact.more}"
 
 
-def letters(fact: Facts) -> set[str]:
+def symbols(fact: Facts) -> set[str]:
     """The names in the formulas of a method."""
     return {name for text in (fact.once, fact.first, fact.round) if text for name in compile(text, "", "eval").co_names}
 

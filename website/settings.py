@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 
-from kinfed.config.tables import Table, default_fields, plain, settable_fields, wanted
-from kinfed.config.toml import written
+from pydantic.json_schema import GenerateJsonSchema
+
+from kinfed.config.schema import Table, default_fields, field_schemas, to_plain
+from kinfed.config.toml import to_toml
 from kinfed.data import LATER
 
 MUST_BE_GIVEN = object()
@@ -28,24 +30,38 @@ class Setting:
 
 def settings_of(kind: type, without: Collection[str] = ()) -> list[Setting]:
     """The settings of a dataclass, those of dataclasses inside it with dotted keys."""
-    return list(described(kind, default_fields(kind, without), without))
+    return list(list_settings(kind, default_fields(kind, tuple(without)), without))
 
 
-def described(kind: type, defaults: Table, without: Collection[str] = (), at: str = "") -> Iterator[Setting]:
+def list_settings(kind: type, defaults: Table, without: Collection[str] = (), at: str = "") -> Iterator[Setting]:
     """The settings of a dataclass that has these defaults where it stands."""
-    for name, hint in settable_fields(kind, without).items():
+    for name, schema in field_schemas(kind, without).items():
         value = defaults.get(name, MUST_BE_GIVEN)
         if is_dataclass(value) and not isinstance(value, type):
-            yield from described(type(value), vars(value), at=f"{at}{name}.")
+            yield from list_settings(type(value), vars(value), at=f"{at}{name}.")
         else:
-            yield Setting(f"{at}{name}", wanted(hint), default_text(value), meaning(kind, name))
+            wanted = in_words(GenerateJsonSchema().generate(schema))
+            yield Setting(f"{at}{name}", wanted, default_text(value), meaning(kind, name))
+
+
+def in_words(schema: Table) -> str:
+    """What a JSON schema wants, in the words of pydantic's errors."""
+    if "anyOf" in schema:
+        return " or ".join(in_words(option) for option in reversed(schema["anyOf"]))
+    if choices := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return " or ".join(f'"{choice}"' for choice in choices)
+    if schema["type"] != "array":
+        return {"object": "table"}.get(schema["type"], schema["type"])
+    parts = [in_words(part) for part in schema.get("prefixItems", [])]
+    return f"list of {', '.join(parts) or in_words(schema['items'])}"
 
 
 def default_text(value: object) -> str:
     """A default as TOML has it."""
     if value is MUST_BE_GIVEN:
         return "(must be given)"
-    return "(after training)" if value == LATER else f"`{written(plain(value))}`"
+    text = to_toml({"value": to_plain(value)}).removeprefix("value = ").strip()
+    return "(after training)" if value == LATER else f"`{text}`"
 
 
 def meaning(kind: type, name: str) -> str:

@@ -17,7 +17,7 @@ import psutil
 
 from kinfed.bench.drivers import MARK, Job
 from kinfed.errors import ConfigError, KinfedError
-from kinfed.registry import known
+from kinfed.registry import look_up
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1] / "benchmarks" / "peers"  # drivers of other simulators, in the repository
@@ -79,9 +79,9 @@ def choose_contenders(
     files = sorted(path.stem for path in folder.glob("*.py") if is_driver(path)) if folder else []
     table = {name: Contender(name) for name in files} | CONTENDERS
     for name in pythons:
-        if not known(name, table, "contender").is_peer:
+        if not look_up(name, table, "contender").is_peer:
             raise ConfigError(f"--peer-python: '{name}' runs in this environment; wanted one of the other simulators")
-    chosen = [known(name, table, "contender") for name in names or ("kinfed", "sequential", "plain", *files)]
+    chosen = [look_up(name, table, "contender") for name in names or ("kinfed", "sequential", "plain", *files)]
     return [replace(c, python=pythons.get(c.name, c.python), drivers=folder) for c in chosen]
 
 

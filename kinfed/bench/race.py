@@ -1,5 +1,6 @@
 """The race: contenders take turns, round by round, so that what disturbs the machine disturbs all of them alike."""
 
+import json
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,9 @@ from kinfed.bench.contenders import CONTENDERS, Absent, Contender, Runner, make_
 from kinfed.bench.drivers import Job
 from kinfed.bench.workloads import WORKLOADS, Workload
 from kinfed.errors import ConfigError
-from kinfed.registry import known
+from kinfed.progress import Display
+from kinfed.registry import look_up
+from kinfed.runs.logs import write_text
 
 YARDSTICK = "plain"
 HEADER = (
@@ -81,7 +84,7 @@ def race(
     """The timings of all contenders on each workload; one that cannot take part has the reason in its own."""
     if not workloads or not contenders:
         raise ConfigError("bench: wanted at least one workload and one contender, got none")
-    chosen = {name: known(name, WORKLOADS, "workload").scale(plan.scale) for name in workloads}
+    chosen = {name: look_up(name, WORKLOADS, "workload").scale(plan.scale) for name in workloads}
     return [t for name, workload in chosen.items() for t in race_on(name, workload, contenders, plan, say)]
 
 
@@ -204,3 +207,20 @@ def as_json(timings: Sequence[Timing], plan: Plan) -> dict[str, object]:
             for t in timings
         ],
     }
+
+
+def run_bench(
+    workloads: Sequence[str],
+    contenders: Sequence[Contender],
+    plan: Plan,
+    display: Display,
+    json_file: Path | None = None,
+) -> list[Timing]:
+    """Races the contenders on each workload, shows the table, and writes what was measured as JSON if wanted."""
+    timings = race(workloads, contenders, plan, display.say)
+    for line in explain_absences(timings):
+        display.say(line)
+    display.table(make_table(timings, plan))
+    if json_file:
+        write_text(json_file, json.dumps(as_json(timings, plan), indent=1) + "\n")
+    return timings

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from kinfed.cli import running, serving, studying  # noqa: F401 - their commands register themselves
-from kinfed.cli.shared import app
+# commands register themselves, in the order in which help shows them
+from kinfed.cli import assign, bench, compare, deploy, export, list, report, reproduce, resume, run  # noqa: F401
+from kinfed.cli.options import app
 
 __all__ = ["app", "main"]
 
@@ -28,11 +29,11 @@ def about(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and leave.")
     ] = False,
 ) -> None:
-    """Clustered federated learning: find out which clients are kin, and train one model for each kinship.
+    """Clustered federated learning: find clusters of related clients, and train one model for each cluster.
 
     **First steps**
 
-    `kinfed run` runs FLT on 20 clients in five planted kinships (digits, no download).
+    `kinfed run` runs FLT on 20 clients in five ground-truth clusters (digits, no download).
 
     `kinfed compare` sets it against FedAvg and Local on the same clients.
 
@@ -40,7 +41,7 @@ def about(
 
     `kinfed reproduce` runs the papers' tables, and sets published against measured.
 
-    `kinfed export` and `kinfed assign` serve a finished run's models to clients that nobody has met.
+    `kinfed export` and `kinfed assign` serve a finished run's models to unseen clients.
 
     `kinfed report RUN` makes a page of pictures and tables of a run or a comparison.
 

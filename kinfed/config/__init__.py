@@ -1,9 +1,17 @@
-"""Config: one TOML file <-> nested frozen dataclasses, and the experiment they describe."""
+"""Config: one TOML file <-> nested frozen dataclasses, their JSON schema, and the experiment they hold."""
 
-from kinfed.config import toml
 from kinfed.config.assembly import assemble, make_population
-from kinfed.config.settings import DEMO, Config, DataSettings, load_config, read
-from kinfed.config.toml import flattened, laid_over, write
+from kinfed.config.schema import Table, build, to_table
+from kinfed.config.settings import (
+    DEMO,
+    Config,
+    DataSettings,
+    find_method,
+    json_schema,
+    load_config,
+    read,
+)
+from kinfed.config.toml import flatten, merge_tables, read_toml, set_value, to_toml
 from kinfed.engines import EngineSettings
 
 __all__ = [
@@ -11,12 +19,18 @@ __all__ = [
     "Config",
     "DataSettings",
     "EngineSettings",
+    "Table",
     "assemble",
-    "flattened",
-    "laid_over",
+    "build",
+    "find_method",
+    "flatten",
+    "json_schema",
     "load_config",
     "make_population",
+    "merge_tables",
     "read",
-    "toml",
-    "write",
+    "read_toml",
+    "set_value",
+    "to_table",
+    "to_toml",
 ]

@@ -9,8 +9,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from kinfed.config.own import imported, method_named
-from kinfed.config.settings import Config
+from kinfed.config.arguments import OWN
+from kinfed.config.settings import Config, find_method
 from kinfed.data.build import build_population
 from kinfed.data.datasets import load
 from kinfed.data.population import Population
@@ -19,16 +19,21 @@ from kinfed.errors import ConfigError, KinfedError, ModelError
 from kinfed.experiment import Experiment, Loop
 from kinfed.method import Method
 from kinfed.models import Model, Shape, make_model
-from kinfed.registry import known
+from kinfed.registry import import_function, look_up
 
 
-def assemble(config: Config, population: Population | None = None) -> Experiment[object]:
-    """The experiment of this config; it depends on the config alone, so methods of one seed meet the same clients."""
-    method_named(config.method)
-    known(config.engine.name, ENGINES, "engine")
+def assemble(
+    config: Config, population: Population | None = None, method: Method[object] | None = None
+) -> Experiment[object]:
+    """The experiment of this config; it depends on the config alone, so methods of one seed meet the same clients.
+
+    Data and a method that Python gave as objects are given again.
+    """
+    find_method(config.method)
+    look_up(config.engine.name, ENGINES, "engine")
     choose_device(config.engine.device)
     population = population or make_population(config)
-    method = make_method(config, model_for(config, population))
+    method = method or make_method(config, model_for(config, population))
     return Experiment(
         method, population, config.engine, fraction=config.fraction, seed=config.seed, **loop_settings(config)
     )
@@ -45,10 +50,11 @@ def loop_settings(config: Config) -> Loop:
 
 
 def make_population(config: Config) -> Population:
-    """The clients and their rows."""
+    """The clients and their samples."""
     data = config.data
+    refuse_own(data.name, "data")
     return build_population(
-        load(data.name, data.dir or None), config.partition, config.seed,
+        load(data.name, data.dir or None, data.options), config.partition, config.seed,
         public_fraction=data.public, public_test=data.public_test, train_samples=data.train_samples,
         test_samples=data.test_samples, global_test=data.global_test, validation=data.validation,
         shift=config.shift, roles=config.roles, change=config.change,
@@ -56,10 +62,11 @@ def make_population(config: Config) -> Population:
 
 
 def model_for(config: Config, population: Population) -> Model:
-    """The classifier, tried on two rows."""
+    """The classifier, tried on two samples."""
+    refuse_own(config.model, "model")
     shape = cast("Shape", tuple(population.x.shape[1:]))
     if ":" in config.model:
-        own = imported(config.model, "model", "function")
+        own = import_function(config.model, "model")
         build = partial(own_network, config.model, own, shape, population.classes)
         model = Model(build, seed=config.seed, classes=population.classes)
     else:
@@ -67,6 +74,15 @@ def model_for(config: Config, population: Population) -> Model:
     with in_one_line(f"model '{config.model}' was built, but failed on rows of shape {shape}"):
         model.check(population.x[:2])
     return model
+
+
+def refuse_own(name: str, kind: str) -> None:
+    """Raises for what Python gave as an object, and no config can make."""
+    if name.startswith(OWN):
+        raise ConfigError(
+            f"this run's {kind} came from Python as an object: give it again there, as in kinfed.run(method, data, "
+            "out=FOLDER, resume=True); to export a run, name its model"
+        )
 
 
 def own_network(name: str, build: object, shape: Shape, classes: int) -> nn.Module:
@@ -95,7 +111,7 @@ def make_method(config: Config, model: Model) -> Method[object]:
     settings = {name: located(value, config.data.dir) for name, value in config.settings_of(config.method).items()}
     if settings.get("data_dir") == "":
         settings["data_dir"] = config.data.dir
-    build = cast("Callable[..., Method[object]]", method_named(config.method))
+    build = cast("Callable[..., Method[object]]", find_method(config.method))
     try:
         return build(model=model, local=config.training, **settings)
     except ValueError as error:

@@ -1,44 +1,64 @@
 """All settings of an experiment in one object, with the papers' defaults; one TOML file holds them."""
 
+import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import get_type_hints
+
+from pydantic.json_schema import GenerateJsonSchema
 
 from kinfed.checks import within
-from kinfed.config import toml
-from kinfed.config.own import GIVEN, method_named
-from kinfed.config.tables import (
+from kinfed.config.schema import (
+    PARTS,
     Table,
     build,
     default_fields,
-    plain,
+    explain_unknown_key,
+    field_schemas,
+    join_path,
     read_fields,
-    settable_fields,
+    table_schema,
+    to_plain,
     to_table,
-    unknown_key,
 )
+from kinfed.config.toml import apply_overrides, flatten, read_toml, set_value
 from kinfed.data.changes import ChangeSettings
-from kinfed.data.partitions import PARTITIONS, DisjointClasses, Partition
+from kinfed.data.partitions import DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
-from kinfed.data.shifts import SHIFTS, Shift
+from kinfed.data.shifts import Shift
 from kinfed.engines import EngineSettings
 from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
-from kinfed.registry import known
+from kinfed.method import Method
+from kinfed.methods import METHODS
+from kinfed.registry import import_object, look_up
 from kinfed.training import LocalTraining
 
-T = TypeVar("T")
 DEMO = Path(__file__).with_name("demo.toml")
-BY_NAME = ("partition", "shift", "change", "methods")  # sections whose keys hang on a name in them
+GIVEN = ("model", "local")  # fields of a method that other sections hold
+RENAMED = {  # old key -> new key; no aliases
+    "algorithm": "method",
+    "algorithms": "methods",
+    "data.train_rows": "data.train_samples",
+    "data.test_rows": "data.test_samples",
+    "partition.groups": "partition.clusters",
+    "partition.labels_per_group": "partition.labels_per_cluster",
+    "partition.min_rows": "partition.min_samples",
+    "partition.rows_per_class": "partition.samples_per_class",
+    "partition.test_rows": "partition.test_samples",
+}
 
 
 @dataclass(frozen=True)
 class DataSettings:
     """Where the rows come from."""
 
-    name: str = "digits"  # a dataset that `kinfed list datasets` names, or NAME of your own NAME.npz
+    name: str = (
+        "digits"  # one that `kinfed list datasets` names, NAME of your own NAME.npz, or your own module:function
+    )
+    options: Mapping[str, object] = field(default_factory=dict)  # arguments of your own module:function
     dir: str = ""  # folder of the .npz files; empty: $KINFED_DATA, else the user's cache folder
     public: float = 0.0  # share of the training rows that the server owns
     public_test: bool = False  # the same share of the test rows too
@@ -69,7 +89,7 @@ class Config:
     partition: Partition = DisjointClasses()
     shift: Shift | None = None
     roles: RoleSettings = RoleSettings()
-    change: ChangeSettings | None = None
+    change: ChangeSettings = ChangeSettings(round=0)
     training: LocalTraining = LocalTraining()
     evaluation: Evaluation = Evaluation()
     engine: EngineSettings = EngineSettings()
@@ -92,88 +112,69 @@ class Config:
 
     def settings_of(self, method: str) -> Table:
         """All settings of a method (but for its model and local training) by field name."""
-        return default_fields(method_named(method), GIVEN) | dict(self.methods.get(method, {}))
+        return default_fields(find_method(method), GIVEN) | dict(self.methods.get(method, {}))
 
     def resolve(self) -> Table:
         """The whole config with all defaults, as the table that `read` turns into the same config."""
         methods = dict.fromkeys((self.method, *self.methods))
-        return {
-            **{name: plain(getattr(self, name)) for name in settable_fields(Config) if name != "change"},
-            "partition": named_table(self.partition, PARTITIONS),
-            "shift": named_table(self.shift, SHIFTS) if self.shift else {"name": ""},
-            "change": to_table(self.change) if self.change else {"round": 0},
-            "methods": {method: plain(self.settings_of(method)) for method in methods},
-        }
+        return to_table(self) | {"methods": {name: plain_settings(self.settings_of(name), name) for name in methods}}
 
 
 def load_config(
     path: Path | str | None = None, overrides: Iterable[str] = (), options: Mapping[str, object] | None = None
 ) -> Config:
     """The config of a TOML file (none: the defaults), under `key=value` overrides, under options by dotted key."""
-    table = toml.overridden(toml.read_file(Path(path)) if path else {}, overrides)
+    table = apply_overrides(read_toml(Path(path)) if path else {}, overrides)
     for key, value in (options or {}).items():
-        table = toml.put(table, key.split("."), value)
+        table = set_value(table, key.split("."), value)
     return read(table)
 
 
 def read(table: Table) -> Config:
-    """The config that this table describes; an unknown key is an error that names the nearest of all sections."""
+    """The config that this table holds; an unknown key is an error that names the nearest of all sections."""
     try:
-        return read_sections(table)
+        config = build(Config, table, "")
+        return replace(config, methods=read_methods(config))
     except UnknownKey as error:
-        method = error.at.split(".")[1] if error.at.startswith("methods.") else str(table.get("method", Config.method))
-        raise ConfigError(unknown_key(error.name, error.known, error.at, all_keys(method))) from None
+        raise ConfigError(explain_key(error, str(table.get("method", Config.method)))) from None
 
 
-def read_sections(table: Table) -> Config:
-    plain_keys = [name for name in settable_fields(Config) if name not in BY_NAME]
-    for name in table:
-        if name not in (*plain_keys, *BY_NAME):
-            raise UnknownKey(f"unknown key '{name}'", "", name, (*plain_keys, *BY_NAME))
-    values = read_fields(Config, {name: table[name] for name in plain_keys if name in table}, "")
-    by_name = {
-        "partition": read_named(PARTITIONS, table.get("partition", {}), "partition", "disjoint_classes"),
-        "shift": read_named(SHIFTS, table.get("shift", {}), "shift", ""),
-        "change": read_change(table.get("change", {"round": 0})),
-        "methods": read_methods(table.get("methods", {}), str(values.get("method", Config.method))),
-    }
-    return Config(**values, **by_name)  # type: ignore[arg-type]
+def explain_key(error: UnknownKey, method: str) -> str:
+    """The message for an unknown key: its new name, or the nearest in all sections."""
+    key = join_path(error.at, error.name)
+    if key in RENAMED:
+        return f"config key '{key}' was renamed to '{RENAMED[key]}'; write that"
+    method = error.at.split(".")[1] if error.at.startswith("methods.") else method
+    return explain_unknown_key(error.at, error.name, error.known, all_keys(method))
 
 
-def read_named(registry: Mapping[str, type[T]], table: object, at: str, default: str) -> T | None:
-    """What a section with a `name` and the settings of that name describes; none only where that is the default."""
-    if not isinstance(table, dict):
-        raise ConfigError(f"{at}: wanted a table with a name, got {table!r}")
-    name, rest = table.get("name", default), {key: value for key, value in table.items() if key != "name"}
-    if name == "" and (rest or default):
-        raise ConfigError(f"{at}.name is missing: wanted one of {', '.join(registry)}")
-    return build(known(str(name), registry, at), rest, at) if name != "" else None
-
-
-def read_change(table: object) -> ChangeSettings | None:
-    """The change of data; none at round 0."""
-    off = isinstance(table, dict) and table.get("round") == 0
-    return None if off else build(ChangeSettings, table, "change")
-
-
-def read_methods(table: object, method: str) -> dict[str, Table]:
+def read_methods(config: Config) -> dict[str, Table]:
     """All settings of the method that runs, and of those with a section [methods.NAME], by method."""
-    if not isinstance(table, dict):
-        raise ConfigError(f"methods: wanted a table for each method, got {table!r}")
     settings: dict[str, Table] = {}
-    tables: Table = {method: table.get(method, {}), **table}
-    for name, inner in tables.items():
-        kind = method_named(name)
-        settings[name] = default_fields(kind, GIVEN) | read_fields(kind, inner, f"methods.{name}", GIVEN)
+    for name, table in {config.method: {}, **config.methods}.items():
+        kind = find_method(name)
+        settings[name] = default_fields(kind, GIVEN) | read_fields(kind, table, f"methods.{name}", GIVEN)
     return settings
 
 
-def named_table(settings: object, registry: Mapping[str, type]) -> Table:
-    """The section that `read_named` turns into these settings."""
-    name = next((name for name, kind in registry.items() if type(settings) is kind), None)
-    if name is None or not is_dataclass(settings) or isinstance(settings, type):
-        raise ConfigError(f"wanted one of {', '.join(registry)}, got {settings!r}, which has no name in a config")
-    return {"name": name} | to_table(settings)
+def plain_settings(settings: Table, method: str) -> Table:
+    """The section of a method's settings."""
+    hints = get_type_hints(find_method(method))
+    return {name: to_plain(value, hints[name]) for name, value in settings.items()}
+
+
+def find_method(name: str) -> type[Method[object]]:
+    """The method of this name, or the user's own class that it names."""
+    if ":" not in name:
+        return look_up(name, METHODS, "method")
+    found = import_object(name, "method")
+    if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
+        raise ConfigError(f"method '{name}' must be a dataclass that inherits from kinfed.method.Method")
+    if inspect.isabstract(found):
+        raise ConfigError(f"method '{name}' lacks {', '.join(sorted(found.__abstractmethods__))}")
+    if lacking := [given for given in GIVEN if given not in {field.name for field in fields(found)}]:
+        raise ConfigError(f"method '{name}' lacks the field {' and '.join(lacking)}, which other sections set")
+    return found
 
 
 def all_keys(method: str) -> list[str]:
@@ -182,8 +183,15 @@ def all_keys(method: str) -> list[str]:
         whole = Config(method=method).resolve()
     except ConfigError:  # a misspelt one
         whole = Config().resolve()
-    kinds = [("partition", kind) for kind in PARTITIONS.values()] + [("shift", kind) for kind in SHIFTS.values()]
-    named = [
-        f"{section}.{name}" for section, kind in [*kinds, ("change", ChangeSettings)] for name in settable_fields(kind)
-    ]
-    return list(dict.fromkeys([*toml.flattened(whole), *named]))
+    kinds = [(parts.kind, kind) for parts in PARTS.values() for kind in parts.registry.values()]
+    return list(
+        dict.fromkeys([*flatten(whole), *(f"{at}.{name}" for at, kind in kinds for name in field_schemas(kind))])
+    )
+
+
+def json_schema() -> Table:
+    """The JSON schema of a config, for editors and other programs."""
+    methods = {name: table_schema(field_schemas(kind, GIVEN)) for name, kind in METHODS.items()}
+    schema = GenerateJsonSchema().generate(table_schema(field_schemas(Config) | {"methods": table_schema(methods)}))
+    schema["properties"]["methods"]["patternProperties"] = {":": {"type": "object"}}  # the user's own
+    return {"$schema": GenerateJsonSchema.schema_dialect, "title": "kinfed config", **schema}

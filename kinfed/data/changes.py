@@ -19,7 +19,7 @@ class ChangeSettings:
     fraction: float = 1.0  # of the clients whose data change
 
     def __post_init__(self) -> None:
-        at_least(1, round=self.round)
+        at_least(0, round=self.round)
         fraction(fraction=self.fraction)
 
 

@@ -6,11 +6,25 @@ import torch
 from torch import Tensor
 
 from kinfed.data.arrays import Array, as_features, as_labels
-from kinfed.data.population import Population
-from kinfed.engines.flower import OwnRows
+from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.errors import DataError
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class ServerSamples:
+    """The server's own samples, maybe none at all: they say what clients' samples look like."""
+
+    x: Tensor  # [n, ...]
+    y: Tensor  # [n]
+    classes: int
+
+    def population(self, clients: int) -> Population:
+        """So many clients of which nothing is known yet."""
+        empty, public = (NO_SAMPLES,) * clients, torch.arange(len(self.y))
+        roles = (Role(holdout=True),) * clients
+        return Population(self.x, self.y, empty, empty, self.classes, roles=roles, public=public)
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class SampleKind:
     def nobody(self) -> Population:
         """One client without rows, and two blank rows to try a model on."""
         blank = torch.zeros(2, *self.shape, dtype=DTYPES[self.dtype])
-        return OwnRows(blank, torch.zeros(2).long(), self.classes).population(1)
+        return ServerSamples(blank, torch.zeros(2).long(), self.classes).population(1)
 
     def checked(self, x: Array, y: Array | None, what: str) -> tuple[Tensor, Tensor]:
         """Rows and labels (-1 where there are none); raises where a model cannot take them."""

@@ -1,8 +1,12 @@
 """The same experiment over a network: the app that Flower's server runs, and the app of its nodes."""
 
-from kinfed.deployment.client import NodeConfig, folder_rows
+from kinfed.deployment.node_setup import NodeConfig, load_node_data, make_client_app
 from kinfed.deployment.plan import Plan, read_plan
-from kinfed.deployment.rows import from_folder
-from kinfed.engines.flower.site import Holding
+from kinfed.deployment.samples_file import load_folder
+from kinfed.deployment.server_run import make_server_app
+from kinfed.engines.flower.node import ClientData
 
-__all__ = ["Holding", "NodeConfig", "Plan", "folder_rows", "from_folder", "read_plan"]
+__all__ = [
+    "ClientData", "NodeConfig", "Plan", "load_folder", "load_node_data", "make_client_app", "make_server_app",
+    "read_plan",
+]  # fmt: skip

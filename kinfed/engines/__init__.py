@@ -11,7 +11,7 @@ from kinfed.engines.vectorised import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.method import Method
-from kinfed.registry import known
+from kinfed.registry import look_up
 
 ENGINES = {"vectorised": Vectorised, "sequential": Sequential, "flower": Flower}
 
@@ -39,7 +39,7 @@ def make_federation(
 ) -> Federation:  # fmt: skip
     """The engine, by name or settings, with the clients in it; a `device` goes over the engine's."""
     settings = EngineSettings(engine) if isinstance(engine, str) else engine
-    kind = known(settings.name, ENGINES, "engine")
+    kind = look_up(settings.name, ENGINES, "engine")
     where = choose_device(device or settings.device)
     if kind is Vectorised:
         return Vectorised(

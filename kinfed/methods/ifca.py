@@ -21,8 +21,7 @@ from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.methods.cluster_models import check_clusters, draw_models
 from kinfed.methods.model_selection import SelectOn, model_at, redraw, select_model
-from kinfed.models import Model
-from kinfed.models.parts import beside, is_last
+from kinfed.models import Model, fix_weights, is_last_layer
 from kinfed.params import NOTHING, Params, Payload, Stack, count, model_in, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
@@ -74,7 +73,7 @@ class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState]):
     def train(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
         """Client task: ĵ = argmin F(θⱼ), and θ̃, that model trained."""
         choice = select_model(client, self.model, models, self.select_on, body)
-        trained, _ = self.local(client, model_at(models, choice), beside(self.model.gradient, body))
+        trained, _ = self.local(client, model_at(models, choice), fix_weights(self.model.gradient, body))
         return Reply({"params": trained, "choice": choice})
 
     @client_task
@@ -117,4 +116,4 @@ class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState]):
 
     def cut_head(self, state: IFCAState) -> Params:
         """All layers but the last of the one model."""
-        return {name: w for name, w in select(state.models, 0).items() if not is_last(self.model, name)}
+        return {name: w for name, w in select(state.models, 0).items() if not is_last_layer(self.model, name)}

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from typing import TypeVar
 
-from kinfed.config import Config, flattened, laid_over, read, toml
-from kinfed.config.own import method_named
-from kinfed.config.tables import Table
+from kinfed.config import Config, flatten, merge_tables, read, set_value
+from kinfed.config.schema import Table
+from kinfed.config.settings import find_method
 from kinfed.data import is_stored
 from kinfed.errors import ConfigError
 from kinfed.recipes.measures import Printed
 from kinfed.recipes.recipe import Column, Protocol, Recipe, Row
-from kinfed.registry import unknown
+from kinfed.registry import explain_unknown
 from kinfed.signatures import parse_sources
 
 T = TypeVar("T")
@@ -82,17 +82,17 @@ def refuse_unknown(patterns: Sequence[str], names: Sequence[str], kind: str) -> 
     """Raises where a pattern fits no name."""
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names):
-            raise ConfigError(unknown(pattern, list(dict.fromkeys(names)), kind))
+            raise ConfigError(explain_unknown(pattern, list(dict.fromkeys(names)), kind))
 
 
 def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted: Wanted) -> Cell:
     """One cell under one protocol."""
     table = table_of(recipe, row, column, protocol, wanted.quick)
     table, missing, reason, remarks = substitute(recipe, table, wanted.data_dir)
-    table = laid_over(laid_over(table, wanted.options), {"data": {"dir": wanted.data_dir}})
+    table = merge_tables(merge_tables(table, wanted.options), {"data": {"dir": wanted.data_dir}})
     sweep = protocol.sweep
     paths = [(sweep.key.split("."), value) for value in sweep.values] if sweep else []
-    tables = [toml.put(table, path, value) for path, value in paths] or [table]
+    tables = [set_value(table, path, value) for path, value in paths] or [table]
     try:
         variants = tuple(read(drop_other_methods(each)) for each in tables)
     except ConfigError as error:
@@ -107,7 +107,7 @@ def table_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, quick
     layers = (column.config, row.config, protocol.config, row.under[protocol.name].config, row.at.get(column.name, {}))
     table = recipe.config
     for layer in (*layers, *((recipe.quick, column.quick) if quick else ())):
-        table = laid_over(table, layer)
+        table = merge_tables(table, layer)
     return table
 
 
@@ -117,7 +117,7 @@ def drop_other_methods(table: Table) -> Table:
     if not isinstance(methods, dict):
         raise ConfigError(f"methods: wanted a table for each method, got {methods!r}")
     for name in methods:
-        method_named(name)
+        find_method(name)
     return table | {"methods": {method: methods.get(method, {})}}
 
 
@@ -147,26 +147,26 @@ def substitute(recipe: Recipe, table: Table, root: str) -> tuple[Table, tuple[st
     own, source = rows.take(data_of(table)), source_of(table)
     parts = parse_sources(source) if source not in NO_DATASET else []
     taken = [encoders.take(part.name) for part in parts]
-    table = laid_over(table, {"data": {"name": own}})
+    table = merge_tables(table, {"data": {"name": own}})
     if encoders.said:
-        table = toml.put(table, ["methods", str(table["method"]), *SOURCE], "+".join(dict.fromkeys(taken)))
+        table = set_value(table, ["methods", str(table["method"]), *SOURCE], "+".join(dict.fromkeys(taken)))
     missing = tuple(dict.fromkeys(name for name in (own, *taken) if not rows.has(name)))
     return table, missing, "".join(rows.said), tuple(dict.fromkeys(encoders.said))
 
 
 def data_of(table: Table) -> str:
     """The dataset of a config's table."""
-    return str(flattened(table).get("data.name", "digits"))
+    return str(flatten(table).get("data.name", "digits"))
 
 
 def source_of(table: Table) -> str:
     """The datasets that the encoder of a config's table is trained on; empty where there is none."""
-    return str(flattened(table).get(".".join(("methods", str(table.get("method")), *SOURCE)), ""))
+    return str(flatten(table).get(".".join(("methods", str(table.get("method")), *SOURCE)), ""))
 
 
 def digest(config: Config) -> str:
     """A short text that two configs share when their runs have the same numbers, but for the seed."""
-    flat = flattened(config.resolve())
+    flat = flatten(config.resolve())
     relevant = {k: v for k, v in flat.items() if k not in WHERE and not k.startswith("engine.") and not is_folder(k)}
     return hashlib.blake2b(json.dumps(relevant, sort_keys=True).encode(), digest_size=6).hexdigest()
 

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 
 import numpy as np
 
-from kinfed.config import Config, flattened
+from kinfed.config import Config, flatten
 from kinfed.runs.reader import Run
 
 CLUSTERED = ("flhc", "rounds_before")  # the setting that says after which round clients are clustered
@@ -141,7 +141,7 @@ def megabits_to_target(run: Run, config: Config) -> float | None:
     place = place_of_target(run, config.evaluation.target)
     if place is None:
         return None
-    clients = int(str(flattened(config.resolve())["partition.clients"]))
+    clients = int(str(flatten(config.resolve())["partition.clients"]))
     moved = run.rounds["bytes_down"][place] + run.rounds["bytes_up"][place]
     return float(moved) * 8 / 1e6 / clients
 

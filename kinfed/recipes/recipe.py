@@ -25,11 +25,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import cast
 
-from kinfed.config import laid_over, toml
-from kinfed.config.tables import Table, build, unknown_key
+from kinfed.config import Table, build, merge_tables, read_toml
 from kinfed.errors import ConfigError
 from kinfed.recipes.measures import MEASURES, Printed
-from kinfed.registry import known
+from kinfed.registry import explain_unknown, look_up
 
 FOLDER = Path(__file__).parent
 NUMBER = re.compile(r"(-?[\d.]+)(?:\s*±\s*([\d.]+))?")
@@ -132,16 +131,16 @@ def load_recipe(name: str) -> Recipe:
     """The recipe of this name, or the one in this file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if path.parent == FOLDER:
-        known(name, dict.fromkeys(list_recipes()), "table")
-    return read_recipe(path.stem, extend(toml.read_file(path)))
+        look_up(name, dict.fromkeys(list_recipes()), "table")
+    return read_recipe(path.stem, extend(read_toml(path)))
 
 
 def extend(table: Table) -> Table:
     """The table laid over the one of the recipe that it `extends`, if it does."""
     if "extends" not in table:
         return table
-    under = extend(toml.read_file(FOLDER / f"{table['extends']}.toml"))
-    both = laid_over(under, {key: value for key, value in table.items() if key != "extends"})
+    under = extend(read_toml(FOLDER / f"{table['extends']}.toml"))
+    both = merge_tables(under, {key: value for key, value in table.items() if key != "extends"})
     own, rows = inner_table(table, "rows", ""), inner_table(both, "rows", "")
     return both | {"rows": {name: rows[name] for name in dict.fromkeys((*own, *rows))}}  # in the upper one's order
 
@@ -157,11 +156,11 @@ def read_recipe(name: str, table: Table) -> Recipe:
     }
     measures = read_texts(table, "measures", name)
     for measure in measures:
-        known(measure, MEASURES, "measure")
+        look_up(measure, MEASURES, "measure")
     shape = Shape(tuple(columns), tuple(protocols), len(measures))
     recipe = Recipe(
         name, read_text(table, "title", name), read_text(table, "paper", name), measures,
-        known(read_text(table, "main", name, measures[0]), {m: m for m in measures}, "main measure"),
+        look_up(read_text(table, "main", name, measures[0]), {m: m for m in measures}, "main measure"),
         read_texts(table, "notes", name),
         inner_table(table, "config", name), inner_table(table, "quick", name), columns, protocols,
         {key: read_row(key, inner, shape, f"{name}: rows.{key}") for key, inner in sections(table, "rows", name)},
@@ -197,7 +196,7 @@ def read_row(name: str, table: Table, shape: Shape, at: str) -> Row:
     check_keys(table, ("title", "config", "at", "published", "protocols", "incomparable", *shape.protocols), at)
     runs_under = read_texts(table, "protocols", at) or shape.protocols
     for protocol in runs_under:
-        known(protocol, dict.fromkeys(shape.protocols), f"{at}: protocol")
+        look_up(protocol, dict.fromkeys(shape.protocols), f"{at}: protocol")
     inner = {key: inner_table(table, key, at) for key in ("at", "published")}
     for key, found in inner.items():
         check_keys(found, shape.columns, f"{at}.{key}")
@@ -243,15 +242,15 @@ def read_number(value: object, at: str) -> Printed | None:
 def check_claims(recipe: Recipe) -> None:
     for claim in recipe.claims:
         for row in filter(None, (claim.better, claim.than)):
-            known(row, recipe.rows, f"{recipe.name}: row of a claim")
+            look_up(row, recipe.rows, f"{recipe.name}: row of a claim")
         for column in claim.columns:
-            known(column, recipe.columns, f"{recipe.name}: column of a claim")
+            look_up(column, recipe.columns, f"{recipe.name}: column of a claim")
 
 
 def check_keys(table: Table, keys: Sequence[str], at: str) -> None:
     for key in table:
         if key not in keys:
-            raise ConfigError(f"{at}: {unknown_key(key, keys, '')}")
+            raise ConfigError(f"{at}: {explain_unknown(key, keys, 'key')}")
 
 
 def sections(table: Table, key: str, at: str) -> list[tuple[str, Table]]:

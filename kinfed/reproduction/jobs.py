@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from kinfed.commands import Place, go_on, start
 from kinfed.config import Config, make_population
 from kinfed.data import Population
 from kinfed.errors import CheckpointError, KinfedError
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Recipe, Wanted, digest, references
 from kinfed.registry import as_file
-from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY
+from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY, Given, Place, resume, start
 from kinfed.runs.reader import Run
 
 
@@ -64,7 +63,7 @@ class Store:
         path = self.path(job.config)
         try:
             if not self.resume(job, display):
-                start(job.config, Place(path, force=True), display, self.clients(job))
+                start(job.config, Place(path, force=True), display, Given(self.clients(job)))
             (path / CHECKPOINT).unlink(missing_ok=True)  # it is large, and this run needs no more of it
         except KinfedError as error:
             self.failed[path.name] = str(error)
@@ -77,7 +76,7 @@ class Store:
         if not (path / CONFIG).exists():
             return False
         try:
-            go_on(job.config, path, display, self.clients(job))
+            resume(job.config, path, display, Given(self.clients(job)))
         except CheckpointError as error:  # it was damaged, or another version of kinfed wrote it
             display.say(f"begins again: {error}")
             return False

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from kinfed.commands import Interrupted
 from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
@@ -24,6 +23,7 @@ from kinfed.recipes.outcome import (
 )
 from kinfed.reproduction.jobs import Store, jobs_of, limit_threads
 from kinfed.reproduction.parallel import run_parallel
+from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
 
 WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}

@@ -1,29 +1,22 @@
-"""Runs on disk: the folder a run writes, where it is, and whether it can go on."""
+"""Runs on disk: their life (`lifecycle`), one writer and one reader of their folders."""
 
-from kinfed.runs.folder import CHECKPOINT, CONFIG, SUMMARY, RunFolder, Summary
-from kinfed.runs.places import (
-    can_go_on,
+from kinfed.runs.lifecycle import (
+    CONFIGURED,
+    Given,
+    Interrupted,
+    Place,
+    can_resume,
+    conduct,
     free_folder,
-    held,
-    new_folder,
-    refuse_other,
-    refuse_taken,
-    stored_config,
-    write_config,
+    hold,
+    resume,
+    start,
 )
+from kinfed.runs.logs import CHECKPOINT, COMPARISON, CONFIG, SUMMARY
+from kinfed.runs.reader import Run, read_config, read_runs
+from kinfed.runs.writer import RunWriter, write_config
 
 __all__ = [
-    "CHECKPOINT",
-    "CONFIG",
-    "SUMMARY",
-    "RunFolder",
-    "Summary",
-    "can_go_on",
-    "free_folder",
-    "held",
-    "new_folder",
-    "refuse_other",
-    "refuse_taken",
-    "stored_config",
-    "write_config",
-]
+    "CHECKPOINT", "COMPARISON", "CONFIG", "CONFIGURED", "SUMMARY", "Given", "Interrupted", "Place", "Run", "RunWriter",
+    "can_resume", "conduct", "free_folder", "hold", "read_config", "read_runs", "resume", "start", "write_config",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Files that grow by lines while a run goes on, and can be cut back to an earlier round."""
+"""The files of a run folder: their names and columns, and logs that grow by lines and can be cut back to a round."""
 
 import csv
 import io
@@ -13,6 +13,23 @@ from kinfed.checkpoint import write_atomically
 from kinfed.errors import CheckpointError
 
 Cell = str | int | float | None
+CONFIG, CHECKPOINT, SUMMARY, COMPARISON = "config.toml", "checkpoint.safetensors", "summary.json", "compare.toml"
+METRICS = (
+    "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_unseen",
+    "accuracy_unseen_adapted", "accuracy_val", "accuracy_holdout", "ari", "nmi", "purity", "clusters",
+    "clustering_error", "clustering_accuracy", "uniformity", "correlation_labels", "correlation_labels_se",
+    "correlation_drift", "correlation_drift_se",
+)  # fmt: skip
+ROUND_COLUMNS = ("round", *METRICS, "bytes_down", "bytes_up")
+CLIENT_COLUMNS = (
+    "round", "client", "role", "true_cluster", "cluster", "accuracy", "accuracy_adapted", "loss", "test_samples",
+)  # fmt: skip
+FILES = (
+    CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv",
+    "timing.csv", "events.jsonl", "relatedness.npz", "tree.npz", "signatures.npz", "labels.csv",
+    "mlflow_run.txt", "wandb_run.txt",
+)  # fmt: skip
+TRACKED = ("tensorboard", "wandb")  # folders of trackers
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,7 @@ class EventLog:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Drops a line that a killed process left half-written."""
         write_text(self.path, "".join(whole_lines(self.path)))
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.config.tables import Table
-from kinfed.config.toml import read_file
+from kinfed.checkpoint import FORMAT, explain_format
+from kinfed.config import Config, load_config, read_toml
+from kinfed.config.schema import Table
 from kinfed.errors import CheckpointError, KinfedError
-from kinfed.runs.folder import CONFIG, SUMMARY, Summary
-from kinfed.runs.logs import whole_lines
+from kinfed.experiment import Summary
+from kinfed.runs.logs import COMPARISON, CONFIG, SUMMARY, whole_lines
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -54,7 +56,13 @@ class Run:
     @cached_property
     def config(self) -> Table:
         """All settings, as the run wrote them."""
-        return read_file(self.path / CONFIG)
+        check_format(self.path)
+        return read_toml(self.path / CONFIG)
+
+    @cached_property
+    def settings(self) -> Config:
+        """All settings, typed."""
+        return read_config(self.path)
 
     @property
     def method(self) -> str:
@@ -126,6 +134,21 @@ class Run:
         numbers = {name: float(column[last]) for name, column in self.rounds.numbers.items() if name != "round"}
         return {name: None if np.isnan(value) else value for name, value in numbers.items()}
 
+    def final(self, metric: str) -> float | None:
+        """A metric at the end; None where it was not measured."""
+        value = self.summary.get(metric)
+        return None if value is None else float(value)
+
+    def after(self, round: int, column: str) -> float | None:
+        """A number of the row of this round; None where it was not measured."""
+        found = self.rounds[column][self.rounds["round"] == round]
+        return float(found[0]) if len(found) and not np.isnan(found[0]) else None
+
+    def first_round_at(self, target: float) -> int | None:
+        """The first evaluated round whose mean accuracy is at least the target."""
+        reached = np.flatnonzero(self.rounds["accuracy"] >= target)
+        return int(self.rounds["round"][reached[0]]) if len(reached) else None
+
     @property
     def has_ended(self) -> bool:
         return (self.path / SUMMARY).exists()
@@ -179,6 +202,27 @@ class Run:
         every = np.full(self.count, -1, dtype=np.int64)
         every[self.clients.whole("client")] = self.clients.whole(name)
         return every if (every >= 0).any() else None
+
+
+def read_config(folder: Path, name: str = CONFIG) -> Config:
+    """The config that a run's folder was written with."""
+    check_format(folder, name)
+    return load_config(folder / name)
+
+
+def check_format(folder: Path, name: str = CONFIG) -> None:
+    """Raises unless this version wrote the folder."""
+    if not (folder / name).is_file():
+        raise CheckpointError(f"no run at {folder}: wanted a folder that `kinfed run` or `kinfed compare` wrote")
+    with open(folder / name, encoding="utf-8", errors="replace") as file:
+        found = re.match(r"# kinfed run, format (\d+)", file.readline())
+    if not found or int(found[1]) != FORMAT:
+        raise CheckpointError(explain_format(folder, found[1] if found else "1"))
+
+
+def is_comparison(folder: Path) -> bool:
+    """Whether a folder holds a comparison."""
+    return (folder / COMPARISON).exists()
 
 
 def columns(lines: list[str]) -> Columns:

@@ -1,12 +1,12 @@
-"""Serving after training: a run becomes a bundle, and a bundle places clients it has never met, offline.
+"""Serving after training: a run becomes a bundle, and a bundle assigns unseen clients to models, offline.
 
 >>> from kinfed import serving
->>> mine = serving.load("bundle").assign(x)  # rows without labels
->>> mine.group, mine.predict(other_rows)
+>>> mine = serving.load("bundle").assign(x)  # samples without labels
+>>> mine.cluster, mine.predict(other_x)
 """
 
-from kinfed.serving.assigned import Assigned
+from kinfed.serving.assignment import Assignment
 from kinfed.serving.bundle import Bundle, load
-from kinfed.serving.export import export
+from kinfed.serving.run_export import export
 
-__all__ = ["Assigned", "Bundle", "export", "load"]
+__all__ = ["Assignment", "Bundle", "export", "load"]

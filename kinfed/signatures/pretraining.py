@@ -23,9 +23,10 @@ from kinfed.client import Batch, Client, Samples
 from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.keys import base_key
-from kinfed.locks import locked
-from kinfed.models import AutoEncoder, fit
+from kinfed.locks import lock
+from kinfed.models import AutoEncoder
 from kinfed.params import Params
+from kinfed.server_training import fit
 
 log = logging.getLogger("kinfed")
 
@@ -69,9 +70,7 @@ class Pretraining:
         path = cache_folder() / f"{'+'.join(part.name for part in parse_sources(self.source))}-{digest}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            lock = path.with_suffix(".lock")
-            lock.touch()
-            with locked(lock):
+            with lock(path.with_suffix(".lock")):
                 if not path.exists():  # another process may have trained it meanwhile
                     self._keep(path, autoencoder, public)
         return from_file(path, autoencoder.init(), public.device)

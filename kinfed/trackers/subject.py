@@ -1,12 +1,10 @@
-"""What trackers are told of a run."""
+"""What trackers get of a run."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinfed.experiment import RoundResult
-
-Summary = dict[str, float | int | None]
+from kinfed.experiment import RoundResult, Summary
 
 
 @dataclass(frozen=True)
@@ -17,7 +15,7 @@ class Subject:
     name: str
     settings: dict[str, object]  # dotted key -> value
 
-    def remembered(self, tracker: str) -> str | None:
+    def recall(self, tracker: str) -> str | None:
         """The id under which a tracker knew this run before it was stopped."""
         path = self._note(tracker)
         return path.read_text(encoding="utf-8").strip() if path.exists() else None
@@ -36,6 +34,6 @@ def numbers(result: RoundResult) -> dict[str, float]:
     return {name: value for name, value in (result.metrics | cost).items() if math.isfinite(value)}
 
 
-def ended_with(summary: Summary) -> dict[str, float]:
+def final_numbers(summary: Summary) -> dict[str, float]:
     """The numbers of a summary."""
     return {f"final_{name}": float(v) for name, v in summary.items() if v is not None and math.isfinite(v)}

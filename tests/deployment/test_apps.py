@@ -1,4 +1,4 @@
-"""The apps of a deployment, on a Grid inside this process: folders of rows in, a run folder out."""
+"""The apps of a deployment, on a Grid inside this process: folders of samples in, a run folder out."""
 
 import json
 import logging
@@ -12,55 +12,58 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 
 from kinfed.config import assemble, load_config
-from kinfed.deployment import Plan, from_folder
-from kinfed.deployment.client import app_for as client_app_for
-from kinfed.deployment.server import app_for as server_app_for
+from kinfed.deployment import Plan, load_folder, make_client_app, make_server_app
 from kinfed.engines import progress_log
-from kinfed.engines.flower.messages import facts_in
+from kinfed.engines.flower.transport import read_config
 from kinfed.errors import ConfigError, DataError, NetworkError
 from kinfed.serving import export
 from tests.engines.flower.loopback import Loopback
 from tests.problems import assert_close, tiny_population
 
-PEOPLE = tiny_population()
+POPULATION = tiny_population()
 PLAN = Plan(clients=6, shape=(1, 8, 8), classes=3, wait_for=6, wait_seconds=2.0)
 CONFIG = load_config(None, ["method=scaffold", "rounds=4", "fraction=0.5", "checkpoint_every=2", "engine.timeout=0.5"])
 
 
 @pytest.fixture
 def folders(tmp_path):
-    """A folder for each client, with its rows in it and nobody else's."""
+    """A folder for each client, with its samples and no other's."""
     for client in range(6):
-        train, test = PEOPLE.train[client], PEOPLE.test[client]
+        train, test = POPULATION.train[client], POPULATION.test[client]
         folder = tmp_path / f"clinic-{client}"
         folder.mkdir()
-        arrays = {"x": PEOPLE.x[train], "y": PEOPLE.y[train], "test_x": PEOPLE.x[test], "test_y": PEOPLE.y[test]}
-        np.savez(folder / "rows.npz", **{name: t.numpy() for name, t in arrays.items()})
+        arrays = {
+            "x": POPULATION.x[train],
+            "y": POPULATION.y[train],
+            "test_x": POPULATION.x[test],
+            "test_y": POPULATION.y[test],
+        }
+        np.savez(folder / "samples.npz", **{name: t.numpy() for name, t in arrays.items()})
     return tmp_path
 
 
 def federation(folders, config=CONFIG, clients=range(6), **more) -> Loopback:
     grid = Loopback(0, **more)
-    grid.app = client_app_for(config, PLAN)
-    for client in reversed(clients):  # in whatever order they come
+    grid.app = make_client_app(config, PLAN)
+    for client in reversed(clients):  # in another order than their names
         here = folders / f"clinic-{client}"
         grid.online[100 + client] = {"name": here.name, "data": str(here), "home": str(here / "memory")}
     return grid
 
 
 def serve(grid, out, config=CONFIG, plan=PLAN):
-    server_app_for(config, out, plan)(grid, Context(1, 0, {}, RecordDict(), {}))
+    make_server_app(config, out, plan)(grid, Context(1, 0, {}, RecordDict(), {}))
     return json.loads((out / "summary.json").read_text())
 
 
 def test_a_deployment_gives_what_a_simulation_of_the_same_clients_gives(folders, capsys):
     summary = serve(federation(folders), folders / "run")
-    experiment = assemble(CONFIG, PEOPLE)
+    experiment = assemble(CONFIG, POPULATION)
     reference = experiment.run()
     assert summary["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-5)
     assert summary["bytes_up"] == reference["bytes_up"] and summary["rejected_replies"] == 0
     assert "round 4/4" in capsys.readouterr().out
-    mine = export(folders / "run").assign(PEOPLE.x[:5])
+    mine = export(folders / "run").assign(POPULATION.x[:5])
     assert_close(mine.params, experiment.state.params)
     files = {path.name for path in (folders / "run").iterdir()}
     assert {"config.toml", "rounds.csv", "clients.csv", "ledger.csv", "checkpoint.safetensors"} <= files
@@ -69,7 +72,7 @@ def test_a_deployment_gives_what_a_simulation_of_the_same_clients_gives(folders,
     assert list((folders / "clinic-0" / "memory").rglob("*.safetensors"))  # its control variate, at home
 
 
-def test_a_server_that_is_started_again_goes_on_from_its_checkpoint(folders):
+def test_a_restarted_server_resumes_from_its_checkpoint(folders):
     serve(federation(folders), folders / "whole")
     out, short = folders / "run", replace(CONFIG, rounds=2)
     serve(federation(folders, short), out, short)
@@ -81,40 +84,40 @@ def test_a_server_that_is_started_again_goes_on_from_its_checkpoint(folders):
 
 
 def test_a_folder_without_labels_is_a_client_that_wants_a_model(folders):
-    with np.load(folders / "clinic-5" / "rows.npz") as file:
+    with np.load(folders / "clinic-5" / "samples.npz") as file:
         bare = {"x": file["x"]}
-    np.savez(folders / "clinic-5" / "rows.npz", **bare)
+    np.savez(folders / "clinic-5" / "samples.npz", **bare)
     summary = serve(federation(folders), folders / "run")
     rows = (folders / "run" / "clients.csv").read_text().splitlines()
     assert summary["rejected_replies"] == 0 and any(",5,unlabelled," in row for row in rows)
 
 
 @pytest.mark.parametrize("has_home", [True, False])
-def test_a_client_notices_itself_that_its_rows_have_changed(folders, has_home):
-    def meddle(letter, answer):
-        facts = facts_in(letter)
-        if facts.get("task") == "train" and facts["client"] == 0 and facts["round"] == 0:
-            np.savez(folders / "clinic-0" / "rows.npz", x=PEOPLE.x[:9].numpy(), y=PEOPLE.y[:9].numpy())
-        return [answer]
+def test_a_client_detects_that_its_samples_have_changed(folders, has_home):
+    def tamper(request, reply):
+        config = read_config(request)
+        if config.get("task") == "train" and config["client"] == 0 and config["round"] == 0:
+            np.savez(folders / "clinic-0" / "samples.npz", x=POPULATION.x[:9].numpy(), y=POPULATION.y[:9].numpy())
+        return [reply]
 
     (folders / "server").mkdir()
-    np.savez(folders / "server" / "rows.npz", x=PEOPLE.x.numpy(), y=PEOPLE.y.numpy())
+    np.savez(folders / "server" / "samples.npz", x=POPULATION.x.numpy(), y=POPULATION.y.numpy())
     config = load_config(None, ["method=flt", "rounds=3", "fraction=1.0", "methods.flt.dynamic=true",
                                 "methods.flt.signature.tuning=none", "engine.timeout=5",
                                 "methods.flt.signature.pretraining.least_steps=20"])  # fmt: skip
-    grid = federation(folders, config, meddle=meddle)
+    grid = federation(folders, config, tamper=tamper)
     for node in grid.online.values() if not has_home else ():
         del node["home"]
     serve(grid, folders / "run", config, replace(PLAN, server_samples=str(folders / "server")))
     roster, ledger = ((folders / "run" / f"{name}.csv").read_text().splitlines() for name in ("roster", "ledger"))
     assert roster[1] == "0,clinic-0,9,0,True,False,0" and roster[2] == "1,clinic-1,23,6,True,False,0"
-    described = [row.split(",")[0] for row in ledger if ",compute_signature," in row]
-    assert described == ["1", "2"]  # before the first round, and when a client said that it has other rows
+    encoded = [row.split(",")[0] for row in ledger if ",compute_signature," in row]
+    assert encoded == ["1", "2"]  # before the first round, and when a client detects that it has other samples
 
 
-def test_rows_that_are_not_as_planned_are_refused_at_home_and_nothing_is_said(folders, monkeypatch, caplog, capsys):
+def test_samples_that_are_not_as_planned_are_refused_on_the_node_and_sent_nowhere(folders, monkeypatch, caplog, capsys):
     monkeypatch.setattr(progress_log, "SECONDS", 0.5)
-    np.savez(folders / "clinic-5" / "rows.npz", x=np.zeros((4, 9, 9), np.uint8), y=np.zeros(4, np.int64))
+    np.savez(folders / "clinic-5" / "samples.npz", x=np.zeros((4, 9, 9), np.uint8), y=np.zeros(4, np.int64))
     client = logging.getLogger("kinfed.engines")  # the server's, too, in one process
     client.addHandler(caplog.handler)
     try:
@@ -122,18 +125,20 @@ def test_rows_that_are_not_as_planned_are_refused_at_home_and_nothing_is_said(fo
             serve(federation(folders), folders / "run")
     finally:
         client.removeHandler(caplog.handler)
-    assert "wanted rows uint8 [1, 8, 8]" in caplog.text  # in its own log
-    said = capsys.readouterr().out  # by the server
-    assert "node 105 cannot take part: code 8" in said and "connected: 5 of 6 clients" in said
+    assert "wanted samples uint8 [1, 8, 8]" in caplog.text  # in its own log
+    output = capsys.readouterr().out  # of the server
+    assert "node 105 cannot take part: code 8" in output and "connected: 5 of 6 clients" in output
 
 
 @pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])
-def test_a_server_without_the_rows_it_needs_says_so_before_it_waits(method, tmp_path, capsys):
+def test_a_server_without_the_samples_it_needs_says_so_before_it_waits(method, tmp_path, capsys):
     config = replace(CONFIG, method=method)
-    with pytest.raises(ConfigError, match=rf"{method} needs rows of the server's own.* server_samples of plan.toml"):
+    with pytest.raises(ConfigError, match=rf"{method} needs samples of the server's own.* server_samples of plan.toml"):
         serve(Loopback(0), tmp_path / "run", config)
     missing = replace(PLAN, server_samples=str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"server_samples of plan.toml is '.*nowhere', but .*rows.npz cannot be read"):
+    with pytest.raises(
+        DataError, match=r"server_samples of plan.toml is '.*nowhere', but .*samples.npz cannot be read"
+    ):
         serve(Loopback(0), tmp_path / "run", config, missing)
     assert "waiting" not in capsys.readouterr().out
 
@@ -146,26 +151,26 @@ def test_a_server_that_cannot_go_on_says_why_in_one_line(tmp_path, caplog):
     except ConfigError as error:
         flower.error("ServerApp raised an exception", exc_info=error)  # as Flower does
     flower.removeHandler(caplog.handler)
-    assert caplog.messages[-1].startswith("error: flt needs rows of the server's own")
+    assert caplog.messages[-1].startswith("error: flt needs samples of the server's own")
     assert "Traceback" not in caplog.text
 
 
-def test_a_plan_whose_rows_the_method_cannot_take_is_refused_by_the_server(tmp_path):
+def test_a_plan_whose_samples_the_method_cannot_take_is_refused_by_the_server(tmp_path):
     with pytest.raises(ConfigError, match="image sides that 4 divides, got 8x9"):
         serve(Loopback(0), tmp_path / "run", replace(CONFIG, method="flt"), replace(PLAN, shape=(1, 8, 9)))
 
 
 def test_a_file_that_cannot_be_read_is_a_clear_error(tmp_path):
-    with pytest.raises(DataError, match=r"rows.npz cannot be read"):
-        from_folder(tmp_path)
-    np.savez(tmp_path / "rows.npz", y=np.zeros(3, np.int64))
+    with pytest.raises(DataError, match=r"samples.npz cannot be read"):
+        load_folder(tmp_path)
+    np.savez(tmp_path / "samples.npz", y=np.zeros(3, np.int64))
     with pytest.raises(DataError, match="no array x, only y"):
-        from_folder(tmp_path)
-    np.savez(tmp_path / "rows.npz", x=np.array([{}], dtype=object))
+        load_folder(tmp_path)
+    np.savez(tmp_path / "samples.npz", x=np.array([{}], dtype=object))
     with pytest.raises(DataError, match="cannot be read"):
-        from_folder(tmp_path)
+        load_folder(tmp_path)
 
 
-def test_a_plan_that_cannot_be_is_refused():
+def test_an_invalid_plan_is_refused():
     with pytest.raises(ConfigError, match="wait_for"):
         Plan(clients=3, shape=(1, 8, 8), classes=3, wait_for=4)

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from kinfed.config import DEMO, load_config, make_population
-from kinfed.deployment.folder import new_folder
+from kinfed.deployment.app_folder import write_app_folder
 from kinfed.runs import SUMMARY
-from tests.deployment.loopback_town import Island, Town, island
+from tests.deployment.loopback_federation import LoopbackFederation, NetworkNamespace, isolate_network
 
 SLEEP = shutil.which("sleep")
 STAND_INS = {
@@ -36,10 +36,10 @@ echo "SuperNode ID: 7"
 
 
 @pytest.fixture
-def town(tmp_path):
+def fed(tmp_path):
     """Two clients, and commands that only seem to be Flower's."""
     config = load_config(DEMO, ["method=fedavg", "rounds=1", "partition.clients=2", "partition.clusters=2"])
-    new_folder(config, tmp_path / "app", make_population(config))
+    write_app_folder(config, tmp_path / "app", make_population(config))
     (tmp_path / "bin").mkdir()
     for name, text in STAND_INS.items():
         (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
@@ -50,50 +50,52 @@ def town(tmp_path):
 
 def step(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     path = os.pathsep.join([str(folder.parent / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
-    said = folder.parent / "said"
-    with open(said, "w") as file:  # not a pipe, which those who are started would hold
+    output = folder.parent / "output"
+    with open(output, "w") as file:  # not a pipe, which the processes that are started would hold
         ended = subprocess.run(
-            ["./try.sh", *words], cwd=folder, env=os.environ | {"PATH": path}, stdout=file, stderr=file, timeout=60
+            ["./try.sh", *words], cwd=folder, env=os.environ | {"PATH": path}, stdout=file, stderr=file, timeout=600
         )
-    return subprocess.CompletedProcess(words, ended.returncode, said.read_text())
+    return subprocess.CompletedProcess(words, ended.returncode, output.read_text())
 
 
-def test_nodes_leave_before_superlink_does(town):
-    up = step(town, "up")
+def test_nodes_leave_before_superlink_does(fed):
+    up = step(fed, "up")
     assert up.returncode == 0 and "client-00 started\nclient-01 started\n" in up.stdout, up.stdout
-    assert step(town, "down").returncode == 0
-    happened = (town / "happened").read_text().splitlines()
+    assert step(fed, "down").returncode == 0
+    happened = (fed / "happened").read_text().splitlines()
     assert sorted(happened[:2]) == ["client-00 left", "client-01 left"] and happened[2:] == ["superlink left"]
 
 
-def test_a_node_that_is_refused_is_not_said_to_have_started_and_tries_again(town):
-    (town / "client-01.refused").touch()
-    up = step(town, "up")
+def test_a_refused_node_is_not_reported_as_started_and_tries_again(fed):
+    (fed / "client-01.refused").touch()
+    up = step(fed, "up")
     assert "client-00 started" in up.stdout and "client-01 started" not in up.stdout
-    assert "client-01 is not let in yet, and tries again every 10 s: see .flower/log/client-01.log" in up.stdout
-    (town / "client-01.refused").unlink()
-    log = town / ".flower" / "log" / "client-01.log"
-    Town(town, Island(0)).until(lambda: log.read_text().endswith("SuperNode ID: 7\n"), "the node's next attempt")
+    assert "client-01 is not admitted yet, and tries again every 10 s: see .flower/log/client-01.log" in up.stdout
+    (fed / "client-01.refused").unlink()
+    log = fed / ".flower" / "log" / "client-01.log"
+    LoopbackFederation(fed, NetworkNamespace(0)).until(
+        lambda: log.read_text().endswith("SuperNode ID: 7\n"), "the node's next attempt"
+    )
 
 
-def test_a_run_that_did_not_end_is_not_taken_for_an_earlier_one(town):
-    (town / "runs" / "first").mkdir(parents=True)
-    (town / "runs" / "first" / SUMMARY).write_text("{}")
-    ran = step(town, "run")
+def test_a_run_that_did_not_end_is_not_mistaken_for_an_earlier_one(fed):
+    (fed / "runs" / "first").mkdir(parents=True)
+    (fed / "runs" / "first" / SUMMARY).write_text("{}")
+    ran = step(fed, "run")
     assert ran.returncode == 2 and "the run did not come to its end" in ran.stdout
 
 
 @pytest.mark.flower
 @pytest.mark.slow
 @pytest.mark.xdist_group("federation")
-def test_nodes_are_let_in_again_at_once(tmp_path):
+def test_nodes_are_admitted_again_at_once(tmp_path):
     config = load_config(DEMO, ["method=fedavg", "rounds=1", "partition.clients=2", "partition.clusters=2"])
-    new_folder(config, tmp_path / "app", make_population(config))
-    with island() as net:
-        town = Town(tmp_path / "app", net)
+    write_app_folder(config, tmp_path / "app", make_population(config))
+    with isolate_network() as net:
+        fed = LoopbackFederation(tmp_path / "app", net)
         for _ in range(2):
-            up = town.call("./try.sh", "up")
-            assert "client-00 started\nclient-01 started\n" in up.stdout, town.logs()
-            town.script("down")
-            assert "Exit Code: 305" not in town.logs()
-        assert not town.processes()
+            up = fed.call("./try.sh", "up")
+            assert "client-00 started\nclient-01 started\n" in up.stdout, fed.logs()
+            fed.script("down")
+            assert "Exit Code: 305" not in fed.logs()
+        assert not fed.processes()

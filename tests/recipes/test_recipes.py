@@ -99,7 +99,7 @@ def test_the_best_of_a_sweep_is_reported_and_each_of_its_runs_is_planned(data):
 
 def test_a_misspelt_key_names_the_nearest_one():
     table = {"title": "t", "paper": "p", "measures": ["accuracy"], "colums": {}}
-    with pytest.raises(ConfigError, match="'colums', did you mean 'columns'"):
+    with pytest.raises(ConfigError, match="'colums': did you mean 'columns'"):
         read_recipe("mine", table)
 
 

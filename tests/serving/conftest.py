@@ -1,13 +1,13 @@
-"""Small runs with strangers, each made once, and folders of a client's rows."""
+"""Small runs with unseen clients, each made once, and folders of a client's samples."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kinfed.commands import Place, start
 from kinfed.config import DEMO, load_config
 from kinfed.progress import Silence
+from kinfed.runs import Place, start
 
 TINY = ["partition.clients=15", "rounds=3", "roles.holdout=0.3", "data.public=0.1", "training.lr=0.1"]
 QUICK = {
@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
         name = (method, *more)
         if name not in made:
             config = load_config(DEMO, [f"method={method}", *TINY, *QUICK.get(method, []), *more])
-            made[name] = start(config, Place(folder / str(len(made))), Silence()).path
+            made[name] = start(config, Place(folder / str(len(made))), Silence())
         return made[name]
 
     return run
@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def folder_of(tmp_path):
-    """Writes the rows of one client into a folder."""
+    """Writes the samples of one client into a folder."""
 
     def write(population, client: int, labelled: bool) -> Path:
         train, test = population.train[client], population.test[client]
@@ -46,7 +46,7 @@ def folder_of(tmp_path):
         arrays |= {"y": population.y[train]} if labelled else {}
         folder = tmp_path / f"client-{client}"
         folder.mkdir()
-        np.savez(folder / "rows.npz", **{name: t.numpy() for name, t in arrays.items()})
+        np.savez(folder / "samples.npz", **{name: t.numpy() for name, t in arrays.items()})
         return folder
 
     return write

@@ -11,7 +11,7 @@ from kinfed.signatures import Pretraining
 from tests.methods.registry import make, population, signature, statistics
 from tests.problems import fit, small_net
 from website.measured import read_tables
-from website.method_pages import LETTERS, facts, letters, method_page, overview
+from website.method_pages import SYMBOLS, facts, method_page, overview, symbols
 
 ROUNDS, SHAPE, TRAINING = 3, torch.Size((1, 8, 8)), ("train",)
 SETTINGS = {
@@ -27,21 +27,21 @@ def test_every_registered_method_has_its_facts():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_page_says_what_a_method_is_set_by_sees_places_and_costs(name):
+def test_the_page_says_what_a_method_is_set_by_sees_serves_and_costs(name):
     page = method_page(name, read_tables())
     assert page.startswith(f"# {facts()[name].title}\n\n{(METHODS[name].__doc__ or '').splitlines()[0]}")
-    for title in ("Settings", "Which differences it sees", "Which clients it can place", "Cost"):
+    for title in ("Settings", "Which differences it sees", "Which clients it can serve", "Cost"):
         assert f"\n## {title}\n" in page
     assert f"({name}.md)" in overview()
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.filterwarnings("ignore:.* looks for groups after")
+@pytest.mark.filterwarnings("ignore:.* looks for clusters after")
 def test_the_formulas_are_what_the_ledger_counts(name):
     method = make(name, **SETTINGS.get(name, {}))
     _, fed = fit(method, population=population(), rounds=ROUNDS, fraction=0.5)
     fact, known = facts()[name], {"M": 12, "w": bytes_of(small_net().init()), **values(name, method)}
-    assert letters(fact) <= set(LETTERS)
+    assert symbols(fact) <= set(SYMBOLS)
     counted = {
         t: [call for call in fed.ledger.rounds if call[0] == t and call[1] not in QUESTIONS] for t in range(ROUNDS)
     }

@@ -10,8 +10,8 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from kinfed.arguments import configured
 from kinfed.cli import app
+from kinfed.cli.options import read_words
 from website.sessions import blocks_of, replayed
 
 ROOT = Path(__file__).parents[2]
@@ -76,4 +76,4 @@ def test_every_command_in_the_docs_is_understood(name, line, monkeypatch: pytest
     is_run = name in RUN  # with the files of its page
     settings = given.get("settings") if not is_run else None
     if settings and not any(".toml" in text and not Path(text).exists() for text in settings):
-        configured(settings, {})
+        read_words(settings, {})

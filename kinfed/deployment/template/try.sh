@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./offline.sh
 export FLWR_HOME="$PWD/.flower"                          # Flower's own files
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5             # seconds; here nobody is far away
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5             # seconds; all processes are on this machine
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"           # all nodes share these cores
 mkdir -p .flower/log .flower/pid .flower/registered
 
@@ -25,7 +25,7 @@ start() { # NAME COMMAND...: in a process group of its own
     echo $! >".flower/pid/$name"
 }
 
-has_members() { # GROUP: of processes; one that has ended and that nobody has taken notice of does not count
+has_members() { # GROUP: of processes; one that has ended and was not waited for does not count
     ps -eo pgid=,stat= | awk -v group="$1" '$1 == group && $2 !~ /^Z/ { found = 1 } END { exit !found }'
 }
 
@@ -76,7 +76,7 @@ node() { # NAME
         --auth-supernode-private-key "keys/$name" --node-config "$settings" --port "$(free_port)"
 }
 
-greet() { # NAME: says whether SuperLink has let the node in; one that was killed it takes for alive, for up to a minute
+greet() { # NAME: says whether SuperLink has admitted the node; one that was killed counts as connected for up to a minute
     local log=.flower/log/$1.log
     for _ in $(seq 300); do
         ! grep -q "SuperNode ID" "$log" || { echo "$1 started"; return; }
@@ -84,7 +84,7 @@ greet() { # NAME: says whether SuperLink has let the node in; one that was kille
         is_running "$1" || fail "$1 did not start: see $log"
         sleep 0.2
     done
-    echo "$1 is not let in yet, and tries again every 10 s: see $log"
+    echo "$1 is not admitted yet, and tries again every 10 s: see $log"
 }
 
 up() {
@@ -97,12 +97,12 @@ up() {
 run() { # [OUT]
     local out=${1:-runs/first}
     touch .flower/began
-    flwr run . here --stream --run-config "out=\"$out\"" || true  # Flower's exit code does not tell
+    flwr run . here --stream --run-config "out=\"$out\"" || true  # Flower's exit code does not say whether the run succeeded
     [ "$out/summary.json" -nt .flower/began ] || fail "the run did not come to its end: see .flower/log"
     cat "$out/summary.json"
 }
 
-late() { # starts those who come late once a round is over
+late() { # starts the late-joining nodes once a round is over
     ls nodes/late/*.toml >/dev/null 2>&1 || return 0
     until [ -e runs/first/rounds.csv ] && [ "$(wc -l <runs/first/rounds.csv)" -gt 1 ]; do sleep 1; done
     for path in nodes/late/*.toml; do node "$(basename "$path" .toml)"; done
@@ -123,7 +123,7 @@ stop() { # NAME...: with all that they started
     done
 }
 
-down() { # nodes first: they sign off as long as SuperLink is there, and are let in again at once
+down() { # nodes first: they sign off as long as SuperLink is there, and are admitted again at once
     local path nodes=()
     for path in .flower/pid/*; do
         case $path in */superlink | */superexec) ;; *) nodes+=("$(basename "$path")") ;; esac

@@ -1,15 +1,13 @@
-"""The Flower engine: the same algorithms on Flower's nodes, simulated by Ray or deployed over a network.
+"""The Flower engine: the same methods on Flower's nodes, simulated by Ray or deployed over a network.
 
-    packing     tensors as typed bytes                      offers      the client's checks
-    memory      what clients remember, by version           replies     the server's checks
-    site        a client at home                            expected    what a reply must look like
-    messages    Flower's own types, the app of a node       networked   the federation behind a network
-    simulation  Ray and Flower's nodes on this machine      deployed    the server of real nodes
+    messages     what crosses the wire, and the checks    network_federation  tasks as messages, replies aggregated
+    node         a client on its node, and its memory     simulation          Ray and Flower's nodes on this machine
+    transport    Flower's own types and apps              deployed            the server of a deployed federation
 
-Flower is an extra: only `messages` and `simulation` import it, when they are used.
+Flower is an extra: only `transport` and `simulation` import it, when they are used.
 """
 
-from kinfed.engines.flower.deployed import Deployed, OwnRows
+from kinfed.engines.flower.deployed import DeployedFederation
 from kinfed.engines.flower.simulation import NODES, Flower, Simulation
 
-__all__ = ["NODES", "Deployed", "Flower", "OwnRows", "Simulation"]
+__all__ = ["NODES", "DeployedFederation", "Flower", "Simulation"]

@@ -1,50 +1,35 @@
-"""The server of a real federation: it has no client's rows, and knows of each client what it said when it enrolled."""
+"""The server of a deployed federation: it has no client's samples, only what each client said when it enrolled."""
 
 import csv
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kinfed.data.population import NO_SAMPLES, Population, Role
-from kinfed.engines.flower.networked import Networked
-from kinfed.engines.flower.packing import Facts
+from kinfed.data.population import Role
+from kinfed.data.sample_kind import ServerSamples
+from kinfed.engines.flower.messages import ConfigValues
+from kinfed.engines.flower.network_federation import NetworkFederation
 from kinfed.errors import CheckpointError
 from kinfed.method import Method
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from kinfed.engines.flower.messages import Post
+    from kinfed.engines.flower.transport import Transport
 
 
 ROSTER = "roster.csv"
 
 
 @dataclass(frozen=True)
-class OwnRows:
-    """The server's own rows, maybe none at all: they say what clients' rows look like."""
-
-    x: Tensor  # [n, ...]
-    y: Tensor  # [n]
-    classes: int
-
-    def population(self, seats: int) -> Population:
-        """So many clients of which nothing is known yet."""
-        nothing, public = (NO_SAMPLES,) * seats, torch.arange(len(self.y))
-        return Population(
-            self.x, self.y, nothing, nothing, self.classes, roles=(Role(holdout=True),) * seats, public=public
-        )
-
-
-@dataclass(frozen=True)
-class Enrolled:
-    """What a client said of itself, and when."""
+class Enrolment:
+    """What a client said when it enrolled, and when."""
 
     name: str
-    train: int  # rows
+    train: int  # samples
     test: int
     labelled: bool
     holdout: bool
@@ -52,118 +37,123 @@ class Enrolled:
 
     @property
     def role(self) -> Role:
+        """The role of the client in the federation."""
         return Role(joins=self.joins, holdout=self.holdout or not self.train, labelled=self.labelled)
 
     @classmethod
-    def read(cls, facts: Facts, joins: int) -> "Enrolled | None":
-        """The client in these facts; None where one is missing or cannot be."""
-        values = {f.name: facts.get(f.name) for f in fields(cls)} | {"joins": joins}
-        sound = all(type(values[f.name]) is f.type for f in fields(cls))
-        if not sound or not values["name"] or min(int(str(values[n])) for n in ("train", "test")) < 0:
+    def parse(cls, config: ConfigValues, joins: int) -> "Enrolment | None":
+        """The enrolment in a message's config; None where a value is missing or invalid."""
+        values: dict[str, Any] = {f.name: config.get(f.name) for f in fields(cls)} | {"joins": joins}
+        is_valid = all(type(values[f.name]) is f.type for f in fields(cls))
+        if not is_valid or not values["name"] or min(values["train"], values["test"]) < 0:
             return None
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
 
-class Deployed(Networked):
-    """Clients are nodes of Flower's deployment runtime; who appears is enrolled, and admitted in the next round."""
+class DeployedFederation(NetworkFederation):
+    """Clients are nodes of Flower's deployment runtime; one that connects is enrolled, and admitted in the next round.
+
+    `max_clients` bounds the client ids; an id that no client has yet is not in `clients`, `present` or `unseen`.
+    """
 
     def __init__(
-        self, method: Method[object], own: OwnRows, seats: int, grid: "Grid", *, fraction: float = 1.0,
+        self, method: Method[object], samples: ServerSamples, max_clients: int, grid: "Grid", *, fraction: float = 1.0,
         seed: int = 0, device: str = "cpu", timeout: float = 600.0, attempts: int = 2,
     ) -> None:  # fmt: skip
-        from kinfed.engines.flower.messages import Post
+        from kinfed.engines.flower.transport import Transport
 
         super().__init__(
-            method, own.population(seats), fraction=fraction, seed=seed, device=device, timeout=timeout,
+            method, samples.population(max_clients), fraction=fraction, seed=seed, device=device, timeout=timeout,
             attempts=attempts,
         )  # fmt: skip
         self.sees_samples = False
-        self.roster: dict[int, Enrolled] = {}  # by number
-        self.written: dict[int, Enrolled] = {}
+        self.roster: dict[int, Enrolment] = {}  # by client id
+        self.written_roster: dict[int, Enrolment] = {}
         self.folder: Path | None = None
-        self.way = Post(grid)
+        self.over_grid = Transport(grid)
 
     @property
-    def post(self) -> "Post":
-        return self.way
+    def transport(self) -> "Transport":
+        return self.over_grid
 
     @property
     def test_samples(self) -> int:
         return sum(len(self.test[client]) for client in self.clients.tolist())
 
-    def gather(self, wanted: int, seconds: float) -> None:
-        """Waits until so many clients have enrolled; the first ones are numbered by name, whoever came first."""
+    def wait_for_clients(self, wanted: int, seconds: float) -> None:
+        """Waits until so many clients have enrolled; the first ones are numbered by name, whatever their order."""
         is_new = not self.roster
-        super().gather(wanted, seconds)
+        super().wait_for_clients(wanted, seconds)
         if is_new:
             known = sorted(self.roster.items(), key=lambda entry: entry[1].name)
             self.nodes = {new: self.nodes[old] for new, (old, _) in enumerate(known) if old in self.nodes}
-            for seat, (_, client) in enumerate(known):
-                self._sit(seat, client)
-        self._write()
+            for client, (_, enrolment) in enumerate(known):
+                self._register(client, enrolment)
+        self._write_roster()
 
     def settle(self, folder: Path) -> None:
         self.folder = folder
-        self._write()
+        self._write_roster()
 
     def begin(self, round: int) -> None:
         super().begin(round)
-        self._write()
+        self._write_roster()
 
     def state_dict(self) -> dict[str, object]:
-        return super().state_dict() | {"roster": {str(seat): asdict(client) for seat, client in self.roster.items()}}
+        roster = {str(client): asdict(enrolment) for client, enrolment in self.roster.items()}
+        return super().state_dict() | {"roster": roster}
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         super().load_state_dict(state_dict)
         roster = state_dict.get("roster", {})
-        if not isinstance(roster, dict) or any(int(seat) >= self.count for seat in roster):
-            raise CheckpointError(f"the checkpoint has more clients than the {self.count} seats: keep their number")
-        for seat, client in roster.items():
-            self._sit(int(seat), Enrolled(**client))
+        if not isinstance(roster, dict) or any(int(client) >= self.count for client in roster):
+            raise CheckpointError(
+                f"the checkpoint has more clients than {self.count}: keep `clients` of plan.toml as it was"
+            )
+        for client, enrolment in roster.items():
+            self._register(int(client), Enrolment(**enrolment))
 
-    def _seat(self, facts: Facts, node: int) -> int | None:
-        """The seat of a client that is known by its name, or a free one."""
-        said = Enrolled.read(facts, joins=self.next_round)
-        if said is None:
+    def _find_client(self, enrolment: ConfigValues, node: int) -> int | None:
+        """The id of a client that is known by its name, or a free one."""
+        enrolled = Enrolment.parse(enrolment, joins=self.next_round)
+        if enrolled is None:
             return None
-        known = next((seat for seat, client in self.roster.items() if client.name == said.name), None)
+        known = next((client for client, other in self.roster.items() if other.name == enrolled.name), None)
         if known is not None:
             if known in self.nodes and self.nodes[known] != node:
-                return None  # somebody else of this name is connected
-            self._sit(known, replace(said, joins=self.roster[known].joins))
+                return None  # another node of this name is connected
+            self._register(known, replace(enrolled, joins=self.roster[known].joins))
             return known
-        free = next((seat for seat in range(self.count) if seat not in self.roster), None)
+        free = next((client for client in range(self.count) if client not in self.roster), None)
         if free is not None and not self.is_over:
-            self._sit(free, said)
+            self._register(free, enrolled)
             return free
         return None
 
-    def _resize(self, client: int, train: object, test: object) -> None:
+    def _update_sizes(self, client: int, train: object, test: object) -> None:
         known = self.roster[client]
-        if (
-            type(train) is int
-            and type(test) is int
-            and min(train, test) >= 0
-            and (train, test) != (known.train, known.test)
-        ):
-            self._sit(client, replace(known, train=train, test=test))
-
-    def _sit(self, seat: int, client: Enrolled) -> None:
-        self.roster[seat] = client
-        self.roles = (*self.roles[:seat], client.role, *self.roles[seat + 1 :])
-        self.since[seat] = client.joins
-        self.train[seat], self.test[seat] = torch.arange(client.train), torch.arange(client.test)  # how many, not which
-
-    def _write(self) -> None:
-        """Writes down who has which number, for people: metrics and groups of a run know numbers only."""
-        if self.folder is None or self.written == self.roster:
+        if type(train) is not int or type(test) is not int or min(train, test) < 0:
             return
-        rows = [[seat, *asdict(client).values()] for seat, client in sorted(self.roster.items())]
+        if (train, test) != (known.train, known.test):
+            self._register(client, replace(known, train=train, test=test))
+
+    def _register(self, client: int, enrolment: Enrolment) -> None:
+        self.roster[client] = enrolment
+        self.roles = (*self.roles[:client], enrolment.role, *self.roles[client + 1 :])
+        self.since[client] = enrolment.joins
+        train, test = torch.arange(enrolment.train), torch.arange(enrolment.test)  # how many, not which
+        self.train[client], self.test[client] = train, test
+
+    def _write_roster(self) -> None:
+        """Writes which client has which id: metrics and clusters of a run know ids only."""
+        if self.folder is None or self.written_roster == self.roster:
+            return
+        table = [[client, *asdict(enrolment).values()] for client, enrolment in sorted(self.roster.items())]
         with open(self.folder / ROSTER, "w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([["client", *(f.name for f in fields(Enrolled))], *rows])
-        self.written = dict(self.roster)
+            csv.writer(file, lineterminator="\n").writerows([["client", *(f.name for f in fields(Enrolment))], *table])
+        self.written_roster = dict(self.roster)
 
     def _ids(self, wanted: Tensor) -> Tensor:
-        """Ids of those who are wanted and have enrolled by now; the other seats are empty."""
+        """Ids of the wanted clients that have enrolled by now."""
         ids = super()._ids(wanted)
         return ids[[client in self.roster for client in ids.tolist()]]

@@ -1,147 +1,289 @@
-"""Flower's own types: letters to nodes, answers from them, and the apps. Only this file and `simulation` have them."""
+"""What crosses the wire, and both sides' checks on it; nothing here knows Flower.
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+Tensors cross as named, typed bytes: no pickle, nothing that runs when it is read. A client trusts its own copy of the
+method and nothing else: the task must be one of its tasks, the names those of the task's signature, and weights those
+of a network that the method has, or several, stacked. The server trusts no reply: a `ReplyCollector` takes the replies
+to one call and names the reason for each that it rejects.
+"""
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import prod
+from typing import NamedTuple, TypeVar
 
-from kinfed.engines.flower.memory import InFolder, Memory, Seen
-from kinfed.engines.flower.packing import Facts, Packed, Parcel, pack, unpack
-from kinfed.engines.flower.replies import Answer
-from kinfed.engines.flower.site import Call, Site, done, guarded
+import torch
+from torch import Tensor
+
+from kinfed.client import UNMARKED, mark_of
+from kinfed.client_tasks import COMMON, find_task, networks_of
+from kinfed.federation import FAILED, NOT_FINITE, REFUSED
+from kinfed.method import Method
 from kinfed.params import Params
 
-RAW = "kinfed.raw"  # how the bytes of an array are to be read: as they lie in memory, little-endian
-TASK, ENROL = "task", "enrol"
+State = TypeVar("State")
+KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+DTYPES = {str(kind).removeprefix("torch."): kind for kind in KINDS}
+MAX_BYTES = 2**31  # that a client takes in one message
+SLACK = 2**16  # bytes that a reply may have above twice what it should
+OVERSIZED, EMPTY, WRONG_NAMES, WRONG_DTYPE = "oversized", "empty", "wrong names", "wrong dtype"
+WRONG_SHAPE, DAMAGED, DUPLICATE, STALE, UNKNOWN = "wrong shape", "damaged", "duplicate", "stale", "unknown sender"
+
+ConfigValues = Mapping[str, int | float | bool | str]  # the values of a message's ConfigRecord
+TensorSpecs = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape
 
 
-def content(facts: Facts, parcel: Parcel) -> RecordDict:
-    """Facts and tensors as Flower's records."""
-    return RecordDict({"facts": ConfigRecord(dict(facts)), "arrays": as_record(parcel)})
+class PackedTensor(NamedTuple):
+    """One tensor as bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the bytes are as many as dtype and shape say."""
+        is_known = self.dtype in DTYPES and all(size >= 0 for size in self.shape)
+        return is_known and len(self.data) == prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-def as_record(parcel: Parcel) -> ArrayRecord:
-    return ArrayRecord({name: Array(p.dtype, p.shape, RAW, p.data) for name, p in parcel.items()})
+PackedTensors = Mapping[str, PackedTensor]
 
 
-def from_record(record: ArrayRecord) -> dict[str, Packed]:
-    """The tensors of a record; bytes of another way of writing them have a dtype that nobody knows."""
-    return {
-        name: Packed(array.dtype if array.stype == RAW else array.stype, tuple(array.shape), array.data)
-        for name, array in record.items()
-    }
+def pack(flat: Params) -> dict[str, PackedTensor]:
+    """Tensors as bytes."""
+    return {name: PackedTensor(dtype_name(t), tuple(t.shape), to_bytes(t)) for name, t in flat.items()}
 
 
-def facts_in(message: Message) -> Facts:
-    records = message.content.config_records
-    return {} if "facts" not in records else {
-        name: value for name, value in records["facts"].items() if isinstance(value, int | float | bool | str)
-    }  # fmt: skip
+def unpack(packed: PackedTensors) -> Params:
+    """The tensors again; every one must be complete."""
+    return {name: from_bytes(tensor) for name, tensor in packed.items()}
 
 
-def parcel_in(message: Message) -> dict[str, Packed]:
-    records = message.content.array_records
-    return from_record(records["arrays"]) if "arrays" in records else {}
+def to_specs(packed: PackedTensors) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtypes and shapes without the values."""
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in packed.items()}
 
 
-@dataclass(frozen=True)
-class Post:
-    """Letters to nodes and back, over Flower's Grid."""
-
-    grid: Grid
-
-    def nodes(self) -> set[int]:
-        """The nodes that are connected now."""
-        return set(self.grid.get_node_ids())
-
-    def send(self, kind: str, letters: Iterable[tuple[int, Facts, Parcel]], seconds: float) -> list[str | None]:
-        """The ids of these letters (node, facts, tensors); None for one that Flower did not take."""
-        messages = [
-            Message(content(facts, parcel), node, f"query.{kind}", ttl=max(1.0, seconds))
-            for node, facts, parcel in letters
-        ]
-        taken = set(self.grid.push_messages(messages)) if messages else set()
-        return [m.metadata.message_id if m.metadata.message_id in taken else None for m in messages]
-
-    def collect(self, letters: Collection[str]) -> list[Answer]:
-        """The answers to these letters that have come by now."""
-        return [read(message) for message in self.grid.pull_messages(list(letters))] if letters else []
+def count_bytes(packed: PackedTensors) -> int:
+    """Bytes of all tensors."""
+    return sum(len(tensor.data) for tensor in packed.values())
 
 
-def read(message: Message) -> Answer:
-    """A message as an answer; the text of an error is not looked at."""
-    letter = message.metadata.reply_to_message_id
-    if message.has_error():
-        return Answer(letter, {}, {}, has_failed=True)
-    return Answer(letter, facts_in(message), parcel_in(message))
+def count_expected_bytes(specs: TensorSpecs) -> int:
+    """Bytes that tensors of these dtypes and shapes have."""
+    return sum(prod(shape) * DTYPES[dtype].itemsize for dtype, shape in specs.values())
 
 
-@dataclass(frozen=True)
-class InContext:
-    """A client's memory in the state that Flower keeps for a node while its process lives."""
-
-    state: RecordDict
-    run: str
-
-    def recall(self, version: int) -> Params | None:
-        name = self._name(version)
-        return unpack(from_record(self.state.array_records[name])) if name in self.state else None
-
-    def keep(self, version: int, memory: Params) -> None:
-        self.state[self._name(version)] = as_record(pack(memory))
-
-    def forget_but(self, versions: Collection[int]) -> None:
-        wanted = {self._name(version) for version in versions}
-        for name in [name for name in self.state if name.startswith("memory.") and name not in wanted]:
-            del self.state[name]
-
-    def arrival(self, digest: str, round: int) -> int:
-        name = f"rows.{self.run}"
-        seen = Seen(**self.state.config_records[name]) if name in self.state else Seen(digest, round, 0)
-        now = seen.again(digest, round)
-        self.state[name] = ConfigRecord(asdict(now))
-        return now.since
-
-    def _name(self, version: int) -> str:
-        return f"memory.{self.run}.{version}"
+def is_finite(flat: Params) -> bool:
+    """Whether no tensor holds a NaN or an infinity."""
+    return all(bool(torch.isfinite(t).all()) for t in flat.values() if t.is_floating_point())
 
 
-def server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
-    """The app of a server that does this."""
-    app = ServerApp()
-    app.main()(main)
-    return app
+def dtype_name(tensor: Tensor) -> str:
+    """The dtype as it crosses the wire."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
-def client_app(site_of: Callable[[Context, str], Site], home_of: Callable[[Context, str], Path | None]) -> ClientApp:
-    """The app of a node: it introduces itself, and does tasks by name.
+def to_bytes(tensor: Tensor) -> bytes:
+    """The values as they lie in memory, little-endian."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
-    Both functions are given the node's context and what the server calls its run; a node's memory is kept in its home,
-    or, if it has none, in Flower's context.
-    """
-    app = ClientApp()
 
-    def enrol(message: Message, context: Context) -> Message:
-        facts = facts_in(message)
-        answer = guarded(facts, lambda: (site_of(context, str(facts.get("run", ""))).introduce(), {}))
-        return Message(content(*answer), reply_to=message)
+def from_bytes(packed: PackedTensor) -> Tensor:
+    """The tensor of these bytes."""
+    kind = DTYPES[packed.dtype]
+    if not packed.data:
+        return torch.empty(packed.shape, dtype=kind)
+    values = torch.frombuffer(bytearray(packed.data), dtype=torch.uint8 if kind == torch.bool else kind)
+    return values.to(kind).reshape(packed.shape)
 
-    def task(message: Message, context: Context) -> Message:
-        facts = facts_in(message)
 
-        def work() -> tuple[Facts, Parcel]:
-            call = Call.read(facts)
-            site, home = site_of(context, call.run), home_of(context, call.run)
-            memory: Memory = InContext(context.state, call.run)
-            if home is not None:
-                memory = InFolder(home / call.run / f"client-{site.number if site.number >= 0 else call.client}")
-            return done(site, call, parcel_in(message), memory)
+class Refusal(IntEnum):
+    """What a client replies instead of data: a code, never a text, for a text may hold data."""
 
-        return Message(content(*guarded(facts, work)), reply_to=message)
+    UNKNOWN_TASK = 1
+    WRONG_NAMES = 2
+    WRONG_SHAPE = 3
+    WRONG_DTYPE = 4
+    NOT_FINITE = 5
+    OVERSIZED = 6
+    MALFORMED = 7
+    TASK_FAILED = 8
 
-    app.query(ENROL)(enrol)
-    app.query(TASK)(task)
-    return app
+
+class RefusedRequest(Exception):
+    """A client refuses a request."""
+
+    def __init__(self, code: Refusal, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def task_names(method: Method[State]) -> set[str]:
+    """The names of all client tasks: those that the method marks, and those that every method has."""
+    functions = inspect.getmembers(type(method), inspect.isfunction)
+    return {name for name, function in functions if mark_of(function)} | COMMON.keys()
+
+
+def parameter_names(method: Method[State], task: str) -> tuple[set[str], set[str] | None]:
+    """What a task must be sent, and what it may be sent: anything (None) where it takes whatever is served."""
+    parameters = list(inspect.signature(find_task(method, task)).parameters.values())[1:]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return set(), None
+    return {p.name for p in parameters if p.default is p.empty}, {p.name for p in parameters}
+
+
+def check_request(method: Method[State], shape: tuple[int, ...], task: str, packed: PackedTensors) -> Params:
+    """The tensors that a client's task is sent; raises RefusedRequest unless they are what it takes."""
+    if task not in task_names(method):
+        raise RefusedRequest(Refusal.UNKNOWN_TASK, UNMARKED.format(task))
+    if count_bytes(packed) > MAX_BYTES:
+        raise RefusedRequest(
+            Refusal.OVERSIZED, f"'{task}': got {count_bytes(packed)} bytes, wanted {MAX_BYTES} at most"
+        )
+    needed, known = parameter_names(method, task)
+    sent = {name.partition("/")[0] for name in packed}
+    if not needed <= sent or (known is not None and not sent <= known):
+        raise RefusedRequest(Refusal.WRONG_NAMES, f"'{task}': got {sorted(sent)}, wanted {sorted(needed)}")
+    networks = [pack(network) for network in networks_of(method, shape)]
+    for name in sent:
+        check_weights(f"'{name}' of '{task}'", select_argument(packed, name), networks)
+    tensors = unpack(packed)
+    if not is_finite(tensors):
+        raise RefusedRequest(Refusal.NOT_FINITE, f"'{task}': got numbers that are not finite")
+    return tensors
+
+
+def select_argument(packed: PackedTensors, name: str) -> PackedTensors:
+    """The tensors of one argument; a tensor by itself has the empty name in it."""
+    return {path.partition("/")[2]: tensor for path, tensor in packed.items() if path.partition("/")[0] == name}
+
+
+def check_weights(what: str, weights: PackedTensors, networks: list[dict[str, PackedTensor]]) -> None:
+    """Raises RefusedRequest unless these are weights of one of the networks, or one complete tensor by itself."""
+    if any(tensor.dtype not in DTYPES for tensor in weights.values()):
+        raise RefusedRequest(Refusal.WRONG_DTYPE, f"{what} has an unknown dtype")
+    if not all(tensor.is_complete for tensor in weights.values()):
+        raise RefusedRequest(Refusal.WRONG_SHAPE, f"{what} has other bytes than its shape says")
+    if weights.keys() == {""}:
+        return
+    named = [network for network in networks if weights.keys() <= network.keys()]
+    if not named:
+        raise RefusedRequest(
+            Refusal.WRONG_NAMES, f"{what} names no weights of a network of the method: {sorted(weights)}"
+        )
+    typed = [network for network in named if all(t.dtype == network[name].dtype for name, t in weights.items())]
+    if not typed:
+        raise RefusedRequest(Refusal.WRONG_DTYPE, f"{what} has weights of another dtype than the network")
+    if not any(has_shapes_of(network, weights) for network in typed):
+        raise RefusedRequest(Refusal.WRONG_SHAPE, f"{what} has weights of another shape than the network")
+
+
+def has_shapes_of(network: PackedTensors, weights: PackedTensors) -> bool:
+    """Whether the shapes are those of one model, or of several, stacked."""
+    if all(tensor.shape == network[name].shape for name, tensor in weights.items()):
+        return True
+    axes = {tensor.shape[:1] for tensor in weights.values()}
+    return len(axes) == 1 and all(tensor.shape[1:] == network[name].shape for name, tensor in weights.items())
+
+
+class ReplyMessage(NamedTuple):
+    """One message that came back."""
+
+    request: str  # the id of the message it replies to
+    config: ConfigValues
+    tensors: PackedTensors
+    has_failed: bool = False  # the network or the node says that there will be no other reply
+
+
+class AcceptedReply(NamedTuple):
+    """A reply that can be used."""
+
+    send: Params
+    has_saved: bool  # the client's memory has a new version since this task
+    has_forgotten: bool  # it had lost the version that it should have gone on from
+    sizes: tuple[object, object] = (None, None)  # training and test samples that it says it has now
+
+
+def find_fault(packed: PackedTensors, specs: TensorSpecs) -> str | None:
+    """Why a reply does not match these specs; None if it does. No tensor is made before all is known to fit."""
+    if count_bytes(packed) > 2 * count_expected_bytes(specs) + SLACK:
+        return OVERSIZED
+    if specs and not packed:
+        return EMPTY
+    if packed.keys() != specs.keys():
+        return WRONG_NAMES
+    if any(tensor.dtype != specs[name][0] for name, tensor in packed.items()):
+        return WRONG_DTYPE
+    if any(tuple(tensor.shape) != specs[name][1] for name, tensor in packed.items()):
+        return WRONG_SHAPE
+    return None if all(tensor.is_complete for tensor in packed.values()) else DAMAGED
+
+
+@dataclass
+class ReplyCollector:
+    """The replies to one call."""
+
+    call: int  # its number
+    specs: TensorSpecs
+    requests: dict[str, int] = field(default_factory=dict)  # message id -> the client it was sent to
+    earlier: Mapping[str, int] = field(default_factory=dict)  # those of earlier calls without a reply in time
+    accepted: dict[int, AcceptedReply] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)  # ids of requests that have a reply
+    faults: list[tuple[int, str]] = field(default_factory=list)  # client, reason
+    received: dict[int, int] = field(default_factory=dict)  # client -> bytes of all that came from it
+
+    @property
+    def pending(self) -> set[str]:
+        """Ids of requests without a reply yet."""
+        return self.requests.keys() - self.answered
+
+    def add(self, reply: ReplyMessage) -> None:
+        """Accepts a reply, or notes why not."""
+        if reply.has_failed and reply.request in self.earlier:
+            return  # it was missed in its own call
+        client = self.requests.get(reply.request, self.earlier.get(reply.request, -1))
+        if client >= 0 and not reply.has_failed:
+            self.received[client] = self.received.get(client, 0) + count_bytes(reply.tensors)
+        reason = self._check_request_id(reply, client)
+        if reason is None:
+            self.answered.add(reply.request)
+            reason = self._check_config(reply, client) or self._check_tensors(reply, client)
+        if reason is not None:
+            self.faults.append((client, reason))
+
+    def _check_request_id(self, reply: ReplyMessage, client: int) -> str | None:
+        if client < 0:
+            return UNKNOWN
+        if reply.request in self.earlier:
+            return STALE
+        return DUPLICATE if reply.request in self.answered else None
+
+    def _check_config(self, reply: ReplyMessage, client: int) -> str | None:
+        if reply.has_failed:
+            return FAILED
+        if not reply.config:
+            return EMPTY
+        if reply.config.get("call") != self.call:
+            return STALE
+        if reply.config.get("client") != client:
+            return UNKNOWN
+        if "refusal" in reply.config:
+            return FAILED if reply.config["refusal"] == Refusal.TASK_FAILED else REFUSED
+        return None
+
+    def _check_tensors(self, reply: ReplyMessage, client: int) -> str | None:
+        """Why the tensors cannot be used; a reply whose tensors can be is accepted."""
+        reason = find_fault(reply.tensors, self.specs)
+        if reason is not None:
+            return reason
+        send = unpack(reply.tensors)
+        if not is_finite(send):
+            return NOT_FINITE
+        has_saved, has_forgotten = (reply.config.get(name) is True for name in ("saved", "forgot"))
+        sizes = (reply.config.get("train"), reply.config.get("test"))
+        self.accepted[client] = AcceptedReply(send, has_saved, has_forgotten, sizes)
+        return None

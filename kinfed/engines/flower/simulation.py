@@ -1,10 +1,9 @@
 """Flower's simulation: many nodes on this machine's cores, or on a Ray cluster's, behind the same Grid.
 
-Ray and Flower's own loop run beside the experiment and end with it. Rows and algorithm are handed to Ray's workers
-once; everything else crosses as letters.
+Ray and Flower's own loop run beside the experiment and end with it. Samples and method are handed to Ray's workers
+once; everything else crosses as messages.
 """
 
-import gc
 import logging
 import os
 import sys
@@ -15,12 +14,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
+from subprocess import Popen
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinfed.data.population import Population
-from kinfed.engines.flower.networked import Networked
-from kinfed.engines.flower.packing import Facts
-from kinfed.engines.flower.site import Holding, Site
+from kinfed.engines.flower.messages import ConfigValues
+from kinfed.engines.flower.network_federation import NetworkFederation
+from kinfed.engines.flower.node import ClientData, ClientNode
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.method import Method
 from kinfed.registry import is_installed
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-    from kinfed.engines.flower.messages import Post
+    from kinfed.engines.flower.transport import Transport
 
 LOG = logging.getLogger("kinfed.engines")
 OFFLINE = {
@@ -41,23 +41,23 @@ OFFLINE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray warns unless it is said
 }
-NODES = "nodes"  # in a run folder: what its clients remember
-START = 180.0  # seconds that Ray and the nodes have to come up
+NODES = "nodes"  # in a run folder: the memories of its clients
+START_SECONDS = 180.0  # that Ray and the nodes have to start, or to end
 
 
-class Hosted(NamedTuple):
+class SimulatedRun(NamedTuple):
     """What the clients of a run have in common."""
 
     method: Method[object]
     population: Population
-    home: Path | None  # where they keep their memory; None: in Flower's context
+    memory_folder: Path | None  # None: memories are in Flower's context
     device: str
 
 
-FETCHED: dict[str, Hosted] = {}  # in a worker: of the run it works for
+LOADED: dict[str, SimulatedRun] = {}  # in a worker: the run it works for
 
 
-def need_flower() -> None:
+def require_flower() -> None:
     """Raises unless Flower and Ray are installed."""
     missing = [name for name in ("flwr", "ray") if not is_installed(name)]
     if missing:
@@ -67,52 +67,51 @@ def need_flower() -> None:
         )
 
 
-def stay_offline() -> None:
-    """Switches off all that Flower and Ray would tell others; also for the processes they start."""
+def disable_telemetry() -> None:
+    """Switches off all that Flower and Ray would report or install; also for the processes they start."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     os.environ.setdefault("FLWR_HOME", str(cache / "kinfed" / "flower"))  # it writes a file even when switched off
     os.environ.update(OFFLINE)
 
 
 class Simulation:
-    """Flower's nodes, ready to be sent letters; federations may use it one after the other."""
+    """Flower's nodes, ready for messages; federations may use it one after the other."""
 
     def __init__(self, nodes: int, workers: int = 1, gpus: float = 0.0) -> None:
-        need_flower()
-        stay_offline()
+        require_flower()
+        disable_telemetry()
         self.nodes, self.workers, self.gpus = nodes, workers, gpus
         self.over = threading.Event()
         self.grids: Queue[Grid | BaseException] = Queue()
-        self.shelf = self._start_ray()
+        self.store = self._start_ray()
         self.thread = threading.Thread(target=self._serve, name="kinfed-flower", daemon=True)
         self.thread.start()
-        threading._register_atexit(self.over.set)  # type: ignore[attr-defined]  # atexit is too late: Flower's threads
+        vars(threading)["_register_atexit"](self.over.set)  # `atexit` is too late for Flower's threads
         try:
-            grid = self.grids.get(timeout=START)
+            grid = self.grids.get(timeout=START_SECONDS)
         except Empty:
-            grid = NetworkError(f"Flower's simulation did not start within {START:.0f} s")
+            grid = NetworkError(f"Flower's simulation did not start within {START_SECONDS:.0f} s")
         if isinstance(grid, BaseException):
             self.close()
             raise NetworkError(f"Flower's simulation did not start: {grid}") from grid
         self.grid = grid
 
-    def host(self, token: str, hosted: Hosted) -> None:
-        """Hands workers what the clients of a run have and compute with, and where they keep their memory."""
+    def publish(self, token: str, run: SimulatedRun) -> None:
+        """Hands workers what the clients of a run have and compute with."""
         import ray
 
-        ray.get(self.shelf.put.remote(token, [ray.put(hosted)]))
+        ray.get(self.store.put.remote(token, [ray.put(run)]))
 
     def close(self) -> None:
-        """Ends all that was started."""
+        """Ends all that was started, and waits for the end of it."""
         import ray
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for the processes that it ends
-            self.over.set()
-            if self.thread.is_alive():
-                self.thread.join(timeout=30)
-            ray.shutdown()
-            gc.collect()
+        processes = list_ray_processes()  # before Flower's own loop shuts Ray down
+        self.over.set()
+        self.thread.join(timeout=START_SECONDS)
+        ray.shutdown()
+        for process in processes:
+            process.wait(timeout=START_SECONDS)
 
     def _start_ray(self) -> "ActorHandle":
         import ray
@@ -129,43 +128,53 @@ class Simulation:
                     )  # fmt: skip
                 except (ConnectionError, OSError, RuntimeError, ValueError) as error:
                     raise NetworkError(f"Ray did not start: {error}") from error
-        return ray.remote(num_cpus=0)(Shelf).remote()
+        return ray.remote(num_cpus=0)(RunStore).remote()
 
     def _serve(self) -> None:
         """Flower's own loop, until the simulation is over."""
         from flwr.simulation import run_simulation
 
-        from kinfed.engines.flower.messages import client_app, server_app
+        from kinfed.engines.flower.transport import build_client_app, build_server_app
 
         def main(grid: "Grid", context: "Context") -> None:
             self.grids.put(grid)
             self.over.wait()
 
-        app = client_app(partial(site_at, self.shelf), partial(home_at, self.shelf))
+        app = build_client_app(partial(load_node, self.store), partial(find_memory_folder, self.store))
         resources = {"num_cpus": 1, "num_gpus": self.gpus}
-        with quiet():
+        with silence_flower():
             try:
-                run_simulation(server_app(main), app, self.nodes, backend_config={"client_resources": resources})
+                run_simulation(build_server_app(main), app, self.nodes, backend_config={"client_resources": resources})
             except BaseException as error:
                 self.grids.put(error)
 
 
-class Shelf:
-    """What workers fetch once, by run."""
+def list_ray_processes() -> list["Popen[bytes]"]:
+    """The processes that Ray started here. Ray kills them and does not wait for all, which leaks their handles."""
+    from ray._private import worker
+
+    node = worker._global_node
+    return [info.process for infos in node.all_processes.values() for info in infos] if node else []
+
+
+class RunStore:
+    """A Ray actor with what workers load once, by run."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[ObjectRef]] = {}
 
-    def put(self, token: str, things: "list[ObjectRef]") -> None:
-        self.runs = {token: things}  # one run at a time
+    def put(self, token: str, objects: "list[ObjectRef]") -> None:
+        """Replaces the run: there is one at a time."""
+        self.runs = {token: objects}
 
     def get(self, token: str) -> "list[ObjectRef]":
+        """The objects of a run."""
         return self.runs[token]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Inside it Flower logs errors only: it would tell of its start, and that this way to start it is an old one."""
+def silence_flower() -> Iterator[None]:
+    """Inside it Flower logs errors only, neither its start nor that this way to start it is deprecated."""
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -175,69 +184,66 @@ def quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def site_at(shelf: "ActorHandle", context: "Context", token: str) -> Site:
-    """In a worker: the client that a node stands for."""
-    hosted, number = fetched(shelf, token), int(context.node_config["partition-id"])
-    role, rows = hosted.population.role(number), partial(rows_of, hosted.population, number)
-    return Site(str(number), hosted.method, rows, number, role.labelled, role.holdout, hosted.device)
+def load_node(store: "ActorHandle", context: "Context", token: str) -> ClientNode:
+    """In a worker: the client of a node."""
+    run, number = load_run(store, token), int(context.node_config["partition-id"])
+    role, data = run.population.role(number), partial(select_data, run.population, number)
+    return ClientNode(str(number), run.method, data, number, role.labelled, role.holdout, run.device)
 
 
-def home_at(shelf: "ActorHandle", context: "Context", token: str) -> Path | None:
+def find_memory_folder(store: "ActorHandle", context: "Context", token: str) -> Path | None:
     """In a worker: where clients of this run keep their memory; None: in Flower's context."""
-    return fetched(shelf, token).home
+    return load_run(store, token).memory_folder
 
 
-def fetched(shelf: "ActorHandle", token: str) -> Hosted:
-    """In a worker: what `host` was given, fetched once."""
+def load_run(store: "ActorHandle", token: str) -> SimulatedRun:
+    """In a worker: what was published of this run, loaded once."""
     import ray
 
-    if token not in FETCHED:
-        hosted: Hosted = ray.get(ray.get(shelf.get.remote(token))[0])
-        FETCHED.clear()
-        FETCHED[token] = hosted
-    return FETCHED[token]
+    if token not in LOADED:
+        run: SimulatedRun = ray.get(ray.get(store.get.remote(token))[0])
+        LOADED.clear()
+        LOADED[token] = run
+    return LOADED[token]
 
 
-def rows_of(population: Population, client: int, round: int) -> Holding:
-    """The rows that a client has in a round."""
+def select_data(population: Population, client: int, round: int) -> ClientData:
+    """The samples that a client has in a round."""
     train, test = population.train[client], population.test[client]
     for change in population.changes:
         at = (change.clients == client).nonzero()
         if change.round <= round and len(at):
             train, test = change.train[int(at[0])], change.test[int(at[0])]
-    return Holding(population.x[train], population.y[train], population.x[test], population.y[test])
+    return ClientData(population.x[train], population.y[train], population.x[test], population.y[test])
 
 
-class Flower(Networked):
-    """Clients are nodes of Flower, simulated by Ray; the same letters reach deployed ones."""
+class Flower(NetworkFederation):
+    """Clients are nodes of Flower, simulated by Ray; the same messages reach deployed ones."""
 
     def __init__(
         self, method: Method[object], population: Population, *, fraction: float = 1.0, seed: int = 0,
         device: str = "cpu", timeout: float = 600.0, attempts: int = 2, workers: int = 1,
         simulation: Simulation | None = None,
     ) -> None:  # fmt: skip
-        need_flower()
+        require_flower()
         super().__init__(
             method, population, fraction=fraction, seed=seed, device=device, timeout=timeout, attempts=attempts
         )
         self.workers = workers  # clients at once
         self.given = simulation
-        self.running: tuple[Simulation, Post] | None = None
-        self.home: Path | None = None
+        self.running: tuple[Simulation, Transport] | None = None
+        self.memory_folder: Path | None = None
 
     def settle(self, folder: Path) -> None:
-        self.home = (folder / NODES).absolute()
+        self.memory_folder = (folder / NODES).absolute()
 
     def open(self) -> None:
         LOG.info("starting Flower's simulation of %d clients, %d at once", self.count, self.workers)
-        assert self.post
+        self._start()
 
     @property
-    def post(self) -> "Post":
-        if self.running is None:
-            self.running = self._started()
-            self.gather(self.count, START)
-        return self.running[1]
+    def transport(self) -> "Transport":
+        return self._start()[1]
 
     def close(self) -> None:
         if self.running and self.given is None:
@@ -247,20 +253,25 @@ class Flower(Networked):
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         super().load_state_dict(state_dict)
         if self.running:
-            self._host(self.running[0])  # under the name that the run had before
-            self.gather(self.count, START)
+            self._publish(self.running[0])  # under the id that the run had before
+            self.wait_for_clients(self.count, START_SECONDS)
 
-    def _started(self) -> "tuple[Simulation, Post]":
-        gpus = 1 / self.workers if self.device.type == "cuda" else 0.0
-        simulation = self.given or Simulation(self.count, self.workers, gpus)
-        from kinfed.engines.flower.messages import Post
+    def _start(self) -> "tuple[Simulation, Transport]":
+        """The simulation, started and with all clients enrolled at the first call."""
+        from kinfed.engines.flower.transport import Transport
 
-        self._host(simulation)
-        return simulation, Post(simulation.grid)
+        if self.running is None:
+            gpus = 1 / self.workers if self.device.type == "cuda" else 0.0
+            simulation = self.given or Simulation(self.count, self.workers, gpus)
+            self._publish(simulation)
+            self.running = simulation, Transport(simulation.grid)
+            self.wait_for_clients(self.count, START_SECONDS)
+        return self.running
 
-    def _host(self, simulation: Simulation) -> None:
-        simulation.host(self.token, Hosted(self.method, self.population, self.home, self.device.type))
+    def _publish(self, simulation: Simulation) -> None:
+        run = SimulatedRun(self.method, self.population, self.memory_folder, self.device.type)
+        simulation.publish(self.token, run)
 
-    def _seat(self, facts: Facts, node: int) -> int | None:
-        number = facts.get("number")
+    def _find_client(self, enrolment: ConfigValues, node: int) -> int | None:
+        number = enrolment.get("number")
         return number if type(number) is int and 0 <= number < self.count else None

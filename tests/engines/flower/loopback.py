@@ -1,4 +1,4 @@
-"""Flower's Grid in this process: letters reach the real app of a node, and somebody may meddle with what comes back."""
+"""Flower's Grid in this process: messages reach the real app of a node, and a test may tamper with the replies."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -12,42 +12,42 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from kinfed.data import Population
 from kinfed.engines import Flower
-from kinfed.engines.flower.messages import client_app
-from kinfed.engines.flower.simulation import Hosted, rows_of
-from kinfed.engines.flower.site import Site
+from kinfed.engines.flower.node import ClientNode
+from kinfed.engines.flower.simulation import SimulatedRun, select_data
+from kinfed.engines.flower.transport import build_client_app
 from kinfed.method import Method
 
-Meddler = Callable[[Message, Message], list[Message]]  # a letter and its answer -> what comes back instead
+Tamperer = Callable[[Message, Message], list[Message]]  # a request and its reply -> what comes back instead
 
 
-def honest(letter: Message, answer: Message) -> list[Message]:
-    return [answer]
+def pass_on(request: Message, reply: Message) -> list[Message]:
+    return [reply]
 
 
 class Loopback(Grid):
-    """Nodes 100, 101, … are there at once; who is taken out of `online` is gone."""
+    """Nodes 100, 101, … are connected at once; one that is taken out of `online` is gone."""
 
-    def __init__(self, nodes: int, meddle: Meddler = honest, home: Path | None = None) -> None:
+    def __init__(self, nodes: int, tamper: Tamperer = pass_on, home: Path | None = None) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.ids = count(1)
         self.online = {100 + i: {"partition-id": i} for i in range(nodes)}
         self.contexts: dict[int, Context] = {}
         self.sent: list[Message] = []
         self.back: list[Message] = []
-        self.meddle, self.home = meddle, home
+        self.tamper, self.home = tamper, home
         self.app = None
 
-    def host(self, token: str, hosted: Hosted) -> None:
-        """What a simulation does: gives the nodes their rows and their algorithm."""
+    def publish(self, token: str, published: SimulatedRun) -> None:
+        """What a simulation does: gives the nodes their samples and their method."""
 
-        def site(context: Context, run: str) -> Site:
+        def load_node(context: Context, run: str) -> ClientNode:
             assert run == token, "nodes know one run at a time"
             number = int(context.node_config["partition-id"])
-            role = hosted.population.role(number)
-            rows = partial(rows_of, hosted.population, number)
-            return Site(f"site-{number}", hosted.method, rows, number, role.labelled, role.holdout)
+            role = published.population.role(number)
+            data = partial(select_data, published.population, number)
+            return ClientNode(f"site-{number}", published.method, data, number, role.labelled, role.holdout)
 
-        self.app = client_app(site, lambda context, run: self.home or hosted.home)
+        self.app = build_client_app(load_node, lambda context, run: self.home or published.memory_folder)
 
     @property
     def grid(self) -> "Loopback":
@@ -71,7 +71,7 @@ class Loopback(Grid):
         node = message.metadata.dst_node_id
         if node in self.online:
             blank = Context(1, node, self.online[node], RecordDict(), {})
-            self.back += self.meddle(message, self.app(message, self.contexts.setdefault(node, blank)))
+            self.back += self.tamper(message, self.app(message, self.contexts.setdefault(node, blank)))
         else:
             self.back.append(Message(Error(5, "node unavailable"), reply_to=message))
         return message.metadata.message_id
@@ -90,6 +90,6 @@ class Loopback(Grid):
         raise NotImplementedError
 
 
-def wired(method: Method, population: Population, grid: Loopback, **settings: object) -> Flower:
+def make_flower(method: Method, population: Population, grid: Loopback, **settings: object) -> Flower:
     """The real engine on this grid."""
     return Flower(method, population, simulation=grid, **({"timeout": 0.3} | settings))

@@ -1,4 +1,4 @@
-"""What comes back may be anything: every bad reply is counted by its kind, and none is in the model."""
+"""What comes back may be anything: every faulty reply is counted by its kind, and none is aggregated."""
 
 import logging
 from dataclasses import replace
@@ -12,31 +12,31 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.error import Error
 
 from kinfed.engines import Vectorised, progress_log
-from kinfed.engines.flower.messages import RAW, content, facts_in, parcel_in
-from kinfed.engines.flower.packing import pack, unpack
+from kinfed.engines.flower.messages import pack, unpack
+from kinfed.engines.flower.transport import RAW, read_arrays, read_config, to_records
 from kinfed.errors import NetworkError
 from kinfed.experiment import Experiment
 from kinfed.methods import FedAvg
 from kinfed.training import LocalTraining
-from tests.engines.flower.loopback import Loopback, wired
+from tests.engines.flower.loopback import Loopback, make_flower
 from tests.problems import assert_close, small_net, tiny_population
 
-SICK, ROUNDS = 2, 2
+FAULTY, ROUNDS = 2, 2
 FEDAVG = FedAvg(small_net(), LocalTraining(epochs=1, batch_size=5, lr=0.05))
 
 
-def spoiled(kind, answer: Message) -> list[Message]:
-    facts, parcel = dict(facts_in(answer)), parcel_in(answer)
-    tensors = unpack(parcel)
+def corrupt(kind, reply: Message) -> list[Message]:
+    config, packed = dict(read_config(reply)), read_arrays(reply)
+    tensors = unpack(packed)
 
     def other(tensors=tensors, **more):
-        return [Message(content(facts | more, pack(tensors)), reply_to=answer_to(answer))]
+        return [Message(to_records(config | more, pack(tensors)), reply_to=find_request(reply))]
 
     def raw(arrays):
-        records = {"facts": ConfigRecord(facts), "arrays": ArrayRecord(arrays)}
-        return [Message(RecordDict(records), reply_to=answer_to(answer))]
+        records = {"config": ConfigRecord(config), "arrays": ArrayRecord(arrays)}
+        return [Message(RecordDict(records), reply_to=find_request(reply))]
 
-    arrays = {name: Array(p.dtype, p.shape, RAW, p.data) for name, p in parcel.items()}
+    arrays = {name: Array(p.dtype, p.shape, RAW, p.data) for name, p in packed.items()}
     bias = "params/1.bias"
     return {
         "nan": lambda: other(tensors | {bias: tensors[bias] * torch.nan}),
@@ -46,47 +46,47 @@ def spoiled(kind, answer: Message) -> list[Message]:
         "more": lambda: other(tensors | {"params/other": torch.zeros(3)}),
         "dtype": lambda: other({name: t.double() for name, t in tensors.items()}),
         "empty": lambda: other({}),
-        "nothing": lambda: [Message(RecordDict(), reply_to=answer_to(answer))],
+        "nothing": lambda: [Message(RecordDict(), reply_to=find_request(reply))],
         "oversized": lambda: other(tensors | {"params/other": torch.zeros(10**6)}),
-        "cut": lambda: raw(arrays | {bias: Array("float32", (8,), RAW, parcel[bias].data[:-4])}),
-        "pickled": lambda: raw(arrays | {bias: Array("float32", (8,), "pickle", parcel[bias].data)}),
-        "negative": lambda: raw(arrays | {bias: Array("float32", (-8,), RAW, parcel[bias].data)}),
-        "twice": lambda: [answer, answer],
-        "replayed": lambda: other(tick=facts["tick"] - 2),
+        "cut": lambda: raw(arrays | {bias: Array("float32", (8,), RAW, packed[bias].data[:-4])}),
+        "pickled": lambda: raw(arrays | {bias: Array("float32", (8,), "pickle", packed[bias].data)}),
+        "negative": lambda: raw(arrays | {bias: Array("float32", (-8,), RAW, packed[bias].data)}),
+        "twice": lambda: [reply, reply],
+        "replayed": lambda: other(call=config["call"] - 2),
         "another": lambda: other(client=4),
-        "failed": lambda: [Message(Error(8, "died"), reply_to=answer_to(answer))],
+        "failed": lambda: [Message(Error(8, "died"), reply_to=find_request(reply))],
         "lost": lambda: [],
     }[kind]()
 
 
-def answer_to(answer: Message) -> Message:
-    """The letter that an answer is to, as far as a reply needs it."""
-    return LETTERS[answer.metadata.reply_to_message_id]
+def find_request(reply: Message) -> Message:
+    """The request of a reply."""
+    return REQUESTS[reply.metadata.reply_to_message_id]
 
 
-LETTERS: dict[str, Message] = {}
+REQUESTS: dict[str, Message] = {}
 
 
-def meddler(kind):
-    def meddle(letter: Message, answer: Message) -> list[Message]:
-        LETTERS[letter.metadata.message_id] = letter
-        facts = facts_in(letter)
-        is_it = facts.get("task") == "train" and facts["client"] == SICK
-        return spoiled(kind, answer) if is_it else [answer]
+def make_tamperer(kind):
+    def tamper(request: Message, reply: Message) -> list[Message]:
+        REQUESTS[request.metadata.message_id] = request
+        config = read_config(request)
+        is_it = config.get("task") == "train" and config["client"] == FAULTY
+        return corrupt(kind, reply) if is_it else [reply]
 
-    return meddle
+    return tamper
 
 
-def trained(fed, rounds=ROUNDS):
+def train(fed, rounds=ROUNDS):
     experiment = Experiment.over(fed, rounds=rounds)
     return experiment.run(), experiment.state.params
 
 
-def without_the_sick_one():
-    people = tiny_population()
-    x = people.x.float() / 255
-    x[people.train[SICK]] = torch.nan
-    return trained(Vectorised(FEDAVG, replace(people, x=x)))[1]
+def train_without_the_faulty_client():
+    population = tiny_population()
+    x = population.x.float() / 255
+    x[population.train[FAULTY]] = torch.nan
+    return train(Vectorised(FEDAVG, replace(population, x=x)))[1]
 
 
 KINDS = {
@@ -98,46 +98,46 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_reply_is_counted_by_its_kind_and_is_not_in_the_model(kind):
-    grid = Loopback(6, meddler(kind))
-    summary, params = trained(wired(FEDAVG, tiny_population(), grid))
+def test_a_faulty_reply_is_counted_by_its_kind_and_is_not_aggregated(kind):
+    grid = Loopback(6, make_tamperer(kind))
+    summary, params = train(make_flower(FEDAVG, tiny_population(), grid))
     counted = {name: value for name, value in summary.items() if name.startswith("replies_")}
     assert counted == {f"replies_{KINDS[kind]}": ROUNDS}
     assert summary["rejected_replies"] == (0 if KINDS[kind] in ("failed", "no_answer") else ROUNDS)
-    assert_close(params, without_the_sick_one())
+    assert_close(params, train_without_the_faulty_client())
 
 
 def test_of_a_doubled_reply_one_is_used_and_the_other_is_counted():
-    summary, params = trained(wired(FEDAVG, tiny_population(), Loopback(6, meddler("twice"))))
+    summary, params = train(make_flower(FEDAVG, tiny_population(), Loopback(6, make_tamperer("twice"))))
     assert summary["replies_duplicate"] == summary["rejected_replies"] == ROUNDS
-    assert_close(params, trained(Vectorised(FEDAVG, tiny_population()))[1])
+    assert_close(params, train(Vectorised(FEDAVG, tiny_population()))[1])
 
 
 def test_a_reply_that_comes_in_a_later_round_is_stale():
     late: list[Message] = []
 
-    def meddle(letter, answer):
-        facts = facts_in(letter)
-        if facts.get("task") == "train" and facts["client"] == SICK and facts["round"] == 0:
-            late.append(answer)
+    def tamper(request, reply):
+        config = read_config(request)
+        if config.get("task") == "train" and config["client"] == FAULTY and config["round"] == 0:
+            late.append(reply)
             return []
-        return [answer, *([late.pop()] if late and facts.get("task") == "evaluate" else [])]
+        return [reply, *([late.pop()] if late and config.get("task") == "evaluate" else [])]
 
-    summary, _ = trained(wired(FEDAVG, tiny_population(), Loopback(6, meddle)))
+    summary, _ = train(make_flower(FEDAVG, tiny_population(), Loopback(6, tamper)))
     assert summary["replies_stale"] == 1 and summary["replies_no_answer"] == 1
 
 
-def test_a_reply_to_no_letter_at_all_is_of_an_unknown_sender():
-    def meddle(letter, answer):
-        if facts_in(letter).get("task") != "train" or facts_in(letter)["client"] != SICK:
-            return [answer]
-        stray = Message(answer.content, reply_to=letter)
+def test_a_reply_to_no_request_is_of_an_unknown_sender():
+    def tamper(request, reply):
+        if read_config(request).get("task") != "train" or read_config(request)["client"] != FAULTY:
+            return [reply]
+        stray = Message(reply.content, reply_to=request)
         stray.metadata.__dict__["_reply_to_message_id"] = ""
-        return [answer, stray]
+        return [reply, stray]
 
-    summary, params = trained(wired(FEDAVG, tiny_population(), Loopback(6, meddle)))
+    summary, params = train(make_flower(FEDAVG, tiny_population(), Loopback(6, tamper)))
     assert summary["replies_unknown_sender"] == ROUNDS
-    assert_close(params, trained(Vectorised(FEDAVG, tiny_population()))[1])
+    assert_close(params, train(Vectorised(FEDAVG, tiny_population()))[1])
 
 
 @pytest.mark.parametrize(
@@ -145,55 +145,58 @@ def test_a_reply_to_no_letter_at_all_is_of_an_unknown_sender():
                                  ("oversized", 1, 4 * 10**6), ("lost", 0, 0), ("failed", 0, 0)],
 )  # fmt: skip
 def test_all_bytes_that_came_are_counted_usable_or_not(kind, factor, more):
-    fed, whole = wired(FEDAVG, tiny_population(), Loopback(6, meddler(kind))), Vectorised(FEDAVG, tiny_population())
-    trained(fed)
-    trained(whole)
+    fed, whole = (
+        make_flower(FEDAVG, tiny_population(), Loopback(6, make_tamperer(kind))),
+        Vectorised(FEDAVG, tiny_population()),
+    )
+    train(fed)
+    train(whole)
     came, usual = fed.ledger.up["train"], whole.ledger.up["train"]
-    assert came[SICK] == factor * usual[SICK] + ROUNDS * more and came[0] == usual[0]
+    assert came[FAULTY] == factor * usual[FAULTY] + ROUNDS * more and came[0] == usual[0]
     assert sum(row[4] for row in fed.ledger.rounds if row[1] == "train") == came.sum()
     assert torch.equal(fed.ledger.down["train"], whole.ledger.down["train"])
 
 
 def test_a_node_that_is_gone_is_left_out_without_waiting_for_it():
     grid = Loopback(6)
-    fed = wired(FEDAVG, tiny_population(), grid, timeout=30.0)
+    fed = make_flower(FEDAVG, tiny_population(), grid, timeout=30.0)
     fed.open()
-    del grid.online[100 + SICK]
-    summary, params = trained(fed)
+    del grid.online[100 + FAULTY]
+    summary, params = train(fed)
     assert summary["replies_no_answer"] == ROUNDS * 2  # training and evaluation
-    assert_close(params, without_the_sick_one())
+    assert_close(params, train_without_the_faulty_client())
 
 
-def test_while_somebody_is_waited_for_it_is_said_how_many_have_answered(monkeypatch, caplog):
+def test_during_a_wait_the_log_says_how_many_clients_have_replied(monkeypatch, caplog):
     monkeypatch.setattr(progress_log, "SECONDS", 0.1)
     with caplog.at_level(logging.INFO, "kinfed"):
-        trained(wired(FEDAVG, tiny_population(), Loopback(6, meddler("lost"))))
+        train(make_flower(FEDAVG, tiny_population(), Loopback(6, make_tamperer("lost"))))
     assert set(caplog.messages[1:]) == {"train: 5 of 6 clients"}  # the first is of the start
 
 
-def test_who_is_silent_before_the_first_round_is_asked_again():
+def test_a_silent_client_is_asked_again_before_the_first_round():
     from tests.methods.registry import make, population
 
     first: set[int] = set()
 
-    def meddle(letter, answer):
-        facts = facts_in(letter)
-        if facts.get("task") == "compute_signature" and facts["client"] == SICK and not first:
-            first.add(SICK)
+    def tamper(request, reply):
+        config = read_config(request)
+        if config.get("task") == "compute_signature" and config["client"] == FAULTY and not first:
+            first.add(FAULTY)
             return []
-        return [answer]
+        return [reply]
 
     flt = make("flt")
-    fed = wired(flt, population(), Loopback(12, meddle))
+    fed = make_flower(flt, population(), Loopback(12, tamper))
     state = flt.init(fed)
     assert first and bool((state.clusters >= 0).all()) and not fed.rejected
     reference = flt.init(Vectorised(flt, population()))
     assert torch.equal(state.clusters, reference.clusters)
 
 
-def test_an_experiment_that_nobody_answers_ends_and_says_so():
-    fed = wired(FEDAVG, tiny_population(), Loopback(6), timeout=0.05)
+def test_an_experiment_without_any_reply_ends_with_an_error():
+    fed = make_flower(FEDAVG, tiny_population(), Loopback(6), timeout=0.05)
     fed.open()
-    fed.post.grid.online.clear()
-    with pytest.raises(NetworkError, match="nobody answered 3 tasks in a row"):
-        trained(fed, rounds=10)
+    fed.transport.grid.online.clear()
+    with pytest.raises(NetworkError, match="no client replied to 3 tasks in a row"):
+        train(fed, rounds=10)

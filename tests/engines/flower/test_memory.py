@@ -1,4 +1,4 @@
-"""What clients remember stays with them, and both sides agree on it whatever happens to one of them."""
+"""A client's memory stays with it, and server and client agree on its version whichever of them fails."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ import torch
 pytest.importorskip("flwr")
 
 from kinfed import checkpoint
-from kinfed.engines.flower.memory import InFolder, Seen
-from kinfed.engines.flower.messages import InContext, facts_in
+from kinfed.engines.flower.node import DataVersion, FolderMemory
+from kinfed.engines.flower.transport import ContextMemory, read_config
 from kinfed.experiment import Experiment
-from tests.engines.flower.loopback import Loopback, wired
+from tests.engines.flower.loopback import Loopback, make_flower
 from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, rows_of_memory
 
@@ -41,18 +41,18 @@ def states(experiment):
 
 def experiment(name, grid, rounds=5, **more):
     method = make(name)
-    return Experiment.over(wired(method, population(), grid, fraction=0.5), rounds=rounds, **more)
+    return Experiment.over(make_flower(method, population(), grid, fraction=0.5), rounds=rounds, **more)
 
 
-def remembered(grid, experiment):
-    """What all clients remember, by client."""
+def load_memories(grid, experiment):
+    """The memory of every client, by client."""
     fed, memories = experiment.fed, {}
     for client, version in enumerate(fed.memory["version"].tolist()):
-        home = grid.home or fed.home
-        store = InFolder(home / fed.token / f"client-{client}") if home else InContext(
+        home = grid.home or fed.memory_folder
+        store = FolderMemory(home / fed.token / f"client-{client}") if home else ContextMemory(
             grid.contexts[100 + client].state, fed.token
         )  # fmt: skip
-        memories[client] = store.recall(version) if version else None
+        memories[client] = store.load(version) if version else None
     return memories
 
 
@@ -63,7 +63,7 @@ def test_memories_are_those_of_the_vectorised_engine(name):
     reference = Experiment(method, population(), fraction=0.5, rounds=3)
     ours.run()
     reference.run()
-    for client, memory in remembered(grid, ours).items():
+    for client, memory in load_memories(grid, ours).items():
         if memory is not None:
             assert_close(memory, rows_of_memory(reference.fed, client))
     assert set(ours.fed.memory) == {"version"}  # the server has none of it
@@ -84,31 +84,31 @@ def test_a_killed_server_goes_on_from_its_checkpoint_with_the_same_memories(at_h
     resumed = experiment(name, grid, checkpoint=tmp_path / "saved", checkpoint_every=2)
     assert resumed.run(resume=True) == summary
     assert_same_bits(states(resumed), states(reference))
-    again, before = remembered(grid, resumed), remembered(whole, reference)
+    again, before = load_memories(grid, resumed), load_memories(whole, reference)
     for client in before:
         assert_same_bits(again[client] or {}, before[client] or {})
 
 
-def test_what_a_client_kept_for_a_reply_that_never_came_is_not_gone_on_from():
+def test_memory_saved_for_a_reply_that_was_lost_is_not_used():
     def lose(what):
-        def meddle(letter, answer):
-            facts = facts_in(letter)
-            is_it = facts.get("task") == "train" and facts["round"] == 1 and facts["client"] % 2
-            return [] if is_it else [answer]
+        def tamper(request, reply):
+            config = read_config(request)
+            is_it = config.get("task") == "train" and config["round"] == 1 and config["client"] % 2
+            return [] if is_it else [reply]
 
-        return meddle if what == "answer" else None
+        return tamper if what == "reply" else None
 
     class Deaf(Loopback):
-        """The same clients never get the letters."""
+        """The same clients never get the requests."""
 
         def _deliver(self, message):
-            facts = facts_in(message)
-            if facts.get("task") == "train" and facts["round"] == 1 and facts["client"] % 2:
+            config = read_config(message)
+            if config.get("task") == "train" and config["round"] == 1 and config["client"] % 2:
                 message.metadata.__dict__["_message_id"] = str(next(self.ids))
                 return message.metadata.message_id
             return super()._deliver(message)
 
-    lost, never = experiment("scaffold", Loopback(12, lose("answer"))), experiment("scaffold", Deaf(12))
+    lost, never = experiment("scaffold", Loopback(12, lose("reply"))), experiment("scaffold", Deaf(12))
     assert lost.run()["replies_no_answer"] == never.run()["replies_no_answer"] > 0
     assert_same_bits(states(lost), states(never))
 
@@ -123,13 +123,13 @@ def test_a_restarted_node_finds_its_memory_in_its_own_folder(tmp_path):
     assert ours.run() == reference.run()
     assert_same_bits(states(ours), states(reference))
     files = list(tmp_path.rglob("*.safetensors"))
-    assert files and len(files) <= 2 * 12  # the accepted one, and the one before it until the client hears of that
+    assert files and len(files) <= 2 * 12  # the accepted version, and the one before it until the client learns of it
 
 
 def test_a_client_that_lost_its_memory_begins_anew_and_that_is_counted():
     class Forgetful(Loopback):
         def _deliver(self, message):
-            if facts_in(message).get("round") == 3:
+            if read_config(message).get("round") == 3:
                 self.contexts.clear()
             return super()._deliver(message)
 
@@ -137,20 +137,20 @@ def test_a_client_that_lost_its_memory_begins_anew_and_that_is_counted():
     assert summary["replies_forgot"] > 0 and summary["rejected_replies"] == 0
 
 
-def test_a_folder_keeps_what_is_whole(tmp_path):
-    memory = InFolder(tmp_path / "deep" / "one")
-    assert memory.recall(3) is None
+def test_a_folder_loads_only_complete_files(tmp_path):
+    memory = FolderMemory(tmp_path / "deep" / "one")
+    assert memory.load(3) is None
     for version in (3, 4, 5):
-        memory.keep(version, {"a": torch.full((2,), float(version))})
-    memory.forget_but({3, 5})
-    assert memory.recall(4) is None and memory.recall(5)["a"].tolist() == [5.0, 5.0]
+        memory.save(version, {"a": torch.full((2,), float(version))})
+    memory.keep_only({3, 5})
+    assert memory.load(4) is None and memory.load(5)["a"].tolist() == [5.0, 5.0]
     (tmp_path / "deep" / "one" / "memory-5.safetensors").write_bytes(b"half")
-    assert memory.recall(5) is None and memory.recall(3)["a"].tolist() == [3.0, 3.0]
+    assert memory.load(5) is None and memory.load(3)["a"].tolist() == [3.0, 3.0]
 
 
-def test_rows_are_of_a_later_round_than_the_last_task_that_had_others():
-    first = Seen("a", 3, 0)
-    assert first.again("a", 5) == Seen("a", 5, 0)
-    assert first.again("b", 5) == Seen("b", 5, 5)
-    assert first.again("b", 3) == Seen("b", 3, 4)  # they changed within the round
-    assert Seen("b", 3, 4).again("b", 9) == Seen("b", 9, 4)
+def test_new_samples_are_of_a_later_round_than_the_last_task_with_the_old_ones():
+    first = DataVersion("a", 3, 0)
+    assert first.advance("a", 5) == DataVersion("a", 5, 0)
+    assert first.advance("b", 5) == DataVersion("b", 5, 5)
+    assert first.advance("b", 3) == DataVersion("b", 3, 4)  # they changed within the round
+    assert DataVersion("b", 3, 4).advance("b", 9) == DataVersion("b", 9, 4)

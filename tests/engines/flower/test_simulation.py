@@ -26,9 +26,9 @@ ROLES = tuple(Role(holdout=i == 2, joins={4: 2}.get(i, 0)) for i in range(12))
 
 
 def run(method, engine, **settings):
-    people = replace(population(), roles=ROLES)
+    clients = replace(population(), roles=ROLES)
     experiment = Experiment.over(
-        engine(method, people, fraction=0.5, **settings), rounds=3, evaluation=Evaluation(every=3, adapt=True)
+        engine(method, clients, fraction=0.5, **settings), rounds=3, evaluation=Evaluation(every=3, adapt=True)
     )
     summary = experiment.run()
     tensors: dict[str, torch.Tensor] = {}
@@ -68,12 +68,12 @@ def test_without_flower_the_engine_says_what_to_install(monkeypatch):
         Flower(make("fedavg"), population())
 
 
-def test_nothing_is_told_to_others(monkeypatch, tmp_path):
+def test_flower_and_ray_report_nothing(monkeypatch, tmp_path):
     for name in (*simulation.OFFLINE, "FLWR_HOME"):
         monkeypatch.setenv(name, "before")
     monkeypatch.delenv("FLWR_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    simulation.stay_offline()
+    simulation.disable_telemetry()
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0" and os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert os.environ["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert os.environ["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"

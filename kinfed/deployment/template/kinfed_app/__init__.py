@@ -1,1 +1,1 @@
-"""What Flower sends to server and nodes: the two apps, and what both of them know."""
+"""What Flower sends to server and nodes: the two apps, and the config and plan of both."""

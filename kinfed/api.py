@@ -1,0 +1,332 @@
+"""The front door: run and compare methods, resume, read and report runs, from Python and from the command line.
+
+A method is a name, an object or a whole config; data are the name of a dataset or a `Population`. Every run writes its
+folder, so that reports, resuming and export work for all of them alike.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+from kinfed.comparison import Outcome, as_csv, comparison_table, means_by_method, summary_table
+from kinfed.config import Config, assemble, make_population
+from kinfed.config.arguments import ConfigLike, DataLike, MethodLike, configure, is_config, name_method, put_method
+from kinfed.data.population import Population
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.experiment import Summary
+from kinfed.method import Method
+from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display, forward_log
+from kinfed.registry import as_file
+from kinfed.runs import lifecycle
+from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other
+from kinfed.runs.logs import COMPARISON, CONFIG, write_text
+from kinfed.runs.reader import Run, is_comparison, read_config
+from kinfed.runs.writer import write_config
+from kinfed.trackers import check_trackers
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Text = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run on disk; `given` holds the objects that Python ran it with, for resuming and export."""
+
+    path: Path
+    given: Given = Given()
+
+    @cached_property
+    def run(self) -> Run:
+        """All tables and arrays of the folder."""
+        return Run(self.path)
+
+    @property
+    def config(self) -> Config:
+        """All settings."""
+        return self.run.settings
+
+    @property
+    def summary(self) -> Summary:
+        """The last metrics and the cost."""
+        return self.run.summary
+
+    @property
+    def clusters(self) -> list[int] | None:
+        """The cluster of each client (-1: none); None if the method looks for no clusters."""
+        return None if self.run.found is None else self.run.found.tolist()
+
+    @property
+    def accuracy(self) -> list[float]:
+        """The accuracy of each client at the last evaluation."""
+        return [float(share) for share in self.run.accuracy]
+
+    def to_frame(self, table: str = "rounds") -> "DataFrame":
+        """A table of the folder as a pandas DataFrame: rounds, clients, clusters, ledger, ledger_clients, timing."""
+        frame: DataFrame = load_pandas().read_csv(self.path / f"{table}.csv")
+        return frame
+
+    def report(self, out: Text | None = None, figures: Sequence[str] = ()) -> Path:
+        """Writes the report of this run; gives back the page."""
+        return report(self.path, out=out, figures=figures)
+
+    def resume(self, *, rounds: int | None = None, device: str | None = None, quiet: bool = False) -> "RunResult":
+        """Takes the run to its end, or to more rounds."""
+        return resume(self.path, rounds=rounds, device=device, quiet=quiet, given=self.given)
+
+    def export(self, folder: Text, *, force: bool = False) -> Path:
+        """Writes a bundle that assigns unseen clients to models; gives back its folder."""
+        export_run(self.path, folder, force=force, given=self.given)
+        return Path(folder)
+
+    def __repr__(self) -> str:
+        state = "" if self.run.has_ended else ", not ended"
+        return f"{self.run.method} seed {self.run.seed} at {self.path}{state}\n{as_text(summary_table(self.summary))}"
+
+    def _repr_html_(self) -> str:
+        return as_html(summary_table(self.summary))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of several methods on the same clients and seeds."""
+
+    path: Path
+    runs: tuple[RunResult, ...]
+
+    @cached_property
+    def outcomes(self) -> list[Outcome]:
+        """How each run ended."""
+        return [Outcome(each.run.method, each.run.seed, each.summary, each.run.seconds) for each in self.runs]
+
+    @property
+    def summary(self) -> dict[str, dict[str, float | None]]:
+        """Method -> column of compare.csv -> mean over the seeds."""
+        return means_by_method(self.outcomes)
+
+    @property
+    def table(self) -> list[list[str]]:
+        """The table of `kinfed compare`: a header, then one row a method."""
+        return comparison_table(self.outcomes)
+
+    def to_frame(self) -> "DataFrame":
+        """One row a run: method, seed, its summary, seconds."""
+        rows = [{"method": o.method, "seed": o.seed, **o.summary, "seconds": o.seconds} for o in self.outcomes]
+        frame: DataFrame = load_pandas().DataFrame(rows)
+        return frame
+
+    def to_markdown(self) -> str:
+        """The table in Markdown."""
+        return as_markdown(self.table)
+
+    def report(self, out: Text | None = None, figures: Sequence[str] = ()) -> Path:
+        """Writes the report of all runs; gives back the page."""
+        return report(self.path, out=out, figures=figures)
+
+    def __repr__(self) -> str:
+        return f"comparison at {self.path}\n{as_text(self.table)}"
+
+    def _repr_html_(self) -> str:
+        return as_html(self.table)
+
+
+def run(
+    method: MethodLike | None = None, data: DataLike | None = None, *, out: Text | None = None, force: bool = False,
+    resume: bool = False, quiet: bool = False, display: Display | None = None, **settings: object,
+) -> RunResult:  # fmt: skip
+    """Runs one method and writes its folder (`out`, else a new one under runs/).
+
+    `settings` are those of a config: rounds=50, seed=1, fraction=0.2, model="leaf_cnn", partition={"clients": 20},
+    training=LocalTraining(lr=0.1), engine="sequential", device="cuda". With `resume` a run in `out` goes on.
+    """
+    config, given = configure(method, data, settings), give(method, data)
+    display = display or choose_display(quiet=quiet)
+    place = Place(to_path(out), force)
+    if resume and place.out is None:
+        raise ConfigError("run(resume=True): wanted out=, the folder of the run")
+    with display.live():
+        if resume and place.out and (place.out / CONFIG).exists():
+            read_config(place.out)  # raises if it is of another format
+            path = lifecycle.resume(config, place.out, display, given)
+        else:
+            place.check()
+            path = lifecycle.start(config, place, display, given)
+    return show_run(RunResult(path, given), display)
+
+
+def resume(
+    folder: Text, *, rounds: int | None = None, device: str | None = None, quiet: bool = False,
+    display: Display | None = None, given: Given = lifecycle.CONFIGURED,
+) -> RunResult:  # fmt: skip
+    """Takes a stopped run to its end, or an ended one to more rounds."""
+    path, display = Path(folder), display or choose_display(quiet=quiet)
+    config = change(read_config(path), rounds, device)
+    with display.live():
+        lifecycle.resume(config, path, display, given)
+    return show_run(RunResult(path, given), display)
+
+
+def show_run(result: RunResult, display: Display) -> RunResult:
+    """Shows how a run ended."""
+    display.table(summary_table(result.summary))
+    display.say(f"written to {result.path}")
+    return result
+
+
+def compare(
+    methods: Sequence[str | Method[object]] | ConfigLike | None = None, data: DataLike | None = None, *,
+    seeds: Sequence[int] | None = None, out: Text | None = None, force: bool = False, resume: bool = False,
+    quiet: bool = False, display: Display | None = None, **settings: object,
+) -> Comparison:  # fmt: skip
+    """Runs several methods on the same clients and seeds, and writes one folder with a run folder for each."""
+    several = () if methods is None or is_config(methods) else tuple(cast("Sequence[str | Method[object]]", methods))
+    own = {name_method(each): each for each in several if isinstance(each, Method)}
+    named = {"compare": [name_method(each) for each in several] or None, "seeds": None if seeds is None else [*seeds]}
+    config = configure(None if several else cast("ConfigLike", methods), data, named | settings)
+    given = give(None, data)
+    display, place = display or choose_display(quiet=quiet), Place(to_path(out), force)
+    if place.out and is_comparison(place.out) and not force:
+        if not resume:
+            raise ConfigError(
+                f"{place.out} already holds a comparison: go on with `kinfed resume {place.out}`, choose another "
+                "--out, or replace it with --force"
+            )
+        return resume_comparison(place.out, display=display, config=config, population=given.population, own=own)
+    check_comparison(config, given.population, own)
+    folder = place.make(f"compare-{config.data.name.split(':')[0]}")
+    write_config(folder, config, COMPARISON)
+    return run_all(config, folder, display, given.population, own, force=force)
+
+
+def check_comparison(config: Config, population: Population | None, own: Mapping[str, Method[object]]) -> None:
+    """Raises on bad input, before a folder is made."""
+    people = population or make_population(replace(config, seed=(config.seeds or (config.seed,))[0]))
+    for name in config.compare:
+        assemble(put_method(replace(config, method=name), own.get(name)), people, own.get(name))
+    check_trackers(config.trackers)
+
+
+def resume_comparison(
+    folder: Text, *, rounds: int | None = None, device: str | None = None, quiet: bool = False,
+    display: Display | None = None, config: Config | None = None, population: Population | None = None,
+    own: Mapping[str, Method[object]] | None = None,
+) -> Comparison:  # fmt: skip
+    """Takes a stopped comparison to its end; runs that ended are not run again."""
+    path, display = Path(folder), display or choose_display(quiet=quiet)
+    stored = read_config(path, COMPARISON)
+    config = change(config or stored, rounds, device)
+    refuse_other(stored.resolve(), config, f"the comparison at {path} has another config")
+    write_config(path, config, COMPARISON)
+    return run_all(config, path, display, population, own or {})
+
+
+def run_all(
+    config: Config, folder: Path, display: Display, population: Population | None = None,
+    own: Mapping[str, Method[object]] | None = None, force: bool = False,
+) -> Comparison:  # fmt: skip
+    """The comparison; runs that ended are read, stopped ones resume, the others start (all, if forced)."""
+    results = []
+    with display.live():
+        for seed in config.seeds or (config.seed,):
+            people = population or make_population(replace(config, seed=seed))
+            for name in config.compare:
+                method = (own or {}).get(name)
+                mine = put_method(replace(config, method=name, seed=seed), method)
+                results.append(run_one(mine, folder, display, Given(people, method), force))
+    comparison = Comparison(folder, tuple(results))
+    write_text(folder / "compare.csv", as_csv(comparison.outcomes))
+    write_text(folder / "compare.md", comparison.to_markdown() + "\n")
+    display.table(comparison.table)
+    display.say(f"written to {folder}")
+    return comparison
+
+
+def run_one(config: Config, folder: Path, display: Display, given: Given, force: bool) -> RunResult:
+    """One run of a comparison, at its end."""
+    path = folder / f"{as_file(config.method)}-seed{config.seed}"
+    try:
+        if force or not (path / CONFIG).exists():
+            lifecycle.start(config, Place(path, force=True), display, given)
+        else:
+            stored = Run(path)
+            refuse_other(stored.settings.resolve(), config, f"{path} is from another config than {folder / COMPARISON}")
+            if not stored.has_ended or stored.settings.rounds < config.rounds:
+                lifecycle.resume(config, path, display, given)
+    except Interrupted:
+        raise Interrupted(f"interrupted; resume with: kinfed resume {folder}") from None
+    return RunResult(path, given)
+
+
+def load_run(folder: Text) -> RunResult:
+    """The run in a folder that `kinfed run` or `kinfed.run` wrote."""
+    path = Path(folder)
+    if is_comparison(path):
+        raise CheckpointError(f"{path} is a comparison: use kinfed.load_comparison, or name one of the runs in it")
+    read_config(path)
+    return RunResult(path)
+
+
+def load_comparison(folder: Text) -> Comparison:
+    """The comparison in a folder that `kinfed compare` or `kinfed.compare` wrote; missing runs are left out."""
+    path = Path(folder)
+    config = read_config(path, COMPARISON)
+    seeds = config.seeds or (config.seed,)
+    paths = [path / f"{as_file(method)}-seed{seed}" for seed in seeds for method in config.compare]
+    return Comparison(path, tuple(RunResult(each) for each in paths if (each / CONFIG).exists()))
+
+
+def report(
+    *runs: Text, out: Text | None = None, figures: Sequence[str] = (), latex: bool = False, markdown: bool = False,
+    display: Display | None = None,
+) -> Path:  # fmt: skip
+    """Writes the report of these runs or comparisons, figures and tables on demand; gives back the page."""
+    from kinfed.report.page import check_kinds, report_folder, write_report  # what draws is loaded when it is used
+
+    check_kinds(figures)
+    paths, display = [Path(each) for each in runs], display or choose_display(quiet=True)
+    folder = to_path(out) or report_folder(paths)
+    with forward_log(display.say):
+        written = write_report(paths, folder, figures, latex=latex, markdown=markdown)
+    more = f" and {len(written) - 1} more files" if len(written) > 1 else ""
+    display.say(f"written to {written[0]}{more}")
+    return written[0]
+
+
+def export_run(folder: Text, bundle: Text, *, force: bool = False, given: Given = lifecycle.CONFIGURED) -> list[str]:
+    """Writes a bundle of a run that has ended, for unseen clients; says what is in it."""
+    from kinfed.serving.assignment import OutputFolder
+    from kinfed.serving.run_export import export_run as write_bundle
+
+    return list(write_bundle(Path(folder), OutputFolder(Path(bundle), force), given.population))
+
+
+def give(method: MethodLike | None, data: DataLike | None) -> Given:
+    """Those arguments that are objects."""
+    return Given(
+        data if isinstance(data, Population) else None,
+        method if isinstance(method, Method) else None,
+    )
+
+
+def change(config: Config, rounds: int | None, device: str | None) -> Config:
+    """The config with more rounds, or on another device."""
+    engine = replace(config.engine, device=device or config.engine.device)
+    return replace(config, rounds=config.rounds if rounds is None else rounds, engine=engine)
+
+
+def load_pandas() -> ModuleType:
+    """The package pandas; raises ConfigError where it is not installed."""
+    try:
+        return import_module("pandas")
+    except ModuleNotFoundError:
+        raise ConfigError("to_frame() needs pandas: install it with pip install pandas") from None
+
+
+def to_path(place: Text | None) -> Path | None:
+    return None if place is None else Path(place)

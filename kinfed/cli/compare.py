@@ -1,0 +1,62 @@
+"""`kinfed compare`"""
+
+from typing import Annotated
+
+import typer
+
+from kinfed.cli.options import (
+    DataDir,
+    Device,
+    Engine,
+    Force,
+    Out,
+    Plain,
+    Quiet,
+    Rounds,
+    Settings,
+    absolute,
+    app,
+    plain_errors,
+    read_words,
+    split_names,
+    split_numbers,
+)
+
+
+@app.command()
+def compare(
+    settings: Settings = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods to compare, as in fedavg,local,flt.", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds to run each method with, as in 0,1,2.", show_default=False)
+    ] = None,
+    out: Out = None, force: Force = False, data_dir: DataDir = None, device: Device = None, engine: Engine = None,
+    rounds: Rounds = None, plain: Plain = False, quiet: Quiet = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The table in Markdown; with --quiet nothing else.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Run several methods on the same clients and seeds, and show one table.
+
+    **Examples**
+
+    `kinfed compare` — FedAvg, Local and FLT on digits
+
+    `kinfed compare --methods fedavg,flt --seeds 0,1,2` — mean ± standard deviation over three seeds
+
+    `kinfed compare experiment.toml rounds=50 --out runs/mine --markdown` — a file, and a table to paste
+
+    **The folder** has one run folder for each method and seed, and the table as `compare.csv` and `compare.md`.
+    A comparison that was stopped goes on with `kinfed resume FOLDER`: finished runs are not run again.
+    """
+    options = {"data.dir": absolute(data_dir), "engine.device": device, "engine.name": engine, "rounds": rounds}
+    with plain_errors():
+        from kinfed import api
+        from kinfed.progress import choose_display
+
+        config = read_words(settings, options | {"compare": split_names(methods), "seeds": split_numbers(seeds)})
+        comparison = api.compare(config, out=out, force=force, display=choose_display(plain, quiet, markdown))
+        if quiet and markdown:
+            print(comparison.to_markdown())

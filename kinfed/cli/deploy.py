@@ -1,0 +1,71 @@
+"""`kinfed deploy new`"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kinfed.cli.options import DataDir, Rounds, Seed, Settings, absolute, app, plain_errors, read_words
+from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kinfed.deployment import Plan
+
+deploy = typer.Typer(no_args_is_help=True, help="Take a config to a real network: Flower's server and nodes.")
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR", show_default=False)],
+    settings: Settings = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Nodes bring their own samples, of this shape: 3,32,32.", show_default=False)
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="With --shape: number of classes.", show_default=False)] = None,
+    clients: Annotated[int | None, typer.Option(help="With --shape: clients at most.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over what is in the folder.")] = False,
+    data_dir: DataDir = None, seed: Seed = None, rounds: Rounds = None,
+) -> None:  # fmt: skip
+    """Write a ready Flower app: server, client, plan, node configs, and scripts to try it here over TLS.
+
+    **Examples**
+
+    `kinfed deploy new tryout rounds=3 partition.clients=6 partition.clusters=3` — FLT on the config's data
+
+    `kinfed deploy new clinics config.toml --shape 3,32,32 --classes 10 --clients 20` — nodes bring their own samples
+
+    Then `cd DIR && ./try.sh` tries the whole federation on this machine, and DIR/README.md says how to take it to
+    others. From then on only Flower's own commands are needed. docs/deployment.md has all of it on one page.
+    """
+    options: dict[str, object] = {"data.dir": absolute(data_dir), "seed": seed, "rounds": rounds}
+    with plain_errors():
+        from kinfed.config import make_population
+        from kinfed.deployment.app_folder import require_free_folder, write_app_folder
+
+        config = read_words(settings, options)
+        require_free_folder(folder, force)
+        plan = plan_own(shape, classes, clients)
+        written = write_app_folder(config, folder, plan or make_population(config), force)
+        tried = "put samples into data/ as it says" if plan else f"try it here with: cd {folder} && ./try.sh"
+        print(f"written to {folder}: read its README.md, and {tried}")
+        if plan and written.server_samples:
+            print(
+                f"{config.method} needs samples of the server's own too, before it starts: put them into "
+                f"{written.server_samples}, or name another folder in server_samples of kinfed_app/plan.toml"
+            )
+
+
+def plan_own(shape: str | None, classes: int | None, clients: int | None) -> "Plan | None":
+    """The plan of a federation whose nodes bring their own samples; None if no option is given."""
+    from kinfed.deployment import Plan
+
+    if shape is None and classes is None and clients is None:
+        return None
+    if shape is None or classes is None or clients is None:
+        raise ConfigError("where nodes bring their own samples, all of --shape, --classes and --clients are needed")
+    try:
+        sizes = tuple(int(size) for size in shape.split(","))
+    except ValueError:
+        raise ConfigError(f"--shape: wanted whole numbers as in 3,32,32, got '{shape}'") from None
+    return Plan(clients, sizes, classes, dtype="uint8" if len(sizes) == 3 else "float32", wait_for=clients)

@@ -1,0 +1,32 @@
+"""`kinfed export`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kinfed.cli.options import app, plain_errors
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that has ended.", metavar="RUN")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write the bundle to.", metavar="DIR")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
+) -> None:
+    """Write a bundle: all that it takes to assign unseen clients to models, offline.
+
+    It has the models of the clusters, the encoder and what clients are compared with; no client's samples, no pickle.
+
+    **Examples**
+
+    `kinfed export runs/flt-digits-seed0 bundle`
+
+    `kinfed assign bundle --data clinic` — then, wherever the bundle is copied to
+    """
+    with plain_errors():
+        from kinfed.serving.assignment import OutputFolder
+        from kinfed.serving.run_export import export_run
+
+        for line in export_run(run, OutputFolder(folder, force)):
+            print(line)

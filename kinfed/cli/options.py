@@ -1,0 +1,94 @@
+"""What all commands share: the app they belong to, options by name, words as values, and errors as one line."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from kinfed.errors import ConfigError, KinfedError
+
+if TYPE_CHECKING:
+    from kinfed.config import Config
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="CONFIG.toml key=value",
+        help="A TOML file, if any, then settings that go over it: rounds=50 training.lr=0.1 partition.name=dirichlet.",
+        show_default=False,
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder to write. Default: a new one under runs/.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Replace what an earlier run wrote into that folder.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the datasets' .npz files. Default: $KINFED_DATA or the cache.", show_default=False),
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, or auto: cuda where there is one.", show_default=False)]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="vectorised, sequential (slow, the reference) or flower (Ray's simulation).", show_default=False),
+]
+Seed = Annotated[int | None, typer.Option(help="Fixes clients, first weights and every draw.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of training in all.", show_default=False)]
+Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of bars, as when the output is not a terminal.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and warnings.")]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Inside it an error of kinfed's own, or of a file, is one line and exit code 2; Ctrl-C is exit code 130."""
+    try:
+        yield
+    except KinfedError as error:
+        leave(f"error: {error}", 2)
+    except BrokenPipeError:  # the reader of our output has left
+        raise
+    except OSError as error:
+        leave(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", 2)
+    except KeyboardInterrupt as stop:
+        leave(str(stop) or "interrupted before the run started", 130)
+
+
+def leave(text: str, code: int) -> NoReturn:
+    print(" ".join(text.split()), file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def read_words(settings: list[str] | None, options: dict[str, object]) -> "Config":
+    """The config of the file (none: the demo's), the settings and the options, each over the one before."""
+    from kinfed.config import DEMO, load_config
+
+    first, *rest = settings or [""]
+    is_file = bool(first) and "=" not in first
+    if is_file and any("=" not in text for text in rest):
+        raise ConfigError(f"wanted one CONFIG.toml and then key=value, got '{' '.join(settings or [])}'")
+    given = {key: value for key, value in options.items() if value is not None}
+    return load_config(Path(first) if is_file else DEMO, rest if is_file else settings or [], given)
+
+
+def absolute(folder: Path | None) -> str | None:
+    """A path that still holds when the run is resumed from elsewhere."""
+    return None if folder is None else str(folder.expanduser().absolute())
+
+
+def split_names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def split_numbers(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(name) for name in split_names(text) or []]
+    except ValueError:
+        raise ConfigError(f"--seeds: wanted whole numbers as in 0,1,2, got '{text}'") from None

@@ -1,0 +1,33 @@
+"""`kinfed resume`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kinfed.cli.options import Device, Plain, Quiet, app, plain_errors
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of the run or the comparison.", metavar="RUN")],
+    rounds: Annotated[int | None, typer.Option(help="More rounds than it had.", show_default=False)] = None,
+    device: Device = None, plain: Plain = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Resume a run or a comparison that was interrupted, killed or crashed.
+
+    The end is the same, bit for bit, as if it had never been stopped.
+
+    **Examples**
+
+    `kinfed resume runs/flt-digits-seed0`
+
+    `kinfed resume runs/flt-digits-seed0 --rounds 200` — and further than planned
+    """
+    with plain_errors():
+        from kinfed import api
+        from kinfed.progress import choose_display
+        from kinfed.runs.reader import is_comparison
+
+        go_on = api.resume_comparison if is_comparison(folder) else api.resume
+        go_on(folder, rounds=rounds, device=device, display=choose_display(plain, quiet))

@@ -1,0 +1,76 @@
+"""The server of a deployment: it waits for clients, runs the experiment over them, and resumes from its checkpoint."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kinfed import checkpoint
+from kinfed.capabilities import takes_server_samples
+from kinfed.config import Config
+from kinfed.config.assembly import loop_settings
+from kinfed.deployment.plan import Plan, make_planned_method
+from kinfed.engines import choose_device
+from kinfed.engines.flower import DeployedFederation
+from kinfed.errors import ConfigError, KinfedError
+from kinfed.experiment import Experiment
+from kinfed.progress import Lines, forward_log
+from kinfed.runs import CHECKPOINT, can_resume, conduct
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+
+
+def make_server_app(config: Config, out: Path, plan: Plan) -> "ServerApp":
+    """The app that Flower's server runs; it writes a run folder, and a later run of it resumes there.
+
+    The run's config may name another folder as `out`.
+    """
+    from kinfed.engines.flower.transport import build_server_app
+
+    def main(grid: "Grid", context: "Context") -> None:
+        logging.getLogger("flwr").addFilter(shorten_traceback)
+        run_server(config, Path(str(context.run_config.get("out", out))), plan, grid)
+
+    return build_server_app(main)
+
+
+def shorten_traceback(record: logging.LogRecord) -> bool:
+    """Makes one line of what Flower logs of an error of kinfed's own."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, KinfedError):
+        record.msg, record.args, record.exc_info = "error: %s", (" ".join(str(error).split()),), None
+    return True
+
+
+def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
+    """Takes the experiment to its end over the nodes of this grid."""
+    out.mkdir(parents=True, exist_ok=True)
+    resuming = can_resume(out, config)
+    fed = make_deployed_federation(config, plan, grid)
+    if resuming:
+        state = checkpoint.read_engine_state(out / CHECKPOINT)
+        fed.load_state_dict(state)  # clients must be known before they come back
+    display = Lines(sys.stdout)
+    display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
+    with forward_log(display.say):
+        fed.wait_for_clients(plan.wait_for, plan.wait_seconds)
+    display.say(f"{len(fed.nodes)} clients are connected")
+    experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))
+    conduct(config, out, display, experiment, resume=resuming)
+
+
+def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> DeployedFederation:
+    """The clients as this server sees them."""
+    samples = plan.load_server_samples()
+    method = make_planned_method(config, plan, samples)
+    if takes_server_samples(method) and not len(samples.y):
+        raise ConfigError(
+            f"{config.method} needs samples of the server's own, but there are none: put a samples.npz into a folder, "
+            "and name it in server_samples of plan.toml"
+        )
+    return DeployedFederation(
+        method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
+        device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
+    )  # fmt: skip

@@ -1,0 +1,263 @@
+"""Clients behind a network: tasks as messages over Flower's Grid, aggregated over the clients that reply.
+
+What a client keeps stays with it: the server knows only which version of its memory was accepted (see `node`).
+"""
+
+import logging
+import secrets
+import time
+from abc import abstractmethod
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.client import Client, HasMemory, Samples
+from kinfed.data.population import Population
+from kinfed.engines.flower.messages import (
+    DTYPES,
+    ConfigValues,
+    PackedTensors,
+    ReplyCollector,
+    ReplyMessage,
+    TensorSpecs,
+    pack,
+    to_specs,
+)
+from kinfed.engines.progress_log import ProgressLog
+from kinfed.engines.sequential import ask, copy_method
+from kinfed.errors import ConfigError, NetworkError
+from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
+from kinfed.method import Method
+from kinfed.params import NOTHING, Params, Stack, from_flat, select, stack, to_flat
+
+if TYPE_CHECKING:
+    from kinfed.engines.flower.transport import Transport
+
+State = TypeVar("State")
+LOG = logging.getLogger("kinfed.engines")
+MAX_SILENT_CALLS = 3  # in a row, before the run ends with an error
+ENROL_EVERY = 3.0  # seconds between two looks for new nodes during a long task
+DUMMY_SAMPLES = 32  # enough for every method's signatures, few enough to be quick
+
+
+class NetworkFederation(Federation):
+    """A federation whose clients are Flower's nodes."""
+
+    method: Method[object]
+
+    def __init__(
+        self, method: Method[object], population: Population, *, fraction: float = 1.0, seed: int = 0,
+        device: str = "cpu", timeout: float = 600.0, attempts: int = 2,
+    ) -> None:  # fmt: skip
+        if timeout <= 0 or attempts < 1:
+            raise ConfigError(f"wanted a timeout above 0 and at least one attempt, got {timeout} and {attempts}")
+        super().__init__(method, population, fraction=fraction, seed=seed, device=device)
+        self.timeout = timeout  # seconds that clients have for a task
+        self.attempts = attempts  # how often a silent client is asked, before the first round
+        self.token = secrets.token_hex(8)  # the id by which clients know this run
+        self.memory = {"version": torch.zeros(self.count, dtype=torch.long)}  # of each client's memory
+        self.durable = self.memory["version"]  # the same as the last checkpoint has it
+        self.nodes: dict[int, int] = {}  # client -> node
+        self.enrolling: dict[str, int] = {}  # id of an enrolment message without a reply -> node
+        self.excluded: set[int] = set()  # nodes that were refused, and logged once
+        self.unanswered: dict[str, int] = {}  # id of a request of an earlier call -> client
+        self.specs: dict[tuple[object, ...], TensorSpecs] = {}
+        self.has_begun = False
+        self.next_round = 0  # the round in which a client that enrols now enters
+        self.silent_calls = 0  # in a row
+
+    @property
+    @abstractmethod
+    def transport(self) -> "Transport":
+        """The way to the nodes."""
+
+    @abstractmethod
+    def _find_client(self, enrolment: ConfigValues, node: int) -> int | None:
+        """The id of the client that enrols with these values; None if it cannot take part."""
+
+    def _update_sizes(self, client: int, train: object, test: object) -> None:
+        """Takes note of how many samples a client says it has now."""
+
+    def wait_for_clients(self, wanted: int, seconds: float) -> None:
+        """Waits until so many clients have enrolled."""
+        until, pause, progress = time.monotonic() + seconds, 0.05, ProgressLog("connected", wanted)
+        while (connected := self._enrol_nodes()) < wanted:
+            progress.update(connected)
+            if time.monotonic() > until:
+                raise NetworkError(
+                    f"{len(self.nodes)} of {wanted} clients enrolled within {seconds:.0f} s: "
+                    "start the others, or wait for fewer"
+                )
+            time.sleep(pause)
+            pause = min(0.5, 1.3 * pause)
+        self.next_round = max(self.next_round, 1)
+
+    def begin(self, round: int) -> None:
+        super().begin(round)
+        self.has_begun = True
+        self.next_round = max(self.next_round, round)
+        self._enrol_nodes()
+        self.next_round = max(self.next_round, round + 1)  # no client enters in the middle of a round
+
+    def saved(self) -> None:
+        self.durable = self.memory["version"]
+
+    def state_dict(self) -> dict[str, object]:
+        return {"token": self.token, "round": self.round}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        if state_dict.get("token", self.token) != self.token:
+            self.nodes, self.enrolling, self.token = {}, {}, str(state_dict["token"])
+        self.next_round = max(self.next_round, int(str(state_dict.get("round", -1))) + 1)
+
+    def _enrol_nodes(self) -> int:
+        """How many clients are connected, once nodes that have replied by now are enrolled; asks new nodes to."""
+        transport = self.transport
+        connected = transport.list_nodes()
+        self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
+        self.enrolling = {request: node for request, node in self.enrolling.items() if node in connected}
+        for reply in transport.collect(self.enrolling.keys()):
+            self._enrol(reply, self.enrolling.pop(reply.request, -1))
+        new = sorted(connected - set(self.nodes.values()) - set(self.enrolling.values()))
+        sent = transport.send("enrol", [(node, {"run": self.token}, {}) for node in new], self.timeout)
+        self.enrolling |= {request: node for request, node in zip(sent, new, strict=True) if request is not None}
+        return len(self.nodes)
+
+    def _enrol(self, reply: ReplyMessage, node: int) -> None:
+        client = None if reply.has_failed or node < 0 else self._find_client(reply.config, node)
+        if client is not None and self.nodes.get(client, node) == node:
+            self.nodes[client] = node
+        elif node not in self.excluded:
+            self.excluded.add(node)
+            code = reply.config.get("refusal")
+            why = "the federation has no place for it" if code is None else f"code {code}, see its own log"
+            LOG.warning("node %d cannot take part: %s", node, why)
+
+    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
+        call = sum(self.calls.values())
+        replies = ReplyCollector(call, self._find_specs(name, offer), earlier=dict(self.unanswered))
+        asked: set[int] = set()
+        for _ in range(1 if self.has_begun else self.attempts):
+            settled = replies.accepted.keys() | {client for client, reason in replies.faults if reason != FAILED}
+            silent = [i for i, client in enumerate(cohort.tolist()) if client not in settled]
+            if silent:
+                self._enrol_nodes()
+                asked |= self._send_requests(name, cohort, keys, offer, replies, silent)
+                self._collect_replies(name, replies)
+        self._log_faults(name, cohort, replies)
+        self._count_bytes(name, cohort, offer, replies, asked)
+        clients = [client for client in cohort.tolist() if client in replies.accepted]
+        self._update_memory_versions(replies, clients)
+        for client in clients:
+            self._update_sizes(client, *replies.accepted[client].sizes)
+        ids = torch.tensor(clients, dtype=torch.long, device=self.device)
+        return Replies(ids, from_flat(self._stack_replies(replies, clients)))
+
+    def _send_requests(
+        self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, replies: ReplyCollector, positions: list[int]
+    ) -> set[int]:
+        """Sends the requests of a call to these positions of the cohort; gives back the clients that were sent one."""
+        shared, table, packed = pack(to_flat(offer.shared)), to_flat(offer.each), dict[int, PackedTensors]()
+        requests, clients = [], []
+        for i in positions:
+            client, row = int(cohort[i]), i if offer.pick is None else int(offer.pick[i])
+            if client not in self.nodes:
+                continue
+            if row not in packed:
+                packed[row] = shared | pack(select(table, row))
+            config = self._request_config(name, client, int(keys[i]), replies.call)
+            requests.append((self.nodes[client], config, packed[row]))
+            clients.append(client)
+        sent = self.transport.send("task", requests, self.timeout)
+        taken = {request: client for request, client in zip(sent, clients, strict=True) if request is not None}
+        replies.requests |= taken
+        return set(taken.values())
+
+    def _request_config(self, name: str, client: int, key: int, call: int) -> ConfigValues:
+        version = self.memory["version"]
+        return {
+            "run": self.token, "task": name, "call": call, "client": client, "key": key, "round": self.round,
+            "since": int(self.since[client]), "width": self.width(self.train), "test_width": self.width(self.test),
+            "accepted": int(version[client]), "durable": int(self.durable[client]),
+        }  # fmt: skip
+
+    def _collect_replies(self, name: str, replies: ReplyCollector) -> None:
+        """Takes replies until all are there or the time is over."""
+        until, pause, look = time.monotonic() + self.timeout, 0.01, time.monotonic() + ENROL_EVERY
+        progress, asked = ProgressLog(name, len(replies.pending)), len(replies.pending)
+        while replies.pending and time.monotonic() < until:
+            if time.monotonic() > look:
+                self._enrol_nodes()  # so that a client that connects during a long round is there in the next
+                look = time.monotonic() + ENROL_EVERY
+            for reply in self.transport.collect(replies.pending | self.unanswered.keys()):
+                replies.add(reply)
+                self.unanswered.pop(reply.request, None)
+            progress.update(asked - len(replies.pending))
+            if replies.pending:
+                time.sleep(pause)
+                pause = min(1.0, 1.3 * pause)
+
+    def _log_faults(self, name: str, cohort: Tensor, replies: ReplyCollector) -> None:
+        """Notes which replies were rejected, which clients were silent, and which had lost their memory."""
+        faulty = {client for client, _ in replies.faults}
+        silent = [c for c in cohort.tolist() if c not in replies.accepted and c not in faulty]
+        forgot = [client for client, reply in replies.accepted.items() if reply.has_forgotten]
+        noted = [*replies.faults, *((c, NO_ANSWER) for c in silent), *((c, FORGOT) for c in forgot)]
+        self.rejected += [Rejected(self.round, name, client, reason) for client, reason in noted]
+        late = {request: replies.requests[request] for request in replies.pending}
+        self.unanswered = dict(list((self.unanswered | late).items())[-4 * self.count :])
+        self.silent_calls = 0 if replies.accepted or not len(cohort) else self.silent_calls + 1
+        if self.silent_calls >= MAX_SILENT_CALLS:
+            raise NetworkError(
+                f"no client replied to {self.silent_calls} tasks in a row, the last was '{name}': check that nodes are "
+                "connected, and their logs, then resume the run"
+            )
+
+    def _count_bytes(self, name: str, cohort: Tensor, offer: Offer, replies: ReplyCollector, asked: set[int]) -> None:
+        """Counts what was sent and all that came, accepted or not."""
+        sent = cohort[[client in asked for client in cohort.tolist()]]
+        back = torch.tensor(list(replies.received), dtype=torch.long)
+        received = torch.tensor([*replies.received.values()]).long()
+        self.ledger.count(self.round, name, sent, offer.bytes_each(), back, received)
+
+    def _update_memory_versions(self, replies: ReplyCollector, clients: list[int]) -> None:
+        saved = [client for client in clients if replies.accepted[client].has_saved]
+        lost = [client for client in clients if replies.accepted[client].has_forgotten]
+        version = self.memory["version"].index_fill(0, torch.tensor(lost, dtype=torch.long), 0)
+        self.memory = {"version": version.index_fill(0, torch.tensor(saved, dtype=torch.long), replies.call)}
+
+    def _stack_replies(self, replies: ReplyCollector, clients: list[int]) -> Stack:
+        """What these clients sent, stacked in their order; empty stacks if there are none."""
+        if clients:
+            sent = stack([replies.accepted[c].send for c in clients])
+            return {name: t.to(self.device) for name, t in sent.items()}
+        return {n: torch.empty(0, *s, dtype=DTYPES[d], device=self.device) for n, (d, s) in replies.specs.items()}
+
+    def _find_specs(self, name: str, offer: Offer) -> TensorSpecs:
+        """Dtypes and shapes of a reply to this offer, from one dry run of the task on the server."""
+        row = 0 if offer.pick is None or not len(offer.pick) else int(offer.pick[0])
+        offered = to_flat(offer.shared) | select(to_flat(offer.each), row)
+        key = (name, *((n, tuple(t.shape), t.dtype) for n, t in offered.items()))
+        if key not in self.specs:
+            self.specs[key] = predict_specs(self.method, name, offered, self.x, self.population.classes)
+        return self.specs[key]
+
+
+def predict_specs(method: Method[State], task: str, offered: Params, like: Tensor, classes: int) -> TensorSpecs:
+    """Names, dtypes and shapes of what a client sends, found by running the task on dummy samples."""
+    initial = to_flat(method.initial_memory() if isinstance(method, HasMemory) else NOTHING)
+    memory = from_flat({name: t.to(like.device) for name, t in initial.items()})
+    samples = make_dummy_samples(like, classes)
+    zero = torch.zeros((), dtype=torch.long, device=like.device)
+    reply = ask(copy_method(method), task, Client(samples, samples, zero, zero, zero, memory), from_flat(offered))
+    return to_specs(pack(to_flat(reply.send)))
+
+
+def make_dummy_samples(like: Tensor, classes: int) -> Samples:
+    """Samples of the same shape and dtype as these, all different, with all labels."""
+    count, shape = DUMMY_SAMPLES, like.shape[1:]
+    position = torch.arange(count, device=like.device)
+    values = torch.arange(count * shape.numel(), device=like.device).view(count, *shape) * 37 % 251
+    x = values.to(like.dtype) if like.dtype == torch.uint8 else (values / 251).to(like.dtype)
+    return Samples(x, position % classes, position, torch.tensor(count, device=like.device), exact=True, width=count)

@@ -1,0 +1,225 @@
+"""A client on its node: its own samples, its own copy of the method, its memory, and how it does a task.
+
+A client saves what a task tells it to keep under the number of that call. With the next task the server says which
+version it has accepted (a reply may have come too late, or been damaged), and which its last checkpoint knows. The
+client goes on from the accepted one, keeps both, and deletes the others: a server that is taken back to its checkpoint,
+or a node that was restarted, finds the same memory again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kinfed.client import Client, HasMemory, Samples
+from kinfed.engines.flower.messages import (
+    ConfigValues,
+    PackedTensors,
+    Refusal,
+    RefusedRequest,
+    check_request,
+    pack,
+    to_bytes,
+)
+from kinfed.engines.sequential import ask, copy_method
+from kinfed.method import Method
+from kinfed.params import NOTHING, Params, from_flat, to_flat
+
+LOG = logging.getLogger("kinfed.engines")
+TOKEN = re.compile(r"[0-9a-f]{16}")
+POSITIVE = ("call", "width", "test_width")
+
+
+class ClientData(NamedTuple):
+    """The samples of one client."""
+
+    x: Tensor  # [train, ...]
+    y: Tensor  # [train]; -1: no label
+    test_x: Tensor
+    test_y: Tensor
+
+
+@dataclass(frozen=True)
+class ClientNode:
+    """One client: its name, its data, and its copy of the method."""
+
+    name: str  # for good: a node that comes back under it is the same client
+    method: Method[object]
+    data: Callable[[int], ClientData]  # its samples in a round
+    number: int = -1  # its client id, if that is fixed beforehand
+    labelled: bool = True
+    holdout: bool = False  # wants a model and does not train
+    device: str = "cpu"
+    detects_changes: bool = False  # whether it notices new samples itself; else the server says when there were some
+
+    def enrolment(self) -> ConfigValues:
+        """What the server learns before any task: name, role, and how many samples there are."""
+        data = self.data(0)
+        return {
+            "name": self.name, "number": self.number, "train": len(data.y), "test": len(data.test_y),
+            "labelled": self.labelled, "holdout": self.holdout,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """What a client is asked to do, beside the tensors it is sent."""
+
+    run: str  # the server's run; it names the memory
+    task: str
+    call: int  # the server's number of this call
+    client: int  # its client id
+    key: int  # randomness
+    round: int
+    since: int
+    width: int  # of batches that are taken in order
+    test_width: int
+    accepted: int  # version of the memory to go on from; 0: none
+    durable: int  # version that the server's checkpoint knows
+
+    @classmethod
+    def parse(cls, config: ConfigValues) -> "TaskRequest":
+        """The request in a message's config; raises RefusedRequest where a value is missing or of another type."""
+        values: dict[str, Any] = {f.name: config.get(f.name) for f in fields(cls)}
+        wrong = [f.name for f in fields(cls) if type(values[f.name]) is not f.type]
+        if wrong or not TOKEN.fullmatch(values["run"]) or min(values[name] for name in POSITIVE) < 1:
+            raise RefusedRequest(Refusal.MALFORMED, f"a request's values are missing or invalid: {wrong}")
+        return cls(**values)
+
+
+class Memory(Protocol):
+    """Where a client keeps what it remembers between tasks."""
+
+    def load(self, version: int) -> Params | None:
+        """What was saved under this number; None if it is not there."""
+
+    def save(self, version: int, memory: Params) -> None:
+        """Saves it."""
+
+    def keep_only(self, versions: Collection[int]) -> None:
+        """Deletes all other versions."""
+
+    def update_data_version(self, digest: str, round: int) -> int:
+        """The round in which the client first had samples of this digest; 0 if it never had others."""
+
+
+@dataclass(frozen=True)
+class DataVersion:
+    """Which samples a client had at its last task."""
+
+    digest: str
+    round: int  # of that task
+    since: int  # the round in which they came
+
+    def advance(self, digest: str, round: int) -> "DataVersion":
+        """The same at the next task; new samples are of a later round than the last task, which had the old ones."""
+        return DataVersion(digest, round, self.since if digest == self.digest else max(round, self.round + 1))
+
+
+@dataclass(frozen=True)
+class FolderMemory:
+    """Files of a folder of the client's own: they outlive its process."""
+
+    folder: Path
+
+    def load(self, version: int) -> Params | None:
+        try:
+            return load_file(self._path(version))
+        except (FileNotFoundError, SafetensorError):
+            return None
+
+    def save(self, version: int, memory: Params) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{version}.new"
+        save_file({name: t.detach().cpu().contiguous() for name, t in memory.items()}, temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, self._path(version))
+
+    def keep_only(self, versions: Collection[int]) -> None:
+        for path in self.folder.glob("memory-*.safetensors"):
+            if path.stem.removeprefix("memory-") not in map(str, versions):
+                path.unlink(missing_ok=True)
+
+    def update_data_version(self, digest: str, round: int) -> int:
+        path = self.folder / "samples.json"
+        known = DataVersion(**json.loads(path.read_text())) if path.exists() else DataVersion(digest, round, 0)
+        now = known.advance(digest, round)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(now)))
+        return now.since
+
+    def _path(self, version: int) -> Path:
+        return self.folder / f"memory-{version}.safetensors"
+
+
+def reply_or_refuse(
+    config: ConfigValues, work: Callable[[], tuple[ConfigValues, PackedTensors]]
+) -> tuple[ConfigValues, PackedTensors]:
+    """What a client replies to a request: values and tensors, or a code and nothing else."""
+    echo = {name: config[name] for name in ("call", "client") if name in config}
+    try:
+        values, tensors = work()
+        return echo | dict(values), tensors
+    except RefusedRequest as refusal:
+        LOG.warning("refused: %s", refusal)
+        return echo | {"refusal": int(refusal.code)}, {}
+    except Exception:  # whatever a task raises: its text may hold data, and Flower would send it
+        LOG.exception("'%s' failed", config.get("task", "enrol"))
+        return echo | {"refusal": int(Refusal.TASK_FAILED)}, {}
+
+
+def run_task(
+    node: ClientNode, request: TaskRequest, packed: PackedTensors, memory: Memory
+) -> tuple[ConfigValues, PackedTensors]:
+    """What the task sends; what it keeps is saved."""
+    data = node.data(request.round)
+    offer = check_request(node.method, tuple(data.x.shape[1:]), request.task, packed)
+    known = memory.load(request.accepted) if request.accepted else None
+    initial = to_flat(node.method.initial_memory() if isinstance(node.method, HasMemory) else NOTHING)
+    if node.detects_changes:
+        since = memory.update_data_version(compute_digest(data), request.round)
+        request = replace(request, since=max(request.since, since))
+    client = make_client(node, request, data, known or initial)
+    on_device = {name: t.to(node.device) for name, t in offer.items()}
+    reply = ask(copy_method(node.method), request.task, client, from_flat(on_device))
+    kept = to_flat(reply.keep)
+    memory.keep_only({request.accepted, request.durable})
+    if kept:
+        memory.save(request.call, (known or initial) | {name: t.detach().cpu() for name, t in kept.items()})
+    values = {"saved": bool(kept), "forgot": bool(request.accepted and known is None)}
+    return values | {"train": len(data.y), "test": len(data.test_y)}, pack(to_flat(reply.send))
+
+
+def compute_digest(data: ClientData) -> str:
+    """A digest of all samples and labels; it stays with the client."""
+    digest = hashlib.sha256()
+    for tensor in data:
+        digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(to_bytes(tensor))
+    return digest.hexdigest()
+
+
+def make_client(node: ClientNode, request: TaskRequest, data: ClientData, remembered: Params) -> Client:
+    """All that the task may look at."""
+
+    def wrap(x: Tensor, y: Tensor, width: int) -> Samples:
+        x, y = x.to(node.device), y.to(node.device)
+        position, size = torch.arange(len(y), device=node.device), torch.tensor(len(y), device=node.device)
+        return Samples(x, y, position, size, exact=True, width=width)
+
+    numbers = (request.key, request.round, request.since)
+    key, now, since = (torch.tensor(number, device=node.device) for number in numbers)
+    memory = {name: t.to(node.device) for name, t in remembered.items()}
+    train, test = wrap(data.x, data.y, request.width), wrap(data.test_x, data.test_y, request.test_width)
+    return Client(train, test, key, now, since, from_flat(memory))

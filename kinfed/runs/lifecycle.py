@@ -1,0 +1,216 @@
+"""The life of a run: where it is written, how it starts, resumes, ends, fails or is interrupted."""
+
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from kinfed import checkpoint
+from kinfed.config import Config, assemble, flatten
+from kinfed.config.schema import Table
+from kinfed.data.population import Population
+from kinfed.engines import NODES
+from kinfed.errors import CheckpointError, ConfigError, NoRoom
+from kinfed.experiment import Experiment
+from kinfed.locks import lock
+from kinfed.method import Method
+from kinfed.progress import Display, Watcher, forward_log
+from kinfed.registry import as_file
+from kinfed.runs.logs import CHECKPOINT, FILES, SUMMARY, TRACKED, EventLog
+from kinfed.runs.writer import RunWriter, refuse_damaged, write_config
+from kinfed.trackers import check_trackers, make_trackers
+
+MAY_DIFFER = ("engine.device", "engine.block", "engine.timeout", "engine.attempts", "evaluation.signatures", "trackers")
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user interrupted a run; the message says how to resume it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run or a comparison is written."""
+
+    out: Path | None = None  # None: a new folder under runs/
+    force: bool = False  # replace a run that is there
+
+    def check(self) -> None:
+        """Raises if something is there that must not be replaced; before any work is done."""
+        if self.out:
+            refuse_taken(self.out, self.force)
+
+    def make(self, stem: str) -> Path:
+        """The folder, ready to be written to."""
+        return make_folder(self.out, self.force) if self.out else free_folder(Path("runs") / stem)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What Python gives as objects; None: the config's."""
+
+    population: Population | None = None
+    method: Method[object] | None = None
+
+
+CONFIGURED = Given()
+
+
+def start(config: Config, place: Place, display: Display, given: Given = CONFIGURED) -> Path:
+    """Runs from the first round on; gives back the folder."""
+    with explain_full_gpu():
+        experiment = assemble(config, given.population, given.method)  # bad input shows before a folder is made
+    check_trackers(config.trackers)
+    path = place.make(f"{as_file(config.method)}-{config.data.name.split(':')[0]}-seed{config.seed}")
+    return conduct(config, path, display, experiment, resume=False)
+
+
+def resume(config: Config, path: Path, display: Display, given: Given = CONFIGURED) -> Path:
+    """Runs from the checkpoint on, or from the start if there is none yet."""
+    resuming = can_resume(path, config)
+    with explain_full_gpu():
+        experiment = assemble(config, given.population, given.method)
+    return conduct(config, path, display, experiment, resume=resuming)
+
+
+def conduct(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> Path:
+    """Takes an experiment to its end, observed by its folder and the display; nobody else may write the folder."""
+    with hold(path):
+        write_config(path, config)
+        (path / SUMMARY).unlink(missing_ok=True)
+        experiment.fed.settle(path)
+        about: dict[str, str | int] = {"method": config.method, "dataset": config.data.name, "seed": config.seed}
+        writer = RunWriter(path, experiment.fed, about | {"rounds": config.rounds})
+        watcher = display.watch(f"{config.method} seed {config.seed}")
+        experiment.attach((writer, watcher, *make_trackers(config, path)), path / CHECKPOINT)
+        writer.events.repair()
+        writer.events.note("resumed" if resume else "started", device=str(experiment.fed.device))
+        try:
+            with NoteEnd(writer.events, path), explain_full_gpu(), forward_warnings(writer.events, watcher):
+                writer.finish(experiment, experiment.run(resume=resume))
+        finally:
+            experiment.fed.close()
+    return path
+
+
+@dataclass(frozen=True)
+class NoteEnd:
+    """Notes how a run ended other than well; an interrupt says how to resume."""
+
+    events: EventLog
+    path: Path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self.events.note("interrupted")
+            raise Interrupted(f"interrupted; resume with: kinfed resume {self.path}") from None
+        if error is not None:
+            self.events.note("failed", message=" ".join(str(error).split()) or type(error).__name__)
+
+
+@contextmanager
+def explain_full_gpu() -> Iterator[None]:
+    """Inside it a GPU that is full is an error in one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        more = f", {asked[1]} more were asked for" if asked else ""
+        raise NoRoom(f"the GPU's memory is full{more}: let fewer runs share it, or set engine.device=cpu") from None
+
+
+@contextmanager
+def forward_warnings(events: EventLog, watcher: Watcher) -> Iterator[None]:
+    """Inside it warnings are one line on standard error and an event each; what kinfed logs goes to the watcher."""
+
+    def warn(message: Warning | str, *where: object, **more: object) -> None:
+        text = " ".join(str(message).split())
+        print(f"warning: {text}", file=sys.stderr)
+        events.note("warning", message=text)
+
+    with forward_log(watcher.message), warnings.catch_warnings():
+        warnings.filterwarnings("default", category=UserWarning)
+        warnings.showwarning = warn
+        yield
+
+
+def make_folder(wanted: Path, force: bool) -> Path:
+    """The folder, empty of any earlier run; one that holds a run is refused unless forced."""
+    refuse_taken(wanted, force)
+    wanted.mkdir(parents=True, exist_ok=True)
+    with hold(wanted):
+        for name in FILES:
+            (wanted / name).unlink(missing_ok=True)
+        for inner in (NODES, *TRACKED):
+            shutil.rmtree(wanted / inner, ignore_errors=True)
+    return wanted
+
+
+def hold(folder: Path) -> AbstractContextManager[None]:
+    """Inside it nobody else writes this run; raises if another process does."""
+    busy = f"another process is at work on the run at {folder}: let it end, stop it, or choose another folder"
+    return lock(folder / ".lock", busy)
+
+
+def refuse_taken(folder: Path, force: bool) -> None:
+    """Raises if a run is there already."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another --out for the run's folder")
+    if not force and any((folder / name).exists() for name in ("rounds.csv", CHECKPOINT, SUMMARY)):
+        raise ConfigError(
+            f"{folder} already holds a run: go on with `kinfed resume {folder}`, choose another --out, "
+            "or replace it with --force"
+        )
+
+
+def free_folder(stem: Path) -> Path:
+    """The folder itself if it is not there yet, else the first free of stem-2, stem-3, …"""
+    number = 1
+    while True:
+        folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+
+
+def can_resume(folder: Path, config: Config) -> bool:
+    """Whether there is a checkpoint to resume from; raises if it belongs to another config.
+
+    A run that was stopped before its first checkpoint has to start again; one that ended must have its checkpoint.
+    """
+    if not (folder / CHECKPOINT).exists() and not (folder / SUMMARY).exists():
+        return False
+    refuse_damaged(folder, int(str(read_about(folder, config)["round"])))
+    return True
+
+
+def read_about(folder: Path, config: Config) -> dict[str, object]:
+    """The `about` of a run's checkpoint; raises if it belongs to another config."""
+    about = checkpoint.read_about(folder / CHECKPOINT)
+    saved = about.get("config")
+    if not isinstance(saved, dict):
+        raise CheckpointError(f"{folder / CHECKPOINT} does not say which config it is from; start the run again")
+    refuse_other(saved, config, f"{folder / CHECKPOINT} is from another config")
+    return about
+
+
+def refuse_other(saved: Table, config: Config, what: str) -> None:
+    """Raises unless the config differs from the saved one only where a run may change its mind."""
+    before, now = flatten(saved), flatten(config.resolve())
+    differing = [key for key in before | now if before.get(key) != now.get(key) and key not in MAY_DIFFER]
+    if "rounds" in differing and int(str(before["rounds"])) < config.rounds:
+        differing.remove("rounds")
+    if differing:
+        listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)
+        raise CheckpointError(f"{what}: {listed}. Set them back, or start a new run")

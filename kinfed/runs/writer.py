@@ -1,0 +1,263 @@
+"""The writer of run folders: everything a report needs, as tidy tables that grow round by round.
+
+    config.toml              all settings, defaults included; its first line names the format of the folder
+    rounds.csv               round, metrics (empty where not evaluated), bytes so far
+    clients.csv              round, client, its role, ground-truth and found cluster, its scores
+    clusters.csv             round, client, cluster: only when the clusters changed
+    ledger.csv               round, task, clients asked, bytes down and up (evaluation too, which rounds.csv leaves out)
+    ledger_clients.csv       task, client, bytes down and up
+    timing.csv               round, seconds without evaluation; round 0 is what came before the first
+    events.jsonl             started, resumed, rejected replies, warnings, ended
+    relatedness.npz          the related clients of each client, where the method relates clients
+    tree.npz                 how clients were merged into clusters and where that was cut, where the method merges
+    signatures.npz           the signature of each client (evaluation.signatures), at most 32 numbers each
+    labels.csv               client, label, samples: how many training samples it has of it
+    summary.json             the last metrics, what is measured at the end, the cost; written last: the run has ended
+    checkpoint.safetensors   all that is needed to resume
+    roster.csv               of a deployment: the name and the number of each client
+    tensorboard/, wandb/     of these trackers, where the config asks for them; their ids of the run are in NAME_run.txt
+    nodes/                   what clients remember, where the engine is `flower` and they remember something
+
+Rounds count from 1: round 3 is what held after the third. Two equal runs have equal tables, byte for byte, but for
+timing.csv and events.jsonl.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import repeat, takewhile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from kinfed.capabilities import MergesClients, neighbours_of
+from kinfed.checkpoint import FORMAT, write_atomically
+from kinfed.clustering.hierarchy import Dendrogram
+from kinfed.clustering.neighbour_sets import NeighbourSets
+from kinfed.config import Config, to_toml
+from kinfed.data.population import Role
+from kinfed.errors import CheckpointError
+from kinfed.experiment import Experiment, RoundResult, Summary
+from kinfed.federation import Federation, Rejected
+from kinfed.metrics import Scores, collect_signatures
+from kinfed.runs.logs import (
+    CLIENT_COLUMNS,
+    CONFIG,
+    METRICS,
+    ROUND_COLUMNS,
+    SUMMARY,
+    Cell,
+    CsvLog,
+    EventLog,
+    write_text,
+)
+
+HEADER = "# kinfed run, format {}: all settings, defaults included. A copy of this file is a config.\n"
+WHOLE = 4000  # clients up to which all pairs are written
+
+
+@dataclass(frozen=True)
+class RunWriter:
+    """An observer that writes a run's tables."""
+
+    path: Path
+    fed: Federation
+    about: Mapping[str, str | int]  # goes into the summary
+    opened: float = field(default_factory=time.perf_counter)
+    last_clusters: list[int] = field(default_factory=list)  # as clusters.csv has them
+
+    @property
+    def events(self) -> EventLog:
+        return EventLog(self.path / "events.jsonl")
+
+    @property
+    def rounds(self) -> CsvLog:
+        return CsvLog(self.path / "rounds.csv", ROUND_COLUMNS)
+
+    @property
+    def clients(self) -> CsvLog:
+        return CsvLog(self.path / "clients.csv", CLIENT_COLUMNS)
+
+    @property
+    def clusters(self) -> CsvLog:
+        return CsvLog(self.path / "clusters.csv", ("round", "client", "cluster"))
+
+    @property
+    def ledger(self) -> CsvLog:
+        return CsvLog(self.path / "ledger.csv", ("round", "task", "clients", "bytes_down", "bytes_up"))
+
+    @property
+    def timing(self) -> CsvLog:
+        return CsvLog(self.path / "timing.csv", ("round", "seconds"))
+
+    def on_start(self, rounds: int, done: int) -> None:
+        """Cuts the tables back to the rounds done: a killed run may have written more than its checkpoint knows."""
+        for table in (self.rounds, self.clients, self.clusters, self.timing):
+            table.cut_after(done if done else -1)
+        refuse_damaged(self.path, done)
+        self.ledger.rewrite(ledger_rows(self.fed, upto=done))
+        if done == 0:
+            self.timing.append([(0, round(time.perf_counter() - self.opened, 3))])
+        self._read_clusters()
+
+    def on_round(self, result: RoundResult) -> None:
+        """Adds the rows of a round."""
+        self.timing.append([(result.round, round(result.seconds, 3))])
+        self.ledger.append(new_ledger_rows(self.fed, result.round))
+        if result.scores is not None:
+            self.clients.append(client_rows(self.fed, result.round, result.scores, result.clusters))
+        self.add_clusters(result.round, result.clusters)
+        if unknown := sorted(result.metrics.keys() - set(METRICS)):
+            raise ValueError(f"rounds.csv has no column for the metrics {unknown}: add them to METRICS")
+        metrics = (result.metrics.get(name) for name in METRICS)
+        self.rounds.append([(result.round, *metrics, result.down, result.up)])
+        self._note_rejected(result.round)
+
+    def on_end(self, summary: Summary) -> None:
+        """Writes the whole ledger; what is computed later, such as signatures, does not count."""
+        self.ledger.rewrite(ledger_rows(self.fed))
+        columns = ("task", "client", "bytes_down", "bytes_up")
+        CsvLog(self.path / "ledger_clients.csv", columns).rewrite(ledger_by_client(self.fed))
+
+    def finish(self, experiment: Experiment[object], summary: Summary) -> None:
+        """Writes what the method found, and then the summary: a folder that has it is complete."""
+        write_findings(self.path, experiment)
+        self.write_summary(summary)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Writes the summary; what is not a number becomes null."""
+        finite = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in summary.items()}
+        write_text(self.path / SUMMARY, json.dumps({**self.about, **finite}, indent=2) + "\n")
+        self.events.note("ended", rejected_replies=summary["rejected_replies"])
+
+    def add_clusters(self, round: int, clusters: Tensor | None) -> None:
+        """Adds the clusters of a round, if they changed."""
+        found = [] if clusters is None else [int(cluster) for cluster in clusters]
+        if found != self.last_clusters:
+            self.clusters.append((round, client, cluster) for client, cluster in enumerate(found))
+            self.last_clusters[:] = found
+
+    def _read_clusters(self) -> None:
+        written = self.clusters.rows()
+        try:
+            self.last_clusters[:] = [int(row[2]) for row in written if row[0] == written[-1][0]]
+        except ValueError as error:
+            raise CheckpointError(f"{self.clusters.path} is damaged: {error}") from None
+
+    def _note_rejected(self, round: int) -> None:
+        for reply in self.fed.rejected:
+            if reply.round + 1 == round:
+                self.events.note(
+                    name_event(reply), round=round, task=reply.task, client=reply.client, reason=reply.reason
+                )
+
+
+def write_config(folder: Path, config: Config, name: str = CONFIG) -> None:
+    """Writes all settings into the folder, under a line that names its format."""
+    write_text(folder / name, HEADER.format(FORMAT) + to_toml(config.resolve()))
+
+
+def write_findings(folder: Path, experiment: Experiment[object]) -> None:
+    """Writes labels.csv, and relatedness.npz, tree.npz and signatures.npz where the method has them."""
+    method, state, fed = experiment.method, experiment.state, experiment.fed
+    if fed.sees_samples:
+        write_labels(folder, fed.labels_held)
+    if state is None:
+        return
+    if (neighbours := neighbours_of(method, state)) is not None:
+        write_relatedness(folder, neighbours)
+    if isinstance(method, MergesClients) and len((tree := method.dendrogram(state)).members):
+        write_tree(folder, tree)
+    if (seen := collect_signatures(method, state, fed, experiment.evaluation.signatures)) is not None:
+        write_arrays(folder / "signatures.npz", clients=seen[0].numpy(), points=seen[1].numpy())
+
+
+def write_relatedness(folder: Path, neighbours: NeighbourSets) -> None:
+    """Writes who is related to whom: `related` [clients, clients], or `sets` and `set_of` where clients are many.
+
+    Of many clients each different set of neighbours is written once: client i's is sets[set_of[i]].
+    """
+    sets, set_of = neighbours.rows.cpu().numpy(), neighbours.whose.cpu().numpy()
+    arrays = {"related": sets[set_of]} if len(set_of) <= WHOLE else {"sets": sets, "set_of": set_of}
+    write_arrays(folder / "relatedness.npz", **arrays)
+
+
+def write_labels(folder: Path, held: Tensor) -> None:
+    """Writes how many training samples of each label each client has; zeros are left out."""
+    client, label = held.nonzero().T.tolist()
+    rows = zip(client, label, held[held > 0].tolist(), strict=True)
+    CsvLog(folder / "labels.csv", ("client", "label", "samples")).rewrite(rows)
+
+
+def write_tree(folder: Path, tree: Dendrogram) -> None:
+    """Writes how clients were merged, and where that was cut."""
+    merges, members = tree.merges.cpu().numpy(), tree.members.cpu().numpy()
+    write_arrays(folder / "tree.npz", members=members, merges=merges, height=np.array(tree.height))
+
+
+def write_arrays(path: Path, **arrays: npt.NDArray[np.generic]) -> None:
+    """Replaces an .npz file in one step."""
+
+    def write(beside: Path) -> None:
+        with open(beside, "wb") as file:  # given a name, numpy would add .npz to it
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+
+    write_atomically(path, write)
+
+
+def refuse_damaged(folder: Path, done: int) -> None:
+    """Raises unless the table of rounds has all that the checkpoint knows of."""
+    log = CsvLog(folder / "rounds.csv", ROUND_COLUMNS)
+    there = sum(int(row[0]) <= done for row in log.rows())
+    if there != done:
+        raise CheckpointError(
+            f"{log.path} has {there} rounds, the checkpoint {done}: a damaged folder; "
+            f"start again with `kinfed run {folder / CONFIG} --out {folder} --force`"
+        )
+
+
+def ledger_rows(fed: Federation, upto: int | None = None) -> Iterator[tuple[Cell, ...]]:
+    """The ledger by (round, task), all of it or up to a round."""
+    return ((row[0] + 1, *row[1:]) for row in fed.ledger.rounds if upto is None or row[0] < upto)
+
+
+def new_ledger_rows(fed: Federation, round: int) -> list[tuple[int, str, int, int, int]]:
+    """What the ledger counted in this round; the first one has what came before it too."""
+    newest = takewhile(lambda row: row[0] == round - 1, reversed(fed.ledger.rounds))
+    return [(row[0] + 1, *row[1:]) for row in newest][::-1]
+
+
+def ledger_by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
+    """The ledger by (task, client), of the clients that were asked."""
+    for task, down in fed.ledger.down.items():
+        up = fed.ledger.up[task]
+        for client in range(fed.count):
+            if down[client] or up[client]:
+                yield task, client, int(down[client]), int(up[client])
+
+
+def client_rows(fed: Federation, round: int, scores: Scores, clusters: Tensor | None) -> Iterator[tuple[Cell, ...]]:
+    """One row for each client that is present."""
+    present = fed.present.tolist()
+    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.samples)
+    columns = ([None] * fed.count if part is None or part.isnan().all() else part.tolist() for part in parts)
+    here = ([column[i] for i in present] for column in columns)
+    return zip(repeat(round), present, (name_role(fed.roles[i]) for i in present), *here, strict=False)
+
+
+def name_role(role: Role) -> str:
+    """A role in a word or two."""
+    if role.look_alike_of is not None:
+        return f"look-alike of {role.look_alike_of}"
+    if not role.labelled:
+        return "unlabelled"
+    return "holdout" if role.holdout else "late" if role.joins else "trains"
+
+
+def name_event(reply: Rejected) -> str:
+    """The event of a reply that was not used."""
+    return "rejected reply" if reply.was_dropped else "missing reply" if reply.is_missing else "memory lost"

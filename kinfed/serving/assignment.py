@@ -1,0 +1,171 @@
+"""An unseen client is assigned and served: by the method's own rules, with no other client there."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from kinfed.capabilities import AssignsUnseen, FindsClusters
+from kinfed.checkpoint import write_atomically
+from kinfed.client import Client
+from kinfed.client_tasks import score
+from kinfed.data.arrays import Array
+from kinfed.data.population import NO_SAMPLES, Population, Role
+from kinfed.data.sample_kind import SampleKind
+from kinfed.engines.sequential import Sequential, make_client, unpack_offer
+from kinfed.errors import ConfigError, DataError
+from kinfed.keys import base_key, fold
+from kinfed.method import Method
+from kinfed.models import Model
+from kinfed.params import Params, select
+from kinfed.runs.logs import write_text
+
+LabelledSamples = tuple[Tensor, Tensor]  # x and y
+MODEL, ASSIGNMENT = "model.safetensors", "assignment.json"
+BATCH = 256  # samples
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A client's model, its cluster, and its distances to that and the other clusters."""
+
+    model: Model
+    params: Params
+    kind: SampleKind  # of the samples it takes
+    cluster: int | None  # None: the method has no clusters, or none for this client
+    distances: dict[int, float]  # to each cluster, by the method's own measure; empty where it has none
+    samples: int  # by which it was assigned
+    test_samples: int
+    test_correct: int
+
+    @property
+    def nearest(self) -> list[int]:
+        """The clusters, nearest first."""
+        return sorted(self.distances, key=self.distances.__getitem__)
+
+    @property
+    def margin(self) -> float | None:
+        """How sure the cluster is: 1 - nearest / next distance, so 0 is a tie and 1 a perfect match."""
+        first = [self.distances[cluster] for cluster in self.nearest[:2]]
+        return 1 - first[0] / first[1] if len(first) == 2 and first[1] > 0 else None
+
+    def predict(self, x: Array) -> Tensor:
+        """The probability of each class for samples as in training: [n, classes]."""
+        samples, _ = self.kind.checked(x, None, "the samples to predict")
+        with torch.no_grad():
+            return torch.cat([self.model.logits(self.params, part).softmax(1) for part in samples.split(BATCH)])
+
+    def module(self) -> nn.Module:
+        """The network itself with its weights, in evaluation mode; it takes images scaled to 0..1."""
+        network = self.model.build_module()
+        network.load_state_dict(self.params, strict=False)  # counters of batch norm are not weights
+        return network.eval()
+
+    def summary(self) -> dict[str, object]:
+        """All but the weights, as JSON."""
+        return {
+            "cluster": self.cluster,
+            "distance": None if self.cluster is None else self.distances.get(self.cluster),
+            "margin": self.margin,
+            "distances": {str(cluster): self.distances[cluster] for cluster in self.nearest},
+            "samples": self.samples,
+            "test_samples": self.test_samples,
+            "test_accuracy": self.test_correct / self.test_samples if self.test_samples else None,
+        }
+
+    def save(self, folder: Path, about: dict[str, object]) -> None:
+        """Writes the weights, and beside them the summary and what else is said about them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder / MODEL, self.params)
+        write_text(folder / ASSIGNMENT, json.dumps(self.summary() | about, indent=1, ensure_ascii=False) + "\n")
+
+
+class UnseenClientFederation(Sequential):
+    """The clients that trained, of which only the sizes are known, and one unseen client with its samples."""
+
+    method: Method[object]
+
+    def __init__(
+        self, method: Method[object], sizes: Tensor, server_samples: Tensor, own: LabelledSamples, test: LabelledSamples
+    ) -> None:
+        parts = [(server_samples, torch.full((len(server_samples),), -1)), own, test]
+        public, mine, tests = torch.arange(sum(len(y) for _, y in parts)).split([len(y) for _, y in parts])
+        unseen = Role(holdout=True, labelled=bool((own[1] >= 0).all()))
+        empty = (NO_SAMPLES,) * len(sizes)
+        roles = (*(Role(holdout=True),) * len(sizes), unseen)
+        pool = (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+        population = Population(
+            *pool, (*empty, mine), (*empty, tests), method.model.classes, roles=roles, public=public
+        )  # fmt: skip
+        super().__init__(method, population, seed=method.model.seed)
+        self.roles = (*(Role(),) * len(sizes), unseen)
+        self.known_sizes = torch.cat([sizes, torch.tensor([len(mine)])])
+        self.is_over = True
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.known_sizes
+
+    def assign(self, state: object, kind: SampleKind) -> Assignment:
+        """The unseen client's model and cluster, once it is admitted to this state."""
+        method, unseen = self.method, torch.tensor([self.count - 1])
+        state = method.admit(state, unseen, self)
+        if self.rejected:
+            raise DataError("the method cannot assign this client: what it computes of its samples is not finite")
+        client = self.make_client(unseen)
+        params = self.personalise(method, client, state, unseen)
+        clusters = method.cluster_assignment(state) if isinstance(method, FindsClusters) else None
+        distances = method.distances_to_clusters(state, unseen, self) if isinstance(method, AssignsUnseen) else None
+        return Assignment(
+            method.model, params, kind,
+            cluster=None if clusters is None or int(clusters[unseen]) < 0 else int(clusters[unseen]),
+            distances={} if distances is None else finite_distances(distances[0]),
+            samples=len(client.train), test_samples=len(client.test),
+            test_correct=int(score(method.model, params, client.test)["correct"]),
+        )  # fmt: skip
+
+    def make_client(self, unseen: Tensor) -> Client:
+        """The client with its samples and its memory by now."""
+        key = fold(torch.tensor(base_key(self.seed, "serve")), unseen)[0]
+        return make_client(self, int(unseen), key, select(self.remembered(unseen), 0))
+
+    def personalise(self, method: Method[object], client: Client, state: object, unseen: Tensor) -> Params:
+        """The model that the client makes of what it is offered."""
+        offer = unpack_offer(self, method.offer(state, unseen, self), 0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
+            return method.personalise(client, offer)
+
+
+def finite_distances(distances: Tensor) -> dict[int, float]:
+    """The distance to each cluster that is not empty."""
+    return {cluster: float(d) for cluster, d in enumerate(distances) if torch.isfinite(d)}
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """A folder to write."""
+
+    folder: Path
+    force: bool = False
+
+    def check(self, name: str) -> None:
+        """Raises if there is such a file already, and it must not be replaced."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ConfigError(f"{self.folder} is a file; choose another folder")
+        if (self.folder / name).exists() and not self.force:
+            raise ConfigError(f"{self.folder / name} is there already: choose another folder, or use --force")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors by name, in one step; unlike `safetensors.save_file` with the usual permissions."""
+    content = save({name: t.detach().contiguous() for name, t in tensors.items()})
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_atomically(path, write)

@@ -1,0 +1,107 @@
+"""A finished run as a bundle: what `kinfed export` does."""
+
+from collections.abc import Iterator
+from math import isnan
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from kinfed import checkpoint
+from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, explain_assignment, reason_for_labels
+from kinfed.config import Config, make_population
+from kinfed.config.schema import Table
+from kinfed.data.population import Population
+from kinfed.data.sample_kind import SampleKind
+from kinfed.engines.flower.deployed import ROSTER
+from kinfed.errors import CheckpointError, RoleError
+from kinfed.method import Method
+from kinfed.runs.lifecycle import read_about
+from kinfed.runs.logs import CHECKPOINT, COMPARISON
+from kinfed.runs.reader import Run, read_config
+from kinfed.serving.assignment import OutputFolder
+from kinfed.serving.bundle import JSON, TENSORS, Bundle, method_of
+
+
+def export_run(run: Path, target: OutputFolder, population: Population | None = None) -> Iterator[str]:
+    """Writes the bundle of a run; says what is in it."""
+    target.check(JSON)
+    bundle = export(run, population)
+    bundle.save(target.folder)
+    clusters = cast("list[Table]", bundle.about["clusters"])
+    size = sum((target.folder / name).stat().st_size for name in (JSON, TENSORS)) / 1e6
+    yield f"{bundle.about['method']} of {len(bundle.sizes)} clients in {len(clusters)} clusters, {size:.2f} MB"
+    yield f"assignment: {bundle.about['assignment_rule']}"
+    yield f"written to {target.folder}"
+
+
+def export(run: Path, population: Population | None = None) -> Bundle:
+    """The bundle of a run that has ended; RoleError where its method has no model for unseen clients.
+
+    Own data that the run was given as an object are given again, where the method needs samples of the server.
+    """
+    config, kind = read_ended(run)
+    method = method_of(config, kind)
+    state, clients = checkpoint.load_served(run / CHECKPOINT, method)
+    if not isinstance(method, Exportable):
+        raise RoleError(f"{config.method} cannot be exported: its server has no model for unseen clients")
+    exported = method.export_state(state, clients["training"], clients["sizes"])
+    compares = isinstance(method, NeedsServerSamples) and method.admits_by_server_samples()
+    own = load_server_samples(run, config, population) if compares else kind.nothing()
+    assignment = method.cluster_assignment(exported) if isinstance(method, FindsClusters) else None
+    clusters = summarise_clusters(assignment, clients["training"].tolist(), Run(run))
+    summary = summarise_method(config, method) | {"clusters": clusters}
+    return Bundle(config, kind, exported, clients["sizes"][clients["training"]], own, summary)
+
+
+def read_ended(run: Path) -> tuple[Config, SampleKind]:
+    """The config of a run, and what its samples look like; raises unless it has ended."""
+    if (run / COMPARISON).exists():
+        raise CheckpointError(f"{run} is a comparison: export one of the runs in it, such as {run}/METHOD-seed0")
+    config = read_config(run)
+    if not Run(run).has_ended:
+        raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
+    saved = read_about(run, config)
+    if "samples" not in saved:
+        raise CheckpointError(f"{run / CHECKPOINT} is from an earlier kinfed: run it again to export it")
+    return config, SampleKind.read(saved["samples"])
+
+
+def load_server_samples(run: Path, config: Config, population: Population | None = None) -> Tensor:
+    """The samples that the server of this run owns."""
+    if (run / ROSTER).exists():
+        raise RoleError(
+            "unseen clients are compared on the server's own samples, and a deployment's run does not hold these"
+        )
+    population = population or make_population(config)
+    return population.x[population.public]
+
+
+def summarise_method(config: Config, method: Method[object]) -> Table:
+    """What a reader wants to know of a bundle's method."""
+    return {
+        "method": config.method,
+        "assignment_rule": explain_assignment(method),
+        "needs_labels": bool(reason_for_labels(method)),
+        "dataset": config.data.name,
+        "rounds": config.rounds,
+        "seed": config.seed,
+    }
+
+
+def summarise_clusters(assignment: Tensor | None, clients: list[int], run: Run) -> list[Table]:
+    """Each cluster of these clients with its size and mean accuracy; cluster None is for clients without one."""
+    pairs = zip(run.clients.whole("client").tolist(), run.clients["accuracy"].tolist(), strict=True)
+    scores = {client: accuracy for client, accuracy in pairs if not isnan(accuracy)}
+    clusters = [-1] * len(clients) if assignment is None else assignment[: len(clients)].tolist()
+    members: dict[int, list[int]] = {cluster: [] for cluster in sorted(clusters)}
+    for client, cluster in zip(clients, clusters, strict=True):
+        members[cluster].append(client)
+    return [summarise_cluster(cluster, inside, scores) for cluster, inside in members.items()]
+
+
+def summarise_cluster(cluster: int, members: list[int], scores: dict[int, float]) -> Table:
+    """One cluster in numbers."""
+    known = [scores[client] for client in members if client in scores]
+    mean = sum(known) / len(known) if known else None
+    return {"cluster": cluster if cluster >= 0 else None, "clients": len(members), "accuracy": mean}

@@ -1,0 +1,246 @@
+"""`kinfed deploy new`: a folder that Flower can run, made from any config."""
+
+import importlib
+import io
+import json
+import os
+import shutil
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Context, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from typer.testing import CliRunner
+
+from kinfed.cli import app
+from kinfed.config import DEMO, assemble, load_config, make_population
+from kinfed.deployment import load_folder, read_plan
+from kinfed.errors import ConfigError, NetworkError
+from tests.engines.flower.loopback import Loopback
+
+SMALL = ["method=fedavg", "rounds=2", "fraction=1.0", "partition.clients=6", "partition.clusters=3", "engine.timeout=5"]
+
+
+@pytest.fixture(autouse=True)
+def away(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write_app(*words):
+    result = CliRunner().invoke(app, ["deploy", "new", "mine", *words])
+    assert result.exit_code == 0, result.output
+    return Path("mine")
+
+
+def read_refusal(*words):
+    result = CliRunner().invoke(app, ["deploy", "new", *words])
+    assert result.exit_code == 2 and result.stderr.startswith("error: "), result.output
+    return result.stderr
+
+
+def node_configs(folder):
+    return [tomllib.loads(path.read_text()) for path in sorted((folder / "nodes").rglob("*.toml"))]
+
+
+def import_apps(folder, monkeypatch):
+    """The two apps, imported as Flower does: from the folder."""
+    monkeypatch.syspath_prepend(str(folder.absolute()))
+    for name in [name for name in sys.modules if name.startswith("kinfed_app")]:
+        monkeypatch.delitem(sys.modules, name)
+    return [importlib.import_module(f"kinfed_app.{side}").app for side in ("server_app", "client_app")]
+
+
+def test_the_apps_of_a_new_folder_give_what_a_simulation_of_the_config_gives(monkeypatch, capsys):
+    folder = write_app(*SMALL)
+    server, client = import_apps(folder, monkeypatch)
+    monkeypatch.chdir(folder)
+    grid = Loopback(0)
+    grid.app = client
+    grid.online = {100 + i: config for i, config in enumerate(node_configs(Path()))}
+    server(grid, Context(1, 0, {}, RecordDict(), {"out": "runs/other"}))
+    summary = json.loads(Path("runs/other/summary.json").read_text())
+    reference = assemble(load_config(DEMO, SMALL)).run()
+    assert summary["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-5)
+    assert summary["bytes_up"] == reference["bytes_up"] and summary["rejected_replies"] == 0
+    assert "waiting for 6 clients" in capsys.readouterr().out
+    exported = CliRunner().invoke(app, ["export", "runs/other", "bundle"])
+    assert exported.exit_code == 0, exported.output
+
+
+def test_samples_are_written_into_a_folder_for_each_client_and_one_for_the_server():
+    folder, population = write_app(*SMALL), make_population(load_config(DEMO, SMALL))
+    for client, config in enumerate(node_configs(folder)):
+        data = load_folder(folder / config["data"])
+        assert data.x.equal(population.x[population.train[client]])
+        assert data.test_y.equal(population.y[population.test[client]])
+    plan = read_plan(folder / "kinfed_app" / "plan.toml")
+    assert (plan.clients, plan.wait_for, plan.shape, plan.classes) == (6, 6, (1, 8, 8), 10)
+    assert plan.server_samples == "data/server" and len(load_folder(folder / "data" / "server").x) == len(
+        population.public
+    )
+    planted = (folder / "data" / "planted.csv").read_text().splitlines()
+    assert planted == [
+        "name,cluster",
+        *(f"client-{i:02},{cluster}" for i, cluster in enumerate(population.true_clusters.tolist())),
+    ]
+
+
+def test_the_config_in_the_folder_is_whole():
+    config = load_config(write_app(*SMALL) / "kinfed_app" / "config.toml")
+    assert config == load_config(DEMO, [*SMALL, "engine.name=flower"])
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_nothing_but_the_app_travels():
+    folder = write_app(*SMALL)
+    (folder / "keys").mkdir()
+    (folder / "keys" / "secret.toml").write_text("key = 1")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
+        sent = set(bundle.namelist())
+    parts = ("__init__.py", "client_app.py", "config.toml", "plan.toml", "server_app.py")
+    assert sent == {".info/CONTENT", "pyproject.toml", *(f"kinfed_app/{part}" for part in parts)}
+
+
+OWN = """
+from dataclasses import dataclass
+from torch import nn
+from kinfed.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    strength: float = 0.5
+
+def line(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+@pytest.mark.parametrize("place", ["own_parts.py", "own_package/parts.py", "own_pack/__init__.py"])
+def test_methods_and_models_of_the_users_own_travel_with_the_app(place, tmp_path, monkeypatch):
+    Path(place).parent.mkdir(exist_ok=True)
+    Path(place).write_text(OWN)
+    module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = write_app(*SMALL, f"method={module}:Mine", f"model={module}:line")
+    assert "`kinfed[flower]` must be installed" in (folder / "README.md").read_text()
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
+        bundle.extractall(tmp_path / "far" / "away")
+    shutil.rmtree(folder)
+    os.remove(place)
+    for name in [name for name in sys.modules if name.startswith("own_pa")]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.invalidate_caches()
+    import_apps(tmp_path / "far" / "away", monkeypatch)  # they make their model and method
+    assert str(tmp_path / "far") in sys.modules[module].__file__
+
+
+def test_modules_that_are_installed_must_be_installed_on_the_nodes():
+    folder = write_app(*SMALL, "method=kinfed.methods.fedavg:FedAvg")
+    assert "`kinfed[flower]` and `kinfed` must be installed" in (folder / "README.md").read_text()
+    assert 'fab-include = ["kinfed_app/*.py"' in (folder / "pyproject.toml").read_text()
+
+
+def test_late_holdout_and_unlabelled_clients_have_nodes_of_their_kind():
+    folder = write_app(*SMALL, "partition.clients=12", "roles.late=0.25", "roles.join_round=1", "roles.holdout=0.25",
+                 "roles.unlabelled=0.25", "roles.look_alikes=2")  # fmt: skip
+    late = sorted(path.stem for path in (folder / "nodes" / "late").glob("*.toml"))
+    configs = node_configs(folder)
+    without = [c["name"] for c in configs if "y" not in np.load(folder / c["data"] / "samples.npz")]
+    assert len(configs) == 12 and len(late) == 3 and len(without) == 3
+    assert sum(config.get("holdout", False) for config in configs) == 3
+    plan = read_plan(folder / "kinfed_app" / "plan.toml")
+    assert (plan.clients, plan.wait_for) == (12, 9)
+
+
+def test_nodes_may_bring_their_own_samples():
+    folder = write_app("method=fedavg", "model=resnet9", "--shape", "3,32,32", "--classes", "7", "--clients", "3")
+    plan = read_plan(folder / "kinfed_app" / "plan.toml")
+    assert (plan.shape, plan.classes, plan.clients, plan.dtype) == ((3, 32, 32), 7, 3, "uint8")
+    assert [config["name"] for config in node_configs(folder)] == ["client-00", "client-01", "client-02"]
+    assert plan.server_samples == "" and "here none" in (folder / "README.md").read_text()
+    assert not (folder / "data").exists()
+
+
+@pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])
+def test_a_method_whose_server_needs_samples_gets_a_folder_for_them(method):
+    words = [f"method={method}", "--shape", "3,32,32", "--classes", "10", "--clients", "20"]
+    result = CliRunner().invoke(app, ["deploy", "new", "mine", *words])
+    assert f"{method} needs samples of the server's own too" in result.stdout and "server_samples" in result.stdout
+    assert read_plan(Path("mine/kinfed_app/plan.toml")).server_samples == "data/server"
+    assert "here `data/server`" in Path("mine/README.md").read_text()
+
+
+def test_the_command_on_the_deployment_page_writes_an_app_whose_server_starts(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    (command,) = [line for line in page.splitlines() if line.startswith("kinfed deploy new ../clinics")]
+    words = [word.replace("../clinics", "clinics") for word in command.split()[1:]]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    monkeypatch.chdir("clinics")
+    plan = Path("kinfed_app/plan.toml")
+    plan.write_text(plan.read_text().replace("wait_seconds = 600.0", "wait_seconds = 0.1"))
+    Path("data/server").mkdir(parents=True)
+    np.savez("data/server/samples.npz", x=np.zeros((9, 3, 32, 32), np.uint8))  # as the page says
+    server, _ = import_apps(tmp_path / "clinics", monkeypatch)
+    with pytest.raises(NetworkError, match="0 of 20 clients"):
+        server(Loopback(0), Context(1, 0, {}, RecordDict(), {}))
+    assert "waiting for 20 clients" in capsys.readouterr().out
+
+
+def test_an_encoder_from_another_dataset_takes_no_samples_of_the_server():
+    folder = write_app("methods.flt.signature.pretraining.source=emnist", "--shape", "1,28,28", "--classes", "10",
+                 "--clients", "3")  # fmt: skip
+    assert read_plan(folder / "kinfed_app" / "plan.toml").server_samples == ""
+
+
+def test_what_is_there_is_not_written_over_unless_forced():
+    folder = write_app(*SMALL)
+    (folder / "kinfed_app" / "client_app.py").write_text("mine")
+    assert "mine is not empty" in read_refusal("mine", *SMALL) and "--force" in read_refusal("mine", *SMALL)
+    assert (folder / "kinfed_app" / "client_app.py").read_text() == "mine"
+    write_app(*SMALL, "partition.clients=3", "--force")
+    assert "make_client_app" in (folder / "kinfed_app" / "client_app.py").read_text()
+    assert len(node_configs(folder)) == 3  # none is left of the six
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["mine", "method=fltt"], "did you mean 'flt'?"),
+        (["mine", "nowhere.toml"], "no config file at nowhere.toml"),
+        (["mine", "--shape", "3,32,32"], "--shape, --classes and --clients are needed"),
+        (["mine", "--shape", "3x32", "--classes", "2", "--clients", "2"], "wanted whole numbers as in 3,32,32"),
+        (["mine", "--shape", "-1,8,8", "--classes", "2", "--clients", "2"], "at least 1 as in 3,32,32, got [-1, 8, 8]"),
+        (["mine", "model=lenet5"], "of shape (1, 8, 8)"),
+        (["mine", "evaluation.correlation=true"], "which a deployed server has not"),
+        (["mine", "--shape", "3,30,30", "--classes", "2", "--clients", "2"], "image sides that 4 divides, got 30x30"),
+        (["mine", "data.public=0"], "flt needs samples of the server's own, but there are none: set data.public = 0.1"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_folder(words, part):
+    assert part in read_refusal(*words) and not Path("mine").exists()
+
+
+def test_a_file_of_that_name_is_refused():
+    Path("mine").write_text("")
+    assert "mine is a file" in read_refusal("mine", *SMALL)
+
+
+def test_a_plan_with_a_misspelt_key_names_the_nearest(tmp_path):
+    (tmp_path / "plan.toml").write_text("clients = 3\nshape = [1, 8, 8]\nclases = 3\n")
+    with pytest.raises(ConfigError, match=r"'plan.clases': did you mean 'plan.classes'"):
+        read_plan(tmp_path / "plan.toml")
+
+
+def test_scripts_can_be_started():
+    folder = write_app(*SMALL)
+    assert all((folder / name).stat().st_mode & 0o111 for name in ("try.sh", "certificates.sh"))
+    assert "FLWR_TELEMETRY_ENABLED=0" in (folder / "offline.sh").read_text()
+    assert "@" not in (folder / "README.md").read_text() + (folder / "pyproject.toml").read_text()

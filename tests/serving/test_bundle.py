@@ -1,0 +1,110 @@
+"""A run's bundle serves unseen clients as the run itself served its held-out clients."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from kinfed import checkpoint
+from kinfed.capabilities import reason_for_labels
+from kinfed.config import load_config, make_population
+from kinfed.errors import RoleError
+from kinfed.methods import METHODS
+from kinfed.serving import Bundle, export, load
+from kinfed.serving.assignment import OutputFolder
+from kinfed.serving.client_files import assign_client
+from kinfed.serving.run_export import export_run
+from tests.problems import assert_same_bits
+
+pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
+TUNES = ("fedavg_ft", "per_fedavg")  # a client trains what it is served, in an order of its own
+SERVED = [method for method in METHODS if method not in ("local", *TUNES)]
+
+
+def population_of(run: Path):
+    return make_population(load_config(run / "config.toml"))
+
+
+def unseen(run: Path) -> list[dict[str, str]]:
+    """What the run's table says of its holdout clients after the last round."""
+    with open(run / "clients.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    return [row for row in table if row["round"] == table[-1]["round"] and row["role"] == "holdout"]
+
+
+@pytest.mark.parametrize("method", SERVED)
+def test_unseen_clients_get_from_the_bundle_what_they_got_in_the_run(method, runs, folder_of, tmp_path):
+    run = runs(method)
+    list(export_run(run, OutputFolder(tmp_path / "bundle")))
+    population, clients = population_of(run), unseen(run)
+    assert len(clients) == 4
+    for row in clients:
+        folder = folder_of(population, int(row["client"]), bool(reason_for_labels(METHODS[method])))
+        list(assign_client(tmp_path / "bundle", folder, OutputFolder(folder / "model"), False, None))
+        written = json.loads((folder / "model" / "assignment.json").read_text())
+        assert written["test_accuracy"] == pytest.approx(float(row["accuracy"]), abs=1e-6)
+        assert written["test_samples"] == int(row["test_samples"])
+        if method not in ("ifca", "flis_dc"):  # their unseen clients select a model whenever they are served
+            assert written["cluster"] == (int(row["cluster"]) if row["cluster"] else None)
+
+
+@pytest.mark.parametrize("method", TUNES)
+def test_an_unseen_client_without_labels_gets_the_common_model_and_one_with_labels_tunes_it(method, runs):
+    run = runs(method)
+    bundle, population = export(run), population_of(run)
+    state, _ = checkpoint.load_served(run / "checkpoint.safetensors", bundle.method)
+    client = int(unseen(run)[0]["client"])
+    x, y = population.x[population.train[client]], population.y[population.train[client]]
+    assert_same_bits(bundle.assign(x).params, state.params)
+    assert not bundle.assign(x, y).params["1.weight"].equal(state.params["1.weight"])
+    assert_same_bits(bundle.assign(x, y).params, bundle.assign(x, y).params)
+
+
+def test_a_method_without_models_for_unseen_clients_says_why(runs):
+    with pytest.raises(RoleError, match="no model for unseen clients"):
+        export(runs("local"))
+    with pytest.raises(RoleError, match="all trained from the start"):
+        export(runs("flhc", "roles.holdout=0"))
+    with pytest.raises(RoleError, match="all trained from the start"):
+        export(runs("flis_hc", "roles.holdout=0"))
+
+
+def tensors_of(bundle: Bundle) -> dict:
+    tensors: dict = {}
+    checkpoint.take_apart(bundle.state, "state", tensors)
+    return tensors
+
+
+def test_a_bundle_has_one_model_for_each_cluster_and_nothing_of_unseen_clients(runs):
+    bundle = export(runs("flt"))
+    tensors = tensors_of(bundle)
+    clusters = len(bundle.about["clusters"])
+    assert len(tensors["state.models.1.weight"]) == clusters
+    assert len(bundle.sizes) == sum(cluster["clients"] for cluster in bundle.about["clusters"]) == 11
+    assert len(tensors["state.known.centroids"]) == 12  # the clients that trained, and a blank
+    assert not tensors["state.known.centroids"][-1].any()
+
+
+@pytest.mark.parametrize("method", ["repa", "flis_hc", "scaffold"])
+def test_a_bundle_comes_back_as_it_was_written(method, runs, tmp_path):
+    bundle = export(runs(method))
+    bundle.save(tmp_path)
+    again = load(tmp_path)
+    assert_same_bits(tensors_of(again), tensors_of(bundle))
+    assert again.method.local == bundle.method.local and again.about["clusters"] == bundle.about["clusters"]
+    assert again.server_samples.equal(bundle.server_samples) and bool(len(again.server_samples)) == (
+        method == "flis_hc"
+    )
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize("method", ["flt", "repa", "pca_km_hc"])
+def test_the_distances_say_how_sure_a_cluster_is(method, runs):
+    run = runs(method)
+    bundle, population = export(run), population_of(run)
+    mine = bundle.assign(population.x[population.train[0]])
+    first, second = (mine.distances[cluster] for cluster in mine.nearest[:2])
+    assert mine.cluster == mine.nearest[0] and len(mine.distances) == len(bundle.about["clusters"])
+    assert mine.margin == pytest.approx(1 - first / second) and 0 < mine.margin <= 1
+    assert export(runs("fedavg")).assign(population.x[:3]).summary()["margin"] is None

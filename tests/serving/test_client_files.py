@@ -1,0 +1,231 @@
+"""`kinfed export` and `kinfed assign` as their users meet them."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from kinfed.cli import app
+from kinfed.config import load_config, make_population
+from kinfed.data.sample_kind import SampleKind
+from kinfed.errors import DataError
+from kinfed.serving import export, load
+from kinfed.serving.client_files import list_images, read_images
+
+pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
+
+
+def kinfed(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def assert_refused(result: Result, *parts: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+@pytest.fixture
+def repa(runs, folder_of, tmp_path):
+    """A bundle, and a folder with a client's samples without labels."""
+    run = runs("repa")
+    export(run).save(tmp_path / "bundle")
+    return tmp_path / "bundle", folder_of(make_population(load_config(run / "config.toml")), 0, labelled=False)
+
+
+def test_a_run_is_exported_and_a_client_gets_its_model(runs, repa, tmp_path):
+    bundle, data = repa
+    shown = kinfed("export", runs("repa"), tmp_path / "other").output.splitlines()
+    assert shown[0].startswith("repa of 11 clients in ") and "nearest to the statistics" in shown[1]
+    out = tmp_path / "model"
+    shown = kinfed("assign", bundle, "--data", data, "--out", out, "--predict", data / "samples.npz").output
+    written = json.loads((out / "assignment.json").read_text())
+    assert f"to cluster {written['cluster']} (distance " in shown and written["bundle"]["method"] == "repa"
+    x = torch.from_numpy(np.load(data / "samples.npz")["x"])
+    with open(out / "predictions.csv", newline="") as file:
+        predicted = list(csv.DictReader(file))
+    mine = load(bundle).assign(x)
+    assert [int(row["class"]) for row in predicted] == mine.predict(x).argmax(1).tolist()
+    assert all(0.1 <= float(row["probability"]) <= 1 for row in predicted)
+    assert mine.predict(x.numpy()[:, 0]).equal(mine.predict(x))
+    with pytest.raises(DataError, match=r"the samples to predict are uint8 \[1, 4, 8\]"):
+        mine.predict(x[:, :, :4])
+    weights = load_file(out / "model.safetensors")
+    assert all(weights[name].equal(w) for name, w in mine.params.items())
+    torch.testing.assert_close(mine.module()(x / 255).softmax(1), mine.predict(x))
+    assert_refused(kinfed("assign", bundle, "--data", data, "--out", out), "is there already", "--force")
+    assert kinfed("assign", bundle, "--data", data / "samples.npz", "--out", out, "--force").exit_code == 0
+    assert_refused(kinfed("export", runs("repa"), tmp_path / "other"), "is there already", "--force")
+
+
+ALONE = """
+import socket, sys
+sys.modules.update(flwr=None, ray=None)  # importing one fails
+def closed(*_): raise OSError("no network")
+socket.socket.connect = closed
+from kinfed.cli import app
+app(sys.argv[1:], standalone_mode=False)
+print(sorted(n for n in sys.modules if n.split(".")[0] in ("flwr", "ray", "grpc")))
+"""
+
+
+def test_a_client_is_assigned_in_one_process_without_flower_or_network(repa, tmp_path):
+    bundle, data = repa
+    command = [sys.executable, "-c", ALONE, "assign", str(bundle), "--data", str(data), "--out", str(tmp_path / "m")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert shown.splitlines()[-1] == "['flwr', 'ray']" and (tmp_path / "m" / "model.safetensors").exists()
+
+
+def change(path: Path, **settings: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+@pytest.mark.parametrize(
+    ("harm", "parts"),
+    [
+        (lambda b: (b / "bundle.json").unlink(), ["no bundle at", "kinfed export"]),
+        (lambda b: (b / "bundle.json").write_text("{"), ["bundle.json cannot be read", "damaged"]),
+        (
+            lambda b: change(b / "bundle.json", format=3),
+            ["has format 3, this kinfed reads 2: use the kinfed that wrote it"],
+        ),
+        (lambda b: change(b / "bundle.json", format=1), ["has format 1, this kinfed reads 2: run and export it again"]),
+        (lambda b: change(b / "bundle.json", samples={"shape": [1, 8, 8]}), ["incomplete", "dtype"]),
+        (lambda b: change(b / "bundle.json", config={"method": "repaa"}), ["did you mean 'repa'?"]),
+        (lambda b: change(b / "bundle.json", state={"models": {"w": {"$tensor": "gone"}}}), ["incomplete", "gone"]),
+        (lambda b: change(b / "bundle.json", config={"method": "repa", "model": "os:system"}), ["--trust"]),
+        (lambda b: (b / "bundle.safetensors").unlink(), ["bundle.safetensors cannot be read"]),
+        (lambda b: os.truncate(b / "bundle.safetensors", 5000), ["damaged or cut off"]),
+    ],
+)
+def test_a_damaged_or_foreign_bundle_is_a_clear_error(repa, tmp_path, harm, parts):
+    bundle, data = repa
+    harm(bundle)
+    assert_refused(kinfed("assign", bundle, "--data", data, "--out", tmp_path / "m"), *parts)
+    assert not (tmp_path / "m").exists()
+
+
+X = np.zeros((3, 8, 8), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "parts"),
+    [
+        ({"y": np.zeros(3, int)}, ["has no array x"]),
+        ({"x": np.zeros((3, 9, 8), np.uint8)}, ["are uint8 [1, 9, 8], wanted rows as in training: uint8 [1, 8, 8]"]),
+        ({"x": X / 255}, ["are float32 [8, 8], wanted"]),
+        ({"x": X[:0]}, ["there are none"]),
+        ({"x": X, "y": np.array([0, 1, 10])}, ["wanted a label 0..9 for each of 3, got 3 labels 0..10"]),
+        ({"x": X, "y": np.zeros(2, int)}, ["got 2 labels 0..0"]),
+        ({"x": X, "test_x": X}, ["has test_x alone; wanted test_x and test_y"]),
+        ({"x": X, "test_x": X[:, :4], "test_y": np.zeros(3, int)}, ["its test samples are uint8 [1, 4, 8]"]),
+    ],
+)
+def test_samples_that_do_not_fit_are_a_clear_error(repa, tmp_path, arrays, parts):
+    np.savez(tmp_path / "samples.npz", **arrays)
+    assert_refused(kinfed("assign", repa[0], "--data", tmp_path, "--out", tmp_path / "m"), *parts)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut off"])
+def test_a_file_without_samples_is_a_clear_error(repa, tmp_path, content):
+    (tmp_path / "samples.npz").write_bytes(content)
+    assert_refused(kinfed("assign", repa[0], "--data", tmp_path, "--out", tmp_path / "m"), "samples.npz cannot be read")
+
+
+def test_a_folder_that_is_empty_or_missing_is_a_clear_error(repa, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, message in (("empty", "neither samples.npz nor images in"), ("missing", "no such file or folder")):
+        assert_refused(kinfed("assign", repa[0], "--data", tmp_path / name, "--out", tmp_path / "m"), message)
+
+
+def test_a_folder_of_images_is_samples_too(repa, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    bundle, data = repa
+    x = np.load(data / "samples.npz")["x"]
+    (tmp_path / "images").mkdir()
+    for i, pixels in enumerate(x[:12]):
+        image.fromarray(pixels[0]).save(tmp_path / "images" / f"{i:03}.png")
+    out = tmp_path / "m"
+    result = kinfed("assign", bundle, "--data", tmp_path / "images", "--predict", tmp_path / "images", "--out", out)
+    assert result.exit_code == 0, result.output
+    written, mine = json.loads((out / "assignment.json").read_text()), load(bundle).assign(x[:12])
+    assert (
+        written["samples"] == 12
+        and written["cluster"] == mine.cluster
+        and written["distance"] == mine.distances[mine.cluster]
+    )
+    assert len((out / "predictions.csv").read_text().splitlines()) == 13
+    image.fromarray(x[0, 0, :4]).save(tmp_path / "images" / "zzz.png")
+    assert_refused(kinfed("assign", bundle, "--data", tmp_path / "images", "--out", out, "--force"), "4x8 pixels")
+    (tmp_path / "images" / "zzz.png").write_bytes(b"no image")
+    assert_refused(kinfed("assign", bundle, "--data", tmp_path / "images", "--out", out, "--force"), "zzz.png cannot")
+
+
+def test_images_are_read_by_name_with_channels_first(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    for name, brighter in (("b.png", 100), ("a.png", 0)):
+        image.fromarray(pixels + np.uint8(brighter)).save(tmp_path / name)
+    found = read_images(list_images(tmp_path), (3, 2, 2))
+    assert found[0].tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
+    assert (found[1] == found[0] + 100).all()
+
+
+def test_samples_that_are_not_finite_are_refused():
+    kind = SampleKind((2,), "float32", 3)
+    with pytest.raises(DataError, match="NaN"):
+        kind.checked(np.array([[0.0, np.nan]]), None, "rows")
+
+
+def test_a_method_that_assigns_by_labels_asks_for_them(runs):
+    with pytest.raises(DataError, match="IFCA's clients choose their model by its loss; give y"):
+        export(runs("ifca")).assign(X)
+
+
+def test_a_run_that_cannot_be_exported_says_why(runs, tmp_path):
+    assert_refused(kinfed("export", tmp_path / "nowhere", tmp_path / "b"), "no run at")
+    assert_refused(
+        kinfed("export", runs("local"), tmp_path / "b"),
+        "local cannot be exported: its server has no model for unseen clients",
+    )
+    (tmp_path / "compare.toml").touch()
+    assert_refused(kinfed("export", tmp_path, tmp_path / "b"), "is a comparison")
+    shutil.copytree(runs("fedavg"), tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.safetensors").unlink()
+    assert_refused(kinfed("export", tmp_path / "run", tmp_path / "b"), "no checkpoint at")
+    (tmp_path / "run" / "summary.json").unlink()
+    assert_refused(kinfed("export", tmp_path / "run", tmp_path / "b"), "has not ended", "kinfed resume")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_model_of_ones_own_is_imported_only_on_trust(runs, tmp_path, monkeypatch):
+    code = "from torch import nn\ndef net(s, c): return nn.Sequential(nn.Flatten(), nn.Linear(64, c))\n"
+    (tmp_path / "mine_served.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    export(runs("fedavg", "model=mine_served:net")).save(tmp_path / "bundle")
+    np.savez(tmp_path / "samples.npz", x=X)
+    assert_refused(kinfed("assign", "bundle", "--data", "."), "'mine_served:net'", "--trust")
+    assert kinfed("assign", "bundle", "--data", ".", "--trust").exit_code == 0
+    assert load_file(tmp_path / "model" / "model.safetensors")["1.weight"].shape == (10, 64)
+
+
+def test_a_run_whose_config_was_changed_afterwards_is_not_exported(runs, tmp_path):
+    copy = shutil.copytree(runs("repa"), tmp_path / "run")
+    config = copy / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.1", "lr = 0.02"))
+    assert_refused(kinfed("export", copy, tmp_path / "bundle"), "another config", "training.lr was 0.1, is 0.02")
+    header = config.read_text().splitlines()[0]  # with the format
+    config.write_text(f"{header}\nseed = 0\n")
+    assert_refused(kinfed("export", copy, tmp_path / "bundle"), "another config", "method was 'repa'")

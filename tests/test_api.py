@@ -1,0 +1,163 @@
+"""The front door: what `import kinfed` gives, and runs of names, objects and configs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kinfed
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.training import LocalTraining
+from tests.problems import small_net, tiny_population
+
+ROOT = Path(__file__).parents[1]
+SMALL = {"partition": {"clients": 10}, "rounds": 2, "quiet": True}
+
+
+@pytest.fixture(autouse=True)
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_importing_kinfed_loads_nothing_heavy():
+    code = "import sys, kinfed; print([n for n in ('torch', 'numpy', 'scipy', 'typer', 'rich') if n in sys.modules])"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert shown.stdout == "[]\n"
+
+
+def test_every_exported_name_is_there_and_the_list_is_complete():
+    assert all(getattr(kinfed, name) is not None for name in kinfed.__all__)
+    assert dir(kinfed) == sorted(kinfed.__all__)
+    assert {kind.__name__ for kind in kinfed_methods()} <= set(kinfed.__all__)
+    placed = {name for names in kinfed.PLACES.values() for name in names}
+    assert placed | {"__version__", "report"} == set(kinfed.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'runn'"):
+        kinfed.runn  # noqa: B018
+
+
+def kinfed_methods() -> list[type]:
+    from kinfed.methods import METHODS
+
+    return list(METHODS.values())
+
+
+def test_a_method_and_data_by_name_start_from_the_demo():
+    result = kinfed.run("fedavg", "digits", **SMALL)
+    assert result.path == Path("runs/fedavg-digits-seed0")
+    assert (result.config.fraction, result.config.training.lr, result.config.rounds) == (0.5, 0.05, 2)
+    assert result.summary["accuracy"] == pytest.approx(np.mean(result.accuracy))
+    assert result.clusters is None
+
+
+def test_a_config_is_given_as_a_file_a_table_or_an_object():
+    Path("mine.toml").write_text('method = "local"\nrounds = 1\n[partition]\nclients = 5\n')
+    table = {"method": "local", "rounds": 1, "partition": {"clients": 5}}
+    results = [
+        kinfed.run(c, quiet=True) for c in ("mine.toml", Path("mine.toml"), table, kinfed.load_config("mine.toml"))
+    ]
+    assert len({result.path for result in results}) == 4
+    assert len({(result.path / "config.toml").read_text() for result in results}) == 1
+
+
+def test_settings_are_plain_values_sections_or_objects():
+    local, evaluation = LocalTraining(epochs=2, lr=0.2), kinfed.Evaluation(every=2)
+    result = kinfed.run(
+        "fedavg", "digits", training=local, evaluation=evaluation, engine="sequential", device="cpu", seed=3, **SMALL
+    )
+    config = result.config
+    assert (config.training, config.evaluation, config.engine.name, config.seed) == (local, evaluation, "sequential", 3)
+    with pytest.raises(ConfigError, match="round_s"):
+        kinfed.run("fedavg", "digits", round_s=3)
+
+
+def test_own_data_and_a_method_object_write_a_folder_that_reports_and_resumes():
+    method = kinfed.FedAvg(small_net(), LocalTraining(1, 5, 0.1))
+    result = kinfed.run(method, tiny_population(), rounds=2, fraction=1.0, quiet=True)
+    assert result.path == Path("runs/fedavg-own-seed0")
+    assert result.config.data.name.startswith("own:") and result.config.training == method.local
+    assert result.report().is_file()
+    longer = result.resume(rounds=4, quiet=True)
+    again = kinfed.run(method, tiny_population(), rounds=4, fraction=1.0, out="whole", quiet=True)
+    assert longer.summary == again.summary
+    more = kinfed.run(method, tiny_population(), rounds=5, fraction=1.0, out="whole", resume=True, quiet=True)
+    assert more.to_frame()["round"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_run_of_own_data_resumes_with_the_same_data_only():
+    method = kinfed.FedAvg(small_net())
+    kinfed.run(method, tiny_population(), rounds=1, out="mine", quiet=True)
+    with pytest.raises(ConfigError, match=r"data came from Python as an object: give it again there.+resume=True"):
+        kinfed.resume("mine", rounds=2, quiet=True)
+    with pytest.raises(CheckpointError, match=r"another config: data\.name was 'own:"):
+        kinfed.run(method, tiny_population(clusters=1), rounds=2, out="mine", resume=True, quiet=True)
+    with pytest.raises(CheckpointError, match=r"another config: model was 'own:"):
+        other = kinfed.FedAvg(kinfed.make_model("mlp_200", (1, 8, 8), 3))
+        kinfed.run(other, tiny_population(), rounds=2, out="mine", resume=True, quiet=True)
+
+
+def test_load_run_gives_what_run_gave():
+    result = kinfed.run("ifca", "digits", **SMALL)
+    loaded = kinfed.load_run(str(result.path))
+    assert (loaded.summary, loaded.clusters, repr(loaded)) == (result.summary, result.clusters, repr(result))
+    assert repr(result).startswith("ifca seed 0 at runs/ifca-digits-seed0\n") and "accuracy" in repr(result)
+    assert result._repr_html_().startswith("<table><thead><tr><th></th><th>last round</th>")
+    with pytest.raises(CheckpointError, match="no run at nowhere"):
+        kinfed.load_run("nowhere")
+
+
+def test_methods_are_compared_by_name_or_as_objects():
+    people = tiny_population()
+    methods = [kinfed.FedAvg(small_net()), kinfed.Local(small_net())]
+    comparison = kinfed.compare(methods, people, seeds=[0, 1], rounds=1, out="both", quiet=True)
+    assert [line.split()[0] for line in repr(comparison).splitlines()[1:]] == ["method", "fedavg", "local"]
+    frame = comparison.to_frame()
+    assert frame["method"].tolist() == ["fedavg", "local"] * 2 and frame["seed"].tolist() == [0, 0, 1, 1]
+    mean = comparison.summary["local"]["accuracy_percent"]
+    assert mean == pytest.approx(100 * frame[frame["method"] == "local"]["accuracy"].mean())
+    assert kinfed.load_comparison("both").table == comparison.table
+    assert comparison.report().is_file()
+    with pytest.raises(ConfigError, match="already holds a comparison"):
+        kinfed.compare(methods, people, seeds=[0, 1], rounds=1, out="both", quiet=True)
+    longer = kinfed.compare(methods, people, seeds=[0, 1], rounds=2, out="both", resume=True, quiet=True)
+    assert longer.runs[0].to_frame()["round"].tolist() == [1, 2]
+    with pytest.raises(CheckpointError, match=r"is a comparison: use kinfed\.load_comparison"):
+        kinfed.load_run("both")
+
+
+def test_a_missing_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    result = kinfed.run("local", "digits", **SMALL)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match=r"^to_frame\(\) needs pandas: install it with pip install pandas$"):
+        result.to_frame()
+
+
+def test_a_local_class_has_no_name_for_a_config():
+    class Mine(kinfed.FedAvg):
+        pass
+
+    with pytest.raises(ConfigError, match="define the class at the top level of a module"):
+        kinfed.run(Mine(small_net()), tiny_population())
+
+
+def test_digests_tell_populations_apart():
+    from kinfed.config.arguments import name_data
+
+    assert name_data(tiny_population()) == name_data(tiny_population())
+    names = {name_data(p) for p in (tiny_population(), tiny_population(clusters=1), tiny_population(sizes=(7, 23)))}
+    assert len(names) == 3
+
+
+def test_a_run_of_own_data_is_exported_and_assigns_an_unseen_client():
+    from kinfed import serving
+
+    people = tiny_population()
+    result = kinfed.run("ifca", people, rounds=2, methods={"ifca": {"clusters": 2}}, quiet=True)
+    bundle = serving.load(result.export("bundle"))
+    mine = people.train[0]
+    assert bundle.assign(people.x[mine], people.y[mine]).cluster in (0, 1)
+    with pytest.raises(ConfigError, match="to export a run, name its model"):
+        kinfed.run(kinfed.FedAvg(small_net()), people, rounds=1, quiet=True).export("other")
