@@ -14,9 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kinfed.capabilities import AssignsUnseen, SendsNetworks
-from kinfed.checks import seed_of_numpy
 from kinfed.client import Client, Reply, client_task
-from kinfed.clustering.hierarchy import distances
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Stale
 from kinfed.methods.signature_tasks import ClusteredByKMeans, KMeansState
@@ -37,9 +35,6 @@ class REPA(ClusteredByKMeans, AssignsUnseen[KMeansState], SendsNetworks):
     seed: int = 10  # of K-Means
     stale: Stale = "exclude"  # what a client that was not sampled contributes
 
-    def __post_init__(self) -> None:
-        seed_of_numpy(self.seed)
-
     def learn_root(self, first: Params, fed: Federation) -> Params:
         return self.signature.learn(self.model, self.train_encoder, fed)  # φ
 
@@ -59,9 +54,6 @@ class REPA(ClusteredByKMeans, AssignsUnseen[KMeansState], SendsNetworks):
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
         return self.model.init(), self.signature.network(self.model, shape).init()
-
-    def distances_to_clusters(self, state: KMeansState, clients: Tensor, fed: Federation) -> Tensor:
-        return distances(self.collect(state.root, clients, fed)[1], state.centres, "l2")
 
     def assignment_rule(self) -> str:
         return "a client joins the cluster whose centre is nearest to the statistics of its embedded samples"

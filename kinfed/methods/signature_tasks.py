@@ -18,6 +18,7 @@ from kinfed.capabilities import (
     SendsNetworks,
     require_labels,
 )
+from kinfed.checks import seed_of_numpy
 from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
@@ -162,6 +163,9 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
     seed: int
     stores_signatures: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        seed_of_numpy(self.seed)
+
     @abstractmethod
     def learn_root(self, first: Params, fed: Federation) -> Params:
         """Server: what clients compute their signatures with; all models start as `first`."""
@@ -190,6 +194,10 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
         """The state in which these clients are in the cluster with the centre nearest to their signature."""
         nearest = distances(points, state.centres, "l2").argmin(1)
         return replace(state, served=state.served.assign(clients, replies.cohort, nearest, fed))
+
+    def distances_to_clusters(self, state: KMeansState, clients: Tensor, fed: Federation) -> Tensor:
+        """Server: distances from these clients' signatures to each centre: [clients, clusters]."""
+        return distances(self.collect(state.root, clients, fed)[1], state.centres, "l2")
 
     def signatures(self, state: KMeansState, fed: Federation) -> Tensor:
         replies, points = self.collect(state.root, fed.clients, fed)

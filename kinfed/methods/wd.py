@@ -12,11 +12,10 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kinfed.aggregation import average
-from kinfed.checks import at_least, seed_of_numpy
+from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import train_update
-from kinfed.federation import Federation, Offer, Replies
+from kinfed.federation import Federation, Offer, Replies, run_fedavg
 from kinfed.methods.cluster_models import Stale
 from kinfed.methods.signature_tasks import ClusteredByKMeans
 from kinfed.models import Model
@@ -41,14 +40,10 @@ class WD(ClusteredByKMeans):
     def __post_init__(self) -> None:
         at_least(0, rounds_before=self.rounds_before)
         at_least(1, tuning_epochs=self.tuning_epochs)
-        seed_of_numpy(self.seed)
+        super().__post_init__()
 
     def learn_root(self, first: Params, fed: Federation) -> Params:
-        root = first  # θ
-        for _ in range(self.rounds_before):
-            trained = fed.run(self.prepare, fed.sample(), Offer(shared={"params": root}))
-            root = average(trained.stack("params"), fed.sizes[trained.cohort]) if len(trained.cohort) else root
-        return root
+        return run_fedavg(self.prepare, first, self.rounds_before, fed)  # θ
 
     def collect(self, root: Params, clients: Tensor, fed: Federation) -> tuple[Replies, Tensor]:
         replies = fed.run(self.tune, clients, Offer(shared={"params": root}))

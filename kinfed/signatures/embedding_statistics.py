@@ -13,11 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import average
 from kinfed.client import Client, Task
 from kinfed.clustering.kmeans import Part
 from kinfed.errors import ConfigError
-from kinfed.federation import Federation, Offer
+from kinfed.federation import Federation, run_fedavg
 from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, supervised_ae
 from kinfed.params import Params, each_leaf
 from kinfed.signatures.pretraining import from_file
@@ -159,11 +158,7 @@ class EmbeddingStatistics:
         if self.encoder:
             return from_file(Path(self.encoder), encoder_of(whole), fed.device)
         whole = each_leaf(lambda w: w.to(fed.device), whole)
-        for _ in range(self.encoder_rounds):
-            replies = fed.run(task, fed.sample(), Offer(shared={"params": whole}))
-            if len(replies.cohort):
-                whole = average(replies.stack("params"), fed.sizes[replies.cohort])
-        return encoder_of(whole)
+        return encoder_of(run_fedavg(task, whole, self.encoder_rounds, fed))
 
     def train(self, model: Model, client: Client, params: Params) -> Params:
         """The weights of encoder and heads after some epochs on the client's samples."""
