@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import mix, mix_contributors, one_hot
-from kinfed.capabilities import Exportable, FindsClusters, RelatesClients
+from kinfed.capabilities import Exportable, FindsClusters, MergesClients, RelatesClients
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import train_update
 from kinfed.clustering.hierarchy import Dendrogram, components
@@ -176,6 +176,35 @@ class Clustered(Method[S], FindsClusters[S], RelatesClients[S], Exportable[S]):
         return state.served.neighbours()
 
 
+class MergedState(ClusteredState, Protocol):
+    """A server state whose clusters were merged once."""
+
+    @property
+    def merges(self) -> Dendrogram: ...
+
+    @property
+    def members(self) -> Tensor: ...  # [m] ids of the clients that unseen ones are compared with
+
+
+G = TypeVar("G", bound=MergedState)
+
+
+class ClusteredOnce(Clustered[G], MergesClients[G]):
+    """Clients are clustered once, by merging, and unseen ones are compared with the members."""
+
+    def dendrogram(self, state: G) -> Dendrogram:
+        return state.merges
+
+    def export_state(self, state: G, clients: Tensor, sizes: Tensor) -> G:
+        if not len(state.members):
+            raise RoleError(
+                "the run kept nothing that an unseen client could be compared with: either its clients were not "
+                "clustered yet, or all trained from the start; run it again with one that does not, such as "
+                "roles.holdout=0.1"
+            )
+        return super().export_state(state, clients, sizes)
+
+
 def offer_assigned(models: Stack, assignment: Tensor, cohort: Tensor) -> Offer:
     """The model of each of these clients; RoleError where one has none."""
     labels = assignment[cohort]
@@ -188,15 +217,6 @@ def check_clusters(clusters: int, fed: Federation) -> None:
     """Raises ConfigError where there are more clusters than clients that train, or none."""
     if not 1 <= clusters <= len(fed.clients):
         raise ConfigError(f"clusters must be 1..{len(fed.clients)}, the clients that train, got {clusters}")
-
-
-def require_members(members: Tensor) -> None:
-    """Raises RoleError where the server kept no client that an unseen one could be compared with."""
-    if not len(members):
-        raise RoleError(
-            "the run kept nothing that an unseen client could be compared with: either its clients were not clustered "
-            "yet, or all trained from the start; run it again with one that does not, such as roles.holdout=0.1"
-        )
 
 
 def draw_models(model: Model, number: int, device: torch.device, attempt: int = 0) -> Stack:

@@ -16,7 +16,7 @@ from kinfed.checks import at_least
 from kinfed.clustering.hierarchy import Dendrogram, Hierarchy
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
-from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale, require_members
+from kinfed.methods.cluster_models import ClusteredOnce, ClusterModels, Merges, Stale
 from kinfed.models import Model
 from kinfed.params import Params, flatten, select
 from kinfed.per_client import Members
@@ -33,7 +33,7 @@ class FLHCState:
 
 
 @dataclass(frozen=True)
-class FLHC(Clustered[FLHCState]):
+class FLHC(ClusteredOnce[FLHCState]):
     """FedAvg for some rounds, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
     model: Model
@@ -79,10 +79,3 @@ class FLHC(Clustered[FLHCState]):
         update, clusters = flatten(replies.stack("update")), state.served.assignment[state.members]
         nearest = self.hierarchy.predict(update, state.updates, clusters)
         return replace(state, served=state.served.assign(unseen, replies.cohort, nearest, fed))
-
-    def dendrogram(self, state: FLHCState) -> Dendrogram:
-        return state.merges
-
-    def export_state(self, state: FLHCState, clients: Tensor, sizes: Tensor) -> FLHCState:
-        require_members(state.members)
-        return super().export_state(state, clients, sizes)

@@ -15,20 +15,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kinfed.capabilities import MergesClients, NeedsServerSamples, require_labels
+from kinfed.capabilities import NeedsServerSamples, require_labels
 from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
 from kinfed.methods.cluster_models import (
-    Clustered,
+    ClusteredOnce,
     ClusterModels,
     Merges,
     Stale,
     draw_models,
     find_components,
-    require_members,
 )
 from kinfed.methods.flis import compare_predictions, drop_own, first_memory, own_or, predict, server_samples, train_own
 from kinfed.methods.model_selection import SelectOn, select_model
@@ -47,7 +46,7 @@ class FLISHCState:
 
 
 @dataclass(frozen=True)
-class FLISHC(Clustered[FLISHCState], MergesClients[FLISHCState], NeedsServerSamples):
+class FLISHC(ClusteredOnce[FLISHCState], NeedsServerSamples):
     """All clients train once and are clustered by what their models predict; then FedAvg in each cluster."""
 
     model: Model
@@ -129,15 +128,8 @@ class FLISHC(Clustered[FLISHCState], MergesClients[FLISHCState], NeedsServerSamp
     def cluster_assignment(self, state: FLISHCState) -> Tensor:
         return find_components(self.neighbours(state).matrix())
 
-    def dendrogram(self, state: FLISHCState) -> Dendrogram:
-        return state.merges
-
     def needs_server_samples(self) -> bool:
         return True
 
     def admits_by_server_samples(self) -> bool:
         return self.newcomers == "similarity"
-
-    def export_state(self, state: FLISHCState, clients: Tensor, sizes: Tensor) -> FLISHCState:
-        require_members(state.members)
-        return super().export_state(state, clients, sizes)
