@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from safetensors.torch import save
@@ -17,7 +16,7 @@ from kinfed.client_tasks import score
 from kinfed.data.arrays import Array
 from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.data.sample_kind import SampleKind
-from kinfed.engines.sequential import Sequential, alone, offered
+from kinfed.engines.sequential import Sequential, make_client, unpack_offer
 from kinfed.errors import ConfigError, DataError
 from kinfed.keys import base_key, fold
 from kinfed.method import Method
@@ -25,7 +24,6 @@ from kinfed.models import Model
 from kinfed.params import Params, select
 from kinfed.runs.logs import write_text
 
-State = TypeVar("State")
 LabelledSamples = tuple[Tensor, Tensor]  # x and y
 MODEL, ASSIGNMENT = "model.safetensors", "assignment.json"
 BATCH = 256  # samples
@@ -63,7 +61,7 @@ class Assignment:
 
     def module(self) -> nn.Module:
         """The network itself with its weights, in evaluation mode; it takes images scaled to 0..1."""
-        network = self.model.built()
+        network = self.model.build_module()
         network.load_state_dict(self.params, strict=False)  # counters of batch norm are not weights
         return network.eval()
 
@@ -89,8 +87,10 @@ class Assignment:
 class UnseenClientFederation(Sequential):
     """The clients that trained, of which only the sizes are known, and one unseen client with its samples."""
 
+    method: Method[object]
+
     def __init__(
-        self, method: Method[State], sizes: Tensor, server_samples: Tensor, own: LabelledSamples, test: LabelledSamples
+        self, method: Method[object], sizes: Tensor, server_samples: Tensor, own: LabelledSamples, test: LabelledSamples
     ) -> None:
         parts = [(server_samples, torch.full((len(server_samples),), -1)), own, test]
         public, mine, tests = torch.arange(sum(len(y) for _, y in parts)).split([len(y) for _, y in parts])
@@ -112,8 +112,7 @@ class UnseenClientFederation(Sequential):
 
     def assign(self, state: object, kind: SampleKind) -> Assignment:
         """The unseen client's model and cluster, once it is admitted to this state."""
-        method: Method[object] = self.method  # type: ignore[assignment]
-        unseen = torch.tensor([self.count - 1])
+        method, unseen = self.method, torch.tensor([self.count - 1])
         state = method.admit(state, unseen, self)
         if self.rejected:
             raise DataError("the method cannot assign this client: what it computes of its samples is not finite")
@@ -132,11 +131,11 @@ class UnseenClientFederation(Sequential):
     def make_client(self, unseen: Tensor) -> Client:
         """The client with its samples and its memory by now."""
         key = fold(torch.tensor(base_key(self.seed, "serve")), unseen)[0]
-        return alone(self, int(unseen), key, select(self.remembered(unseen), 0))
+        return make_client(self, int(unseen), key, select(self.remembered(unseen), 0))
 
     def personalise(self, method: Method[object], client: Client, state: object, unseen: Tensor) -> Params:
         """The model that the client makes of what it is offered."""
-        offer = offered(self, method.offer(state, unseen, self), 0)
+        offer = unpack_offer(self, method.offer(state, unseen, self), 0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
             return method.personalise(client, offer)

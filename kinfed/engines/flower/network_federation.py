@@ -25,7 +25,7 @@ from kinfed.engines.flower.messages import (
     to_specs,
 )
 from kinfed.engines.progress_log import ProgressLog
-from kinfed.engines.sequential import ask, fresh
+from kinfed.engines.sequential import ask, copy_method
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
 from kinfed.method import Method
@@ -83,7 +83,7 @@ class NetworkFederation(Federation):
         """Waits until so many clients have enrolled."""
         until, pause, progress = time.monotonic() + seconds, 0.05, ProgressLog("connected", wanted)
         while (connected := self._enrol_nodes()) < wanted:
-            progress.reached(connected)
+            progress.update(connected)
             if time.monotonic() > until:
                 raise NetworkError(
                     f"{len(self.nodes)} of {wanted} clients enrolled within {seconds:.0f} s: "
@@ -114,7 +114,7 @@ class NetworkFederation(Federation):
     def _enrol_nodes(self) -> int:
         """How many clients are connected, once nodes that have replied by now are enrolled; asks new nodes to."""
         transport = self.transport
-        connected = transport.connected_nodes()
+        connected = transport.list_nodes()
         self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
         self.enrolling = {request: node for request, node in self.enrolling.items() if node in connected}
         for reply in transport.collect(self.enrolling.keys()):
@@ -136,7 +136,7 @@ class NetworkFederation(Federation):
 
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
         call = sum(self.calls.values())
-        replies = ReplyCollector(call, self._expected_specs(name, offer), earlier=dict(self.unanswered))
+        replies = ReplyCollector(call, self._find_specs(name, offer), earlier=dict(self.unanswered))
         asked: set[int] = set()
         for _ in range(1 if self.has_begun else self.attempts):
             settled = replies.accepted.keys() | {client for client, reason in replies.faults if reason != FAILED}
@@ -193,7 +193,7 @@ class NetworkFederation(Federation):
             for reply in self.transport.collect(replies.pending | self.unanswered.keys()):
                 replies.add(reply)
                 self.unanswered.pop(reply.request, None)
-            progress.reached(asked - len(replies.pending))
+            progress.update(asked - len(replies.pending))
             if replies.pending:
                 time.sleep(pause)
                 pause = min(1.0, 1.3 * pause)
@@ -234,7 +234,7 @@ class NetworkFederation(Federation):
             return {name: t.to(self.device) for name, t in sent.items()}
         return {n: torch.empty(0, *s, dtype=DTYPES[d], device=self.device) for n, (d, s) in replies.specs.items()}
 
-    def _expected_specs(self, name: str, offer: Offer) -> TensorSpecs:
+    def _find_specs(self, name: str, offer: Offer) -> TensorSpecs:
         """Dtypes and shapes of a reply to this offer, from one dry run of the task on the server."""
         row = 0 if offer.pick is None or not len(offer.pick) else int(offer.pick[0])
         offered = to_flat(offer.shared) | select(to_flat(offer.each), row)
@@ -250,7 +250,7 @@ def predict_specs(method: Method[State], task: str, offered: Params, like: Tenso
     memory = from_flat({name: t.to(like.device) for name, t in initial.items()})
     samples = make_dummy_samples(like, classes)
     zero = torch.zeros((), dtype=torch.long, device=like.device)
-    reply = ask(fresh(method), task, Client(samples, samples, zero, zero, zero, memory), from_flat(offered))
+    reply = ask(copy_method(method), task, Client(samples, samples, zero, zero, zero, memory), from_flat(offered))
     return to_specs(pack(to_flat(reply.send)))
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -31,7 +31,7 @@ from kinfed.engines.flower.messages import (
     pack,
     to_bytes,
 )
-from kinfed.engines.sequential import ask, fresh
+from kinfed.engines.sequential import ask, copy_method
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, from_flat, to_flat
 
@@ -90,11 +90,11 @@ class TaskRequest:
     @classmethod
     def parse(cls, config: ConfigValues) -> "TaskRequest":
         """The request in a message's config; raises RefusedRequest where a value is missing or of another type."""
-        values = {f.name: config.get(f.name) for f in fields(cls)}
+        values: dict[str, Any] = {f.name: config.get(f.name) for f in fields(cls)}
         wrong = [f.name for f in fields(cls) if type(values[f.name]) is not f.type]
-        if wrong or not TOKEN.fullmatch(str(values["run"])) or min(int(str(values[n])) for n in POSITIVE) < 1:
+        if wrong or not TOKEN.fullmatch(values["run"]) or min(values[name] for name in POSITIVE) < 1:
             raise RefusedRequest(Refusal.MALFORMED, f"a request's values are missing or invalid: {wrong}")
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
 
 class Memory(Protocol):
@@ -192,7 +192,7 @@ def run_task(
         request = replace(request, since=max(request.since, since))
     client = make_client(node, request, data, known or initial)
     on_device = {name: t.to(node.device) for name, t in offer.items()}
-    reply = ask(fresh(node.method), request.task, client, from_flat(on_device))
+    reply = ask(copy_method(node.method), request.task, client, from_flat(on_device))
     kept = to_flat(reply.keep)
     memory.keep_only({request.accepted, request.durable})
     if kept:
