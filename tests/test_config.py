@@ -276,7 +276,7 @@ class Unpacking(nn.Linear):
         ("negative", "it failed: RuntimeError: .*negative dimension"),
         ("few", "it failed: TypeError: .*2 were given"),
         ("nothing", "it gave a NoneType"),
-        ("Unpacking", r"failed on rows of shape \(1, 8, 8\): ValueError: too many values to unpack"),
+        ("Unpacking", r"failed on samples of shape \(1, 8, 8\): ValueError: too many values to unpack"),
     ],
 )
 def test_whatever_a_model_of_the_users_own_raises_names_it(name, why, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
