@@ -6,7 +6,7 @@ DOCS_READY := $(VENV)/.docs-ready
 
 .PHONY: demo test lint check format docs notebooks clean
 
-demo: $(READY)  ## the main job: FedAvg, Local and FLT compared on embedded digits with planted kinships
+demo: $(READY)  ## the main job: FedAvg, Local and FLT compared on digits with planted clusters
 	$(BIN)/kinfed compare --out demo --force
 
 test: $(READY)  ## all tests

@@ -35,10 +35,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LAYERS = [  # a module may import its own name and the lines above it
     {"errors", "cancellation"},
     {"registry", "params", "ledger", "locks", "keys", "checks"},
-    {"client", "aggregation", "per_client"},
+    {"client", "aggregation", "per_client", "cuda_graphs"},
     {"models", "data", "clustering"},
     {"fastpath"},
-    {"training", "federation"},
+    {"training", "server_training", "federation"},
     {"signatures"},
     {"relatedness"},
     {"method", "capabilities"},

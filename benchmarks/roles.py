@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kinfed.data import Population, Role
 from kinfed.engines import Sequential
-from kinfed.engines.sequential import alone
+from kinfed.engines.sequential import make_client
 from kinfed.errors import RoleError
 from kinfed.federation import Offer
 from kinfed.method import Method
@@ -173,7 +173,7 @@ def place(method: Method, state: Any, client: int, fed: Metered) -> tuple[Any, P
 def used(method: Method, offer: Offer, client: int, fed: Metered) -> Params:
     """The model that a client makes of what it is offered."""
     own = select(to_flat(offer.each), 0 if offer.pick is None else int(offer.pick[0]))
-    one = alone(fed, client, torch.tensor(0), select(fed.remembered(torch.tensor([client])), 0))
+    one = make_client(fed, client, torch.tensor(0), select(fed.remembered(torch.tensor([client])), 0))
     return method.personalise(one, **from_flat(to_flat(offer.shared) | own))  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
-"""Work that can be given up: a worker asks, at every batch of rows, whether anybody still waits for its result.
+"""Cooperative cancellation: at every batch a worker asks whether its work was cancelled.
 
-Nothing is stopped from outside: an exception thrown into another thread can hit it in the middle of torch, or hit a
-thread that it has just started, and then nobody ever ends.
+Nothing is interrupted from outside: an exception thrown into another thread can hit it in the middle of torch, or hit a
+thread that it has just started, which then never ends.
 """
 
 from collections.abc import Iterator
@@ -12,21 +12,21 @@ _work = local()
 
 
 class Cancelled(BaseException):
-    """Raised inside a worker whose result nobody waits for any more."""
+    """Raised inside a worker whose work was cancelled."""
 
 
 @contextmanager
-def cancel_on(over: Event) -> Iterator[None]:
-    """Inside it, what this thread works on ends at its next batch once `over` is set."""
-    _work.over = over
+def cancel_on(event: Event) -> Iterator[None]:
+    """Inside it, this thread's work ends at its next batch once the event is set."""
+    _work.cancelled = event
     try:
         yield
     finally:
-        _work.over = None
+        _work.cancelled = None
 
 
 def raise_if_cancelled() -> None:
-    """Raises Cancelled where nobody waits any more; tasks pass here with every batch."""
-    over: Event | None = getattr(_work, "over", None)
-    if over is not None and over.is_set():
+    """Raises Cancelled if this thread's work was cancelled; tasks call it with every batch."""
+    event: Event | None = getattr(_work, "cancelled", None)
+    if event is not None and event.is_set():
         raise Cancelled

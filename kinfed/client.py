@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar, get_origin, overload, runtime_checkable
 
@@ -18,12 +18,12 @@ from kinfed.params import NOTHING, Params, Payload
 class Batch(NamedTuple):
     x: Tensor  # [b, ...]
     y: Tensor  # [b]
-    mask: Tensor  # [b] bool: false rows are padding
-    live: Tensor  # scalar bool: the batch has a row that counts
+    mask: Tensor  # [b] bool: false: padding
+    live: Tensor  # scalar bool: the batch has a real sample
     exact: bool = False  # no padding at all, known beforehand
 
     def part(self, which: slice) -> "Batch":
-        """Some of its rows as a batch."""
+        """Some of its samples as a batch."""
         mask = self.mask[which]
         return Batch(self.x[which], self.y[which], mask, mask.any(), self.exact)
 
@@ -35,29 +35,29 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of one client: row i is x[index[i]], y[index[i]]; rows from `size` on are padding."""
+    """Samples of one client: sample i is x[index[i]], y[index[i]]; from `size` on they are padding."""
 
     x: Tensor  # a pool that many clients may share
     y: Tensor
     index: Tensor  # [n]
     size: Tensor  # scalar
     exact: bool = False  # n == size, known beforehand
-    width: int = 256  # rows to look at in one go; the same for all clients of a federation
-    longest: int = LAST // 2  # rows of the client that has most; the same for all clients of a federation
+    width: int = 256  # samples to look at in one go; the same for all clients of a federation
+    longest: int = LAST // 2  # samples of the client that has most; the same for all clients of a federation
 
     def __len__(self) -> int:
         return len(self.index)
 
     def take(self, pick: Tensor, mask: Tensor, live: Tensor) -> Batch:
-        """The rows `pick` as a batch."""
+        """The samples `pick` as a batch."""
         raise_if_cancelled()
         at = self.index[pick]
         return Batch(self.x[at], self.y[at], mask, live, self.exact)
 
     def in_order(self) -> Iterator[Batch]:
-        """All rows once, in their own order.
+        """All samples once, in their own order.
 
-        Padded rows come in batches of exactly `width`: whoever sums batch by batch gets the same bits for any padding.
+        Padded samples come in batches of exactly `width`: sums over batches then have the same bits for any padding.
         """
         for start in range(0, len(self), self.width):
             end = min(start + self.width, len(self)) if self.exact else start + self.width
@@ -65,12 +65,12 @@ class Samples:
             mask = position < self.size
             yield self.take(position.clamp(max=len(self) - 1), mask, mask.any())
 
-    def fitting(self, batch_size: int) -> int:
-        """The rows of a batch, without those that no client could fill; for any padding as many."""
+    def clip(self, batch_size: int) -> int:
+        """The batch size, at most the samples of the longest client; the same for any padding."""
         return min(batch_size, max(1, len(self) if self.exact else self.longest))
 
-    def shuffled(self, key: Tensor) -> Tensor:
-        """Positions of all rows in a random order fixed by key; padding comes last."""
+    def shuffle(self, key: Tensor) -> Tensor:
+        """Positions of all samples in a random order fixed by key; padding comes last."""
         position = torch.arange(len(self), device=self.index.device)
         return torch.where(position < self.size, fold(key, position) >> 1, LAST).argsort(stable=True)
 
@@ -78,7 +78,7 @@ class Samples:
 def width_of(lengths: Iterable[int]) -> int:
     """Samples to look at in one go where clients have so many: bounded, and the same for every client.
 
-    About as many as a client has on average: filled up to the longest, most of what is looked at would be padding.
+    About as many as a client has on average: padded to the longest, most of them would be padding.
     """
     known = list(lengths)
     mean = -(-sum(known) // max(1, len(known)))
@@ -86,26 +86,73 @@ def width_of(lengths: Iterable[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Client:
-    """All that a client task may look at."""
+class Execution:
+    """What the engine of a client task owns, and what it learns from the task."""
 
-    train: Samples
-    test: Samples
-    key: Tensor  # scalar int64
-    round: Tensor  # scalar int64: the round the server is in
-    since: Tensor  # scalar int64: the round its present data came in
-    memory: Payload
+    graphs: object | None = None  # a `fastpath.StepGraphs`: CUDA graphs that outlive the task
+    reads: set[str] = field(default_factory=set)  # the parts of its client that the task read
+
+
+FAST_PATH = "fast path"  # in `Execution.reads`: the task trained by the fast path
+
+
+class Client:
+    """All that a client task may look at; what it reads is noted in `execution.reads`."""
+
+    def __init__(
+        self, train: Samples, test: Samples, key: Tensor, round: Tensor, since: Tensor, memory: Payload,
+        execution: Execution | None = None,
+    ) -> None:  # fmt: skip
+        self._train, self._test, self._key, self._round, self._since = train, test, key, round, since
+        self._memory = memory
+        self.execution = execution or Execution()
+
+    @property
+    def train(self) -> Samples:
+        """Its training samples."""
+        self.execution.reads.add("train")
+        return self._train
+
+    @property
+    def test(self) -> Samples:
+        """Its test samples."""
+        self.execution.reads.add("test")
+        return self._test
+
+    @property
+    def key(self) -> Tensor:
+        """The key of its random numbers: scalar int64."""
+        self.execution.reads.add("key")
+        return self._key
+
+    @property
+    def round(self) -> Tensor:
+        """The round the server is in: scalar int64."""
+        self.execution.reads.add("round")
+        return self._round
+
+    @property
+    def since(self) -> Tensor:
+        """The round its present data came in: scalar int64."""
+        self.execution.reads.add("since")
+        return self._since
+
+    @property
+    def memory(self) -> Payload:
+        """What it kept of its last task."""
+        self.execution.reads.add("memory")
+        return self._memory
 
     def batches(self, epochs: int, batch_size: int) -> Iterator[Batch]:
-        """Mini-batches of the training rows, reshuffled every epoch; the last, incomplete one is kept.
+        """Mini-batches of the training samples, reshuffled every epoch; the last, incomplete one is kept.
 
         With padding, all real batches of all epochs come first and empty ones last, so that an optimiser's
         momentum never meets an empty batch between two real ones.
         """
         if self.train.exact:
-            batch_size = self.train.fitting(batch_size)
+            batch_size = self.train.clip(batch_size)
             for epoch in range(epochs):
-                order = self.train.shuffled(fold(self.key, epoch))
+                order = self.train.shuffle(fold(self.key, epoch))
                 for start in range(0, len(order), batch_size):
                     pick = order[start : start + batch_size]
                     yield self.train.take(pick, torch.ones_like(pick, dtype=torch.bool), torch.ones_like(pick[0] >= 0))
@@ -115,12 +162,12 @@ class Client:
             yield self.train.take(pick[step], mask[step], mask[step].any())
 
     def schedule(self, epochs: int, batch_size: int, parts: int = 1) -> tuple[Tensor, Tensor]:
-        """Positions and masks of all batches of padded rows: [steps, b] each; the real batches come first.
+        """Positions and masks of all batches of padded samples: [steps, b] each; the real batches come first.
 
-        No batch, and no part of one that will be cut into equal parts, is wider than the longest client has rows.
+        No batch, and no part of one that will be cut into equal parts, is wider than the longest client has samples.
         """
-        batch_size = parts * self.train.fitting(batch_size // parts)
-        orders = [self.train.shuffled(fold(self.key, epoch)) for epoch in range(epochs)]
+        batch_size = parts * self.train.clip(batch_size // parts)
+        orders = [self.train.shuffle(fold(self.key, epoch)) for epoch in range(epochs)]
         order, n, size = torch.stack(orders).flatten(), len(self.train), self.train.size
         per_epoch = (size + batch_size - 1) // batch_size
         step = torch.arange(epochs * -(-n // batch_size), device=size.device)[:, None]
@@ -128,26 +175,28 @@ class Client:
         mask = (slot < size) & (epoch < epochs)
         return order[epoch.clamp(max=epochs - 1) * n + slot.clamp(max=n - 1)], mask
 
-    def feed(self, epochs: int, batch_size: int, parts: int = 1) -> tuple[Tensor, Tensor]:
-        """The same as rows of the pool: what training in one go takes."""
+    def pool_schedule(self, epochs: int, batch_size: int, parts: int = 1) -> tuple[Tensor, Tensor]:
+        """The same with indices into the pool: what the fast path takes."""
         pick, mask = self.schedule(epochs, batch_size, parts)
         return self.train.index[pick], mask
 
     def recall(self, name: str) -> Tensor:
         """One remembered tensor."""
         value = self.memory[name]
-        assert isinstance(value, Tensor)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"'{name}' is a model: use client.recall_model('{name}')")
         return value
 
     def recall_model(self, name: str) -> Params:
         """One remembered model."""
         value = self.memory[name]
-        assert not isinstance(value, Tensor)
+        if isinstance(value, Tensor):
+            raise TypeError(f"'{name}' is one tensor: use client.recall('{name}')")
         return dict(value)
 
     def steps(self, epochs: int, batch_size: int) -> Tensor:
         """How many of these batches are real."""
-        batch_size = self.train.fitting(batch_size)
+        batch_size = self.train.clip(batch_size)
         return epochs * ((self.train.size + batch_size - 1) // batch_size)
 
 

@@ -2,27 +2,28 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kinfed.client import Batch, Client
+from kinfed.client import FAST_PATH, Batch, Client
 from kinfed.errors import ConfigError
-from kinfed.models import Feed, Gradient, GradientFn, Model, Quick, descend
+from kinfed.fastpath import SGD, FastPlan, NotSupported, Schedule, StepGraphs, plan_training, train
+from kinfed.models import Gradient, GradientFn, Network, NetworkGradient
 from kinfed.params import Params, each_leaf
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """E epochs of mini-batch descent; the optimiser starts anew each time, as in all the papers' code."""
+    """E epochs of mini-batch SGD or Adam; the optimiser starts anew each time, as in all the papers' code."""
 
-    epochs: int = 1  # E, passes over its rows that a client makes in a round
-    batch_size: int = 10  # rows of a step
+    epochs: int = 1  # E, passes over its samples that a client makes in a round
+    batch_size: int = 10  # samples of a step
     lr: float = 0.01  # learning rate
     momentum: float = 0.5  # of SGD; 0: none
     decay: float = 1.0  # the learning rate is multiplied by this after every round
-    mu: float = 0.0  # μ, FedProx: pull towards the received model, gradient μ (w - w_received)
+    mu: float = 0.0  # μ, FedProx: proximal term, gradient μ (w - w_received)
     optimiser: Literal["sgd", "adam"] = "sgd"  # of the client; it starts anew every round
     adapt_epochs: int = 0  # when a client tunes the model it is served; 0: as `epochs`
 
@@ -40,39 +41,42 @@ class LocalTraining:
 
     def __call__(self, client: Client, start: Params, gradient: GradientFn) -> tuple[Params, Tensor]:
         """The weights after training from `start`, and the number of steps taken."""
-        if quick := self._quick(client, start, gradient):
+        plan, steps = self.plan(client, start, gradient), client.steps(self.epochs, self.batch_size)
+        if isinstance(plan, FastPlan):
             shift = gradient.shift if isinstance(gradient, ShiftedGradient) else {}
-            return self._quickly(quick, client, start, shift), client.steps(self.epochs, self.batch_size)
+            return self._train_fast(plan, client, start, shift), steps
+        return self._train(client, start, gradient), steps
+
+    def plan(self, client: Client, start: Params, gradient: GradientFn) -> FastPlan | NotSupported:
+        """How the fast path trains these weights, or why it does not."""
+        rule = _fast_rule(gradient)
+        if rule is None or set(start) != set(rule.network.weights):
+            return NotSupported("the gradient is not that of a whole network's loss")
+        if client.train.exact or self.optimiser != "sgd":
+            return NotSupported("the fast path is for SGD on padded samples")
+        if rule.inner_lr and self.batch_size != 2 * rule.inner_size:
+            return NotSupported("look-ahead steps take pairs of equal mini-batches")
+        graphs, sgd = client.execution.graphs, SGD(self.momentum, self.mu, rule.inner_lr)
+        kept = graphs if isinstance(graphs, StepGraphs) else None
+        return plan_training(rule.network, client.key.device, sgd, isinstance(gradient, ShiftedGradient), kept)
+
+    def _train_fast(self, plan: FastPlan, client: Client, start: Params, shift: Params) -> Params:
+        client.execution.reads.add(FAST_PATH)
+        pick, mask = client.pool_schedule(self.epochs, self.batch_size, plan.batches_a_step)
+        schedule = Schedule(client.train.x, client.train.y, pick, mask)
+        return train(plan, schedule, self.rate(client), start, {name: shift[name] for name in start if shift})
+
+    def _train(self, client: Client, start: Params, gradient: GradientFn) -> Params:
         rate = self.rate(client)
-        params, moments = start, self._blank(start)
+        params, moments = start, self._zero_moments(start)
         for step, batch in enumerate(client.batches(self.epochs, self.batch_size), 1):
-            slope, buffers = gradient(params, batch)
+            weights, buffers = gradient(params, batch)
             if self.mu:
-                slope = each_leaf(lambda g, w, w0: g + self.mu * (w - w0), slope, params, start)
-            moments = self._remember(moments, slope)
-            stride = rate * batch.live  # an empty batch moves nothing
-            params = params | _moved(params, stride, self._direction(moments, step)) | dict(buffers)
-        return {name: params[name] for name in start}, client.steps(self.epochs, self.batch_size)
-
-    def _quick(self, client: Client, start: Params, gradient: GradientFn) -> Quick | None:
-        """How these weights are trained the quick way; None where only the general way is right."""
-        plain = (
-            gradient.gradient if isinstance(gradient, ShiftedGradient | MetaGradient | LabelledGradient) else gradient
-        )
-        model = getattr(plain, "__self__", None)
-        if not isinstance(model, Model) or plain != model.gradient or set(start) != set(model.weights):
-            return None
-        if client.train.exact or self.optimiser != "sgd" or not model.is_quick_on(client.key.device):
-            return None
-        if isinstance(gradient, MetaGradient):
-            fits = client.key.is_cuda and not self.momentum and self.batch_size == 2 * gradient.size
-            return Quick(model, mu=self.mu, inner=gradient.alpha) if fits else None
-        return Quick(model, self.momentum, self.mu) if not (self.mu and isinstance(gradient, ShiftedGradient)) else None
-
-    def _quickly(self, quick: Quick, client: Client, start: Params, shift: Params) -> Params:
-        parts = 2 if quick.inner else 1
-        feed = Feed(client.train.x, client.train.y, *client.feed(self.epochs, self.batch_size, parts))
-        return descend(quick, feed, self.rate(client), start, {name: shift[name] for name in start if shift})
+                weights = each_leaf(lambda g, w, w0: g + self.mu * (w - w0), weights, params, start)
+            moments = self._update_moments(moments, weights)
+            lr = rate * batch.live  # an empty batch moves nothing
+            params = params | _step(params, lr, self._direction(moments, step)) | dict(buffers)
+        return {name: params[name] for name in start}
 
     def rate(self, client: Client) -> Tensor:
         """The learning rate of the round the client is in."""
@@ -84,25 +88,25 @@ class LocalTraining:
         That is the number of steps for plain SGD; momentum makes it larger, and the proximal term smaller.
         """
         if self.optimiser == "sgd" and not self.mu:
-            steps = client.steps(self.epochs, self.batch_size).float()  # FedNova's formula, without a walk through them
+            steps = client.steps(self.epochs, self.batch_size).float()  # FedNova's formula, without taking them
             return (steps - self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)) / (1 - self.momentum)
         start = torch.zeros((), device=client.key.device)
-        end, _ = self(client, {"way": start}, lambda params, batch: Gradient({"way": torch.ones_like(start)}))
-        return -end["way"] / self.rate(client)
+        end, _ = self(client, {"w": start}, lambda params, batch: Gradient({"w": torch.ones_like(start)}))
+        return -end["w"] / self.rate(client)
 
     def for_adaptation(self) -> "LocalTraining":
         """The same training with the epochs of adaptation."""
         return replace(self, epochs=self.adapt_epochs or self.epochs)
 
-    def _blank(self, start: Params) -> list[Params]:
+    def _zero_moments(self, start: Params) -> list[Params]:
         return [each_leaf(torch.zeros_like, start) for _ in range(2 if self.optimiser == "adam" else 1)]
 
-    def _remember(self, moments: list[Params], slope: Params) -> list[Params]:
+    def _update_moments(self, moments: list[Params], gradient: Params) -> list[Params]:
         if self.optimiser == "sgd":
-            return [each_leaf(lambda g, v: self.momentum * v + g, slope, moments[0])]
+            return [each_leaf(lambda g, v: self.momentum * v + g, gradient, moments[0])]
         return [
-            each_leaf(lambda g, m: 0.9 * m + 0.1 * g, slope, moments[0]),
-            each_leaf(lambda g, v: 0.999 * v + 0.001 * g * g, slope, moments[1]),
+            each_leaf(lambda g, m: 0.9 * m + 0.1 * g, gradient, moments[0]),
+            each_leaf(lambda g, v: 0.999 * v + 0.001 * g * g, gradient, moments[1]),
         ]
 
     def _direction(self, moments: list[Params], step: int) -> Params:
@@ -112,8 +116,8 @@ class LocalTraining:
         return each_leaf(lambda m, v: (m / first) / ((v / second).sqrt() + 1e-8), *moments)
 
 
-def _moved(params: Params, stride: Tensor, direction: Params) -> Params:
-    return {name: params[name] - stride * d for name, d in direction.items()}
+def _step(params: Params, lr: Tensor, direction: Params) -> Params:
+    return {name: params[name] - lr * d for name, d in direction.items()}
 
 
 @dataclass(frozen=True)
@@ -124,13 +128,13 @@ class ShiftedGradient:
     shift: Params
 
     def __call__(self, params: Params, batch: Batch) -> Gradient:
-        slope, buffers = self.gradient(params, batch)
-        return Gradient(each_leaf(torch.add, slope, self.shift), buffers)
+        weights, buffers = self.gradient(params, batch)
+        return Gradient(each_leaf(torch.add, weights, self.shift), buffers)
 
 
 @dataclass(frozen=True)
 class MetaGradient:
-    """The first-order meta gradient of a pair of mini-batches, `size` rows and the rest: ∇f(w - α∇f(w; B); B').
+    """The first-order meta gradient of a pair of mini-batches, `size` samples and the rest: ∇f(w - α∇f(w; B); B').
 
     A pair without a second mini-batch has no gradient.
     """
@@ -149,11 +153,30 @@ class MetaGradient:
 
 @dataclass(frozen=True)
 class LabelledGradient:
-    """The gradient over the rows that have a label; where none has, nothing changes."""
+    """The gradient over the samples that have a label; where none has, nothing changes."""
 
     gradient: GradientFn
 
     def __call__(self, params: Params, batch: Batch) -> Gradient:
         known = batch.mask & (batch.y >= 0)
-        slope, buffers = self.gradient(params, batch._replace(y=batch.y.clamp(min=0), mask=known))
-        return Gradient(slope, {name: torch.where(known.any(), b, params[name]) for name, b in buffers.items()})
+        weights, buffers = self.gradient(params, batch._replace(y=batch.y.clamp(min=0), mask=known))
+        return Gradient(weights, {name: torch.where(known.any(), b, params[name]) for name, b in buffers.items()})
+
+
+class _FastRule(NamedTuple):
+    """A gradient rule that the fast path knows; it leaves samples without a label out in any case."""
+
+    network: Network
+    inner_lr: float = 0.0
+    inner_size: int = 0  # samples of the first mini-batch of a pair
+
+
+def _fast_rule(gradient: GradientFn) -> _FastRule | None:
+    match gradient:
+        case NetworkGradient(network):
+            return _FastRule(network)
+        case ShiftedGradient(NetworkGradient(network), _) | LabelledGradient(NetworkGradient(network)):
+            return _FastRule(network)
+        case MetaGradient(NetworkGradient(network), alpha, size):
+            return _FastRule(network, alpha, size)
+    return None

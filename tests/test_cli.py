@@ -138,7 +138,7 @@ def test_methods_are_compared_in_one_table():
         (["run", "method=fedavg", "partition.clients=5000"], ["rows for the 1000 clients of group 0"]),
         (["run", "method=fedavg", "partition.name=iid", "partition.clients=5000"], ["needs at least 5000 rows"]),
         (["run", "method=fedavg", "partition.name=writers"], ["writers", "femnist"]),
-        (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["rows of shape (1, 8, 8)"]),
+        (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["samples of shape (1, 8, 8)"]),
         (["run", "method=fedavg", "engine.name=vectorized"], ["did you mean 'vectorised'?"]),
         (["run", "method=fedavg", "--device", "gpu"], ["wanted cpu, cuda or auto, got 'gpu'"]),
         (["run", "method=fedavg", "--seed", "-1"], ["seeds must be 0..18446744073709551615, got -1"]),
@@ -225,7 +225,7 @@ def test_warnings_are_one_line_each_and_logged(monkeypatch: pytest.MonkeyPatch):
     result = kinfed("run", "method=fedavg", *TINY, "model=dropping_net:net", "--out", "one")
     assert result.exit_code == 0
     assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith(
-        "warning: 'train' runs one client at a time"
+        "warning: Dropout is not vectorised: clients train sequentially"
     )
     assert [json.loads(line)["event"] for line in Path("one/events.jsonl").read_text().splitlines()] == [
         "started", "warning", "ended",

@@ -7,9 +7,9 @@ from kinfed.keys import base_key, fold, hash_bits, uniform
 def client_of(size: int, padded: int, key: int = 5, exact: bool = False, **more: int) -> Client:
     x = torch.arange(100.0)[:, None]
     index = torch.cat([torch.arange(10, 10 + size), torch.zeros(padded - size, dtype=torch.long)])
-    rows = Samples(x, torch.arange(100), index, torch.tensor(size), exact=exact, width=4, **more)
+    samples = Samples(x, torch.arange(100), index, torch.tensor(size), exact=exact, width=4, **more)
     zero = torch.tensor(0)
-    return Client(rows, rows, torch.tensor(key), zero, zero, {})
+    return Client(samples, samples, torch.tensor(key), zero, zero, {})
 
 
 def seen(client: Client, epochs: int, batch_size: int) -> list[list[int]]:
@@ -82,14 +82,14 @@ def test_steps_count_the_real_batches():
     assert int(client_of(7, 19).steps(2, 3)) == 6
 
 
-def test_rows_in_order_have_a_fixed_width_when_padded():
+def test_samples_in_order_have_a_fixed_width_when_padded():
     assert [len(b.y) for b in client_of(7, 7, exact=True).train.in_order()] == [4, 3]
     padded = list(client_of(7, 10).train.in_order())
     assert [len(b.y) for b in padded] == [4, 4, 4]
     assert torch.cat([b.y[b.mask] for b in padded]).tolist() == list(range(10, 17))
 
 
-def test_a_client_without_rows_has_no_batches():
+def test_a_client_without_samples_has_no_batches():
     assert list(client_of(0, 0, exact=True).batches(2, 3)) == []
     assert list(client_of(0, 0).batches(2, 3)) == []
 
@@ -101,7 +101,16 @@ def test_a_part_of_a_batch_is_a_batch():
     assert rest.mask.tolist() == [False] and not bool(rest.live)
 
 
-def test_rows_are_looked_at_by_as_many_as_a_client_has_on_average():
+def test_samples_are_looked_at_by_as_many_as_a_client_has_on_average():
     assert width_of([600] * 5) == 256  # bounded
     assert width_of([38] * 2300 + [259] * 100) == 64  # not filled up to the longest
     assert width_of([5, 5]) == 5 and width_of([0]) == 1
+
+
+def test_what_a_task_reads_of_a_client_is_noted():
+    client = client_of(3, 4)
+    client.steps(1, 2)
+    assert client.execution.reads == {"train"}
+    list(client.batches(1, 2))
+    assert client.execution.reads == {"train", "key"}
+    assert client.test and "test" in client.execution.reads

@@ -223,4 +223,4 @@ def test_an_engine_is_given_by_name_or_by_settings(engine, kind):
 def test_an_engine_s_own_settings_reach_it_and_the_device_goes_over_them():
     settings = EngineSettings(block=2, workers=1, device="cuda")
     experiment = Experiment(FedAvg(small_net()), tiny_population(), settings, device="cpu")
-    assert (experiment.fed.block, experiment.fed.way.workers, experiment.fed.device.type) == (2, 1, "cpu")
+    assert (experiment.fed.block, experiment.fed.plan.workers, experiment.fed.device.type) == (2, 1, "cpu")

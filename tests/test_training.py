@@ -4,9 +4,10 @@ import torch
 from kinfed import training
 from kinfed.client import Batch, Client, Samples
 from kinfed.errors import ConfigError
+from kinfed.fastpath import train
 from kinfed.methods.ifca import IFCA
 from kinfed.methods.scaffold import Scaffold
-from kinfed.models import Gradient, descend
+from kinfed.models import Gradient
 from kinfed.params import Params
 from kinfed.training import LabelledGradient, LocalTraining, MetaGradient, ShiftedGradient
 from tests.problems import fit, small_net
@@ -15,8 +16,8 @@ from tests.problems import fit, small_net
 def client(size: int = 2, padded: int = 2, round: int = 0) -> Client:
     x = torch.tensor([[2.0], [4.0], [9.0], [9.0], [9.0], [9.0]])
     index = torch.arange(padded)
-    rows = Samples(x, torch.zeros(6, dtype=torch.long), index, torch.tensor(size), exact=size == padded)
-    return Client(rows, rows, torch.tensor(1), torch.tensor(round), torch.tensor(0), {})
+    samples = Samples(x, torch.zeros(6, dtype=torch.long), index, torch.tensor(size), exact=size == padded)
+    return Client(samples, samples, torch.tensor(1), torch.tensor(round), torch.tensor(0), {})
 
 
 def pull_to_mean(params: Params, batch) -> Gradient:
@@ -28,8 +29,8 @@ def pull_to_mean(params: Params, batch) -> Gradient:
 START = {"w": torch.tensor(0.0)}
 
 
-def trained(local: LocalTraining, who: Client) -> float:
-    return float(local(who, START, pull_to_mean)[0]["w"])
+def trained(local: LocalTraining, on: Client) -> float:
+    return float(local(on, START, pull_to_mean)[0]["w"])
 
 
 def test_one_full_batch_step_by_hand():
@@ -116,21 +117,21 @@ def test_impossible_settings_are_refused(wrong):
     ],
 )
 @pytest.mark.parametrize("padded", [2, 6])
-def test_reach_by_hand(settings, wanted, padded):
+def test_effective_steps_by_hand(settings, wanted, padded):
     assert float(LocalTraining(3, 2, 0.1, **settings).effective_steps(client(2, padded))) == pytest.approx(
         wanted, rel=1e-5
     )
 
 
 @pytest.mark.parametrize("rho", [0.3, 0.9])
-def test_reach_is_fednovas_formula_and_goes_to_the_number_of_steps(rho):
+def test_effective_steps_are_fednovas_formula_and_goes_to_the_number_of_steps(rho):
     tau = 10
     formula = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
     assert float(LocalTraining(5, 1, momentum=rho).effective_steps(client())) == pytest.approx(formula, rel=1e-5)
     assert float(LocalTraining(5, 1, momentum=1e-9).effective_steps(client())) == pytest.approx(tau)
 
 
-def test_reach_does_not_hang_on_the_decay():
+def test_effective_steps_do_not_hang_on_the_decay():
     late = LocalTraining(3, 2, 0.1, momentum=0.5, decay=0.5).effective_steps(client(round=4))
     assert float(late) == pytest.approx(4.25, rel=1e-5)
 
@@ -142,14 +143,14 @@ def batch_of(*x: float, labels: tuple[int, ...] = (), exact: bool = False) -> Ba
 
 
 def test_a_shifted_gradient_by_hand():
-    slope = ShiftedGradient(pull_to_mean, {"w": torch.tensor(0.5)})(START, batch_of(2.0, 4.0))
-    assert float(slope.weights["w"]) == -2.5
+    gradient = ShiftedGradient(pull_to_mean, {"w": torch.tensor(0.5)})(START, batch_of(2.0, 4.0))
+    assert float(gradient.weights["w"]) == -2.5
 
 
 def test_the_meta_gradient_by_hand():
     # ∇f(0; 2) = -2, the probe is 0.1 * 2 = 0.2, ∇f(0.2; 4) = -3.8
-    slope = MetaGradient(pull_to_mean, 0.1, 1)(START, batch_of(2.0, 4.0))
-    assert float(slope.weights["w"]) == pytest.approx(-3.8)
+    gradient = MetaGradient(pull_to_mean, 0.1, 1)(START, batch_of(2.0, 4.0))
+    assert float(gradient.weights["w"]) == pytest.approx(-3.8)
 
 
 def test_a_pair_without_a_second_batch_has_no_gradient():
@@ -158,7 +159,7 @@ def test_a_pair_without_a_second_batch_has_no_gradient():
     assert float(MetaGradient(pull_to_mean, 0.1, 1)(START, padded).weights["w"]) == 0
 
 
-def test_rows_without_a_label_teach_nothing():
+def test_samples_without_a_label_teach_nothing():
     def with_buffer(params: Params, batch) -> Gradient:
         return Gradient(pull_to_mean({"w": params["w"]}, batch).weights, {"mean": torch.tensor(7.0)})
 
@@ -175,10 +176,10 @@ def test_what_a_rule_says_nothing_about_stays_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("method", "mu", "quick"), [(Scaffold, 0.0, True), (Scaffold, 0.1, False), (IFCA, 0.0, True), (IFCA, 0.1, True)]
+    ("method", "mu", "fast"), [(Scaffold, 0.0, True), (Scaffold, 0.1, False), (IFCA, 0.0, True), (IFCA, 0.1, True)]
 )
-def test_a_shift_goes_the_quick_way_unless_something_pulls_too(monkeypatch, method, mu, quick):
-    ways = []
-    monkeypatch.setattr(training, "descend", lambda *given: ways.append(1) or descend(*given))
+def test_a_shift_goes_the_fast_path_unless_there_is_a_proximal_term(monkeypatch, method, mu, fast):
+    calls = []
+    monkeypatch.setattr(training, "train", lambda *given: calls.append(1) or train(*given))
     fit(method(small_net(), LocalTraining(1, 5, 0.05, momentum=0.5, mu=mu)), rounds=1)
-    assert bool(ways) == quick
+    assert bool(calls) == fast

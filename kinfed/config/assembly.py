@@ -54,7 +54,7 @@ def make_population(config: Config) -> Population:
     data = config.data
     refuse_own(data.name, "data")
     return build_population(
-        load(data.name, data.dir or None), config.partition, config.seed,
+        load(data.name, data.dir or None, data.options), config.partition, config.seed,
         public_fraction=data.public, public_test=data.public_test, train_samples=data.train_samples,
         test_samples=data.test_samples, global_test=data.global_test, validation=data.validation,
         shift=config.shift, roles=config.roles, change=config.change,

@@ -55,7 +55,10 @@ RENAMED = {  # old key -> new key; no aliases
 class DataSettings:
     """Where the rows come from."""
 
-    name: str = "digits"  # a dataset that `kinfed list datasets` names, or NAME of your own NAME.npz
+    name: str = (
+        "digits"  # one that `kinfed list datasets` names, NAME of your own NAME.npz, or your own module:function
+    )
+    options: Mapping[str, object] = field(default_factory=dict)  # arguments of your own module:function
     dir: str = ""  # folder of the .npz files; empty: $KINFED_DATA, else the user's cache folder
     public: float = 0.0  # share of the training rows that the server owns
     public_test: bool = False  # the same share of the test rows too

@@ -2,7 +2,7 @@
 
 from kinfed.data.build import build_population
 from kinfed.data.changes import ChangeSettings
-from kinfed.data.datasets import DATASETS, Dataset, data_root, is_stored, load
+from kinfed.data.datasets import DATASETS, Dataset, Loader, data_root, is_stored, load
 from kinfed.data.own import OwnSettings, from_arrays, from_clients, from_hub, from_torch
 from kinfed.data.partitions import PARTITIONS, Labels, Partition, Promise, Split, check
 from kinfed.data.population import LATER, Change, Population, Role, label_counts
@@ -20,6 +20,7 @@ __all__ = [
     "Dataset",
     "LabelSwap",
     "Labels",
+    "Loader",
     "OwnSettings",
     "Partition",
     "Population",

@@ -9,12 +9,12 @@ from kinfed.checks import at_least, fraction
 from kinfed.data.changes import ChangeSettings, plan_change
 from kinfed.data.datasets import Dataset
 from kinfed.data.look_alikes import with_look_alikes
-from kinfed.data.partitions.split import Labels, Partition, Split, check, enough
+from kinfed.data.partitions.split import ANY_SPLIT, HasPromise, Labels, Partition, Split, check, enough
 from kinfed.data.population import LATER, Change, Population
 from kinfed.data.roles import RoleSettings, assign_roles
 from kinfed.data.sampling import Index, generator, others, stratified
 from kinfed.data.shifts import LabelSwap, Shift
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, DataError
 
 
 def build_population(
@@ -51,6 +51,8 @@ def build_population(
         population = LabelSwap(split.swaps)(population, generator(seed, "swaps"))
     if shift is not None:
         population = shift(population, generator(seed, "shift"))
+        if not isinstance(population, Population):
+            raise DataError(f"a shift must return a kinfed.data.Population, got a {type(population).__name__}")
     roles = roles or RoleSettings()
     population = assign_roles(population, roles, generator(seed, "roles"))
     if roles.look_alikes:
@@ -127,7 +129,7 @@ class Supply:
         """A checked split of these rows, in places of the pool."""
         check_clients(partition, len(self.train))
         split = partition(self.labels, rng)
-        check(split, self.labels, partition.promise)
+        check(split, self.labels, partition.promise if isinstance(partition, HasPromise) else ANY_SPLIT)
         train = [self.train[some(rows, tests.most.train_samples, rng)] for rows in split.train]
         if tests.own:
             train, test = (list(part) for part in zip(*(tests.set_apart(rows, rng) for rows in train), strict=True))

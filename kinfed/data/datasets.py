@@ -1,8 +1,11 @@
 """Datasets by name: from scikit-learn, from NAME.npz under the data root, or from the Hugging Face hub."""
 
+import inspect
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +15,7 @@ from kinfed.data.archive import FORMAT, read
 from kinfed.data.images import Pixels, channels_first
 from kinfed.data.sampling import Index, generator, others, stratified
 from kinfed.errors import ConfigError, DataError
-from kinfed.registry import explain_unknown
+from kinfed.registry import explain_unknown, import_function
 
 DATASETS = {
     "digits": "8x8 handwritten digits that ship with scikit-learn, 10 classes, no download",
@@ -42,8 +45,18 @@ class Dataset:
     writer_test: Index | None = None
 
 
-def load(name: str, root: str | Path | None = None) -> Dataset:
-    """The dataset of this name; what is not under the data root is fetched and stored there."""
+class Loader(Protocol):
+    """A user's own dataset, `module:name`: a function, or a dataclass with its options as fields."""
+
+    def __call__(self) -> Dataset: ...
+
+
+def load(name: str, root: str | Path | None = None, options: Mapping[str, object] | None = None) -> Dataset:
+    """The dataset of this name, or of a user's own loader; a named one that is not under the data root is fetched."""
+    if ":" in name:
+        return load_own(name, options or {})
+    if options:
+        raise ConfigError(f"data.options are for datasets of your own (module:name), '{name}' has none")
     if name == "digits":
         return digits()
     path = data_root(root) / f"{name}.npz"
@@ -52,9 +65,23 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
     return from_file(name, path)
 
 
+def load_own(name: str, options: Mapping[str, object]) -> Dataset:
+    """What the user's own loader returns."""
+    loader = cast("Callable[..., object]", import_function(name, "dataset"))
+    try:
+        inspect.signature(loader).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"data.options of '{name}': {error}") from error
+    found = loader(**options)
+    found = found() if isinstance(loader, type) and callable(found) else found
+    if not isinstance(found, Dataset):
+        raise DataError(f"dataset '{name}' must return a kinfed.data.Dataset, got a {type(found).__name__}")
+    return found
+
+
 def is_stored(name: str, root: str | Path | None = None) -> bool:
     """Whether this dataset can be loaded without fetching it."""
-    return name == "digits" or (data_root(root) / f"{name}.npz").exists()
+    return name == "digits" or ":" in name or (data_root(root) / f"{name}.npz").exists()
 
 
 def data_root(root: str | Path | None = None) -> Path:

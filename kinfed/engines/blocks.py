@@ -1,35 +1,115 @@
-"""A cohort cut into blocks: clients that work side by side, in one vmap."""
+"""A cohort cut into blocks: clients that one vmap takes, and their samples from one table on the device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kinfed.engines.sample_table import SampleTable, rounded
-from kinfed.models import LEAST
+from kinfed.client import width_of
+from kinfed.fastpath import LEAST
+
+
+class Bounds(NamedTuple):
+    """Of all clients together."""
+
+    width: int  # samples that tasks look at in one go
+    longest: int  # samples of the client that has most
+
+
+@dataclass(frozen=True)
+class SampleTable:
+    """Sample numbers of all clients, one after the other, and where each client's begin."""
+
+    numbers: Tensor  # [all samples + 1]; the last is sample 0, for clients that have none
+    begins: Tensor  # [clients]
+    sizes: Tensor  # [clients]
+    lengths: tuple[int, ...]  # the same, where no device must be asked
+    alike: tuple[int, ...]  # clients with the same samples have the same number here
+
+    @classmethod
+    def of(cls, part: Sequence[Tensor], device: torch.device) -> "SampleTable":
+        """The table of these clients' samples."""
+        lengths = tuple(index.size(0) for index in part)
+        numbers = torch.cat([*part, torch.zeros(1, dtype=torch.long, device=part[0].device)])
+        own = numbers[:-1].cpu().split(list(lengths))
+        begins = [
+            begin if n else sum(lengths) for begin, n in zip(accumulate(lengths, initial=0), lengths, strict=False)
+        ]
+        names: dict[bytes, int] = {}
+        alike = tuple(names.setdefault(index.numpy().tobytes(), len(names)) for index in own)
+        begin, size = (torch.tensor(values, device=device) for values in (begins, lengths))
+        return cls(numbers.to(device), begin, size, lengths, alike)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """What no block changes."""
+        return Bounds(width_of(self.lengths), max(self.lengths))
+
+    @cached_property
+    def are_even(self) -> bool:
+        """Whether all clients have as many."""
+        return len(set(self.lengths)) == 1
+
+    @cached_property
+    def cut_lengths(self) -> dict[int, int]:
+        """The lengths at which blocks are cut."""
+        return ladder(self.lengths, 0.4)
+
+    @cached_property
+    def padded_lengths(self) -> dict[int, int]:
+        """The lengths that blocks are padded to."""
+        return ladder(self.lengths, 0.9)
+
+    def pad(self, clients: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """Sample numbers [lanes, longest] and sizes [lanes] of these clients; padding repeats the last sample."""
+        sizes = self.sizes[clients]
+        last = (sizes - 1).clamp(min=0)[:, None]  # another client's sample could be NaN or without a label
+        position = torch.minimum(torch.arange(longest, device=clients.device), last)
+        return self.numbers[self.begins[clients][:, None] + position], sizes
+
+
+def ladder(lengths: Iterable[int], ratio: float) -> dict[int, int]:
+    """The length that clients of each length are padded to: one of few, so that shapes of blocks come again.
+
+    Rungs go down from the longest client; each is the longest that is at most `ratio` of the rung above.
+    """
+    rungs: dict[int, int] = {}
+    step = 0
+    for length in sorted(set(lengths), reverse=True):
+        step = length if not rungs or length <= ratio * step else step
+        rungs[length] = step
+    return rungs
+
+
+def round_up(lanes: int) -> int:
+    """The next number of lanes of which there are few: three leading bits, the rest zero."""
+    low = max(0, lanes.bit_length() - 3)
+    return -(-lanes >> low) << low
 
 
 class Block(NamedTuple):
     order: list[int]  # positions in the cohort
     positions: Tensor  # the same, and copies that fill the block up
-    longest: tuple[int, int]  # training and test rows that its clients are filled up to
-    walks: bool  # its steps are recorded, not itself
+    longest: tuple[int, int]  # training and test samples that its clients are padded to
+    step_graphs: bool  # a few steps become a CUDA graph, not the whole block
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How cohorts are cut: on a GPU into few shapes, so that recordings of whole blocks are of use."""
+    """How cohorts are cut: on a GPU into few shapes, so that CUDA graphs of whole blocks are replayed."""
 
     train: SampleTable
     test: SampleTable
     device: torch.device
-    walks: bool = False  # steps are recorded, not blocks: then clients that are done cost nothing
+    step_graphs: bool = False  # of steps, not of blocks: then clients that are done cost nothing
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a step costs more than a padded row."""
+        """Whether a step costs more than a padded sample."""
         return self.device.type == "cuda"
 
     def blocks(self, ids: list[int], lanes: int, by_test: bool = False) -> Iterator[Block]:
@@ -47,16 +127,31 @@ class Cut:
 
     def _is_shorter(self, table: SampleTable, length: int, first: int) -> bool:
         """Whether a client is too short for the block of this first one."""
-        if self.walks:
+        if self.step_graphs:
             return False
-        return table.coarse[length] < table.coarse[first] if self.on_gpu else length < 0.7 * first
+        return table.cut_lengths[length] < table.cut_lengths[first] if self.on_gpu else length < 0.7 * first
 
     def _block(self, positions: list[int], ids: list[int]) -> Block:
-        tables, who = (self.train, self.test), [ids[i] for i in positions]
-        longest = [max(map(table.lengths.__getitem__, who)) for table in tables]
+        tables, clients = (self.train, self.test), [ids[i] for i in positions]
+        longest = [max(map(table.lengths.__getitem__, clients)) for table in tables]
         lanes = max(LEAST, len(positions))
-        if self.on_gpu and not self.walks:
-            longest = [table.fine[n] for table, n in zip(tables, longest, strict=True)]
-            lanes = lanes if self.train.are_even else rounded(lanes)
-        filled = (positions * -(-lanes // len(positions)))[:lanes]
-        return Block(positions, torch.tensor(filled, device=self.device), (longest[0], longest[1]), self.walks)
+        if self.on_gpu and not self.step_graphs:
+            longest = [table.padded_lengths[n] for table, n in zip(tables, longest, strict=True)]
+            lanes = lanes if self.train.are_even else round_up(lanes)
+        copies = (positions * -(-lanes // len(positions)))[:lanes]
+        return Block(positions, torch.tensor(copies, device=self.device), (longest[0], longest[1]), self.step_graphs)
+
+
+TOO_LARGE = ("DefaultCPUAllocator", "ALLOC_FAILED", "canUse32BitIndexMath", "32-bit", "invalid configuration argument",
+             "CUDNN_STATUS_NOT_SUPPORTED")  # fmt: skip
+NOT_VECTORISED = ("vmap", "functorch", "atching rule", "Cannot access data pointer")  # what torch says of a task
+
+
+def is_too_large(error: RuntimeError) -> bool:
+    """Whether a block was too large for the memory or for a kernel's 32-bit index: fewer clients may do."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in TOO_LARGE)
+
+
+def is_not_vectorised(error: RuntimeError) -> bool:
+    """Whether vmap refuses a task: such a task runs sequentially. Any other error is the task's own."""
+    return any(words in str(error) for words in NOT_VECTORISED)

@@ -1,4 +1,4 @@
-"""How far a cohort is with a task, said while that takes long."""
+"""A progress log: how many clients of a cohort have answered, while a task takes long."""
 
 import logging
 import time
@@ -10,31 +10,31 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 LOG = logging.getLogger("kinfed.engines")
-SECONDS = 10.0  # until the first word; from one to the next twice as many as before
+SECONDS = 10.0  # until the first line; from one to the next twice as many as before
 MOST = 60.0
 
 
 class ProgressLog:
-    """Says now and then how many clients of a cohort have answered; nothing of what takes less than ten seconds."""
+    """Logs how many clients of a cohort have answered; nothing where that takes less than ten seconds."""
 
     def __init__(self, task: str, clients: int) -> None:
         self.task, self.clients = task, clients
-        self.answered, self.said, self.pause, self.lock = 0, time.monotonic(), SECONDS, Lock()
+        self.answered, self.logged, self.pause, self.lock = 0, time.monotonic(), SECONDS, Lock()
 
-    def after(self, work: Callable[[Item], Result], clients: Callable[[Item], int]) -> Callable[[Item], Result]:
-        """The same work, after each item of which so many more clients have answered; workers may share it."""
+    def wrap(self, work: Callable[[Item], Result], clients: Callable[[Item], int]) -> Callable[[Item], Result]:
+        """The same work; after each item so many more clients have answered. Workers may share it."""
 
-        def told(item: Item) -> Result:
+        def log(item: Item) -> Result:
             result = work(item)
             with self.lock:
-                self.reached(self.answered + clients(item))
+                self.update(self.answered + clients(item))
             return result
 
-        return told
+        return log
 
-    def reached(self, answered: int) -> None:
-        """Takes note that so many have answered."""
+    def update(self, answered: int) -> None:
+        """So many have answered by now."""
         self.answered, now = answered, time.monotonic()
-        if answered < self.clients and now - self.said >= self.pause:
-            self.said, self.pause = now, min(2 * self.pause, MOST)
+        if answered < self.clients and now - self.logged >= self.pause:
+            self.logged, self.pause = now, min(2 * self.pause, MOST)
             LOG.info("%s: %d of %d clients", self.task, answered, self.clients)

@@ -9,13 +9,13 @@ from torch import Tensor
 from kinfed.client import Client, Reply, Samples
 from kinfed.client_tasks import find_task
 from kinfed.engines.progress_log import ProgressLog
-from kinfed.engines.workers import at_once
+from kinfed.engines.workers import run_at_once
 from kinfed.federation import Federation, Offer, Resident
 from kinfed.params import Params, Payload, from_flat, select, stack, to_flat
 
 
 class Sequential(Resident):
-    """Clients one by one, each with a fresh copy of the algorithm and bytes instead of objects."""
+    """Clients one by one, each with a fresh copy of the method and bytes instead of objects."""
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         return loop(self, name, cohort, keys, offer)
@@ -31,24 +31,24 @@ def loop(
     memory, ids = fed.remembered(cohort), cohort.tolist()
 
     def one(i: int) -> tuple[Params, Params]:
-        method, given = fresh(fed.method), offered(fed, offer, i)
-        client = alone(fed, ids[i], keys[i], select(memory, i))
+        method, given = copy_method(fed.method), unpack_offer(fed, offer, i)
+        client = make_client(fed, ids[i], keys[i], select(memory, i))
         reply = find_task(method, name)(client, **given) if workers > 1 else ask(method, name, client, given)
-        return over_the_wire(to_flat(reply.send), fed.device), to_flat(reply.keep)
+        return serialise(to_flat(reply.send), fed.device), to_flat(reply.keep)
 
-    everyone, told = range(len(ids)), ProgressLog(name, len(ids)).after(one, lambda _: 1)
-    answers = at_once(told, everyone, workers) if workers > 1 else [told(i) for i in everyone]
+    everyone, log = range(len(ids)), ProgressLog(name, len(ids)).wrap(one, lambda _: 1)
+    answers = run_at_once(log, everyone, workers) if workers > 1 else [log(i) for i in everyone]
     return from_flat(stack([send for send, _ in answers])), from_flat(stack([keep for _, keep in answers]))
 
 
-def offered(fed: Federation, offer: Offer, i: int) -> Payload:
-    """What the i-th client of a cohort is offered, after its journey."""
+def unpack_offer(fed: Federation, offer: Offer, i: int) -> Payload:
+    """What the i-th client of a cohort is offered, after serialisation."""
     own = select(to_flat(offer.each), i if offer.pick is None else int(offer.pick[i]))
-    return from_flat(over_the_wire(to_flat(offer.shared) | own, fed.device))
+    return from_flat(serialise(to_flat(offer.shared) | own, fed.device))
 
 
-def alone(fed: Federation, client_id: int, key: Tensor, memory: Params) -> Client:
-    """A client with its own rows and nobody else's, without padding."""
+def make_client(fed: Federation, client_id: int, key: Tensor, memory: Params) -> Client:
+    """A client with its own samples and nobody else's, without padding."""
 
     def own(part: list[Tensor]) -> Samples:
         at = part[client_id]
@@ -67,12 +67,12 @@ def ask(method: object, name: str, client: Client, offered: Payload) -> Reply:
         return find_task(method, name)(client, **offered)
 
 
-def fresh(method: object) -> object:
+def copy_method(method: object) -> object:
     """A new object of the same settings, as a client on another machine would build it."""
     return replace(method) if is_dataclass(method) and not isinstance(method, type) else method
 
 
-def over_the_wire(flat: Params, device: torch.device) -> Params:
-    """The tensors after a journey as bytes."""
+def serialise(flat: Params, device: torch.device) -> Params:
+    """The tensors after serialisation."""
     arrived = load(save({name: t.detach().cpu().contiguous() for name, t in flat.items()}))
     return {name: arrived[name].to(device) for name in flat}

@@ -1,4 +1,4 @@
-"""Workers side by side on the CPU's cores, each of them with one thread of torch.
+"""Workers on the CPU's cores, each with one thread of torch.
 
 Threads are enough: torch lets go of Python's lock inside its operations. They end with the call, however it ends.
 """
@@ -17,19 +17,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def at_once(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
+def run_at_once(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
     """What `work` makes of each item, in their order; items are begun in their order by the next free worker.
 
     No result depends on the number of workers: each item meets one thread of torch, whatever that number is.
     """
-    with single_threaded():
+    with use_one_thread():
         if workers == 1 or len(items) == 1:
             return [work(item) for item in items]
         return _spread(work, items, workers)
 
 
 @contextmanager
-def single_threaded() -> Iterator[None]:
+def use_one_thread() -> Iterator[None]:
     """Inside it this thread's torch operations use one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -40,10 +40,10 @@ def single_threaded() -> Iterator[None]:
 
 
 def _spread(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
-    over = Event()
+    cancelled = Event()
 
     def one(item: Item) -> Result:
-        with cancel_on(over):
+        with cancel_on(cancelled):
             raise_if_cancelled()
             return work(item)
 
@@ -52,5 +52,5 @@ def _spread(work: Callable[[Item], Result], items: Sequence[Item], workers: int)
         try:
             return [future.result() for future in futures]
         except BaseException:  # Ctrl-C, or another item's error: do not wait until all have come to their end
-            over.set()
+            cancelled.set()
             raise

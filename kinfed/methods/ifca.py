@@ -21,8 +21,7 @@ from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.methods.assigning import check_clusters, inits
 from kinfed.methods.model_selection import SelectOn, attractive, best_for, taken
-from kinfed.models import Model
-from kinfed.models.parts import beside, is_last
+from kinfed.models import Model, fix_weights, is_last_layer
 from kinfed.params import NOTHING, Params, Payload, Stack, count, model_in, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
@@ -63,7 +62,7 @@ class IFCA(Method[IFCAState], Exportable[IFCAState]):
 
     def round(self, state: IFCAState, t: int, fed: Federation) -> IFCAState:
         if self.warm_rounds and t == self.warm_rounds:
-            body = {name: w for name, w in select(state.models, 0).items() if not is_last(self.model, name)}
+            body = {name: w for name, w in select(state.models, 0).items() if not is_last_layer(self.model, name)}
             state = self.drawn(replace(state, body=body), fed)
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
@@ -96,7 +95,7 @@ class IFCA(Method[IFCAState], Exportable[IFCAState]):
     def train(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
         """Client task: it trains what it chooses, and says which."""
         choice = best_for(client, self.model, models, self.select_on, body)
-        trained, _ = self.local(client, taken(models, choice), beside(self.model.gradient, body))
+        trained, _ = self.local(client, taken(models, choice), fix_weights(self.model.gradient, body))
         return Reply({"params": trained, "choice": choice})
 
     def personalise(self, client: Client, offer: Payload) -> Params:

@@ -6,16 +6,12 @@ from functools import partial
 from torch import nn
 
 from kinfed.errors import ConfigError
-from kinfed.models.autoencoder import AutoEncoder, Encoding, encoder_of, has_decoder
-from kinfed.models.autoencoders import conv_ae, residual_ae
-from kinfed.models.descent import LEAST, Quick, descend
-from kinfed.models.feed import Feed
-from kinfed.models.fitting import fit
-from kinfed.models.model import Model, hits
-from kinfed.models.network import Gradient, GradientFn, Network, from_module
+from kinfed.models.autoencoders import conv_ae, residual_ae, supervised_ae
+from kinfed.models.encoders import AutoEncoder, EncoderNetwork, SupervisedAutoEncoder, encoder_of, has_decoder
+from kinfed.models.model import Model, fix_weights, hits, is_last_layer
+from kinfed.models.module_checks import from_module
+from kinfed.models.network import Gradient, GradientFn, Network, NetworkGradient
 from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
-from kinfed.models.supervised import SupervisedAutoEncoder, supervised_ae
-from kinfed.models.walks import Walks
 from kinfed.registry import look_up
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
@@ -30,11 +26,11 @@ AUTOENCODERS: dict[str, Callable[[Shape, int], nn.Module]] = {"conv_ae": conv_ae
 
 
 def make_model(name: str, shape: Shape, classes: int, seed: int = 0) -> Model:
-    """The built-in classifier of this name for rows of this shape, which only `mlp_200` takes if they are no images."""
+    """The built-in classifier of this name for samples of this shape, which only `mlp_200` takes if no images."""
     build = look_up(name, MODELS, "model")
     if len(shape) != 3 and build is not mlp_200:
         raise ConfigError(
-            f"model '{name}' is for images [channels, height, width], got rows of shape {list(shape)}: "
+            f"model '{name}' is for images [channels, height, width], got samples of shape {list(shape)}: "
             "take mlp_200, or a model of your own"
         )
     return Model(partial(build, shape, classes), seed=seed, classes=classes)
@@ -50,27 +46,7 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 
 
 __all__ = [
-    "AUTOENCODERS",
-    "LEAST",
-    "MODELS",
-    "AutoEncoder",
-    "Encoding",
-    "Feed",
-    "Gradient",
-    "GradientFn",
-    "Model",
-    "Network",
-    "Quick",
-    "Shape",
-    "SupervisedAutoEncoder",
-    "Walks",
-    "descend",
-    "encoder_of",
-    "fit",
-    "from_module",
-    "has_decoder",
-    "hits",
-    "make_autoencoder",
-    "make_model",
-    "supervised_ae",
+    "AUTOENCODERS", "MODELS", "AutoEncoder", "EncoderNetwork", "Gradient", "GradientFn", "Model", "Network",
+    "NetworkGradient", "Shape", "SupervisedAutoEncoder", "encoder_of", "fix_weights", "from_module", "has_decoder",
+    "hits", "is_last_layer", "make_autoencoder", "make_model", "supervised_ae",
 ]  # fmt: skip

@@ -1,12 +1,17 @@
-"""FLT's auto-encoders as plain torch modules; each has the parts `encoder` and `decoder`."""
+"""FLT's auto-encoders and REPA's supervised one as plain torch modules; each has a part `encoder`."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from kinfed.errors import ConfigError
 from kinfed.models.networks import Shape
+
+WIDTHS = (16, 32, 64, 96)  # channels of REPA's encoder
+PADDINGS = {28: (1, 0, 1, 0), 32: (1, 0, 0, 0)}  # of its decoder's layers, by side, as published
 
 
 class ConvAE(nn.Module):
@@ -18,14 +23,15 @@ class ConvAE(nn.Module):
         self.decoder = decoder
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.encoder(x))  # type: ignore[no-any-return]
+        images: Tensor = self.decoder(self.encoder(x))
+        return images
 
 
 class Affine(nn.Linear):
     """A linear layer whose bias is a column of its weights.
 
-    Below a transposed convolution, torch sums a bias' gradient in an order that depends on how many clients train side
-    by side; as a matrix product it does not.
+    Below a transposed convolution, torch sums a bias' gradient in an order that depends on how many clients train in a
+    block; as a matrix product it does not.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -36,7 +42,7 @@ class Affine(nn.Linear):
 class Windows(nn.Conv2d):
     """A convolution with stride 1 that keeps an image's size; on a GPU, a product with the image's windows.
 
-    Clients that tune side by side have a weight each, and torch's convolution of so many groups is slow there.
+    The clients of a block have a weight each, and torch's convolution of so many groups is slow there.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -46,12 +52,12 @@ class Windows(nn.Conv2d):
         """The same as a product."""
         bias = self.weight.new_zeros(self.out_channels) if self.bias is None else self.bias
         matrix = torch.cat([self.weight.permute(2, 3, 1, 0).flatten(0, 2), bias[None]])
-        made, _ = _Product.apply(input.movedim(1, -1), matrix, self.kernel_size[0])  # type: ignore[no-untyped-call]
-        return made.movedim(-1, 1)  # type: ignore[no-any-return]
+        apply = cast("Callable[..., tuple[Tensor, Tensor]]", _Product.apply)
+        return apply(input.movedim(1, -1), matrix, self.kernel_size[0])[0].movedim(-1, 1)
 
 
 class _Product(torch.autograd.Function):
-    """Windows times a matrix of weights whose last row is the bias; what flows back is a product with windows, too."""
+    """Windows times a matrix of weights whose last row is the bias; its gradient is a product with windows, too."""
 
     generate_vmap_rule = True
 
@@ -68,15 +74,15 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(inputs[1], output[1])
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, _: None) -> tuple[Tensor | None, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, Tensor, None]:
         matrix, seen = ctx.saved_tensors
-        size, out = ctx.size, slope.shape[-1]
-        by_weight = seen.flatten(0, 2).T @ slope.flatten(0, 2)
+        size, out = ctx.size, gradient.shape[-1]
+        by_weight = seen.flatten(0, 2).T @ gradient.flatten(0, 2)
         if not ctx.needs_input_grad[0]:
             return None, by_weight, None
         turned = matrix[:-1].unflatten(0, (size, size, -1)).flip(0, 1).transpose(2, 3).flatten(0, 2)
-        by_image = _windows(slope, size)[..., : size * size * out].flatten(0, 2) @ turned
-        return by_image.unflatten(0, slope.shape[:3]), by_weight, None
+        by_image = _windows(gradient, size)[..., : size * size * out].flatten(0, 2) @ turned
+        return by_image.unflatten(0, gradient.shape[:3]), by_weight, None
 
 
 def _windows(image: Tensor, size: int) -> Tensor:
@@ -98,7 +104,8 @@ class Tiles(nn.ConvTranspose2d):
         size = self.kernel_size[0]
         bias = None if self.bias is None else self.bias.repeat_interleave(size * size)
         tiles = _affine(input, self.weight.flatten(1), bias).unflatten(-1, (self.out_channels, size, size))
-        return tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)  # type: ignore[no-any-return]
+        images: Tensor = tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+        return images
 
 
 def _affine(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -107,7 +114,8 @@ def _affine(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     flat = pixels.flatten(0, 2)
     if bias is not None:
         flat, weight = torch.cat([flat, flat.new_ones(len(flat), 1)], 1), torch.cat([weight, bias[None]])
-    return (flat @ weight).unflatten(0, pixels.shape[:3])  # type: ignore[no-any-return]
+    made: Tensor = (flat @ weight).unflatten(0, pixels.shape[:3])
+    return made
 
 
 def conv_ae(shape: Shape, latent: int = 128) -> nn.Module:
@@ -137,11 +145,12 @@ class ResidualLayer(nn.Module):
         self.back = nn.Conv2d(hidden, channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.back(self.wide(x.relu()).relu())  # type: ignore[no-any-return]
+        residual: Tensor = self.back(self.wide(x.relu()).relu())
+        return x + residual
 
 
 def residual_ae(shape: Shape, latent: int = 128) -> nn.Module:
-    """FLT's residual auto-encoder for colour images; its BatchNorm makes clients tune it one by one."""
+    """FLT's residual auto-encoder for colour images; its BatchNorm makes clients tune it sequentially."""
     channels, height, width = shape
     inner = (8, height // 4, width // 4)
     flat = inner[0] * inner[1] * inner[2]
@@ -161,3 +170,68 @@ def residual_ae(shape: Shape, latent: int = 128) -> nn.Module:
         nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(64, channels, 4, 2, 1),
     )  # fmt: skip
     return ConvAE(encoder, decoder)
+
+
+class TwoHeads(nn.Module):
+    """`decoder(encoder(x))` and `classifier(encoder(x))` side by side, flat; a head may be missing."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module | None, classifier: nn.Module | None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.classifier = classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedding = self.encoder(x)
+        return torch.cat([head(embedding).flatten(1) for head in (self.decoder, self.classifier) if head], 1)
+
+
+def supervised_ae(shape: Shape, classes: int, reconstruction: float = 0.1) -> nn.Module:
+    """REPA's encoder of four 3x3 convolutions with both heads, or the one that the loss needs.
+
+    28x28 and 32x32 as published; for other even sides a layer halves what is above 2, and the decoder mirrors that.
+    """
+    if min(shape[1:]) < 4 or shape[1] % 2 or shape[2] % 2:
+        raise ConfigError(f"REPA's encoder needs even image sides of at least 4, got {shape[1]}x{shape[2]}")
+    ways = [_sides(side) for side in shape[1:]]
+    inner = (WIDTHS[-1], ways[0][-1], ways[1][-1])
+    flat = inner[0] * inner[1] * inner[2]
+    classifier = nn.Sequential(nn.Linear(flat, 64), nn.ReLU(), nn.Linear(64, classes))
+    return TwoHeads(
+        nn.Sequential(*_down(shape[0], ways), nn.Flatten()),
+        nn.Sequential(nn.Unflatten(1, inner), *_up(shape[0], ways)) if reconstruction > 0 else None,
+        classifier if reconstruction < 1 else None,
+    )
+
+
+def _sides(side: int) -> list[int]:
+    """The side of an image before, between and after the encoder's layers."""
+    sides = [side]
+    for _ in WIDTHS:
+        sides.append(-(-sides[-1] // 2) if sides[-1] > 2 else sides[-1])
+    return sides
+
+
+def _down(channels: int, ways: list[list[int]]) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for i, (before, after) in enumerate(zip((channels, *WIDTHS), WIDTHS, strict=False)):
+        high, wide = (2 if way[i] > way[i + 1] else 1 for way in ways)
+        layers += [nn.Conv2d(before, after, 3, (high, wide), 1), nn.ReLU()]
+    return layers
+
+
+def _up(channels: int, ways: list[list[int]]) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for i, (before, after) in enumerate(zip(WIDTHS[::-1], (*WIDTHS[-2::-1], channels), strict=True)):
+        (h, hp, ho), (w, wp, wo) = (_step(way, i) for way in ways)
+        layers.append(nn.ConvTranspose2d(before, after, 4 if i == 3 else 3, (h, w), (hp, wp), (ho, wo)))
+    return layers
+
+
+def _step(way: list[int], layer: int) -> tuple[int, int, int]:
+    """Stride, padding and output padding with which a decoder's layer undoes the encoder's; the last is 4 wide."""
+    if way[0] in PADDINGS:
+        return 2, PADDINGS[way[0]][layer], 0
+    target, source = way[-layer - 2], way[-layer - 1]
+    stride = 2 if target > source else 1
+    return stride, 1, 1 if layer < 3 and target == 2 * source else 0

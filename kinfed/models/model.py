@@ -1,7 +1,7 @@
 """A classifier as pure functions of its weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,10 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
-from kinfed.models.layers import Layers, layers_of
-from kinfed.models.network import Network
-from kinfed.models.on_gpu import has_kernels
-from kinfed.models.stages import Stage, stages_of
+from kinfed.models.network import Gradient, GradientFn, Network
 from kinfed.params import Params
 
 
@@ -29,51 +26,20 @@ class Model(Network):
     def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(output, batch.y, reduction="none")
 
-    @cached_property
-    def layers(self) -> Layers | None:
-        """The network as plain layers, if it is that: such a network trains the quick way on a CPU."""
-        return layers_of(self._training) if self._is_usual else None
-
-    @cached_property
-    def stages(self) -> tuple[Stage, ...]:
-        """The network as stages, if it is that: such a network trains the quick way on a GPU."""
-        return stages_of(self._training) if self._is_usual else ()
-
-    def is_quick_on(self, device: torch.device) -> bool:
-        """Whether it can train the quick way there."""
-        if device.type == "cuda":
-            return bool(self.stages) and has_kernels()
-        return device.type == "cpu" and self.layers is not None
-
-    @property
-    def _is_usual(self) -> bool:
-        own = type(self)
-        return own.loss_of is Model.loss_of and own.forward is Network.forward and own.gradient is Network.gradient
-
-    @property
-    def way(self) -> str:
-        """How clients train it side by side on a CPU, in words."""
-        if self.refuses:
-            return f"client by client: {self.refuses}"
-        if self.layers is None:
-            return "general: one vmap of autograd for a block"
-        return "quick, one client after the other" if self.layers.alone else "quick, a block in the same products"
-
     def check(self, x: Tensor) -> None:
-        """Raises unless the network takes such rows, each for itself, and its output fits the classes."""
+        """Raises unless the network takes such samples, each independently, and its output fits the classes."""
         try:
             shape = tuple(self.logits(self.init(), x[:2]).shape)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise ModelError(f"the model does not take rows of shape {tuple(x.shape[1:])}: {error}") from error
+            raise ModelError(f"the model does not take samples of shape {tuple(x.shape[1:])}: {error}") from error
         if shape != (len(x[:2]), self.classes):
             raise ModelError(
-                f"the model's output for 2 rows has shape {shape}, wanted (2, {self.classes}): "
+                f"the model's output for 2 samples has shape {shape}, wanted (2, {self.classes}): "
                 f"the data has {self.classes} classes"
             )
-        if self.layers is None:  # plain layers do keep rows apart
-            self.need_rows_apart(x)
+        self.check_independence(x)
 
     def parameters(self) -> int:
         """The number of weights."""
@@ -81,5 +47,23 @@ class Model(Network):
 
 
 def hits(logits: Tensor, batch: Batch) -> Tensor:
-    """Which real rows are classified rightly: [b] bool."""
+    """Which real samples are classified correctly: [b] bool."""
     return (logits.argmax(1) == batch.y) & batch.mask & torch.isfinite(logits).all(1)
+
+
+def is_last_layer(network: Network, name: str) -> bool:
+    """Whether this weight belongs to the network's last layer."""
+    return name.rpartition(".")[0] == network.weights[-1].rpartition(".")[0]
+
+
+def fix_weights(gradient: GradientFn, fixed: Mapping[str, Tensor]) -> GradientFn:
+    """The gradient of some weights where the others are fixed; where there are none, the gradient itself."""
+    if not fixed:
+        return gradient
+
+    def rule(params: Params, batch: Batch) -> Gradient:
+        weights, buffers = gradient({**fixed, **params}, batch)
+        free, moved = ({name: w for name, w in part.items() if name in params} for part in (weights, buffers))
+        return Gradient(free, moved)
+
+    return rule

@@ -17,7 +17,7 @@ from kinfed.client_tasks import score
 from kinfed.data.arrays import Array
 from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.data.sample_kind import SampleKind
-from kinfed.engines.sequential import Sequential, alone, offered
+from kinfed.engines.sequential import Sequential, make_client, unpack_offer
 from kinfed.errors import ConfigError, DataError
 from kinfed.keys import base_key, fold
 from kinfed.method import Method
@@ -63,7 +63,7 @@ class Assignment:
 
     def module(self) -> nn.Module:
         """The network itself with its weights, in evaluation mode; it takes images scaled to 0..1."""
-        network = self.model.built()
+        network = self.model.build_module()
         network.load_state_dict(self.params, strict=False)  # counters of batch norm are not weights
         return network.eval()
 
@@ -132,11 +132,11 @@ class UnseenClientFederation(Sequential):
     def make_client(self, unseen: Tensor) -> Client:
         """The client with its samples and its memory by now."""
         key = fold(torch.tensor(base_key(self.seed, "serve")), unseen)[0]
-        return alone(self, int(unseen), key, select(self.remembered(unseen), 0))
+        return make_client(self, int(unseen), key, select(self.remembered(unseen), 0))
 
     def personalise(self, method: Method[object], client: Client, state: object, unseen: Tensor) -> Params:
         """The model that the client makes of what it is offered."""
-        offer = offered(self, method.offer(state, unseen, self), 0)
+        offer = unpack_offer(self, method.offer(state, unseen, self), 0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
             return method.personalise(client, offer)

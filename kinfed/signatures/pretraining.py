@@ -17,8 +17,9 @@ from kinfed.client import Batch, Client, Samples
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.keys import base_key
 from kinfed.locks import lock
-from kinfed.models import AutoEncoder, fit
+from kinfed.models import AutoEncoder
 from kinfed.params import Params
+from kinfed.server_training import fit
 from kinfed.signatures.sources import sources
 
 log = logging.getLogger("kinfed")

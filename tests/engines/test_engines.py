@@ -28,7 +28,7 @@ def trained(method, engine, population=None, rounds=2, **settings):
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize("method", [FedAvg, Local])
-def test_side_by_side_equals_one_by_one(method, optimiser):
+def test_run_blocks_equals_one_by_one(method, optimiser):
     local = LocalTraining(2, 5, 0.01, mu=0.1, optimiser=optimiser)
     method = method(small_net(), local)
     (slow, reference), (fast, fed) = (trained(method, engine) for engine in (Sequential, Vectorised))
@@ -153,9 +153,9 @@ def centred() -> Model:
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [(drop_out, "Dropout"), (batch_norm, "BatchNorm"), (centred, "mixes the rows of a batch")]
+    ("model", "why"), [(drop_out, "Dropout"), (batch_norm, "BatchNorm"), (centred, "mixes the samples of a batch")]
 )
-def test_what_cannot_run_side_by_side_runs_one_by_one_and_says_why_once(model, why):
+def test_what_cannot_run_run_blocks_runs_one_by_one_and_says_why_once(model, why):
     method = FedAvg(model(), LocalTraining(1, 6, 0.05))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -171,7 +171,7 @@ def test_a_network_that_mixes_rows_in_evaluation_too_is_refused():
         def forward(self, x):
             return super().forward(x.flatten(1) - x.flatten(1).mean(0))
 
-    with pytest.raises(ModelError, match="depends on the other rows of its batch"):
+    with pytest.raises(ModelError, match="depends on the other samples of its batch"):
         trained(FedAvg(Model(lambda: Mixing(64, 3), classes=3), LOCAL), Vectorised)
 
 
@@ -180,7 +180,7 @@ def test_buffers_that_move_do_so_in_every_engine():
         return nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 3))
 
     method = Local(Model(build, classes=3), LOCAL)
-    with pytest.warns(UserWarning, match="buffers move in training"):
+    with pytest.warns(UserWarning, match="buffers change in training"):
         fast, _ = trained(method, Vectorised)
     assert_same_bits(fast, trained(method, Sequential)[0])
 
@@ -243,7 +243,7 @@ class BranchesOnData(nn.Module):
 
 def test_a_users_module_that_vmap_refuses_falls_back_and_is_right():
     method = FedAvg(Model(BranchesOnData, classes=3), LocalTraining(1, 6, 0.05))
-    with pytest.warns(UserWarning, match="one client at a time"):
+    with pytest.warns(UserWarning, match="vmap.*: clients (train|run 'evaluate') sequentially"):
         fast, _ = trained(method, Vectorised)
     assert_same_bits(fast, trained(method, Sequential)[0])
 
@@ -251,21 +251,21 @@ def test_a_users_module_that_vmap_refuses_falls_back_and_is_right():
 def test_a_device_that_was_full_once_is_tried_again():
     method, population = FedAvg(small_net(), LOCAL), tiny_population()
     fed = Vectorised(method, population)
-    one_block, full = fed._one_block, [True]
+    run_block, full = fed._run_block, [True]
 
     def crowded(*args):
         if full[0]:
             raise torch.OutOfMemoryError("pretended")
-        return one_block(*args)
+        return run_block(*args)
 
-    fed._one_block = crowded
-    with pytest.warns(UserWarning, match="'train' runs one client at a time, which is slower: pretended"):
+    fed._run_block = crowded
+    with pytest.warns(UserWarning, match="pretended: clients train sequentially"):
         state = method.round(method.init(fed), 0, fed)
     full[0] = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         method.round(state, 1, fed)
-    assert not fed.loops and "blocks" in fed.ways["train"]
+    assert not fed.fallbacks and "blocks" in fed.layouts["train"]
     assert_close(state.params, fit(method, Sequential, population, 1)[0].params)
 
 
@@ -281,14 +281,19 @@ def test_a_marked_task_runs_one_by_one_without_a_warning():
     assert_close(fast, trained(Local(small_net(), LOCAL), Sequential)[0])
 
 
-def test_an_error_of_the_task_itself_is_not_swallowed():
+def test_an_error_of_the_task_itself_surfaces_once_without_a_warning():
+    calls = []
+
     class Broken(Local):
         @client_task
         def train(self, client) -> Reply:
+            calls.append(1)
             return torch.zeros(2) @ torch.zeros(3)
 
-    with pytest.raises(RuntimeError, match="size"):
-        trained(Broken(small_net()), Vectorised)
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match="size"):
+        warnings.simplefilter("error")
+        trained(Broken(small_net()), Vectorised, tiny_population((8,) * 70))
+    assert calls == [1]
 
 
 def test_clients_of_one_block_have_similar_lengths():
@@ -299,9 +304,9 @@ def test_clients_of_one_block_have_similar_lengths():
     assert all(min(sizes) >= 0.7 * max(sizes) and len(sizes) <= 4 for sizes in blocks)
 
 
-def test_where_steps_are_recorded_uneven_clients_share_a_block():
+def test_where_steps_are_captured_uneven_clients_share_a_block():
     fed = Vectorised(Local(small_net()), tiny_population((7, 23, 300)))
-    cut = Cut(fed._table("train"), fed._table("test"), fed.device, walks=True)
+    cut = Cut(fed._table("train"), fed._table("test"), fed.device, step_graphs=True)
     (block,) = cut.blocks(fed.clients.tolist(), 4)
     assert block.order == [2, 1, 0] and block.longest[0] == 300
 
@@ -321,12 +326,12 @@ def test_cuda_agrees_with_the_reference():
 
 
 def products() -> tuple[bool, bool]:
-    """Whether products on a GPU are coarse now, those of matrices and those of convolutions."""
+    """Whether products on a GPU use TF32 now, those of matrices and those of convolutions."""
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_only_what_clients_do_is_coarse(tf32):
+def test_only_what_clients_do_uses_tf32(tf32):
     seen = []
 
     class Noting(FedAvg):
@@ -342,32 +347,32 @@ def test_only_what_clients_do_is_coarse(tf32):
 
 
 def test_padding_never_shows_a_client_the_rows_of_another():
-    people = tiny_population()
-    sick, y = people.x.float() / 255, people.y.clone()
-    sick[people.train[0]], y[people.train[0]] = torch.nan, -1  # the first rows of the pool
+    population = tiny_population()
+    sick, y = population.x.float() / 255, population.y.clone()
+    sick[population.train[0]], y[population.train[0]] = torch.nan, -1  # the first rows of the pool
     unlabelled = tuple(Role(labelled=i > 0) for i in range(6))
-    _, fed = fit(FedAvg(small_net(), LOCAL), Vectorised, replace(people, x=sick), rounds=1)
+    _, fed = fit(FedAvg(small_net(), LOCAL), Vectorised, replace(population, x=sick), rounds=1)
     assert {reply.client for reply in fed.rejected} == {0}
-    _, fed = fit(FedAvg(small_net(), LOCAL), Vectorised, replace(people, y=y, roles=unlabelled), rounds=1)
-    assert not fed.loops
+    _, fed = fit(FedAvg(small_net(), LOCAL), Vectorised, replace(population, y=y, roles=unlabelled), rounds=1)
+    assert not fed.fallbacks
 
 
 def test_clients_alike_in_all_that_a_task_looks_at_are_asked_once():
-    people = tiny_population()
-    people = replace(people, test=(people.test[0], people.test[0], *people.test[2:]))
+    population = tiny_population()
+    population = replace(population, test=(population.test[0], population.test[0], *population.test[2:]))
     method = FedAvg(small_net(), LOCAL)
-    state, fed = fit(method, Vectorised, people, rounds=2)
+    state, fed = fit(method, Vectorised, population, rounds=2)
     asked = []
-    side_by_side = fed._side_by_side
+    run_blocks = fed._run_blocks
 
-    def watched(name, ids, *rest):
+    def watch(name, ids, *rest):
         asked.append((name, ids))
-        return side_by_side(name, ids, *rest)
+        return run_blocks(name, ids, *rest)
 
-    fed._side_by_side = watched
+    fed._run_blocks = watch
     replies = fed.run(evaluate, fed.clients, method.offer(state, fed.clients, fed))
     assert asked == [("evaluate", [0, 2, 3, 4, 5])]
-    slow = Sequential(method, people)
+    slow = Sequential(method, population)
     expected = slow.run(evaluate, slow.clients, method.offer(state, slow.clients, slow))
     assert replies["correct"].tolist() == expected["correct"].tolist()
     fed.run(method.train, fed.clients, method.offer(state, fed.clients, fed))

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from kinfed.client import Client, Samples
+from kinfed.cuda_graphs import CudaGraphs
 from kinfed.engines import Sequential, Vectorised
-from kinfed.engines.recording import Recorder
 from kinfed.methods import METHODS, FedAvg, Local
 from kinfed.models import Model, make_autoencoder, make_model
-from kinfed.models import fit as fit_rows
 from kinfed.params import to_flat
+from kinfed.server_training import fit as fit_on_server
 from kinfed.training import LocalTraining
 from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, fit, small_net, tiny_population
@@ -22,22 +22,22 @@ pytestmark = [
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05, momentum=0.9, decay=0.9, mu=0.1)
 
 
-class Never(Recorder):
-    """Records nothing."""
+class Eager(CudaGraphs):
+    """Captures nothing."""
 
-    def run(self, name, program, inputs):
-        return program(inputs)
+    def run(self, key, function, inputs):
+        return function(inputs)
 
 
 def on_cpu(tree):
     return {name: t.cpu() for name, t in tree.items()}
 
 
-def trained(method, engine=Vectorised, population=None, rounds=4, recorder=None, **settings):
+def trained(method, engine=Vectorised, population=None, rounds=4, graphs=None, **settings):
     population = population or tiny_population()
     fed = engine(method, population, fraction=1.0, **settings)
-    if recorder:
-        fed.recorder = recorder
+    if graphs:
+        fed.graphs = graphs
     state = method.init(fed)
     for t in range(rounds):
         fed.begin(t)
@@ -47,34 +47,34 @@ def trained(method, engine=Vectorised, population=None, rounds=4, recorder=None,
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize("method", [FedAvg, Local])
-def test_a_recording_changes_no_bit(method, optimiser):
+def test_a_cuda_graph_changes_no_bit(method, optimiser):
     method = method(small_net(), LocalTraining(2, 5, 0.01, mu=0.1, decay=0.9, optimiser=optimiser))
     even = tiny_population((14,) * 5)
     replayed, fed = trained(method, population=even, device="cuda")
-    assert any(fed.recorder.known.values()) and not fed.recorder.unrecordable
-    assert_same_bits(replayed, trained(method, population=even, device="cuda", recorder=Never())[0])
+    assert fed.graphs.graphs and not fed.graphs.failed
+    assert_same_bits(replayed, trained(method, population=even, device="cuda", graphs=Eager(48))[0])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("epochs", [7, 40])  # 49 and 280 steps: short and long recordings
-def test_recorded_steps_of_uneven_clients_change_no_bit(monkeypatch, epochs, momentum):
+@pytest.mark.parametrize("epochs", [7, 40])  # 49 and 280 steps: short and long graphs
+def test_graphs_of_steps_of_uneven_clients_change_no_bit(monkeypatch, epochs, momentum):
     method = Local(small_net(), LocalTraining(epochs, 5, 0.01, momentum, mu=0.1, decay=0.9))
     uneven = tiny_population((7, 23, 12, 31, 9))
-    walked, fed = trained(method, population=uneven, device="cuda")
-    (walk,) = fed.walks.known.values()
-    assert walk.graph and walk.places and len(walk.places.stride) == (16 if epochs == 7 else 64)
-    assert not any(fed.recorder.known.values())
-    monkeypatch.setattr(Vectorised, "_walks", lambda fed, looks: False)
-    assert_same_bits(walked, trained(method, population=uneven, device="cuda", recorder=Never())[0])
+    stepped, fed = trained(method, population=uneven, device="cuda")
+    (graph,) = fed.step_graphs.graphs.graphs.values()
+    assert len(graph.inputs["lr"]) == (16 if epochs == 7 else 64) and not fed.step_graphs.graphs.failed
+    assert not fed.graphs.graphs
+    monkeypatch.setattr(Vectorised, "_captures_steps", lambda fed, reads: False)
+    assert_same_bits(stepped, trained(method, population=uneven, device="cuda", graphs=Eager(48))[0])
 
 
-def test_recorded_steps_serve_other_cohorts():
+def test_graphs_of_steps_serve_other_cohorts():
     method = make("per_fedavg", LocalTraining(4, 5, 0.05))
     (slow, _), (fast, fed) = (
         fit(method, engine, population(), 6, fraction=0.3, **how)
         for engine, how in ((Sequential, {}), (Vectorised, {"device": "cuda"}))
     )
-    assert any(walk.graph for walk in fed.walks.known.values())
+    assert fed.step_graphs.graphs.graphs
     assert_close(slow.params, on_cpu(fast.params), atol=1e-5)
 
 
@@ -97,41 +97,41 @@ class OwnForward(nn.Module):
         return self.layer(x.flatten(1)).tanh()
 
 
-def test_a_users_module_is_recorded_too():
+def test_a_users_module_is_captured_too():
     method = FedAvg(Model(OwnForward, classes=3, mean=(0.5,), std=(0.25,)), LOCAL)
     fast, fed = trained(method, device="cuda")
-    assert any(fed.recorder.known.values()) and not fed.recorder.unrecordable
+    assert fed.graphs.graphs and not fed.graphs.failed
     assert_close(fast, trained(method, Sequential)[0])
 
 
 @pytest.mark.parametrize("block", [1, 2, 4])
-def test_blocks_and_padding_change_no_bit_of_the_quick_way(block):
+def test_blocks_and_padding_change_no_bit_of_the_fast_path(block):
     method = Local(make_model("lenet5", (1, 28, 28), 3), LOCAL)
     population = tiny_population((7, 23, 12, 31, 9), shape=(1, 28, 28))
     whole = trained(method, population=population, device="cuda")[0]
     assert_same_bits(trained(method, population=population, device="cuda", block=block)[0], whole)
 
 
-def test_coarse_products_are_near_the_precise_ones():
+def test_tf32_is_near_full_precision():
     method = FedAvg(make_model("lenet5", (1, 28, 28), 3), LocalTraining(1, 5, 0.01))
     population = tiny_population(shape=(1, 28, 28))
-    coarse = trained(method, population=population, device="cuda", tf32=True)[0]
+    fast = trained(method, population=population, device="cuda", tf32=True)[0]
     precise = trained(method, population=population, device="cuda")[0]
-    assert_close(coarse, precise, atol=1e-3)
-    assert not torch.equal(coarse["0.weight"], precise["0.weight"])
+    assert_close(fast, precise, atol=1e-3)
+    assert not torch.equal(fast["0.weight"], precise["0.weight"])
 
 
 def test_too_many_lanes_for_the_memory_are_halved():
     method, population = FedAvg(small_net(), LOCAL), tiny_population((6,) * 80)
     fed = Vectorised(method, population, device="cuda")
-    one_block = fed._one_block
+    run_block = fed._run_block
 
     def narrow(name, cohort, keys, offer, block):
         if len(block.positions) > 40:
             raise torch.OutOfMemoryError("pretended")
-        return one_block(name, cohort, keys, offer, block)
+        return run_block(name, cohort, keys, offer, block)
 
-    fed._one_block = narrow
+    fed._run_block = narrow
     state = method.round(method.init(fed), 0, fed)
     assert fed.lanes["train"] == 40
     assert_close(on_cpu(state.params), fit(method, Sequential, population, 1)[0].params)
@@ -143,7 +143,7 @@ def test_every_method_agrees_with_the_reference(name):
         fit(make(name), engine, population(), 3, fraction=0.5, **how)
         for engine, how in ((Sequential, {}), (Vectorised, {"device": "cuda"}))
     )
-    assert not fed.recorder.unrecordable and not fed.loops
+    assert not fed.graphs.failed and not fed.fallbacks
     assert reference.ledger.rounds == fed.ledger.rounds
     clients = reference.clients
     theirs, ours = (
@@ -154,7 +154,7 @@ def test_every_method_agrees_with_the_reference(name):
         assert_close(to_flat(getattr(theirs, part)), on_cpu(to_flat(getattr(ours, part))), atol=1e-4)
 
 
-def test_a_recorded_fitting_agrees_with_the_plain_one():
+def test_a_captured_fit_agrees_with_the_eager_one():
     network = make_autoencoder("conv_ae", (1, 8, 8), 4)
     x = torch.randint(0, 256, (30, 1, 8, 8), dtype=torch.uint8)
     ends = []
@@ -164,5 +164,5 @@ def test_a_recorded_fitting_agrees_with_the_plain_one():
         own = Samples(x.to(device), torch.zeros_like(index), index, size, exact=True)
         server = Client(own, own, torch.tensor(5, device=device), zero, zero, {})
         start = {name: weight.to(device) for name, weight in network.init().items()}
-        ends.append(on_cpu(fit_rows(network, start, server.batches(5, 8), 1e-3)))
+        ends.append(on_cpu(fit_on_server(network, start, server.batches(5, 8), 1e-3)))
     assert_close(*ends, 1e-4)

@@ -21,15 +21,15 @@ def test_what_takes_long_is_said_more_and_more_seldom(monkeypatch, said):
     cohort = ProgressLog("train", 300)
     for second in range(200):
         now = 1000.0 + second
-        cohort.reached(second)
+        cohort.update(second)
     assert said() == [f"train: {seconds} of 300 clients" for seconds in (10, 30, 70, 130, 190)]
 
 
 def test_nothing_is_said_of_what_is_quick_or_over(monkeypatch, said):
     quick = ProgressLog("train", 3)
-    assert [quick.after(lambda item: 2 * item, lambda _: 1)(item) for item in (1, 2, 3)] == [2, 4, 6]
+    assert [quick.wrap(lambda item: 2 * item, lambda _: 1)(item) for item in (1, 2, 3)] == [2, 4, 6]
     monkeypatch.setattr(progress_log, "SECONDS", 0.0)
-    ProgressLog("train", 3).reached(3)
+    ProgressLog("train", 3).update(3)
     assert said() == []
 
 
@@ -39,7 +39,7 @@ def test_nothing_is_said_of_what_is_quick_or_over(monkeypatch, said):
         (Sequential, {}, (1, 2, 3, 4, 5)),
         (Vectorised, {"block": 2}, (2, 4)),
         (Vectorised, {"block": 2, "workers": 2}, (2, 4)),
-        (Vectorised, {"alone": True, "workers": 2}, (1, 2, 3, 4, 5)),
+        (Vectorised, {"sequential": True, "workers": 2}, (1, 2, 3, 4, 5)),
     ],
 )
 def test_every_engine_says_how_far_a_cohort_is(engine, more, steps, monkeypatch, said):

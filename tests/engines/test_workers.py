@@ -9,8 +9,9 @@ from torch import nn
 
 from kinfed.cancellation import raise_if_cancelled
 from kinfed.engines import Vectorised
-from kinfed.engines.workers import at_once, single_threaded
+from kinfed.engines.workers import run_at_once, use_one_thread
 from kinfed.errors import ConfigError
+from kinfed.fastpath import explain
 from kinfed.methods import FedAvg, Local
 from kinfed.models import Model, make_model
 from kinfed.training import LocalTraining
@@ -28,7 +29,7 @@ def threads():
 
 def test_results_come_in_the_order_of_the_items_and_each_meets_one_thread_of_torch(threads):
     threads(2)
-    seen = at_once(lambda item: (item, torch.get_num_threads(), threading.get_ident()), range(20), 2)
+    seen = run_at_once(lambda item: (item, torch.get_num_threads(), threading.get_ident()), range(20), 2)
     assert [item for item, _, _ in seen] == list(range(20))
     assert {count for _, count, _ in seen} == {1}
     assert threading.get_ident() not in {thread for _, _, thread in seen}
@@ -38,14 +39,14 @@ def test_results_come_in_the_order_of_the_items_and_each_meets_one_thread_of_tor
 def test_one_worker_or_one_item_stays_in_this_thread(threads):
     threads(2)
     for items, workers in (([1, 2], 1), ([1], 2)):
-        seen = at_once(lambda item: (threading.get_ident(), torch.get_num_threads()), items, workers)
+        seen = run_at_once(lambda item: (threading.get_ident(), torch.get_num_threads()), items, workers)
         assert set(seen) == {(threading.get_ident(), 1)}
     assert torch.get_num_threads() == 2
 
 
 def test_the_number_of_threads_comes_back_after_an_error(threads):
     threads(2)
-    with pytest.raises(ZeroDivisionError), single_threaded():
+    with pytest.raises(ZeroDivisionError), use_one_thread():
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
 
@@ -69,16 +70,16 @@ def test_an_error_of_one_item_ends_the_others():
 
     began = time.monotonic()
     with pytest.raises(KeyError, match="broken"):
-        at_once(work, [1, 0, 0, 0], 2)
+        run_at_once(work, [1, 0, 0, 0], 2)
     assert time.monotonic() - began < 30 and threading.active_count() < 10
 
 
 @pytest.mark.parametrize("name", ["mlp_200", "lenet5", "own"])
-def test_a_training_is_given_up_at_its_next_batch(name):
-    people = tiny_population((40,) * 4, shape=(1, 28, 28))
-    for alone in (False, True):
+def test_a_training_is_cancelled_at_its_next_batch(name):
+    population = tiny_population((40,) * 4, shape=(1, 28, 28))
+    for sequential in (False, True):
         method = FedAvg(nets()[name], LocalTraining(epochs=500, batch_size=5))
-        fed = Vectorised(method, people, workers=2, alone=alone)
+        fed = Vectorised(method, population, workers=2, sequential=sequential)
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
@@ -87,10 +88,10 @@ def test_a_training_is_given_up_at_its_next_batch(name):
 
 
 def test_a_model_that_fails_in_every_worker_ends_with_its_error():
-    people = tiny_population((9,) * 8)  # 64 numbers in a row, where the model wants 784
+    population = tiny_population((9,) * 8)  # 64 numbers in a sample, where the model wants 784
     fedavg = FedAvg(nets()["own"], LOCAL)
     for _ in range(20):
-        fed = Vectorised(fedavg, people, workers=4)
+        fed = Vectorised(fedavg, population, workers=4)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             fedavg.round(fedavg.init(fed), 0, fed)
 
@@ -100,13 +101,13 @@ def test_an_interrupt_ends_all_workers_at_once():
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        at_once(lambda item: idle_until(ended), [0, 1, 2], 2)
+        run_at_once(lambda item: idle_until(ended), [0, 1, 2], 2)
     assert ended.is_set() and time.monotonic() - began < 30
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kinfed")]
 
 
 class OwnForward(nn.Module):
-    """Nothing that the quick way knows."""
+    """Nothing that the fast path supports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,15 +122,15 @@ def nets() -> dict[str, Model]:
     return named | {"own": Model(OwnForward, classes=3)}
 
 
-def test_the_engine_says_how_it_cut_a_cohort_and_a_model_how_it_is_trained():
-    people = tiny_population((9,) * 7, shape=(1, 28, 28))
-    _, fed = fit(FedAvg(nets()["own"], LOCAL), Vectorised, people, rounds=1, workers=2)
-    assert fed.ways["train"] == "2 blocks of up to 4 clients, 2 at once"
-    ways = {name: model.way.split(":")[0] for name, model in nets().items()}
+def test_the_engine_says_how_it_cut_a_cohort_and_the_fast_path_how_a_model_is_trained():
+    population = tiny_population((9,) * 7, shape=(1, 28, 28))
+    _, fed = fit(FedAvg(nets()["own"], LOCAL), Vectorised, population, rounds=1, workers=2)
+    assert fed.layouts["train"] == "2 blocks of up to 4 clients, 2 at once"
+    ways = {name: explain(model).split(":")[0] for name, model in nets().items()}
     assert ways == {
-        "mlp_200": "quick, a block in the same products",
-        "lenet5": "quick, one client after the other",
-        "own": "general",
+        "mlp_200": "fast path, a block in one product",
+        "lenet5": "fast path, one client after the other",
+        "own": "vectorised",
     }
 
 
@@ -149,5 +150,5 @@ def test_the_number_of_workers_hardly_changes_what_clients_answer(method, name):
 
 
 def test_a_negative_number_of_workers_is_refused():
-    with pytest.raises(ConfigError, match="or 0 to choose by trial, got 0 and -1"):
+    with pytest.raises(ConfigError, match="or 0 to autotune, got 0 and -1"):
         Vectorised(FedAvg(nets()["own"]), tiny_population(), workers=-1)

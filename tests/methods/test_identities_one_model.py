@@ -66,10 +66,10 @@ def test_fine_tuning_does_not_touch_the_one_model():
 
 
 class SecondHalf(Model):
-    """Looks at rows 10 to 19 of a batch only."""
+    """Looks at samples 10 to 19 of a batch only."""
 
-    def gradient(self, params, batch):
-        return super().gradient(params, batch.part(slice(10, None)))
+    def compute_gradient(self, params, batch):
+        return super().compute_gradient(params, batch.part(slice(10, None)))
 
 
 def test_per_fedavg_without_an_inner_step_is_fedavg_on_every_second_mini_batch():

@@ -58,9 +58,9 @@ def test_the_clusters_are_scikit_learns():
 
 
 def lone_clients(fed):
-    from kinfed.engines.sequential import alone
+    from kinfed.engines.sequential import make_client
 
-    return [alone(fed, i, torch.tensor(0), {}) for i in range(fed.count)]
+    return [make_client(fed, i, torch.tensor(0), {}) for i in range(fed.count)]
 
 
 def test_strangers_get_their_kins_model_without_training_or_labels():

@@ -8,10 +8,10 @@ from kinfed.models import Model, from_module, hits
 from tests.problems import small_net
 
 
-def batch(rows: int, real: int, exact: bool = False) -> Batch:
-    x = torch.rand(rows, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    mask = torch.arange(rows) < real
-    return Batch(x, torch.arange(rows) % 3, mask, mask.any(), exact)
+def batch(size: int, real: int, exact: bool = False) -> Batch:
+    x = torch.rand(size, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(size) < real
+    return Batch(x, torch.arange(size) % 3, mask, mask.any(), exact)
 
 
 def test_weights_come_from_the_seed_alone():
@@ -37,23 +37,23 @@ class Shuffled(nn.Module):
 
 
 def test_what_a_network_draws_beside_its_weights_comes_from_the_seed_too():
-    model, rows = Model(Shuffled, seed=4, classes=3), batch(6, 6, exact=True)
+    model, samples = Model(Shuffled, seed=4, classes=3), batch(6, 6, exact=True)
     torch.manual_seed(4)
     module = Shuffled()
     assert all(torch.equal(w, module.state_dict()[name]) for name, w in model.init().items())
-    torch.testing.assert_close(model.logits(model.init(), rows.x), module(rows.x))
-    nn.functional.cross_entropy(module(rows.x), rows.y).backward()
-    torch.testing.assert_close(model.gradient(model.init(), rows).weights["layer.weight"], module.layer.weight.grad)
+    torch.testing.assert_close(model.logits(model.init(), samples.x), module(samples.x))
+    nn.functional.cross_entropy(module(samples.x), samples.y).backward()
+    torch.testing.assert_close(model.gradient(model.init(), samples).weights["layer.weight"], module.layer.weight.grad)
 
 
 def test_building_a_network_leaves_the_global_generator_alone():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    Model(Shuffled, classes=3).built()
+    Model(Shuffled, classes=3).build_module()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_padding_rows_have_no_gradient():
+def test_padding_has_no_gradient():
     model = small_net()
     params = model.init()
     padded, real = (
@@ -76,8 +76,8 @@ def test_a_model_whose_output_does_not_fit_the_classes_is_refused():
         wrong.check(torch.zeros(2, 1, 8, 8))
 
 
-def test_a_model_that_does_not_take_the_rows_is_refused():
-    with pytest.raises(ModelError, match=r"rows of shape \(1, 9, 9\)"):
+def test_a_model_that_does_not_take_the_samples_is_refused():
+    with pytest.raises(ModelError, match=r"samples of shape \(1, 9, 9\)"):
         small_net().check(torch.zeros(2, 1, 9, 9))
 
 
@@ -86,23 +86,23 @@ def batch_norm_net() -> Model:
 
 
 def test_batch_norm_statistics_are_weights_and_move_as_torch_moves_them():
-    model, rows = batch_norm_net(), batch(6, 6, exact=True)
+    model, samples = batch_norm_net(), batch(6, 6, exact=True)
     params = model.init()
-    slope = model.gradient(params, rows)
+    gradient = model.gradient(params, samples)
     module = model.build()
     module.load_state_dict(params, strict=False)
-    module.train()(rows.x)
-    assert set(slope.buffers) == {"2.running_mean", "2.running_var"}
-    torch.testing.assert_close(slope.buffers["2.running_mean"], module[2].running_mean)
-    torch.testing.assert_close(slope.buffers["2.running_var"], module[2].running_var)
+    module.train()(samples.x)
+    assert set(gradient.buffers) == {"2.running_mean", "2.running_var"}
+    torch.testing.assert_close(gradient.buffers["2.running_mean"], module[2].running_mean)
+    torch.testing.assert_close(gradient.buffers["2.running_var"], module[2].running_var)
     assert torch.equal(params["2.running_mean"], torch.zeros(4)), "the received weights must not change"
 
 
-def test_a_batch_of_one_row_uses_the_running_statistics():
+def test_a_batch_of_one_sample_uses_the_running_statistics():
     model = batch_norm_net()
-    slope = model.gradient(model.init(), batch(1, 1, exact=True))
-    assert torch.equal(slope.buffers["2.running_mean"], torch.zeros(4))
-    assert slope.weights["3.weight"].abs().sum() > 0
+    gradient = model.gradient(model.init(), batch(1, 1, exact=True))
+    assert torch.equal(gradient.buffers["2.running_mean"], torch.zeros(4))
+    assert gradient.weights["3.weight"].abs().sum() > 0
 
 
 def test_batch_norm_and_dropout_refuse_padded_batches():
@@ -112,11 +112,6 @@ def test_batch_norm_and_dropout_refuse_padded_batches():
             model.gradient(model.init(), batch(6, 5))
 
 
-def test_a_model_that_trains_client_by_client_says_why():
-    assert batch_norm_net().way.startswith("client by client: BatchNorm mixes the rows of a batch")
-    assert small_net().way.startswith("quick")
-
-
 def test_a_users_module_is_copied_and_drawn_anew():
     mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     before = mine[1].weight.clone()
@@ -124,6 +119,16 @@ def test_a_users_module_is_copied_and_drawn_anew():
     assert torch.equal(model.init(1)["1.weight"], model.init(1)["1.weight"])
     assert not torch.equal(model.init(1)["1.weight"], model.init(2)["1.weight"])
     assert torch.equal(mine[1].weight, before)
+
+
+def test_a_module_given_directly_is_copied_and_drawn_anew():
+    mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    before, model = mine[1].weight.clone(), Model(mine, classes=3)
+    wanted = Model(from_module(mine), classes=3)
+    assert all(torch.equal(w, wanted.init(1)[name]) for name, w in model.init(1).items())
+    assert not torch.equal(model.init(1)["1.weight"], model.init(2)["1.weight"])
+    assert torch.equal(mine[1].weight, before)
+    assert model.logits(model.init(), torch.zeros(2, 1, 8, 8)).shape == (2, 3)
 
 
 class Stubborn(nn.Module):
@@ -154,13 +159,13 @@ def test_weight_norm_as_a_parametrization_is_taken():
     layer = nn.utils.parametrizations.weight_norm
     model = Model(lambda: nn.Sequential(nn.Flatten(), layer(nn.Linear(64, 3))), classes=3)
     model.check(torch.zeros(2, 1, 8, 8))
-    padded, real = (model.gradient(model.init(), b).gradient for b in (batch(9, 5), batch(5, 5, exact=True)))
+    padded, real = (model.gradient(model.init(), b).weights for b in (batch(9, 5), batch(5, 5, exact=True)))
     assert {"1.parametrizations.weight.original0", "1.parametrizations.weight.original1"} < set(padded)
-    for name, slope in padded.items():
-        torch.testing.assert_close(slope, real[name], atol=1e-7, rtol=0)
+    for name, gradient in padded.items():
+        torch.testing.assert_close(gradient, real[name], atol=1e-7, rtol=0)
 
 
-def test_hits_count_real_rows_only_and_never_a_nan():
+def test_hits_count_real_samples_only_and_never_a_nan():
     logits = torch.tensor([[9.0, 0, 0], [0, 9.0, 0], [0, 0, 9.0], [torch.nan, 0, 0]])
     mask = torch.tensor([True, True, False, True])
     assert hits(logits, Batch(logits, torch.tensor([0, 2, 2, 0]), mask, mask.any())).tolist() == [
@@ -174,6 +179,6 @@ def test_hits_count_real_rows_only_and_never_a_nan():
 def test_a_builder_that_gives_the_same_module_each_time_does_not_mix_training_with_evaluation():
     module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
     model = Model(lambda: module, classes=3)
-    params, rows = model.init(), batch(5, 5, exact=True)
-    assert model.training_loss(params, rows) != model.loss(params, rows)  # in the one, rows are dropped out
-    assert model.training_loss(params, rows) != model.loss(params, rows)  # and after the other, too
+    params, samples = model.init(), batch(5, 5, exact=True)
+    assert model.training_loss(params, samples) != model.loss(params, samples)  # in the one, samples are dropped out
+    assert model.training_loss(params, samples) != model.loss(params, samples)  # and after the other, too

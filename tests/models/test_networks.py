@@ -73,7 +73,7 @@ def test_gradients_flow_through_products_as_through_convolutions():
     draw = torch.Generator().manual_seed(0)
     images, layer = torch.rand(4, 3, 2, 8, 6, generator=draw), Windows(2, 5, 3, padding=1)
     weights = [torch.rand(4, *w.shape, generator=draw) for w in layer.parameters()]
-    slopes = []
+    gradients = []
     for call in (layer.product, layer.forward):
         leaves = [t.clone().requires_grad_() for t in (images, *weights)]
 
@@ -85,11 +85,11 @@ def test_gradients_flow_through_products_as_through_convolutions():
                 del layer.forward
 
         made_by_all = torch.func.vmap(made)(*leaves)
-        slopes.append(torch.autograd.grad(made_by_all.square().sum(), leaves))
-    torch.testing.assert_close(*slopes)
+        gradients.append(torch.autograd.grad(made_by_all.square().sum(), leaves))
+    torch.testing.assert_close(*gradients)
 
 
-def test_rows_that_are_no_images_are_for_the_plain_network_alone():
+def test_samples_that_are_no_images_are_for_the_plain_network_alone():
     make_model("mlp_200", (9,), 2).check(torch.rand(2, 9))
-    with pytest.raises(ConfigError, match=r"'lenet5' is for images .* got rows of shape \[9\]: take mlp_200"):
+    with pytest.raises(ConfigError, match=r"'lenet5' is for images .* got samples of shape \[9\]: take mlp_200"):
         make_model("lenet5", (9,), 2)

@@ -1,7 +1,7 @@
 """What a partition reads (`Labels`), gives back (`Split`) and promises (`Promise`)."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -40,17 +40,27 @@ class Promise:
     spread: int | None = None  # largest difference between two clients' training rows
 
 
+ANY_SPLIT = Promise(disjoint=False)  # of a partition that promises nothing
+
+
 class Partition(Protocol):
     """Labels -> index lists; settings are fields, randomness is only the generator's."""
-
-    @property
-    def promise(self) -> Promise: ...
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split: ...
 
 
+@runtime_checkable
+class HasPromise(Protocol):
+    """A partition that says what holds for all its splits; a user's own need not."""
+
+    @property
+    def promise(self) -> Promise: ...
+
+
 def check(split: Split, labels: Labels, promise: Promise) -> None:
     """Raise DataError unless the split keeps the promise."""
+    if not isinstance(split, Split):
+        raise DataError(f"a partition must return a kinfed.data.Split, got a {type(split).__name__}")
     check_shape(split, labels)
     held = np.concatenate(split.train)
     if promise.disjoint and len(np.unique(held)) < len(held):

@@ -25,7 +25,7 @@ from kinfed.engines.flower.messages import (
     to_specs,
 )
 from kinfed.engines.progress_log import ProgressLog
-from kinfed.engines.sequential import ask, fresh
+from kinfed.engines.sequential import ask, copy_method
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
 from kinfed.method import Method
@@ -83,7 +83,7 @@ class NetworkFederation(Federation):
         """Waits until so many clients have enrolled."""
         until, pause, progress = time.monotonic() + seconds, 0.05, ProgressLog("connected", wanted)
         while (connected := self._enrol_nodes()) < wanted:
-            progress.reached(connected)
+            progress.update(connected)
             if time.monotonic() > until:
                 raise NetworkError(
                     f"{len(self.nodes)} of {wanted} clients enrolled within {seconds:.0f} s: "
@@ -193,7 +193,7 @@ class NetworkFederation(Federation):
             for reply in self.transport.collect(replies.pending | self.unanswered.keys()):
                 replies.add(reply)
                 self.unanswered.pop(reply.request, None)
-            progress.reached(asked - len(replies.pending))
+            progress.update(asked - len(replies.pending))
             if replies.pending:
                 time.sleep(pause)
                 pause = min(1.0, 1.3 * pause)
@@ -250,7 +250,7 @@ def predict_specs(method: Method[State], task: str, offered: Params, like: Tenso
     memory = from_flat({name: t.to(like.device) for name, t in initial.items()})
     samples = make_dummy_samples(like, classes)
     zero = torch.zeros((), dtype=torch.long, device=like.device)
-    reply = ask(fresh(method), task, Client(samples, samples, zero, zero, zero, memory), from_flat(offered))
+    reply = ask(copy_method(method), task, Client(samples, samples, zero, zero, zero, memory), from_flat(offered))
     return to_specs(pack(to_flat(reply.send)))
 
 

@@ -31,7 +31,7 @@ from kinfed.engines.flower.messages import (
     pack,
     to_bytes,
 )
-from kinfed.engines.sequential import ask, fresh
+from kinfed.engines.sequential import ask, copy_method
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, from_flat, to_flat
 
@@ -192,7 +192,7 @@ def run_task(
         request = replace(request, since=max(request.since, since))
     client = make_client(node, request, data, known or initial)
     on_device = {name: t.to(node.device) for name, t in offer.items()}
-    reply = ask(fresh(node.method), request.task, client, from_flat(on_device))
+    reply = ask(copy_method(node.method), request.task, client, from_flat(on_device))
     kept = to_flat(reply.keep)
     memory.keep_only({request.accepted, request.durable})
     if kept:

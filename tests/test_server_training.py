@@ -4,15 +4,16 @@ import torch
 from torch.testing import assert_close
 
 from kinfed.client import Batch, Client, Samples
-from kinfed.models import fit, make_autoencoder
+from kinfed.models import make_autoencoder
+from kinfed.server_training import fit
 from kinfed.training import LocalTraining
 
 
-def the_server(rows: int, shape: tuple[int, int, int] = (1, 8, 8)) -> Client:
+def the_server(size: int, shape: tuple[int, int, int] = (1, 8, 8)) -> Client:
     generator = torch.Generator().manual_seed(1)
-    x = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8, generator=generator)
-    size, zero = torch.tensor(rows), torch.tensor(0)
-    own = Samples(x, torch.zeros(rows, dtype=torch.long), torch.arange(rows), size, exact=True)
+    x = torch.randint(0, 256, (size, *shape), dtype=torch.uint8, generator=generator)
+    number, zero = torch.tensor(size), torch.tensor(0)
+    own = Samples(x, torch.zeros(size, dtype=torch.long), torch.arange(size), number, exact=True)
     return Client(own, own, torch.tensor(5), zero, zero, {})
 
 
@@ -33,7 +34,7 @@ def test_what_it_starts_from_is_left_as_it_was() -> None:
     assert all(torch.equal(start[name], weight) for name, weight in network.init().items())
 
 
-def test_batch_norm_takes_a_last_batch_of_one_row() -> None:
+def test_batch_norm_takes_a_last_batch_of_one_sample() -> None:
     server, network = the_server(5, (3, 8, 8)), make_autoencoder("residual_ae", (3, 8, 8), 4)
     got = fit(network, network.init(), server.batches(1, 4), 1e-3)
     assert all(torch.isfinite(weight).all() for weight in got.values())

@@ -8,13 +8,13 @@ import sys
 import pytest
 
 SCRIPT = """
-from types import SimpleNamespace as Played
+from types import SimpleNamespace
 import torch
 from torch import nn
 from kinfed.client import Batch
-from kinfed.models.stages import Pace
-from kinfed.models.walks import Recorded, Walks
-from kinfed.models import Feed, Model, Quick, descent, on_gpu
+from kinfed import cuda_graphs
+from kinfed.fastpath import SGD, FastPlan, Schedule, StepGraphs, gpu_training, parse, train_lanes
+from kinfed.models import Model
 from kinfed.training import MetaGradient
 
 def pooled():
@@ -33,55 +33,58 @@ Y = torch.arange(40) % 3
 def starts(model, seed):
     return {name: torch.stack([model.init(seed + lane)[name] for lane in range(3)]) for name in model.init()}
 
-def check(model, rows, momentum, mu, shifts=False, seed=0):
+def check(model, size, momentum, mu, shifts=False, seed=0, graphs=None):
     draw = torch.Generator().manual_seed(seed)
-    pick, mask = torch.randint(0, 40, (3, 3, rows), generator=draw), torch.ones(3, 3, rows, dtype=torch.bool)
-    mask[1, 2], mask[0, 2, 2:] = False, False  # an empty batch, and one with two rows
-    feed, rate, start = Feed(X, Y, pick, mask), torch.tensor(0.05), starts(model, seed)
+    pick, mask = torch.randint(0, 40, (3, 3, size), generator=draw), torch.ones(3, 3, size, dtype=torch.bool)
+    mask[1, 2], mask[0, 2, 2:] = False, False  # an empty batch, and one with two samples
+    schedule, rate, start = Schedule(X, Y, pick, mask), torch.tensor(0.05), starts(model, seed)
     shift = {name: torch.randn(w.shape, generator=draw) / 10 for name, w in start.items() if shifts}
-    expected = descent._descended(Quick(model, momentum, mu), feed, rate, start, shift)
-    got = on_gpu.descended(model, feed, rate, start, shift, Pace(momentum, mu))
+    sgd = SGD(momentum, mu)
+    expected = train_lanes(FastPlan(parse(model), sgd), schedule, rate, start, shift)
+    got = gpu_training.train_lanes(parse(model), schedule, rate, start, shift, sgd, graphs)
     for name in expected:
         assert not torch.equal(got[name], start[name]), name
         torch.testing.assert_close(got[name], expected[name], atol=1e-6, rtol=0)
 
-def check_trial_steps(model, seed=1):
+def check_lookahead(model, seed=1, graphs=None):
     draw = torch.Generator().manual_seed(seed)
     pick, mask = torch.randint(0, 40, (3, 2, 8), generator=draw), torch.ones(3, 2, 8, dtype=torch.bool)
     mask[1, 1], mask[0, 1, 6:], mask[2, 1, 3:] = False, False, False  # no pair, a short second half, and none
-    start, slope = starts(model, seed), MetaGradient(model.gradient, 0.2, 4)
-    got = on_gpu.descended(model, Feed(X, Y, pick, mask), torch.tensor(0.05), start, {}, Pace(mu=0.1, inner=0.2))
+    start, rule = starts(model, seed), MetaGradient(model.gradient, 0.2, 4)
+    sgd, schedule = SGD(mu=0.1, inner_lr=0.2), Schedule(X, Y, pick, mask)
+    got = gpu_training.train_lanes(parse(model), schedule, torch.tensor(0.05), start, {}, sgd, graphs)
     for lane in range(3):
         params = first = {name: w[lane] for name, w in start.items()}
         for at, real in zip(pick[lane], mask[lane]):
             if real.any():
-                g = slope(params, Batch(X[at], Y[at], real, real.any())).weights
+                g = rule(params, Batch(X[at], Y[at], real, real.any())).weights
                 params = {n: w - 0.05 * (g[n] + 0.1 * (w - first[n])) for n, w in params.items()}
         for name in params:
             torch.testing.assert_close(got[name][lane], params[name], atol=1e-6, rtol=0)
 
 check(POOLED, 4, 0.9, 0.1)
-check(POOLED, 18, 0.0, 0.0)  # more rows than a tile has
-check_trial_steps(POOLED)
+check(POOLED, 18, 0.0, 0.0)  # more samples than a tile has
+check_lookahead(POOLED)
 
-torch.cuda.graph_pool_handle = lambda: "a pool"
-Recorded._recorded = lambda self, places: Played(replay=lambda: self.walk.go(places))  # a true recording needs a GPU
-on_gpu.RECORDED = 2, 2  # steps, of three
-walks = Walks()
-with walks:
-    for seed in range(2):  # the second time from other starts
-        check(POOLED, 4, 0.9, 0.1, seed=seed)
-        check(PADDED, 4, 0.5, 0.0, shifts=True, seed=seed)
-        check_trial_steps(POOLED, seed)
-assert len(walks.known) == 3 and all(walk.graph for walk in walks.known.values())
+def play(function, places, pool):  # a true capture needs a GPU
+    return cuda_graphs.Graph(SimpleNamespace(replay=lambda: function(places)), places, {})
 
-on_gpu.AHEAD = 1  # images of two steps at a time
+torch.cuda.graph_pool_handle, torch.cuda.synchronize, cuda_graphs.capture = lambda: "a pool", lambda: None, play
+gpu_training.GRAPH_STEPS = 2, 2  # steps, of three
+graphs = StepGraphs()
+for seed in range(2):  # the second time from other starts
+    check(POOLED, 4, 0.9, 0.1, seed=seed, graphs=graphs)
+    check(PADDED, 4, 0.5, 0.0, shifts=True, seed=seed, graphs=graphs)
+    check_lookahead(POOLED, seed, graphs)
+assert len(graphs.states) == len(graphs.graphs.graphs) == 3
+
+gpu_training.AT_ONCE = 1  # images of two steps at a time
 check(PADDED, 4, 0.5, 0.0, shifts=True)
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install triton")
 def test_interpreted_kernels_train_as_the_cpu_does():
-    told = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=told, capture_output=True, text=True)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

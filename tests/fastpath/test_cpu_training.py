@@ -6,9 +6,10 @@ from torch import nn
 from torch.func import vmap
 
 from kinfed.client import Batch
-from kinfed.models import Feed, Model, Quick, descend, descent
-from kinfed.models.layers import layers_of
-from kinfed.models.stages import stages_of
+from kinfed.fastpath import SGD, FastPlan, Schedule, cpu_training, parse, train, train_lanes
+from kinfed.fastpath.layers import parse_layers
+from kinfed.fastpath.stages import parse_stages
+from kinfed.models import Model
 from kinfed.params import Stack
 from kinfed.training import LabelledGradient
 from tests.problems import assert_close, assert_same_bits
@@ -29,24 +30,28 @@ def convolving() -> nn.Module:
     )  # fmt: skip
 
 
-def feed(lanes: list[int]) -> Feed:
-    """Batches of 5 rows, four at most; a lane's last one has 3."""
+def schedule(lanes: list[int]) -> Schedule:
+    """Batches of 5 samples, four at most; a lane's last one has 3."""
     pick = torch.stack([(torch.arange(20) * (lane + 3)) % 40 for lane in lanes]).view(-1, 4, 5)
     mask = torch.zeros(len(lanes), 4, 5, dtype=torch.bool)
     for i, lane in enumerate(lanes):
         mask[i, : STEPS[lane]] = True
         mask[i, STEPS[lane] - 1, 3:] = False
-    return Feed(POOL, LABELS, pick, mask)
+    return Schedule(POOL, LABELS, pick, mask)
 
 
-def quick_ends(build, lanes: list[int], momentum: float = 0.0, mu: float = 0.0, shifts: bool = False) -> Stack:
+def fast_plan(model: Model, momentum: float = 0.0, mu: float = 0.0) -> FastPlan:
+    return FastPlan(parse(model), SGD(momentum, mu))
+
+
+def fast_ends(build, lanes: list[int], momentum: float = 0.0, mu: float = 0.0, shifts: bool = False) -> Stack:
     model = Model(build, classes=3)
-    given, rate, start = feed(lanes), torch.tensor(0.1), model.init()
-    quick, other = Quick(model, momentum, mu), model.init(7)
+    given, rate, start = schedule(lanes), torch.tensor(0.1), model.init()
+    plan, other = fast_plan(model, momentum, mu), model.init(7)
 
     def lane(number, pick, mask):
         shift = {name: w * (number + 1) for name, w in other.items() if shifts}
-        return descend(quick, Feed(given.x, given.y, pick, mask), rate, start, shift)
+        return train(plan, Schedule(given.x, given.y, pick, mask), rate, start, shift)
 
     return vmap(lane)(torch.tensor(lanes), given.pick, given.mask)
 
@@ -57,7 +62,7 @@ def torch_end(build, lane: int, momentum: float, mu: float, shifts: bool) -> dic
     module = build()
     module.load_state_dict(model.init())
     optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum)
-    given = feed([lane])
+    given = schedule([lane])
     for pick, mask in zip(given.pick[0], given.mask[0], strict=True):
         if mask.any():
             optimiser.zero_grad()
@@ -75,57 +80,58 @@ def torch_end(build, lane: int, momentum: float, mu: float, shifts: bool) -> dic
     ("momentum", "mu", "shifts"),
     [(0.0, 0.0, False), (0.9, 0.0, False), (0.0, 0.3, False), (0.5, 0.3, False), (0.0, 0.0, True), (0.5, 0.0, True)],
 )
-def test_the_quick_way_ends_where_torchs_optimiser_ends(build, momentum, mu, shifts):
-    ends = quick_ends(build, [0, 1, 2, 3, 4], momentum, mu, shifts)
+def test_the_fast_path_ends_where_torchs_optimiser_ends(build, momentum, mu, shifts):
+    ends = fast_ends(build, [0, 1, 2, 3, 4], momentum, mu, shifts)
     for lane in range(5):
         want = torch_end(build, lane, momentum, mu, shifts)
         assert_close({name: w[lane] for name, w in ends.items()}, want, atol=1e-6)
 
 
 @pytest.mark.parametrize("build", [dense, convolving])
-def test_a_lane_has_the_same_bits_in_any_company(build):
-    whole = quick_ends(build, [0, 1, 2, 3, 4], 0.9, 0.0, shifts=True)
+def test_a_lane_has_the_same_bits_beside_any_others(build):
+    whole = fast_ends(build, [0, 1, 2, 3, 4], 0.9, 0.0, shifts=True)
     for lanes in ([0], [1, 0], [4, 3, 1], [2, 4, 0, 1]):
-        some = quick_ends(build, lanes, 0.9, 0.0, shifts=True)
+        some = fast_ends(build, lanes, 0.9, 0.0, shifts=True)
         assert_same_bits(some, {name: w[lanes] for name, w in whole.items()})
 
 
 def test_copies_of_a_lane_cost_no_training(monkeypatch):
-    trained, alone = [], descent._alone
-    monkeypatch.setattr(descent, "_alone", lambda *given: trained.append(given[2]) or alone(*given))
-    ends = quick_ends(convolving, [2, 4, 2])
+    trained, train_lane = [], cpu_training._train_lane
+    monkeypatch.setattr(cpu_training, "_train_lane", lambda *given: trained.append(given[2]) or train_lane(*given))
+    ends = fast_ends(convolving, [2, 4, 2])
     assert trained == [0, 1]
-    assert_same_bits(ends, quick_ends(convolving, [2, 4, 2]))
+    assert_same_bits(ends, fast_ends(convolving, [2, 4, 2]))
     assert all(torch.equal(w[0], w[2]) and not torch.equal(w[0], w[1]) for w in ends.values())
 
 
 @pytest.mark.parametrize("build", [dense, convolving])
-def test_rows_without_a_label_count_for_nothing(build):
-    model, given = Model(build, classes=3), feed([0, 1, 2])
+def test_samples_without_a_label_count_for_nothing(build):
+    model, given = Model(build, classes=3), schedule([0, 1, 2])
     unknown = LABELS.masked_fill(torch.arange(40) % 4 == 1, -1)
     start = {name: torch.stack([w] * 3) for name, w in model.init().items()}
-    some = descent._descended(Quick(model, 0.9), replace(given, y=unknown), torch.tensor(0.1), start, {})
+    some = train_lanes(fast_plan(model, 0.9), replace(given, y=unknown), torch.tensor(0.1), start, {})
     for lane in range(3):
-        params, pace = model.init(), {name: 0 for name in start}
+        params, velocity = model.init(), {name: 0 for name in start}
         for at, real in zip(given.pick[lane], given.mask[lane], strict=True):
             if real.any():
-                slope = LabelledGradient(model.gradient)(params, Batch(POOL[at], unknown[at], real, real.any())).weights
-                pace = {name: 0.9 * v + slope[name] for name, v in pace.items()}
-                params = {name: w - 0.1 * pace[name] for name, w in params.items()}
+                batch = Batch(POOL[at], unknown[at], real, real.any())
+                gradient = LabelledGradient(model.gradient)(params, batch).weights
+                velocity = {name: 0.9 * v + gradient[name] for name, v in velocity.items()}
+                params = {name: w - 0.1 * velocity[name] for name, w in params.items()}
         assert_close({name: w[lane] for name, w in some.items()}, params, atol=1e-6)
-    none = descent._descended(Quick(model), replace(given, y=-torch.ones_like(LABELS)), torch.tensor(0.1), start, {})
+    none = train_lanes(fast_plan(model), replace(given, y=-torch.ones_like(LABELS)), torch.tensor(0.1), start, {})
     assert_same_bits(none, start)
 
 
 def test_a_client_outside_of_a_block_has_the_same_bits_too():
-    model, given = Model(dense, classes=3), feed([2])
-    alone = descend(
-        Quick(model, 0.9, 0.0),
-        Feed(POOL, LABELS, given.pick[0], given.mask[0]),
+    model, given = Model(dense, classes=3), schedule([2])
+    alone = train(
+        fast_plan(model, 0.9),
+        Schedule(POOL, LABELS, given.pick[0], given.mask[0]),
         torch.tensor(0.1),
         model.init(),
     )
-    assert_same_bits(alone, {name: w[0] for name, w in quick_ends(dense, [2, 1, 0], 0.9).items()})
+    assert_same_bits(alone, {name: w[0] for name, w in fast_ends(dense, [2, 1, 0], 0.9).items()})
 
 
 class Twice(nn.Sequential):
@@ -140,17 +146,17 @@ def hooked() -> nn.Module:
 
 @pytest.mark.parametrize("where", ["", "1", "1.0"], ids=["root", "container", "leaf"])
 @pytest.mark.parametrize("kind", ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"])
-def test_a_hook_anywhere_leaves_a_network_to_the_general_way(kind, where):
+def test_a_hook_anywhere_is_not_supported(kind, where):
     module = dense()
-    assert layers_of(module) and stages_of(module)
+    assert parse_layers(module) and parse_stages(module)
     getattr(module.get_submodule(where), f"register_{kind}")(lambda *given: None)
-    assert layers_of(module) is None and stages_of(module) == ()
+    assert parse_layers(module) is None and parse_stages(module) == ()
 
 
-def test_a_forward_of_its_own_leaves_a_network_to_the_general_way():
+def test_a_forward_of_its_own_is_not_supported():
     module = dense()
     module[1][0].forward = lambda x: 2 * nn.Linear.forward(module[1][0], x)
-    assert layers_of(module) is None and stages_of(module) == ()
+    assert parse_layers(module) is None and parse_stages(module) == ()
 
 
 def shared() -> nn.Module:
@@ -177,16 +183,16 @@ def tied() -> nn.Module:
         nn.Sequential(nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten(), nn.Linear(128, 3)),
         nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(128, 3)),
     ],
-    ids=["hook", "shared", "tied", "subclass", "batch norm", "dropout", "flattens rows", "same", "reflect"],
+    ids=["hook", "shared", "tied", "subclass", "batch norm", "dropout", "flattens samples", "same", "reflect"],
 )
-def test_what_is_not_a_sequence_of_plain_layers_is_left_to_the_general_way(module):
-    assert layers_of(module) is None
+def test_what_is_not_a_sequence_of_plain_layers_is_not_supported(module):
+    assert parse_layers(module) is None
 
 
-def test_a_model_with_a_loss_of_its_own_is_left_to_the_general_way():
+def test_a_model_with_a_loss_of_its_own_is_not_supported():
     class Doubled(Model):
         def loss_of(self, output, batch):
             return 2 * super().loss_of(output, batch)
 
-    assert Model(dense, classes=3).layers is not None
-    assert Doubled(dense, classes=3).layers is None
+    assert parse(Model(dense, classes=3)).layers is not None
+    assert parse(Doubled(dense, classes=3)).layers is None

@@ -11,7 +11,7 @@ WORDS = torch.zeros(2, 12, dtype=torch.long)
 
 
 class Called(nn.Module):
-    """Its forward is a function of its parts and the rows."""
+    """Its forward is a function of its parts and the samples."""
 
     def __init__(self, forward, *parts):
         super().__init__()
@@ -46,13 +46,13 @@ def last(parts, x):
 
 
 MIXING = {
-    "mean of rows": images(lambda parts, x: parts[0](x.flatten(1) - x.flatten(1).mean(0)), nn.Linear(64, 3)),
+    "mean of samples": images(lambda parts, x: parts[0](x.flatten(1) - x.flatten(1).mean(0)), nn.Linear(64, 3)),
     "silent at first": images(lambda parts, x: parts[0](x.flatten(1) - x.flatten(1).mean(0)), Silent(64, 3)),
     "brightest of all": images(lambda parts, x: parts[0](x.flatten(1) / x.max()), nn.Linear(64, 3)),
     "darkest of all": images(lambda parts, x: parts[0](x.flatten(1) - x.min()), nn.Linear(64, 3)),
-    "softmax over rows": images(lambda parts, x: parts[0](x.flatten(1)).softmax(0), nn.Linear(64, 3)),
-    "rows before": images(lambda parts, x: parts[0](x.flatten(1)).cumsum(0), nn.Linear(64, 3)),
-    "rows as time": images(last, nn.LSTM(8, 4), nn.Linear(4, 3)),
+    "softmax over samples": images(lambda parts, x: parts[0](x.flatten(1)).softmax(0), nn.Linear(64, 3)),
+    "samples before": images(lambda parts, x: parts[0](x.flatten(1)).cumsum(0), nn.Linear(64, 3)),
+    "samples as time": images(last, nn.LSTM(8, 4), nn.Linear(4, 3)),
     "words": words(lambda parts, x: parts[1](parts[0](x).mean(1) - parts[0](x).mean((0, 1)))),
     "batch norm without memory": sequence(
         nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 3)
@@ -61,8 +61,8 @@ MIXING = {
 
 
 @pytest.mark.parametrize(("model", "x"), MIXING.values(), ids=MIXING)
-def test_a_network_whose_answers_depend_on_other_rows_is_refused(model, x):
-    with pytest.raises(ModelError, match="depends on the other rows of its batch"):
+def test_a_network_whose_output_depends_on_other_samples_is_refused(model, x):
+    with pytest.raises(ModelError, match="depends on the other samples of its batch"):
         model.check(x)
 
 
@@ -79,33 +79,33 @@ APART = {
 
 
 @pytest.mark.parametrize("name", APART)
-def test_a_network_that_keeps_rows_apart_is_taken(name):
+def test_a_network_that_keeps_samples_apart_is_taken(name):
     model, x = APART[name]
     model.check(x)
-    assert name == "batch norm" or not model._flaw(model._training, x)
+    assert name == "batch norm" or not model._flaw(model.template, x)
 
 
-def test_a_network_that_mixes_rows_in_training_alone_refuses_padded_batches():
+def test_a_network_that_mixes_samples_in_training_alone_refuses_padded_batches():
     class Centred(nn.Linear):
         def forward(self, x):
             return super().forward(x.flatten(1) - x.flatten(1).mean(0) if self.training else x.flatten(1))
 
     model = Model(lambda: Centred(64, 3), classes=3)
     model.check(IMAGES)
-    with pytest.raises(SequentialOnly, match="mixes the rows of a batch"):
+    with pytest.raises(SequentialOnly, match="mixes the samples of a batch"):
         model.gradient(model.init(), batch(6, 5))
 
 
-def test_a_network_whose_buffers_move_refuses_padded_batches():
+def test_a_network_whose_buffers_change_refuses_padded_batches():
     def build():
         return nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 3))
 
     model = Model(build, classes=3)
-    with pytest.raises(SequentialOnly, match="buffers move in training"):
+    with pytest.raises(SequentialOnly, match="buffers change in training"):
         model.gradient(model.init(), batch(6, 5))
 
 
-def test_a_network_is_tried_once():
+def test_a_network_is_probed_once():
     calls = []
     model, _ = images(lambda parts, x: calls.append(len(x)) or parts[0](x.flatten(1)), nn.Linear(64, 3))
     model.check(IMAGES)
@@ -113,8 +113,8 @@ def test_a_network_is_tried_once():
     assert calls == [2, 3, 3, 2]
 
 
-def test_trying_a_network_leaves_the_global_generator_alone():
+def test_probing_a_network_leaves_the_global_generator_alone():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    APART["dropout in evaluation"][0].need_rows_apart(IMAGES)
+    APART["dropout in evaluation"][0].check_independence(IMAGES)
     assert torch.equal(torch.get_rng_state(), before)

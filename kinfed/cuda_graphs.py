@@ -1,0 +1,100 @@
+"""CUDA graphs: a function on a GPU, captured once it is warm and replayed from then on.
+
+A graph is one launch instead of thousands: for models as small as clients have, launching their kernels takes longer
+than running them. A replay runs the very kernels that were captured, on inputs copied to where the graph reads them.
+"""
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+
+from kinfed.params import Params, each_leaf
+
+LOG = logging.getLogger("kinfed.cuda_graphs")
+Function = Callable[[Params], Params]  # what it depends on beside its inputs stays where it is in memory
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured function, where it reads its inputs, and where it leaves its outputs."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Params
+    outputs: Params
+
+    def replay(self, inputs: Params) -> Params:
+        """What the function makes of these inputs."""
+        for name, place in self.inputs.items():
+            place.copy_(inputs[name])
+        self.graph.replay()
+        return each_leaf(torch.clone, self.outputs) if self.outputs else {}
+
+
+class CudaGraphs:
+    """Runs functions by key: eagerly at first, then as CUDA graphs; keeps the latest `most` graphs."""
+
+    def __init__(self, most: int, warm_up: int = 1) -> None:
+        self.most, self.warm_up = most, warm_up
+        self.calls: dict[Hashable, int] = {}  # eager calls, by key and shapes
+        self.graphs: dict[Hashable, Graph] = {}  # the latest used comes last
+        self.failed: set[Hashable] = set()  # what cannot be captured and stays eager
+        self.pool: torch.cuda._POOL_HANDLE | None = None  # memory that all graphs share: one runs at a time
+
+    def run(self, key: Hashable, function: Function, inputs: Params) -> Params:
+        """What the function makes of these inputs; `key` stands for all that it depends on beside them."""
+        shaped = key, tuple((name, t.shape, t.dtype) for name, t in inputs.items())
+        if shaped in self.failed or self._warms_up(shaped):
+            return function(inputs)
+        graph = self.graphs.pop(shaped, None) or self._capture(shaped, function, inputs)
+        if graph is None:
+            return function(inputs)
+        self.graphs[shaped] = graph
+        self._drop_oldest()
+        return graph.replay(inputs)
+
+    def clear(self) -> None:
+        """Gives all memory back."""
+        self.calls.clear()
+        self.graphs.clear()
+        self.pool = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def discard(self, key: Hashable) -> None:
+        """Drops the graphs of this key: what they depend on is about to go."""
+        for shaped in [shaped for shaped in self.calls if isinstance(shaped, tuple) and shaped[0] == key]:
+            self.calls.pop(shaped)
+            self.graphs.pop(shaped, None)
+
+    def _warms_up(self, shaped: Hashable) -> bool:
+        """Whether this call is an eager one, which prepares what a capture must not meet: compilation, workspaces."""
+        self.calls[shaped] = self.calls.get(shaped, 0) + 1
+        return self.calls[shaped] <= self.warm_up
+
+    def _capture(self, shaped: Hashable, function: Function, inputs: Params) -> Graph | None:
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        places = each_leaf(torch.clone, inputs)
+        torch.cuda.synchronize()
+        try:
+            return capture(function, places, self.pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as refusal:  # it asks the GPU for a number, say
+            torch.cuda.synchronize()
+            LOG.warning("CUDA graph capture failed; running eagerly: %s", str(refusal).strip().splitlines()[0])
+            self.failed.add(shaped)
+            return None
+
+    def _drop_oldest(self) -> None:
+        for shaped in list(self.graphs)[: -self.most]:
+            del self.graphs[shaped], self.calls[shaped]
+
+
+def capture(function: Function, places: Params, pool: "torch.cuda._POOL_HANDLE") -> Graph:
+    """The function as a graph that reads its inputs at these places; capturing runs nothing."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        outputs = function(places)
+    return Graph(graph, places, outputs)

@@ -1,0 +1,171 @@
+"""The fast path of local training: mini-batch SGD of a block of clients without autograd.
+
+`plan_training` says whether it supports a training, or in words why not; `train` trains by such a plan. On a CPU the
+network must be a sequence of plain layers, on a GPU one of stages, for which there are Triton kernels. Nothing else of
+the package is used from outside: engines own a `StepGraphs` and hand it to their clients.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from kinfed.errors import SequentialOnly
+from kinfed.fastpath import cpu_training, gpu_training
+from kinfed.fastpath.cpu_training import LEAST, LayeredNetwork
+from kinfed.fastpath.gpu_training import StepGraphs, has_kernels
+from kinfed.fastpath.layers import Layers, parse_layers
+from kinfed.fastpath.schedule import SGD, Schedule
+from kinfed.fastpath.stages import Stage, parse_stages
+from kinfed.models import Model, Network
+from kinfed.models.network import lanes_first
+from kinfed.params import NOTHING, Params, Stack
+
+
+@dataclass(frozen=True, eq=False)
+class ParsedNetwork:
+    """A classifier, and its layers and stages if it consists of such."""
+
+    network: Network
+    layers: Layers | None  # on a CPU
+    stages: tuple[Stage, ...]  # on a GPU
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Samples as the network wants them."""
+        return self.network.inputs(x)
+
+
+@dataclass(frozen=True)
+class FastPlan:
+    """A training that the fast path supports."""
+
+    network: ParsedNetwork
+    sgd: SGD
+    graphs: StepGraphs | None = None  # where CUDA graphs of steps are kept; None: steps are launched one by one
+
+    @property
+    def batches_a_step(self) -> int:
+        """Mini-batches that a step takes: two where it looks ahead."""
+        return 2 if self.sgd.inner_lr else 1
+
+
+@dataclass(frozen=True)
+class NotSupported:
+    """Why the fast path does not support a training."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def plan_training(
+    network: Network | None, device: torch.device, sgd: SGD, shifts: bool = False, graphs: StepGraphs | None = None
+) -> FastPlan | NotSupported:
+    """How the fast path trains this network there by SGD whose gradients are perhaps shifted, or why it does not.
+
+    No network stands for a gradient of some other origin.
+    """
+    if network is None:
+        return NotSupported("the gradient is not that of a network's loss")
+    if sgd.mu and shifts:
+        return NotSupported("gradients that are shifted are not pulled to the start as well")
+    if sgd.inner_lr and (device.type != "cuda" or sgd.momentum):
+        return NotSupported("look-ahead steps are for GPUs, and without momentum")
+    parsed = parse(network)
+    reason = _missing(parsed, device)
+    return NotSupported(reason) if reason else FastPlan(parsed, sgd, graphs)
+
+
+def _missing(parsed: ParsedNetwork, device: torch.device) -> str:
+    """What a network lacks for the fast path on a device; empty where it lacks nothing."""
+    if device.type == "cuda":
+        return "" if parsed.stages and has_kernels() else "there are no kernels for this network"
+    return "" if device.type == "cpu" and parsed.layers else "the network is not a sequence of plain layers"
+
+
+def supports(network: Network, device: torch.device) -> bool:
+    """Whether the fast path can train this network there."""
+    return not _missing(parse(network), device)
+
+
+@lru_cache(maxsize=64)
+def parse(network: Network) -> ParsedNetwork:
+    """The network as the fast path sees it; one with a loss, forward or gradient of its own has no layers for it."""
+    own = type(network)
+    usual = isinstance(network, Model) and own.loss_of is Model.loss_of and own.forward is Network.forward
+    if not usual or own.compute_gradient is not Network.compute_gradient:
+        return ParsedNetwork(network, None, ())
+    return ParsedNetwork(network, parse_layers(network.template), parse_stages(network.template))
+
+
+def explain(network: Network) -> str:
+    """How clients train this network in one block on a CPU, in words."""
+    if network.refuses:
+        return f"sequentially: {network.refuses}"
+    layers = parse(network).layers
+    if layers is None:
+        return "vectorised: one vmap of autograd for a block"
+    return "fast path, one client after the other" if layers.has_convolutions else "fast path, a block in one product"
+
+
+def train(
+    plan: FastPlan, schedule: Schedule, lr: Tensor, start: Params, shift: Mapping[str, Tensor] = NOTHING
+) -> Params:
+    """The weights of one client after all its batches; inside a vmap, those of all its clients at once.
+
+    The shift is added to every gradient, if there is one.
+    """
+    lane = (schedule.pick, schedule.mask, *start.values(), *shift.values())
+    apply = cast("Callable[..., tuple[Tensor, ...]]", _Train.apply)
+    return dict(zip(start, apply(plan, tuple(start), schedule.x, schedule.y, lr, *lane), strict=True))
+
+
+class _Train(torch.autograd.Function):
+    """A whole training as one operation, so that a vmap hands over the plain tensors of all its clients."""
+
+    @staticmethod
+    def forward(
+        plan: FastPlan, names: tuple[str, ...], x: Tensor, y: Tensor, lr: Tensor, *lane: Tensor
+    ) -> tuple[Tensor, ...]:
+        pick, mask, *weights = (t[None] for t in lane)
+        ends = train_lanes(plan, Schedule(x, y, pick, mask), lr, *_by_name(names, weights))
+        return tuple(w[0] for w in ends.values())
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Nothing is kept: nobody differentiates through a whole training."""
+
+    @staticmethod
+    def vmap(
+        info: object, dims: tuple[int | None, ...], plan: FastPlan, names: tuple[str, ...],
+        x: Tensor, y: Tensor, lr: Tensor, *lane: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
+        if any(dim is not None for dim in dims[2:5]):
+            raise SequentialOnly("the clients of a block have different pools of samples or learning rates")
+        pick, mask, *weights = lanes_first(info, lane, dims[5:])
+        ends = train_lanes(plan, Schedule(x, y, pick, mask), lr, *_by_name(names, weights))
+        return tuple(ends.values()), (0,) * len(ends)
+
+
+def _by_name(names: tuple[str, ...], weights: list[Tensor]) -> tuple[Stack, Stack]:
+    """The start, and the shift if there is one."""
+    return dict(zip(names, weights, strict=False)), dict(zip(names, weights[len(names) :], strict=False))
+
+
+def train_lanes(plan: FastPlan, schedule: Schedule, lr: Tensor, start: Stack, shift: Stack) -> Stack:
+    """The weights of all lanes after all their batches."""
+    with torch.no_grad():
+        if lr.is_cuda:
+            return gpu_training.train_lanes(plan.network, schedule, lr, start, shift, plan.sgd, plan.graphs)
+        layers = cast("Layers", plan.network.layers)  # a plan for a CPU is of a network that has them
+        return cpu_training.train_lanes(
+            LayeredNetwork(layers, plan.network.inputs), schedule, lr, start, shift, plan.sgd
+        )
+
+
+__all__ = ["LEAST", "SGD", "FastPlan", "NotSupported", "Schedule", "StepGraphs", "explain", "plan_training", "supports",
+           "train"]  # fmt: skip

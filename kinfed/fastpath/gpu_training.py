@@ -1,0 +1,249 @@
+"""Mini-batch SGD of several clients at once on a GPU, in kernels of our own.
+
+Nothing in it waits for the GPU or asks it for a number, so a CUDA graph can capture it, whole or a few steps at a time.
+Clients of uneven size hardly ever train for the same number of steps twice, so a graph of a whole training would seldom
+be replayed; one of a few steps, replayed as often as needed, always is.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import zip_longest
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kinfed.cuda_graphs import CudaGraphs
+from kinfed.fastpath.schedule import SGD, Schedule
+from kinfed.fastpath.stages import Image, PackedWeight, PaddedImages, ShapedStage, Stage, shape_stages
+from kinfed.params import Params, Stack
+from kinfed.registry import is_installed
+
+AT_ONCE = 2**26  # numbers of images that are prepared at once
+GRAPH_STEPS = 16, 64  # steps in a graph: of short trainings, and of long ones
+LONG = 128  # steps
+MOST = 4  # trainings whose buffers are kept; each holds weights and activations of all its lanes
+
+
+@cache
+def has_kernels() -> bool:
+    """Whether Triton is there, which comes with torch for GPUs."""
+    return is_installed("triton")
+
+
+class StagedNetwork(Protocol):
+    """A network that is a sequence of stages."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]: ...
+
+    def inputs(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class LayerBuffers:
+    """The activations of a stage and their gradients."""
+
+    shaped: ShapedStage
+    x: PaddedImages  # its input; that of the first stage is only a placeholder of its shape
+    output: PaddedImages  # of its layer; the next one's input, unless a pooling comes between
+    pooled: PaddedImages  # the next one's input
+    argmax: Tensor  # which of its window a pooling took
+    output_gradient: PaddedImages
+    pooled_gradient: PaddedImages  # the same as of `output`, unless a pooling or a flattening comes between
+    input_is_relu: bool
+
+    @property
+    def input(self) -> PaddedImages:
+        """Its input, as its layer takes it."""
+        return self.x.flat() if self.shaped.stage.is_linear else self.x
+
+
+def allocate_buffers(shaped: list[ShapedStage], like: Tensor) -> list[LayerBuffers]:
+    """Buffers of each stage of a network, for lanes and batches as in `like`."""
+    buffers: list[LayerBuffers] = []
+    inputs = [PaddedImages.of(like, one.input, one.stage.pad) for one in shaped]
+    last = PaddedImages.of(like, shaped[-1].pooled)
+    for i, (one, pooled) in enumerate(zip(shaped, [*inputs[1:], last], strict=True)):
+        pools = one.stage.pool > 1
+        output = PaddedImages.of(like, one.output) if pools else pooled
+        argmax = like.new_empty(*like.shape, *one.pooled, dtype=torch.uint8) if pools else like
+        gradient = PaddedImages.of(like, one.output, one.margin if i else 0) if one is not shaped[-1] else output
+        is_same = not pools and (gradient.pad == 0 or not shaped[i + 1].stage.is_linear)
+        after = gradient if is_same else PaddedImages.of(like, one.pooled)
+        is_relu = i > 0 and shaped[i - 1].stage.relu
+        buffers.append(LayerBuffers(one, inputs[i], output, pooled, argmax, gradient, after, is_relu))
+    return buffers
+
+
+class StepBatches(NamedTuple):
+    """What all lanes need for some steps."""
+
+    pick: Tensor  # [steps, lanes, b] indices into the pool
+    y: Tensor  # [steps, lanes, b]
+    sample_weight: Tensor  # [steps, lanes, b] in the batch's mean
+    lr: Tensor  # [steps, lanes]; zero: the lane does not move
+
+    def pad_steps(self, multiple: int) -> "StepBatches":
+        """With steps at the end that move nothing, so that there is a multiple of so many."""
+        return StepBatches(*(pad(t, (0, 0) * (t.dim() - 1) + (0, -len(t) % multiple)) for t in self))
+
+    def split_steps(self, steps: int) -> list["StepBatches"]:
+        """So many steps at a time; the last part may be shorter."""
+        return [StepBatches(*parts) for parts in zip(*(t.split(steps) for t in self), strict=True)]
+
+
+@dataclass
+class TrainingState:
+    """A network's weights in all lanes, and the buffers that their training needs."""
+
+    network: StagedNetwork
+    x: Tensor  # the pool
+    weights: list[PackedWeight]
+    buffers: list[LayerBuffers]
+    lookahead: list[PackedWeight]  # where the inner step leads, from which the real one is taken; empty: none
+
+    @classmethod
+    def at(
+        cls, network: StagedNetwork, x: Tensor, shaped: list[ShapedStage], starts: list[Tensor], shifts: list[Tensor],
+        batch_size: int, sgd: SGD,
+    ) -> "TrainingState":  # fmt: skip
+        """A training from these starts, which it takes over."""
+        weights = [PackedWeight.at(w, sgd.momentum, sgd.mu, by) for w, by in zip_longest(starts, shifts)]
+        lookahead = [PackedWeight.at(w.clone(), 0.0, 0.0) for w in starts if sgd.inner_lr]
+        like = starts[0].new_empty(len(starts[0]), batch_size)
+        return cls(network, x, weights, allocate_buffers(shaped, like), lookahead)
+
+    def reset(self, starts: list[Tensor], shifts: list[Tensor]) -> None:
+        """Restarts from other weights, where the buffers are."""
+        for weight, start, shift in zip_longest(self.weights, starts, shifts):
+            weight.reset(start, shift)
+
+    def train(self, batches: StepBatches) -> None:
+        """Takes these steps."""
+        images, weights = self._images(batches.pick), self.weights
+        for step, (y, sample_weight, lr) in enumerate(zip(*batches[1:], strict=True)):
+            if self.lookahead and step % 2 == 0:
+                for ahead, weight in zip(self.lookahead, weights, strict=True):
+                    ahead.now.copy_(weight.now)
+                sgd_step(self.lookahead, self.lookahead, self.buffers, images[step], y, sample_weight, lr)
+            else:
+                sgd_step(self.lookahead or weights, weights, self.buffers, images[step], y, sample_weight, lr)
+                weights = [weight.swap() for weight in weights]
+        self.weights = weights  # not before all went well: a capture that fails leaves everything as it was
+
+    def train_on(self, batches: Params) -> Params:
+        """The same as a function that a CUDA graph can capture."""
+        self.train(StepBatches(**batches))
+        return {}
+
+    def _images(self, pick: Tensor) -> Tensor:
+        """The samples of some steps for the first layer: [steps, lanes, b, height, width, channels], padded."""
+        first = self.buffers[0].shaped
+        samples = self.network.inputs(self.x.index_select(0, pick.flatten()))
+        samples = samples.view(-1, first.input[2] - first.extra, *first.input[:2])
+        around = (first.stage.pad,) * 4
+        images: Tensor = pad(samples.permute(0, 2, 3, 1), (0, first.extra, *around)).contiguous()
+        return images.view(*pick.shape, *images.shape[1:])
+
+
+def sgd_step(
+    at: list[PackedWeight], weights: list[PackedWeight], buffers: list[LayerBuffers], images: Tensor, y: Tensor,
+    sample_weight: Tensor, lr: Tensor,
+) -> None:  # fmt: skip
+    """One SGD step of every lane's weights by the gradient at `at`, mostly the weights themselves.
+
+    The images are [lanes, b, height, width, channels], padded.
+    """
+    from kinfed.fastpath import kernels  # Triton's own import is heavy, and needs a GPU
+
+    layers = [replace(buffers[0], x=PaddedImages(images, buffers[0].x.pad)), *buffers[1:]]
+    for layer, here in zip(layers, at, strict=True):
+        kernels.convolve(layer.shaped.stage, layer.input, here.now, layer.output, lr)
+        if layer.shaped.stage.pool > 1:
+            kernels.pool(layer.shaped.stage, layer.output, layer.pooled, layer.argmax)
+    kernels.cross_entropy_gradient(layers[-1].pooled.images, y, sample_weight)
+    for i, layer in reversed(list(enumerate(layers))):
+        stage, before = layer.shaped.stage, layers[i - 1] if i else None
+        if stage.pool > 1:
+            kernels.unpool(stage, layer.pooled_gradient, layer.argmax, layer.output_gradient)
+        elif layer.pooled_gradient is not layer.output_gradient:
+            layer.output_gradient.fill(layer.pooled_gradient)
+        if before:
+            onto = before.pooled_gradient.flat() if stage.is_linear else before.pooled_gradient
+            relu = layer.input if layer.input_is_relu else None
+            kernels.convolve_back(stage, layer.output_gradient, at[i].now, onto, relu, lr)
+        kernels.update_weights(stage, layer.input, layer.output_gradient, weights[i], lr)
+
+
+@dataclass
+class StepGraphs:
+    """Trainings whose buffers are kept, by all that they depend on, and the CUDA graphs of a few steps of each."""
+
+    states: dict[Hashable, TrainingState] = field(default_factory=dict)
+    graphs: CudaGraphs = field(default_factory=lambda: CudaGraphs(MOST))
+
+    def prepare(self, key: Hashable, new: "partial[TrainingState]", starts: list[Tensor], shifts: list[Tensor]) -> None:
+        """Sets the training of this key to these starts; it is a new one if there is none."""
+        state = self.states.pop(key, None)
+        if state:
+            state.reset(starts, shifts)
+        self.states[key] = state or new()
+        for old in list(self.states)[:-MOST]:
+            del self.states[old]
+            self.graphs.discard(old)
+
+    def train(self, key: Hashable, batches: StepBatches) -> None:
+        """Takes these steps in the training of this key."""
+        self.graphs.run(key, self.states[key].train_on, batches._asdict())
+
+    def clear(self) -> None:
+        """Gives all memory back."""
+        self.states.clear()
+        self.graphs.clear()
+
+
+def train_lanes(
+    network: StagedNetwork, schedule: Schedule, lr: Tensor, start: Stack, shift: Stack, sgd: SGD,
+    graphs: StepGraphs | None = None,
+) -> Stack:  # fmt: skip
+    """The weights of all lanes after all their batches; an empty batch moves nothing.
+
+    To every gradient the shift is added, if there is one; then mu must be 0. With an inner learning rate a batch is a
+    pair of mini-batches: the gradient of the second is taken after a step at that rate on the first.
+    """
+    shape = schedule.x.shape[1:]
+    image: Image = (shape[1], shape[2], shape[0]) if len(shape) == 3 else (1, 1, shape.numel())
+    shaped = shape_stages(network.stages, image)
+    starts, shifts = [one.pack(start) for one in shaped], [one.pack(shift) for one in shaped if shift]
+    batches = by_step(schedule, lr, sgd.inner_lr)
+    steps, lanes, size = batches.pick.shape
+    at_once = max(2, AT_ONCE // (lanes * size * shape.numel()) // 2 * 2)  # even: pairs stay together
+    new = partial(TrainingState.at, network, schedule.x, shaped, starts, shifts, size, sgd)
+    if graphs:
+        at_once = min(at_once, GRAPH_STEPS[steps > LONG])
+        key = id(network), schedule.x.data_ptr(), lanes, size, at_once, sgd, bool(shift)
+        batches = batches.pad_steps(at_once)
+        graphs.prepare(key, new, starts, shifts)
+        for part in batches.split_steps(at_once):
+            graphs.train(key, part)
+        state = graphs.states[key]
+    else:
+        state = new()
+        for part in batches.split_steps(at_once):
+            state.train(part)
+    skipped = len(batches.lr) - schedule.mask.any(2).sum(1)  # steps that a lane did not take
+    ends = [one.unpack(weight.end(skipped)) for one, weight in zip(shaped, state.weights, strict=True)]
+    return {name: next(end[name] for end in ends if name in end) for name in start}
+
+
+def by_step(schedule: Schedule, lr: Tensor, inner_lr: float) -> StepBatches:
+    """All batches, the steps first; with an inner learning rate the two halves of a batch are steps of their own."""
+    live = schedule.mask.any(2)
+    rates = lr * live
+    if inner_lr:
+        schedule, rates = schedule.split_pairs(), torch.stack([inner_lr * live, rates], 2).flatten(1)
+    whole = schedule.pick, schedule.y[schedule.pick].clamp(min=0), schedule.sample_weights(), rates
+    return StepBatches(*(t.transpose(0, 1).contiguous() for t in whole))

@@ -1,0 +1,208 @@
+"""Plain layers for several clients at once, each with weights of its own, which the backward pass updates.
+
+A lane is a client's index in the block: samples are [lanes * b, ...], lane by lane, and a weight is [lanes, ...]. A
+layer's weights are updated as soon as it has passed its gradient on. So no gradient of a whole model is ever stored,
+and that of a matrix is not even computed: the product that would be it is added to the matrix at once. Autograd is left
+out: for networks as small as clients have, its own work would take longer than theirs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, max_pool2d
+
+HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+WIDE = 2**19  # numbers in a matrix from which on its product is faster with it on the left
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """A step of SGD: w -= lr · v, where v = momentum · v + gradient + mu · (w - start) + shift."""
+
+    lr: float
+    momentum: float
+    mu: float
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of some lanes, its velocity, start and shift, where they are needed; updated in place."""
+
+    now: Tensor
+    velocity: Tensor | None
+    start: Tensor | None
+    shift: Tensor | None
+    rule: UpdateRule
+
+    @classmethod
+    def at(cls, start: Tensor, rule: UpdateRule, shift: Tensor | None = None) -> "Weight":
+        """A weight at `start`, which it takes over."""
+        needs_velocity = bool(rule.momentum or rule.mu) or shift is not None
+        velocity = torch.zeros_like(start) if needs_velocity else None
+        return cls(start, velocity, start.clone() if rule.mu else None, shift, rule)
+
+    def select(self, lanes: slice | list[int]) -> "Weight":
+        """The weight of these lanes: a view for a slice, a copy for a list."""
+        velocity, start, shift = (t if t is None else t[lanes] for t in (self.velocity, self.start, self.shift))
+        return Weight(self.now[lanes], velocity, start, shift, self.rule)
+
+    def put(self, other: "Weight", lanes: int) -> None:
+        """Copies the first lanes of another weight."""
+        self.now[:lanes] = other.now[:lanes]
+        if self.velocity is not None and other.velocity is not None:
+            self.velocity[:lanes] = other.velocity[:lanes]
+
+    def step_by_product(self, left: Tensor, right: Tensor) -> None:
+        """Takes the step whose gradient is left @ right."""
+        if self.velocity is None:
+            self.now.baddbmm_(left, right, alpha=-self.rule.lr)
+        else:
+            self._apply(self.velocity.baddbmm_(left, right, beta=self.rule.momentum))
+
+    def step(self, gradient: Tensor) -> None:
+        """Takes the step of this gradient."""
+        if self.velocity is None:
+            self.now.add_(gradient, alpha=-self.rule.lr)
+        else:
+            self._apply(self.velocity.mul_(self.rule.momentum).add_(gradient))
+
+    def _apply(self, velocity: Tensor) -> None:
+        if self.start is not None:
+            velocity.add_(self.now - self.start, alpha=self.rule.mu)
+        if self.shift is not None:
+            velocity.add_(self.shift)
+        self.now.add_(velocity, alpha=-self.rule.lr)
+
+
+Weights = Mapping[str, Weight]
+Backward = Callable[[Tensor, bool], Tensor]  # the gradient after a layer -> that before it, unless it is not needed
+Layer = Callable[[Tensor, Weights], tuple[Tensor, Backward]]  # activations, and the backward pass
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a network in their order."""
+
+    layers: tuple[Layer, ...]
+    first: int  # the lowest layer with weights: the gradient before it is not needed
+    has_convolutions: bool  # these gain nothing from other lanes: such a network trains one lane at a time
+
+    def sgd_step(self, x: Tensor, y: Tensor, sample_weight: Tensor, weights: Weights) -> None:
+        """One SGD step on the cross-entropy; a sample counts by its weight in its batch."""
+        x = _channels_last(x) if self.has_convolutions and x.dim() == 4 else x
+        passes = []
+        for layer in self.layers:
+            x, backward = layer(x, weights)
+            passes.append(backward)
+        error = x.softmax(1).scatter_add_(1, y[:, None], x.new_full((len(y), 1), -1.0))
+        gradient = error.mul_(sample_weight[:, None])
+        for i in range(len(passes) - 1, self.first - 1, -1):
+            gradient = passes[i](gradient, i > self.first)
+
+
+def parse_layers(module: nn.Module) -> Layers | None:
+    """The module as plain layers; None if it is anything but a sequence of such."""
+    if is_hooked(module):
+        return None
+    parts = list(leaves(module))
+    steps = [_layer(name, leaf) for name, leaf in parts]
+    weights = [id(weight) for _, leaf in parts for weight in leaf.parameters()]
+    if None in steps or len(set(weights)) < len(weights):  # a weight that is used twice must not move in between
+        return None
+    first = next((i for i, (_, leaf) in enumerate(parts) if any(True for _ in leaf.parameters())), len(parts))
+    has_convolutions = any(type(leaf) is nn.Conv2d for _, leaf in parts)
+    return Layers(tuple(step for step in steps if step), first, has_convolutions)
+
+
+def leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The parts of nested sequences in their order, each with its name and a dot."""
+    if type(module) is not nn.Sequential:
+        yield name, module
+        return
+    for inner, part in module._modules.items():  # named_children leaves out a part that comes twice
+        if part is not None:
+            yield from leaves(part, f"{name}{inner}.")
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether it or one of its parts has a hook, or a forward of its own."""
+    return any("forward" in vars(part) or any(getattr(part, h) for h in HOOKS) for part in module.modules())
+
+
+def _layer(name: str, leaf: nn.Module) -> Layer | None:
+    if type(leaf) is nn.Linear:
+        return partial(_linear, name)
+    if type(leaf) is nn.ReLU:
+        return _relu
+    if type(leaf) is nn.Flatten and (leaf.start_dim, leaf.end_dim) == (1, -1):
+        return _flat
+    if type(leaf) is nn.Conv2d and leaf.padding_mode == "zeros" and not isinstance(leaf.padding, str):
+        return partial(_convolution, name, leaf)
+    return partial(_pool, leaf) if type(leaf) is nn.MaxPool2d and not leaf.return_indices else None
+
+
+def _linear(name: str, x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+    weight, bias = weights[f"{name}weight"], weights.get(f"{name}bias")
+    lanes, out, _ = weight.now.shape
+    samples = x.view(lanes, -1, x.shape[1])
+    if weight.now[0].numel() < WIDE:
+        product = torch.bmm(samples, weight.now.transpose(1, 2))
+    else:
+        product = torch.bmm(weight.now, samples.transpose(1, 2)).transpose(1, 2).contiguous()
+
+    def backward(gradient: Tensor, needed: bool) -> Tensor:
+        by_lane = gradient.view(lanes, -1, out)
+        before = torch.bmm(by_lane, weight.now).flatten(0, 1) if needed else gradient
+        weight.step_by_product(by_lane.transpose(1, 2), samples)
+        if bias is not None:
+            bias.step(by_lane.sum(1))
+        return before
+
+    return (product if bias is None else product.add_(bias.now[:, None])).view(-1, out), backward
+
+
+def _relu(x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+    y = x.relu_()  # no layer looks at its output again
+    return y, lambda gradient, needed: aten.threshold_backward(gradient, y, 0)
+
+
+def _flat(x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+    return x.flatten(1), lambda gradient, needed: gradient.view(x.shape)
+
+
+def _pool(like: nn.MaxPool2d, x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+    how = like.kernel_size, like.stride, like.padding, like.dilation, like.ceil_mode
+    y, places = max_pool2d(x, *how, return_indices=True)
+    pairs = [value if isinstance(value, tuple) else (value, value) for value in how[:4]]
+    return y, lambda gradient, needed: aten.max_pool2d_with_indices_backward(gradient, x, *pairs, how[4], places)
+
+
+def _convolution(name: str, like: nn.Conv2d, x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+    """Of a single lane."""
+    weight, bias = weights[f"{name}weight"], weights.get(f"{name}bias")
+    padding = cast("tuple[int, int]", like.padding)  # text is not parsed
+    how = like.stride, padding, like.dilation
+
+    def backward(gradient: Tensor, needed: bool) -> Tensor:
+        outputs = [needed, True, bias is not None]
+        before, by_weight, by_bias = aten.convolution_backward(
+            gradient, x, weight.now[0], [like.out_channels], *how, False, [0, 0], like.groups, outputs
+        )
+        weight.step(by_weight[None])
+        if bias is not None:
+            bias.step(by_bias[None])
+        return before if needed else gradient
+
+    offset = None if bias is None else bias.now[0]
+    return conv2d(x, weight.now[0], offset, like.stride, padding, like.dilation, like.groups), backward
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """The same images, channels innermost in memory, the fastest layout for convolutions and pooling on a CPU."""
+    inner = x.permute(0, 2, 3, 1)
+    return x.new_empty(inner.shape).copy_(inner).permute(0, 3, 1, 2)

@@ -1,0 +1,246 @@
+"""A plain network as stages: a layer with weights, then perhaps a ReLU and a pooling. On a GPU a stage is a kernel."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from kinfed.fastpath.layers import is_hooked, leaves
+from kinfed.params import Stack
+
+Image = tuple[int, int, int]  # height, width, channels
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A convolution (stride 1, zeros around) or a linear layer, whose input is a 1x1 image."""
+
+    name: str  # of the module, with its dot
+    size: int  # of the window
+    pad: int
+    bias: bool
+    out: int  # channels
+    is_linear: bool
+    relu: bool = False
+    pool: int = 1  # the side of the windows whose largest goes on; 1: no pooling
+
+    def shape(self, image: Image) -> "ShapedStage":
+        """The stage for images like this."""
+        if self.is_linear:
+            return ShapedStage(self, image, (1, 1, self.out), (1, 1, self.out))
+        high, wide = (side + 2 * self.pad - self.size + 1 for side in image[:2])
+        return ShapedStage(self, image, (high, wide, self.out), (high // self.pool, wide // self.pool, self.out))
+
+
+@dataclass(frozen=True)
+class ShapedStage:
+    """A stage for images of one size: the shapes of its input, of its layer's output, and after pooling."""
+
+    stage: Stage
+    input: Image
+    output: Image
+    pooled: Image
+    extra: int = 0  # channels of zeros after the input's real ones
+
+    @property
+    def margin(self) -> int:
+        """Padding that the gradient of its output needs in the backward pass."""
+        return self.stage.size - 1 - self.stage.pad
+
+    def pack(self, models: Stack) -> Tensor:
+        """The weights of all lanes in the kernels' layout: [lanes, height · width · channels (+ bias), out]."""
+        weight = models[f"{self.stage.name}weight"]
+        weight = pad(weight, (0, 0, 0, 0, 0, self.extra)) if self.extra else weight
+        if self.stage.is_linear:  # its input is what `nn.Flatten` makes of an image: channels first
+            weight = weight.unflatten(2, (self.input[2], *self.input[:2]))
+        seen = weight.permute(0, 3, 4, 2, 1)
+        packed = weight.new_empty(len(weight), seen[0, ..., 0].numel() + self.stage.bias, self.stage.out)
+        packed[:, : packed.shape[1] - self.stage.bias].view(seen.shape).copy_(seen)
+        if self.stage.bias:
+            packed[:, -1] = models[f"{self.stage.name}bias"]
+        return packed
+
+    def unpack(self, weight: Tensor) -> Stack:
+        """The weights by name, as the network has them."""
+        high, wide = self.input[:2] if self.stage.is_linear else (self.stage.size, self.stage.size)
+        seen = weight[:, : high * wide * self.input[2]].unflatten(1, (high, wide, self.input[2]))
+        own = seen[..., : self.input[2] - self.extra, :].permute(0, 4, 3, 1, 2)
+        bias = {f"{self.stage.name}bias": weight[:, -1].clone()} if self.stage.bias else {}
+        return {
+            f"{self.stage.name}weight": (own.flatten(2) if self.stage.is_linear else own).clone(
+                memory_format=torch.contiguous_format
+            )
+        } | bias
+
+
+@dataclass(frozen=True)
+class PaddedImages:
+    """Images of some lanes, each padded with zeros: [lanes, b, height + 2 · pad, width + 2 · pad, channels]."""
+
+    images: Tensor
+    pad: int = 0
+
+    @classmethod
+    def of(cls, like: Tensor, image: Image, pad: int = 0) -> "PaddedImages":
+        """Empty ones, as many as in `like`; the padding is never written to."""
+        make = like.new_zeros if pad else like.new_empty
+        return cls(make(*like.shape[:2], *(side + 2 * pad for side in image[:2]), image[2]), pad)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width without the padding."""
+        high, wide = (side - 2 * self.pad for side in self.images.shape[2:4])
+        return high, wide
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a lane."""
+        return self.images.shape[1] * self.size[0] * self.size[1]
+
+    def fill(self, other: "PaddedImages") -> None:
+        """Copies images without padding."""
+        inside = slice(self.pad, -self.pad or None)
+        self.images[:, :, inside, inside] = other.images
+
+    def flat(self) -> "PaddedImages":
+        """Each image as one pixel of many channels: the input of a linear layer."""
+        return PaddedImages(self.images.flatten(2)[:, :, None, None])
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A packed weight, its value a step ago, FedProx's start and the gradient's shift, where they are needed.
+
+    Without momentum a step changes `now`; with it, the new value is written over `previous`, and the two are swapped.
+    """
+
+    now: Tensor
+    previous: Tensor | None
+    start: Tensor | None
+    shift: Tensor | None
+    momentum: float
+    mu: float
+
+    @classmethod
+    def at(cls, start: Tensor, momentum: float, mu: float, shift: Tensor | None = None) -> "PackedWeight":
+        """A weight at `start`, which it takes over."""
+        return cls(start, start.clone() if momentum else None, start.clone() if mu else None, shift, momentum, mu)
+
+    def reset(self, start: Tensor, shift: Tensor | None) -> None:
+        """Restarts at another start, with another shift if it has one."""
+        for own, t in ((self.now, start), (self.previous, start), (self.start, start), (self.shift, shift)):
+            if own is not None and t is not None:
+                own.copy_(t)
+
+    def swap(self) -> "PackedWeight":
+        """The weight after a step."""
+        return self if self.previous is None else replace(self, now=self.previous, previous=self.now)
+
+    def end(self, steps: Tensor) -> Tensor:
+        """The weights of lanes that took so many steps each."""
+        if self.previous is None:
+            return self.now
+        return torch.where((steps % 2 == 0)[:, None, None], self.now, self.previous)
+
+
+def parse_stages(module: nn.Module) -> tuple[Stage, ...]:
+    """The network as stages; none if it is anything but a sequence of such."""
+    if is_hooked(module):
+        return ()
+    stages: list[Stage] = []
+    parts = list(leaves(module))
+    for (_, before), (name, leaf) in pairwise([("", nn.Identity()), *parts]):
+        is_first_linear = type(leaf) is nn.Linear and not (stages and stages[-1].is_linear)
+        longer = _append(stages, name, leaf)
+        if longer is None or is_first_linear != (type(before) is nn.Flatten):
+            return ()
+        stages = longer
+    weights = [id(w) for _, leaf in parts for w in leaf.parameters()]
+    is_whole = bool(stages) and stages[-1].is_linear and len(set(weights)) == len(weights)
+    return tuple(stages) if is_whole else ()
+
+
+def _append(stages: list[Stage], name: str, leaf: nn.Module) -> list[Stage] | None:
+    """The stages with one more part of the network; None if it has no place there."""
+    last = stages[-1] if stages else None
+    if type(leaf) is nn.Linear:
+        return [*stages, Stage(name, 1, 0, leaf.bias is not None, leaf.out_features, True)]
+    if type(leaf) is nn.Conv2d and not (last and last.is_linear) and _is_simple(leaf):
+        around = int(leaf.padding[0])
+        return [*stages, Stage(name, leaf.kernel_size[0], around, leaf.bias is not None, leaf.out_channels, False)]
+    if type(leaf) is nn.ReLU and last:
+        return [*stages[:-1], replace(last, relu=True)]
+    if type(leaf) is nn.MaxPool2d and last and not last.is_linear and last.pool == 1 and _is_tiling(leaf):
+        return [*stages[:-1], replace(last, pool=_side(leaf))]
+    return stages if type(leaf) is nn.Flatten and (leaf.start_dim, leaf.end_dim) == (1, -1) else None
+
+
+def _is_simple(layer: nn.Conv2d) -> bool:
+    square = layer.kernel_size[0] == layer.kernel_size[1] and layer.padding in ((p := layer.padding[0], p), p)
+    usual = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
+    known = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return square and usual and known and int(layer.padding[0]) < layer.kernel_size[0]
+
+
+def _side(layer: nn.MaxPool2d) -> int:
+    return layer.kernel_size if isinstance(layer.kernel_size, int) else layer.kernel_size[0]
+
+
+def _is_tiling(layer: nn.MaxPool2d) -> bool:
+    plain = layer.padding == 0 and layer.dilation == 1 and not layer.ceil_mode and not layer.return_indices
+    return plain and isinstance(layer.kernel_size, int) and layer.stride == layer.kernel_size
+
+
+def shape_stages(stages: tuple[Stage, ...], image: Image) -> list[ShapedStage]:
+    """The stages for images like this."""
+    shaped: list[ShapedStage] = []
+    if not stages[0].is_linear and image[2] % 4 == 3:  # four channels are read at once
+        shaped.append(replace(stages[0].shape((*image[:2], image[2] + 1)), extra=1))
+        stages, image = stages[1:], shaped[0].pooled
+    for stage in stages:
+        shaped.append(stage.shape(image))
+        image = shaped[-1].pooled
+    return shaped
+
+
+# how the kernels cut their work: by tables of what was fastest on an H200, not by a rule
+Tile = tuple[tuple[int, int, int], int, int]  # rows, columns and depth of a tile of products; warps; loads ahead
+
+
+def precision() -> str:
+    """How numbers are multiplied."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+def product_tile(rows: int, depth: int, out: int) -> Tile:
+    """How a product of so many rows and columns, over such a depth, is cut."""
+    across, tf32 = _across(out), precision() == "tf32"
+    if rows <= 16:
+        return (16, across, 64 if out >= 512 or depth <= 64 else 32), 4, 4
+    if depth <= 32:
+        return (128, across, 32), 4, 2
+    if rows <= 1024 or across == 16:
+        return (64, across, 32), 4, 4
+    if across == 32:
+        return ((128, across, 32), 8, 3) if tf32 else ((64, across, 64), 4, 3)
+    return ((256, across, 32), 8, 4) if tf32 else ((128, across, 32), 8, 3)
+
+
+def gradient_tile(rows: int, total: int, out: int, lanes: int) -> Tile:
+    """How the gradient of a weight [total, out] is cut, whose depth are the rows."""
+    across = _across(out)
+    if rows <= 16:
+        return (32, across, 16), 4, 2
+    if total <= 33:
+        return (32, across, 32), 2, 4
+    if across == 16:
+        return (16, across, 64), 2, 3
+    many = lanes * total > 50_000 and precision() == "tf32x3"
+    return ((128, across, 32), 4, 3) if many else ((32, across, 64), 4, 3)
+
+
+def _across(out: int) -> int:
+    """Columns of a tile: a power of two."""
+    return min(64, max(16, 1 << (out - 1).bit_length()))

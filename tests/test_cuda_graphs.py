@@ -1,0 +1,87 @@
+"""CUDA graphs without a GPU: what is eager, captured, replayed and dropped."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kinfed import cuda_graphs
+from kinfed.cuda_graphs import CudaGraphs, Graph
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """A capture that keeps the function, and whose replay calls it; the keys of captures so far."""
+    seen = []
+
+    def capture(function, places, pool):
+        seen.append(tuple(places["x"].shape))
+        outputs = {"y": torch.empty(0)}
+
+        def replay():
+            outputs["y"] = function(places)["y"]
+
+        return Graph(SimpleNamespace(replay=replay), places, outputs)
+
+    monkeypatch.setattr(cuda_graphs, "capture", capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return seen
+
+
+def double(inputs):
+    return {"y": 2 * inputs["x"]}
+
+
+def run(graphs: CudaGraphs, *numbers: float, key: str = "double") -> list[float]:
+    return graphs.run(key, double, {"x": torch.tensor(numbers)})["y"].tolist()
+
+
+def test_a_function_is_captured_once_it_is_warm_and_replayed_on_new_inputs(captures):
+    graphs = CudaGraphs(most=2, warm_up=2)
+    assert [run(graphs, n) for n in (1.0, 2.0, 3.0, 4.0)] == [[2], [4], [6], [8]]
+    assert captures == [(1,)]
+
+
+def test_other_shapes_and_keys_are_captured_apart_and_the_oldest_is_dropped(captures):
+    graphs = CudaGraphs(most=2)
+    for numbers in ((1.0,), (1.0, 2.0), (1.0, 2.0, 3.0)):
+        assert run(graphs, *numbers) == run(graphs, *numbers) == [2 * n for n in numbers]
+    assert captures == [(1,), (2,), (3,)] and len(graphs.graphs) == 2
+    run(graphs, 5.0)  # warms up again
+    assert len(captures) == 3
+
+
+def test_what_a_key_depends_on_can_go(captures):
+    graphs = CudaGraphs(most=2)
+    for key in ("one", "one", "two", "two"):
+        run(graphs, 1.0, key=key)
+    graphs.discard("one")
+    assert [key for key, _ in graphs.graphs] == ["two"]
+    graphs.clear()
+    assert not graphs.graphs and not graphs.calls
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_is_said_once(captures, monkeypatch, caplog):
+    def refuse(function, places, pool):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(cuda_graphs, "capture", refuse)
+    graphs = CudaGraphs(most=2)
+    with caplog.at_level(logging.WARNING, "kinfed"):
+        assert [run(graphs, n) for n in (1.0, 2.0, 3.0)] == [[2], [4], [6]]
+    assert caplog.messages == [
+        "CUDA graph capture failed; running eagerly: operation not permitted when stream is capturing"
+    ]
+
+
+def test_a_full_memory_is_not_taken_for_a_refusal(captures, monkeypatch):
+    def fill(function, places, pool):
+        raise torch.OutOfMemoryError("pretended")
+
+    monkeypatch.setattr(cuda_graphs, "capture", fill)
+    graphs = CudaGraphs(most=2)
+    run(graphs, 1.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(graphs, 1.0)
