@@ -5,7 +5,7 @@
 
 Every registered method really does it: some clients train for two rounds, then a late, a holdout and an unlabelled
 client come, each is admitted by itself and served its model. Bytes are the ledger's and the offer's; compute is what
-torch counts in the client's tasks. Costs do not depend on values, so the rows are random.
+torch counts in the client's tasks. Costs do not depend on values, so the samples are random.
 """
 
 import argparse
@@ -35,13 +35,13 @@ from kinfed.training import LocalTraining
 PAGE = Path(__file__).parents[1] / "docs" / "roles.md"
 BEGIN, END = "<!-- written by benchmarks/roles.py -->", "<!-- end of what it writes -->"
 TRAINING, ROWS, SHAPE, CLASSES, JOINS, AFTER = 4, 60, (1, 28, 28), 10, 2, 2
-STRANGERS = {"late": Role(joins=JOINS), "holdout": Role(JOINS, holdout=True), "unlabelled": Role(JOINS, labelled=False)}
+UNSEEN = {"late": Role(joins=JOINS), "holdout": Role(JOINS, holdout=True), "unlabelled": Role(JOINS, labelled=False)}
 QUICK = Pretraining("public", epochs=1, least_steps=1)  # how well an encoder was trained changes no cost
 SETTINGS: dict[str, dict[str, object]] = {  # the others have their defaults
     "lg_fedavg": {"shared_tensors": 2},
     "flt": {"signature": EncoderCentroids(pretraining=QUICK)},
     "fesem": {"clusters": 2},
-    "cfl": {"rule": SplitRule(mean_below=1e9, some_above=0.0), "after": 1},  # one split before the strangers come
+    "cfl": {"rule": SplitRule(mean_below=1e9, some_above=0.0), "after": 1},  # one split before unseen clients come
     "flhc": {"rounds_before": 1},
     "repa": {"clusters": 2, "signature": EmbeddingStatistics(encoder_rounds=0)},
     "wd": {"clusters": 2, "rounds_before": 1},
@@ -52,7 +52,7 @@ VARIANTS: list[tuple[str, str, dict[str, object]]] = [  # other settings that ch
 ]
 AGAIN = {"fesem": "when others change sides", "cfl": "when its cluster is split"}  # nothing of it in these rounds
 COSTS = ("placing: down", "placing: up", "placing: compute", "serving: down", "serving: compute")
-HEAD = ("method", *STRANGERS, "asked to", *COSTS, "placed again", "why not")
+HEAD = ("method", *UNSEEN, "asked to", *COSTS, "placed again", "why not")
 
 T = TypeVar("T")
 Method = Method[Any]
@@ -93,7 +93,7 @@ class Metered(Sequential):
             self.flops = None
 
     def moved(self, client: int) -> tuple[int, int]:
-        """Bytes down to and up from a client so far, its training aside."""
+        """Bytes down to and up from a client so far, without its training."""
         down, up = (
             sum(int(of[client]) for task, of in table.items() if task != "train")
             for table in (self.ledger.down, self.ledger.up)
@@ -113,13 +113,13 @@ def eigh_flops(shape: tuple[int, ...], *_: object, **__: object) -> int:
     return 9 * int(shape[-1]) ** 3
 
 
-def people() -> Population:
-    """Clients with random rows, and the server's own rows."""
-    clients, draw = TRAINING + len(STRANGERS), torch.Generator().manual_seed(0)
+def make_population() -> Population:
+    """Clients with random samples, and the server's own samples."""
+    clients, draw = TRAINING + len(UNSEEN), torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, ((clients + 1) * ROWS, *SHAPE), dtype=torch.uint8, generator=draw)
     y = torch.randint(0, CLASSES, (len(x),), generator=draw)
     own = tuple(torch.arange(len(x)).split(ROWS))
-    roles = (Role(),) * TRAINING + tuple(STRANGERS.values())
+    roles = (Role(),) * TRAINING + tuple(UNSEEN.values())
     for client, role in enumerate(roles):
         y[own[client]] = y[own[client]] if role.labelled else -1
     return Population(
@@ -135,7 +135,7 @@ def model() -> Model:
 @cache
 def epoch() -> int:
     """Floating point operations of one local epoch of a client."""
-    fed = Metered(FedAvg(model(), LocalTraining(epochs=1)), people())
+    fed = Metered(FedAvg(model(), LocalTraining(epochs=1)), make_population())
     offer = Offer(shared={"params": model().init()})
     return fed.metered(lambda: fed.run(FedAvg.train, torch.tensor([0]), offer))[1]
 
@@ -146,8 +146,8 @@ def build(name: str, settings: dict[str, object]) -> Method:
 
 
 def start(method: Method) -> tuple[Any, Metered]:
-    """The state when the strangers come, and the federation."""
-    fed = Metered(method, people())
+    """The state when unseen clients come, and the federation."""
+    fed = Metered(method, make_population())
     state = method.init(fed)
     for t in range(JOINS):
         fed.begin(t)
@@ -185,7 +185,7 @@ def untrained(weights: Params) -> float:
 
 
 def rounds_asked(method: Method, state: Any, client: int, fed: Metered) -> int:
-    """In how many of the next rounds this client is asked to do something, its training aside."""
+    """In how many of the next rounds this client is asked to do something, without its training."""
     fed.roles = tuple(Role(joins=99) if i >= TRAINING and i != client else role for i, role in enumerate(fed.roles))
     asked = 0
     for t in range(JOINS, JOINS + AFTER):
@@ -200,8 +200,8 @@ def measure(name: str, settings: dict[str, object]) -> tuple[dict[str, Placing],
     """What placing takes by role, and in how many of the next rounds a holdout client is placed again."""
     method = build(name, settings)
     state, fed = start(method)
-    placed = {role: place(method, state, TRAINING + i, fed) for i, role in enumerate(STRANGERS)}
-    again = rounds_asked(method, placed["holdout"][0], TRAINING + list(STRANGERS).index("holdout"), fed)
+    placed = {role: place(method, state, TRAINING + i, fed) for i, role in enumerate(UNSEEN)}
+    again = rounds_asked(method, placed["holdout"][0], TRAINING + list(UNSEEN).index("holdout"), fed)
     return {role: placing for role, (_, placing) in placed.items()}, again
 
 

@@ -1,11 +1,11 @@
 """How the server's part of FLT grows with the number of clients: seconds, memory and what it finds.
 
-    OMP_NUM_THREADS=1 python benchmarks/scaling.py [--clients 1000 10000 100000] [--noise 1.0] [--groups 50]
+    OMP_NUM_THREADS=1 python benchmarks/scaling.py [--clients 1000 10000 100000] [--noise 1.0] [--clusters 50]
                                                    [--distance kernel] [--plot docs/scaling.png]
 
-Signatures are planted (groups, each of 4 out of 100 classes; k=5 centroids in 128 dimensions that fall on the
-group's classes at random), so no client is asked: what is measured is who is related to whom, and which groups there
-are. Every size runs in a process of its own. Seconds are those of the processor, which other work does not change.
+Signatures are planted (clusters, each of 4 out of 100 classes; k=5 centroids in 128 dimensions that fall on the
+cluster's classes at random), so no client is asked: what is measured is which clients are related, and which clusters
+there are. Every size runs in a process of its own. Seconds are those of the processor.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from torch import Tensor
 from kinfed.relatedness import Relatedness
 from kinfed.signatures import Signatures
 
-GROUPS, HELD, CLASSES, K, LATENT = 50, 4, 100, 5, 128
-STEPS = ("map", "clusters", "relatives")
+CLUSTERS, HELD, CLASSES, K, LATENT = 50, 4, 100, 5, 128
+STEPS = ("map", "clusters", "neighbours")
 
 
-def planted(clients: int, seed: int, noise: float = 1.0, number: int = GROUPS) -> tuple[Signatures, Tensor]:
-    """Signatures of clients in planted groups, and the groups."""
+def planted(clients: int, seed: int, noise: float = 1.0, number: int = CLUSTERS) -> tuple[Signatures, Tensor]:
+    """Signatures of clients in planted clusters, and the clusters."""
     draw = torch.Generator().manual_seed(seed)
     classes = 3 * torch.randn(CLASSES, LATENT, generator=draw)
     held = torch.stack([torch.randperm(CLASSES, generator=draw)[:HELD] for _ in range(number)])
@@ -41,7 +41,7 @@ def planted(clients: int, seed: int, noise: float = 1.0, number: int = GROUPS) -
 
 
 def measure(clients: int, seed: int, noise: float, number: int, distance: str) -> dict[str, float]:
-    """Seconds of each step, the peak of memory, and how well groups and relatives fit the planted groups."""
+    """Seconds of each step, the peak of memory, and how well clusters and neighbours fit the planted clusters."""
     from sklearn.metrics import adjusted_rand_score
 
     known, clusters = planted(clients, seed, noise, number)
@@ -76,8 +76,8 @@ def in_a_process(clients: int, words: list[str]) -> dict[str, float]:
 
 def table_row(found: dict[str, float]) -> str:
     seconds = " | ".join(f"{found[step]:.1f}" for step in STEPS)
-    kin = f"{found['found']:.0f} | {found['ari']:.3f} | {found['sets']:.0f} | {found['precision']:.3f}"
-    return f"| {found['clients']:,} | {seconds} | {found['GiB']:.1f} | {kin} | {found['recall']:.3f} |"
+    quality = f"{found['found']:.0f} | {found['ari']:.3f} | {found['sets']:.0f} | {found['precision']:.3f}"
+    return f"| {found['clients']:,} | {seconds} | {found['GiB']:.1f} | {quality} | {found['recall']:.3f} |"
 
 
 def plot(rows: list[dict[str, float]], path: Path) -> None:
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="*", type=int, default=[1000, 10_000, 100_000])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=1.0)
-    parser.add_argument("--groups", type=int, default=GROUPS)
+    parser.add_argument("--clusters", type=int, default=CLUSTERS)
     parser.add_argument("--distance", default="kernel")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
@@ -109,7 +109,7 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.one, options.seed, options.noise, options.clusters, options.distance)))
         return
-    print("| clients | map, s | groups, s | relatives, s | peak, GiB | groups | ARI | sets | precision | recall |")
+    print("| clients | map, s | clusters, s | neighbours, s | peak, GiB | clusters | ARI | sets | precision | recall |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     rows = []
     for clients in options.clients:

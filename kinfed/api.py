@@ -286,8 +286,7 @@ def report(
     display: Display | None = None,
 ) -> Path:  # fmt: skip
     """Writes the report of these runs or comparisons, figures and tables on demand; gives back the page."""
-    from kinfed.report.writing import checked_kinds as check_kinds  # what draws is loaded when it is used
-    from kinfed.report.writing import report_folder, write_report
+    from kinfed.report.page import check_kinds, report_folder, write_report  # what draws is loaded when it is used
 
     check_kinds(figures)
     paths, display = [Path(each) for each in runs], display or choose_display(quiet=True)

@@ -10,16 +10,16 @@ from kinfed.errors import CheckpointError
 from kinfed.report.series import gather
 from kinfed.runs.reader import Run, read_runs
 from kinfed.runs.writer import HEADER
-from tests.report.folders import Told, write_run
+from tests.report.folders import MadeUp, write_run
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
-    write_run(place / "flt-0", Told("flt"))
-    write_run(place / "flt-1", Told("flt", seed=1))
-    write_run(place / "fesem", Told("fesem", regroups=True))
-    write_run(place / "fedavg", Told("fedavg"), has_clusters=False)
+    write_run(place / "flt-0", MadeUp("flt"))
+    write_run(place / "flt-1", MadeUp("flt", seed=1))
+    write_run(place / "fesem", MadeUp("fesem", reclusters=True))
+    write_run(place / "fedavg", MadeUp("fedavg"), has_clusters=False)
     return place
 
 
@@ -46,14 +46,14 @@ def test_labels_are_counted_by_client(folder: Path):
 
 def test_runs_of_one_config_and_several_seeds_are_one_series(folder: Path):
     series = gather([folder])
-    assert {one.name: one.seeds for one in series} == {"fedavg": [0], "flt": [0, 1], "fesem": [0]}
-    assert [one.name for one in series] == ["fedavg", "flt", "fesem"]  # as the config compares them, others last
+    assert {one.name: one.seeds for one in series} == {"FedAvg": [0], "FLT": [0, 1], "FeSEM": [0]}
+    assert [one.name for one in series] == ["FedAvg", "FLT", "FeSEM"]  # as the config compares them, others last
 
 
-def test_runs_of_another_config_are_told_apart_by_what_differs(folder: Path, tmp_path: Path):
-    other = write_run(tmp_path / "longer", Told("flt", rounds=6))
+def test_runs_of_another_config_are_named_by_what_differs(folder: Path, tmp_path: Path):
+    other = write_run(tmp_path / "longer", MadeUp("flt", rounds=6))
     names = [one.name for one in gather([folder / "flt-0", folder / "flt-1", other])]
-    assert names == ["flt (rounds=4)", "flt (rounds=6)"]
+    assert names == ["FLT (rounds=4)", "FLT (rounds=6)"]
 
 
 def test_a_run_given_twice_counts_once(folder: Path):
@@ -61,7 +61,7 @@ def test_a_run_given_twice_counts_once(folder: Path):
 
 
 def test_a_run_that_has_not_ended_is_read_as_far_as_it_is(tmp_path: Path):
-    run = Run(write_run(tmp_path / "stopped", Told("flt"), has_ended=False))
+    run = Run(write_run(tmp_path / "stopped", MadeUp("flt"), has_ended=False))
     assert not run.has_ended
     assert run.summary["accuracy"] == pytest.approx(0.9 - 0.01 * (0 + 0 + 1 + 2 + 3 + 4 + 5 + 5 + 6 + 7 + 8 + 9) / 12)
     assert run.arrays("tree") is None and run.labels is None
@@ -81,7 +81,7 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path):
     "name", ["summary.json", "clients.csv", "clusters.csv", "timing.csv", "rounds.csv", "config.toml"]
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str):
-    run = write_run(tmp_path / "run", Told("flt"))
+    run = write_run(tmp_path / "run", MadeUp("flt"))
     damaged = {"summary.json": "{", "config.toml": HEADER.format(FORMAT) + "seed = 0\n", "clients.csv": ""}
     head = (run / name).read_text().splitlines()[0]
     wrong = ",".join("x" * len(head.split(",")))
@@ -90,8 +90,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str):
         read_runs([run])
 
 
-def test_a_finished_run_without_its_rounds_is_not_told_to_wait(tmp_path: Path):
-    run = write_run(tmp_path / "run", Told("flt"))
+def test_a_finished_run_without_its_rounds_does_not_ask_to_wait(tmp_path: Path):
+    run = write_run(tmp_path / "run", MadeUp("flt"))
     (run / "rounds.csv").unlink()
     with pytest.raises(CheckpointError, match="is lost"):
         read_runs([run])

@@ -1,46 +1,209 @@
-"""The page: one HTML file with everything in it."""
+"""A report on disk: one HTML file with everything in it, and beside it charts and tables on demand."""
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 
 from kinfed.comparison import Column, mean_and_spread
 from kinfed.config import Table, to_toml
-from kinfed.report.payload import payload, shown_runs
-from kinfed.report.series import Series
-from kinfed.report.tables import as_html, cell_of, differences, ledger, results, useful_columns
+from kinfed.errors import ConfigError
+from kinfed.registry import suggest
+from kinfed.report.method_charts import plot_accuracies, plot_convergence, plot_cost
+from kinfed.report.report_tables import (
+    as_html,
+    cell_of,
+    client_table,
+    cluster_table,
+    differences,
+    latex_table,
+    ledger,
+    markdown_table,
+    results,
+    useful_columns,
+)
+from kinfed.report.run_charts import (
+    plot_dendrogram,
+    plot_labels,
+    plot_membership,
+    plot_relatedness,
+    plot_signatures,
+)
+from kinfed.report.series import Series, gather, list_metrics
+from kinfed.report.vega import THEMES, Chart, Spec, bundle_scripts
+from kinfed.runs.lifecycle import free_folder
+from kinfed.runs.logs import write_text
 from kinfed.runs.reader import Run
 
-SCRIPTS = ("base", "controls", "lines", "bars", "map", "matrix", "tree", "labels", "bands", "tables", "main")
-MOVED = "What was moved for what, mean over seeds; asking for scores (evaluate) is no cost of the method"
-NOBODY_LOOKS = '<p class="empty">None of these methods looks for groups: there is nothing to show about kinship.</p>'
+log = logging.getLogger("kinfed")
+PAGE = "index.html"
+KINDS = ("png", "svg")
+ENOUGH = 20_000  # clients of all runs that are shown one by one; of more only each method's first seed is
+BYTES_CAPTION = "Bytes by task, mean over seeds; evaluation (evaluate) is no cost of the method"
+NO_CLUSTERS = '<p class="empty">None of these methods looks for clusters: there is nothing to show here.</p>'
+RUN_CHARTS: dict[str, Callable[[Run], Chart]] = {
+    "signatures": plot_signatures,
+    "relatedness": plot_relatedness,
+    "dendrogram": plot_dendrogram,
+    "labels": plot_labels,
+    "membership": plot_membership,
+}
+REASONS = {
+    "signatures": "No signatures were written: FLT and REPA have signatures of their own; for other methods set "
+    "evaluation.signatures=all, which lets every client train once more at the end.",
+    "relatedness": "This method relates no clients to each other: there is no matrix.",
+    "dendrogram": "This method does not merge clients, or there are too many to compare all pairs: no dendrogram.",
+    "labels": "The labels of these clients are not known: their samples are elsewhere.",
+    "membership": "The clusters did not change over rounds, or the method looks for none.",
+}
 
 
-def page(series: Sequence[Series]) -> str:
+def report_folder(runs: Sequence[Path]) -> Path:
+    """`report` in the folder that was given; of several, a new one under runs/."""
+    return runs[0] / "report" if len(runs) == 1 else free_folder(Path("runs") / "report")
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raises unless charts can be written as files of these kinds."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"--figures: wanted {' or '.join(KINDS)}, got '{kind}'{suggest(kind, KINDS)}")
+
+
+def write_report(
+    runs: Sequence[Path | str],
+    folder: Path | str,
+    figures: Sequence[str] = (),
+    *,
+    latex: bool = False,
+    markdown: bool = False,
+) -> list[Path]:
+    """Writes the page of these runs and what else is wanted; gives back all files, the page first."""
+    check_kinds(figures)
+    folder, series = Path(folder), gather(runs)
+    if not series:
+        raise ConfigError("report: wanted at least one run, got none")
+    wanted: dict[str, Callable[[Sequence[Series]], str]] = {PAGE: make_page}
+    wanted |= {"results.tex": latex_table} if latex else {}
+    wanted |= {"results.md": markdown_table} if markdown else {}
+    texts = {name: make(series) for name, make in wanted.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [*(folder / name for name in wanted), *write_charts(series, folder / "figures", figures)]
+
+
+def write_charts(series: Sequence[Series], folder: Path, kinds: Sequence[str]) -> list[Path]:
+    """Writes all charts of these series as files; of each series' first seed those of one run."""
+    if not kinds:
+        return []
+    log.info("drawing the charts as %s", " and ".join(kinds))
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, chart in all_charts(series):
+        for kind in kinds:
+            written.append(folder / f"{name}.{kind}")
+            chart.save(written[-1])
+    return written
+
+
+def all_charts(series: Sequence[Series]) -> Iterator[tuple[str, Chart]]:
+    """The file names and charts that there are data for."""
+    for metric in list_metrics(series):
+        yield f"convergence-{metric.name}", plot_convergence(series, metric.name)
+    yield "cost", plot_cost(series)
+    yield "accuracies", plot_accuracies(series)
+    for one in series:
+        for name, chart in run_charts(one.runs[0]).items():
+            yield f"{name}-{file_name(one.name)}-seed{one.runs[0].seed}", chart
+
+
+def run_charts(run: Run) -> dict[str, Chart]:
+    """The charts that a run has data for."""
+    found = {}
+    for name, plot in RUN_CHARTS.items():
+        try:
+            found[name] = plot(run)
+        except ConfigError:  # the run has no such data
+            continue
+    return found
+
+
+def file_name(name: str) -> str:
+    """A series' name without letters that file names should not have."""
+    return "".join(letter if letter.isalnum() or letter in "-_.=" else "_" for letter in name.lower())
+
+
+def make_page(series: Sequence[Series]) -> str:
     """The report of these series as HTML that needs no other file."""
+    shown = [(one.name, run) for one in series for run in list_runs(one, series)]
+    bands = "Lines are means over seeds, bands one standard deviation to either side." if has_seeds(series) else ""
     parts = {
         "title": escape(title(series)),
         "facts": facts(series),
         "lede": escape(lede(series)),
         "notes": notes(series),
-        "results_say": escape(results_say(series)),
-        "bands_say": "Lines are means over seeds, bands one standard deviation to either side."
-        if seeded(series)
-        else "",
+        "results_say": escape(caption_results(series)),
+        "bands_say": bands,
         "results": as_html(*results(series), caption="After the last evaluation; the best of a column is bold"),
-        "kinship": asset("kinship.html") if looks_for_kin(series) else NOBODY_LOOKS,
-        "ledger": as_html(*ledger(series), caption=MOVED, text=("method", "task")),
+        "metrics": options([metric.title for metric in list_metrics(series)]),
+        "runs": options([f"{name}, seed {run.seed}" for name, run in shown]),
+        "no_clusters": "" if has_clusters(series) else NO_CLUSTERS,
+        "hide_clusters": "" if has_clusters(series) else "hidden",
+        "tables": "\n".join(run_tables(at, run) for at, (_, run) in enumerate(shown)),
+        "ledger": as_html(*ledger(series), caption=BYTES_CAPTION, text=("method", "task")),
         "settings": settings(series),
         "version": version("kinfed"),
         "sources": ", ".join(f"<code>{escape(run.path.name)}</code>" for one in series for run in one.runs),
-        "data": json.dumps(payload(series), separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
-        "style": asset("style.css"),
-        "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
+        "data": as_json(page_data(series, [run for _, run in shown])),
+        "style": asset("report.css"),
+        "vega": bundle_scripts(),
+        "script": asset("report.js"),
     }
-    return Template(asset("page.html")).substitute(parts)
+    return Template(asset("report.html")).substitute(parts)
+
+
+def page_data(series: Sequence[Series], runs: Sequence[Run]) -> Spec:
+    """All that the page draws."""
+    return {
+        "themes": THEMES,
+        "metrics": [plot_convergence(series, metric.name).for_page() for metric in list_metrics(series)],
+        "cost": plot_cost(series).for_page(),
+        "accuracies": plot_accuracies(series).for_page(),
+        "runs": [{name: chart.for_page() for name, chart in run_charts(run).items()} | reasons(run) for run in runs],
+    }
+
+
+def reasons(run: Run) -> Spec:
+    """Why a chart is missing."""
+    unfinished = "The run has not ended: this is written at its end."
+    return {"reasons": {name: said if run.has_ended else unfinished for name, said in REASONS.items()}}
+
+
+def as_json(data: Spec) -> str:
+    """JSON that cannot end the script it stands in."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def options(names: Sequence[str]) -> str:
+    """The choices of a select element."""
+    return "".join(f'<option value="{at}">{escape(name)}</option>' for at, name in enumerate(names))
+
+
+def run_tables(at: int, run: Run) -> str:
+    """The tables of a run, as templates until it is chosen."""
+    clusters = f'<template id="clusters-{at}">{cluster_table(run)}</template>'
+    return f'<template id="clients-{at}">{client_table(run)}</template>{clusters}'
+
+
+def list_runs(one: Series, series: Sequence[Series]) -> Sequence[Run]:
+    """The runs of a series that are shown client by client."""
+    clients = sum(run.count for other in series for run in other.runs)
+    return one.runs if clients <= ENOUGH else one.runs[:1]
 
 
 def asset(name: str) -> str:
@@ -50,7 +213,7 @@ def asset(name: str) -> str:
 
 def title(series: Sequence[Series]) -> str:
     """The methods and the data in words."""
-    methods = list(dict.fromkeys(one.runs[0].method for one in series))
+    methods = list(dict.fromkeys(one.title for one in series))
     listed = methods[0] if len(methods) == 1 else f"{', '.join(methods[:-1])} and {methods[-1]}"
     return f"{listed} on {either(series, 'data', 'name')}"
 
@@ -87,12 +250,12 @@ def lede(series: Sequence[Series]) -> str:
     best = cell_of(accuracy, ranked[0])
     spread = f" {best.spread}" if best.spread else ""
     if len(ranked) == 1:
-        return f"Clients are served at {best.shown}{spread} % accuracy on average." + kin_sentence(ranked[0])
+        return f"Clients are served at {best.shown}{spread} % accuracy on average." + cluster_sentence(ranked[0])
     first, second = ranked[:2]
     if cell_of(accuracy, second).shown == best.shown:
         return f"{first.name} and {second.name} serve clients best, both at {best.shown} % on average."
     said = f"{first.name} serves clients best: {best.shown}{spread} % on average, {ahead_of(ranked, accuracy)}."
-    return said + kin_sentence(first)
+    return said + cluster_sentence(first)
 
 
 def ahead_of(ranked: Sequence[Series], column: Column) -> str:
@@ -103,47 +266,48 @@ def ahead_of(ranked: Sequence[Series], column: Column) -> str:
     return f"{ahead:.2f} points above {ranked[1].name}{within}"
 
 
-def kin_sentence(one: Series) -> str:
-    """What it found, if it looked for groups."""
+def cluster_sentence(one: Series) -> str:
+    """What it found, if it looked for clusters."""
     numbers = {column.name: cell_of(column, one) for column in useful_columns([one])}
     clusters, ari = numbers.get("clusters"), numbers.get("ari")
     if clusters is None or clusters.value is None:
         return ""
-    fit = f", which fit the planted ones with an ARI of {ari.shown}" if ari and ari.value is not None else ""
-    return f" It found {clusters.shown} group{'' if clusters.value == 1 else 's'}{fit}."
+    fit = f" (ARI {ari.shown} with the ground truth)" if ari and ari.value is not None else ""
+    return f" It found {clusters.shown} cluster{'' if clusters.value == 1 else 's'}{fit}."
 
 
 def notes(series: Sequence[Series]) -> str:
     """What a reader should know before comparing."""
-    said = [unfinished(one.name, run) for one in series for run in one.runs if not run.has_ended]
+    said = [caption_unfinished(one.name, run) for one in series for run in one.runs if not run.has_ended]
     if differences(series)[1] and len(series) > 1:
         said.append("The methods do not share all settings; the last section lists where they differ.")
-    if any(len(shown_runs(one, series)) < len(one.runs) for one in series):
-        said.append("There are many clients: pictures of single clients are of each method's first seed.")
+    if any(len(list_runs(one, series)) < len(one.runs) for one in series):
+        said.append("There are many clients: charts of single clients are of each method's first seed.")
     return f'<ul class="notes">{"".join(f"<li>{escape(line)}</li>" for line in said)}</ul>' if said else ""
 
 
-def unfinished(name: str, run: Run) -> str:
+def caption_unfinished(name: str, run: Run) -> str:
+    """How far a run is that has not ended."""
     done, wanted = int(run.rounds["round"][-1]), run.config.get("rounds")
     return f"{name}, seed {run.seed} has not ended: it is shown as of round {done} of {wanted}."
 
 
-def results_say(series: Sequence[Series]) -> str:
-    spread = " Numbers are means ± standard deviations over seeds." if seeded(series) else ""
-    return f"Accuracies are means over the clients that train, each tested on its own test rows.{spread}"
+def caption_results(series: Sequence[Series]) -> str:
+    """What the numbers of the results are."""
+    spread = " Numbers are means ± standard deviations over seeds." if has_seeds(series) else ""
+    return f"Accuracies are means over the clients that train, each tested on its own test samples.{spread}"
 
 
-def seeded(series: Sequence[Series]) -> bool:
+def has_seeds(series: Sequence[Series]) -> bool:
     """Whether some series has several seeds."""
     return any(len(one.runs) > 1 for one in series)
 
 
-def looks_for_kin(series: Sequence[Series]) -> bool:
-    """Whether some run has groups or signatures to show."""
-    folders = [run.path for one in series for run in one.runs]
-    return any(run.found is not None for one in series for run in one.runs) or any(
-        (folder / name).exists() for folder in folders for name in ("signatures.npz", "relatedness.npz")
-    )
+def has_clusters(series: Sequence[Series]) -> bool:
+    """Whether some run has clusters or signatures to show."""
+    runs = [run for one in series for run in one.runs]
+    written = ((run.path / f"{name}.npz").exists() for run in runs for name in ("signatures", "relatedness"))
+    return any(run.found is not None for run in runs) or any(written)
 
 
 def own_config(run: Run) -> Table:

@@ -1,15 +1,27 @@
-"""Runs that differ in nothing but the seed, put together."""
+"""Series: runs that differ only in the seed; their metrics over rounds and bytes, their accuracies over clients."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from kinfed.comparison import Outcome
 from kinfed.config import flatten
-from kinfed.runs.reader import Run, read_runs
+from kinfed.errors import ConfigError
+from kinfed.registry import explain_unknown
+from kinfed.runs.reader import Numbers, Run, Whole, read_runs
 
 SAME = ("seed", "seeds", "compare", "checkpoint_every", "data.dir", "trackers", "evaluation.signatures")
 SOME = ("engine.",)  # how it was computed, not what
+WIDTHS = (1.0, 2.0, 2.5, 5.0)  # of a histogram's bins, in percentage points
+MOST = 30  # bins
+TITLES = {
+    "fedavg": "FedAvg", "fedavg_ft": "FedAvg + fine-tuning", "fedprox": "FedProx", "fednova": "FedNova",
+    "scaffold": "SCAFFOLD", "lg_fedavg": "LG-FedAvg", "fedper": "FedPer", "per_fedavg": "Per-FedAvg", "local": "Local",
+    "flt": "FLT", "pca_km_hc": "PCA+kM+HC", "ifca": "IFCA", "fesem": "FeSEM", "cfl": "CFL", "flhc": "FL+HC",
+    "flis_dc": "FLIS-DC", "flis_hc": "FLIS-HC", "repa": "REPA", "wd": "WD",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,6 +30,11 @@ class Series:
 
     name: str
     runs: tuple[Run, ...]
+
+    @property
+    def title(self) -> str:
+        """The method as the field writes it."""
+        return title_of(self.runs[0].method)
 
     @property
     def seeds(self) -> list[int]:
@@ -29,18 +46,24 @@ class Series:
         return [Outcome(self.name, run.seed, run.summary, run.seconds) for run in self.runs]
 
 
-def gather(runs: Iterable[Run | Path | str]) -> list[Series]:
+def title_of(method: str) -> str:
+    """A method's name as the field writes it."""
+    return TITLES.get(method, method)
+
+
+def gather(runs: Iterable[Run | Path | str] | Path | str) -> list[Series]:
     """The runs (or their folders) by method and config, in the order in which methods came."""
     by_settings: dict[str, list[Run]] = {}
-    for run in opened(runs):
+    for run in open_runs(runs):
         by_settings.setdefault(repr(sorted(settings_of(run).items())), []).append(run)
     together = [sorted(some, key=lambda run: run.seed) for some in by_settings.values()]
-    return [Series(name, tuple(some)) for name, some in zip(names_of(together), together, strict=True)]
+    return [Series(name, tuple(some)) for name, some in zip(name_series(together), together, strict=True)]
 
 
-def opened(runs: Iterable[Run | Path | str]) -> list[Run]:
+def open_runs(runs: Iterable[Run | Path | str] | Path | str) -> list[Run]:
     """The runs at these places."""
-    return [run for one in runs for run in ([one] if isinstance(one, Run) else read_runs([Path(one)]))]
+    given = [runs] if isinstance(runs, Path | str) else runs
+    return [run for one in given for run in ([one] if isinstance(one, Run) else read_runs([Path(one)]))]
 
 
 def settings_of(run: Run) -> dict[str, object]:
@@ -50,7 +73,7 @@ def settings_of(run: Run) -> dict[str, object]:
     return {key: v for key, v in flatten(run.config).items() if key not in SAME and not key.startswith(left_out)}
 
 
-def names_of(together: Sequence[Sequence[Run]]) -> list[str]:
+def name_series(together: Sequence[Sequence[Run]]) -> list[str]:
     """A name for each: the method, and what sets it apart from others of the same method."""
     methods = [some[0].method for some in together]
     settings = [settings_of(some[0]) for some in together]
@@ -59,7 +82,7 @@ def names_of(together: Sequence[Sequence[Run]]) -> list[str]:
         others = [settings[i] for i, name in enumerate(methods) if name == method]
         differing = sorted({key for other in others for key in settings[at] if other.get(key) != settings[at][key]})
         said = ", ".join(f"{key.removeprefix(f'methods.{method}.')}={settings[at][key]}" for key in differing[:3])
-        names.append(f"{method} ({said})" if said else method)
+        names.append(f"{title_of(method)} ({said})" if said else title_of(method))
     return [
         name if names.count(name) == 1 else f"{name} #{names[:at].count(name) + 1}" for at, name in enumerate(names)
     ]
@@ -68,3 +91,125 @@ def names_of(together: Sequence[Sequence[Run]]) -> list[str]:
 def _methods(run: Run) -> list[str]:
     methods = run.config.get("methods", {})
     return list(methods) if isinstance(methods, dict) else []
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of rounds.csv and how it is shown."""
+
+    name: str
+    title: str
+    scale: float = 1.0
+    unit: str = ""
+
+
+METRICS = (
+    Metric("accuracy", "Mean accuracy", 100, "%"),
+    Metric("worst_decile", "Worst decile", 100, "%"),
+    Metric("at_target", "Clients at target", 100, "%"),
+    Metric("variance", "Variance over clients"),
+    Metric("accuracy_adapted", "After adaptation", 100, "%"),
+    Metric("accuracy_unseen", "Unseen clients", 100, "%"),
+    Metric("accuracy_unseen_adapted", "Unseen clients, adapted", 100, "%"),
+    Metric("ari", "ARI with ground-truth clusters"),
+    Metric("clusters", "Clusters found"),
+    Metric("clustering_error", "Clustering error"),
+    Metric("uniformity", "Uniformity of labels"),
+    Metric("correlation_labels", "Correlation with labels"),
+    Metric("correlation_drift", "Correlation with drift"),
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One series: the mean over its seeds and one standard deviation to either side."""
+
+    name: str
+    seeds: int
+    rounds: Numbers
+    megabytes: Numbers  # moved until then, both ways
+    mean: Numbers
+    low: Numbers
+    high: Numbers
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of this name."""
+    by_name = {metric.name: metric for metric in METRICS}
+    if name not in by_name:
+        raise ConfigError(explain_unknown(name, by_name, "metric"))
+    return by_name[name]
+
+
+def list_metrics(series: Sequence[Series]) -> list[Metric]:
+    """The metrics that some run has."""
+    return [metric for metric in METRICS if any(curves(series, metric))]
+
+
+def curves(series: Sequence[Series], metric: Metric) -> list[Curve]:
+    """The curve of each series that has the metric."""
+    found = (curve_of(one, metric) for one in series)
+    return [curve for curve in found if curve is not None]
+
+
+def curve_of(series: Series, metric: Metric) -> Curve | None:
+    """The mean over the rounds that all runs of the series evaluated; None where there are none."""
+    by_run = [values_by_round(run, metric) for run in series.runs]
+    common = sorted(set.intersection(*(set(values) for values in by_run)))
+    if not common:
+        return None
+    values = metric.scale * np.array([[values[round] for round in common] for values in by_run])
+    mean = values.mean(0)
+    spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+    moved = np.mean([megabytes_at(run, common) for run in series.runs], axis=0)
+    return Curve(series.name, len(values), np.array(common, float), moved, mean, mean - spread, mean + spread)
+
+
+def values_by_round(run: Run, metric: Metric) -> dict[int, float]:
+    """Round -> value, where it was measured."""
+    if metric.name not in run.rounds.numbers:
+        return {}
+    pairs = zip(run.rounds["round"], run.rounds[metric.name], strict=True)
+    return {int(round): float(value) for round, value in pairs if not np.isnan(value)}
+
+
+def megabytes_at(run: Run, rounds: Sequence[int]) -> Numbers:
+    """Megabytes both ways until each of these rounds."""
+    moved = (run.rounds["bytes_down"] + run.rounds["bytes_up"]) / 1e6
+    found: Numbers = moved[np.searchsorted(run.rounds["round"], rounds)]
+    return found
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Accuracies in percent of the training clients of all runs of a series, as a histogram."""
+
+    name: str
+    edges: Numbers  # of the bins; the same for all series
+    counts: Whole
+    mean: float  # over seeds
+    worst_decile: float  # mean of the tenth that fares worst; over seeds
+
+
+def spreads(series: Sequence[Series]) -> list[Spread]:
+    """The spread of each series, in common bins."""
+    scored = [(one.name, [100 * run.training_accuracies for run in one.runs]) for one in series]
+    scored = [(name, some) for name, runs in scored if (some := [values for values in runs if len(values)])]
+    if not scored:
+        return []
+    edges = bins(min(float(values.min()) for _, runs in scored for values in runs))
+    return [spread_of(name, runs, edges) for name, runs in scored]
+
+
+def spread_of(name: str, runs: Sequence[Numbers], edges: Numbers) -> Spread:
+    """The spread of the accuracies of these runs."""
+    worst = [np.sort(values)[: max(1, len(values) // 10)].mean() for values in runs]
+    counts = np.histogram(np.concatenate(runs), edges)[0].astype(np.int64)
+    return Spread(name, edges, counts, float(np.mean([values.mean() for values in runs])), float(np.mean(worst)))
+
+
+def bins(lowest: float) -> Numbers:
+    """Edges from a round number below the lowest accuracy up to 100 percent, not too many."""
+    width = next((w for w in WIDTHS if (100 - lowest) / w <= MOST), WIDTHS[-1])
+    first = max(0.0, 100 - width * max(4, int(np.ceil((100 - lowest) / width - 1e-9))))
+    return np.arange(first, 100 + width / 2, width)

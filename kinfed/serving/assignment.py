@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from safetensors.torch import save
@@ -25,7 +24,6 @@ from kinfed.models import Model
 from kinfed.params import Params, select
 from kinfed.runs.logs import write_text
 
-State = TypeVar("State")
 LabelledSamples = tuple[Tensor, Tensor]  # x and y
 MODEL, ASSIGNMENT = "model.safetensors", "assignment.json"
 BATCH = 256  # samples
@@ -89,8 +87,10 @@ class Assignment:
 class UnseenClientFederation(Sequential):
     """The clients that trained, of which only the sizes are known, and one unseen client with its samples."""
 
+    method: Method[object]
+
     def __init__(
-        self, method: Method[State], sizes: Tensor, server_samples: Tensor, own: LabelledSamples, test: LabelledSamples
+        self, method: Method[object], sizes: Tensor, server_samples: Tensor, own: LabelledSamples, test: LabelledSamples
     ) -> None:
         parts = [(server_samples, torch.full((len(server_samples),), -1)), own, test]
         public, mine, tests = torch.arange(sum(len(y) for _, y in parts)).split([len(y) for _, y in parts])
@@ -112,8 +112,7 @@ class UnseenClientFederation(Sequential):
 
     def assign(self, state: object, kind: SampleKind) -> Assignment:
         """The unseen client's model and cluster, once it is admitted to this state."""
-        method: Method[object] = self.method  # type: ignore[assignment]
-        unseen = torch.tensor([self.count - 1])
+        method, unseen = self.method, torch.tensor([self.count - 1])
         state = method.admit(state, unseen, self)
         if self.rejected:
             raise DataError("the method cannot assign this client: what it computes of its samples is not finite")

@@ -56,7 +56,7 @@ class Story:
         with open(self.fed.folder / "runs" / method / f"{name}.csv", newline="") as file:
             return list(csv.DictReader(file))
 
-    def planted(self) -> list[dict[str, str]]:
+    def read_planted(self) -> list[dict[str, str]]:
         with open(self.fed.folder / "data" / "planted.csv", newline="") as file:
             return list(csv.DictReader(file))
 
@@ -148,7 +148,7 @@ def send_plain_text(fed: LoopbackFederation) -> "subprocess.CompletedProcess[str
 @pytest.mark.parametrize("method", CASES)
 def test_the_planted_clusters_are_found(story: Story, method: str):
     names = [row["name"] for row in story.table(method, "roster")]
-    planted = {row["name"]: int(row["cluster"]) for row in story.planted()}
+    planted = {row["name"]: int(row["cluster"]) for row in story.read_planted()}
     last = story.table(method, "clusters")
     found = {int(row["client"]): int(row["cluster"]) for row in last if row["round"] == last[-1]["round"]}
     assert set(STARTERS) <= set(names)

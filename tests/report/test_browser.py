@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.report.writing import write_report
-from tests.report.folders import Told, write_run
+from kinfed.report.page import write_report
+from tests.report.folders import MadeUp, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
     pytest.mark.xdist_group("browser"),
 ]
-WIDTHS = {"phone": 390, "desk": 1440}
+WIDTHS = {"phone": 390, "desktop": 1440}
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +32,16 @@ def browser() -> Iterator["playwright.Browser"]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        write_run(place / "all" / f"flt-{seed}", Told("flt", seed=seed))
-    write_run(place / "all" / "fesem", Told("fesem", regroups=True))
-    write_run(place / "all" / "fedavg", Told("fedavg"), has_clusters=False)
+        write_run(place / "all" / f"flt-{seed}", MadeUp("flt", seed=seed))
+    write_run(place / "all" / "fesem", MadeUp("fesem", reclusters=True))
+    write_run(place / "all" / "fedavg", MadeUp("fedavg"), has_clusters=False)
     return write_report([place / "all"], place / "report")[0]
 
 
 @pytest.fixture
 def opened(browser: "playwright.Browser", report: Path, request: pytest.FixtureRequest) -> Iterator["playwright.Page"]:
     """The page as a person sees it; complaints on the console and requests to anywhere are failures."""
-    width, scheme = getattr(request, "param", ("desk", "light"))
+    width, scheme = getattr(request, "param", ("desktop", "light"))
     size = {"width": WIDTHS[width], "height": 900}
     page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
     said: list[str] = []
@@ -49,57 +49,69 @@ def opened(browser: "playwright.Browser", report: Path, request: pytest.FixtureR
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda sent: said.append(sent.url) if sent.url != report.as_uri() else None)
     page.goto(report.as_uri())
-    page.wait_for_selector("html[data-ready=true]")
-    page.wait_for_selector("#bands-chart svg, #matrix-after canvas")
+    page.wait_for_selector("html[data-drawn=true]")
     yield page
     page.context.close()
     assert said == []
 
 
+def choose(page: "playwright.Page", run: str) -> None:
+    """Chooses a run in the section of clusters and waits until its charts are drawn."""
+    page.locator("#run").select_option(label=run)
+    page.wait_for_function("document.querySelectorAll('.chart:not([hidden]) > div:not(.vega-embed)').length === 0")
+
+
 @pytest.mark.parametrize("opened", [(w, s) for w in WIDTHS for s in ("light", "dark")], indirect=True)
-def test_every_picture_is_drawn_and_nothing_is_wider_than_the_screen(opened: "playwright.Page"):
+def test_every_chart_is_drawn_and_nothing_is_wider_than_the_screen(opened: "playwright.Page"):
     assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
     for chart in opened.query_selector_all(".chart"):
         if chart.is_visible():
-            assert chart.query_selector("svg, canvas"), chart.get_attribute("id")
+            drawn = chart.query_selector_all("svg.marks, canvas.marks")
+            assert drawn, chart.get_attribute("id")
+            for picture in drawn:
+                box, room = picture.bounding_box(), chart.bounding_box()
+                assert 200 < box["width"] <= room["width"] + 1, chart.get_attribute("id")
     dark = opened.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     assert opened.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
 
 
-def test_pointing_at_a_curve_tells_its_values(opened: "playwright.Page"):
-    chart = opened.locator("#curves svg")
+def test_pointing_at_a_curve_shows_its_values(opened: "playwright.Page"):
+    chart = opened.locator("#curves svg.marks")
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
-    opened.mouse.move(box["x"] + box["width"] - 14, box["y"] + box["height"] / 2)
-    tip = opened.locator(".tip")
-    assert tip.is_visible() and "Round 4" in tip.inner_text()
-    assert "flt" in tip.inner_text() and "85.78 % ± 0.07" in tip.inner_text()
-    opened.mouse.move(2, 2)
-    assert not tip.is_visible()
+    opened.mouse.move(box["x"] + box["width"] - 30, box["y"] + box["height"] / 2)
+    tip = opened.locator("#vg-tooltip-element")
+    tip.get_by_text("85.78 ± 0.07 %").wait_for()
+    assert "FLT" in tip.inner_text() and "round" in tip.inner_text()
 
 
-def test_arrow_keys_do_the_same(opened: "playwright.Page"):
-    opened.locator("#curves svg").focus()
-    opened.keyboard.press("ArrowLeft")
-    assert "Round 3" in opened.locator(".tip").inner_text()
-
-
-def test_pointing_at_the_map_names_the_client_and_its_clusters(opened: "playwright.Page"):
-    opened.get_by_role("radio", name="flt, seed 0").first.click()
-    spot = opened.evaluate(
-        """() => {
-          const run = JSON.parse(document.getElementById("data").textContent).runs.find((run) => run.map);
-          return [run.map.xy[0], run.map.xy[1], run.map.clients[0]];
-        }"""
-    )
-    canvas = opened.locator("#map-found canvas")
+def test_pointing_at_a_client_of_the_dendrogram_shows_its_clusters(opened: "playwright.Page"):
+    choose(opened, "FLT, seed 0")
+    canvas = opened.locator("#dendrogram canvas")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
-    x = box["x"] + 19 + spot[0] * (box["width"] - 38)
-    y = box["y"] + box["height"] / 2 - (spot[1] - 0.5) * (box["width"] - 38)
-    opened.mouse.move(x, y)
-    said = opened.locator(".tip").inner_text()
-    assert f"Client {spot[2]}" in said and "found" in said and "planted" in said
+    opened.mouse.move(box["x"] + box["width"] - 30, box["y"] + box["height"] - 9)
+    tip = opened.locator("#vg-tooltip-element")
+    tip.get_by_text("ground-truth cluster").wait_for()
+    assert "found cluster" in tip.inner_text() and "training samples" in tip.inner_text()
+
+
+def test_names_in_tooltips_are_text(browser: "playwright.Browser", tmp_path: Path):
+    run = write_run(tmp_path / "run", MadeUp("flt"))
+    said = (run / "clients.csv").read_text().replace("trains", "<img src=x onerror=alert(1)>")
+    (run / "clients.csv").write_text(said)
+    page = browser.new_page()
+    alerts: list[str] = []
+    page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
+    page.goto(write_report([run], tmp_path / "report")[0].as_uri())
+    page.wait_for_selector("html[data-drawn=true]")
+    canvas = page.locator("#dendrogram canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 30, box["y"] + box["height"] - 9)
+    page.locator("#vg-tooltip-element").get_by_text("onerror").wait_for()
+    assert alerts == [] and page.locator("img").count() == 0
+    page.close()
 
 
 def test_a_table_sorts_both_ways_and_keeps_what_is_missing_last(opened: "playwright.Page"):
@@ -107,16 +119,16 @@ def test_a_table_sorts_both_ways_and_keeps_what_is_missing_last(opened: "playwri
     head = table.locator("thead th", has_text=re.compile("^ARI"))
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "descending"
-    assert table.locator("tbody tr").last.locator("th").inner_text() == "fedavg"  # it has no groups
+    assert table.locator("tbody tr").last.locator("th").inner_text() == "FedAvg"  # it has no clusters
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "ascending"
-    assert table.locator("tbody tr").last.locator("th").inner_text() == "fedavg"
+    assert table.locator("tbody tr").last.locator("th").inner_text() == "FedAvg"
     table.locator("thead th", has_text=re.compile("^accuracy")).get_by_role("button").click()
     values = table.locator("tbody td:nth-child(2)").evaluate_all("cells => cells.map(cell => +cell.dataset.value)")
     assert values == sorted(values, reverse=True)
 
 
-def test_the_table_of_all_clients_sorts_and_turns_pages(opened: "playwright.Page"):
+def test_the_table_of_all_clients_sorts(opened: "playwright.Page"):
     table = opened.locator("#client-table table")
     table.get_by_role("button", name="accuracy %").click()
     assert table.locator("tbody tr").first.locator("td").last.inner_text() == "90.00"
@@ -124,48 +136,40 @@ def test_the_table_of_all_clients_sorts_and_turns_pages(opened: "playwright.Page
     assert table.locator("tbody tr").first.locator("td").last.inner_text() == "81.00"
 
 
-def test_a_method_can_be_hidden(opened: "playwright.Page"):
-    lines = opened.locator("#curves path.line")
-    before = lines.count()
-    opened.locator("#convergence .legend button", has_text="flt").click()
-    assert lines.count() == before - 1
-    assert opened.locator("#cost .legend button", has_text="flt").get_attribute("aria-pressed") == "false"
+def test_a_click_on_the_legend_singles_out_a_method(opened: "playwright.Page"):
+    lines = "[...document.querySelectorAll('#curves .mark-line path')]"
+    faint = f"{lines}.filter((line) => +line.getAttribute('opacity') < 0.5).length"
+    assert opened.evaluate(faint) == 0
+    opened.locator("#curves svg.marks text", has_text="FLT").click()
+    opened.wait_for_function(f"{faint} === 2")
 
 
 def test_another_metric_can_be_chosen(opened: "playwright.Page"):
-    opened.get_by_role("radio", name="Worst decile").click()
-    assert opened.locator("#curves svg").get_attribute("aria-label").startswith("Worst decile by round")
+    opened.locator("#metric").select_option(label="Worst decile")
+    opened.locator("#curves [aria-label^='Worst decile by round']").first.wait_for()
 
 
 def test_what_a_method_does_not_have_is_a_sentence(opened: "playwright.Page"):
-    opened.get_by_role("radio", name="flt, seed 0").first.click()
-    assert "found its groups once" in opened.locator("#bands .empty").inner_text()
-    assert not opened.locator("#bands-chart").is_visible()
+    choose(opened, "FLT, seed 0")
+    assert "did not change over rounds" in opened.locator("[data-chart=membership] .empty").inner_text()
+    assert not opened.locator("#membership").is_visible()
 
 
-def test_choosing_another_run_draws_its_pictures(browser: "playwright.Browser", tmp_path: Path):
-    for method, planted in (("flt", 3), ("fesem", 4)):
-        told = Told(method, clients=12, planted=planted, regroups=True, rounds=planted)
-        write_run(tmp_path / "all" / method, told)
-    page = browser.new_page()
-    page.goto(write_report([tmp_path / "all"], tmp_path / "report")[0].as_uri())
-    page.wait_for_selector("#bands-chart svg")
-    for name, changes in (("fesem", 3), ("flt", 2), ("fesem", 3)):
-        page.locator("#kin-runs").get_by_role("radio", name=f"{name}, seed 0").click()
-        assert f"{changes} changes" in page.locator("#bands-chart svg").get_attribute("aria-label")
-        assert f"{changes + 1} groups" in page.locator("#tree-chart svg").get_attribute("aria-label")
-        assert page.locator("#groups tbody tr").count() == changes + 1
-    page.close()
+def test_choosing_another_run_draws_its_charts(opened: "playwright.Page"):
+    for name, shown, count in (("FeSEM, seed 0", True, 3), ("FedAvg, seed 0", False, 0), ("FeSEM, seed 0", True, 3)):
+        choose(opened, name)
+        assert opened.locator("#membership").is_visible() == shown
+        assert opened.locator("#cluster-table tbody tr").count() == count
 
 
 def test_a_run_that_goes_on_says_what_is_not_written_yet(browser: "playwright.Browser", tmp_path: Path):
-    run = write_run(tmp_path / "run", Told("flt"), has_ended=False)
+    run = write_run(tmp_path / "run", MadeUp("flt"), has_ended=False)
     page = browser.new_page()
     page.goto(write_report([run], tmp_path / "report")[0].as_uri())
-    page.wait_for_selector("#curves svg")
-    for picture in ("map", "matrix", "tree", "labels"):
-        assert "flt has not ended yet" in page.locator(f"#{picture} .empty").inner_text()
-        assert not page.locator(f"#{picture} .chart").first.is_visible()
+    page.wait_for_selector("html[data-drawn=true]")
+    for chart in ("signatures", "relatedness", "dendrogram", "labels"):
+        assert "has not ended" in page.locator(f"[data-chart={chart}] .empty").inner_text()
+        assert not page.locator(f"#{chart}").is_visible()
     page.close()
 
 
@@ -192,8 +196,8 @@ def test_2400_clients_100_rounds_and_4_methods_open_in_3_seconds_and_10_megabyte
     browser: "playwright.Browser", tmp_path: Path
 ):
     for method in ("fedavg", "flt", "fesem", "flhc"):
-        told = Told(method, clients=2400, rounds=100, planted=47, regroups=method == "fesem", every=100)
-        write_run(tmp_path / "all" / method, told, has_clusters=method != "fedavg", has_signatures=method == "flt")
+        made = MadeUp(method, clients=2400, rounds=100, clusters=47, reclusters=method == "fesem", every=100)
+        write_run(tmp_path / "all" / method, made, has_clusters=method != "fedavg", has_signatures=method == "flt")
     page = write_report([tmp_path / "all"], tmp_path / "report")[0]
     assert page.stat().st_size < 10e6
     assert min(opening_seconds(browser, page) for _ in range(3)) < 3  # the machine may be busy with other tests
@@ -204,7 +208,7 @@ def opening_seconds(browser: "playwright.Browser", page: Path) -> float:
     opened = browser.new_page(viewport={"width": 1440, "height": 900})
     began = time.perf_counter()
     opened.goto(page.as_uri())
-    opened.wait_for_selector("#bands-chart svg, #map-found canvas")
+    opened.wait_for_selector("html[data-drawn=true]")
     opened.wait_for_selector("#client-table tbody tr")
     seconds = time.perf_counter() - began
     opened.close()

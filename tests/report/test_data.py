@@ -6,26 +6,28 @@ import numpy as np
 import pytest
 
 from kinfed.errors import ConfigError
-from kinfed.report.data.accuracies import bins, spreads
-from kinfed.report.data.curves import curve_of, metric_named, shown_metrics
-from kinfed.report.data.kinship import by_size, kinship, matched
-from kinfed.report.data.labels import labels_of
-from kinfed.report.data.map import map_of, scaled
-from kinfed.report.data.matrix import matrix_of, shrunk
-from kinfed.report.data.membership import BANDS, coloured, flows, membership
-from kinfed.report.data.tree import leaves, tree_of
-from kinfed.report.series import gather
+from kinfed.report.cluster_order import (
+    BANDS,
+    color_clusters,
+    color_history,
+    leaves,
+    match_colours,
+    membership_of,
+    rank_by_size,
+)
+from kinfed.report.run_views import labels_of, map_of, matrix_of, rescale, shrink, tree_of
+from kinfed.report.series import bins, curve_of, gather, list_metrics, metric_named, spreads
 from kinfed.runs.reader import Run
-from tests.report.folders import Told, write_run
+from tests.report.folders import MadeUp, write_run
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        write_run(place / f"flt-{seed}", Told("flt", seed=seed))
-    write_run(place / "fesem", Told("fesem", regroups=True))
-    write_run(place / "fedavg", Told("fedavg", clients=4), has_clusters=False)
+        write_run(place / f"flt-{seed}", MadeUp("flt", seed=seed))
+    write_run(place / "fesem", MadeUp("fesem", reclusters=True))
+    write_run(place / "fedavg", MadeUp("fedavg", clients=4), has_clusters=False)
     return place
 
 
@@ -40,7 +42,7 @@ def test_a_band_is_one_standard_deviation_over_seeds(folder: Path):
 
 def test_metrics_that_no_run_has_are_not_offered(folder: Path):
     series = gather([folder])
-    assert [m.name for m in shown_metrics(series)] == [
+    assert [m.name for m in list_metrics(series)] == [
         "accuracy", "worst_decile", "at_target", "variance", "ari", "clusters",
     ]  # fmt: skip
     assert curve_of(gather([folder / "fedavg"])[0], metric_named("ari")) is None
@@ -56,18 +58,18 @@ def test_histograms_share_their_bins_and_count_all_clients(folder: Path):
     assert bins(0.0).tolist() == np.arange(0, 101, 5).tolist() and bins(99.0).tolist() == [96, 97, 98, 99, 100]
 
 
-def test_clusters_are_coloured_by_size_and_planted_ones_by_what_they_share():
-    names, places = by_size(np.array([7, 3, 3, 3, 7, -1, 5]))
+def test_clusters_are_coloured_by_size_and_ground_truth_by_what_they_share():
+    names, places = rank_by_size(np.array([7, 3, 3, 3, 7, -1, 5]))
     assert names == [3, 7, 5] and places.tolist() == [1, 0, 0, 0, 1, -1, 2]
-    planted = np.array([0, 1, 1, 0, 0, 2, 3])
-    assert matched(planted, places).tolist() == [1, 0, 0, 1, 1, 3, 2]  # 0 and 7 share two, 1 and 3 two, 3 and 5 one
+    true = np.array([0, 1, 1, 0, 0, 2, 3])
+    assert match_colours(true, places).tolist() == [1, 0, 0, 1, 1, 3, 2]  # 0 and 7 share two, 1 and 3 two, 3 and 5 one
 
 
-def test_kin_stand_together_in_the_order_of_the_tree(folder: Path):
-    kin = kinship(Run(folder / "flt-0"))
-    assert kin.found is not None and kin.planted is not None and np.array_equal(kin.found, kin.planted)
-    assert (np.diff(kin.found[kin.order]) != 0).sum() == 2
-    assert sorted(kin.order.tolist()) == list(range(12))
+def test_clusters_stand_together_in_the_order_of_the_dendrogram(folder: Path):
+    coloring = color_clusters(Run(folder / "flt-0"))
+    assert coloring.found is not None and coloring.true is not None and np.array_equal(coloring.found, coloring.true)
+    assert (np.diff(coloring.found[coloring.order]) != 0).sum() == 2
+    assert sorted(coloring.order.tolist()) == list(range(12))
 
 
 def test_leaves_follow_the_merges():
@@ -77,26 +79,26 @@ def test_leaves_follow_the_merges():
 
 def test_brackets_have_the_colour_of_their_cluster_below_the_cut(folder: Path):
     run = Run(folder / "flt-0")
-    kin = kinship(run)
-    assert kin.found is not None
-    tree = tree_of(run, kin.found)
+    coloring = color_clusters(run)
+    assert coloring.found is not None
+    tree = tree_of(run, coloring.found)
     assert tree is not None and tree.cut == 8.0 and len(tree.heights) == 11
     assert (tree.colours >= 0).sum() == 9 and ((tree.heights < 8) == (tree.colours >= 0)).all()
     assert (tree.left < tree.right).all() and (tree.low_left <= tree.heights).all()
-    assert (np.diff(tree.clusters) != 0).sum() == 2  # three groups, each in one piece
+    assert (np.diff(tree.clusters) != 0).sum() == 2  # three clusters, each in one piece
 
 
 def test_a_matrix_is_shrunk_to_shares_of_related_pairs():
     rows, whose = np.array([[1, 1, 0, 0, 0], [0, 0, 1, 1, 1]], dtype=bool), np.array([0, 0, 1, 1, 1])
-    own = shrunk(rows, whose, np.arange(5), np.array([0, 2, 5]))
+    own = shrink(rows, whose, np.arange(5), np.array([0, 2, 5]))
     assert own.tolist() == [[1, 0], [0, 1]]
-    mixed = shrunk(rows, whose, np.array([0, 2, 1, 3, 4]), np.array([0, 2, 5]))
-    assert np.allclose(mixed, [[2 / 4, 3 / 6], [3 / 6, 5 / 9]])  # {0, 2} and {1, 3, 4}: pairs within a group
+    mixed = shrink(rows, whose, np.array([0, 2, 1, 3, 4]), np.array([0, 2, 5]))
+    assert np.allclose(mixed, [[2 / 4, 3 / 6], [3 / 6, 5 / 9]])  # {0, 2} and {1, 3, 4}: pairs within a cluster
 
 
 def test_reordering_turns_the_matrix_into_blocks(folder: Path):
     run = Run(folder / "flt-0")
-    matrix = matrix_of(run, kinship(run).order)
+    matrix = matrix_of(run, color_clusters(run).order)
     assert matrix is not None
     assert matrix.before[0].tolist() == [1, 0, 0] * 4
     assert matrix.after.tolist() == np.kron(np.eye(3), np.ones((4, 4))).tolist()
@@ -105,21 +107,21 @@ def test_reordering_turns_the_matrix_into_blocks(folder: Path):
 
 def test_few_clients_are_mapped_by_principal_directions_and_spread_from_left_to_right(folder: Path):
     few = map_of(Run(folder / "flt-0"))
-    assert few is not None and few.way == "principal directions"
+    assert few is not None and few.projection == "PCA"
     assert np.ptp(few.points, axis=0).max() == pytest.approx(1)
     apart = np.linalg.norm(few.points[:, None] - few.points, axis=2)
     together = (few.clients[:, None] % 3) == (few.clients % 3)
     assert apart[together].max() < apart[~together].min()
     assert map_of(Run(folder / "fedavg")) is None
-    upright = scaled(np.array([[0.0, 0.0], [0.0, 4.0], [1.0, 2.0], [1.0, 2.0]]))
+    upright = rescale(np.array([[0.0, 0.0], [0.0, 4.0], [1.0, 2.0], [1.0, 2.0]]))
     assert np.ptp(upright[:, 0]) == pytest.approx(1) and np.ptp(upright[:, 1]) == pytest.approx(0.25)
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("umap")  # which takes long to compile: once
 def test_clusters_lie_apart_on_umaps_map(tmp_path: Path):
-    seen = map_of(Run(write_run(tmp_path / "many", Told("flt", clients=60))))
-    assert seen is not None and seen.way == "UMAP"
+    seen = map_of(Run(write_run(tmp_path / "many", MadeUp("flt", clients=60))))
+    assert seen is not None and seen.projection == "UMAP"
     apart = np.linalg.norm(seen.points[:, None] - seen.points, axis=2)
     np.fill_diagonal(apart, np.inf)
     assert (seen.clients[apart.argmin(1)] % 3 == seen.clients % 3).all()
@@ -127,30 +129,26 @@ def test_clusters_lie_apart_on_umaps_map(tmp_path: Path):
 
 def test_label_shares_are_those_of_the_clients_in_a_column(folder: Path):
     run = Run(folder / "flt-0")
-    labels = labels_of(run, kinship(run).order)
+    labels = labels_of(run, color_clusters(run).order)
     assert labels is not None and labels.shares.shape == (3, 12)
     assert labels.shares.sum(0).tolist() == [1] * 12
     assert labels.shares.argmax(0).tolist() == (labels.order % 3).tolist()
 
 
-def test_bands_keep_their_colour_and_count_who_moves(folder: Path):
-    bands = membership(Run(folder / "fesem"))
+def test_bands_keep_their_colour(folder: Path):
+    bands = membership_of(Run(folder / "fesem"))
     assert bands is not None and bands.rounds.tolist() == [1, 2, 3, 4] and bands.changes == 3
-    for step in flows(bands.clusters):
-        assert sum(n for _, _, n in step) == 12
-    # clients 1 and 11 are astray in round 1, client 2 in round 2: three of twelve move
-    assert sum(n for a, b, n in flows(bands.clusters)[0] if a != b) == 3
-    assert membership(Run(folder / "flt-0")) is None and membership(Run(folder / "fedavg")) is None
+    assert membership_of(Run(folder / "flt-0")) is None and membership_of(Run(folder / "fedavg")) is None
 
 
 def test_clusters_have_the_colour_they_end_with():
     first, last = np.array([4, 4, 4, 9, 9]), np.array([7, 2, 2, 2, -1])
-    assert coloured([first, last]).tolist() == [[0, 0, 0, 1, 1], [1, 0, 0, 0, -1]]  # 4 and 2 share two clients
+    assert color_history([first, last]).tolist() == [[0, 0, 0, 1, 1], [1, 0, 0, 0, -1]]  # 4 and 2 share two clients
 
 
 def test_small_clusters_share_a_band(tmp_path: Path):
-    run = Run(write_run(tmp_path / "run", Told("fesem", clients=201, planted=67, regroups=True, rounds=2)))
-    bands = membership(run)
+    run = Run(write_run(tmp_path / "run", MadeUp("fesem", clients=201, clusters=67, reclusters=True, rounds=2)))
+    bands = membership_of(run)
     assert bands is not None and bands.clusters.max() == BANDS == 48
     sizes = np.sort(np.unique(run.clusters[-1][1], return_counts=True)[1])[::-1]
     assert (bands.clusters[-1] == BANDS).sum() == sizes[48:].sum() > 0

@@ -62,7 +62,7 @@ def test_an_unseen_client_without_labels_gets_the_common_model_and_one_with_labe
 
 
 def test_a_method_without_models_for_unseen_clients_says_why(runs):
-    with pytest.raises(RoleError, match="no model for strangers"):
+    with pytest.raises(RoleError, match="no model for unseen clients"):
         export(runs("local"))
     with pytest.raises(RoleError, match="all trained from the start"):
         export(runs("flhc", "roles.holdout=0"))

@@ -195,7 +195,10 @@ def test_a_method_that_assigns_by_labels_asks_for_them(runs):
 
 def test_a_run_that_cannot_be_exported_says_why(runs, tmp_path):
     assert_refused(kinfed("export", tmp_path / "nowhere", tmp_path / "b"), "no run at")
-    assert_refused(kinfed("export", runs("local"), tmp_path / "b"), "local training has no model for strangers")
+    assert_refused(
+        kinfed("export", runs("local"), tmp_path / "b"),
+        "local cannot be exported: its server has no model for unseen clients",
+    )
     (tmp_path / "compare.toml").touch()
     assert_refused(kinfed("export", tmp_path, tmp_path / "b"), "is a comparison")
     shutil.copytree(runs("fedavg"), tmp_path / "run")
@@ -223,5 +226,6 @@ def test_a_run_whose_config_was_changed_afterwards_is_not_exported(runs, tmp_pat
     config = copy / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.1", "lr = 0.02"))
     assert_refused(kinfed("export", copy, tmp_path / "bundle"), "another config", "training.lr was 0.1, is 0.02")
-    config.write_text("seed = 0\n")
+    header = config.read_text().splitlines()[0]  # with the format
+    config.write_text(f"{header}\nseed = 0\n")
     assert_refused(kinfed("export", copy, tmp_path / "bundle"), "another config", "method was 'repa'")

@@ -3,7 +3,7 @@
 import csv
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,11 +43,11 @@ class Enrolment:
     @classmethod
     def parse(cls, config: ConfigValues, joins: int) -> "Enrolment | None":
         """The enrolment in a message's config; None where a value is missing or invalid."""
-        values = {f.name: config.get(f.name) for f in fields(cls)} | {"joins": joins}
+        values: dict[str, Any] = {f.name: config.get(f.name) for f in fields(cls)} | {"joins": joins}
         is_valid = all(type(values[f.name]) is f.type for f in fields(cls))
-        if not is_valid or not values["name"] or min(int(str(values[n])) for n in ("train", "test")) < 0:
+        if not is_valid or not values["name"] or min(values["train"], values["test"]) < 0:
             return None
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
 
 class DeployedFederation(NetworkFederation):

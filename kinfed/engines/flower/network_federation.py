@@ -114,7 +114,7 @@ class NetworkFederation(Federation):
     def _enrol_nodes(self) -> int:
         """How many clients are connected, once nodes that have replied by now are enrolled; asks new nodes to."""
         transport = self.transport
-        connected = transport.connected_nodes()
+        connected = transport.list_nodes()
         self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
         self.enrolling = {request: node for request, node in self.enrolling.items() if node in connected}
         for reply in transport.collect(self.enrolling.keys()):
@@ -136,7 +136,7 @@ class NetworkFederation(Federation):
 
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
         call = sum(self.calls.values())
-        replies = ReplyCollector(call, self._expected_specs(name, offer), earlier=dict(self.unanswered))
+        replies = ReplyCollector(call, self._find_specs(name, offer), earlier=dict(self.unanswered))
         asked: set[int] = set()
         for _ in range(1 if self.has_begun else self.attempts):
             settled = replies.accepted.keys() | {client for client, reason in replies.faults if reason != FAILED}
@@ -234,7 +234,7 @@ class NetworkFederation(Federation):
             return {name: t.to(self.device) for name, t in sent.items()}
         return {n: torch.empty(0, *s, dtype=DTYPES[d], device=self.device) for n, (d, s) in replies.specs.items()}
 
-    def _expected_specs(self, name: str, offer: Offer) -> TensorSpecs:
+    def _find_specs(self, name: str, offer: Offer) -> TensorSpecs:
         """Dtypes and shapes of a reply to this offer, from one dry run of the task on the server."""
         row = 0 if offer.pick is None or not len(offer.pick) else int(offer.pick[0])
         offered = to_flat(offer.shared) | select(to_flat(offer.each), row)

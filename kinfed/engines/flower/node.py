@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -90,11 +90,11 @@ class TaskRequest:
     @classmethod
     def parse(cls, config: ConfigValues) -> "TaskRequest":
         """The request in a message's config; raises RefusedRequest where a value is missing or of another type."""
-        values = {f.name: config.get(f.name) for f in fields(cls)}
+        values: dict[str, Any] = {f.name: config.get(f.name) for f in fields(cls)}
         wrong = [f.name for f in fields(cls) if type(values[f.name]) is not f.type]
-        if wrong or not TOKEN.fullmatch(str(values["run"])) or min(int(str(values[n])) for n in POSITIVE) < 1:
+        if wrong or not TOKEN.fullmatch(values["run"]) or min(values[name] for name in POSITIVE) < 1:
             raise RefusedRequest(Refusal.MALFORMED, f"a request's values are missing or invalid: {wrong}")
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
 
 class Memory(Protocol):

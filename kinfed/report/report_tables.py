@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
 import numpy as np
@@ -9,9 +10,11 @@ import numpy as np
 from kinfed.comparison import COLUMNS, NOTHING, Column, comparison_table, is_useful, mean_and_spread
 from kinfed.progress import as_markdown
 from kinfed.report.series import Series, settings_of
+from kinfed.runs.reader import Run
 
 LESS_IS_BETTER = ("variance", "megabytes", "seconds")
 NO_MATTER = ("clusters",)
+LISTED = 5000  # clients at most in the table of a run; clients.csv has them all
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "±": r"$\pm$"}
 
 
@@ -28,7 +31,7 @@ class Cell:
 def results(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
     """The header and one row a series: means over seeds, the best of each column marked."""
     columns = useful_columns(series)
-    by_column = [marked(column, [cell_of(column, one) for one in series]) for column in columns]
+    by_column = [mark_best(column, [cell_of(column, one) for one in series]) for column in columns]
     rows = [[Cell(one.name), *(cells[at] for cells in by_column)] for at, one in enumerate(series)]
     return ["method", *(column.title for column in columns)], rows
 
@@ -48,7 +51,7 @@ def cell_of(column: Column, one: Series) -> Cell:
     return Cell(f"{middle:{column.shown}}", middle, "" if spread is None else f"± {spread:{column.shown}}")
 
 
-def marked(column: Column, cells: Sequence[Cell]) -> list[Cell]:
+def mark_best(column: Column, cells: Sequence[Cell]) -> list[Cell]:
     """The cells with the best marked, as they are shown; none is where all are equal or there is one."""
     shown = {float(cell.shown) for cell in cells if cell.value is not None}
     if column.name in NO_MATTER or len(shown) < 2:
@@ -64,7 +67,7 @@ def ledger(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
     for one in series:
         for task in dict.fromkeys(task for run in one.runs for task in run.ledger.text.get("task", [])):
             asked, down, up = (
-                float(np.mean([summed(run.ledger[name], run.ledger.text["task"], task) for run in one.runs]))
+                float(np.mean([sum_task(run.ledger[name], run.ledger.text["task"], task) for run in one.runs]))
                 for name in ("clients", "bytes_down", "bytes_up")
             )
             cells = [Cell(f"{asked:,.0f}", asked), *(Cell(f"{v / 1e6:,.2f}", v) for v in (down, up))]
@@ -72,7 +75,7 @@ def ledger(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
     return header, rows
 
 
-def summed(values: "np.typing.NDArray[np.float64]", tasks: Sequence[str], task: str) -> float:
+def sum_task(values: "np.typing.NDArray[np.float64]", tasks: Sequence[str], task: str) -> float:
     """The sum of the values of one task."""
     return float(values[np.array(tasks) == task].sum())
 
@@ -84,6 +87,57 @@ def differences(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
     differing = [key for key in keys if len({repr(some.get(key)) for some in settings}) > 1]
     rows = [[Cell(key), *(Cell(str(some.get(key, NOTHING))) for some in settings)] for key in differing]
     return ["setting", *(one.name for one in series)], rows
+
+
+def client_table(run: Run) -> str:
+    """Every client of a run at the last evaluation."""
+    columns: dict[str, Callable[[int], Cell]] = {
+        "client": lambda c: Cell(str(c)),
+        "role": lambda c: Cell(run.roles[c] or NOTHING),
+    }
+    clusters = {"found cluster": run.found, "ground-truth cluster": run.true_clusters}
+    columns |= {title: partial(cluster_cell, values) for title, values in clusters.items() if values is not None}
+    if run.labels is not None:
+        samples = run.labels.sum(1)
+        columns["training samples"] = lambda c: Cell(f"{samples[c]:,}", float(samples[c]))
+    columns["accuracy %"] = lambda c: percent_cell(float(run.accuracy[c]))
+    rows = [[cell(client) for cell in columns.values()] for client in range(min(run.count, LISTED))]
+    more = f"; the first {LISTED:,} of {run.count:,}" if run.count > LISTED else ""
+    return as_html(list(columns), rows, f"Clients{more}", text=("role",))
+
+
+def cluster_table(run: Run) -> str:
+    """The clusters that a run found, the largest first."""
+    if run.found is None:
+        return '<p class="empty">This method looks for no clusters.</p>'
+    names, sizes = np.unique(run.found[run.found >= 0], return_counts=True)
+    header = ["cluster", "clients", "mean accuracy %", "worst client %"]
+    header += [] if run.true_clusters is None else ["most frequent ground-truth cluster"]
+    rows = [cluster_row(run, int(names[at]), run.found == names[at]) for at in np.argsort(-sizes, kind="stable")]
+    return as_html(header, rows, "Clusters found, the largest first")
+
+
+def cluster_row(run: Run, name: int, members: "np.typing.NDArray[np.bool_]") -> list[Cell]:
+    """A cluster: its size, its clients' accuracies, and the ground truth that most of them share."""
+    scored = run.accuracy[members][~np.isnan(run.accuracy[members])]
+    row = [Cell(str(name)), Cell(f"{members.sum():,}", float(members.sum()))]
+    row += [percent_cell(float(f(scored)) if len(scored) else np.nan) for f in (np.mean, np.min)]
+    if run.true_clusters is None:
+        return row
+    names, counts = np.unique(run.true_clusters[members], return_counts=True)
+    most = int(names[counts.argmax()])
+    share = Cell(f"{most} ({counts.max() / counts.sum():.0%})", float(most))
+    return [*row, Cell(NOTHING) if most < 0 else share]
+
+
+def cluster_cell(clusters: "np.typing.NDArray[np.int64]", client: int) -> Cell:
+    """The cluster of a client."""
+    return Cell(NOTHING) if clusters[client] < 0 else Cell(str(clusters[client]), float(clusters[client]))
+
+
+def percent_cell(share: float) -> Cell:
+    """A share in percent."""
+    return Cell(NOTHING) if np.isnan(share) else Cell(f"{100 * share:.2f}", share)
 
 
 def as_html(header: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, text: Sequence[str] = ()) -> str:
@@ -116,26 +170,26 @@ def text_class(is_text: bool) -> str:
     return ' class="text"' if is_text else ""
 
 
-def markdown(series: Sequence[Series]) -> str:
+def markdown_table(series: Sequence[Series]) -> str:
     """The results in Markdown."""
     return as_markdown(comparison_table([outcome for one in series for outcome in one.outcomes])) + "\n"
 
 
-def latex(series: Sequence[Series]) -> str:
+def latex_table(series: Sequence[Series]) -> str:
     """The results in LaTeX (booktabs), the best of each column in bold."""
     header, rows = results(series)
-    lines = [" & ".join(in_latex(name) for name in header), *(" & ".join(map(latex_cell, row)) for row in rows)]
+    lines = [" & ".join(escape_latex(name) for name in header), *(" & ".join(map(latex_cell, row)) for row in rows)]
     body = [f"{line} \\\\" for line in lines]
     top = [r"% \usepackage{booktabs}", f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]
     return "\n".join([*top, body[0], r"\midrule", *body[1:], r"\bottomrule", r"\end{tabular}", ""])
 
 
 def latex_cell(cell: Cell) -> str:
-    shown = f"\\textbf{{{in_latex(cell.shown)}}}" if cell.is_best else in_latex(cell.shown)
-    return f"{shown} {in_latex(cell.spread)}" if cell.spread else shown
+    shown = f"\\textbf{{{escape_latex(cell.shown)}}}" if cell.is_best else escape_latex(cell.shown)
+    return f"{shown} {escape_latex(cell.spread)}" if cell.spread else shown
 
 
-def in_latex(words: str) -> str:
+def escape_latex(words: str) -> str:
     """Words with LaTeX's special letters escaped."""
-    escaped: Callable[[str], str] = lambda letter: SPECIAL.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter)  # noqa: E731
-    return "".join(map(escaped, words))
+    replace: Callable[[str], str] = lambda letter: SPECIAL.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter)  # noqa: E731
+    return "".join(map(replace, words))

@@ -1,0 +1,116 @@
+"""Charts as Vega-Lite panels: one renderer for the page, notebooks and files. The one file that imports vl-convert."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from kinfed.errors import ConfigError
+
+Spec = dict[str, object]
+Rows = Sequence[dict[str, object]]
+VERSION = "6.4"  # of Vega-Lite
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetched
+FAINT = "#8b929a"
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
+DASHES = ([1, 0], [7, 4], [2, 4], [10, 3, 2, 3])
+# Okabe and Ito's colours, which people with colour-blindness tell apart; black and yellow are toned down.
+COLOURS = {
+    "light": ["#0072b2", "#d55e00", "#009e73", "#b8568f", "#c98500", "#3a9bd9", "#4d4d4d", "#a89a00"],
+    "dark": ["#4aa3df", "#ee8130", "#2cc295", "#db8fbd", "#eab03a", "#8fd0f5", "#b9bdc1", "#e6d94a"],
+}
+
+
+def make_theme(ink: str, muted: str, grid: str, ramp: Sequence[str], colours: Sequence[str]) -> Spec:
+    """Vega-Lite's config for these colours."""
+    words: Spec = {"labelColor": muted, "titleColor": muted, "labelFontSize": 12, "titleFontSize": 12}
+    heading: Spec = {"anchor": "start", "color": ink, "subtitleColor": muted, "fontSize": 13, "subtitleFontSize": 12}
+    return {
+        "background": "transparent",
+        "font": "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
+        "view": {"stroke": None},
+        "axis": words | {"titleFontWeight": "normal", "gridColor": grid, "domainColor": FAINT, "tickColor": FAINT},
+        "legend": words | {"titleFontWeight": "normal", "labelLimit": 280},
+        "title": heading | {"fontWeight": 600},
+        "text": {"color": ink},
+        "rule": {"color": ink},
+        "range": {"category": list(colours), "heatmap": list(ramp)},
+    }
+
+
+THEMES = {
+    "light": make_theme("#1d2125", "#5c646d", "#ecede8", ("#f1f3f4", "#0b4f7d"), COLOURS["light"]),
+    "dark": make_theme("#e7e8e4", "#a3abb3", "#262b30", ("#20262b", "#8fd0f5"), COLOURS["dark"]),
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Vega-Lite panels over named tables; shows itself in a notebook and saves itself as PNG or SVG."""
+
+    panels: tuple[Spec, ...]
+    tables: dict[str, Rows]
+    data: object = field(repr=False, default=None)  # the numbers that it shows
+    stacked: bool = False  # panels below each other instead of side by side
+
+    def to_dict(self) -> Spec:
+        """The whole chart as one Vega-Lite specification, in light colours."""
+        whole: Spec = {"vconcat" if self.stacked else "hconcat": list(self.panels), "spacing": 12}
+        body = self.panels[0] if len(self.panels) == 1 else whole
+        theme = THEMES["light"] | {"background": "white"}
+        return {"$schema": SCHEMA, **body, "datasets": self.tables, "config": theme, "padding": 10}
+
+    def for_page(self) -> Spec:
+        """The panels for a page, which sizes them by its width."""
+        return {"tables": self.tables, "panels": list(self.panels)}
+
+    def save(self, path: Path | str) -> None:
+        """Writes a .png or .svg file."""
+        path = Path(path)
+        if path.suffix == ".svg":
+            path.write_text(load_renderer().vegalite_to_svg(self.to_dict(), VERSION), encoding="utf-8")
+        elif path.suffix == ".png":
+            path.write_bytes(load_renderer().vegalite_to_png(self.to_dict(), VERSION, scale=2))
+        else:
+            raise ConfigError(f"a chart is saved as .png or .svg, got '{path.name}'")
+
+    def _repr_png_(self) -> bytes:
+        """The picture that a notebook shows."""
+        png: bytes = load_renderer().vegalite_to_png(self.to_dict(), VERSION, scale=1.5)
+        return png
+
+
+def load_renderer() -> ModuleType:
+    """vl-convert, or one line that says what to install."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise ConfigError("charts need the package vl-convert-python: pip install 'kinfed[report]'") from None
+    return vl_convert
+
+
+def bundle_scripts() -> str:
+    """Vega, Vega-Lite and vega-embed as one script that needs no network."""
+    bundle: str = load_renderer().javascript_bundle(vl_version=VERSION)
+    return bundle.replace("</script", "<\\/script")
+
+
+def number(field: str, **options: object) -> Spec:
+    """A channel of numbers."""
+    return {"field": field, "type": "quantitative", **options}
+
+
+def show(**titles: str) -> list[Spec]:
+    """The fields that pointing at a mark shows, with their titles."""
+    return [{"field": name, "type": "nominal", "title": title} for name, title in titles.items()]
+
+
+def mark_line(at: Spec, dash: Sequence[int]) -> Spec:
+    """A line across a chart."""
+    rule: Spec = {"type": "rule", "strokeWidth": 1.4, "strokeDash": list(dash)}
+    return {"data": {"values": [{}]}, "mark": rule, "encoding": at}
+
+
+def digits(value: float) -> float:
+    """Five significant digits, which is more than a screen shows."""
+    return float(f"{value:.5g}")
