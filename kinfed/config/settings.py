@@ -24,7 +24,7 @@ from kinfed.config.schema import (
     to_table,
 )
 from kinfed.config.toml import apply_overrides, flatten, read_toml, set_value
-from kinfed.data.changes import ChangeSettings
+from kinfed.data.build import ChangeSettings
 from kinfed.data.partitions import DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
 from kinfed.data.shifts import Shift
