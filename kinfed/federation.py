@@ -15,7 +15,7 @@ from torch import Tensor
 from kinfed.aggregation import average
 from kinfed.client import UNMARKED, HasMemory, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
-from kinfed.data.role_columns import RoleColumns
+from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError
 from kinfed.keys import base_key, fold, uniform
 from kinfed.ledger import Ledger

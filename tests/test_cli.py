@@ -232,6 +232,7 @@ def test_warnings_are_one_line_each_and_logged(monkeypatch: pytest.MonkeyPatch):
     ]  # fmt: skip
 
 
+HANG = 600  # seconds after which a process hangs, on any machine
 LONG = ["method=local", "partition.clients=10", "rounds=30", "checkpoint_every=3", "evaluation.adapt=true",
         "roles.late=0.2", "roles.join_round=5", "seed=4"]  # fmt: skip
 
@@ -241,19 +242,19 @@ def stopped_with(number: signal.Signals, folder: Path) -> tuple[int, str]:
     running = process("run", *LONG, "--out", str(folder))
     wait_until(lambda: running.poll() is not None or rows(folder) > written(folder) > 0)
     running.send_signal(number)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=HANG)
     return running.returncode, errors
 
 
 def resumed(folder: str) -> int:
     """The exit code of a resumed run, in a process with as many threads as the first had."""
     running = process("resume", folder)
-    running.communicate(timeout=60)
+    running.communicate(timeout=HANG)
     return running.returncode
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG
     while not true():
         assert time.monotonic() < end, "it takes too long"
         time.sleep(0.005)
@@ -273,7 +274,7 @@ def written(folder: Path) -> int:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted") / "run"
     running = process("run", *LONG, "--out", str(folder))
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=HANG)
     assert running.returncode == 0, errors
     return folder
 
@@ -297,14 +298,14 @@ def test_a_killed_run_resumes_to_the_same_bytes(uninterrupted: Path):
 def test_control_c_says_how_to_go_on(uninterrupted: Path):
     code, errors = stopped_with(signal.SIGINT, Path("stopped"))
     assert code == 130
-    assert errors.strip().splitlines()[-1] == "stopped; go on with: kinfed resume stopped"
+    assert errors.strip().splitlines()[-1] == "interrupted; resume with: kinfed resume stopped"
     assert resumed("stopped") == 0
     assert all(Path("stopped", name).read_bytes() == (uninterrupted / name).read_bytes() for name in EQUAL)
 
 
 def test_a_real_process_prints_one_line_for_bad_input():
     running = process("run", "method=nothing")
-    output, errors = running.communicate(timeout=60)
+    output, errors = running.communicate(timeout=HANG)
     assert (running.returncode, output) == (2, "")
     assert errors.startswith("error: unknown method 'nothing'") and errors.count("\n") == 1
 
@@ -324,7 +325,7 @@ class Large(torch.nn.Linear):
 def test_a_gpu_that_is_full_is_one_line_and_an_event():
     Path("large_network.py").write_text(LARGE, encoding="utf-8")
     result = kinfed("run", *TINY, "model=large_network:Large", "--out", "full", "-q")
-    assert_refused(result, "the GPU's memory is full, 3.20 GiB more were asked for: let fewer runs share it, or")
+    assert_refused(result, "GPU memory is full, 3.20 GiB more were asked for: let fewer runs share it, or")
     events = [json.loads(line) for line in Path("full/events.jsonl").read_text(encoding="utf-8").splitlines()]
     assert events[-1]["event"] == "failed" and "memory is full" in events[-1]["message"]
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from kinfed.checks import above_zero, at_least
 from kinfed.client import Batch, Client, Samples
 from kinfed.data import load
+from kinfed.data.datasets import cache_folder
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.keys import base_key
 from kinfed.locks import lock
@@ -67,7 +68,8 @@ class Pretraining:
         shapes = [f"{name}{tuple(w.shape)}" for name, w in autoencoder.init().items()]
         settings = (*astuple(self), autoencoder.seed, *shapes)
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
-        path = cache_folder() / f"{'+'.join(part.name for part in parse_sources(self.source))}-{digest}.safetensors"
+        names = "+".join(part.name for part in parse_sources(self.source))
+        path = cache_folder("encoders") / f"{names}-{digest}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with lock(path.with_suffix(".lock")):
@@ -96,11 +98,6 @@ class Pretraining:
         return fit(
             autoencoder, _move(autoencoder.init(), x.device), _log_progress(batches, epochs * per_epoch), self.lr
         )
-
-
-def cache_folder() -> Path:
-    """Where trained encoders are kept; the data root itself may be read-only."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kinfed" / "encoders"
 
 
 def _as_client(x: Tensor) -> Client:
