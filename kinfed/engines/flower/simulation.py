@@ -42,7 +42,7 @@ OFFLINE = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray warns unless it is said
 }
 NODES = "nodes"  # in a run folder: the memories of its clients
-START_SECONDS = 180.0  # that Ray and the nodes have to start, or to end
+START_SECONDS = 600.0  # that Ray and the nodes have to start, or to end
 
 
 class SimulatedRun(NamedTuple):
