@@ -325,7 +325,7 @@ class Large(torch.nn.Linear):
 def test_a_gpu_that_is_full_is_one_line_and_an_event():
     Path("large_network.py").write_text(LARGE, encoding="utf-8")
     result = kinfed("run", *TINY, "model=large_network:Large", "--out", "full", "-q")
-    assert_refused(result, "the GPU's memory is full, 3.20 GiB more were asked for: let fewer runs share it, or")
+    assert_refused(result, "GPU memory is full, 3.20 GiB more were asked for: let fewer runs share it, or")
     events = [json.loads(line) for line in Path("full/events.jsonl").read_text(encoding="utf-8").splitlines()]
     assert events[-1]["event"] == "failed" and "memory is full" in events[-1]["message"]
 
