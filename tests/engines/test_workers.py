@@ -92,7 +92,7 @@ def test_a_model_that_fails_in_every_worker_ends_with_its_error():
     fedavg = FedAvg(nets()["own"], LOCAL)
     for _ in range(20):
         fed = Vectorised(fedavg, population, workers=4)
-        with pytest.raises(RuntimeError, match="Expected size .* 64.* but got.* 784"):
+        with pytest.raises(RuntimeError, match=r"Expected size .* 64.* but got.* 784"):
             fedavg.round(fedavg.init(fed), 0, fed)
 
 
