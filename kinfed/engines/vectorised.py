@@ -123,7 +123,7 @@ class Vectorised(Resident):
         answer = loop(self, name, cohort, keys, offer)
         reason = str(refusal).strip().splitlines()[0].split(". ")[0].rstrip(".")
         warnings.warn(f"{reason}: clients {_verb(name)} sequentially", stacklevel=5)
-        if not (isinstance(refusal, RuntimeError) and is_too_large(refusal)):  # others may have left room next time
+        if not isinstance(refusal, torch.OutOfMemoryError):  # others may have left room next time
             self.fallbacks.add(name)
         return answer
 

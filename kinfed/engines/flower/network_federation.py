@@ -103,7 +103,7 @@ class NetworkFederation(Federation):
         self._enrol_nodes()
         self.next_round = max(self.next_round, round + 1)  # no client enters in the middle of a round
 
-    def saved(self) -> None:
+    def note_checkpoint(self) -> None:
         self.durable = self.memory["version"]
 
     def state_dict(self) -> dict[str, object]:
