@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import average
 from kinfed.client import UNMARKED, HasMemory, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
-from kinfed.data.role_columns import RoleColumns
+from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError
 from kinfed.keys import base_key, fold, uniform
 from kinfed.ledger import Ledger
@@ -177,7 +178,7 @@ class Federation(ABC):
     def open(self) -> None:  # noqa: B027
         """Gets clients ready, where that takes long."""
 
-    def saved(self) -> None:  # noqa: B027
+    def note_checkpoint(self) -> None:  # noqa: B027
         """Says that the federation as it is now is in a checkpoint, or has just come from one."""
 
     def state_dict(self) -> dict[str, object]:
@@ -244,6 +245,15 @@ class Federation(ABC):
             self.since[client] = change.round
         if self.true_clusters is not None and change.true_clusters is not None:
             self.true_clusters = self.true_clusters.index_copy(0, change.clients, change.true_clusters)
+
+
+def run_fedavg(task: Task, params: Params, rounds: int, fed: Federation) -> Params:
+    """The model after so many rounds of FedAvg; `task` takes and replies `params`."""
+    for _ in range(rounds):
+        replies = fed.run(task, fed.sample(), Offer(shared={"params": params}))
+        if len(replies.cohort):
+            params = average(replies.stack("params"), fed.sizes[replies.cohort])
+    return params
 
 
 class Resident(Federation):

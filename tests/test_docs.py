@@ -1,5 +1,6 @@
 """What the docs say of the code is what the code says of itself."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,37 @@ def test_the_page_of_results_has_a_place_for_every_table():
 
     page = (ROOT / "docs" / "results.md").read_text()
     assert all(page.count(f"<!-- {word}{name} -->") == 1 for name in list_recipes() for word in ("", "end of "))
+
+
+def python_of(page: str) -> list[str]:
+    """The Python examples of a page."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
+
+
+def test_the_readme_s_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import numpy as np
+    from torch import nn
+
+    def build_network() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    monkeypatch.chdir(tmp_path)
+    luck = np.random.default_rng(0)
+    y = np.arange(200) % 10
+    given = {"x": luck.integers(0, 255, (200, 1, 8, 8), np.uint8), "y": y, "client": np.arange(200) // 25}
+    first, second = python_of("README.md")
+    assert len(first.splitlines()) <= 7
+    names: dict[str, object] = {**given, "build_network": build_network}
+    exec(first, names)
+    assert names["result"].summary["ari"] == 1 and names["result"].clusters is not None  # type: ignore[attr-defined]
+    exec(second, names)
+    assert names["result"].config.data.name.startswith("own:")  # type: ignore[attr-defined]
+
+
+def test_the_tutorial_s_python_reads_a_run_s_relatedness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    import kinfed
+
+    monkeypatch.chdir(tmp_path)
+    kinfed.run("flt", "digits", rounds=1, out="first/flt-seed0", quiet=True)
+    exec(python_of("docs/tutorial.md")[0], {})
+    assert capsys.readouterr().out.splitlines()[0] == "0 is related to [0, 1, 2, 3]"

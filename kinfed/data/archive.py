@@ -63,10 +63,10 @@ def check_part(path: Path, arrays: Arrays, part: str) -> None:
             raise DataError(f"{path}: {name} is {arrays[name].dtype} {list(arrays[name].shape)}, wanted integers [n]")
         if name in arrays and len(arrays[name]) != len(x):
             raise DataError(
-                f"{path}: x_{part} has {len(x)} rows but {name} has {len(arrays[name])}; they must be equally long"
+                f"{path}: x_{part} has {len(x)} samples but {name} has {len(arrays[name])}; they must be equally long"
             )
     if len(y) == 0:
-        raise DataError(f"{path}: x_{part} has no rows, wanted at least one")
+        raise DataError(f"{path}: x_{part} has no samples, wanted at least one")
 
 
 def store(path: Path, arrays: Arrays) -> None:

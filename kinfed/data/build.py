@@ -1,4 +1,4 @@
-"""From a dataset and a partition to a population: public rows, clients, change, shift, roles, look-alikes in turn."""
+"""From a dataset and a partition to a population: public samples, clients, change, shift, roles, look-alikes."""
 
 from dataclasses import dataclass, replace
 
@@ -6,15 +6,67 @@ import numpy as np
 import torch
 
 from kinfed.checks import at_least, fraction
-from kinfed.data.changes import ChangeSettings, plan_change
 from kinfed.data.datasets import Dataset
-from kinfed.data.look_alikes import with_look_alikes
-from kinfed.data.partitions.split import ANY_SPLIT, HasPromise, Labels, Partition, Split, check, enough
+from kinfed.data.look_alikes import add_look_alikes
+from kinfed.data.partitions.split import ANY_SPLIT, HasPromise, Labels, Partition, Split, check, need_samples
 from kinfed.data.population import LATER, Change, Population
 from kinfed.data.roles import RoleSettings, assign_roles
-from kinfed.data.sampling import Index, generator, others, stratified
+from kinfed.data.sampling import Index, draw_stratified, generator, others
 from kinfed.data.shifts import LabelSwap, Shift
 from kinfed.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class ChangeSettings:
+    """When the data change and for how many of the clients."""
+
+    round: int = 5  # the round before which the data change; 0: never
+    fraction: float = 1.0  # of the clients whose data change
+
+    def __post_init__(self) -> None:
+        at_least(0, round=self.round)
+        fraction(fraction=self.fraction)
+
+
+def plan_change(
+    settings: ChangeSettings, before: Split, after: Split, labels: Index, rng: np.random.Generator
+) -> Change:
+    """The change that gives a random part of the clients their samples of the split `after`."""
+    clients = len(before.train)
+    chosen = np.sort(rng.permutation(clients)[: round(settings.fraction * clients)]).astype(np.int64)
+    clusters = match_clusters(before, after, labels)
+    return Change(
+        settings.round,
+        torch.from_numpy(chosen),
+        tuple(torch.from_numpy(after.train[client]) for client in chosen),
+        tuple(torch.from_numpy(after.test[client]) for client in chosen),
+        None if clusters is None else torch.from_numpy(clusters[chosen]),
+    )
+
+
+def match_clusters(before: Split, after: Split, labels: Index) -> Index | None:
+    """Clusters of `after` under the numbers that `before` gives to the same sets of labels; others get new numbers."""
+    if before.true_clusters is None or after.true_clusters is None:
+        return None
+    known, found = labels_of_clusters(before, labels), labels_of_clusters(after, labels)
+    number: dict[int, int] = {}
+    fresh = max(known) + 1
+    for cluster, held in found.items():
+        twins = [old for old, theirs in known.items() if theirs == held]
+        # clusters that differ otherwise than in labels (label swaps) keep their number
+        number[cluster] = cluster if cluster in twins else twins[0] if twins else fresh
+        fresh += not twins
+    return np.array([number[int(cluster)] for cluster in after.true_clusters])
+
+
+def labels_of_clusters(split: Split, labels: Index) -> dict[int, frozenset[int]]:
+    """The set of labels that each cluster trains on."""
+    held: dict[int, frozenset[int]] = {}
+    for cluster, samples in zip(
+        [] if split.true_clusters is None else split.true_clusters.tolist(), split.train, strict=True
+    ):
+        held[cluster] = held.get(cluster, frozenset()) | frozenset(np.unique(labels[samples]).tolist())
+    return held
 
 
 def build_population(
@@ -34,10 +86,10 @@ def build_population(
 ) -> Population:
     """The population that this partition makes of the dataset; the same seed gives the same bits.
 
-    public_fraction of the training rows (with public_test also of the test rows) goes to the server; train_samples and
-    test_samples cap the rows of a client (shared test sets are large, and a shift for each client copies them). Clients
-    are tested on the rows the partition gives them, with `global_test` on all test rows (NIID-Bench), with
-    `validation` on that share of their own training rows, which they then do not train on (REPA).
+    public_fraction of the training samples (with public_test also of the test samples) goes to the server.
+    train_samples and test_samples cap a client's samples: shared test sets are large, and a shift copies them.
+    Clients are tested on the samples the partition gives them, with `global_test` on all test samples (NIID-Bench),
+    with `validation` on that share of their own training samples, which they then do not train on (REPA).
     """
     tests = Tests(Most(train_samples, test_samples), validation, global_test)
     supply = Supply.of(dataset, PublicShare(public_fraction, public_test), seed)
@@ -56,25 +108,25 @@ def build_population(
     roles = roles or RoleSettings()
     population = assign_roles(population, roles, generator(seed, "roles"))
     if roles.look_alikes:
-        population = with_look_alikes(population, plain, roles, generator(seed, "look-alikes"))
+        population = add_look_alikes(population, plain, roles, generator(seed, "look-alikes"))
     return population
 
 
 @dataclass(frozen=True)
 class PublicShare:
-    """Which part of the rows the server owns."""
+    """Which part of the samples the server owns."""
 
     fraction: float = 0.0
-    test: bool = False  # also of the test rows
+    test: bool = False  # also of the test samples
 
     def draw(self, labels: Index, rng: np.random.Generator) -> Index:
-        """The public ones of these rows, stratified by label."""
-        return stratified(labels, round(self.fraction * len(labels)), rng)
+        """The public ones of these samples, stratified by label."""
+        return draw_stratified(labels, round(self.fraction * len(labels)), rng)
 
 
 @dataclass(frozen=True)
 class Most:
-    """How many rows a client may have."""
+    """How many samples a client may have."""
 
     train_samples: int | None = None
     test_samples: int | None = None
@@ -85,37 +137,39 @@ class Most:
 
 @dataclass(frozen=True)
 class Tests:
-    """Which rows a client is tested on."""
+    """Which samples a client is tested on."""
 
     most: Most = Most()
-    own: float = 0.0  # share of its training rows; 0: the partition's test rows
-    whole: bool = False  # all test rows
+    own: float = 0.0  # share of its training samples; 0: the partition's test samples
+    whole: bool = False  # all test samples
 
     def __post_init__(self) -> None:
         if not 0 <= self.own < 1:
             raise ConfigError(f"validation must be a share from 0 to below 1, got {self.own}")
         if self.own and self.whole:
-            raise ConfigError("clients are tested on their own rows (validation) or on all (global_test), not on both")
+            raise ConfigError(
+                "clients are tested on their own samples (validation) or on all (global_test), not on both"
+            )
 
-    def set_apart(self, rows: Index, rng: np.random.Generator) -> tuple[Index, Index]:
-        """These training rows, parted into what is left of them and the client's test rows."""
-        tested = np.zeros(len(rows), bool)
-        tested[rng.permutation(len(rows))[: min(max(1, round(self.own * len(rows))), len(rows) - 1)]] = True
-        return rows[~tested], rows[tested]
+    def split_off(self, samples: Index, rng: np.random.Generator) -> tuple[Index, Index]:
+        """These training samples, parted into what is left of them and the client's test samples."""
+        tested = np.zeros(len(samples), bool)
+        tested[rng.permutation(len(samples))[: min(max(1, round(self.own * len(samples))), len(samples) - 1)]] = True
+        return samples[~tested], samples[tested]
 
 
 @dataclass(frozen=True, eq=False)
 class Supply:
-    """The rows left for clients once the public ones are set apart; the pool is all train, then all test rows."""
+    """The samples left for clients once the public ones are set apart; the pool is all train, then all test samples."""
 
-    labels: Labels  # of the rows left
-    train: Index  # place in the pool of each train row left
+    labels: Labels  # of the samples left
+    train: Index  # place in the pool of each train sample left
     test: Index
     public: Index
 
     @classmethod
     def of(cls, dataset: Dataset, public: PublicShare, seed: int) -> "Supply":
-        """The rows of a dataset without the public ones."""
+        """The samples of a dataset without the public ones."""
         fraction(public_fraction=public.fraction)
         count, nobody = len(dataset.y_train), np.empty(0, np.int64)
         public_train = public.draw(dataset.y_train, generator(seed, "public"))
@@ -126,24 +180,28 @@ class Supply:
         return cls(labels, train, count + test, np.concatenate([public_train, count + public_test]))
 
     def draw(self, partition: Partition, tests: Tests, rng: np.random.Generator) -> Split:
-        """A checked split of these rows, in places of the pool."""
+        """A checked split of these samples, in places of the pool."""
         check_clients(partition, len(self.train))
         split = partition(self.labels, rng)
         check(split, self.labels, partition.promise if isinstance(partition, HasPromise) else ANY_SPLIT)
-        train = [self.train[some(rows, tests.most.train_samples, rng)] for rows in split.train]
+        train = [self.train[some(samples, tests.most.train_samples, rng)] for samples in split.train]
         if tests.own:
-            train, test = (list(part) for part in zip(*(tests.set_apart(rows, rng) for rows in train), strict=True))
-            return replace(split, train=train, test=[some(rows, tests.most.test_samples, rng) for rows in test])
+            train, test = (
+                list(part) for part in zip(*(tests.split_off(samples, rng) for samples in train), strict=True)
+            )
+            return replace(split, train=train, test=[some(samples, tests.most.test_samples, rng) for samples in test])
         given = [np.arange(len(self.test))] * len(train) if tests.whole else split.test
-        return replace(split, train=train, test=[self.test[some(rows, tests.most.test_samples, rng)] for rows in given])
+        return replace(
+            split, train=train, test=[self.test[some(samples, tests.most.test_samples, rng)] for samples in given]
+        )
 
     def pool(self, dataset: Dataset, split: Split, changes: tuple[Change, ...]) -> Population:
         """The population of a split."""
         return Population(
             torch.from_numpy(np.concatenate([dataset.x_train, dataset.x_test])),
             torch.from_numpy(np.concatenate([dataset.y_train, dataset.y_test])),
-            tuple(torch.from_numpy(rows) for rows in split.train),
-            tuple(torch.from_numpy(rows) for rows in split.test),
+            tuple(torch.from_numpy(samples) for samples in split.train),
+            tuple(torch.from_numpy(samples) for samples in split.test),
             dataset.classes,
             None if split.true_clusters is None else torch.from_numpy(split.true_clusters),
             public=torch.from_numpy(self.public),
@@ -152,20 +210,20 @@ class Supply:
         )
 
 
-def check_clients(partition: Partition, rows: int) -> None:
+def check_clients(partition: Partition, samples: int) -> None:
     """Raise DataError where clients are more than can be counted; partitions say themselves how many are too many."""
     clients = getattr(partition, "clients", 1)
     if clients > LATER:
-        enough(clients, rows, f"a partition into {clients} clients")
+        need_samples(clients, samples, f"a partition into {clients} clients")
 
 
-def pick(values: Index | None, rows: Index) -> Index | None:
-    """These rows of an array that may be missing."""
-    return None if values is None else values[rows]
+def pick(values: Index | None, samples: Index) -> Index | None:
+    """These samples of an array that may be missing."""
+    return None if values is None else values[samples]
 
 
-def some(rows: Index, limit: int | None, rng: np.random.Generator) -> Index:
-    """At most `limit` of the rows, at random, in their order."""
-    if limit is None or len(rows) <= limit:
-        return rows
-    return np.sort(rng.choice(rows, limit, replace=False))
+def some(samples: Index, limit: int | None, rng: np.random.Generator) -> Index:
+    """At most `limit` of the samples, at random, in their order."""
+    if limit is None or len(samples) <= limit:
+        return samples
+    return np.sort(rng.choice(samples, limit, replace=False))

@@ -9,11 +9,12 @@ from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+import platformdirs
 
 from kinfed.data import hub
 from kinfed.data.archive import FORMAT, read
-from kinfed.data.images import Pixels, channels_first
-from kinfed.data.sampling import Index, generator, others, stratified
+from kinfed.data.arrays import Pixels, channels_first
+from kinfed.data.sampling import Index, draw_stratified, generator, others
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown, import_function
 
@@ -41,7 +42,7 @@ class Dataset:
     x_test: Pixels
     y_test: Index
     classes: int
-    writer_train: Index | None = None  # who wrote row i
+    writer_train: Index | None = None  # the writer of sample i
     writer_test: Index | None = None
 
 
@@ -89,7 +90,12 @@ def data_root(root: str | Path | None = None) -> Path:
     chosen = root or os.environ.get("KINFED_DATA")
     if chosen:
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kinfed"
+    return cache_folder()
+
+
+def cache_folder(kind: str = "") -> Path:
+    """Where the operating system keeps caches: ours, or its folder for one kind of files."""
+    return platformdirs.user_cache_path("kinfed") / kind
 
 
 def fetch(name: str, path: Path) -> None:
@@ -138,6 +144,6 @@ def digits() -> Dataset:
     pixels: npt.NDArray[np.float64] = bunch.images
     x = np.round(pixels * (255 / 16)).astype(np.uint8)[:, None]
     y = bunch.target.astype(np.int64)
-    test = stratified(y, round(0.2 * len(y)), generator(0, "digits"))
+    test = draw_stratified(y, round(0.2 * len(y)), generator(0, "digits"))
     train = others(len(y), test)
     return Dataset("digits", x[train], y[train], x[test], y[test], 10)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfed.data.archive import Arrays, store
-from kinfed.data.images import Pixels
-from kinfed.data.sampling import Index, generator, others, stratified
+from kinfed.data.arrays import Pixels
+from kinfed.data.sampling import Index, draw_stratified, generator, others
 
 
 class Unreachable(Exception):
@@ -40,7 +40,9 @@ class Source:
     image: str = "image"
     label: str = "label"
     config: str | None = None
-    test: str | None = "test"  # None: there is one split only, and a tenth of every writer's rows becomes the test set
+    test: str | None = (
+        "test"  # None: there is one split only, and a tenth of every writer's samples becomes the test set
+    )
     writer: str | None = None
     mode: str = "L"  # of the images: L gray, RGB colour
     stands_up: bool = True  # False: may hold NIST's transposed originals
@@ -94,7 +96,7 @@ def save_time_when_offline() -> None:
 
 
 def convert(source: Source, train: Table, test: Table | None) -> Arrays:
-    """The arrays of NAME.npz from hub tables; without a test table it is cut off every writer's rows."""
+    """The arrays of NAME.npz from hub tables; without a test table it is cut off every writer's samples."""
     first = columns(source, train)
     x, y = first["x"], first["y"]
     flip = not source.stands_up and lies(x, y)
@@ -129,8 +131,8 @@ def as_array(image: object, mode: str) -> Pixels:
 
 
 def tenth_of_each(writers: npt.NDArray[np.integer]) -> Index:
-    """A fixed tenth of the rows of every writer (LEAF's 90:10 split by sample)."""
-    return stratified(writers.astype(np.int64), round(0.1 * len(writers)), generator(0, "hub"))
+    """A fixed tenth of the samples of every writer (LEAF's 90:10 split by sample)."""
+    return draw_stratified(writers.astype(np.int64), round(0.1 * len(writers)), generator(0, "hub"))
 
 
 def lies(x: npt.NDArray[np.integer], y: npt.NDArray[np.integer]) -> bool:

@@ -1,7 +1,10 @@
-"""A population: one pool of rows, and for each client which of them it trains on and is tested on."""
+"""A population: one pool of samples, and for each client which of them it trains on and is tested on.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+Clients get changed copies of their samples by `copy_variants`, once in the pool for each (variant, sample).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -11,7 +14,7 @@ from kinfed.errors import DataError
 
 LATER = 2**31 - 1  # joins after training
 NO_SAMPLES = torch.empty(0, dtype=torch.int64)
-View = Callable[[Tensor, Tensor, np.random.Generator], tuple[Tensor, Tensor]]  # rows (x, y) -> as a client has them
+View = Callable[[Tensor, Tensor, np.random.Generator], tuple[Tensor, Tensor]]  # samples (x, y) -> as a client has them
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Role:
 
     joins: int = 0  # the round it enters; LATER: after training
     holdout: bool = False  # never trains
-    labelled: bool = True  # False: its training rows have no labels (-1 in the pool)
+    labelled: bool = True  # False: its training samples have no labels (-1 in the pool)
     look_alike_of: int | None = None  # made to resemble this client, and only asked where it would be placed
 
     @property
@@ -31,30 +34,30 @@ class Role:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """From this round on these clients have other rows."""
+    """From this round on these clients have other samples."""
 
     round: int
     clients: Tensor  # [k]
-    train: tuple[Tensor, ...]  # train[i]: rows of client clients[i]
+    train: tuple[Tensor, ...]  # train[i]: samples of client clients[i]
     test: tuple[Tensor, ...]
-    true_clusters: Tensor | None = None  # [k] planted group of their new rows
+    true_clusters: Tensor | None = None  # [k] planted cluster of their new samples
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """All clients' rows, as indices into one pool."""
+    """All clients' samples, as indices into one pool."""
 
     x: Tensor  # uint8 [N, channels, height, width], or float features [N, ...]
     y: Tensor  # [N] int64
     train: tuple[Tensor, ...]
     test: tuple[Tensor, ...]
     classes: int
-    true_clusters: Tensor | None = None  # [M] planted group of each client
+    true_clusters: Tensor | None = None  # [M] planted cluster of each client
     roles: tuple[Role, ...] = ()  # empty: all train from the start
-    public: Tensor = field(default_factory=lambda: NO_SAMPLES)  # rows the server owns
+    public: Tensor = field(default_factory=lambda: NO_SAMPLES)  # samples the server owns
     changes: tuple[Change, ...] = ()
-    held_out: Tensor = field(default_factory=lambda: NO_SAMPLES)  # rows nobody trains on, as they are in the dataset
-    views: tuple[tuple[View, ...], ...] = ()  # what shifts do to each client's rows, in order; empty: nothing
+    held_out: Tensor = field(default_factory=lambda: NO_SAMPLES)  # samples nobody trains on, as they are in the dataset
+    views: tuple[tuple[View, ...], ...] = ()  # what shifts do to each client's samples, in order; empty: nothing
 
     def __post_init__(self) -> None:
         self.validate()
@@ -69,7 +72,7 @@ class Population:
         return self.roles[client] if self.roles else Role()
 
     def views_of(self, client: int) -> tuple[View, ...]:
-        """What shifts do to the rows of one client."""
+        """What shifts do to the samples of one client."""
         return self.views[client] if self.views else ()
 
     def validate(self) -> None:
@@ -101,15 +104,15 @@ def check_lengths(population: Population) -> None:
         )
     if population.true_clusters is not None and population.true_clusters.shape != (clients,):
         raise DataError(
-            f"groups has shape {list(population.true_clusters.shape)}, wanted [{clients}]: one number a client"
+            f"clusters has shape {list(population.true_clusters.shape)}, wanted [{clients}]: one number a client"
         )
 
 
 def check_pool(population: Population) -> None:
-    """Raise DataError unless the pool's labels fit its rows and the classes."""
+    """Raise DataError unless the pool's labels fit its samples and the classes."""
     x, y, classes = population.x, population.y, population.classes
     if len(x) != len(y):
-        raise DataError(f"the pool has {len(x)} rows x but {len(y)} labels y; they must be equally long")
+        raise DataError(f"the pool has {len(x)} samples x but {len(y)} labels y; they must be equally long")
     if y.dtype != torch.int64 or y.ndim != 1:
         raise DataError(f"labels are {y.dtype} {list(y.shape)}, wanted int64 [N]; convert them with y.long()")
     if len(y) and not (int(y.min()) >= -1 and int(y.max()) < classes):
@@ -121,7 +124,7 @@ def check_pool(population: Population) -> None:
 
 
 def check_change(population: Population, change: Change, is_public: Tensor) -> None:
-    """Raise DataError unless a change has sound rows for each of its clients."""
+    """Raise DataError unless a change has sound samples for each of its clients."""
     count = len(change.clients)
     if change.round < 1 or len(change.train) != count or len(change.test) != count:
         raise DataError(
@@ -129,28 +132,32 @@ def check_change(population: Population, change: Change, is_public: Tensor) -> N
             "test entries; wanted a round of at least 1 and one entry of each a client"
         )
     if change.true_clusters is not None and change.true_clusters.shape != (count,):
-        raise DataError(f"groups of a change has shape {list(change.true_clusters.shape)}, wanted [{count}]")
+        raise DataError(f"clusters of a change has shape {list(change.true_clusters.shape)}, wanted [{count}]")
     check_indices("clients of a change", change.clients, population.clients)
     for client, train, test in zip(change.clients.tolist(), change.train, change.test, strict=True):
         check_client(population, client, train, test, is_public)
 
 
 def check_client(population: Population, client: int, train: Tensor, test: Tensor, is_public: Tensor) -> None:
-    """Raise DataError unless these rows can be a client's."""
+    """Raise DataError unless these samples can be a client's."""
     role = population.role(client)
-    for name, rows in (("train", train), ("test", test)):
-        check_indices(f"{name} rows of client {client}", rows, len(population.y))
+    for name, samples in (("train", train), ("test", test)):
+        check_indices(f"{name} samples of client {client}", samples, len(population.y))
     check_look_alike(population, client, role)
     if role.trains and len(train) == 0:
-        raise DataError(f"client {client} trains but has no training rows; give it some, or make it a holdout client")
+        raise DataError(
+            f"client {client} trains but has no training samples; give it some, or make it a holdout client"
+        )
     own = torch.cat([train, test])
     if bool((own.sort().values.diff() == 0).any()):
-        raise DataError(f"client {client}: {repeated(train, test)}")
+        raise DataError(f"client {client}: {explain_repeat(train, test)}")
     if bool(is_public[own].any()):
-        row = int(own[is_public[own]][0])
-        raise DataError(f"client {client}: row {row} is also public; remove public rows from the clients")
+        sample = int(own[is_public[own]][0])
+        raise DataError(f"client {client}: sample {sample} is also public; remove public samples from the clients")
     if bool((population.y[own if role.labelled else test] < 0).any()):
-        raise DataError(f"client {client} has rows without a label (-1), which only training rows of unlabelled may be")
+        raise DataError(
+            f"client {client} has samples without a label (-1), which only training samples of unlabelled may be"
+        )
 
 
 def check_look_alike(population: Population, client: int, role: Role) -> None:
@@ -164,25 +171,84 @@ def check_look_alike(population: Population, client: int, role: Role) -> None:
         raise DataError(f"client {client} is a look-alike of {original}, wanted a real client of the population")
 
 
-def repeated(train: Tensor, test: Tensor) -> str:
-    """Where a row occurs twice, in words."""
-    for name, rows in (("training", train), ("test", test)):
-        ordered = rows.sort().values
+def explain_repeat(train: Tensor, test: Tensor) -> str:
+    """Where a sample occurs twice, in words."""
+    for name, samples in (("training", train), ("test", test)):
+        ordered = samples.sort().values
         twice = ordered[1:][ordered.diff() == 0]
         if len(twice):
-            return f"row {int(twice[0])} is twice among the {name} rows; a row may be there once"
-    return f"row {int(train[torch.isin(train, test)][0])} is both a training and a test row; keep them apart"
+            return f"sample {int(twice[0])} is twice among the {name} samples; a sample may be there once"
+    return f"sample {int(train[torch.isin(train, test)][0])} is both a training and a test sample; keep them apart"
 
 
-def check_indices(name: str, rows: Tensor, count: int) -> None:
+def check_indices(name: str, samples: Tensor, count: int) -> None:
     """Raise DataError unless these are indices below count."""
-    if rows.dtype != torch.int64 or rows.ndim != 1:
-        raise DataError(f"{name}: got {rows.dtype} {list(rows.shape)}, wanted int64 [n]")
-    if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
-        raise DataError(f"{name} must be 0..{count - 1}, got {int(rows.min())}..{int(rows.max())}")
+    if samples.dtype != torch.int64 or samples.ndim != 1:
+        raise DataError(f"{name}: got {samples.dtype} {list(samples.shape)}, wanted int64 [n]")
+    if len(samples) and not (int(samples.min()) >= 0 and int(samples.max()) < count):
+        raise DataError(f"{name} must be 0..{count - 1}, got {int(samples.min())}..{int(samples.max())}")
 
 
 def label_counts(population: Population) -> Tensor:
-    """How many training rows of each label each client has: [M, classes]; rows without a label do not count."""
-    labels = (population.y[rows] for rows in population.train)
+    """How many training samples of each label each client has: [M, classes]; samples without a label do not count."""
+    labels = (population.y[samples] for samples in population.train)
     return torch.stack([torch.bincount(y[y >= 0], minlength=population.classes) for y in labels])
+
+
+Copy = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # (variant, x, y) -> changed (x, y)
+Move = Callable[[int, Tensor], Tensor]  # (client, samples) -> samples
+UNCHANGED = -1
+
+
+def copy_variants(population: Population, variants: Sequence[int], copy: Copy, tests: bool = True) -> Population:
+    """The population whose client m has copy(variants[m], ...) of its samples; UNCHANGED leaves a client alone.
+
+    With tests=False only the training samples are copied.
+    """
+    x, y, size = [population.x], [population.y], len(population.y)
+    samples_of: dict[int, Tensor] = {}
+    start: dict[int, int] = {}
+    for variant in sorted(set(variants) - {UNCHANGED}):
+        samples = samples_of[variant] = samples_used(
+            population, {m for m, v in enumerate(variants) if v == variant}, tests
+        )
+        start[variant], size = size, size + len(samples)
+        changed = copy(variant, population.x[samples], population.y[samples])
+        x.append(changed[0])
+        y.append(changed[1])
+
+    def move(client: int, samples: Tensor) -> Tensor:
+        variant = variants[client]
+        return samples if variant == UNCHANGED else start[variant] + torch.searchsorted(samples_of[variant], samples)
+
+    bigger = replace(population, x=torch.cat(x), y=torch.cat(y))
+    return move_samples(bigger, move, move if tests else lambda _, samples: samples)
+
+
+def samples_used(population: Population, clients: set[int], tests: bool) -> Tensor:
+    """All samples these clients have now or will have, sorted, once each."""
+    used = torch.zeros(len(population.y), dtype=torch.bool)
+    lists = list(zip(range(population.clients), population.train, population.test, strict=True))
+    for change in population.changes:
+        lists += zip(change.clients.tolist(), change.train, change.test, strict=True)
+    for client, train, test in lists:
+        if client in clients:
+            used[torch.cat([train, test]) if tests else train] = True
+    return used.nonzero().flatten()
+
+
+def move_samples(population: Population, move_train: Move, move_test: Move) -> Population:
+    """The population whose samples, now and after every change, are moved to other places of the pool."""
+
+    def move_change(change: Change) -> Change:
+        clients = change.clients.tolist()
+        train = tuple(move_train(client, samples) for client, samples in zip(clients, change.train, strict=True))
+        test = tuple(move_test(client, samples) for client, samples in zip(clients, change.test, strict=True))
+        return replace(change, train=train, test=test)
+
+    return replace(
+        population,
+        train=tuple(move_train(client, samples) for client, samples in enumerate(population.train)),
+        test=tuple(move_test(client, samples) for client, samples in enumerate(population.test)),
+        changes=tuple(move_change(change) for change in population.changes),
+    )

@@ -1,15 +1,33 @@
 """Roles: which clients never train, have no labels, or come later."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kinfed.checks import at_least, fraction
-from kinfed.data.population import LATER, Population, Role
-from kinfed.data.repointing import UNCHANGED, with_variants
+from kinfed.data.population import LATER, UNCHANGED, Population, Role, copy_variants
 from kinfed.data.sampling import Index
 from kinfed.errors import ConfigError
+
+
+class RoleColumns(NamedTuple):
+    """What roles say, column by column, for questions that are asked in every round."""
+
+    roles: tuple[Role, ...]
+    joins: Tensor  # [clients], the round each enters
+    trains: Tensor  # [clients] bool
+    labelled: Tensor
+    real: Tensor  # not a look-alike
+
+    @classmethod
+    def of(cls, roles: tuple[Role, ...]) -> "RoleColumns":
+        """The columns of these roles."""
+        real = [role.look_alike_of is None for role in roles]
+        traits = [role.trains for role in roles], [role.labelled for role in roles], real
+        return cls(roles, torch.tensor([role.joins for role in roles]), *(torch.tensor(t) for t in traits))
 
 
 @dataclass(frozen=True)
@@ -21,7 +39,7 @@ class RoleSettings:
     late: float = 0.0  # share that enter at join_round
     join_round: int = LATER  # LATER: after training
     look_alikes: int = 0  # of every training client, to measure robustness
-    look_alike_scale: tuple[float, float] = (0.2, 1.4)  # their rows, as shares of the original's
+    look_alike_scale: tuple[float, float] = (0.2, 1.4)  # their samples, as shares of the original's
 
     def __post_init__(self) -> None:
         fraction(holdout=self.holdout, unlabelled=self.unlabelled, late=self.late)
@@ -39,7 +57,7 @@ class RoleSettings:
 
 
 def assign_roles(population: Population, settings: RoleSettings, rng: np.random.Generator) -> Population:
-    """The population with roles, spread evenly over its planted groups."""
+    """The population with roles, spread evenly over its planted clusters."""
     counts = settings.counts(population.clients)
     if sum(counts) == 0:
         return population
@@ -57,7 +75,7 @@ def assign_roles(population: Population, settings: RoleSettings, rng: np.random.
 
 
 def spread_over_clusters(population: Population, rng: np.random.Generator) -> list[int]:
-    """All clients in a random order of which every stretch has each group's share."""
+    """All clients in a random order of which every stretch has each cluster's share."""
     clusters = (
         np.zeros(population.clients, np.int64) if population.true_clusters is None else population.true_clusters.numpy()
     )
@@ -71,6 +89,6 @@ def spread_over_clusters(population: Population, rng: np.random.Generator) -> li
 
 
 def without_labels(population: Population) -> Population:
-    """The population whose unlabelled clients train on copies of their rows that have no label."""
+    """The population whose unlabelled clients train on copies of their samples that have no label."""
     variants = [UNCHANGED if role.labelled else 0 for role in population.roles]
-    return with_variants(population, variants, lambda _, x, y: (x, torch.full_like(y, -1)), tests=False)
+    return copy_variants(population, variants, lambda _, x, y: (x, torch.full_like(y, -1)), tests=False)

@@ -1,4 +1,4 @@
-"""What rows look like: clients of one federation have rows of one kind."""
+"""What samples look like: clients of one federation have samples of one kind."""
 
 from dataclasses import dataclass
 
@@ -29,41 +29,42 @@ class ServerSamples:
 
 @dataclass(frozen=True)
 class SampleKind:
-    """The shape and type of a row, and how many classes there are."""
+    """The shape and type of a sample, and how many classes there are."""
 
     shape: tuple[int, ...]
     dtype: str
     classes: int
 
     @classmethod
-    def read(cls, said: object) -> "SampleKind":
-        """The kind that a bundle or a checkpoint describes; KeyError, TypeError or ValueError where it does not."""
-        table = dict(said)  # type: ignore[call-overload]
+    def read(cls, table: object) -> "SampleKind":
+        """The kind in a bundle or a checkpoint; KeyError, TypeError or ValueError where it is none."""
+        if not isinstance(table, dict):
+            raise TypeError(f"wanted a table, got {table!r}")
         if table["dtype"] not in DTYPES:
             raise ValueError(f"dtype {table['dtype']!r}")
         return cls(tuple(int(n) for n in table["shape"]), table["dtype"], int(table["classes"]))
 
     def nothing(self) -> Tensor:
-        """No rows: [0, ...]."""
+        """No samples: [0, ...]."""
         return torch.empty(0, *self.shape, dtype=DTYPES[self.dtype])
 
     def nobody(self) -> Population:
-        """One client without rows, and two blank rows to try a model on."""
+        """One client without samples, and two blank samples to try a model on."""
         blank = torch.zeros(2, *self.shape, dtype=DTYPES[self.dtype])
         return ServerSamples(blank, torch.zeros(2).long(), self.classes).population(1)
 
-    def checked(self, x: Array, y: Array | None, what: str) -> tuple[Tensor, Tensor]:
-        """Rows and labels (-1 where there are none); raises where a model cannot take them."""
-        rows = torch.from_numpy(as_features(x))
-        labels = torch.full((len(rows),), -1) if y is None else torch.from_numpy(as_labels(y))
-        if tuple(rows.shape[1:]) != self.shape or rows.dtype != DTYPES[self.dtype]:
-            got = f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape[1:])}"
-            raise DataError(f"{what} are {got}, wanted rows as in training: {self.dtype} {list(self.shape)}")
-        if not len(rows):
+    def check(self, x: Array, y: Array | None, what: str) -> tuple[Tensor, Tensor]:
+        """Samples and labels (-1 where there are none); raises where a model cannot take them."""
+        samples = torch.from_numpy(as_features(x))
+        labels = torch.full((len(samples),), -1) if y is None else torch.from_numpy(as_labels(y))
+        if tuple(samples.shape[1:]) != self.shape or samples.dtype != DTYPES[self.dtype]:
+            got = f"{str(samples.dtype).removeprefix('torch.')} {list(samples.shape[1:])}"
+            raise DataError(f"{what} are {got}, wanted samples as in training: {self.dtype} {list(self.shape)}")
+        if not len(samples):
             raise DataError(f"{what}: there are none, wanted at least one")
-        if not bool(torch.isfinite(rows).all()):
-            raise DataError(f"{what} have a NaN or an infinity in them; leave such rows out")
-        if len(labels) != len(rows) or not -1 <= int(labels.min()) <= int(labels.max()) < self.classes:
-            said = f"{len(labels)} labels" + (f" {int(labels.min())}..{int(labels.max())}" if len(labels) else "")
-            raise DataError(f"{what}: wanted a label 0..{self.classes - 1} for each of {len(rows)}, got {said}")
-        return rows, labels
+        if not bool(torch.isfinite(samples).all()):
+            raise DataError(f"{what} have a NaN or an infinity in them; leave such samples out")
+        if len(labels) != len(samples) or not -1 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            got = f"{len(labels)} labels" + (f" {int(labels.min())}..{int(labels.max())}" if len(labels) else "")
+            raise DataError(f"{what}: wanted a label 0..{self.classes - 1} for each of {len(samples)}, got {got}")
+        return samples, labels

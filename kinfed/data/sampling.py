@@ -22,15 +22,17 @@ def shares(sizes: npt.NDArray[np.integer], total: int) -> Index:
     return dealt
 
 
-def stratified(labels: Index, total: int, rng: np.random.Generator) -> Index:
-    """`total` rows, sorted, drawn so that every label keeps its share."""
-    rows = rows_of_each(labels)
-    wanted = shares(np.array([len(part) for part in rows]), total)
-    return np.sort(np.concatenate([rng.choice(part, n, replace=False) for part, n in zip(rows, wanted, strict=True)]))
+def draw_stratified(labels: Index, total: int, rng: np.random.Generator) -> Index:
+    """`total` samples, sorted, drawn so that every label keeps its share."""
+    samples = samples_of_each(labels)
+    wanted = shares(np.array([len(part) for part in samples]), total)
+    return np.sort(
+        np.concatenate([rng.choice(part, n, replace=False) for part, n in zip(samples, wanted, strict=True)])
+    )
 
 
-def rows_of_each(labels: Index) -> list[Index]:
-    """The rows of every label that occurs, in the order of the labels."""
+def samples_of_each(labels: Index) -> list[Index]:
+    """The samples of every label that occurs, in the order of the labels."""
     order = np.argsort(labels, kind="stable").astype(np.int64)
     _, counts = np.unique(labels, return_counts=True)
     return np.split(order, np.cumsum(counts)[:-1])

@@ -1,32 +1,90 @@
-"""Concept shifts: the same rows mean (labels) or look (pixels) different at different clients."""
+"""Concept shifts: the same samples mean (labels) or look (pixels) different at different clients.
 
-from collections.abc import Sequence
+A view is what a shift does to any samples, so that it can be applied to samples that the client does not have.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kinfed.checks import at_least, one_of
-from kinfed.data.partitions.grouped_labels import contiguous_clusters
-from kinfed.data.pipelines import draw_pipeline
-from kinfed.data.population import Population, View
-from kinfed.data.repointing import UNCHANGED, with_variants
-from kinfed.data.views import Augmented, Swapped, Turned, viewed
+from kinfed.data.augmentation import CHUNK, Pipeline, draw_pipeline, rotate
+from kinfed.data.partitions.planted_clusters import contiguous_clusters
+from kinfed.data.population import UNCHANGED, Population, View, copy_variants
 from kinfed.errors import ConfigError, DataError
 
 
+@dataclass(frozen=True)
+class Swapped:
+    """Two labels exchanged."""
+
+    first: int
+    second: int
+
+    def __call__(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        return x, torch.where(y == self.first, self.second, torch.where(y == self.second, self.first, y))
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Images turned counter-clockwise."""
+
+    degrees: float
+
+    def __call__(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        return turn(x, self.degrees), y
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """Images that passed a pipeline."""
+
+    pipeline: Pipeline
+
+    def __call__(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        return self.pipeline(x, rng), y
+
+
+def add_views(population: Population, views: Sequence[View | None]) -> Population:
+    """The population that knows of one more view of each client's samples; None: nothing is done to them."""
+    before = (population.views_of(client) for client in range(population.clients))
+    added = (() if view is None else (view,) for view in views)
+    return replace(population, views=tuple(old + new for old, new in zip(before, added, strict=True)))
+
+
+def see(views: Iterable[View], x: Tensor, y: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """The samples after all these views, one after the other."""
+    for view in views:
+        x, y = view(x, y, rng)
+    return x, y
+
+
+def turn(x: Tensor, degrees: float) -> Tensor:
+    """Images turned counter-clockwise; exactly where that is a multiple of 90, with black corners elsewhere."""
+    quarters, rest = divmod(degrees, 90)
+    if rest == 0 and (quarters % 2 == 0 or x.shape[2] == x.shape[3]):
+        return torch.rot90(x, int(quarters), (2, 3))
+    angles = torch.full((len(x),), float(degrees))
+    parts = zip(torch.split(x, CHUNK), torch.split(angles, CHUNK), strict=True)
+    turned = [rotate(part.float(), angle, torch.zeros(x.shape[1])) for part, angle in parts]
+    return torch.cat(turned).round().clamp(0, 255).to(torch.uint8) if len(x) else x
+
+
 class Shift(Protocol):
-    """Population -> population whose clients have changed copies of their rows, and that knows how (`viewed`)."""
+    """Population -> population whose clients have changed copies of their samples, and that knows how (`viewed`)."""
 
     def __call__(self, population: Population, rng: np.random.Generator) -> Population: ...
 
 
 @dataclass(frozen=True)
 class LabelSwap:
-    """In every planted group two labels are exchanged (P6, after CFL)."""
+    """In every planted cluster two labels are exchanged (P6, after CFL)."""
 
-    pairs: tuple[tuple[int, int], ...] = ((0, 1), (2, 3), (4, 5), (6, 7))  # pairs[g]: of group g
+    pairs: tuple[tuple[int, int], ...] = ((0, 1), (2, 3), (4, 5), (6, 7))  # pairs[g]: of cluster g
 
     def __post_init__(self) -> None:
         at_least(1, pairs=len(self.pairs))
@@ -37,14 +95,14 @@ class LabelSwap:
         top = max(max(pair) for pair in self.pairs)
         if top >= population.classes:
             raise DataError(f"pairs exchange label {top}, the data have labels 0..{population.classes - 1}")
-        grouped = with_clusters(population, len(self.pairs))
+        clustered = plant_clusters(population, len(self.pairs))
         swaps = [Swapped(*pair) for pair in self.pairs]
-        return shifted(grouped, clusters_of(grouped), swaps, [rng] * len(swaps))
+        return apply_views(clustered, clusters_of(clustered), swaps, [rng] * len(swaps))
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """All images of a planted group, or of a client, are turned by one angle (P11: IFCA 0/90/180/270, CFL 0/180)."""
+    """All images of a planted cluster, or of a client, are turned by one angle (P11: IFCA 0/90/180/270, CFL 0/180)."""
 
     degrees: tuple[float, ...] = (0, 90, 180, 270)  # turned by, counter-clockwise
     per: Literal["cluster", "client"] = "cluster"  # client: each draws one of the angles at random
@@ -58,20 +116,20 @@ class Rotation:
         if self.per == "client":
             drawn = rng.integers(len(self.degrees), size=population.clients)
             clusters = torch.from_numpy(drawn) if population.true_clusters is None else population.true_clusters
-            grouped, angle_of = replace(population, true_clusters=clusters), drawn.tolist()
+            clustered, angle_of = replace(population, true_clusters=clusters), drawn.tolist()
         else:
-            grouped = with_clusters(population, len(self.degrees))
-            angle_of = clusters_of(grouped)
+            clustered = plant_clusters(population, len(self.degrees))
+            angle_of = clusters_of(clustered)
         variants = [UNCHANGED if self.degrees[angle] % 360 == 0 else angle for angle in angle_of]
-        return shifted(grouped, variants, [Turned(angle) for angle in self.degrees], [rng] * len(self.degrees))
+        return apply_views(clustered, variants, [Turned(angle) for angle in self.degrees], [rng] * len(self.degrees))
 
 
 @dataclass(frozen=True)
 class Augment:
-    """All images of a client, or of a planted group, pass one fixed random augmentation pipeline (P10, REPA)."""
+    """All images of a client, or of a planted cluster, pass one fixed random augmentation pipeline (P10, REPA)."""
 
     count: int = 2  # operations of a pipeline
-    pipelines: int | None = None  # None: one for each client; n: one for each of n planted groups
+    pipelines: int | None = None  # None: one for each client; n: one for each of n planted clusters
 
     def __post_init__(self) -> None:
         at_least(0, count=self.count)
@@ -80,45 +138,45 @@ class Augment:
     def __call__(self, population: Population, rng: np.random.Generator) -> Population:
         need_images(population, "an augmentation")
         if self.pipelines is None:
-            grouped, variants = population, list(range(population.clients))
+            clustered, variants = population, list(range(population.clients))
         else:
-            grouped = with_clusters(population, self.pipelines)
-            variants = clusters_of(grouped)
+            clustered = plant_clusters(population, self.pipelines)
+            variants = clusters_of(clustered)
         streams = rng.spawn(max(variants) + 1)
         pipelines = [Augmented(draw_pipeline(self.count, population.x.shape[1], stream)) for stream in streams]
-        return shifted(grouped, variants, pipelines, streams)
+        return apply_views(clustered, variants, pipelines, streams)
 
 
 SHIFTS: dict[str, type[Shift]] = {"label_swap": LabelSwap, "rotation": Rotation, "augment": Augment}
 
 
-def shifted(
+def apply_views(
     population: Population, variants: Sequence[int], views: Sequence[View], streams: Sequence[np.random.Generator]
 ) -> Population:
-    """The population whose client m has its rows as views[variants[m]] shows them."""
-    copied = with_variants(population, variants, lambda v, x, y: views[v](x, y, streams[v]))
-    return viewed(copied, [None if v == UNCHANGED else views[v] for v in variants])
+    """The population whose client m has its samples as views[variants[m]] shows them."""
+    copied = copy_variants(population, variants, lambda v, x, y: views[v](x, y, streams[v]))
+    return add_views(copied, [None if v == UNCHANGED else views[v] for v in variants])
 
 
-def with_clusters(population: Population, count: int) -> Population:
-    """The population with `count` planted groups: its own, or contiguous ones where it has none."""
+def plant_clusters(population: Population, count: int) -> Population:
+    """The population with `count` planted clusters: its own, or contiguous ones where it has none."""
     if population.true_clusters is None:
         return replace(population, true_clusters=torch.from_numpy(contiguous_clusters(population.clients, count)))
     found = int(population.true_clusters.max()) + 1
     if found != count:
         raise DataError(
-            f"the population has {found} planted groups, the shift describes {count}; give one entry a group"
+            f"the population has {found} planted clusters, the shift is for {count}; give one entry a cluster"
         )
     return population
 
 
 def clusters_of(population: Population) -> list[int]:
-    """The planted group of each client."""
+    """The planted cluster of each client."""
     return [] if population.true_clusters is None else [int(cluster) for cluster in population.true_clusters]
 
 
 def need_images(population: Population, what: str) -> None:
-    """Raise DataError unless the rows are uint8 images."""
+    """Raise DataError unless the samples are uint8 images."""
     x = population.x
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] not in (1, 3):
         raise DataError(f"{what} needs uint8 images [N, 1 or 3, height, width], got {x.dtype} {list(x.shape)}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data.population import Population, View
-from kinfed.data.views import see
+from kinfed.data.shifts import see
 from kinfed.errors import ConfigError
 from kinfed.models import make_autoencoder
 from kinfed.signatures import Pretraining

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kinfed.config import Config, make_population
+from kinfed.config import Config, make_population, to_toml
 from kinfed.data import Population
 from kinfed.errors import CheckpointError, KinfedError
 from kinfed.progress import Display
@@ -15,6 +15,8 @@ from kinfed.recipes import Cell, Recipe, Wanted, digest, references
 from kinfed.registry import as_file
 from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY, Given, Place, resume, start
 from kinfed.runs.reader import Run
+
+CLIENTS = ("seed", "data", "partition", "shift", "roles", "change")  # settings that a population depends on
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,10 @@ class Job:
     said: str  # which cell
 
     @property
-    def population(self) -> tuple[object, ...]:
+    def clients(self) -> str:
         """All that its clients depend on: jobs that share it have the same ones."""
-        c = self.config
-        return (c.seed, c.data, c.partition, c.shift, c.roles, c.change)
+        whole = self.config.resolve()
+        return to_toml({key: whole[key] for key in CLIENTS if key in whole})
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Store:
 
     folder: Path
     failed: dict[str, str] = field(default_factory=dict)  # run folder -> why
-    last: tuple[tuple[object, ...], Population] | None = None
+    last: tuple[str, Population] | None = None
 
     def path(self, config: Config) -> Path:
         """Where the run of a config is: the same for all tables that need it."""
@@ -53,9 +55,9 @@ class Store:
 
     def clients(self, job: Job) -> Population:
         """The clients of a job."""
-        if self.last is None or self.last[0] != job.population:
+        if self.last is None or self.last[0] != job.clients:
             self.last = None  # two populations at once may be too many
-            self.last = (job.population, make_population(job.config))
+            self.last = (job.clients, make_population(job.config))
         return self.last[1]
 
     def do(self, job: Job, display: Display) -> KinfedError | None:
@@ -92,8 +94,8 @@ def jobs_of(planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted) ->
                 said = f"{recipe.name}: {cell.row.title}, {cell.column.title}, {' and '.join(cell.protocols)}"
                 for each in (config, *references(recipe, config)):
                     jobs.setdefault((digest(each), each.seed), Job(each, f"{said}, seed {each.seed}"))
-    order = {key: place for place, key in enumerate(dict.fromkeys(job.population for job in jobs.values()))}
-    return sorted(jobs.values(), key=lambda job: order[job.population])
+    order = {key: place for place, key in enumerate(dict.fromkeys(job.clients for job in jobs.values()))}
+    return sorted(jobs.values(), key=lambda job: order[job.clients])
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from kinfed.config import Config, assemble, flatten
 from kinfed.config.schema import Table
 from kinfed.data.population import Population
 from kinfed.engines import NODES
-from kinfed.errors import CheckpointError, ConfigError, NoRoom
+from kinfed.errors import CheckpointError, ConfigError, OutOfMemory
 from kinfed.experiment import Experiment
 from kinfed.locks import lock
 from kinfed.method import Method
@@ -80,7 +80,7 @@ def resume(config: Config, path: Path, display: Display, given: Given = CONFIGUR
 
 
 def conduct(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> Path:
-    """Takes an experiment to its end, observed by its folder and the display; nobody else may write the folder."""
+    """Takes an experiment to its end, observed by its folder and the display; no other process may write the folder."""
     with hold(path):
         write_config(path, config)
         (path / SUMMARY).unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def explain_full_gpu() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         more = f", {asked[1]} more were asked for" if asked else ""
-        raise NoRoom(f"the GPU's memory is full{more}: let fewer runs share it, or set engine.device=cpu") from None
+        raise OutOfMemory(f"GPU memory is full{more}: let fewer runs share it, or set engine.device=cpu") from None
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def make_folder(wanted: Path, force: bool) -> Path:
 
 
 def hold(folder: Path) -> AbstractContextManager[None]:
-    """Inside it nobody else writes this run; raises if another process does."""
+    """Inside it no other process writes this run; raises if another process does."""
     busy = f"another process is at work on the run at {folder}: let it end, stop it, or choose another folder"
     return lock(folder / ".lock", busy)
 

@@ -19,11 +19,11 @@ def everything(population):
     return [population.x, population.y, *population.train, *population.test, population.public, *changes]
 
 
-def test_the_pool_is_the_train_rows_then_the_test_rows():
+def test_the_pool_is_the_train_samples_then_the_test_samples():
     data = dataset()
     built = build_population(data, IID(4), 0)
     assert torch.equal(built.x[:200], torch.from_numpy(data.x_train)) and built.y[200:].tolist() == data.y_test.tolist()
-    assert all(rows.max() < 200 for rows in built.train) and all(rows.min() >= 200 for rows in built.test)
+    assert all(samples.max() < 200 for samples in built.train) and all(samples.min() >= 200 for samples in built.test)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
@@ -38,30 +38,30 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
     assert first.roles == again.roles and not torch.equal(first.public, other.public)
 
 
-def test_public_rows_are_a_stratified_share_that_no_client_has():
+def test_public_samples_are_a_stratified_share_that_no_client_has():
     built = build_population(dataset(), IID(4), 0, public_fraction=0.25)
     assert built.y[built.public].bincount().tolist() == [5] * 10
     assert sorted(torch.cat([*built.train, built.public]).tolist()) == list(range(200))
-    assert sum(len(rows) for rows in built.test) == 100
+    assert sum(len(samples) for samples in built.test) == 100
 
 
-def test_public_rows_can_be_taken_from_the_test_rows_too():
+def test_public_samples_can_be_taken_from_the_test_samples_too():
     built = build_population(dataset(), IID(4), 0, public_fraction=0.25, public_test=True)
     assert sorted([*built.held_out.tolist(), *built.public[built.public >= 200].tolist()]) == list(range(200, 300))
     assert (built.public >= 200).sum() == 25 and (built.public < 200).sum() == 50
     assert sorted(torch.cat([*built.train, *built.test, built.public]).tolist()) == list(range(300))
 
 
-def test_writers_follow_their_rows_when_public_ones_leave():
+def test_writers_follow_their_samples_when_public_ones_leave():
     writers = {"writer_train": np.repeat(np.arange(4), 50), "writer_test": np.repeat(np.arange(4), 25)}
     built = build_population(dataset(**writers), Writers(), 0, public_fraction=0.5)
-    for writer, rows in enumerate(built.train):
-        assert set((rows // 50).tolist()) == {writer}
+    for writer, samples in enumerate(built.train):
+        assert set((samples // 50).tolist()) == {writer}
 
 
-def test_test_rows_are_capped_where_asked():
+def test_test_samples_are_capped_where_asked():
     built = build_population(dataset(), DisjointClasses(10), 0, test_samples=7)
-    assert {len(rows) for rows in built.test} == {7}
+    assert {len(samples) for samples in built.test} == {7}
 
 
 def test_label_swapped_clusters_hold_swapped_labels():
@@ -69,8 +69,8 @@ def test_label_swapped_clusters_hold_swapped_labels():
     built = build_population(data, LabelSwapped(4), 0)
     assert built.true_clusters.tolist() == [0, 1, 2, 3]
     truth = np.concatenate([data.y_train, data.y_test])
-    for cluster, rows in enumerate(zip(built.train, built.test, strict=True)):
-        for part in rows:
+    for cluster, samples in enumerate(zip(built.train, built.test, strict=True)):
+        for part in samples:
             number = built.x[part].long().view(-1, 2) @ torch.tensor([1, 256])  # which image this is
             swapped = {2 * cluster: 2 * cluster + 1, 2 * cluster + 1: 2 * cluster}
             assert built.y[part].tolist() == [swapped.get(int(y), int(y)) for y in truth[number]]
@@ -112,16 +112,16 @@ def test_roles_that_leave_nobody_to_train_are_refused():
         build_population(dataset(), IID(4), 0, roles=RoleSettings(holdout=1.0))
 
 
-def test_a_change_gives_some_clients_the_rows_of_another_draw():
+def test_a_change_gives_some_clients_the_samples_of_another_draw():
     built = build_population(dataset(), DisjointClasses(10), 0, change=ChangeSettings(round=5, fraction=0.4))
     (change,) = built.changes
     assert change.round == 5 and len(change.clients) == 4
     before = {frozenset(built.y[built.train[c]].tolist()): int(built.true_clusters[c]) for c in range(10)}
-    for rows, test, cluster in zip(change.train, change.test, change.true_clusters.tolist(), strict=True):
-        labels = frozenset(built.y[rows].tolist())
-        assert labels == frozenset(built.y[test].tolist()) and len(rows) == 20
-        assert before.get(labels, cluster) == cluster  # the same labels are the same group ...
-        assert (cluster in before.values()) == (labels in before)  # ... and new ones a new group
+    for samples, test, cluster in zip(change.train, change.test, change.true_clusters.tolist(), strict=True):
+        labels = frozenset(built.y[samples].tolist())
+        assert labels == frozenset(built.y[test].tolist()) and len(samples) == 20
+        assert before.get(labels, cluster) == cluster  # the same labels are the same cluster ...
+        assert (cluster in before.values()) == (labels in before)  # ... and new ones a new cluster
 
 
 def test_a_change_of_swapped_or_natural_clusters_keeps_their_numbers():
@@ -134,8 +134,8 @@ def test_unlabelled_clients_stay_so_after_a_change():
     roles = RoleSettings(unlabelled=0.5)
     built = build_population(dataset(), IID(4), 0, roles=roles, change=ChangeSettings())
     change = built.changes[0]
-    for client, rows in zip(change.clients.tolist(), change.train, strict=True):
-        assert (built.y[rows] >= 0).all().item() == built.role(client).labelled
+    for client, samples in zip(change.clients.tolist(), change.train, strict=True):
+        assert (built.y[samples] >= 0).all().item() == built.role(client).labelled
 
 
 def test_digits_make_a_population_out_of_the_box():
@@ -149,28 +149,28 @@ def test_flt_scenario_4_builds_quickly(real_root):
     if not (real_root / "emnist47.npz").exists():
         pytest.skip(f"no emnist47.npz in {real_root}")
     built = build_population(load("emnist47", real_root), Structured(2400), 0)
-    assert built.clients == 2400 and sum(len(rows) for rows in built.train) == 91_233
+    assert built.clients == 2400 and sum(len(samples) for samples in built.train) == 91_233
 
 
-def test_validation_rows_are_a_share_of_the_clients_own_rows():
+def test_validation_samples_are_a_share_of_the_clients_own_samples():
     plain, built = (build_population(dataset(), IID(4), 0, validation=share) for share in (0.0, 0.2))
     for before, train, test in zip(plain.train, built.train, built.test, strict=True):
         assert len(test) == 10 and torch.equal(torch.cat([train, test]).sort().values, before)
     capped = build_population(dataset(), IID(4), 0, validation=0.2, test_samples=3)
-    assert [len(rows) for rows in capped.train + capped.test] == [40] * 4 + [3] * 4
+    assert [len(samples) for samples in capped.train + capped.test] == [40] * 4 + [3] * 4
     with pytest.raises(ConfigError, match=r"validation must be a share .* got 1\.0"):
         build_population(dataset(), IID(4), 0, validation=1.0)
 
 
-def test_training_rows_of_a_client_can_be_capped():
+def test_training_samples_of_a_client_can_be_capped():
     built = build_population(dataset(), DisjointClasses(10), 0, train_samples=3)
-    assert [len(rows) for rows in built.train] == [3] * 10
+    assert [len(samples) for samples in built.train] == [3] * 10
     whole = build_population(dataset(), DisjointClasses(10), 0)
-    assert all(torch.isin(few, rows).all() for few, rows in zip(built.train, whole.train, strict=True))
+    assert all(torch.isin(few, samples).all() for few, samples in zip(built.train, whole.train, strict=True))
 
 
-def test_clients_can_be_tested_on_all_test_rows():
+def test_clients_can_be_tested_on_all_test_samples():
     built = build_population(dataset(), DisjointClasses(10), 0, global_test=True, public_fraction=0.1, public_test=True)
-    assert all(torch.equal(rows, built.held_out) for rows in built.test)
+    assert all(torch.equal(samples, built.held_out) for samples in built.test)
     with pytest.raises(ConfigError, match="not on both"):
         build_population(dataset(), DisjointClasses(10), 0, global_test=True, validation=0.2)

@@ -27,8 +27,8 @@ def on_the_hub(monkeypatch):
     return put
 
 
-def gray(rows):
-    return np.random.default_rng(1).integers(0, 256, (rows, 28, 28), dtype=np.uint8)
+def gray(samples):
+    return np.random.default_rng(1).integers(0, 256, (samples, 28, 28), dtype=np.uint8)
 
 
 def test_a_missing_dataset_is_fetched_once_and_stored(tmp_path, on_the_hub):
@@ -44,14 +44,14 @@ def test_a_missing_dataset_is_fetched_once_and_stored(tmp_path, on_the_hub):
 
 def test_colour_images_keep_their_colours(tmp_path, on_the_hub):
     pictures = np.random.default_rng(2).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
-    rows = table(pictures, [99, 5, 0], image="img", label="fine_label")
-    on_the_hub(train=rows, test=rows)
+    samples = table(pictures, [99, 5, 0], image="img", label="fine_label")
+    on_the_hub(train=samples, test=samples)
     cifar = load("cifar100", tmp_path)
     np.testing.assert_array_equal(cifar.x_train.transpose(0, 2, 3, 1), pictures)
     assert cifar.classes == 100 and cifar.y_train.tolist() == [99, 5, 0]
 
 
-def test_femnist_gets_a_tenth_of_every_writer_as_test_rows(tmp_path, on_the_hub):
+def test_femnist_gets_a_tenth_of_every_writer_as_test_samples(tmp_path, on_the_hub):
     writers = ["f1"] * 10 + ["f0"] * 20
     on_the_hub(train=table(gray(30), np.arange(30), label="character", writer_id=writers))
     femnist = load("femnist", tmp_path)
@@ -60,8 +60,8 @@ def test_femnist_gets_a_tenth_of_every_writer_as_test_rows(tmp_path, on_the_hub)
     assert sorted([*femnist.y_train, *femnist.y_test]) == list(range(30))
 
 
-def standing(rows):
-    images = np.zeros((rows, 28, 28), np.uint8)
+def standing(samples):
+    images = np.zeros((samples, 28, 28), np.uint8)
     images[:, 4:24, 13:15] = 255  # a one: higher than wide
     images[:, 4, 10:13] = 200  # its flag, at the top left
     return images

@@ -39,7 +39,7 @@ def both(shift=None, partition=None, **more):
 
 
 @pytest.mark.parametrize("shift", [None, Augment(), Augment(pipelines=2), Rotation((0, 90)), Rotation(per="client")])
-def test_the_original_clients_have_the_same_rows_as_without(shift):
+def test_the_original_clients_have_the_same_samples_as_without(shift):
     without, found = both(shift, change=ChangeSettings(2, 0.5), public_fraction=0.1)
     assert (without.clients, found.clients) == (8, 24)
     assert torch.equal(found.x[: len(without.x)], without.x) and torch.equal(found.y[: len(without.y)], without.y)
@@ -48,30 +48,30 @@ def test_the_original_clients_have_the_same_rows_as_without(shift):
         assert all(torch.equal(a, b) for a, b in zip(kept, getattr(without, part), strict=True))
     for before, after in zip(without.changes, found.changes, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(before.train + before.test, after.train + after.test, strict=True))
-    assert torch.equal(found.clusters[:8], without.clusters) and (found.clusters[8:] == -1).all()
+    assert torch.equal(found.true_clusters[:8], without.true_clusters) and (found.true_clusters[8:] == -1).all()
 
 
 def test_they_come_after_training_in_the_order_of_their_originals():
     _, found = both()
     assert [role.look_alike_of for role in found.roles] == [None] * 8 + [c for c in range(8) for _ in range(2)]
     assert all(role.holdout and role.joins == LATER and not role.trains for role in found.roles[8:])
-    assert all(len(rows) == 0 for rows in found.test[8:])
+    assert all(len(samples) == 0 for samples in found.test[8:])
 
 
-def test_their_rows_are_test_rows_of_the_dataset_each_once_with_the_labels_of_the_original():
+def test_their_samples_are_test_samples_of_the_dataset_each_once_with_the_labels_of_the_original():
     _, found = both(partition=DisjointClasses(8, clusters=2))
     for client in range(8, 24):
         original = found.roles[client].look_alike_of
-        rows = found.train[client]
-        assert rows.min() >= 160 and len(rows.unique()) == len(rows) > 8
-        held, alike = (found.y[t].bincount(minlength=4) for t in (found.train[original], rows))
+        samples = found.train[client]
+        assert samples.min() >= 160 and len(samples.unique()) == len(samples) > 8
+        held, alike = (found.y[t].bincount(minlength=4) for t in (found.train[original], samples))
         assert torch.equal(held > 0, alike > 0)
-        assert 0.2 * len(found.train[original]) - 1 <= len(rows) <= 1.4 * len(found.train[original]) + 1
-    sizes = {len(rows) for rows in found.train[8:]}
+        assert 0.2 * len(found.train[original]) - 1 <= len(samples) <= 1.4 * len(found.train[original]) + 1
+    sizes = {len(samples) for samples in found.train[8:]}
     assert len(sizes) > 3
 
 
-def test_public_test_rows_are_not_theirs():
+def test_public_test_samples_are_not_theirs():
     _, found = both(public_fraction=0.5, public_test=True)
     assert not torch.isin(torch.cat(found.train[8:]), found.public).any()
 
@@ -80,7 +80,9 @@ def test_a_look_alike_is_turned_as_its_original_is():
     _, found = both(Rotation((0, 90)))
     for client in range(8, 24):
         images = found.x[found.train[client]]
-        upright = images if found.clusters[found.roles[client].look_alike_of] == 0 else torch.rot90(images, -1, (2, 3))
+        upright = (
+            images if found.true_clusters[found.roles[client].look_alike_of] == 0 else torch.rot90(images, -1, (2, 3))
+        )
         assert min(numbers(upright)) >= 160 and len(set(numbers(upright))) == len(images)
 
 
@@ -88,10 +90,10 @@ def test_a_look_alike_has_its_originals_labels_swapped():
     _, found = both(partition=LabelSwapped(4, pairs=((0, 1), (2, 3))))
     truth = torch.from_numpy(np.concatenate([dataset().y_train, dataset().y_test]))
     for client in range(4, 12):
-        cluster = int(found.clusters[found.roles[client].look_alike_of])
+        cluster = int(found.true_clusters[found.roles[client].look_alike_of])
         swap = torch.tensor([[1, 0, 2, 3], [0, 1, 3, 2]][cluster])
-        rows = found.train[client]
-        assert torch.equal(found.y[rows], swap[truth[numbers(found.x[rows])]])
+        samples = found.train[client]
+        assert torch.equal(found.y[samples], swap[truth[numbers(found.x[samples])]])
 
 
 def test_a_look_alike_passes_its_originals_pipeline():
@@ -151,7 +153,7 @@ def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match="0 < low <= high"):
         RoleSettings(look_alike_scale=(1.0, 0.5))
     empty = RoleSettings(look_alikes=1, look_alike_scale=(0.001, 0.001))
-    with pytest.raises(DataError, match="look-alike of client 0 would have no rows"):
+    with pytest.raises(DataError, match="look-alike of client 0 would have no samples"):
         build_population(dataset(), IID(4), 0, roles=empty)
 
 

@@ -9,11 +9,11 @@ from kinfed.data.archive import store
 from kinfed.errors import ConfigError, DataError
 
 
-def arrays(rows=6, shape=(28, 28), classes=3):
+def arrays(samples=6, shape=(28, 28), classes=3):
     rng = np.random.default_rng(0)
     return {
-        "x_train": rng.integers(0, 256, (rows, *shape), dtype=np.uint8),
-        "y_train": (np.arange(rows) % classes).astype(np.uint8),
+        "x_train": rng.integers(0, 256, (samples, *shape), dtype=np.uint8),
+        "y_train": (np.arange(samples) % classes).astype(np.uint8),
         "x_test": rng.integers(0, 256, (3, *shape), dtype=np.uint8),
         "y_test": np.array([0, 1, 2], np.uint8),
     }
@@ -33,7 +33,7 @@ def test_digits_need_no_file_and_are_a_stratified_80_20_split():
     assert np.abs(np.bincount(digits.y_test) - 0.2 * everyone).max() <= 1
 
 
-def test_digits_are_the_same_rows_every_time():
+def test_digits_are_the_same_samples_every_time():
     np.testing.assert_array_equal(load("digits").x_test, load("digits").x_test)
 
 
@@ -123,21 +123,21 @@ def test_missing_arrays_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"x_train": np.zeros((6, 4, 4))}, "x_train is float64 [6, 4, 4], wanted uint8"),
         ({"x_test": np.zeros((3, 16), np.uint8)}, "x_test is uint8 [3, 16], wanted uint8 [n, height, width]"),
         ({"y_train": np.zeros(6)}, "y_train is float64 [6], wanted integers"),
-        ({"y_train": np.zeros(5, np.uint8)}, "x_train has 6 rows but y_train has 5"),
+        ({"y_train": np.zeros(5, np.uint8)}, "x_train has 6 samples but y_train has 5"),
         ({"y_train": np.array([0, 1, 2, -1, 0, 1])}, "labels must be 0..2, got -1..2"),
         ({"x_test": np.zeros((3, 5, 5), np.uint8)}, "must have one shape"),
-        ({"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.zeros(0, np.uint8)}, "x_test has no rows"),
+        ({"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.zeros(0, np.uint8)}, "x_test has no samples"),
         ({"writer_train": np.zeros(6, np.int32)}, "both writer_train and writer_test"),
     ],
 )
-def test_wrong_arrays_are_told_with_got_and_wanted(tmp_path, changed, told):
+def test_wrong_arrays_are_refused_with_got_and_wanted(tmp_path, changed, expected):
     store(tmp_path / "mine.npz", arrays() | changed)
-    assert told in message(tmp_path)
+    assert expected in message(tmp_path)
 
 
 def test_labels_beyond_the_known_classes_are_refused(tmp_path):
@@ -155,8 +155,8 @@ def test_storing_leaves_no_half_file_behind(tmp_path):
 
 def test_without_the_library_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    told = message(tmp_path, "mnist")
-    assert "kinfed[hub]" in told and "KINFED_DATA" in told and f"put mnist.npz into {tmp_path}" in told
+    expected = message(tmp_path, "mnist")
+    assert "kinfed[hub]" in expected and "KINFED_DATA" in expected and f"put mnist.npz into {tmp_path}" in expected
 
 
 def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):
@@ -173,7 +173,7 @@ def test_every_dataset_but_digits_has_a_place_on_the_hub():
     assert set(hub_module.SOURCES) == set(DATASETS) - {"digits"}
 
 
-def test_real_files_have_the_rows_they_should(real_root):
+def test_real_files_have_the_samples_they_should(real_root):
     mnist, femnist = load("mnist", real_root), load("femnist", real_root)
     assert (len(mnist.y_train), len(mnist.y_test)) == (60_000, 10_000)
     assert femnist.classes == 62 and len(np.unique(femnist.writer_train)) == 288

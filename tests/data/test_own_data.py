@@ -19,12 +19,12 @@ from kinfed.data.partitions import Writers
 from kinfed.errors import ConfigError, DataError
 
 
-def rows(count=30):
+def samples(count=30):
     return np.arange(count, dtype=np.uint8).reshape(-1, 1, 1).repeat(2, 1), np.arange(count) % 3
 
 
 def test_every_client_keeps_a_fifth_of_each_label_for_testing():
-    x, y = rows()
+    x, y = samples()
     owner = np.array(["b", "a"]).repeat(15)
     built = from_arrays(x, y, owner)
     assert built.classes == 3 and built.x.shape == (30, 1, 2, 1) and built.x.dtype == torch.uint8
@@ -41,20 +41,20 @@ def test_features_become_float32_and_are_not_the_users_memory():
 
 
 def test_images_are_copied_too():
-    x, y = rows()
+    x, y = samples()
     built = from_arrays(x, y, np.zeros(30))
     x[:] = 0
     assert built.x.max() == 29
 
 
 def test_the_split_is_the_seeds():
-    x, y = rows()
+    x, y = samples()
     first, again, other = (from_arrays(x, y, y, OwnSettings(seed=seed)) for seed in (1, 1, 2))
     assert torch.equal(first.test[0], again.test[0]) and not torch.equal(first.test[0], other.test[0])
 
 
-def test_a_client_with_one_row_trains_on_it_and_no_test_share_means_none():
-    x, y = rows(3)
+def test_a_client_with_one_sample_trains_on_it_and_no_test_share_means_none():
+    x, y = samples(3)
     assert [len(own) for own in from_arrays(x, y, np.array([0, 0, 1])).test] == [1, 0]
     assert [len(own) for own in from_arrays(x, y, np.zeros(3), OwnSettings(test=0.0)).test] == [0]
 
@@ -87,7 +87,7 @@ def test_a_loaded_hub_table_becomes_a_population():
 
 
 def test_a_file_with_writers_is_a_user_dataset_too(tmp_path):
-    x, y = rows()
+    x, y = samples()
     arrays = {"x_train": x, "y_train": y, "x_test": x[:6], "y_test": y[:6]}
     store(tmp_path / "mine.npz", arrays | {"writer_train": np.arange(30) % 2, "writer_test": np.arange(6) % 2})
     built = build_population(load("mine", tmp_path), Writers(), 0)
@@ -95,32 +95,32 @@ def test_a_file_with_writers_is_a_user_dataset_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "client", "told"),
+    ("x", "y", "client", "expected"),
     [
-        (np.zeros((3, 2)), np.zeros(2, int), np.zeros(3), "x has 3 rows, y 2, client 3"),
+        (np.zeros((3, 2)), np.zeros(2, int), np.zeros(3), "x has 3 samples, y 2, client 3"),
         (np.zeros((0, 2)), np.zeros(0, int), np.zeros(0), "and some"),
         (np.zeros((3, 2)), np.zeros(3), np.zeros(3), "y is float64 [3], wanted integers"),
         (np.array([["a"], ["b"]]), np.zeros(2, int), np.zeros(2), "wanted numbers"),
         (np.zeros((2, 5, 5, 2), np.uint8), np.zeros(2, int), np.zeros(2), "images have shape [2, 5, 5, 2]"),
         (np.zeros((2, 2)), np.array([0, -1]), np.zeros(2), "without a label"),
-        ([[1, 2], [3]], np.zeros(2, int), np.zeros(2), "every row of the same shape"),
-        (np.array([[0, np.nan], [0, 1], [np.inf, 0]]), np.zeros(3, int), np.zeros(3), "2 of 3 rows of x have a NaN"),
-        (np.full((2, 2), 1e300), np.zeros(2, int), np.zeros(2), "the first is row 0"),
+        ([[1, 2], [3]], np.zeros(2, int), np.zeros(2), "every sample of the same shape"),
+        (np.array([[0, np.nan], [0, 1], [np.inf, 0]]), np.zeros(3, int), np.zeros(3), "2 of 3 samples of x have a NaN"),
+        (np.full((2, 2), 1e300), np.zeros(2, int), np.zeros(2), "the first is sample 0"),
         (np.zeros((2, 2)), np.zeros(2, int), np.zeros((2, 2)), "client has shape [2, 2], wanted [n]"),
         (np.zeros((2, 2)), np.zeros(2, int), [(0, 1), (0, 2)], "client has shape [2, 2], wanted [n]"),
         (np.zeros((2, 2)), np.zeros(2, int), 0, "client has shape [], wanted [n]"),
-        (np.zeros((2, 2)), np.zeros(2, int), [0, None], "no id for 1 of 2 rows"),
-        (np.zeros((2, 2)), np.zeros(2, int), [0, np.nan], "no id for 1 of 2 rows"),
+        (np.zeros((2, 2)), np.zeros(2, int), [0, None], "no id for 1 of 2 samples"),
+        (np.zeros((2, 2)), np.zeros(2, int), [0, np.nan], "no id for 1 of 2 samples"),
         (np.zeros((2, 2)), np.zeros(2, int), np.array([0, "a"], object), "ids of kinds int, str"),
     ],
 )
-def test_wrong_arrays_are_told_with_got_and_wanted(x, y, client, told):
+def test_wrong_arrays_are_refused_with_got_and_wanted(x, y, client, expected):
     with pytest.raises(DataError) as caught:
         from_arrays(x, y, client)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_wrong_lists_are_told():
+def test_wrong_lists_are_refused():
     with pytest.raises(DataError, match="at least one client"):
         from_clients([])
     with pytest.raises(DataError, match="one shape"):
@@ -131,18 +131,18 @@ def test_wrong_lists_are_told():
         OwnSettings(test=1.5)
 
 
-def test_every_client_has_rows_of_its_own_and_as_many_labels():
+def test_every_client_has_samples_of_its_own_and_as_many_labels():
     x, y = np.zeros((20, 3)), np.zeros(20, int)
     with pytest.raises(DataError, match=r"client 0: x is \[11, 3\] and y \[10\]"):
         from_clients([(x[:11], y[:10]), (x[11:], y[10:])])
-    with pytest.raises(DataError, match="client 1 has no rows"):
+    with pytest.raises(DataError, match="client 1 has no samples"):
         from_clients([(x, y), (x[:0], y[:0]), (x, y)])
     with pytest.raises(DataError, match="client 0: wanted a pair of features and label, got a ndarray"):
         from_clients([x, x])
 
 
 def test_images_and_other_numbers_do_not_share_a_pool():
-    x, y = rows(4)
+    x, y = samples(4)
     with pytest.raises(DataError, match="one kind, uint8 images or other numbers, got float64 and uint8"):
         from_clients([(x, y), (x / 255, y)])
     assert from_clients([(x / 255, y), ((x / 255).astype(np.float32), y)]).x.dtype == torch.float32
@@ -150,7 +150,7 @@ def test_images_and_other_numbers_do_not_share_a_pool():
 
 @pytest.mark.parametrize("clusters", [["a", "b"], [0.5, 0.5], [[0], [1]], []])
 def test_planted_clusters_are_whole_numbers(clusters):
-    with pytest.raises(ConfigError, match="groups must be whole numbers, one a client"):
+    with pytest.raises(ConfigError, match="clusters must be whole numbers, one a client"):
         OwnSettings(clusters=clusters)
 
 
@@ -165,7 +165,7 @@ def test_items_of_torch_datasets_are_pairs_with_whole_labels():
     x, y = torch.zeros(4, 2), torch.tensor([0.0, 1.7, 0.0, 1.0])
     with pytest.raises(DataError, match=r"y is float32 \[4\], wanted integers"):
         from_torch([TensorDataset(x, y)])
-    with pytest.raises(DataError, match=r"needs `client`: whose each row is.* got a Tensor"):
+    with pytest.raises(DataError, match=r"needs `client`: whose each sample is.* got a Tensor"):
         from_torch(TensorDataset(x, y.long()))
     with pytest.raises(DataError, match="wanted a pair of features and label, got 3 parts"):
         from_torch([TensorDataset(x, y, y)])
@@ -174,11 +174,11 @@ def test_items_of_torch_datasets_are_pairs_with_whole_labels():
     assert from_torch([TensorDataset(x, y.long()[:, None])]).y.tolist() == [0, 1, 0, 1]
 
 
-def test_uneven_images_of_a_table_are_told():
+def test_uneven_images_of_a_table_are_refused():
     class Table(dict):
         column_names = ("image", "label", "client")
 
     grey, colour, small = np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.uint8), np.zeros((3, 4), np.uint8)
     for other in (colour, small):
-        with pytest.raises(DataError, match=r"rows of image must have one shape, got .* and "):
+        with pytest.raises(DataError, match=r"samples of image must have one shape, got .* and "):
             from_hub(Table(image=[grey, other], label=[0, 1], client=["a", "b"]), "client")

@@ -19,9 +19,8 @@ from kinfed.data.partitions import (
     Structured,
     Writers,
 )
-from kinfed.data.partitions.dirichlet import cut
-from kinfed.data.partitions.favoured_labels import favourites, in_random_order
-from kinfed.data.partitions.structured import skewed_sizes
+from kinfed.data.partitions.label_proportions import count_in_random_order, cut, favourites
+from kinfed.data.partitions.planted_clusters import skew_sizes
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.registry import first_lines
 
@@ -39,21 +38,21 @@ def draw(partition, data, seed=0):
 
 
 def held(split, data):
-    return [sorted(set(data.train[rows].tolist())) for rows in split.train]
+    return [sorted(set(data.train[samples].tolist())) for samples in split.train]
 
 
 def labels_tested(split, data):
-    return [sorted(set(data.test[rows].tolist())) for rows in split.test]
+    return [sorted(set(data.test[samples].tolist())) for samples in split.test]
 
 
 def sizes(split):
-    return [len(rows) for rows in split.train]
+    return [len(samples) for samples in split.train]
 
 
 # P1
 
 
-def test_iid_deals_every_row_evenly_in_train_and_test():
+def test_iid_deals_every_sample_evenly_in_train_and_test():
     split = draw(IID(7), labels())
     assert sorted(sizes(split)) == [28, 28, 28, 29, 29, 29, 29]
     assert sorted(np.concatenate(split.test).tolist()) == list(range(50))
@@ -62,8 +61,8 @@ def test_iid_deals_every_row_evenly_in_train_and_test():
 # P2
 
 
-def test_shards_are_two_runs_of_the_sorted_rows():
-    data = labels()  # 20 shards of 10 rows: two in each class, none straddles
+def test_shards_are_two_runs_of_the_sorted_samples():
+    data = labels()  # 20 shards of 10 samples: two in each class, none straddles
     split = draw(Shards(10), data)
     assert sizes(split) == [20] * 10 and all(len(own) <= 2 for own in held(split, data))
 
@@ -72,7 +71,7 @@ def test_shards_are_tested_on_the_labels_they_train_on_in_equal_shares():
     data = labels(test_per_class=50)
     split = draw(Shards(10, test_samples=10), data)
     for train, test in zip(split.train, split.test, strict=True):
-        half = np.bincount(data.train[train], minlength=10) // 2  # 20 training rows, 10 test rows
+        half = np.bincount(data.train[train], minlength=10) // 2  # 20 training samples, 10 test samples
         np.testing.assert_array_equal(np.bincount(data.test[test], minlength=10), half)
 
 
@@ -83,7 +82,7 @@ def test_exact_two_classes_gives_everyone_exactly_two(seed):
     assert all(len(own) == 2 for own in held(split, data))
 
 
-def test_exact_two_classes_is_refused_where_one_label_has_most_rows():
+def test_exact_two_classes_is_refused_where_one_label_has_most_samples():
     data = Labels(np.repeat([0, 1], [90, 10]), np.array([0, 1]), 2)
     with pytest.raises(DataError, match=r"label 0 fills .* more than there are clients"):
         draw(Shards(5, exact_two_classes=True), data)
@@ -104,37 +103,37 @@ def test_disjoint_classes_give_each_cluster_labels_of_its_own_in_consecutive_blo
     own = held(split, data)
     assert own[0] == own[1] and sorted(chain.from_iterable(own[::2])) == list(range(10))
     first = own[0][0]
-    rows = np.flatnonzero(data.train == first)
-    assert set(rows[:10]) <= set(split.train[0]) and set(rows[10:]) <= set(split.train[1])  # floor(20 / 2) each
+    samples = np.flatnonzero(data.train == first)
+    assert set(samples[:10]) <= set(split.train[0]) and set(samples[10:]) <= set(split.train[1])  # floor(20 / 2) each
 
 
-def test_disjoint_classes_test_on_all_rows_of_the_clusters_labels():
+def test_disjoint_classes_test_on_all_samples_of_the_clusters_labels():
     data = labels()
     split = draw(DisjointClasses(10), data)
-    assert labels_tested(split, data) == held(split, data) and all(len(rows) == 10 for rows in split.test)
+    assert labels_tested(split, data) == held(split, data) and all(len(samples) == 10 for samples in split.test)
 
 
-def test_a_small_class_gives_smaller_blocks_and_repeats_no_row():
+def test_a_small_class_gives_smaller_blocks_and_repeats_no_sample():
     data = Labels(np.repeat([0, 1], [20, 7]), np.array([0, 1]), 2)
     split = draw(DisjointClasses(3, clusters=1), data)
-    assert [np.bincount(data.train[rows]).tolist() for rows in split.train] == [[6, 2]] * 3
+    assert [np.bincount(data.train[samples]).tolist() for samples in split.train] == [[6, 2]] * 3
 
 
-def test_rows_per_class_is_an_upper_limit():
+def test_samples_per_class_is_an_upper_limit():
     assert set(sizes(draw(DisjointClasses(10, samples_per_class=3), labels()))) == {6}
 
 
 # P4
 
 
-def test_shared_class_is_a_ring_where_neighbours_share_one_label_and_its_rows():
+def test_shared_class_is_a_ring_where_neighbours_share_one_label_and_its_samples():
     data = labels(per_class=60)
-    split = draw(SharedClass(10), data)  # n = 60, 20 rows of each of three labels
+    split = draw(SharedClass(10), data)  # n = 60, 20 samples of each of three labels
     assert sizes(split) == [60] * 10
     rings = [set(own) for own in held(split, data)[::2]]
     for cluster in range(5):
         assert len(rings[cluster] & rings[(cluster + 1) % 5]) == 1 and not rings[cluster] & rings[(cluster + 2) % 5]
-    for client in (0, 1):  # rank 0 and 1 of group 0, against the same ranks of group 1
+    for client in (0, 1):  # rank 0 and 1 of cluster 0, against the same ranks of cluster 1
         assert len(set(split.train[client]) & set(split.train[client + 2])) == 20
     assert labels_tested(split, data) == held(split, data)
 
@@ -146,7 +145,7 @@ def test_the_random_sampler_takes_the_same_number_whatever_the_clients():
         assert set(sizes(split)) == {75} and all(len(own) == 3 for own in held(split, data))
 
 
-def test_table_v_draws_750_rows_of_cifar():
+def test_table_v_draws_750_samples_of_cifar():
     assert set(sizes(draw(SharedClass(5, sampling="random"), labels(per_class=300)))) == {750}
 
 
@@ -158,7 +157,7 @@ def test_quantity_skew_has_the_published_sizes():
         (12_000, 240, 26, 259, 29, 124),
         (12_000, 60, 101, 1256, 106.5, 128),
     ):
-        found = skewed_sizes(total, clients)
+        found = skew_sizes(total, clients)
         assert (found.sum(), found.min(), found[1:].max(), np.median(found), found[0]) == (
             total,
             low,
@@ -166,9 +165,9 @@ def test_quantity_skew_has_the_published_sizes():
             median,
             first,
         )
-    last = skewed_sizes(4800, 240)  # the last group of M=2400
+    last = skew_sizes(4800, 240)  # the last cluster of M=2400
     assert (last.sum(), last.min(), last[-1], last[0]) == (4800, 11, 80, 105)
-    assert (skewed_sizes(4800, 60).min(), skewed_sizes(4800, 60).max()) == (41, 429)
+    assert (skew_sizes(4800, 60).min(), skew_sizes(4800, 60).max()) == (41, 429)
 
 
 def test_structured_gives_the_last_cluster_the_labels_left():
@@ -213,22 +212,22 @@ def writers():
     )
 
 
-def test_writers_become_clients_where_they_have_train_and_test_rows():
+def test_writers_become_clients_where_they_have_train_and_test_samples():
     split = draw(Writers(), writers())
-    assert [rows.tolist() for rows in split.train] == [
+    assert [samples.tolist() for samples in split.train] == [
         [3, 4],
         [0, 1, 2],
         [5, 6, 7],
     ]  # writers 2, 5, 9; 7 is never tested
-    assert [rows.tolist() for rows in split.test] == [[1], [0], [2, 3]]
+    assert [samples.tolist() for samples in split.test] == [[1], [0], [2, 3]]
 
 
-def test_writers_can_be_limited_by_number_and_by_rows():
+def test_writers_can_be_limited_by_number_and_by_samples():
     assert len(draw(Writers(max_writers=2), writers()).train) == 2
-    assert [len(rows) for rows in draw(Writers(min_samples=5), writers()).train] == [3]  # writer 9: three and two
+    assert [len(samples) for samples in draw(Writers(min_samples=5), writers()).train] == [3]  # writer 9: three and two
     with pytest.raises(DataError, match="lower min_samples"):
         draw(Writers(min_samples=6), writers())
-    with pytest.raises(DataError, match="who wrote"):
+    with pytest.raises(DataError, match="the writer of each sample"):
         draw(Writers(), labels())
 
 
@@ -240,7 +239,8 @@ def test_writers_without_a_common_number_are_named():
 
 def test_random_writers_are_a_draw_of_the_seed():
     picks = {
-        tuple(len(rows) for rows in draw(Writers(1, random_writers=True), writers(), seed).train) for seed in range(9)
+        tuple(len(samples) for samples in draw(Writers(1, random_writers=True), writers(), seed).train)
+        for seed in range(9)
     }
     assert picks == {(2,), (3,)}
 
@@ -268,7 +268,7 @@ def test_label_skew_leaves_labels_to_nobody_unless_asked():
 # P9
 
 
-def test_dirichlet_deals_every_row_and_keeps_the_minimum():
+def test_dirichlet_deals_every_sample_and_keeps_the_minimum():
     data = labels(per_class=100)
     split = draw(Dirichlet(10, beta=0.5), data)
     assert sum(sizes(split)) == 1000 and min(sizes(split)) >= 10
@@ -295,31 +295,33 @@ def test_an_unbalanced_dirichlet_fills_clients_beyond_their_fair_share():
 
 
 def test_dirichlet_gives_up_with_a_reason():
-    with pytest.raises(DataError, match=r"in 3 draws .* fewer than 10 of 200 rows"):
+    with pytest.raises(DataError, match=r"in 3 draws .* fewer than 10 of 200 samples"):
         draw(Dirichlet(20, tries=3), labels())
 
 
 # P10
 
 
-def counted(rows, of):
-    return np.bincount(of[rows], minlength=10)
+def counted(samples, of):
+    return np.bincount(of[samples], minlength=10)
 
 
-def test_favoured_labels_have_six_rows_for_each_row_of_another():
+def test_favoured_labels_have_six_samples_for_each_sample_of_another():
     data = labels(per_class=25, test_per_class=50)
-    split = draw(FavouredLabels(10, test_samples=25), data)  # 3 of 10 clients favour a label: 3 · 6 + 7 · 1 = 25 rows
+    split = draw(
+        FavouredLabels(10, test_samples=25), data
+    )  # 3 of 10 clients favour a label: 3 · 6 + 7 · 1 = 25 samples
     for train, test in zip(split.train, split.test, strict=True):
         assert sorted(counted(train, data.train)) == [1] * 7 + [6] * 3
         np.testing.assert_array_equal(counted(test, data.test), counted(train, data.train))
 
 
-def test_every_row_is_dealt_out_and_every_label_favoured_equally_often():
+def test_every_sample_is_dealt_out_and_every_label_favoured_equally_often():
     data = labels(per_class=60)
     split = draw(FavouredLabels(20, favoured=3, weight=4), data)  # 20 · 3 / 10 = 6 clients favour a label
-    tables = np.array([counted(rows, data.train) for rows in split.train])
-    assert tables.sum() == 600 and max(sizes(split)) - min(sizes(split)) <= 10  # a label rounds by one row at most
-    assert ((tables > 4).sum(0) == 6).all()  # 60 · 4 / (6 · 4 + 14) = 6.3 against 1.6 rows
+    tables = np.array([counted(samples, data.train) for samples in split.train])
+    assert tables.sum() == 600 and max(sizes(split)) - min(sizes(split)) <= 10  # a label rounds by one sample at most
+    assert ((tables > 4).sum(0) == 6).all()  # 60 · 4 / (6 · 4 + 14) = 6.3 against 1.6 samples
 
 
 def test_labels_are_favoured_by_as_many_clients_or_one_more():
@@ -331,12 +333,12 @@ def test_labels_are_favoured_by_as_many_clients_or_one_more():
 def test_a_weight_of_one_favours_nothing():
     data = labels(per_class=20)
     split = draw(FavouredLabels(10, weight=1), data)
-    assert all((counted(rows, data.train) == 2).all() for rows in split.train)
+    assert all((counted(samples, data.train) == 2).all() for samples in split.train)
 
 
-def test_rows_that_rounding_leaves_go_to_clients_at_random():
+def test_samples_that_rounding_leaves_go_to_clients_at_random():
     rng = np.random.default_rng(0)
-    dealt = np.array([in_random_order(3, np.ones(6), rng) for _ in range(60)])
+    dealt = np.array([count_in_random_order(3, np.ones(6), rng) for _ in range(60)])
     assert (dealt.sum(1) == 3).all() and (dealt.sum(0) > 10).all()
 
 
@@ -344,29 +346,29 @@ def test_rows_that_rounding_leaves_go_to_clients_at_random():
 
 
 @pytest.mark.parametrize(
-    ("partition", "told"),
+    ("partition", "expected"),
     [
-        (IID(201), "needs at least 201 rows, got 200"),
-        (IID(51), "50 test rows cannot be split over 51 clients"),
-        (Shards(101), "needs at least 202 rows, got 200"),
+        (IID(201), "needs at least 201 samples, got 200"),
+        (IID(51), "50 test samples cannot be split over 51 clients"),
+        (Shards(101), "needs at least 202 samples, got 200"),
         (DisjointClasses(10, 5, 3), "need 15 labels, the data have 10"),
-        (DisjointClasses(200, 5), "has 20 rows for the 40 clients of group"),
-        (DisjointClasses(3, 5), "5 groups need at least as many clients, got 3"),
+        (DisjointClasses(200, 5), "has 20 samples for the 40 clients of cluster"),
+        (DisjointClasses(3, 5), "5 clusters need at least as many clients, got 3"),
         (SharedClass(10, 6), "need 12 labels, the data have 10"),
-        (SharedClass(10, sampling="random"), "has 20 rows, samples_per_class wants 250"),
-        (Structured(30, 3, 5), "3 groups of 5 labels need at least 11 labels, the data have 10"),
-        (Structured(400, 2, 5), "needs at least 200 rows, got 100"),
+        (SharedClass(10, sampling="random"), "has 20 samples, samples_per_class wants 250"),
+        (Structured(30, 3, 5), "3 clusters of 5 labels need at least 11, the data have 10"),
+        (Structured(400, 2, 5), "needs at least 200 samples, got 100"),
         (LabelSwapped(8, ((0, 1), (2, 10))), "exchange label 10, the data have labels 0..9"),
-        (LabelSkew(150), "rows for"),
-        (Dirichlet(21), "needs at least 210 rows, got 200"),
-        (FavouredLabels(201), "needs at least 201 rows, got 200"),
+        (LabelSkew(150), "samples for"),
+        (Dirichlet(21), "needs at least 210 samples, got 200"),
+        (FavouredLabels(201), "needs at least 201 samples, got 200"),
         (FavouredLabels(5, 10), "10 of 10 labels cannot be favoured"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(partition, told):
+def test_what_cannot_be_is_refused_with_the_reason(partition, expected):
     with pytest.raises(KinfedError) as caught:
         draw(partition, labels())
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +389,7 @@ def test_settings_are_checked_when_they_are_made(make):
 
 
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"writers"}))
-def test_the_same_seed_gives_the_same_rows_and_another_seed_others(name):
+def test_the_same_seed_gives_the_same_samples_and_another_seed_others(name):
     partition = {"structured": Structured(20, 2), "dirichlet": Dirichlet(10, 1.0, 1)}.get(name) or PARTITIONS[name](
         clients=20
     )
@@ -402,22 +404,22 @@ def test_every_partition_says_in_one_line_what_it_is():
 
 
 @pytest.mark.parametrize(
-    ("train", "promise", "told"),
+    ("train", "promise", "expected"),
     [
         ([[0, 1], [1, 2]], Promise(), "at two clients"),
-        ([[0], [1]], Promise(complete=True), "only 2 of 3 training rows"),
-        ([[0], []], Promise(), "client 1 has 0 training rows, at least 1"),
-        ([[0, 1], [2]], Promise(spread=0), "have 1 to 2 training rows"),
-        ([[0, 0], [1]], Promise(), "client 0 has a train row twice"),
-        ([[3], [1]], Promise(), "client 0: train rows must be 0..2, got 3..3"),
+        ([[0], [1]], Promise(complete=True), "only 2 of 3 training samples"),
+        ([[0], []], Promise(), "client 1 has 0 training samples, at least 1"),
+        ([[0, 1], [2]], Promise(spread=0), "have 1 to 2 training samples"),
+        ([[0, 0], [1]], Promise(), "client 0 has a train sample twice"),
+        ([[3], [1]], Promise(), "client 0: train samples must be 0..2, got 3..3"),
     ],
 )
-def test_the_check_notices_broken_promises(train, promise, told):
+def test_the_check_notices_broken_promises(train, promise, expected):
     data = Labels(np.zeros(3, np.int64), np.zeros(2, np.int64), 1)
-    split = Split([np.array(rows, np.int64) for rows in train], [np.array([0]), np.array([1])])
+    split = Split([np.array(samples, np.int64) for samples in train], [np.array([0]), np.array([1])])
     with pytest.raises(DataError) as caught:
         check(split, data, promise)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def recipes(clients, clusters, width, exact):
@@ -437,15 +439,15 @@ def recipes(clients, clusters, width, exact):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.lists(st.integers(0, 6), min_size=1, max_size=80),
+    samples=st.lists(st.integers(0, 6), min_size=1, max_size=80),
     clients=st.integers(1, 12),
     clusters=st.integers(1, 5),
     width=st.integers(1, 4),
     exact=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_every_recipe_keeps_its_promise_or_says_why_not(rows, clients, clusters, width, exact, seed):
-    train = np.array(rows)
+def test_every_recipe_keeps_its_promise_or_says_why_not(samples, clients, clusters, width, exact, seed):
+    train = np.array(samples)
     data = Labels(train, train[::2].copy(), 7, train % 3, train[::2] % 3)
     for recipe in recipes(clients, clusters, width, exact):
         try:

@@ -5,15 +5,17 @@ from torch import tensor
 from torch.testing import assert_close
 
 from kinfed.data import SHIFTS, Augment, Change, LabelSwap, Population, Rotation
-from kinfed.data.pipelines import POOL, draw_pipeline
+from kinfed.data.augmentation import POOL, draw_pipeline
 from kinfed.errors import ConfigError, DataError
 
 
 def population(channels=1, **more):
-    """Four clients with two training rows each, all tested on rows 8 and 9."""
+    """Four clients with two training samples each, all tested on samples 8 and 9."""
     x = torch.arange(10 * channels * 16).view(10, channels, 4, 4) % 256
-    rows = tuple(tensor([2 * client, 2 * client + 1]) for client in range(4))
-    return Population(x.to(torch.uint8), tensor([0, 1, 2, 3, 0, 1, 2, 3, 0, 2]), rows, (tensor([8, 9]),) * 4, 4, **more)
+    samples = tuple(tensor([2 * client, 2 * client + 1]) for client in range(4))
+    return Population(
+        x.to(torch.uint8), tensor([0, 1, 2, 3, 0, 1, 2, 3, 0, 2]), samples, (tensor([8, 9]),) * 4, 4, **more
+    )
 
 
 def rng(seed=0):
@@ -26,7 +28,7 @@ def labels(found, client):
 
 def test_a_label_swap_exchanges_two_labels_in_train_and_test_and_plants_clusters():
     found = LabelSwap(((0, 1), (2, 3)))(population(), rng())
-    assert found.clusters.tolist() == [0, 0, 1, 1]
+    assert found.true_clusters.tolist() == [0, 0, 1, 1]
     assert labels(found, 0) == ([1, 0], [1, 2]) and labels(found, 1) == ([2, 3], [1, 2])
     assert labels(found, 2) == ([0, 1], [0, 3]) and labels(found, 3) == ([3, 2], [0, 3])
 
@@ -34,27 +36,29 @@ def test_a_label_swap_exchanges_two_labels_in_train_and_test_and_plants_clusters
 def test_a_label_swap_keeps_planted_clusters_and_the_pixels():
     before = population(true_clusters=tensor([1, 0, 1, 0]))
     found = LabelSwap(((0, 1), (2, 3)))(before, rng())
-    assert found.clusters.tolist() == [1, 0, 1, 0] and labels(found, 0) == ([0, 1], [0, 3])
+    assert found.true_clusters.tolist() == [1, 0, 1, 0] and labels(found, 0) == ([0, 1], [0, 3])
     for client in range(4):
         assert_close(found.x[found.train[client]], before.x[before.train[client]])
 
 
-def test_copies_are_appended_once_for_each_variant_and_row():
+def test_copies_are_appended_once_for_each_variant_and_sample():
     found = LabelSwap(((0, 1), (2, 3)))(population(), rng())
-    assert len(found.y) == 10 + 2 * (4 + 2)  # two groups, each with four training rows and the two shared test rows
+    assert len(found.y) == 10 + 2 * (
+        4 + 2
+    )  # two clusters, each with four training samples and the two shared test samples
     assert found.test[0].tolist() == found.test[1].tolist() != found.test[2].tolist()
     assert found.y[:10].tolist() == population().y.tolist()
 
 
-def test_rows_that_come_with_a_change_are_shifted_too():
+def test_samples_that_come_with_a_change_are_shifted_too():
     change = Change(2, tensor([3]), (tensor([0]),), (tensor([9]),))
     found = LabelSwap(((0, 1), (2, 3)))(population(changes=(change,)), rng())
     moved = found.changes[0]
-    assert found.y[moved.train[0]].tolist() == [0] and found.y[moved.test[0]].tolist() == [3]  # group 1: 2 and 3
+    assert found.y[moved.train[0]].tolist() == [0] and found.y[moved.test[0]].tolist() == [3]  # cluster 1: 2 and 3
 
 
 def test_as_many_pairs_as_planted_clusters_are_wanted():
-    with pytest.raises(DataError, match="has 2 planted groups, the shift describes 3"):
+    with pytest.raises(DataError, match="has 2 planted clusters, the shift is for 3"):
         LabelSwap(((0, 1), (1, 2), (2, 3)))(population(true_clusters=tensor([0, 0, 1, 1])), rng())
     with pytest.raises(DataError, match=r"exchange label 4, the data have labels 0..3"):
         LabelSwap(((0, 4),))(population(), rng())
@@ -65,7 +69,7 @@ def test_as_many_pairs_as_planted_clusters_are_wanted():
 def test_a_rotation_by_quarters_is_exact_and_no_rotation_copies_nothing():
     before = population()
     found = Rotation((0, 90))(before, rng())
-    assert found.clusters.tolist() == [0, 0, 1, 1] and len(found.y) == 10 + 6
+    assert found.true_clusters.tolist() == [0, 0, 1, 1] and len(found.y) == 10 + 6
     assert found.train[0].tolist() == [0, 1] and found.y[found.train[3]].tolist() == [2, 3]
     assert_close(found.x[found.train[3]], torch.rot90(before.x[6:8], 1, (2, 3)))
     assert_close(found.x[found.test[3]], torch.rot90(before.x[8:], 1, (2, 3)))
@@ -73,11 +77,11 @@ def test_a_rotation_by_quarters_is_exact_and_no_rotation_copies_nothing():
 
 def test_each_client_can_draw_an_angle_of_its_own():
     found = Rotation(per="client")(population(), rng(1))
-    for client, quarters in enumerate(found.clusters.tolist()):
+    for client, quarters in enumerate(found.true_clusters.tolist()):
         assert_close(
             found.x[found.train[client]], torch.rot90(population().x[2 * client : 2 * client + 2], quarters, (2, 3))
         )
-    assert len(set(found.clusters.tolist())) > 1
+    assert len(set(found.true_clusters.tolist())) > 1
 
 
 def test_an_odd_angle_keeps_the_shape_and_blackens_the_corners():
@@ -91,14 +95,14 @@ def test_an_augmentation_gives_each_client_its_own_pipeline_and_the_same_seed_th
     first, again, other = (Augment()(before, rng(seed)) for seed in (5, 5, 6))
     assert first.true_clusters is None and len(first.y) == 10 + 4 * 4 and first.x.dtype == torch.uint8
     assert torch.equal(first.x, again.x) and not torch.equal(first.x, other.x)
-    tests = [first.x[rows] for rows in first.test]
-    assert not all(torch.equal(tests[0], seen) for seen in tests)  # the same rows look different
+    tests = [first.x[samples] for samples in first.test]
+    assert not all(torch.equal(tests[0], seen) for seen in tests)  # the same samples look different
     assert [labels(first, client) for client in range(4)] == [labels(before, client) for client in range(4)]
 
 
 def test_pipelines_can_belong_to_planted_clusters():
     found = Augment(pipelines=2)(population(), rng())
-    assert found.clusters.tolist() == [0, 0, 1, 1] and torch.equal(found.test[0], found.test[1])
+    assert found.true_clusters.tolist() == [0, 0, 1, 1] and torch.equal(found.test[0], found.test[1])
 
 
 @pytest.mark.parametrize("channels", [1, 3])

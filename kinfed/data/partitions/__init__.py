@@ -1,14 +1,11 @@
-"""Partitions: labels -> which rows each client has (recipes P1 to P10 of the papers)."""
+"""Partitions: labels -> which samples each client has (recipes P1 to P10 of the papers)."""
 
-from kinfed.data.partitions.dirichlet import Dirichlet
-from kinfed.data.partitions.favoured_labels import FavouredLabels
-from kinfed.data.partitions.grouped_labels import DisjointClasses, SharedClass
-from kinfed.data.partitions.iid import IID
+from kinfed.data.partitions.iid import IID, LabelSwapped
+from kinfed.data.partitions.label_proportions import Dirichlet, FavouredLabels
 from kinfed.data.partitions.label_skew import LabelSkew
+from kinfed.data.partitions.planted_clusters import DisjointClasses, SharedClass, Structured
 from kinfed.data.partitions.shards import Shards
 from kinfed.data.partitions.split import Labels, Partition, Promise, Split, check
-from kinfed.data.partitions.structured import Structured
-from kinfed.data.partitions.swapped import LabelSwapped
 from kinfed.data.partitions.writers import Writers
 
 PARTITIONS: dict[str, type[Partition]] = {

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kinfed.checks import at_least, fraction
-from kinfed.data.partitions.local_tests import all_of
-from kinfed.data.partitions.split import Labels, Promise, Split, enough
+from kinfed.data.partitions.split import Labels, Promise, Split, need_samples, samples_of_labels
 from kinfed.data.sampling import Index
 from kinfed.errors import ConfigError, DataError
 
@@ -32,19 +31,22 @@ class LabelSkew:
         return Promise()
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
-        enough(self.clients, len(labels.train), f"label_skew with {self.clients} clients")
+        need_samples(self.clients, len(labels.train), f"label_skew with {self.clients} clients")
         held = self.hold(labels.classes, rng)
         parts: list[list[Index]] = [[] for _ in range(self.clients)]
         for label in range(labels.classes):
             holders = np.flatnonzero((held == label).any(1))
-            rows = rng.permutation(np.flatnonzero(labels.train == label))
-            if len(rows) < len(holders):
+            samples = rng.permutation(np.flatnonzero(labels.train == label))
+            if len(samples) < len(holders):
                 raise DataError(
-                    f"label {label} has {len(rows)} rows for {len(holders)} clients; use fewer clients or a lower share"
+                    f"label {label} has {len(samples)} samples for {len(holders)} clients; "
+                    "use fewer clients or a lower share"
                 )
-            for client, part in zip(holders, np.array_split(rows, max(len(holders), 1)), strict=False):
+            for client, part in zip(holders, np.array_split(samples, max(len(holders), 1)), strict=False):
                 parts[client].append(part)
-        return Split([np.sort(np.concatenate(part)) for part in parts], [all_of(labels, own) for own in held])
+        return Split(
+            [np.sort(np.concatenate(part)) for part in parts], [samples_of_labels(labels, own) for own in held]
+        )
 
     def hold(self, classes: int, rng: np.random.Generator) -> Index:
         """The labels of each client: [clients, labels of a client]."""

@@ -1,9 +1,9 @@
-"""P2: pathological shards (McMahan; FL+HC and REPA on MNIST: 200 shards of 300 rows, 2 for each of 100 clients).
+"""P2: pathological shards (McMahan; FL+HC and REPA on MNIST: 200 shards of 300 samples, 2 for each of 100 clients).
 
 `exact_two_classes`: shards are cut inside the classes (as many for each class as its size deserves, so sizes vary a
 little), and shards are exchanged between clients until everyone has two labels. Redrawing everything until it happens
 to fit, as the papers' wording suggests, would not end for 100 clients.
-Test rows: as many of each label as the training rows have, `test_samples` in all; clients may share them.
+Test samples: as many of each label as the training samples have, `test_samples` in all; clients may share them.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from kinfed.checks import at_least
-from kinfed.data.partitions.local_tests import alike
-from kinfed.data.partitions.split import Labels, Promise, Split, enough
-from kinfed.data.sampling import Index, rows_of_each, shares
+from kinfed.data.partitions.split import Labels, Promise, Split, draw_alike, need_samples
+from kinfed.data.sampling import Index, samples_of_each, shares
 from kinfed.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Rows sorted by label and cut into shards; each client gets a few random shards (pathological non-IID)."""
+    """Samples sorted by label and cut into shards; each client gets a few random shards (pathological non-IID)."""
 
     clients: int = 100  # M, how many there are
     shards_per_client: int = 2  # shards that each client gets
@@ -37,7 +36,7 @@ class Shards:
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
         count = self.clients * self.shards_per_client
-        enough(count, len(labels.train), f"shards with {count} shards")
+        need_samples(count, len(labels.train), f"shards with {count} shards")
         if self.exact_two_classes:
             shards = shards_within_classes(labels, count)
             hands = two_labels_each(np.array([labels.train[shard[0]] for shard in shards]), rng)
@@ -45,17 +44,17 @@ class Shards:
             shards = np.array_split(np.argsort(labels.train, kind="stable"), count)
             hands = rng.permutation(count).reshape(self.clients, -1)
         train = [np.sort(np.concatenate([shards[shard] for shard in hand])) for hand in hands]
-        return Split(train, [alike(labels, rows, self.test_samples, rng) for rows in train])
+        return Split(train, [draw_alike(labels, samples, self.test_samples, rng) for samples in train])
 
 
 def shards_within_classes(labels: Labels, count: int) -> list[Index]:
     """`count` shards of one label each; every label gets one at least and the rest by its size."""
-    rows = rows_of_each(labels.train)
-    if len(rows) > count:
-        raise DataError(f"{len(rows)} labels need at least {len(rows)} shards, got {count}; use more clients")
-    sizes = np.array([len(part) for part in rows])
-    deserved = 1 + shares(sizes - 1, count - len(rows))
-    return [shard for part, n in zip(rows, deserved, strict=True) for shard in np.array_split(part, n)]
+    samples = samples_of_each(labels.train)
+    if len(samples) > count:
+        raise DataError(f"{len(samples)} labels need at least {len(samples)} shards, got {count}; use more clients")
+    sizes = np.array([len(part) for part in samples])
+    deserved = 1 + shares(sizes - 1, count - len(samples))
+    return [shard for part, n in zip(samples, deserved, strict=True) for shard in np.array_split(part, n)]
 
 
 def two_labels_each(label: Index, rng: np.random.Generator) -> Index:

@@ -1,11 +1,11 @@
-"""What a partition reads (`Labels`), gives back (`Split`) and promises (`Promise`)."""
+"""What a partition reads (`Labels`), gives back (`Split`) and promises (`Promise`), and rules for test samples."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from kinfed.data.sampling import Index
+from kinfed.data.sampling import Index, shares
 from kinfed.errors import DataError
 
 
@@ -22,22 +22,22 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """For each client its rows of the train labels and its rows of the test labels."""
+    """For each client its samples of the train labels and its samples of the test labels."""
 
     train: list[Index]
     test: list[Index]
-    true_clusters: Index | None = None  # planted group of each client
-    swaps: tuple[tuple[int, int], ...] = ()  # swaps[g]: the two labels to exchange in group g
+    true_clusters: Index | None = None  # planted cluster of each client
+    swaps: tuple[tuple[int, int], ...] = ()  # swaps[g]: the two labels to exchange in cluster g
 
 
 @dataclass(frozen=True)
 class Promise:
     """What holds for every split of a recipe; `check` raises where it does not."""
 
-    disjoint: bool = True  # no training row at two clients
-    complete: bool = False  # no training row left out
-    minimum: int = 1  # training rows of the smallest client
-    spread: int | None = None  # largest difference between two clients' training rows
+    disjoint: bool = True  # no training sample at two clients
+    complete: bool = False  # no training sample left out
+    minimum: int = 1  # training samples of the smallest client
+    spread: int | None = None  # largest difference between two clients' training samples
 
 
 ANY_SPLIT = Promise(disjoint=False)  # of a partition that promises nothing
@@ -64,26 +64,29 @@ def check(split: Split, labels: Labels, promise: Promise) -> None:
     check_shape(split, labels)
     held = np.concatenate(split.train)
     if promise.disjoint and len(np.unique(held)) < len(held):
-        raise DataError("a training row is at two clients, but this partition promises each row to one client only")
+        raise DataError(
+            "a training sample is at two clients, but this partition promises each sample to one client only"
+        )
     if promise.complete and len(np.unique(held)) < len(labels.train):
         raise DataError(
-            f"only {len(np.unique(held))} of {len(labels.train)} training rows are used, but all were promised"
+            f"only {len(np.unique(held))} of {len(labels.train)} training samples are used, but all were promised"
         )
-    sizes = [len(rows) for rows in split.train]
+    sizes = [len(samples) for samples in split.train]
     if min(sizes) < promise.minimum:
         client = int(np.argmin(sizes))
         raise DataError(
-            f"client {client} has {sizes[client]} training rows, at least {promise.minimum} were promised; "
+            f"client {client} has {sizes[client]} training samples, at least {promise.minimum} were promised; "
             "use fewer clients"
         )
     if promise.spread is not None and max(sizes) - min(sizes) > promise.spread:
         raise DataError(
-            f"clients have {min(sizes)} to {max(sizes)} training rows, promised to differ by {promise.spread} at most"
+            f"clients have {min(sizes)} to {max(sizes)} training samples, "
+            f"promised to differ by {promise.spread} at most"
         )
 
 
 def check_shape(split: Split, labels: Labels) -> None:
-    """Raise DataError unless every index is in range and no client has a row twice."""
+    """Raise DataError unless every index is in range and no client has a sample twice."""
     clients = len(split.train)
     if (
         clients == 0
@@ -92,20 +95,56 @@ def check_shape(split: Split, labels: Labels) -> None:
     ):
         clusters = "no" if split.true_clusters is None else len(split.true_clusters)
         raise DataError(
-            f"a split has {clients} train lists, {len(split.test)} test lists and {clusters} groups; "
+            f"a split has {clients} train lists, {len(split.test)} test lists and {clusters} clusters; "
             "wanted as many of each"
         )
     for part, lists, count in (("train", split.train, len(labels.train)), ("test", split.test, len(labels.test))):
-        first = {id(rows): client for client, rows in reversed(list(enumerate(lists)))}  # many may share their tests
+        first = {
+            id(samples): client for client, samples in reversed(list(enumerate(lists)))
+        }  # many may share their tests
         for client in sorted(first.values()):
-            rows = lists[client]
-            if len(rows) and not (rows.min() >= 0 and rows.max() < count):
-                raise DataError(f"client {client}: {part} rows must be 0..{count - 1}, got {rows.min()}..{rows.max()}")
-            if len(np.unique(rows)) < len(rows):
-                raise DataError(f"client {client} has a {part} row twice; each may be there once")
+            samples = lists[client]
+            if len(samples) and not (samples.min() >= 0 and samples.max() < count):
+                raise DataError(
+                    f"client {client}: {part} samples must be 0..{count - 1}, got {samples.min()}..{samples.max()}"
+                )
+            if len(np.unique(samples)) < len(samples):
+                raise DataError(f"client {client} has a {part} sample twice; each may be there once")
 
 
-def enough(wanted: int, rows: int, what: str) -> None:
-    """Raise DataError when there are fewer rows than something needs."""
-    if rows < wanted:
-        raise DataError(f"{what} needs at least {wanted} rows, got {rows}; use fewer clients or more data")
+def need_samples(wanted: int, samples: int, what: str) -> None:
+    """Raise DataError when there are fewer samples than something needs."""
+    if samples < wanted:
+        raise DataError(f"{what} needs at least {wanted} samples, got {samples}; use fewer clients or more data")
+
+
+def samples_of_labels(labels: Labels, held: Index) -> Index:
+    """All test samples whose label is one of those held (FLT, FLIS)."""
+    return np.flatnonzero(np.isin(labels.test, held)).astype(np.int64)
+
+
+def samples_of_own_labels(labels: Labels, train: list[Index]) -> list[Index]:
+    """For each client all test samples of the labels that it has at least one training sample of."""
+    return [samples_of_labels(labels, np.unique(labels.train[samples])) for samples in train]
+
+
+def draw_alike(labels: Labels, samples: Index, total: int, rng: np.random.Generator) -> Index:
+    """About `total` test samples with the label distribution of these training samples (FL+HC)."""
+    wanted = shares(np.bincount(labels.train[samples], minlength=labels.classes), total)
+    drawn = [draw(np.flatnonzero(labels.test == label), int(wanted[label]), rng) for label in np.flatnonzero(wanted)]
+    return np.sort(np.concatenate([*drawn, np.empty(0, np.int64)])).astype(np.int64)
+
+
+def draw(samples: Index, count: int, rng: np.random.Generator) -> Index:
+    """`count` of these samples at random, or all where there are not so many."""
+    return rng.choice(samples, min(count, len(samples)), replace=False)
+
+
+def even_parts(labels: Labels, clients: int, rng: np.random.Generator) -> list[Index]:
+    """The shuffled test samples in equal parts, one for each client."""
+    if len(labels.test) < clients:
+        raise DataError(
+            f"{len(labels.test)} test samples cannot be split over {clients} clients; "
+            "use fewer clients or more test samples"
+        )
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels.test)), clients)]

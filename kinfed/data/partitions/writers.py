@@ -13,10 +13,10 @@ from kinfed.errors import DataError
 
 @dataclass(frozen=True)
 class Writers:
-    """One client for each writer who has training and test rows."""
+    """One client for each writer that has training and test samples."""
 
     max_writers: int | None = None  # clients at most; none: all writers
-    min_samples: int = 1  # writers with fewer rows (train and test together) are dropped, as LEAF's -k does
+    min_samples: int = 1  # writers with fewer samples (train and test together) are dropped, as LEAF's -k does
     random_writers: bool = False  # False: the first ones by number
 
     def __post_init__(self) -> None:
@@ -29,18 +29,18 @@ class Writers:
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
         if labels.writer_train is None or labels.writer_test is None:
             raise DataError(
-                "the writers partition needs data that say who wrote each row (femnist); this dataset does not"
+                "the writers partition needs the writer of each sample (femnist); this dataset does not have it"
             )
-        train, test = rows_by_writer(labels.writer_train), rows_by_writer(labels.writer_test)
+        train, test = samples_by_writer(labels.writer_train), samples_by_writer(labels.writer_test)
         known = [w for w in sorted(train.keys() & test.keys()) if len(train[w]) + len(test[w]) >= self.min_samples]
         if not train.keys() & test.keys():
             raise DataError(
-                f"no writer has training and test rows: writer_train has {some(train)}, writer_test has {some(test)}; "
-                "a writer must have the same number in both"
+                f"no writer has training and test samples: writer_train has {list_first(train)}, "
+                f"writer_test has {list_first(test)}; a writer must have the same number in both"
             )
         if not known:
             raise DataError(
-                f"no writer has training and test rows and at least {self.min_samples} of them; lower min_samples"
+                f"no writer has training and test samples and at least {self.min_samples} of them; lower min_samples"
             )
         if self.random_writers:
             known = [int(writer) for writer in rng.permutation(known)]
@@ -48,14 +48,14 @@ class Writers:
         return Split([train[writer] for writer in chosen], [test[writer] for writer in chosen])
 
 
-def some(writers: Iterable[int]) -> str:
+def list_first(writers: Iterable[int]) -> str:
     """The first few of these writers, in words."""
     first = sorted(writers)
     return ", ".join(map(str, first[:3])) + (", …" if len(first) > 3 else "") or "none"
 
 
-def rows_by_writer(writers: Index) -> dict[int, Index]:
-    """The rows of each writer."""
+def samples_by_writer(writers: Index) -> dict[int, Index]:
+    """The samples of each writer."""
     order = np.argsort(writers, kind="stable")
     names, starts = np.unique(writers[order], return_index=True)
     return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True)) if len(writers) else {}

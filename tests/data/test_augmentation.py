@@ -4,7 +4,7 @@ import torch
 from torch import tensor
 from torch.testing import assert_close
 
-from kinfed.data import pixels
+from kinfed.data import augmentation as pixels
 
 
 def colours(count=20):
@@ -26,8 +26,8 @@ def test_blend_leans_to_x_by_the_factor_and_stays_in_range():
 
 def test_contrast_zero_is_the_mean():
     x = tensor([0.0, 100.0]).view(1, 1, 1, 2)
-    assert pixels.contrast(x, tensor([0.0])).flatten().tolist() == [50, 50]
-    assert pixels.contrast(x, tensor([0.5])).flatten().tolist() == [25, 75]
+    assert pixels.change_contrast(x, tensor([0.0])).flatten().tolist() == [50, 50]
+    assert pixels.change_contrast(x, tensor([0.5])).flatten().tolist() == [25, 75]
 
 
 def test_hue_turns_as_colorsys_does():

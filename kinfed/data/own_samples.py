@@ -17,10 +17,10 @@ from kinfed.data.arrays import (
     as_owners,
     check_alike,
     check_finite,
-    stacked,
+    stack_arrays,
 )
 from kinfed.data.population import Population
-from kinfed.data.sampling import Index, generator, others, rows_of_each, stratified
+from kinfed.data.sampling import Index, draw_stratified, generator, others, samples_of_each
 from kinfed.errors import ConfigError, DataError
 
 
@@ -43,42 +43,43 @@ class Columns(Protocol):
 
 @dataclass(frozen=True)
 class OwnSettings:
-    """How a user's rows become a population."""
+    """How a user's samples become a population."""
 
-    test: float = 0.2  # share of every client's rows that is kept for testing, stratified by label
+    test: float = 0.2  # share of every client's samples that is kept for testing, stratified by label
     seed: int = 0
     classes: int | None = None  # None: largest label + 1
-    clusters: Sequence[int] | None = None  # planted group of each client, in the order of the clients
+    clusters: Sequence[int] | None = None  # planted cluster of each client, in the order of the clients
 
     def __post_init__(self) -> None:
         fraction(test=self.test)
         if self.clusters is not None and not is_whole(self.clusters):
-            raise ConfigError(f"groups must be whole numbers, one a client, got {shortened(self.clusters)}")
+            raise ConfigError(f"clusters must be whole numbers, one a client, got {shorten(self.clusters)}")
 
 
 DEFAULT = OwnSettings()
 
 
 def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAULT) -> Population:
-    """The population of rows x with labels y, where client[i] says whose row i is; clients are sorted by that.
+    """The population of samples x with labels y, where client[i] says whose sample i is; clients are sorted by that.
 
     x: uint8 images [n, h, w], [n, h, w, 3] or [n, 3, h, w], or features of any other type [n, ...], taken as float32.
     """
     features, labels, owner = as_features(x), as_labels(y), as_owners(client)
     if not len(features) == len(labels) == len(owner) or len(labels) == 0:
         raise DataError(
-            f"x has {len(features)} rows, y {len(labels)}, client {len(owner)}; wanted as many of each, and some"
+            f"x has {len(features)} samples, y {len(labels)}, client {len(owner)}; wanted as many of each, and some"
         )
     check_finite(features)
-    rows = rows_of_each(owner)
+    samples = samples_of_each(owner)
     test = [
-        rows_for_testing(labels, own, settings.test, generator(settings.seed, "own", i)) for i, own in enumerate(rows)
+        samples_for_testing(labels, own, settings.test, generator(settings.seed, "own", i))
+        for i, own in enumerate(samples)
     ]
     return Population(
         torch.from_numpy(features),
         torch.from_numpy(labels),
-        tuple(torch.from_numpy(own[others(len(own), picked)]) for own, picked in zip(rows, test, strict=True)),
-        tuple(torch.from_numpy(own[picked]) for own, picked in zip(rows, test, strict=True)),
+        tuple(torch.from_numpy(own[others(len(own), picked)]) for own, picked in zip(samples, test, strict=True)),
+        tuple(torch.from_numpy(own[picked]) for own, picked in zip(samples, test, strict=True)),
         int(labels.max()) + 1 if settings.classes is None else settings.classes,
         None
         if settings.clusters is None
@@ -91,7 +92,7 @@ def from_clients(clients: Sequence[tuple[Array, Array]], settings: OwnSettings =
     if not len(clients):
         raise DataError("a population needs at least one client, got none")
     x, y = zip(*(own_samples(client, pair) for client, pair in enumerate(clients)), strict=True)
-    check_alike([part[0] for part in x], "rows of all clients")
+    check_alike([part[0] for part in x], "samples of all clients")
     owner = np.repeat(np.arange(len(clients)), [len(part) for part in y])
     return from_arrays(np.concatenate(x), np.concatenate(y), owner, settings)
 
@@ -99,7 +100,7 @@ def from_clients(clients: Sequence[tuple[Array, Array]], settings: OwnSettings =
 def from_torch(
     datasets: Items | Sequence[Items], client: Array | None = None, settings: OwnSettings = DEFAULT
 ) -> Population:
-    """The population of torch datasets of (features, label): one for each client, or one and whose each row is."""
+    """The population of torch datasets of (features, label): one for each client, or one and whose each sample is."""
     if client is not None:
         return from_arrays(*in_arrays(cast(Items, datasets)), client, settings)
     return from_clients([in_arrays(items) for items in cast(Sequence[Items], datasets)], settings)
@@ -112,34 +113,34 @@ def from_hub(
     label_column: str = "label",
     settings: OwnSettings = DEFAULT,
 ) -> Population:
-    """The population of a loaded Hugging Face table with a column that says whose row it is."""
+    """The population of a loaded Hugging Face table with a column that says whose sample it is."""
     wanted = (client_column, image_column, label_column)
     missing = [name for name in wanted if name not in table.column_names]
     if missing:
         raise DataError(f"the table has no column {', '.join(missing)}; it has {', '.join(table.column_names)}")
-    images = stacked(table[image_column], f"rows of {image_column}")
-    labels, owner = (stacked(table[name], f"rows of {name}") for name in (label_column, client_column))
+    images = stack_arrays(table[image_column], f"samples of {image_column}")
+    labels, owner = (stack_arrays(table[name], f"samples of {name}") for name in (label_column, client_column))
     return from_arrays(images, labels, owner, settings)
 
 
 def own_samples(client: int, pair: tuple[Array, Array]) -> tuple[Plain, Plain]:
-    """The rows and labels of one client; it must have some, and as many of each."""
+    """The samples and labels of one client; it must have some, and as many of each."""
     x, y = (array_of(part, f"client {client}") for part in as_pair(pair, f"client {client}"))
     if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
         raise DataError(f"client {client}: x is {list(x.shape)} and y {list(y.shape)}, wanted [n, ...] and [n]")
     if len(y) == 0:
-        raise DataError(f"client {client} has no rows; leave such clients out")
+        raise DataError(f"client {client} has no samples; leave such clients out")
     return x, y
 
 
 def in_arrays(items: Items) -> tuple[Plain, Plain]:
-    """All rows of a torch dataset."""
+    """All samples of a torch dataset."""
     if len(items) == 0:
         raise DataError("a client's dataset is empty; leave such clients out")
-    told = "a dataset's item (one dataset for all clients needs `client`: whose each row is)"
-    pairs = [as_pair(items[i], told) for i in range(len(items))]
-    labels = stacked([y for _, y in pairs], "labels")
-    return stacked([x for x, _ in pairs], "rows"), labels.reshape(-1) if labels.size == len(pairs) else labels
+    name = "a dataset's item (one dataset for all clients needs `client`: whose each sample is)"
+    pairs = [as_pair(items[i], name) for i in range(len(items))]
+    labels = stack_arrays([y for _, y in pairs], "labels")
+    return stack_arrays([x for x, _ in pairs], "samples"), labels.reshape(-1) if labels.size == len(pairs) else labels
 
 
 def as_pair(item: object, name: str) -> tuple[Array, Array]:
@@ -156,13 +157,13 @@ def is_whole(numbers: Array) -> bool:
     return array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
 
 
-def shortened(values: Array) -> str:
+def shorten(values: Array) -> str:
     """The first few of them, as a message shows them."""
     shown = array_of(values, "clusters").reshape(-1).tolist()
     return f"[{', '.join(map(repr, shown[:3]))}{', …' if len(shown) > 3 else ''}]"
 
 
-def rows_for_testing(labels: Index, own: Index, share: float, rng: np.random.Generator) -> Index:
-    """Positions among a client's own rows that are for testing; at least one row is left to train on."""
+def samples_for_testing(labels: Index, own: Index, share: float, rng: np.random.Generator) -> Index:
+    """Positions among a client's own samples that are for testing; at least one sample is left to train on."""
     wanted = min(max(round(share * len(own)), int(share > 0)), len(own) - 1)
-    return stratified(labels[own], wanted, rng)
+    return draw_stratified(labels[own], wanted, rng)
