@@ -109,7 +109,7 @@ def in_one_line(what: str) -> Iterator[None]:
 def make_method(config: Config, model: Model) -> Method[object]:
     """The method with its settings."""
     settings = {
-        name: fill_data_dirs(value, config.data.dir) for name, value in config.settings_of(config.method).items()
+        name: fill_data_dir(value, config.data.dir) for name, value in config.settings_of(config.method).items()
     }
     if settings.get("data_dir") == "":
         settings["data_dir"] = config.data.dir
@@ -120,11 +120,11 @@ def make_method(config: Config, model: Model) -> Method[object]:
         raise ConfigError(f"methods.{config.method}: {error}") from error
 
 
-def fill_data_dirs(settings: object, data_dir: str) -> object:
-    """The settings with every empty `data_dir` filled in, so that a method finds the other datasets it loads."""
+def fill_data_dir(settings: object, data_dir: str) -> object:
+    """The settings with every empty `data_dir` in them filled, so that a method finds the other datasets it loads."""
     if not is_dataclass(settings) or isinstance(settings, type):
         return settings
-    inner = {f.name: fill_data_dirs(getattr(settings, f.name), data_dir) for f in fields(settings) if f.init}
+    inner = {f.name: fill_data_dir(getattr(settings, f.name), data_dir) for f in fields(settings) if f.init}
     if inner.get("data_dir") == "":
         inner["data_dir"] = data_dir
     return replace(settings, **inner)
