@@ -23,9 +23,9 @@ def list_(
     `kinfed list partitions`
     """
     with plain_errors():
-        from kinfed.listing import listing
+        from kinfed.api import list_parts
 
-        for title, lines in listing(kind).items():
+        for title, lines in list_parts(kind).items():
             print(f"{title}:")
             for name, line in lines.items():
                 print(f"  {name:<18}{line}")

@@ -9,7 +9,7 @@ from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
-from kinfed.data.sample_kind import ServerSamples
+from kinfed.data.arrays import ServerSamples
 from kinfed.deployment.samples_file import load_folder
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError
