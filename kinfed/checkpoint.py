@@ -65,7 +65,7 @@ def save(
     tree = {name: take_apart(part, name, tensors) for name, part in whole.items()}
     metadata = {"format": str(FORMAT), "about": json.dumps(about), "tree": json.dumps(tree)}
     write_atomically(path, lambda beside: save_file(tensors, beside, metadata=metadata))
-    fed.saved()
+    fed.note_checkpoint()
 
 
 def load(path: Path, method: Method[State], fed: Federation, longer: bool = False) -> State:
@@ -76,7 +76,7 @@ def load(path: Path, method: Method[State], fed: Federation, longer: bool = Fals
     tensors = {name: t.to(fed.device) for name, t in tensors.items()}
     fed.memory = put_together(dict[str, Tensor], tree["memory"], tensors)
     fed.load_state_dict(tree.get("engine", {}))
-    fed.saved()
+    fed.note_checkpoint()
     return state_of(method, tree["state"], tensors)
 
 

@@ -2,15 +2,15 @@
 
 KinfedError
 ├── ConfigError        a setting is unknown, misspelt, or does not fit the others
-│   └── UnknownKey     a config has a key that there is not
+│   └── UnknownKey     unknown config key
 ├── DataError          a dataset, partition or population cannot be what was asked for
 ├── ModelError         a network does not fit the data or the classes
 ├── CheckpointError    a run folder cannot be read or belongs to another config
 ├── BundleError        a bundle cannot be read, or is not for this kinfed
 ├── RoleError          a method cannot serve a client of this role
-├── NetworkError       clients cannot be reached, or nobody answers
-├── NoRoom             a GPU has not enough memory for a run
-└── SequentialOnly       a task cannot run side by side; engines catch it and loop
+├── NetworkError       clients cannot be reached, or do not answer
+├── OutOfMemory        a GPU has not enough memory for a run
+└── SequentialOnly     a task is not vectorised; engines catch it and loop over the clients
 """
 
 
@@ -23,7 +23,7 @@ class ConfigError(KinfedError, ValueError):
 
 
 class UnknownKey(ConfigError):
-    """A config has a key that there is not; `known` are those that its section has."""
+    """Unknown config key; `known` are those of its section."""
 
     def __init__(self, message: str, at: str, name: str, known: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -51,12 +51,12 @@ class RoleError(KinfedError):
 
 
 class NetworkError(KinfedError):
-    """Clients cannot be reached, or nobody answers."""
+    """Clients cannot be reached, or do not answer."""
 
 
-class NoRoom(KinfedError):
+class OutOfMemory(KinfedError):
     """A GPU has not enough memory for a run, alone or beside others."""
 
 
 class SequentialOnly(KinfedError):
-    """A task cannot run side by side; engines catch it and loop over the clients."""
+    """A task is not vectorised; engines catch it and loop over the clients."""

@@ -177,7 +177,7 @@ class Federation(ABC):
     def open(self) -> None:  # noqa: B027
         """Gets clients ready, where that takes long."""
 
-    def saved(self) -> None:  # noqa: B027
+    def note_checkpoint(self) -> None:  # noqa: B027
         """Says that the federation as it is now is in a checkpoint, or has just come from one."""
 
     def state_dict(self) -> dict[str, object]:

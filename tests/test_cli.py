@@ -134,18 +134,18 @@ def test_methods_are_compared_in_one_table():
         (["run", "nowhere.toml"], ["no config file at nowhere.toml"]),
         (["run", "method=fedavg", "data.name=mnist", "--data-dir", "."], ["'mnist'", "mnist.npz"]),
         (["run", "method=fedavg", "data.name=mnits", "--data-dir", "."], ["mnits", "mnist"]),
-        (["run", "method=fedavg", "partition.clusters=30", "partition.clients=10"], ["30 groups", "got 10"]),
-        (["run", "method=fedavg", "partition.clients=5000"], ["rows for the 1000 clients of group 0"]),
-        (["run", "method=fedavg", "partition.name=iid", "partition.clients=5000"], ["needs at least 5000 rows"]),
+        (["run", "method=fedavg", "partition.clusters=30", "partition.clients=10"], ["30 clusters", "got 10"]),
+        (["run", "method=fedavg", "partition.clients=5000"], ["samples for the 1000 clients of cluster 0"]),
+        (["run", "method=fedavg", "partition.name=iid", "partition.clients=5000"], ["needs at least 5000 samples"]),
         (["run", "method=fedavg", "partition.name=writers"], ["writers", "femnist"]),
         (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["samples of shape (1, 8, 8)"]),
         (["run", "method=fedavg", "engine.name=vectorized"], ["did you mean 'vectorised'?"]),
         (["run", "method=fedavg", "--device", "gpu"], ["wanted cpu, cuda or auto, got 'gpu'"]),
         (["run", "method=fedavg", "--seed", "-1"], ["seeds must be 0..18446744073709551615, got -1"]),
         (["run", "seed=18446744073709551616"], ["seeds must be 0..18446744073709551615"]),
-        (["run", "method=fedavg", "partition.name="], ["partition.name is missing: wanted one of iid, shards, "]),
+        (["run", "method=fedavg", "partition.name="], ["partition: name is missing: wanted one of iid, shards, "]),
         (["run", "method=fedavg", f"partition.clients={10**23}"], ["needs at least 1", "use fewer clients"]),
-        (["run", "method=fedavg", "partition.name=label_skew", "partition.clients=5000"], ["at least 5000 rows"]),
+        (["run", "method=fedavg", "partition.name=label_skew", "partition.clients=5000"], ["at least 5000 samples"]),
         (["run", "method=fesem", "methods.fesem.seed=-1"], ["seed must be 0..4294967295, got -1"]),
         (["run", "method=wd", "methods.wd.seed=-1"], ["seed must be 0..4294967295, got -1"]),
         (["run", "method=repa", "methods.repa.seed=-1"], ["seed must be 0..4294967295, got -1"]),
@@ -166,7 +166,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words: list[str], parts: list[str
 
 
 def small_mnist(**changes: np.ndarray) -> None:
-    """A mnist.npz with ten rows of each part, some of its arrays replaced."""
+    """A mnist.npz with a few samples of each class, some of its arrays replaced."""
     images, labels = np.zeros((200, 28, 28), np.uint8), np.arange(200) % 10
     arrays = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels} | changes
     np.savez("mnist.npz", **arrays)
@@ -240,7 +240,7 @@ LONG = ["method=local", "partition.clients=10", "rounds=30", "checkpoint_every=3
 def stopped_with(number: signal.Signals, folder: Path) -> tuple[int, str]:
     """Exit code and standard error of a real run that is sent a signal between two checkpoints."""
     running = process("run", *LONG, "--out", str(folder))
-    wait_until(lambda: running.poll() is not None or rows(folder) > written(folder) > 0)
+    wait_until(lambda: running.poll() is not None or rounds_done(folder) > written(folder) > 0)
     running.send_signal(number)
     _, errors = running.communicate(timeout=HANG)
     return running.returncode, errors
@@ -260,7 +260,7 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def rows(folder: Path) -> int:
+def rounds_done(folder: Path) -> int:
     path = folder / "rounds.csv"
     return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
@@ -325,7 +325,7 @@ class Large(torch.nn.Linear):
 def test_a_gpu_that_is_full_is_one_line_and_an_event():
     Path("large_network.py").write_text(LARGE, encoding="utf-8")
     result = kinfed("run", *TINY, "model=large_network:Large", "--out", "full", "-q")
-    assert_refused(result, "the GPU's memory is full, 3.20 GiB more were asked for: let fewer runs share it, or")
+    assert_refused(result, "GPU memory is full, 3.20 GiB more were asked for: let fewer runs share it, or")
     events = [json.loads(line) for line in Path("full/events.jsonl").read_text(encoding="utf-8").splitlines()]
     assert events[-1]["event"] == "failed" and "memory is full" in events[-1]["message"]
 

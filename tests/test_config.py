@@ -245,7 +245,7 @@ def test_a_model_of_the_users_own_is_imported_and_tried(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert assemble(tiny("model=own_networks:net")).method.model.parameters() == 650
-    with pytest.raises(ModelError, match=r"output for 2 rows has shape \(2, 7\), wanted \(2, 10\)"):
+    with pytest.raises(ModelError, match=r"output for 2 samples has shape \(2, 7\), wanted \(2, 10\)"):
         assemble(tiny("model=own_networks:narrow"))
     with pytest.raises(ConfigError, match="cannot be imported"):
         assemble(tiny("model=own_networks:wide"))
@@ -276,7 +276,7 @@ class Unpacking(nn.Linear):
         ("negative", "it failed: RuntimeError: .*negative dimension"),
         ("few", "it failed: TypeError: .*2 were given"),
         ("nothing", "it gave a NoneType"),
-        ("Unpacking", r"failed on rows of shape \(1, 8, 8\): ValueError: too many values to unpack"),
+        ("Unpacking", r"failed on samples of shape \(1, 8, 8\): ValueError: too many values to unpack"),
     ],
 )
 def test_whatever_a_model_of_the_users_own_raises_names_it(name, why, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -142,9 +142,9 @@ def test_a_longer_run_measures_its_end_anew(tmp_path: Path):
     [
         ("roles.look_alikes=-1", "look_alikes must be at least 0, got -1"),
         ("roles.look_alike_scale=[0.5, 0.2]", "two shares 0 < low <= high"),
-        ("roles.look_alike_scale=0.5", "roles.look_alike_scale: wanted a list of 2"),
+        ("roles.look_alike_scale=0.5", "roles.look_alike_scale: wanted a list, got 0.5"),
         ("roles.look_alike=3", "did you mean 'roles.look_alikes'?"),
-        ("evaluation.correlation=1", "evaluation.correlation: wanted true or false"),
+        ("evaluation.correlation=1", "evaluation.correlation: wanted a boolean, got 1"),
     ],
 )
 def test_bad_settings_are_told(setting: str, told: str):
@@ -162,7 +162,7 @@ def test_the_comparison_shows_what_was_measured_and_no_empty_columns():
     always = [column.title for column in COLUMNS if column.always]
     assert comparison_table([outcome()])[0] == ["method", *always]
     shown = comparison_table([outcome(), outcome(robustness=0.9, accuracy_unseen_adapted=0.25)])
-    assert set(shown[0]) - {"method", *always} == {"robustness", "strangers adapted %"}
+    assert set(shown[0]) - {"method", *always} == {"robustness", "unseen adapted %"}
     assert "25.00" in shown[1] and "0.90" in shown[1]
     assert as_csv([outcome()]).splitlines()[0].count("robustness") == 2  # the file has the same columns always
 

@@ -138,7 +138,7 @@ def test_runs_without_room_even_alone_fail_and_the_others_do_not():
     result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair")
     assert result.exit_code == 2, result.output
     assert result.output.count(": ended, ") == 2
-    why = "failed: the GPU's memory is full, 17.11 GiB more were asked for: let fewer runs share it, or"
+    why = "failed: GPU memory is full, 17.11 GiB more were asked for: let fewer runs share it, or"
     assert result.output.count(why) >= 2
     assert result.stderr.startswith("error: 2 runs failed: ") and result.stderr.count("\n") == 1
 

@@ -71,7 +71,7 @@ def model_for(config: Config, population: Population) -> Model:
         model = Model(build, seed=config.seed, classes=population.classes)
     else:
         model = make_model(config.model, shape, population.classes, seed=config.seed)
-    with in_one_line(f"model '{config.model}' was built, but failed on rows of shape {shape}"):
+    with in_one_line(f"model '{config.model}' was built, but failed on samples of shape {shape}"):
         model.check(population.x[:2])
     return model
 

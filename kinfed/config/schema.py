@@ -64,7 +64,7 @@ def read_fields(kind: type, table: object, at: str, without: tuple[str, ...] = (
 @cache
 def validator_of(kind: type, without: tuple[str, ...] = ()) -> SchemaValidator:
     """What reads the fields of a dataclass from a table; raises pydantic's ValidationError."""
-    return SchemaValidator(table_schema(field_schemas(kind, without), required_fields(kind)))
+    return SchemaValidator(table_schema(field_schemas(kind, without), fields_without_default(kind)))
 
 
 @cache
@@ -168,7 +168,7 @@ def list_schema(parts: Sequence[object]) -> CoreSchema | None:
 
 def dataclass_schema(kind: type) -> CoreSchema | None:
     """An inner table that becomes a dataclass."""
-    held, required = field_schemas(kind), required_fields(kind)
+    held, required = field_schemas(kind), fields_without_default(kind)
     if not held.keys() >= set(required):
         return None
     return core.no_info_after_validator_function(lambda values: kind(**values), table_schema(held, required))
@@ -278,7 +278,7 @@ def join_path(at: str, name: str) -> str:
     return f"{at}.{name}" if at else name
 
 
-def required_fields(kind: type) -> list[str]:
+def fields_without_default(kind: type) -> list[str]:
     return [f.name for f in fields(kind) if not has_default(f)]
 
 

@@ -53,19 +53,19 @@ RENAMED = {  # old key -> new key; no aliases
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where the rows come from."""
+    """Where the samples come from."""
 
     name: str = (
         "digits"  # one that `kinfed list datasets` names, NAME of your own NAME.npz, or your own module:function
     )
     options: Mapping[str, object] = field(default_factory=dict)  # arguments of your own module:function
     dir: str = ""  # folder of the .npz files; empty: $KINFED_DATA, else the user's cache folder
-    public: float = 0.0  # share of the training rows that the server owns
-    public_test: bool = False  # the same share of the test rows too
-    train_samples: int | None = None  # training rows of a client at most
-    test_samples: int | None = None  # test rows of a client at most
-    global_test: bool = False  # clients are tested on all test rows, not on those of their own labels
-    validation: float = 0.0  # share of its own training rows that a client is tested on; 0: the partition's test rows
+    public: float = 0.0  # share of the training samples that the server owns
+    public_test: bool = False  # the same share of the test samples too
+    train_samples: int | None = None  # training samples of a client at most
+    test_samples: int | None = None  # test samples of a client at most
+    global_test: bool = False  # clients are tested on all test samples, not on those of their own labels
+    validation: float = 0.0  # share of its training samples that a client is tested on; 0: the partition's test samples
 
     def __post_init__(self) -> None:
         if not 0 <= self.public < 1:
@@ -84,7 +84,7 @@ class Config:
     fraction: float = 0.2  # ρ, share of the clients that train in a round
     model: str = "mlp_200"  # or package.module:function, a function (shape, classes) -> torch.nn.Module
     checkpoint_every: int = 10  # rounds between two checkpoints; more where one takes longer than a second
-    trackers: tuple[str, ...] = ()  # who else watches: tensorboard, mlflow, wandb
+    trackers: tuple[str, ...] = ()  # what else logs the run: tensorboard, mlflow, wandb
     data: DataSettings = DataSettings()
     partition: Partition = DisjointClasses()
     shift: Shift | None = None
@@ -93,7 +93,7 @@ class Config:
     training: LocalTraining = LocalTraining()
     evaluation: Evaluation = Evaluation()
     engine: EngineSettings = EngineSettings()
-    methods: Mapping[str, Table] = field(default_factory=dict)  # method -> settings; who is not in it has its defaults
+    methods: Mapping[str, Table] = field(default_factory=dict)  # method -> settings; else its defaults
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.checkpoint_every < 1:

@@ -71,7 +71,7 @@ def kernel(sigma: float, radius: int) -> Tensor:
     return weights / weights.sum()
 
 
-def smoothing(size: int, sigma: float, radius: int) -> Tensor:
+def blur_matrix(size: int, sigma: float, radius: int) -> Tensor:
     """The matrix [size, size] that blurs a line of pixels, edges repeated."""
     offsets = torch.arange(-radius, radius + 1)
     read = (torch.arange(size)[:, None] + offsets).clamp(0, size - 1)
@@ -80,7 +80,7 @@ def smoothing(size: int, sigma: float, radius: int) -> Tensor:
 
 def blur(x: Tensor, sigma: float, radius: int) -> Tensor:
     """Gaussian blur, edges repeated."""
-    down, across = (smoothing(size, sigma, radius).to(x) for size in x.shape[2:])
+    down, across = (blur_matrix(size, sigma, radius).to(x) for size in x.shape[2:])
     return down @ x @ across.T  # two small products are much faster than a convolution
 
 

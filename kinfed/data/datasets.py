@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+import platformdirs
 
 from kinfed.data import hub
 from kinfed.data.archive import FORMAT, read
@@ -41,7 +42,7 @@ class Dataset:
     x_test: Pixels
     y_test: Index
     classes: int
-    writer_train: Index | None = None  # who wrote sample i
+    writer_train: Index | None = None  # the writer of sample i
     writer_test: Index | None = None
 
 
@@ -89,7 +90,12 @@ def data_root(root: str | Path | None = None) -> Path:
     chosen = root or os.environ.get("KINFED_DATA")
     if chosen:
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kinfed"
+    return cache_folder()
+
+
+def cache_folder(kind: str = "") -> Path:
+    """Where the operating system keeps caches: ours, or its folder for one kind of files."""
+    return platformdirs.user_cache_path("kinfed") / kind
 
 
 def fetch(name: str, path: Path) -> None:

@@ -42,10 +42,10 @@ def add_look_alikes(
 
 def apply_own_views(population: Population, first: int, rng: np.random.Generator) -> Population:
     """The population whose clients from the `first` one on have their samples as their views show them."""
-    newcomers = [population.views_of(client) for client in range(first, population.clients)]
-    chains: list[tuple[View, ...]] = [views for views in dict.fromkeys(newcomers) if views]
+    look_alikes = [population.views_of(client) for client in range(first, population.clients)]
+    chains: list[tuple[View, ...]] = [views for views in dict.fromkeys(look_alikes) if views]
     streams = rng.spawn(len(chains))
-    variants = [UNCHANGED] * first + [chains.index(views) if views else UNCHANGED for views in newcomers]
+    variants = [UNCHANGED] * first + [chains.index(views) if views else UNCHANGED for views in look_alikes]
     return copy_variants(population, variants, lambda v, x, y: see(chains[v], x, y, streams[v]), tests=False)
 
 

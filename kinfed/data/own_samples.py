@@ -137,8 +137,8 @@ def in_arrays(items: Items) -> tuple[Plain, Plain]:
     """All samples of a torch dataset."""
     if len(items) == 0:
         raise DataError("a client's dataset is empty; leave such clients out")
-    told = "a dataset's item (one dataset for all clients needs `client`: whose each sample is)"
-    pairs = [as_pair(items[i], told) for i in range(len(items))]
+    name = "a dataset's item (one dataset for all clients needs `client`: whose each sample is)"
+    pairs = [as_pair(items[i], name) for i in range(len(items))]
     labels = stack_arrays([y for _, y in pairs], "labels")
     return stack_arrays([x for x, _ in pairs], "samples"), labels.reshape(-1) if labels.size == len(pairs) else labels
 

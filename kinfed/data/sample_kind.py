@@ -36,9 +36,10 @@ class SampleKind:
     classes: int
 
     @classmethod
-    def read(cls, said: object) -> "SampleKind":
-        """The kind that a bundle or a checkpoint describes; KeyError, TypeError or ValueError where it does not."""
-        table = dict(said)  # type: ignore[call-overload]
+    def read(cls, table: object) -> "SampleKind":
+        """The kind in a bundle or a checkpoint; KeyError, TypeError or ValueError where it is none."""
+        if not isinstance(table, dict):
+            raise TypeError(f"wanted a table, got {table!r}")
         if table["dtype"] not in DTYPES:
             raise ValueError(f"dtype {table['dtype']!r}")
         return cls(tuple(int(n) for n in table["shape"]), table["dtype"], int(table["classes"]))
@@ -52,7 +53,7 @@ class SampleKind:
         blank = torch.zeros(2, *self.shape, dtype=DTYPES[self.dtype])
         return ServerSamples(blank, torch.zeros(2).long(), self.classes).population(1)
 
-    def checked(self, x: Array, y: Array | None, what: str) -> tuple[Tensor, Tensor]:
+    def check(self, x: Array, y: Array | None, what: str) -> tuple[Tensor, Tensor]:
         """Samples and labels (-1 where there are none); raises where a model cannot take them."""
         samples = torch.from_numpy(as_features(x))
         labels = torch.full((len(samples),), -1) if y is None else torch.from_numpy(as_labels(y))
@@ -64,6 +65,6 @@ class SampleKind:
         if not bool(torch.isfinite(samples).all()):
             raise DataError(f"{what} have a NaN or an infinity in them; leave such samples out")
         if len(labels) != len(samples) or not -1 <= int(labels.min()) <= int(labels.max()) < self.classes:
-            said = f"{len(labels)} labels" + (f" {int(labels.min())}..{int(labels.max())}" if len(labels) else "")
-            raise DataError(f"{what}: wanted a label 0..{self.classes - 1} for each of {len(samples)}, got {said}")
+            got = f"{len(labels)} labels" + (f" {int(labels.min())}..{int(labels.max())}" if len(labels) else "")
+            raise DataError(f"{what}: wanted a label 0..{self.classes - 1} for each of {len(samples)}, got {got}")
         return samples, labels

@@ -165,7 +165,7 @@ def plant_clusters(population: Population, count: int) -> Population:
     found = int(population.true_clusters.max()) + 1
     if found != count:
         raise DataError(
-            f"the population has {found} planted clusters, the shift describes {count}; give one entry a cluster"
+            f"the population has {found} planted clusters, the shift is for {count}; give one entry a cluster"
         )
     return population
 

@@ -26,7 +26,7 @@ class EngineSettings:
 
     name: str = "vectorised"  # vectorised, sequential (slow, the reference) or flower
     device: str = "cpu"  # auto: cuda where there is one
-    block: int = 0  # clients that train side by side at most; 0: chosen by memory
+    block: int = 0  # clients in a block at most; 0: chosen by memory
     workers: int = 0  # blocks at once on the CPU, 0: autotuned; flower: clients at once, 0: one
     tf32: bool = False  # TF32 products on a GPU: faster, less precise
     timeout: float = 600.0  # flower: seconds that clients have for a task; a client without a reply is left out

@@ -123,7 +123,7 @@ class Vectorised(Resident):
         answer = loop(self, name, cohort, keys, offer)
         reason = str(refusal).strip().splitlines()[0].split(". ")[0].rstrip(".")
         warnings.warn(f"{reason}: clients {_verb(name)} sequentially", stacklevel=5)
-        if not (isinstance(refusal, RuntimeError) and is_too_large(refusal)):  # others may have left room next time
+        if not isinstance(refusal, torch.OutOfMemoryError):  # others may have left room next time
             self.fallbacks.add(name)
         return answer
 
@@ -229,7 +229,7 @@ class Vectorised(Resident):
         for part, longest in zip(("train", "test"), block.longest, strict=True):
             inputs[part], inputs[f"{part} size"] = self._table(part).pad(clients, longest)
         inputs |= {f"memory {key}": t for key, t in self.remembered(clients).items()}
-        inputs |= self._offered(offer, block.positions)
+        inputs |= self._offer_inputs(offer, block.positions)
         bounds = self._table("train").bounds, self._table("test").bounds
         program = partial(self._answer, name, bounds, self.step_graphs if block.step_graphs else None)
         is_graph = self.on_gpu and not block.step_graphs
@@ -237,7 +237,7 @@ class Vectorised(Resident):
         real = {key: t[: len(block.order)] for key, t in outputs.items()}
         return _part("send ", real), _part("keep ", real)
 
-    def _offered(self, offer: Offer, positions: Tensor) -> Params:
+    def _offer_inputs(self, offer: Offer, positions: Tensor) -> Params:
         """What a block is offered; on a GPU a model that all are served stays one model."""
         shared, each = to_flat(offer.shared), to_flat(offer.each)
         if not self.on_gpu:

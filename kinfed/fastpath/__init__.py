@@ -76,11 +76,11 @@ def plan_training(
     if sgd.inner_lr and (device.type != "cuda" or sgd.momentum):
         return NotSupported("look-ahead steps are for GPUs, and without momentum")
     parsed = parse(network)
-    reason = _missing(parsed, device)
+    reason = _obstacle(parsed, device)
     return NotSupported(reason) if reason else FastPlan(parsed, sgd, graphs)
 
 
-def _missing(parsed: ParsedNetwork, device: torch.device) -> str:
+def _obstacle(parsed: ParsedNetwork, device: torch.device) -> str:
     """What a network lacks for the fast path on a device; empty where it lacks nothing."""
     if device.type == "cuda":
         return "" if parsed.stages and has_kernels() else "there are no kernels for this network"
@@ -89,7 +89,7 @@ def _missing(parsed: ParsedNetwork, device: torch.device) -> str:
 
 def supports(network: Network, device: torch.device) -> bool:
     """Whether the fast path can train this network there."""
-    return not _missing(parse(network), device)
+    return not _obstacle(parse(network), device)
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ from functools import partial
 from torch import nn
 
 from kinfed.errors import ConfigError
-from kinfed.models.autoencoders import conv_ae, residual_ae, supervised_ae
+from kinfed.models.autoencoders import conv_ae, repa_ae, residual_ae
 from kinfed.models.encoders import AutoEncoder, EncoderNetwork, SupervisedAutoEncoder, encoder_of, has_decoder
 from kinfed.models.model import Model, fix_weights, hits, is_last_layer
 from kinfed.models.module_checks import from_module
@@ -48,5 +48,5 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 __all__ = [
     "AUTOENCODERS", "MODELS", "AutoEncoder", "EncoderNetwork", "Gradient", "GradientFn", "Model", "Network",
     "NetworkGradient", "Shape", "SupervisedAutoEncoder", "encoder_of", "fix_weights", "from_module", "has_decoder",
-    "hits", "is_last_layer", "make_autoencoder", "make_model", "supervised_ae",
+    "hits", "is_last_layer", "make_autoencoder", "make_model", "repa_ae",
 ]  # fmt: skip

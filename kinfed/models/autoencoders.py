@@ -186,7 +186,7 @@ class TwoHeads(nn.Module):
         return torch.cat([head(embedding).flatten(1) for head in (self.decoder, self.classifier) if head], 1)
 
 
-def supervised_ae(shape: Shape, classes: int, reconstruction: float = 0.1) -> nn.Module:
+def repa_ae(shape: Shape, classes: int, reconstruction: float = 0.1) -> nn.Module:
     """REPA's encoder of four 3x3 convolutions with both heads, or the one that the loss needs.
 
     28x28 and 32x32 as published; for other even sides a layer halves what is above 2, and the decoder mirrors that.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from kinfed.errors import KinfedError, NoRoom
+from kinfed.errors import KinfedError, OutOfMemory
 from kinfed.progress import Display, Silence
 from kinfed.reproduction.jobs import Job, Store
 
@@ -194,7 +194,7 @@ def work(setup: Setup, line: Connection) -> None:
             began = time.monotonic()
             why = store.do(job, display)
             torch.cuda.empty_cache()  # others may need it before this process does
-            line.send(Ended(time.monotonic() - began, str(why or ""), crowded=isinstance(why, NoRoom)))
+            line.send(Ended(time.monotonic() - began, str(why or ""), crowded=isinstance(why, OutOfMemory)))
 
 
 def leave_with_parent() -> None:

@@ -17,7 +17,7 @@ from kinfed.config import Config, assemble, flatten
 from kinfed.config.schema import Table
 from kinfed.data.population import Population
 from kinfed.engines import NODES
-from kinfed.errors import CheckpointError, ConfigError, NoRoom
+from kinfed.errors import CheckpointError, ConfigError, OutOfMemory
 from kinfed.experiment import Experiment
 from kinfed.locks import lock
 from kinfed.method import Method
@@ -125,7 +125,7 @@ def explain_full_gpu() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         more = f", {asked[1]} more were asked for" if asked else ""
-        raise NoRoom(f"the GPU's memory is full{more}: let fewer runs share it, or set engine.device=cpu") from None
+        raise OutOfMemory(f"GPU memory is full{more}: let fewer runs share it, or set engine.device=cpu") from None
 
 
 @contextmanager

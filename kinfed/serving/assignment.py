@@ -55,7 +55,7 @@ class Assignment:
 
     def predict(self, x: Array) -> Tensor:
         """The probability of each class for samples as in training: [n, classes]."""
-        samples, _ = self.kind.checked(x, None, "the samples to predict")
+        samples, _ = self.kind.check(x, None, "the samples to predict")
         with torch.no_grad():
             return torch.cat([self.model.logits(self.params, part).softmax(1) for part in samples.split(BATCH)])
 

@@ -52,11 +52,11 @@ class Bundle:
 
         `test` (x, y) are samples that it does not learn from; the assignment has the model's accuracy on them.
         """
-        samples, labels = self.kind.checked(x, y, "the client's samples")
+        samples, labels = self.kind.check(x, y, "the client's samples")
         reason = reason_for_labels(self.method)
         if reason and bool((labels < 0).any()):
             raise DataError(f"labels are missing, but {reason}; give y, or export a run of flt")
-        tests = self.kind.checked(*test, "its test samples") if test else (samples[:0], labels[:0])
+        tests = self.kind.check(*test, "its test samples") if test else (samples[:0], labels[:0])
         fed = UnseenClientFederation(self.method, self.sizes, self.server_samples, (samples, labels), tests)
         return fed.assign(self.state, self.kind)
 

@@ -30,9 +30,7 @@ def assign_client(
     bundle = load(bundle_folder, trust)
     samples = load_samples(data, bundle.kind)
     asked = (
-        bundle.kind.checked(load_samples(predict, bundle.kind).x, None, "the samples to predict")[0]
-        if predict
-        else None
+        bundle.kind.check(load_samples(predict, bundle.kind).x, None, "the samples to predict")[0] if predict else None
     )
     test = (samples.test_x, samples.test_y) if len(samples.test_y) else None
     assignment = bundle.assign(samples.x, samples.y, test)
@@ -71,7 +69,7 @@ def load_samples(path: Path, kind: SampleKind) -> ClientData:
         raise DataError(
             f"neither {FILE} nor images in {path}; of its arrays x is needed, y, test_x and test_y are optional"
         )
-    x, y = kind.checked(read_images(images, kind.shape), None, f"the images in {path}")
+    x, y = kind.check(read_images(images, kind.shape), None, f"the images in {path}")
     return ClientData(x, y, x[:0], y[:0])
 
 

@@ -11,7 +11,7 @@ from kinfed.client import Client, Task
 from kinfed.clustering.kmeans import Part
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
-from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, supervised_ae
+from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, repa_ae
 from kinfed.params import Params, each_leaf
 from kinfed.signatures.pretraining import from_file
 from kinfed.signatures.statistics import STATISTICS, Statistic, summarise
@@ -43,7 +43,7 @@ class EmbeddingStatistics:
                 f"REPA's encoder needs images [channels, height, width], got rows of shape {tuple(shape)}"
             )
         return SupervisedAutoEncoder(
-            partial(supervised_ae, (shape[0], shape[1], shape[2]), model.classes, self.reconstruction),
+            partial(repa_ae, (shape[0], shape[1], shape[2]), model.classes, self.reconstruction),
             model.seed, model.mean, model.std, model.classes, self.reconstruction,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kinfed.checks import above_zero, at_least
 from kinfed.client import Batch, Client, Samples
+from kinfed.data.datasets import cache_folder
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.keys import base_key
 from kinfed.locks import lock
@@ -61,7 +62,7 @@ class Pretraining:
         shapes = [f"{name}{tuple(w.shape)}" for name, w in autoencoder.init().items()]
         settings = (*astuple(self), autoencoder.seed, *shapes)
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
-        path = cache_folder() / f"{'+'.join(part.name for part in sources(self.source))}-{digest}.safetensors"
+        path = cache_folder("encoders") / f"{'+'.join(part.name for part in sources(self.source))}-{digest}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with lock(path.with_suffix(".lock")):
@@ -88,11 +89,6 @@ class Pretraining:
         log.info("pre-training the encoder on %d rows (%s), %d epochs", len(x), self.source, epochs)
         batches = _as_client(x).batches(epochs, self.batch_size)
         return fit(autoencoder, _on(autoencoder.init(), x.device), _told(batches, epochs * per_epoch), self.lr)
-
-
-def cache_folder() -> Path:
-    """Where trained encoders are kept; the data root itself may be read-only."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kinfed" / "encoders"
 
 
 def _as_client(x: Tensor) -> Client:

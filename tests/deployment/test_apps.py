@@ -171,6 +171,12 @@ def test_a_file_that_cannot_be_read_is_a_clear_error(tmp_path):
         load_folder(tmp_path)
 
 
+def test_a_file_of_the_old_name_is_refused_in_one_line(tmp_path):
+    np.savez(tmp_path / "rows.npz", x=np.zeros((3, 8, 8), np.uint8))
+    with pytest.raises(DataError, match=r"^rows.npz was renamed samples.npz: rename .*rows.npz$"):
+        load_folder(tmp_path)
+
+
 def test_an_invalid_plan_is_refused():
     with pytest.raises(ConfigError, match="wait_for"):
         Plan(clients=3, shape=(1, 8, 8), classes=3, wait_for=4)

@@ -32,7 +32,7 @@ KILLED, LATE, UNREGISTERED = "client-04", "client-02", "client-05"
 SERVER = "flwr-serverapp"  # in the command line of a process that is a run's server
 ROUNDS = {"flt": 2, "repa": 3}  # FLT's second start waits for the late client; REPA trains with it in its third round
 SMALL = ["fraction=1.0", "partition.clients=6", "partition.clusters=2", "checkpoint_every=1", "evaluation.every=9",
-         "engine.timeout=90"]  # fmt: skip
+         "engine.timeout=300"]  # fmt: skip
 CASES = {
     "flt": [],
     "repa": ["methods.repa.clusters=2", "methods.repa.signature.encoder_rounds=1",

@@ -23,13 +23,13 @@ server = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port"
 signal.signal(signal.SIGTERM, lambda *_: os.write(2, b"superlink left\\n") and os._exit(0))
 while True: server.accept()
 ' "$@" 2>>happened""",
-    "flower-superexec": f"exec {SLEEP} 60",
+    "flower-superexec": f"exec {SLEEP} 3600",
     "flower-supernode": f"""
 name=$(basename "$6")
 if [ -e "$name.refused" ]; then echo "Exit Code: 305"; exit 1; fi
 trap '{SLEEP} 0.3; echo "$name left" >>happened; exit 0' TERM
 echo "SuperNode ID: 7"
-{SLEEP} 60 & wait""",
+{SLEEP} 3600 & wait""",
     "flwr": "true",
     "sleep": f"exec {SLEEP} 0.1",
 }

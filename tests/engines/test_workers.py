@@ -92,7 +92,7 @@ def test_a_model_that_fails_in_every_worker_ends_with_its_error():
     fedavg = FedAvg(nets()["own"], LOCAL)
     for _ in range(20):
         fed = Vectorised(fedavg, population, workers=4)
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        with pytest.raises(RuntimeError, match=r"Expected size .* 64.* but got.* 784"):
             fedavg.round(fedavg.init(fed), 0, fed)
 
 
@@ -135,12 +135,12 @@ def test_the_engine_says_how_it_cut_a_cohort_and_the_fast_path_how_a_model_is_tr
 
 
 @pytest.mark.parametrize("name", ["mlp_200", "lenet5", "own"])
-@pytest.mark.parametrize("method", [FedAvg, Local])
-def test_the_number_of_workers_hardly_changes_what_clients_answer(method, name):
+@pytest.mark.parametrize("kind", [FedAvg, Local])
+def test_the_number_of_workers_hardly_changes_what_clients_answer(kind, name):
     population = tiny_population((7, 23, 12, 31, 9, 18, 22, 8, 30), shape=(1, 28, 28))
     answers = []
     for workers in (1, 2, 4):
-        method = method(nets()[name], LOCAL)
+        method = kind(nets()[name], LOCAL)
         _, fed = fit(method, Vectorised, population, rounds=1, workers=workers)
         offer = method.offer(method.init(fed), fed.clients, fed)
         sent = fed.run(method.train, fed.clients, offer).send

@@ -5,7 +5,7 @@ import torch
 
 from kinfed.client import Batch
 from kinfed.errors import ConfigError
-from kinfed.models import SupervisedAutoEncoder, make_model, supervised_ae
+from kinfed.models import SupervisedAutoEncoder, make_model, repa_ae
 
 
 def parameters(module) -> int:
@@ -21,14 +21,14 @@ def parameters(module) -> int:
     ],
 )
 def test_its_parts_have_the_authors_number_of_parameters(shape, classes, sizes):
-    module = supervised_ae(shape, classes)
+    module = repa_ae(shape, classes)
     assert (parameters(module.encoder), parameters(module.decoder), parameters(module.classifier)) == sizes
 
 
 @pytest.mark.parametrize("side", [28, 32])
 def test_the_decoder_of_published_sides_goes_the_published_way(side):
     x, sides = torch.zeros(1, 96, 2, 2), []
-    for layer in list(supervised_ae((1, side, side), 10).decoder)[1:]:
+    for layer in list(repa_ae((1, side, side), 10).decoder)[1:]:
         x = layer(x)
         sides.append(x.shape[-1])
     assert sides == [3, 7, 13 if side == 28 else 15, side]
@@ -38,7 +38,7 @@ def test_the_decoder_of_published_sides_goes_the_published_way(side):
     "shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (1, 16, 16), (3, 64, 64), (1, 30, 20), (1, 4, 6)]
 )
 def test_it_gives_images_back_in_their_shape_beside_the_logits(shape):
-    module, x = supervised_ae(shape, 7), torch.rand(2, *shape)
+    module, x = repa_ae(shape, 7), torch.rand(2, *shape)
     embedding = module.encoder(x)
     assert embedding.dim() == 2 and embedding.shape[1] >= 384
     assert module.decoder(embedding).shape == x.shape
@@ -58,14 +58,14 @@ def test_the_loss_weighs_both_heads(share, wanted):
 
 @pytest.mark.parametrize(("share", "missing"), [(0.0, "decoder"), (1.0, "classifier")])
 def test_a_head_without_a_share_of_the_loss_is_left_out(share, missing):
-    module = supervised_ae((1, 8, 8), 3, share)
+    module = repa_ae((1, 8, 8), 3, share)
     assert not any(name.startswith(missing) for name, _ in module.named_parameters())
 
 
 @pytest.mark.parametrize("shape", [(1, 27, 28), (1, 2, 2)])
 def test_other_sides_are_refused(shape):
     with pytest.raises(ConfigError, match=f"{shape[1]}x{shape[2]}"):
-        supervised_ae(shape, 10)
+        repa_ae(shape, 10)
 
 
 def test_the_classifier_needs_sides_of_sixteen():

@@ -185,7 +185,7 @@ def test_images_are_read_by_name_with_channels_first(tmp_path):
 def test_samples_that_are_not_finite_are_refused():
     kind = SampleKind((2,), "float32", 3)
     with pytest.raises(DataError, match="NaN"):
-        kind.checked(np.array([[0.0, np.nan]]), None, "rows")
+        kind.check(np.array([[0.0, np.nan]]), None, "rows")
 
 
 def test_a_method_that_assigns_by_labels_asks_for_them(runs):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from kinfed.data.datasets import cache_folder
 from kinfed.errors import ConfigError
 from kinfed.models import make_autoencoder
 from kinfed.signatures import Pretraining
-from kinfed.signatures.pretraining import cache_folder
 
 
 def train(folder: str) -> None:
@@ -43,7 +43,7 @@ def test_two_processes_that_want_the_same_encoder_train_it_once(tmp_path, monkey
         process.join(120)
     assert [process.exitcode for process in both] == [0, 0]
     assert len(list(tmp_path.glob("trained-*"))) == 1
-    assert sorted(path.suffix for path in cache_folder().iterdir()) == [".lock", ".safetensors"]
+    assert sorted(path.suffix for path in cache_folder("encoders").iterdir()) == [".lock", ".safetensors"]
 
 
 def test_a_source_of_another_image_size_is_refused_before_training(tmp_path, monkeypatch):

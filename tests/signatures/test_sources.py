@@ -38,7 +38,7 @@ def test_only_rows_of_the_labels_are_taken(tmp_path):
 def test_an_encoder_is_trained_on_all_parts_and_at_most_so_many_rows(tmp_path, monkeypatch):
     store(tmp_path, "one", [0, 1] * 10, 5)
     store(tmp_path, "two", [0, 1] * 10, 200)
-    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "encoders")
+    monkeypatch.setattr(module, "cache_folder", lambda kind: tmp_path / kind)
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(Pretraining, "_train", lambda self, network, x: seen.append(x) or network.init())
     settings = Pretraining("one+two[1]", str(tmp_path), rows=10)

@@ -13,7 +13,7 @@ from kinfed.errors import DataError
 
 @dataclass(frozen=True)
 class Writers:
-    """One client for each writer who has training and test samples."""
+    """One client for each writer that has training and test samples."""
 
     max_writers: int | None = None  # clients at most; none: all writers
     min_samples: int = 1  # writers with fewer samples (train and test together) are dropped, as LEAF's -k does
@@ -29,7 +29,7 @@ class Writers:
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
         if labels.writer_train is None or labels.writer_test is None:
             raise DataError(
-                "the writers partition needs data that say who wrote each sample (femnist); this dataset does not"
+                "the writers partition needs the writer of each sample (femnist); this dataset does not have it"
             )
         train, test = samples_by_writer(labels.writer_train), samples_by_writer(labels.writer_test)
         known = [w for w in sorted(train.keys() & test.keys()) if len(train[w]) + len(test[w]) >= self.min_samples]

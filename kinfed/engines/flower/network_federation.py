@@ -82,9 +82,12 @@ class NetworkFederation(Federation):
     def wait_for_clients(self, wanted: int, seconds: float) -> None:
         """Waits until so many clients have enrolled."""
         until, pause, progress = time.monotonic() + seconds, 0.05, ProgressLog("connected", wanted)
-        while (connected := self._enrol_nodes()) < wanted:
+        while True:
+            is_over = time.monotonic() > until  # before the last look, which may take long
+            if (connected := self._enrol_nodes()) >= wanted:
+                break
             progress.update(connected)
-            if time.monotonic() > until:
+            if is_over:
                 raise NetworkError(
                     f"{len(self.nodes)} of {wanted} clients enrolled within {seconds:.0f} s: "
                     "start the others, or wait for fewer"
@@ -100,7 +103,7 @@ class NetworkFederation(Federation):
         self._enrol_nodes()
         self.next_round = max(self.next_round, round + 1)  # no client enters in the middle of a round
 
-    def saved(self) -> None:
+    def note_checkpoint(self) -> None:
         self.durable = self.memory["version"]
 
     def state_dict(self) -> dict[str, object]:
@@ -186,7 +189,8 @@ class NetworkFederation(Federation):
         """Takes replies until all are there or the time is over."""
         until, pause, look = time.monotonic() + self.timeout, 0.01, time.monotonic() + ENROL_EVERY
         progress, asked = ProgressLog(name, len(replies.pending)), len(replies.pending)
-        while replies.pending and time.monotonic() < until:
+        while replies.pending:
+            is_over = time.monotonic() > until  # before the last look, which may take long
             if time.monotonic() > look:
                 self._enrol_nodes()  # so that a client that connects during a long round is there in the next
                 look = time.monotonic() + ENROL_EVERY
@@ -194,9 +198,10 @@ class NetworkFederation(Federation):
                 replies.add(reply)
                 self.unanswered.pop(reply.request, None)
             progress.update(asked - len(replies.pending))
-            if replies.pending:
-                time.sleep(pause)
-                pause = min(1.0, 1.3 * pause)
+            if is_over or not replies.pending:
+                return
+            time.sleep(pause)
+            pause = min(1.0, 1.3 * pause)
 
     def _log_faults(self, name: str, cohort: Tensor, replies: ReplyCollector) -> None:
         """Notes which replies were rejected, which clients were silent, and which had lost their memory."""

@@ -17,6 +17,7 @@ from queue import Empty, Queue
 from subprocess import Popen
 from typing import TYPE_CHECKING, NamedTuple
 
+from kinfed.data.datasets import cache_folder
 from kinfed.data.population import Population
 from kinfed.engines.flower.messages import ConfigValues
 from kinfed.engines.flower.network_federation import NetworkFederation
@@ -42,7 +43,7 @@ OFFLINE = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray warns unless it is said
 }
 NODES = "nodes"  # in a run folder: the memories of its clients
-START_SECONDS = 180.0  # that Ray and the nodes have to start, or to end
+START_SECONDS = 600.0  # that Ray and the nodes have to start, or to end
 
 
 class SimulatedRun(NamedTuple):
@@ -69,8 +70,7 @@ def require_flower() -> None:
 
 def disable_telemetry() -> None:
     """Switches off all that Flower and Ray would report or install; also for the processes they start."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    os.environ.setdefault("FLWR_HOME", str(cache / "kinfed" / "flower"))  # it writes a file even when switched off
+    os.environ.setdefault("FLWR_HOME", str(cache_folder("flower")))  # it writes a file even when switched off
     os.environ.update(OFFLINE)
 
 

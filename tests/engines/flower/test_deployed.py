@@ -62,7 +62,7 @@ def make_server(method, nodes, max_clients=12, wait=12, known=None, **settings):
         **({"timeout": 0.5} | settings),
     )
     fed.load_state_dict(known or {})
-    fed.wait_for_clients(wait, 5)
+    fed.wait_for_clients(wait, 60)
     return fed
 
 

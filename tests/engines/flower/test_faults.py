@@ -171,7 +171,8 @@ def test_during_a_wait_the_log_says_how_many_clients_have_replied(monkeypatch, c
     monkeypatch.setattr(progress_log, "SECONDS", 0.1)
     with caplog.at_level(logging.INFO, "kinfed"):
         train(make_flower(FEDAVG, tiny_population(), Loopback(6, make_tamperer("lost"))))
-    assert set(caplog.messages[1:]) == {"train: 5 of 6 clients"}  # the first is of the start
+    progress = {message for message in caplog.messages if message.startswith(("train", "evaluate"))}
+    assert progress == {"train: 5 of 6 clients"}
 
 
 def test_a_silent_client_is_asked_again_before_the_first_round():

@@ -40,12 +40,14 @@ def run(method, engine, **settings):
 def test_simulated_nodes_give_what_the_vectorised_engine_gives():
     pytest.importorskip("flwr")
     with closing(simulation.Simulation(nodes=12, workers=2)) as nodes:  # Ray takes long to start: once for all methods
+        processes = simulation.list_ray_processes()
         for name in CHOSEN:
             try:
                 compare(make(name), nodes)
             except AssertionError as difference:
                 difference.add_note(f"the method is {name}")
                 raise
+    assert processes and all(process.returncode is not None for process in processes)  # waited for: none leaks
 
 
 def compare(method, nodes):
