@@ -206,9 +206,9 @@ def compare(
 
 def check_comparison(config: Config, population: Population | None, own: Mapping[str, Method[object]]) -> None:
     """Raises on bad input, before a folder is made."""
-    people = population or make_population(replace(config, seed=(config.seeds or (config.seed,))[0]))
+    clients = population or make_population(replace(config, seed=(config.seeds or (config.seed,))[0]))
     for name in config.compare:
-        assemble(put_method(replace(config, method=name), own.get(name)), people, own.get(name))
+        assemble(put_method(replace(config, method=name), own.get(name)), clients, own.get(name))
     check_trackers(config.trackers)
 
 
@@ -234,11 +234,11 @@ def run_all(
     results = []
     with display.live():
         for seed in config.seeds or (config.seed,):
-            people = population or make_population(replace(config, seed=seed))
+            clients = population or make_population(replace(config, seed=seed))
             for name in config.compare:
                 method = (own or {}).get(name)
                 mine = put_method(replace(config, method=name, seed=seed), method)
-                results.append(run_one(mine, folder, display, Given(people, method), force))
+                results.append(run_one(mine, folder, display, Given(clients, method), force))
     comparison = Comparison(folder, tuple(results))
     write_text(folder / "compare.csv", as_csv(comparison.outcomes))
     write_text(folder / "compare.md", comparison.to_markdown() + "\n")

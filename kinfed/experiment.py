@@ -269,7 +269,7 @@ class Experiment(Generic[State]):
         return done, placed, state
 
     def _admit_last(self, state: State, placed: Tensor) -> State:
-        """The state that serves everybody: clients that join after training are admitted now."""
+        """The state that serves all clients: those that join after training are admitted now."""
         self.fed.is_over = True
         return self._admit(state, placed)
 

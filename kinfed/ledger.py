@@ -16,10 +16,10 @@ class Ledger:
     rounds: list[tuple[int, str, int, int, int]] = field(default_factory=list)  # round, task, clients, down, up
 
     def count(self, round: int, task: str, cohort: Tensor, down: int, answered: Tensor, up: int | Tensor) -> None:
-        """Adds one call: all of the cohort were sent `down` bytes, those who answered sent `up`, or each its own."""
+        """Adds one call: the cohort received `down` bytes each, clients that replied sent `up`, or each its own."""
         sent, back = torch.full((len(cohort),), down), torch.as_tensor(up).expand(len(answered))
-        for table, who, sizes in ((self.down, cohort, sent), (self.up, answered, back)):
-            table.setdefault(task, torch.zeros(self.clients, dtype=torch.long))[who.cpu()] += sizes
+        for table, clients, sizes in ((self.down, cohort, sent), (self.up, answered, back)):
+            table.setdefault(task, torch.zeros(self.clients, dtype=torch.long))[clients.cpu()] += sizes
         self.rounds.append((round, task, len(cohort), int(sent.sum()), int(back.sum())))
 
     def until(self, round: int, *, without: tuple[str, ...] = ()) -> int:

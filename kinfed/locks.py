@@ -25,7 +25,7 @@ def lock(path: Path, busy: str = "") -> Iterator[None]:
 
 
 def take(file: FileLock, busy: str) -> None:
-    """Takes the lock; raises ConfigError if somebody else has it."""
+    """Takes the lock; raises ConfigError if another process has it."""
     try:
         file.acquire()
     except Timeout:

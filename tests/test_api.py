@@ -80,6 +80,7 @@ def test_own_data_and_a_method_object_write_a_folder_that_reports_and_resumes():
     assert result.path == Path("runs/fedavg-own-seed0")
     assert result.config.data.name.startswith("own:") and result.config.training == method.local
     assert result.report().is_file()
+    assert kinfed.report(str(result.path), out="page") == Path("page/index.html")
     longer = result.resume(rounds=4, quiet=True)
     again = kinfed.run(method, tiny_population(), rounds=4, fraction=1.0, out="whole", quiet=True)
     assert longer.summary == again.summary

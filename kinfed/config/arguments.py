@@ -115,7 +115,7 @@ def name_data(population: Population) -> str:
 
 
 def digest_tensors(tensors: list[Tensor], text: str = "") -> str:
-    """Sixteen letters that stand for these tensors and this text."""
+    """Sixteen hexadecimal digits that stand for these tensors and this text."""
     digest = blake2b(text.encode(), digest_size=8)
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())

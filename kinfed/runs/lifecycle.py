@@ -80,7 +80,7 @@ def resume(config: Config, path: Path, display: Display, given: Given = CONFIGUR
 
 
 def conduct(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> Path:
-    """Takes an experiment to its end, observed by its folder and the display; nobody else may write the folder."""
+    """Takes an experiment to its end, observed by its folder and the display; no other process may write the folder."""
     with hold(path):
         write_config(path, config)
         (path / SUMMARY).unlink(missing_ok=True)
@@ -156,7 +156,7 @@ def make_folder(wanted: Path, force: bool) -> Path:
 
 
 def hold(folder: Path) -> AbstractContextManager[None]:
-    """Inside it nobody else writes this run; raises if another process does."""
+    """Inside it no other process writes this run; raises if another process does."""
     busy = f"another process is at work on the run at {folder}: let it end, stop it, or choose another folder"
     return lock(folder / ".lock", busy)
 

@@ -177,7 +177,7 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
 
 
 def write_relatedness(folder: Path, neighbours: NeighbourSets) -> None:
-    """Writes who is related to whom: `related` [clients, clients], or `sets` and `set_of` where clients are many.
+    """Writes which clients are related: `related` [clients, clients], or `sets` and `set_of` where clients are many.
 
     Of many clients each different set of neighbours is written once: client i's is sets[set_of[i]].
     """
