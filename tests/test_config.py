@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kinfed.config import DEMO, Config, assemble, json_schema, load_config, merge_tables, read, read_toml, to_toml
-from kinfed.config.assembly import located
+from kinfed.config.assembly import fill_data_dir
 from kinfed.config.schema import build, to_table
 from kinfed.config.settings import RENAMED, all_keys
 from kinfed.config.toml import apply_overrides, parse_value
@@ -234,8 +234,8 @@ def test_settings_arrive_where_they_belong():
 
 
 def test_an_empty_data_dir_inside_a_method_is_filled():
-    assert located(Outer(), "/data") == Outer(inner=Inner(data_dir="/data"))
-    assert located(Outer(inner=Inner(data_dir="mine")), "/data") == Outer(inner=Inner(data_dir="mine"))
+    assert fill_data_dir(Outer(), "/data") == Outer(inner=Inner(data_dir="/data"))
+    assert fill_data_dir(Outer(inner=Inner(data_dir="mine")), "/data") == Outer(inner=Inner(data_dir="mine"))
 
 
 def test_a_model_of_the_users_own_is_imported_and_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -264,7 +264,7 @@ def nothing(shape, classes): nn.Linear(64, classes)
 class Unpacking(nn.Linear):
     def __init__(self, shape, classes): super().__init__(64, classes)
     def forward(self, x):
-        rows, pixels = x.shape
+        samples, pixels = x.shape
 """
 
 

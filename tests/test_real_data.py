@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("real data")]
 
 @cache
 def method() -> FLT:
-    """One epoch of pre-training on every third row is enough to tell digits apart."""
+    """One epoch of pre-training on every third sample is enough to tell digits apart."""
     root = str(real_data("mnist", "fashion_mnist"))
     pretraining = Pretraining("fashion_mnist", root, epochs=1, rows=20_000)
     signature = EncoderCentroids(tuning="none", restarts=3, pretraining=pretraining)

@@ -19,7 +19,7 @@ def test_an_unknown_name_suggests_the_nearest_and_lists_all():
 
 
 def test_listings_show_the_first_line_of_the_docstring():
-    assert first_lines(PARTITIONS)["iid"] == "Shuffled rows, split evenly."
+    assert first_lines(PARTITIONS)["iid"] == "Shuffled samples, split evenly."
 
 
 def test_a_folder_that_has_a_packages_name_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -108,7 +108,9 @@ def in_one_line(what: str) -> Iterator[None]:
 
 def make_method(config: Config, model: Model) -> Method[object]:
     """The method with its settings."""
-    settings = {name: located(value, config.data.dir) for name, value in config.settings_of(config.method).items()}
+    settings = {
+        name: fill_data_dir(value, config.data.dir) for name, value in config.settings_of(config.method).items()
+    }
     if settings.get("data_dir") == "":
         settings["data_dir"] = config.data.dir
     build = cast("Callable[..., Method[object]]", find_method(config.method))
@@ -118,11 +120,11 @@ def make_method(config: Config, model: Model) -> Method[object]:
         raise ConfigError(f"methods.{config.method}: {error}") from error
 
 
-def located(settings: object, data_dir: str) -> object:
+def fill_data_dir(settings: object, data_dir: str) -> object:
     """The settings with every empty `data_dir` in them filled, so that a method finds the other datasets it loads."""
     if not is_dataclass(settings) or isinstance(settings, type):
         return settings
-    inner = {f.name: located(getattr(settings, f.name), data_dir) for f in fields(settings) if f.init}
+    inner = {f.name: fill_data_dir(getattr(settings, f.name), data_dir) for f in fields(settings) if f.init}
     if inner.get("data_dir") == "":
         inner["data_dir"] = data_dir
     return replace(settings, **inner)

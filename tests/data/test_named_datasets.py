@@ -123,7 +123,7 @@ def test_missing_arrays_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"x_train": np.zeros((6, 4, 4))}, "x_train is float64 [6, 4, 4], wanted uint8"),
         ({"x_test": np.zeros((3, 16), np.uint8)}, "x_test is uint8 [3, 16], wanted uint8 [n, height, width]"),
@@ -135,9 +135,9 @@ def test_missing_arrays_are_named(tmp_path):
         ({"writer_train": np.zeros(6, np.int32)}, "both writer_train and writer_test"),
     ],
 )
-def test_wrong_arrays_are_told_with_got_and_wanted(tmp_path, changed, told):
+def test_wrong_arrays_are_refused_with_got_and_wanted(tmp_path, changed, expected):
     store(tmp_path / "mine.npz", arrays() | changed)
-    assert told in message(tmp_path)
+    assert expected in message(tmp_path)
 
 
 def test_labels_beyond_the_known_classes_are_refused(tmp_path):
@@ -155,8 +155,8 @@ def test_storing_leaves_no_half_file_behind(tmp_path):
 
 def test_without_the_library_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    told = message(tmp_path, "mnist")
-    assert "kinfed[hub]" in told and "KINFED_DATA" in told and f"put mnist.npz into {tmp_path}" in told
+    expected = message(tmp_path, "mnist")
+    assert "kinfed[hub]" in expected and "KINFED_DATA" in expected and f"put mnist.npz into {tmp_path}" in expected
 
 
 def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):

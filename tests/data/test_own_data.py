@@ -95,7 +95,7 @@ def test_a_file_with_writers_is_a_user_dataset_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "client", "told"),
+    ("x", "y", "client", "expected"),
     [
         (np.zeros((3, 2)), np.zeros(2, int), np.zeros(3), "x has 3 samples, y 2, client 3"),
         (np.zeros((0, 2)), np.zeros(0, int), np.zeros(0), "and some"),
@@ -114,13 +114,13 @@ def test_a_file_with_writers_is_a_user_dataset_too(tmp_path):
         (np.zeros((2, 2)), np.zeros(2, int), np.array([0, "a"], object), "ids of kinds int, str"),
     ],
 )
-def test_wrong_arrays_are_told_with_got_and_wanted(x, y, client, told):
+def test_wrong_arrays_are_refused_with_got_and_wanted(x, y, client, expected):
     with pytest.raises(DataError) as caught:
         from_arrays(x, y, client)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_wrong_lists_are_told():
+def test_wrong_lists_are_refused():
     with pytest.raises(DataError, match="at least one client"):
         from_clients([])
     with pytest.raises(DataError, match="one shape"):
@@ -174,7 +174,7 @@ def test_items_of_torch_datasets_are_pairs_with_whole_labels():
     assert from_torch([TensorDataset(x, y.long()[:, None])]).y.tolist() == [0, 1, 0, 1]
 
 
-def test_uneven_images_of_a_table_are_told():
+def test_uneven_images_of_a_table_are_refused():
     class Table(dict):
         column_names = ("image", "label", "client")
 

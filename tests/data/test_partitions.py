@@ -227,7 +227,7 @@ def test_writers_can_be_limited_by_number_and_by_samples():
     assert [len(samples) for samples in draw(Writers(min_samples=5), writers()).train] == [3]  # writer 9: three and two
     with pytest.raises(DataError, match="lower min_samples"):
         draw(Writers(min_samples=6), writers())
-    with pytest.raises(DataError, match="who wrote"):
+    with pytest.raises(DataError, match="the writer of each sample"):
         draw(Writers(), labels())
 
 
@@ -346,7 +346,7 @@ def test_samples_that_rounding_leaves_go_to_clients_at_random():
 
 
 @pytest.mark.parametrize(
-    ("partition", "told"),
+    ("partition", "expected"),
     [
         (IID(201), "needs at least 201 samples, got 200"),
         (IID(51), "50 test samples cannot be split over 51 clients"),
@@ -365,10 +365,10 @@ def test_samples_that_rounding_leaves_go_to_clients_at_random():
         (FavouredLabels(5, 10), "10 of 10 labels cannot be favoured"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(partition, told):
+def test_what_cannot_be_is_refused_with_the_reason(partition, expected):
     with pytest.raises(KinfedError) as caught:
         draw(partition, labels())
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_every_partition_says_in_one_line_what_it_is():
 
 
 @pytest.mark.parametrize(
-    ("train", "promise", "told"),
+    ("train", "promise", "expected"),
     [
         ([[0, 1], [1, 2]], Promise(), "at two clients"),
         ([[0], [1]], Promise(complete=True), "only 2 of 3 training samples"),
@@ -414,12 +414,12 @@ def test_every_partition_says_in_one_line_what_it_is():
         ([[3], [1]], Promise(), "client 0: train samples must be 0..2, got 3..3"),
     ],
 )
-def test_the_check_notices_broken_promises(train, promise, told):
+def test_the_check_notices_broken_promises(train, promise, expected):
     data = Labels(np.zeros(3, np.int64), np.zeros(2, np.int64), 1)
     split = Split([np.array(samples, np.int64) for samples in train], [np.array([0]), np.array([1])])
     with pytest.raises(DataError) as caught:
         check(split, data, promise)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def recipes(clients, clusters, width, exact):

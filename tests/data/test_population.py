@@ -23,7 +23,7 @@ def test_clients_may_share_test_samples_and_all_train_by_default():
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"train": (), "test": ()}, "at least one client"),
         ({"train": (tensor([0]), tensor([], dtype=torch.int64))}, "client 1 trains but has no training samples"),
@@ -48,10 +48,10 @@ def test_clients_may_share_test_samples_and_all_train_by_default():
         ({"train": (tensor([0.0]), tensor([2]))}, "wanted int64 [n]"),
     ],
 )
-def test_parts_that_do_not_fit_are_told(changed, told):
+def test_parts_that_do_not_fit_are_refused(changed, expected):
     with pytest.raises(DataError) as caught:
         population(**changed)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_holdout_client_needs_no_training_samples():
@@ -67,7 +67,7 @@ def test_only_unlabelled_clients_train_without_labels_and_nobody_is_tested_witho
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"round": 0}, "a round of at least 1"),
         ({"train": ()}, "1 clients, 0 train"),
@@ -76,7 +76,7 @@ def test_only_unlabelled_clients_train_without_labels_and_nobody_is_tested_witho
         ({"true_clusters": tensor([0, 1])}, "clusters of a change has shape [2], wanted [1]"),
     ],
 )
-def test_changes_are_checked_like_clients(changed, told):
+def test_changes_are_checked_like_clients(changed, expected):
     parts = {
         "round": 3,
         "clients": tensor([1]),
@@ -87,7 +87,7 @@ def test_changes_are_checked_like_clients(changed, told):
     population(changes=(Change(**parts),))
     with pytest.raises(DataError) as caught:
         population(changes=(Change(**(parts | changed)),))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_label_counts_are_of_labelled_training_samples():

@@ -58,7 +58,7 @@ def test_samples_that_come_with_a_change_are_shifted_too():
 
 
 def test_as_many_pairs_as_planted_clusters_are_wanted():
-    with pytest.raises(DataError, match="has 2 planted clusters, the shift describes 3"):
+    with pytest.raises(DataError, match="has 2 planted clusters, the shift is for 3"):
         LabelSwap(((0, 1), (1, 2), (2, 3)))(population(true_clusters=tensor([0, 0, 1, 1])), rng())
     with pytest.raises(DataError, match=r"exchange label 4, the data have labels 0..3"):
         LabelSwap(((0, 4),))(population(), rng())
