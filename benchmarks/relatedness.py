@@ -41,8 +41,8 @@ def describe(population: Population, flt: FLT, weights: Params, device: str, see
     """The signatures of all clients."""
     fed = Vectorised(flt, population, seed=seed, device=device)
     offered = weights if flt.signature.tuning == "own_copy" else encoder_of(weights)
-    replies = fed.run(flt.compute_signature, fed.clients, Offer(shared={"autoencoder": offered}))
-    return Signatures.none(fed.count, flt.signature.k, flt.signature.latent, fed.device).learnt(replies)
+    replies = fed.run(flt.compute_signature, fed.clients, Offer(shared={"encoder": offered}))
+    return Signatures.none(fed.count, flt.signature.k, flt.signature.latent, fed.device).update(replies)
 
 
 def write_signatures(options: argparse.Namespace) -> None:

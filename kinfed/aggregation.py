@@ -27,16 +27,16 @@ def average(models: Stack, sizes: Tensor) -> Params:
     return select(mix((sizes / sizes.sum())[None], models), 0)
 
 
-def mix_heard(models: Stack, weights: Tensor, *replies: Stack) -> Stack:
-    """Models replaced by the weighted mean of the replies they listen to; one that hears nobody stays as it is."""
-    heard = (weights.sum(1) > 0).nonzero()[:, 0]
-    if not len(heard):
+def mix_contributors(models: Stack, weights: Tensor, *replies: Stack) -> Stack:
+    """Models replaced by the weighted mean of their contributors' ones; one without contributors stays as it is."""
+    updated = (weights.sum(1) > 0).nonzero()[:, 0]
+    if not len(updated):
         return models
-    listening = weights[heard]
-    means = mix(listening / listening.sum(1, keepdim=True), *replies)
-    return means if len(heard) == len(weights) else put(models, heard, means)
+    some = weights[updated]
+    means = mix(some / some.sum(1, keepdim=True), *replies)
+    return means if len(updated) == len(weights) else put(models, updated, means)
 
 
 def one_hot(labels: Tensor, clusters: int) -> Tensor:
-    """Membership as a matrix: [groups, len(labels)], 1 where the label is the row."""
+    """Membership as a matrix: [clusters, len(labels)], 1 where the label is the row."""
     return (labels[None] == torch.arange(clusters, device=labels.device)[:, None]).float()

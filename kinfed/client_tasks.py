@@ -33,9 +33,13 @@ def evaluate_adapted(method: Method[object], client: Client, **offer: Value) -> 
 @client_task(key="differ_from_served")  # its first name: another key would draw other batches, and change results
 def compute_update(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: Δw, what local training changes in the model it uses."""
-    served = method.personalise(client, offer)
-    trained, _ = method.local(client, served, method.model.gradient)
-    return Reply({"update": subtract(trained, served)})
+    return train_update(method, client, method.personalise(client, offer))
+
+
+def train_update(method: Method[State], client: Client, params: Params) -> Reply:
+    """Client: Δw, what local training changes in this model."""
+    trained, _ = method.local(client, params, method.model.gradient)
+    return Reply({"update": subtract(trained, params)})
 
 
 COMMON: dict[str, Task] = {

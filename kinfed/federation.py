@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import average
 from kinfed.client import UNMARKED, HasMemory, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
@@ -244,6 +245,15 @@ class Federation(ABC):
             self.since[client] = change.round
         if self.true_clusters is not None and change.true_clusters is not None:
             self.true_clusters = self.true_clusters.index_copy(0, change.clients, change.true_clusters)
+
+
+def run_fedavg(task: Task, params: Params, rounds: int, fed: Federation) -> Params:
+    """The model after so many rounds of FedAvg; `task` takes and replies `params`."""
+    for _ in range(rounds):
+        replies = fed.run(task, fed.sample(), Offer(shared={"params": params}))
+        if len(replies.cohort):
+            params = average(replies.stack("params"), fed.sizes[replies.cohort])
+    return params
 
 
 class Resident(Federation):

@@ -1,7 +1,7 @@
-"""Which tensors of a server's state are by client, said by their types, and states cut down to some clients.
+"""Which tensors of a server state have an entry for each client, marked by their types, and states cut to some clients.
 
-A field `labels: Labels` has one entry for each client. So a state can be cut down to those who trained, with room for
-one more, and that is all that it takes to serve strangers later.
+A field `assignment: Labels` has one entry for each client. So a state can be cut to the clients that trained, with room
+for one more, and that is all it takes to serve unseen clients later.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class Mark(Protocol):
-    """How a field follows when clients are left out."""
+    """How a field changes when clients are left out."""
 
     def cut(self, value: Tensor, clients: Tensor) -> object: ...
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis has an entry for each client; it is `blank` for one of whom nothing is known."""
+    """One axis has an entry for each client; it is `blank` for a client of which nothing is known."""
 
     at: int = 0
     blank: int = 0
@@ -43,22 +43,22 @@ class Ids:
 
 
 class Trained:
-    """What each client trained last: nobody is served by it."""
+    """What each client trained last: no unseen client is served by it."""
 
     def cut(self, value: Tensor, clients: Tensor) -> Stack:
         return {}
 
 
-Each = Annotated[Tensor, Axis()]  # [clients, ...]; 0 or False for who is not known
-Labels = Annotated[Tensor, Axis(blank=-1)]  # [clients]; -1 for who is not placed
-Heard = Annotated[Tensor, Axis(1)]  # [..., clients]
+Each = Annotated[Tensor, Axis()]  # [clients, ...]; 0 or False for a client that is not known
+Labels = Annotated[Tensor, Axis(blank=-1)]  # [clients]; -1 for a client that is not assigned
+Contributors = Annotated[Tensor, Axis(1)]  # [..., clients]
 Pairs = Annotated[Tensor, Axis(0), Axis(1)]  # [clients, clients]
 Members = Annotated[Tensor, Ids()]  # [m]
-Slots = Annotated[Stack, Trained()]  # [clients]
+LastTrained = Annotated[Stack, Trained()]  # [clients]
 
 
 def cut_to(state: T, clients: Tensor) -> T:
-    """The state of these clients alone (ids, sorted), numbered from 0 on, and of one more who is not known yet."""
+    """The state of these clients alone (ids, sorted), numbered from 0, and of one more that is not known yet."""
     hints = get_type_hints(type(state), include_extras=True)
     parts = {f.name: _cut(hints[f.name], getattr(state, f.name), clients) for f in fields(state)}  # type: ignore[arg-type]
     return cast("Callable[..., T]", type(state))(**parts)

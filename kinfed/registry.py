@@ -62,7 +62,8 @@ def find_class(name: str, registry: Mapping[str, type], kind: str, protocol: typ
     if not (isinstance(found, type) and is_dataclass(found)):
         raise ConfigError(f"{kind} '{name}' must be a dataclass, whose fields are its settings")
     inherited = {member for base in found.__mro__ for member in vars(base)}
-    if missing := [member for member in members_of(protocol) if member not in inherited]:
+    abstract: frozenset[str] = getattr(found, "__abstractmethods__", frozenset())
+    if missing := [member for member in members_of(protocol) if member not in inherited - abstract]:
         raise ConfigError(f"{kind} '{name}' must implement {protocol.__name__}: it lacks {', '.join(missing)}")
     return found
 

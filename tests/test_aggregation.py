@@ -1,6 +1,6 @@
 import torch
 
-from kinfed.aggregation import average, mix, mix_heard, one_hot
+from kinfed.aggregation import average, mix, mix_contributors, one_hot
 from kinfed.params import join
 
 MODELS = {"w": torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]), "b": torch.tensor([1.0, 2.0, 3.0])}
@@ -18,7 +18,7 @@ def test_average_weighs_by_rows():
 
 def test_a_model_that_hears_nobody_stays_as_it_is():
     old = {"w": torch.tensor([[7.0, 7.0], [8.0, 8.0]]), "b": torch.tensor([7.0, 8.0])}
-    new = mix_heard(old, torch.tensor([[0.0, 0.0, 0.0], [3.0, 1.0, 0.0]]), MODELS)
+    new = mix_contributors(old, torch.tensor([[0.0, 0.0, 0.0], [3.0, 1.0, 0.0]]), MODELS)
     assert new["w"].tolist() == [[7, 7], [1.25, 12.5]]
 
 

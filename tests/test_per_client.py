@@ -5,7 +5,7 @@ import torch
 
 from kinfed import checkpoint
 from kinfed.data import Role
-from kinfed.per_client import Each, Heard, Labels, Members, Pairs, Slots, cut_to
+from kinfed.per_client import Contributors, Each, Labels, LastTrained, Members, Pairs, cut_to
 from tests.methods import registry
 from tests.problems import fit
 
@@ -19,10 +19,10 @@ class Inner:
 class State:
     models: torch.Tensor
     labels: Labels
-    hears: Heard
+    contributors: Contributors
     pairs: Pairs
     members: Members
-    slots: Slots
+    last_trained: LastTrained
     inner: Inner
 
 
@@ -33,9 +33,9 @@ def test_a_state_is_cut_to_some_clients_and_a_blank_one():
     )  # fmt: skip
     cut = cut_to(state, torch.tensor([0, 2]))
     assert cut.models.tolist() == [7, 8] and cut.labels.tolist() == [0, 1, -1]
-    assert cut.hears.tolist() == [[True, False, False], [False, True, False]]
+    assert cut.contributors.tolist() == [[True, False, False], [False, True, False]]
     assert cut.pairs.tolist() == [[True, False, False], [False, True, False], [False, False, False]]
-    assert cut.members.tolist() == [1, 0] and cut.slots == {}
+    assert cut.members.tolist() == [1, 0] and cut.last_trained == {}
     assert cut.inner.points.tolist() == [[1], [3], [0]]
 
 

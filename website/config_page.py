@@ -24,6 +24,7 @@ INTRODUCTION = """# Settings
 
 One TOML file holds an experiment; every key has a default. On the command line the same keys are dotted and go over
 the file: `kinfed run experiment.toml rounds=50 training.lr=0.1`. A misspelt key is an error that names the nearest one.
+`kinfed.config.json_schema()` is the JSON schema of such a file, for editors and other programs.
 The `config.toml` of a run folder has every key with its value: copy it, change it, run it. Without a file `kinfed run`
 and `kinfed compare` start from the demo's:
 
@@ -40,8 +41,16 @@ def config_page(demo: str) -> str:
     parts += [table(settings_of(Config, (*BY_NAME, *SECTIONS)))]
     for name, kind in SECTIONS.items():
         parts += [f"## `[{name}]`", (kind.__doc__ or "").split("\n")[0], table(settings_of(kind))]
-    parts += chosen("partition", PARTITIONS, "How a dataset's rows are dealt to clients. `name` chooses one of these.")
-    parts += chosen("shift", SHIFTS, "What is done to clients' rows after that. Without a `name` nothing is.")
+    parts += chosen(
+        "partition",
+        PARTITIONS,
+        "How a dataset's samples are dealt to clients. `name` is one of these, or [your own](../own-data.md) `module:Class`.",
+    )
+    parts += chosen(
+        "shift",
+        SHIFTS,
+        "What is done to clients' samples after that; without a `name` nothing. Your own is `module:Class`.",
+    )
     parts += ["## `[methods.NAME]`", "Settings of the methods are on their pages:"]
     parts += [
         "\n".join(f"- [{facts()[name].title}](methods/{name}.md#settings): `[methods.{name}]`" for name in METHODS)

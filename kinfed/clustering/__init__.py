@@ -1,1 +1,1 @@
-"""Groups from distances, graphs and points: hierarchies, k-means, components, relatives."""
+"""Clusters from distances, graphs and points: hierarchies, k-means, components, neighbours."""

@@ -1,4 +1,4 @@
-"""Agglomerative clustering: distances, a tree of merges, and groups where the tree is cut."""
+"""Agglomerative clustering: distances, a tree of merges and where it is cut; clusters of a relatedness graph."""
 
 import math
 from dataclasses import dataclass
@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from kinfed.clustering.micro_clusters import cut_into, link
+from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
 
 Metric = Literal["l1", "l2", "cosine"]
 Linkage = Literal["single", "complete", "average", "ward"]
 Tree = npt.NDArray[np.float64]  # scipy's: one merge in a row, its height in column 2
-WORTH = 0.1  # a silhouette below this is what clients without groups show too
+WORTH = 0.1  # a silhouette below this is what clients without clusters show too
 
 
 @dataclass(frozen=True)
 class Dendrogram:
-    """The merges by which members became groups, and the height from which on none was made."""
+    """The merges by which members became clusters, and the height from which on none was made."""
 
     members: Tensor  # [m] ids of the clients that were merged
     merges: Tensor  # [m - 1, 4] scipy's: two clusters, the height of their merge, how many are in it
@@ -39,7 +41,7 @@ class Dendrogram:
         return Dendrogram(members.clone(), found, height)  # a copy: checkpoints hold no tensor twice
 
     def clusters(self) -> Tensor:
-        """The group of each member: [m]."""
+        """The cluster of each member: [m]."""
         return cut(self.merges.cpu().numpy(), self.height).to(self.members.device)
 
 
@@ -49,7 +51,7 @@ class Hierarchy:
 
     A merge at the threshold is not made. Instead of it `quantile` says which share of the merges is made; without
     either it is searched among quantiles of the merge heights by the silhouette of the distances, which looks at no
-    test rows.
+    test samples.
     """
 
     metric: Metric = "l2"  # between two updates
@@ -66,7 +68,7 @@ class Hierarchy:
         if self.quantile is not None and (self.threshold is not None or not 0 <= self.quantile <= 1):
             raise ConfigError(f"quantile must be in [0, 1] and without a threshold, got {self.quantile}")
 
-    def merged(self, members: Tensor, points: Tensor) -> Dendrogram:
+    def merge(self, members: Tensor, points: Tensor) -> Dendrogram:
         """The tree of these members, each one of the points, and where it is cut."""
         apart = distances(points, points, self.metric)
         tree = merges(apart, self.linkage)
@@ -75,7 +77,7 @@ class Hierarchy:
         return Dendrogram(members.clone(), torch.from_numpy(tree).to(points.device), height)
 
     def predict(self, unseen: Tensor, points: Tensor, clusters: Tensor) -> Tensor:
-        """The group of these points that each stranger would merge with first: [s]."""
+        """The cluster of these points that each unseen point would merge with first: [s]."""
         return nearest_cluster(unseen, points, clusters, self.metric, self.linkage)
 
 
@@ -100,7 +102,7 @@ def merges(apart: Tensor, linkage: Linkage) -> Tree:
 
 
 def cut(tree: Tree, height: float) -> Tensor:
-    """The groups that are left when merging stops before this height: [m]. A merge at the height is not made."""
+    """The clusters that are left when merging stops before this height: [m]. A merge at the height is not made."""
     from scipy.cluster.hierarchy import fcluster
 
     if not len(tree):
@@ -127,7 +129,7 @@ def bipartition(points: Tensor) -> tuple[Tensor, Tensor]:
 def best_height(tree: Tree, apart: Tensor, candidates: int) -> float:
     """The cut with the largest silhouette among quantiles of the merge heights; above all merges if none is good.
 
-    It looks at distances alone: no test rows, no further training.
+    It looks at distances alone: no test samples, no further training.
     """
     best, chosen = WORTH, float("inf")
     if len(tree) < 2:
@@ -139,7 +141,7 @@ def best_height(tree: Tree, apart: Tensor, candidates: int) -> float:
 
 
 def silhouette(apart: Tensor, clusters: Tensor) -> float:
-    """How clear groups of points are that are so far apart ([m, m]), up to 1; 0 for one group, or groups of one."""
+    """The silhouette of clusters of points with these distances ([m, m]), up to 1; 0 for one, or clusters of one."""
     from sklearn.metrics import silhouette_score
 
     if not 1 < len(clusters.unique()) < len(clusters):
@@ -149,16 +151,76 @@ def silhouette(apart: Tensor, clusters: Tensor) -> float:
 
 
 def nearest_cluster(unseen: Tensor, points: Tensor, clusters: Tensor, metric: Metric, linkage: Linkage) -> Tensor:
-    """The group that each stranger would merge with first: [s]."""
+    """The cluster that each unseen point would merge with first: [s]."""
     names = clusters.unique()
     apart = distances(unseen, points, metric)
     ways = []
     for name in names:
         near = apart[:, clusters == name]
-        if linkage == "ward":  # √(2n/(n+1)) · distance to the group's mean
+        if linkage == "ward":  # √(2n/(n+1)) · distance to the cluster's mean
             mean, n = points[clusters == name].mean(0, keepdim=True), near.shape[1]
             ways.append((2 * n / (n + 1)) ** 0.5 * distances(unseen, mean, "l2")[:, 0])
         else:
             ways.append({"single": near.amin(1), "complete": near.amax(1), "average": near.mean(1)}[linkage])
     nearest: Tensor = names[torch.stack(ways, 1).argmin(1)]
     return nearest
+
+
+MOST_ROWS = 8192  # different rows of a graph that Ward's linkage compares
+COLUMNS = 4096  # columns
+
+
+def components(related: Tensor) -> Tensor:
+    """The connected component of each client: [clients]."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    return torch.from_numpy(connected_components(csr_matrix(related.cpu().numpy()), directed=False)[1]).long()
+
+
+def ward(related: Tensor, clusters: int) -> Tensor:
+    """At most `clusters` clusters of clients whose rows of the graph are alike (Ward's linkage, Euclidean)."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    if clusters > len(related):
+        raise ConfigError(f"{clusters} clusters were asked for, but there are only {len(related)} clients")
+    if len(related) == 1:
+        return torch.zeros(1, dtype=torch.long)
+    tree = linkage(related.cpu().float().numpy(), method="ward")
+    return torch.from_numpy(fcluster(tree, clusters, criterion="maxclust")).long() - 1
+
+
+def ward_of_neighbours(neighbours: NeighbourSets, clusters: int) -> Tensor:
+    """The same from the different rows of the graph alone: [clients]."""
+    clients = len(neighbours.whose)
+    if clusters > clients:
+        raise ConfigError(f"{clusters} clusters were asked for, but there are only {clients} clients")
+    if len(neighbours.rows) > MOST_ROWS:
+        raise ConfigError(
+            f"Ward's linkage compares up to {MOST_ROWS} different sets of neighbours, got {len(neighbours.rows)} of "
+            f"{clients} clients: set clusters = 0"
+        )
+    counts = neighbours.sizes().double()
+    weight = (2 * counts[:, None] * counts / (counts[:, None] + counts)).sqrt()
+    return cut_into(link(weight * row_distances(neighbours.rows), counts, "ward"), clusters)[neighbours.whose.cpu()]
+
+
+def row_distances(rows: Tensor) -> Tensor:
+    """Euclidean distances between the rows of a bool matrix: [rows, rows]."""
+    common = torch.zeros(len(rows), len(rows), dtype=torch.double, device=rows.device)
+    for part in rows.split(COLUMNS, 1):
+        common += part.float() @ part.float().T
+    size = common.diagonal()
+    return (size[:, None] + size - 2 * common).sqrt()
+
+
+def average_linkage(distances: Tensor, height: float) -> Tensor:
+    """Groups whose members are nearer than `height` to each other on average (UPGMA): [clients]."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    if len(distances) == 1:
+        return torch.zeros(1, dtype=torch.long)
+    apart = distances.cpu().double().numpy()
+    tree = linkage(squareform((apart + apart.T) / 2, checks=False), method="average")
+    return torch.from_numpy(fcluster(tree, height, criterion="distance")).long() - 1

@@ -12,11 +12,11 @@ from kinfed.keys import fold, uniform
 
 class Centroids(NamedTuple):
     points: Tensor  # [k, d]
-    shares: Tensor  # [k], the share of the rows nearest to each; 0 for one that nobody needs
+    shares: Tensor  # [k], the share of the samples nearest to each; 0 for one that nobody needs
 
 
 class Part(NamedTuple):
-    """Some rows: all sums over rows go part by part, so that padding changes no bit of the result."""
+    """Some samples: all sums over samples go part by part, so that padding changes no bit of the result."""
 
     x: Tensor  # [b, d]
     mask: Tensor  # [b]
@@ -42,7 +42,7 @@ def kmeans(
 
 
 def _spread(parts: Sequence[Part], k: int, key: Tensor) -> Tensor:
-    """k rows drawn far from each other: each with probability ∝ squared distance to those drawn before."""
+    """k samples drawn far from each other: each with probability ∝ squared distance to those drawn before."""
     x, mask = (torch.cat(columns) for columns in zip(*parts, strict=True))
     distance, centres = torch.ones_like(mask, dtype=x.dtype), []
     for i in range(k):
@@ -55,7 +55,7 @@ def _spread(parts: Sequence[Part], k: int, key: Tensor) -> Tensor:
 
 
 def _sums(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums [r, k, d] and counts [r, k] of the rows nearest to each centre."""
+    """Sums [r, k, d] and counts [r, k] of the samples nearest to each centre."""
     sums, counts = torch.zeros_like(centres.flatten(0, 1)), torch.zeros_like(centres.flatten(0, 1)[:, 0])
     for part in parts:
         weight = _assign(part, centres, idle)[1].to(part.x.dtype).flatten(1)
@@ -64,7 +64,7 @@ def _sums(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tensor,
 
 
 def _errors(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts [r, k] of the rows nearest to each centre, and the squared error [r]."""
+    """Counts [r, k] of the samples nearest to each centre, and the squared error [r]."""
     counts, error = torch.zeros_like(centres[..., 0]), torch.zeros_like(centres[:, 0, 0])
     for part in parts:
         apart, member = _assign(part, centres, idle)
@@ -74,7 +74,7 @@ def _errors(parts: Sequence[Part], centres: Tensor, idle: Tensor) -> tuple[Tenso
 
 
 def _assign(part: Part, centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared distances of rows to centres, up to |x|², the same for all; and which centre is nearest: [b, r, k]."""
+    """Squared distances of samples to centres, up to |x|², the same for all; and which centre is nearest: [b, r, k]."""
     restarts, k, _ = centres.shape
     flat = centres.flatten(0, 1)
     apart = (flat.square().sum(1) - 2 * part.x @ flat.T).unflatten(1, (restarts, k))

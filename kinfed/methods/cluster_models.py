@@ -1,133 +1,231 @@
-"""Shape: several models, and for each client the one it is served.
+"""Several models: which one each client is served, and which clients are averaged into each.
 
-`hears[g, m]` says that client m's updates enter model g. A partition into clusters is a block matrix, FLT's case I the
-distinct rows of its related-clients matrix: clients with the same relatives share one model instead of holding copies.
+Disjoint clusters are a block matrix of contributors; FLT's case I is the distinct rows of its related-clients matrix:
+clients with the same neighbours share one model instead of holding copies.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import mix_heard, one_hot
-from kinfed.capabilities import Exportable
+from kinfed.aggregation import mix, mix_contributors, one_hot
+from kinfed.capabilities import Exportable, FindsClusters, MergesClients, RelatesClients
 from kinfed.client import Client, Reply, client_task
-from kinfed.clustering.graph import components
-from kinfed.clustering.hierarchy import Dendrogram
+from kinfed.client_tasks import train_update
+from kinfed.clustering.hierarchy import Dendrogram, components
 from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.errors import RoleError
+from kinfed.errors import ConfigError, RoleError
 from kinfed.federation import Federation, Offer, Replies
+from kinfed.keys import base_key
 from kinfed.method import Method
-from kinfed.params import Params, Payload, Stack, put, subtract
-from kinfed.per_client import Heard, Labels, Members, Slots
+from kinfed.models import Model
+from kinfed.params import Params, Stack, each_leaf, put, repeat, select, stack
+from kinfed.per_client import Contributors, Labels, LastTrained
 
 Stale = Literal["aggregated", "last_local", "exclude"]
 
 
-@dataclass(frozen=True)
-class ServedState:
-    models: Stack  # [G]
-    labels: Labels  # [clients] the model each is served; -1: not placed yet
+class Unused:
+    """Clients are not admitted by their merges, so that exported states have none."""
+
+    def cut(self, value: Tensor, clients: Tensor) -> Dendrogram:
+        return Dendrogram.none(clients.device)
+
+
+Merges = Annotated[Dendrogram, Unused()]
 
 
 @dataclass(frozen=True)
-class GroupState(ServedState):
-    hears: Heard  # [G, clients] bool
-    slots: Slots  # [clients] what each trained last; empty unless stale="last_local"
-    tree: Dendrogram  # how clients were merged into groups; of nobody where they were not
+class ClusterModels:
+    models: Stack  # [C]
+    assignment: Labels  # [clients] the model that each is served; -1: none yet
+    contributors: Contributors  # [C, clients] bool: the clients that are averaged into each model
+    last_trained: LastTrained  # [clients] what each trained last; empty unless stale="last_local"
+
+    @staticmethod
+    def init(model: Model, stale: Stale, fed: Federation, clusters: int = 1) -> "ClusterModels":
+        """The same first model for every cluster; all clients that train are served the first cluster's."""
+        check_clusters(clusters, fed)
+        first = select(draw_models(model, 1, fed.device), 0)
+        assignment = torch.full((fed.count,), -1, device=fed.device).index_fill(0, fed.clients, 0)
+        last_trained = repeat(first, fed.count) if stale == "last_local" else {}
+        return ClusterModels(repeat(first, clusters), assignment, one_hot(assignment, clusters).bool(), last_trained)
+
+    def offer(self, cohort: Tensor) -> Offer:
+        """The model of each of these clients."""
+        return offer_assigned(self.models, self.assignment, cohort)
+
+    def average(self, replies: Replies, fed: Federation, stale: Stale) -> "ClusterModels":
+        """Each model becomes the mean of its contributors' models, weighted by their samples.
+
+        `stale` is what a contributor that did not reply holds (FLT's code averages all clients every round): the model
+        it is served ("aggregated"), what it trained last ("last_local"), or nothing ("exclude").
+        """
+        weights, trained = self.contributors * fed.sizes.float(), replies.stack("params")
+        if self.last_trained:
+            held = put(self.last_trained, replies.cohort, trained)
+            return replace(self, last_trained=held, models=mix_contributors(self.models, weights, held))
+        if stale == "aggregated":
+            rest = ~torch.isin(fed.everyone, replies.cohort)
+            served = weights[:, rest] @ one_hot(self.assignment[rest], len(weights)).T
+            both = torch.cat([weights[:, replies.cohort], served], 1)
+            return replace(self, models=mix_contributors(self.models, both, trained, self.models))
+        return replace(self, models=mix_contributors(self.models, weights[:, replies.cohort], trained))
+
+    def assign(self, clients: Tensor, replied: Tensor, labels: Tensor, fed: Federation) -> "ClusterModels":
+        """Those of these clients that replied get these clusters, the others the largest one."""
+        assignment = self.assignment.index_fill(0, clients, -1).index_copy(0, replied, labels)
+        silent = clients[torch.isin(clients, replied, invert=True)]
+        largest = one_hot(assignment, len(self.contributors)).sum(1).argmax()
+        assignment = assignment.index_copy(0, silent, largest.repeat(len(silent)))
+        own = one_hot(assignment[clients], len(self.contributors)).bool() & torch.isin(clients, fed.clients)
+        contributors = self.contributors.index_copy(1, clients, own)
+        return replace(self, assignment=assignment, contributors=contributors)._start_training(clients)
+
+    def relate(self, clients: Tensor, related: NeighbourSets, fed: Federation) -> "ClusterModels":
+        """One model for each different set of neighbours; other training clients are averaged with nobody.
+
+        A model starts as the mean of what its clients were served before; where all are new, of what their neighbours
+        are served, and without neighbours of what every client is.
+        """
+        sets, alone = related.to(fed.device), fed.clients[torch.isin(fed.clients, clients, invert=True)]
+        rows = torch.zeros(len(sets.rows) + len(alone), fed.count, dtype=torch.bool, device=fed.device)
+        further = len(sets.rows) + torch.arange(len(alone), device=fed.device)
+        rows[: len(sets.rows), clients], rows[further, alone] = sets.rows, True
+        rows &= torch.isin(fed.everyone, fed.clients)  # a client that does not train contributes to no model
+        contributors, row = torch.unique(rows, dim=0, return_inverse=True)
+        assigned = torch.cat([clients, alone])
+        labels = row[torch.cat([sets.whose, further])]
+        assignment = torch.full_like(self.assignment, -1).index_copy(0, assigned, labels)
+        before = one_hot(self.assignment, len(self.contributors)).T * fed.sizes[:, None]  # [clients, C before]
+        weights = before.sum(0).expand(len(contributors), -1)
+        for nearer in (contributors.float() @ before, one_hot(assignment, len(contributors)) @ before):
+            weights = torch.where(nearer.sum(1, keepdim=True) > 0, nearer, weights)
+        models = mix(weights / weights.sum(1, keepdim=True), self.models)
+        after = replace(self, models=models, assignment=assignment, contributors=contributors)
+        return after._start_training(assigned[self.assignment[assigned] < 0])
+
+    def pool(self, clusters: Tensor, sizes: Tensor) -> "ClusterModels":
+        """One model for each of these clusters ([clients]; -1: in none), which all its clients are served.
+
+        It is the model that just this cluster contributes to, where there is one, and else the mean of what its clients
+        were served.
+        """
+        names = clusters[clusters >= 0].unique()
+        contributors = clusters == names[:, None]
+        weights = (contributors * sizes).float() @ one_hot(self.assignment, len(self.contributors)).T
+        for cluster, members in enumerate(contributors):
+            same = (self.contributors == members).all(1)
+            weights[cluster] = torch.where(same.any(), same.float(), weights[cluster])
+        models = mix(weights / weights.sum(1, keepdim=True), self.models)
+        assignment = torch.searchsorted(names, clusters).where(clusters >= 0, -1)
+        return ClusterModels(models, assignment, contributors, {})
+
+    def neighbours(self) -> NeighbourSets:
+        """The clients that are averaged into the model that each is served."""
+        nobody = torch.zeros_like(self.contributors[:1])
+        row = self.assignment.where(self.assignment >= 0, len(self.contributors))
+        return NeighbourSets(torch.cat([self.contributors, nobody]), row)
+
+    def _start_training(self, clients: Tensor) -> "ClusterModels":
+        """New clients hold the model they are served until they train."""
+        if not self.last_trained:
+            return self
+        held = put(self.last_trained, clients, select(self.models, self.assignment[clients]))
+        return replace(self, last_trained=held)
 
 
-@dataclass(frozen=True)
-class ComparedState(GroupState):
-    members: Members  # [m] who was clustered, and newcomers are compared with; [0] where nobody may come
+class ClusteredState(Protocol):
+    """A server state with one model per cluster."""
+
+    @property
+    def served(self) -> ClusterModels: ...
 
 
-V = TypeVar("V", bound=ServedState)
-S = TypeVar("S", bound=GroupState)
+S = TypeVar("S", bound=ClusteredState)
 
 
-class Served(Method[V], Exportable[V], ABC):
-    """Every client is served one of several models; a method says which, and how they are made."""
-
-    def offer(self, state: V, cohort: Tensor, fed: Federation) -> Offer:
-        labels = state.labels[cohort]
-        if bool((labels < 0).any()):
-            raise RoleError(f"clients {cohort[labels < 0].tolist()} have no model yet: admit them first")
-        return Offer(each={"params": state.models}, pick=labels)
-
-    def cluster_assignment(self, state: V) -> Tensor:
-        return state.labels
-
-    @client_task
-    def differ(self, client: Client, params: Params) -> Reply:
-        """Client task: Δw, what local training changes in the model it is sent; some methods place clients by it."""
-        trained, _ = self.local(client, params, self.model.gradient)
-        return Reply({"update": subtract(trained, params)})
-
-
-class Groups(Served[S], ABC):
-    """Averaging among relatives; a method says who they are.
-
-    `stale` is what a client that was not asked this round contributes (FLT's code averages all slots every round):
-    the model it is served ("aggregated"), what it trained last ("last_local"), or nothing ("exclude").
-    """
+class Clustered(Method[S], FindsClusters[S], RelatesClients[S], Exportable[S]):
+    """Clients train the model of their cluster, and use it as it is; a method says which clients form one."""
 
     stale: Stale
 
-    @abstractmethod
-    def train(self, client: Client, params: Params) -> Reply:
-        """Client task: `params` after training from the model it is served."""
+    def offer(self, state: S, cohort: Tensor, fed: Federation) -> Offer:
+        return state.served.offer(cohort)
 
-    def step(self, state: S, cohort: Tensor, fed: Federation) -> S:
-        """The state after these clients trained what they are served, and relatives were averaged."""
-        return self.blend(state, fed.run(self.train, cohort, self.offer(state, cohort, fed)), fed)
-
-    def blend(self, state: S, replies: Replies, fed: Federation) -> S:
-        """The state after averaging each model over the clients it hears, weighted by their rows."""
-        weights, fresh = state.hears * fed.sizes.float(), replies.stack("params")
-        if state.slots:  # "last_local"
-            slots = put(state.slots, replies.cohort, fresh)
-            return replace(state, slots=slots, models=mix_heard(state.models, weights, slots))
-        if self.stale == "aggregated":
-            rest = ~torch.isin(fed.everyone, replies.cohort)
-            old = weights[:, rest] @ one_hot(state.labels[rest], len(weights)).T  # they hold what they were served
-            heard = torch.cat([weights[:, replies.cohort], old], 1)
-            return replace(state, models=mix_heard(state.models, heard, fresh, state.models))
-        return replace(state, models=mix_heard(state.models, weights[:, replies.cohort], fresh))
-
-    def export_state(self, state: S, clients: Tensor, sizes: Tensor) -> S:
-        if isinstance(state, ComparedState) and not len(state.members):
-            raise RoleError(
-                "the run kept nothing that a stranger could be compared with: either its clients were not clustered "
-                "yet, or all trained from the start; run it again with one that does not, such as roles.holdout=0.1"
-            )
-        without = replace(state, tree=Dendrogram.none(clients.device))  # nobody is placed by it
-        return super().export_state(without, clients, sizes)
-
-    def neighbours(self, state: S) -> NeighbourSets:
-        nobody = torch.zeros_like(state.hears[:1])
-        return NeighbourSets(torch.cat([state.hears, nobody]), state.labels.where(state.labels >= 0, len(state.hears)))
-
-    def dendrogram(self, state: S) -> Dendrogram:
-        return state.tree
-
-
-class Clusters(Groups[S], ABC):
-    """Clients train the model of their cluster, and use it as it is."""
+    def train_clusters(self, served: ClusterModels, cohort: Tensor, fed: Federation) -> ClusterModels:
+        """Server: the models after this cohort trained, each averaged over its contributors."""
+        return served.average(fed.run(self.train, cohort, served.offer(cohort)), fed, self.stale)
 
     @client_task
     def train(self, client: Client, params: Params) -> Reply:
         """Client task: E epochs from the model it is served."""
-        trained, _ = self.local(client, params, self.model.gradient)
-        return Reply({"params": trained, **self.remarks(client)})
+        return Reply({"params": self.local(client, params, self.model.gradient)[0]})
 
-    def remarks(self, client: Client) -> Payload:
-        """Client: what it says beside what it trained; most methods need nothing."""
-        return {}
+    @client_task
+    def differ(self, client: Client, params: Params) -> Reply:
+        """Client task: Δw, what local training changes in the model it is sent."""
+        return train_update(self, client, params)
+
+    def cluster_assignment(self, state: S) -> Tensor:
+        return state.served.assignment
+
+    def neighbours(self, state: S) -> NeighbourSets:
+        return state.served.neighbours()
 
 
-def connected(graph: Tensor) -> Tensor:
-    """The component of each client in a graph of relatives: [clients]; -1 for those who are not in it."""
+class MergedState(ClusteredState, Protocol):
+    """A server state whose clusters were merged once."""
+
+    @property
+    def merges(self) -> Dendrogram: ...
+
+    @property
+    def members(self) -> Tensor: ...  # [m] ids of the clients that unseen ones are compared with
+
+
+G = TypeVar("G", bound=MergedState)
+
+
+class ClusteredOnce(Clustered[G], MergesClients[G]):
+    """Clients are clustered once, by merging, and unseen ones are compared with the members."""
+
+    def dendrogram(self, state: G) -> Dendrogram:
+        return state.merges
+
+    def export_state(self, state: G, clients: Tensor, sizes: Tensor) -> G:
+        if not len(state.members):
+            raise RoleError(
+                "the run kept nothing that an unseen client could be compared with: either its clients were not "
+                "clustered yet, or all trained from the start; run it again with one that does not, such as "
+                "roles.holdout=0.1"
+            )
+        return super().export_state(state, clients, sizes)
+
+
+def offer_assigned(models: Stack, assignment: Tensor, cohort: Tensor) -> Offer:
+    """The model of each of these clients; RoleError where one has none."""
+    labels = assignment[cohort]
+    if bool((labels < 0).any()):
+        raise RoleError(f"clients {cohort[labels < 0].tolist()} have no model yet: admit them first")
+    return Offer(each={"params": models}, pick=labels)
+
+
+def check_clusters(clusters: int, fed: Federation) -> None:
+    """Raises ConfigError where there are more clusters than clients that train, or none."""
+    if not 1 <= clusters <= len(fed.clients):
+        raise ConfigError(f"clusters must be 1..{len(fed.clients)}, the clients that train, got {clusters}")
+
+
+def draw_models(model: Model, number: int, device: torch.device, attempt: int = 0) -> Stack:
+    """Independent first models, others at each attempt; the very first is the one that every method starts from."""
+    seeds = [base_key("init", model.seed, i, attempt) % 2**32 for i in range(number)]
+    first = [model.seed, *seeds[1:]] if attempt == 0 else seeds
+    return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
+
+
+def find_components(graph: Tensor) -> Tensor:
+    """The connected component of each client of a relatedness graph: [clients]; -1 for a client without an edge."""
     return torch.where(graph.any(1), components(graph).to(graph.device), -1)

@@ -1,8 +1,8 @@
 """FL+HC: hierarchical clustering of local updates (Briggs, Fan and Andras, IJCNN 2020), Algorithm 1.
 
 Settled where the paper is silent: updates Δw are compared, not weights; the clustering round costs bytes but is no
-training round; the other rules are `Hierarchy`'s. A newcomer trains the model that was clustered, and joins the cluster
-it would merge with first. The server holds the updates only while somebody may still come.
+training round; the other rules are `Hierarchy`'s. An unseen client trains the model that was clustered, and joins the
+cluster it would merge with first. The server holds the updates only while clients may still join.
 """
 
 from dataclasses import dataclass, replace
@@ -13,64 +13,69 @@ from torch import Tensor
 
 from kinfed.capabilities import require_labels
 from kinfed.checks import at_least
-from kinfed.clustering.hierarchy import Hierarchy
+from kinfed.clustering.hierarchy import Dendrogram, Hierarchy
+from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
-from kinfed.methods.assigning import first_state, placed, seat
-from kinfed.methods.cluster_models import Clusters, ComparedState, Stale
+from kinfed.methods.cluster_models import ClusteredOnce, ClusterModels, Merges, Stale
 from kinfed.models import Model
 from kinfed.params import Params, flatten, select
+from kinfed.per_client import Members
 from kinfed.training import LocalTraining
 
 
 @dataclass(frozen=True)
-class FLHCState(ComparedState):
+class FLHCState:
+    served: ClusterModels
+    merges: Merges
     root: Params  # w, the model that was clustered; empty before
+    members: Members  # [m] the clients that were clustered, and unseen ones are compared with
     updates: Tensor  # [m, parameters] Δw of each member
 
 
 @dataclass(frozen=True)
-class FLHC(Clusters[FLHCState]):
+class FLHC(ClusteredOnce[FLHCState]):
     """FedAvg for some rounds, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
     model: Model
     local: LocalTraining = LocalTraining()
     rounds_before: int = 10  # n, rounds of FedAvg before the clustering
     hierarchy: Hierarchy = Hierarchy()
-    stale: Stale = "exclude"  # what a client that was not asked contributes
+    stale: Stale = "exclude"  # what a client that was not sampled contributes
 
-    needs_labels: ClassVar[str] = "FL+HC places clients by the updates they train"
+    needs_labels: ClassVar[str] = "FL+HC assigns clients by the updates they train"
     clusters_after: ClassVar[str] = "rounds_before"
 
     def __post_init__(self) -> None:
         at_least(0, rounds_before=self.rounds_before)
 
     def init(self, fed: Federation) -> FLHCState:
-        first = first_state(self.model, self.stale, fed)
-        return FLHCState(**vars(first), root={}, members=first.labels[:0], updates=flatten(first.models)[:0])
+        served = ClusterModels.init(self.model, self.stale, fed)
+        merges = Dendrogram.none(fed.device)
+        return FLHCState(served, merges, {}, served.assignment[:0], flatten(served.models)[:0])
 
     def round(self, state: FLHCState, t: int, fed: Federation) -> FLHCState:
         if t == self.rounds_before:
             state = self.cluster(state, fed)
-        trains = state.labels[fed.clients]
+        trains = state.served.assignment[fed.clients]
         sampled = [fed.sample_from(fed.clients[trains == cluster]) for cluster in trains.unique()]
-        return self.step(state, torch.cat(sampled).sort().values, fed)
+        return replace(state, served=self.train_clusters(state.served, torch.cat(sampled).sort().values, fed))
 
     def cluster(self, state: FLHCState, fed: Federation) -> FLHCState:
         """The clustering round: every cluster goes on from the model that all had."""
-        root = select(state.models, 0)
+        root = select(state.served.models, 0)
         replies = fed.run(self.differ, fed.clients, Offer(shared={"params": root}))
         updates = flatten(replies.stack("update"))
-        tree = self.hierarchy.merged(replies.cohort, updates)
-        state = seat(state, replies.cohort, tree, fed)
-        known = slice(None) if len(fed.clients) < fed.count else slice(0)
-        state = replace(state, root=root, members=replies.cohort[known], updates=updates[known])
-        return self.admit(state, fed.present[state.labels[fed.present] < 0], fed)
+        merges = self.hierarchy.merge(replies.cohort, updates)
+        served = state.served.relate(replies.cohort, NeighbourSets.of_clusters(merges.clusters()), fed)
+        kept = slice(None) if len(fed.clients) < fed.count else slice(0)
+        state = FLHCState(served, merges, root, replies.cohort[kept], updates[kept])
+        return self.admit(state, fed.present[served.assignment[fed.present] < 0], fed)
 
-    def admit(self, state: FLHCState, newcomers: Tensor, fed: Federation) -> FLHCState:
-        require_labels(self, newcomers, fed)
-        if not state.root or not len(newcomers):
-            return placed(state, newcomers, newcomers[:0], newcomers[:0], fed)
-        replies = fed.run(self.differ, newcomers, Offer(shared={"params": state.root}))
-        update, labels = flatten(replies.stack("update")), state.labels[state.members]
-        nearest = self.hierarchy.predict(update, state.updates, labels)
-        return placed(state, newcomers, replies.cohort, nearest, fed)
+    def admit(self, state: FLHCState, unseen: Tensor, fed: Federation) -> FLHCState:
+        require_labels(self, unseen, fed)
+        if not state.root or not len(unseen):
+            return replace(state, served=state.served.assign(unseen, unseen[:0], unseen[:0], fed))
+        replies = fed.run(self.differ, unseen, Offer(shared={"params": state.root}))
+        update, clusters = flatten(replies.stack("update")), state.served.assignment[state.members]
+        nearest = self.hierarchy.predict(update, state.updates, clusters)
+        return replace(state, served=state.served.assign(unseen, replies.cohort, nearest, fed))

@@ -2,9 +2,9 @@
 
 `form_relatedness` is Algorithm 2, `round` is Algorithm 3. Deviations, each explained in docs/methods/flt.md:
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
-- relatives are found anew as they were at first; the paper always lets clients tune the encoder then;
-- weights are normalised over the relatives; the printed diag(pₘ/‖Ãₘ‖₀) would shrink the models;
-- the default set distance needs no oracle that tells the right k, and a wider threshold where no groups are clear;
+- relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
+- weights are normalised over related clients; the printed diag(pₘ/‖Ãₘ‖₀) would shrink the models;
+- the default set distance needs no oracle for k, and a wider threshold where no clusters are clear;
   `min` (printed) and `matching` (code) are options.
 """
 
@@ -14,67 +14,79 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.client import Client
+from kinfed.client import Client, Reply, client_task
+from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
-from kinfed.methods.assigning import first_state
-from kinfed.methods.cluster_models import Stale
-from kinfed.methods.signature_based import Described, DescribedState
+from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
+from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, relate_to_members
 from kinfed.models import Model
-from kinfed.params import Payload
-from kinfed.per_client import Each
-from kinfed.relatedness import Relatedness
-from kinfed.signatures import EncoderCentroids, Signatures
+from kinfed.params import Params
+from kinfed.per_client import Each, Labels
+from kinfed.relatedness import Clusterer, Relatedness, warn_if_isolated
+from kinfed.signatures import EncoderCentroids, Signature, Signatures
 from kinfed.training import LocalTraining
 
 
 @dataclass(frozen=True)
-class FLTState(DescribedState):
+class FLTState:
+    served: ClusterModels  # one model for each different row of Ã, averaged over the clients in that row
+    encoder: Params
+    known: Signatures
+    clusters: Labels  # [clients] the cluster found for each; -1: none
+    merges: Merges
     flags: Each  # [clients] bool: "my data changed" or "I am new"  δ
 
 
 @dataclass(frozen=True)
-class FLT(Described[FLTState]):
-    """NeighbourSets found before training by encoder signatures; every model is averaged among relatives."""
+class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
+    """Related clients are found before training by encoder signatures; every model is averaged among them."""
 
     model: Model
     local: LocalTraining = LocalTraining()
-    signature: EncoderCentroids = field(default_factory=EncoderCentroids)
-    relatedness: Relatedness = field(default_factory=Relatedness)
+    signature: Signature = field(default_factory=EncoderCentroids)
+    relatedness: Clusterer = field(default_factory=Relatedness)
     case: Literal["related", "clusters"] = "related"  # I: the full matrix; II: disjoint clusters
-    clusters: int = 0  # C, groups to form; 0: found
-    stale: Stale = "aggregated"  # what a client that was not asked contributes
-    newcomers: Literal["nearest", "relate"] = "nearest"  # join the group of the nearest mean, or whom they are near
-    dynamic: bool = False  # clients flag changed data, and relatives are found anew
-    recluster_share: float = 0.05  # λ: relatives are found anew when more clients than this share flag
+    clusters: int = 0  # C, clusters to form; 0: found
+    stale: Stale = "aggregated"  # what a client that was not sampled contributes
+    newcomers: Newcomers = "nearest"  # join the cluster of the nearest mean, or the clients they are near to
+    dynamic: bool = False  # clients flag changed data, and relatedness is found anew
+    recluster_share: float = 0.05  # λ: relatedness is found anew when more clients than this share flag
     recluster_every: int = 0  # τ, rounds; 0: never
 
     def init(self, fed: Federation) -> FLTState:
-        first, nowhere = first_state(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
-        nobody = Signatures.none(fed.count, self.signature.k, self.signature.latent, fed.device)
-        blank = FLTState(
-            **vars(first), autoencoder=self.pretrained(fed), known=nobody, kinship=nowhere, flags=nowhere >= 0
-        )
-        return self.form_relatedness(blank, fed)
+        served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
+        known = Signatures.none(fed.count, *self.signature.size(tuple(fed.x.shape[1:])), fed.device)
+        encoder, merges = self.signature.encoder(fed), Dendrogram.none(fed.device)
+        return self.form_relatedness(FLTState(served, encoder, known, none, merges, none >= 0), fed)
 
     def form_relatedness(self, state: FLTState, fed: Federation) -> FLTState:
-        """Algorithm 2: signatures, distances, threshold, clusters; strangers are placed again by what they sent."""
-        unseen = fed.unseen[state.kinship[fed.unseen] >= 0]
-        state, described = self.described(state, fed.clients, fed)
-        compared = self.relatedness.compare(state.known.of(described))  # A
-        kinship = compared.clusters(self.clusters)
-        related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(kinship)  # Ã
-        self.warn_if_lonely(related)
-        state = self.seated(state, described, related, kinship, fed)
-        tree = compared.tree(described, self.clusters)
-        state = replace(state, tree=tree, flags=torch.zeros_like(state.flags))
-        return self.joined(state, unseen, fed) if len(unseen) else state
+        """Algorithm 2: signatures, distances, threshold, clusters; unseen clients are assigned again."""
+        unseen = fed.unseen[state.clusters[fed.unseen] >= 0]
+        known, clients = self.collect(state.known, state.encoder, fed.clients, fed)
+        compared = self.relatedness.compare(known.of(clients))  # A
+        clusters = compared.clusters(self.clusters)
+        related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(clusters)  # Ã
+        warn_if_isolated(related)
+        merges = compared.dendrogram(clients, self.clusters)
+        state = replace(state, known=known, merges=merges, flags=torch.zeros_like(state.flags))
+        state = self.relate(state, clients, related, clusters, fed)
+        return self.assign_unseen(state, unseen, fed) if len(unseen) else state
+
+    def relate(
+        self, state: FLTState, clients: Tensor, related: NeighbourSets, clusters: Tensor, fed: Federation
+    ) -> FLTState:
+        """Clients are averaged with those they are related to, and training clients without a signature alone."""
+        alone = fed.clients[torch.isin(fed.clients, clients, invert=True)]
+        found = torch.full_like(state.clusters, -1).index_copy(0, clients, clusters)
+        found[alone] = clusters.max().clamp(min=-1) + 1 + torch.arange(len(alone), device=fed.device)
+        return replace(state, served=state.served.relate(clients, related, fed), clusters=found)
 
     def round(self, state: FLTState, t: int, fed: Federation) -> FLTState:
-        """Algorithm 3: sampled clients train the models they are served, and relatives are averaged."""
+        """Algorithm 3: sampled clients train the models they are served, and related ones are averaged."""
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
-        state = self.blend(state, replies, fed)
+        state = replace(state, served=state.served.average(replies, fed, self.stale))  # over the rows of Ã
         if not self.dynamic:
             return state
         raised = state.flags[replies.cohort] | replies["changed"]
@@ -83,10 +95,28 @@ class FLT(Described[FLTState]):
         many = int(state.flags[fed.clients].sum()) > self.recluster_share * len(fed.clients)
         return self.form_relatedness(state, fed) if often or many else state
 
-    def remarks(self, client: Client) -> Payload:
-        """Client: beside what it trained, whether its data changed since it was described."""
-        return {"changed": client.since > client.recall("described")} if self.dynamic else {}
+    @client_task
+    def train(self, client: Client, params: Params) -> Reply:
+        """Client task: E epochs from the model it is served; beside it whether its data changed since its signature."""
+        trained = {"params": self.local(client, params, self.model.gradient)[0]}
+        return Reply(trained | {"changed": client.since > client.recall("computed")} if self.dynamic else trained)
 
-    def admit(self, state: FLTState, newcomers: Tensor, fed: Federation) -> FLTState:
-        state, _ = self.described(state, newcomers, fed)
-        return self.joined(replace(state, flags=state.flags.index_fill(0, newcomers, True)), newcomers, fed)
+    def admit(self, state: FLTState, unseen: Tensor, fed: Federation) -> FLTState:
+        known, _ = self.collect(state.known, state.encoder, unseen, fed)
+        state = replace(state, known=known, flags=state.flags.index_fill(0, unseen, True))
+        return self.assign_unseen(state, unseen, fed)
+
+    def assign_unseen(self, state: FLTState, unseen: Tensor, fed: Federation) -> FLTState:
+        """Unseen clients are related to members; those stay related to each other as they were."""
+        members = (state.clusters >= 0).nonzero()[:, 0]
+        clusters, known = state.clusters[members], state.known.of(members)
+        own, near = relate_to_members(self.newcomers, self.relatedness, known, clusters, state.known.of(unseen))
+        before = NeighbourSets(state.served.contributors[:, members], state.served.assignment[members])
+        related = NeighbourSets.stack([before.beside(near.transpose()), near.beside(NeighbourSets.of_clusters(own))])
+        return self.relate(state, torch.cat([members, unseen]), related, torch.cat([clusters, own]), fed)
+
+    def export_state(self, state: FLTState, clients: Tensor, sizes: Tensor) -> FLTState:
+        if self.newcomers == "nearest":  # unseen clients are never served the models of some members only
+            trained = torch.full_like(state.clusters, -1).index_copy(0, clients, state.clusters[clients])
+            state = replace(state, served=state.served.pool(trained, sizes))
+        return super().export_state(state, clients, sizes)

@@ -1,4 +1,4 @@
-"""Clients that are offered several models choose the one that fits their rows best."""
+"""Model selection: which of several models fits a client's samples best."""
 
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeVar
@@ -14,13 +14,13 @@ from kinfed.params import NOTHING, Params, Stack, count, each_leaf, select
 
 State = TypeVar("State")
 ATTEMPTS = 100  # to draw first models
-SelectOn = Literal["train_loss", "test_accuracy"]  # the second looks at test rows: only to compare with such papers
+SelectOn = Literal["train_loss", "test_accuracy"]  # the second looks at test samples: only to compare with such papers
 
 
-def best_for(
+def select_model(
     client: Client, model: Model, models: Stack, select_on: SelectOn, body: Mapping[str, Tensor] = NOTHING
 ) -> Tensor:
-    """Client: the model with the least loss on its training rows, or by name with the most hits on its test rows.
+    """Client: the model with the least loss on its training samples, or with the most hits on its test samples.
 
     The models may be some layers, and `body` the others; ties go to the first.
     """
@@ -31,15 +31,15 @@ def best_for(
     return torch.stack([s["loss"] for s in scores]).argmin()
 
 
-def taken(models: Stack, choice: Tensor) -> Params:
+def model_at(models: Stack, choice: Tensor) -> Params:
     """One model of a stack; the choice may be a client task's."""
     return each_leaf(lambda w: w.index_select(0, choice[None])[0], models)
 
 
-def attractive(draw: Callable[[int], State], share: Callable[[State], float], least: float) -> State:
-    """The first of some drawn states whose least chosen model attracts this share of the clients."""
+def redraw(draw: Callable[[int], State], share: Callable[[State], float], least: float) -> State:
+    """The first of some drawn states in which each model is selected by this share of the clients at least."""
     for attempt in range(ATTEMPTS):
         state = draw(attempt)
         if not least or share(state) >= least:
             return state
-    raise ConfigError(f"in {ATTEMPTS} draws of first models there was always one that fewer than {least:g} chose")
+    raise ConfigError(f"in {ATTEMPTS} draws of first models there was always one that fewer than {least:g} selected")

@@ -15,7 +15,7 @@ from kinfed.errors import ConfigError
 from kinfed.recipes.measures import Printed
 from kinfed.recipes.recipe import Column, Protocol, Recipe, Row
 from kinfed.registry import explain_unknown
-from kinfed.signatures import sources
+from kinfed.signatures import parse_sources
 
 T = TypeVar("T")
 SOURCE = ("signature", "pretraining", "source")  # of a method that has an encoder
@@ -145,7 +145,7 @@ def substitute(recipe: Recipe, table: Table, root: str) -> tuple[Table, tuple[st
     """The table with datasets that are here, those that are missing, why it is incomparable then, and remarks."""
     rows, encoders = Supply(recipe, root), Supply(recipe, root)
     own, source = rows.take(data_of(table)), source_of(table)
-    parts = sources(source) if source not in NO_DATASET else []
+    parts = parse_sources(source) if source not in NO_DATASET else []
     taken = [encoders.take(part.name) for part in parts]
     table = merge_tables(table, {"data": {"name": own}})
     if encoders.said:

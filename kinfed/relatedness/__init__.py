@@ -1,10 +1,10 @@
-"""Who is related to whom: distances between signatures, UMAP, thresholds, agreement of models."""
+"""Which clients are related: distances between signatures, UMAP, thresholds."""
 
-from kinfed.relatedness.inference import inference_similarity, predictions, server_samples, similarity
-from kinfed.relatedness.relatedness import Relatedness, from_clusters, nearest_clusters
+from kinfed.relatedness.clusterer import Clusterer, Comparison, Partition
+from kinfed.relatedness.relatedness import Relatedness, cluster_distances, nearest_clusters, warn_if_isolated
 from kinfed.relatedness.set_distances import DISTANCES, set_distances
 
 __all__ = [
-    "DISTANCES", "Relatedness", "from_clusters", "inference_similarity", "nearest_clusters", "predictions", 
-    "server_samples",    "set_distances", "similarity",
+    "DISTANCES", "Clusterer", "Comparison", "Partition", "Relatedness", "cluster_distances", "nearest_clusters",
+    "set_distances", "warn_if_isolated",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
-"""From signatures to a graph of related clients, and to groups."""
+"""From signatures to a graph of related clients, and to clusters."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,23 +8,24 @@ import torch
 from torch import Tensor
 
 from kinfed.checks import seed_of_numpy
+from kinfed.clustering.hierarchy import average_linkage, silhouette
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
-from kinfed.relatedness.clear import drawn, near_enough
-from kinfed.relatedness.compared import Compared, Matrix, Pairs, Points
-from kinfed.relatedness.in_common import have_in_common
-from kinfed.relatedness.kernel import fit_kernel
-from kinfed.relatedness.near_sets import near_sets
-from kinfed.relatedness.projection import project, project_more
-from kinfed.relatedness.set_distances import set_distances
-from kinfed.signatures.known import Signatures
+from kinfed.relatedness.clusterer import Clusterer, Comparison, Matrix, Pairs, Points
+from kinfed.relatedness.embeddings import fit_kernel, project, project_more
+from kinfed.relatedness.set_distances import near_sets, set_distances
+from kinfed.relatedness.shared_neighbours import share_neighbours
+from kinfed.signatures import Signatures
 
 Distance = Literal["kernel", "transport", "matching", "min"]
-AT_ONCE = 2**23  # distances of strangers and known clients
+CLEAR = 0.25  # a silhouette up to this is no substantial structure (Kaufman and Rousseeuw, Finding Groups in Data)
+MANY = 10  # clients; of fewer each may well be one of a kind
+SEEN = 1000  # clients that are looked at, drawn where there are more
+AT_ONCE = 2**23  # distances of unseen and known clients
 
 
 @dataclass(frozen=True)
-class Relatedness:
+class Relatedness(Clusterer):
     """Two clients are related when their signatures are nearer than the threshold.
 
     `kernel` compares the distributions that the centroids sum up, in latent space, and needs no oracle for k. The
@@ -31,9 +33,9 @@ class Relatedness:
     """
 
     distance: Distance = "kernel"  # between two clients' sets of centroids
-    threshold: float = 0.0  # γ; 0: 0.25 for kernel (wider where no groups are clear), 3 for transport, else 1
+    threshold: float = 0.0  # γ; 0: 0.25 for kernel (wider where no clusters are clear), 3 for transport, else 1
     kernel_width: float = 0.4  # in units of the median distance of two centroids
-    overlap: float = 0.5  # kernel: relatives must have at least this share of all their near ones in common
+    overlap: float = 0.5  # kernel: related clients share at least this part of their neighbours
     dimensions: int = 2  # u, of UMAP
     neighbours: int = 15  # of a centroid, for UMAP
     min_dist: float = 0.1  # of UMAP
@@ -58,77 +60,75 @@ class Relatedness:
         """The threshold γ as it is set, or the distance's own."""
         return self.threshold or {"kernel": 0.25, "transport": 3.0}.get(self.distance, 1.0)
 
-    def reach(self, distances: Tensor) -> float:
-        """The threshold γ in force among clients that are so far from each other: [M, M]."""
+    def threshold_for(self, distances: Tensor) -> float:
+        """The threshold γ in force among clients with these distances: [M, M]."""
         if self.threshold or self.distance != "kernel":
             return self.near
-        some = drawn(len(distances), self.seed).to(distances.device)
-        return near_enough(distances[some][:, some], self.near)
+        some = sample_positions(len(distances), self.seed).to(distances.device)
+        return adapt_threshold(distances[some][:, some], self.near)
 
-    @property
     def needs_shares(self) -> bool:
-        """Whether clients must say how many rows each centroid stands for."""
         return self.distance in ("kernel", "transport")
 
-    def compare(self, known: Signatures) -> Compared:
+    def compare(self, known: Signatures) -> Comparison:
         """The clients compared with each other: all pairs of few, of many those that can be near."""
         if len(known) <= self.all_pairs:
             return self._all_pairs(self.distances(known))
         if self.distance == "kernel":
             points = fit_kernel(known, self.kernel_width, self.seed)(known)
-            return Points(points, self._reach_among(points), self.overlap)
-        points, _ = self._projected(known, None)
+            return Points(points, self._threshold_among(points), self.overlap)
+        points, _ = self._project(known, None)
         return Pairs(near_sets(self.distance, points, known.shares, self.near), points.device)
 
     def distances(self, known: Signatures, unseen: Signatures | None = None) -> Tensor:
-        """Distances from each stranger (or each known client) to each known client: [S, M]."""
+        """Distances from each unseen client (or each known one) to each known client: [S, M]."""
         whose = known if unseen is None else unseen
         if self.distance == "kernel":
             kernel = fit_kernel(known, self.kernel_width, self.seed)
             return torch.cdist(kernel(whose), kernel(known))
-        points, others = self._projected(known, unseen)
+        points, others = self._project(known, unseen)
         return set_distances(self.distance, others, whose.shares, points, known.shares)
 
     def related(self, distances: Tensor) -> Tensor:
-        """Pairs nearer than the threshold, and everyone to himself: bool [M, M]."""
+        """Pairs nearer than the threshold, and every client to itself: bool [M, M]."""
         return self._all_pairs(distances).related
 
     def clusters(self, distances: Tensor, clusters: int = 0) -> Tensor:
-        """Disjoint groups: [M]. So many of Ward's clusters of the graph's rows, or as many groups as there are.
+        """Disjoint clusters: [M]. So many of Ward's clusters of the graph's rows, or as many as there are.
 
-        Kernel distances are cut by average linkage at the threshold; the UMAP graph's groups are its components.
+        Kernel distances are cut by average linkage at the threshold; those of the UMAP graph are its components.
         """
         return self._all_pairs(distances).clusters(clusters)
 
-    def near_known(self, known: Signatures, unseen: Signatures) -> NeighbourSets:
-        """The known clients that each stranger is nearer to than the threshold."""
+    def relate_unseen(self, known: Signatures, unseen: Signatures) -> NeighbourSets:
+        """The known clients that each unseen one is nearer to than the threshold."""
         some, near = max(1, AT_ONCE // len(known)), self.near
         if self.distance == "kernel":
             kernel = fit_kernel(known, self.kernel_width, self.seed)
             there = kernel(known)
-            near = self._reach_among(there)
+            near = self._threshold_among(there)
             parts = (torch.cdist(part, there) for part in kernel(unseen).split(some))
         else:
-            points, others = self._projected(known, unseen)
+            points, others = self._project(known, unseen)
             both = zip(others.split(some), unseen.shares.split(some), strict=True)
             parts = (set_distances(self.distance, part, shares, points, known.shares) for part, shares in both)
-        return NeighbourSets.stacked([NeighbourSets.of_matrix(apart < near) for apart in parts])
+        return NeighbourSets.stack([NeighbourSets.of_matrix(apart < near) for apart in parts])
 
     def _all_pairs(self, distances: Tensor) -> Matrix:
-        """Clients that are so far from each other, compared: kernel distances are also what groups are cut by."""
-        reach = self.reach(distances)
-        near = distances < reach
+        """Clients with these distances, compared; clusters are cut by kernel distances too."""
+        threshold = self.threshold_for(distances)
+        near = distances < threshold
         near = near | near.T | torch.eye(len(near), dtype=torch.bool, device=near.device)
         if self.distance == "kernel":
-            return Matrix(have_in_common(near, self.overlap), distances, reach)
-        return Matrix(near, None, reach)
+            return Matrix(share_neighbours(near, self.overlap), distances, threshold)
+        return Matrix(near, None, threshold)
 
-    def _reach_among(self, points: Tensor) -> float:
-        some = points[drawn(len(points), self.seed).to(points.device)]
-        return self.reach(torch.cdist(some, some))
+    def _threshold_among(self, points: Tensor) -> float:
+        some = points[sample_positions(len(points), self.seed).to(points.device)]
+        return self.threshold_for(torch.cdist(some, some))
 
-    def _projected(self, known: Signatures, unseen: Signatures | None) -> tuple[Tensor, Tensor]:
-        """Centroids of the known clients, and of the strangers, as points in the plane."""
+    def _project(self, known: Signatures, unseen: Signatures | None) -> tuple[Tensor, Tensor]:
+        """Centroids of the known clients, and of the unseen ones, as points in the plane."""
         settings = (self.dimensions, self.neighbours, self.min_dist, self.seed)
         flat, (clients, k, _) = known.centroids.flatten(0, 1), known.centroids.shape
         points = project(flat, *settings).view(clients, k, self.dimensions)
@@ -138,15 +138,54 @@ class Relatedness:
 
 
 def nearest_clusters(known: Signatures, clusters: Tensor, unseen: Signatures) -> Tensor:
-    """The group whose mean signature in latent space is nearest to each stranger's: [S]."""
-    names, apart = from_clusters(known, clusters, unseen)
+    """The cluster whose mean signature is nearest to that of each unseen client: [S]."""
+    names, apart = distances_to_means(known, clusters, unseen)
     return names[apart.argmin(1)]
 
 
-def from_clusters(known: Signatures, clusters: Tensor, unseen: Signatures) -> tuple[Tensor, Tensor]:
-    """The groups there are [G], and how far each stranger is from each one's mean signature in latent space [S, G]."""
+def distances_to_means(known: Signatures, clusters: Tensor, unseen: Signatures) -> tuple[Tensor, Tensor]:
+    """The clusters there are [G], and distances from each unseen client to their mean signatures [S, G]."""
     names, whose = clusters.unique(return_inverse=True)
     each = known.means()
     sums = each.new_zeros(len(names), each.shape[1]).index_add(0, whose, each)
     means = sums / torch.bincount(whose, minlength=len(names))[:, None]
     return names, torch.cdist(unseen.means(), means)
+
+
+def adapt_threshold(distances: Tensor, near: float) -> float:
+    """`near` if clusters that are cut there are clear; else the median distance of two clients, where that is more."""
+    if len(distances) < MANY:
+        return near
+    clarity = silhouette(distances, average_linkage(distances, near))
+    row, column = torch.triu_indices(len(distances), len(distances), 1, device=distances.device)
+    typical = float(distances[row, column].median())
+    if clarity > CLEAR or typical <= near:
+        return near
+    warnings.warn(
+        f"no clear clusters (silhouette {clarity:.2f}): relatedness threshold raised from {near:g} to {typical:.2f} "
+        "(median pairwise distance); relatedness.threshold sets another",
+        stacklevel=2,
+    )
+    return typical
+
+
+def sample_positions(clients: int, seed: int) -> Tensor:
+    """Positions of those that are looked at."""
+    return torch.randperm(clients, generator=torch.Generator().manual_seed(seed))[:SEEN].sort().values
+
+
+def cluster_distances(known: Signatures, clusters: Tensor, unseen: Signatures) -> Tensor:
+    """Distances from each unseen client to each cluster's mean signature: [S, clusters]; infinite if it is empty."""
+    names, apart = distances_to_means(known, clusters, unseen)
+    return torch.full((len(unseen), int(names.max()) + 1), torch.inf).index_copy(1, names.cpu(), apart.cpu())
+
+
+def warn_if_isolated(related: NeighbourSets) -> None:
+    """Warns where most clients are related to no other, and will train alone."""
+    alone = int(related.sizes()[related.rows.sum(1) <= 1].sum())
+    if 2 * alone > len(related.whose) >= MANY:
+        warnings.warn(
+            f"{alone} of {len(related.whose)} clients are related to no other and train alone: signature.tuning = "
+            "'none' and a larger relatedness.threshold, or none, bring them together",
+            stacklevel=3,
+        )

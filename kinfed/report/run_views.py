@@ -75,7 +75,7 @@ def map_of(run: Run) -> SignatureMap | None:
 
 def umap(points: "np.typing.NDArray[np.float32]") -> Numbers:
     """UMAP's projection of these points: [n, 2]."""
-    from kinfed.relatedness.projection import project
+    from kinfed.relatedness.embeddings import project
 
     log.info("drawing the signature map of %d clients (UMAP)", len(points))
     neighbours = min(NEIGHBOURS, max(4, len(points) // 4))  # clusters of few clients would be drawn into one

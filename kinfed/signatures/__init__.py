@@ -1,9 +1,16 @@
-"""How a client is described without its data leaving it."""
+"""Client signatures: what summarises a client without its data leaving it."""
 
 from kinfed.signatures.embedding_statistics import EmbeddingStatistics
 from kinfed.signatures.encoder_centroids import EncoderCentroids, Tuning
-from kinfed.signatures.known import Signatures
-from kinfed.signatures.pretraining import Pretraining
-from kinfed.signatures.sources import sources
+from kinfed.signatures.pretraining import Pretraining, parse_sources
+from kinfed.signatures.signature import Signature, Signatures
 
-__all__ = ["EmbeddingStatistics", "EncoderCentroids", "Pretraining", "Signatures", "Tuning", "sources"]
+__all__ = [
+    "EmbeddingStatistics",
+    "EncoderCentroids",
+    "Pretraining",
+    "Signature",
+    "Signatures",
+    "Tuning",
+    "parse_sources",
+]

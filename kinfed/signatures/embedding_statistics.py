@@ -1,28 +1,133 @@
-"""REPA's way to describe a client: an encoder that clients learn together, and statistics of the rows it embeds."""
+"""REPA's client signature: an encoder that clients learn together, and statistics of the samples it embeds.
 
+No labels are needed, and the order of the samples does not matter. As in torch, n - 1 is the divisor of `var`, `std`
+and `covariance`; for a single sample they are 0.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from kinfed.aggregation import average
 from kinfed.client import Client, Task
 from kinfed.clustering.kmeans import Part
 from kinfed.errors import ConfigError
-from kinfed.federation import Federation, Offer
+from kinfed.federation import Federation, run_fedavg
 from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, repa_ae
 from kinfed.params import Params, each_leaf
 from kinfed.signatures.pretraining import from_file
-from kinfed.signatures.statistics import STATISTICS, Statistic, summarise
 from kinfed.training import LocalTraining
+
+Statistic = Literal["mean", "quartiles", "std", "var", "min", "max", "covariance", "correlation"]
+Parts = Sequence[Part]
+QUARTILES = (0.25, 0.5, 0.75)
+
+
+def summarise(parts: Parts, statistics: Sequence[Statistic]) -> Tensor:
+    """These statistics of all samples that count, one after the other: [numbers]. Sums are made in double."""
+    return torch.cat([STATISTICS[name](parts) for name in statistics]).float()
+
+
+def mean(parts: Parts) -> Tensor:
+    """The mean of each dimension: [d]."""
+    total = torch.zeros_like(parts[0].x[0], dtype=torch.double)
+    for x, mask in parts:  # one after the other: a part of padding adds zeros and changes no bit
+        total = total + torch.where(mask[:, None], x, 0.0).double().sum(0)
+    return total / _count(parts).clamp(min=1)
+
+
+def quartiles(parts: Parts) -> Tensor:
+    """The three quartiles of each dimension, linear between samples: [3d]."""
+    x, mask = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    ordered = torch.where(mask[:, None], x, torch.inf).sort(0).values.double()  # padding comes last
+    last, found = (_count(parts) - 1).clamp(min=0), []
+    for share in QUARTILES:
+        position = share * last.double()
+        below = position.floor().long()
+        low, high = (ordered.index_select(0, row[None])[0] for row in (below, torch.minimum(below + 1, last)))
+        found.append(low + (high - low) * (position - below))
+    return torch.cat(found)
+
+
+def variance(parts: Parts) -> Tensor:
+    """The variance of each dimension: [d]."""
+    centre = mean(parts)
+    total = torch.zeros_like(centre)
+    for x, mask in parts:
+        total = total + ((x - centre) * mask[:, None]).square().sum(0)
+    return total / (_count(parts) - 1).clamp(min=1)
+
+
+def deviation(parts: Parts) -> Tensor:
+    """The standard deviation of each dimension: [d]."""
+    return variance(parts).sqrt()
+
+
+def least(parts: Parts) -> Tensor:
+    """The least value of each dimension: [d]."""
+    return torch.stack([torch.where(mask[:, None], x, torch.inf).amin(0) for x, mask in parts]).amin(0).double()
+
+
+def most(parts: Parts) -> Tensor:
+    """The largest value of each dimension: [d]."""
+    return torch.stack([torch.where(mask[:, None], x, -torch.inf).amax(0) for x, mask in parts]).amax(0).double()
+
+
+def covariance(parts: Parts) -> Tensor:
+    """The upper triangle of the covariance matrix, with its diagonal: [d (d + 1) / 2]."""
+    matrix = _covariances(parts)
+    return _upper(matrix, offset=0)
+
+
+def correlation(parts: Parts) -> Tensor:
+    """The upper triangle of the correlation matrix, without its diagonal: [d (d - 1) / 2]; 0 for what is constant."""
+    matrix = _covariances(parts)
+    spread = matrix.diagonal().clamp(min=0).sqrt()
+    scale = spread[:, None] * spread
+    related = torch.where(scale == 0, 0.0, matrix / scale)
+    return _upper(related, offset=1)
+
+
+STATISTICS: dict[Statistic, Callable[[Parts], Tensor]] = {
+    "mean": mean,
+    "quartiles": quartiles,
+    "std": deviation,
+    "var": variance,
+    "min": least,
+    "max": most,
+    "covariance": covariance,
+    "correlation": correlation,
+}
+
+
+def _count(parts: Parts) -> Tensor:
+    """How many samples count."""
+    return torch.stack([mask.sum() for _, mask in parts]).sum()
+
+
+def _upper(matrix: Tensor, offset: int) -> Tensor:
+    row, column = torch.triu_indices(len(matrix), len(matrix), offset, device=matrix.device)
+    return matrix[row, column]
+
+
+def _covariances(parts: Parts) -> Tensor:
+    centre = mean(parts)
+    total = torch.zeros_like(centre)[:, None] * centre
+    for x, mask in parts:
+        apart = (x - centre) * mask[:, None]
+        total = total + apart.T @ apart
+    return total / (_count(parts) - 1).clamp(min=1)
 
 
 @dataclass(frozen=True)
 class EmbeddingStatistics:
     """Which statistics a client sends, and how the clients come to the encoder."""
 
-    statistics: tuple[Statistic, ...] = ("mean", "quartiles")  # what a client says of its embedded rows
+    statistics: tuple[Statistic, ...] = ("mean", "quartiles")  # of its embedded samples, what a client sends
     reconstruction: float = 0.1  # λ, its share of the encoder's loss; 0: CLF, 1: AE, between: SAE
     encoder: str = ""  # a .safetensors file with its weights; empty: learnt by the training clients
     encoder_rounds: int = 30  # of the encoder's own federated training
@@ -40,7 +145,7 @@ class EmbeddingStatistics:
         """The encoder and its heads, for the images and classes of this classifier."""
         if len(shape) != 3:
             raise ConfigError(
-                f"REPA's encoder needs images [channels, height, width], got rows of shape {tuple(shape)}"
+                f"REPA's encoder needs images [channels, height, width], got samples of shape {tuple(shape)}"
             )
         return SupervisedAutoEncoder(
             partial(repa_ae, (shape[0], shape[1], shape[2]), model.classes, self.reconstruction),
@@ -53,18 +158,14 @@ class EmbeddingStatistics:
         if self.encoder:
             return from_file(Path(self.encoder), encoder_of(whole), fed.device)
         whole = each_leaf(lambda w: w.to(fed.device), whole)
-        for _ in range(self.encoder_rounds):
-            replies = fed.run(task, fed.sample(), Offer(shared={"params": whole}))
-            if len(replies.cohort):
-                whole = average(replies.stack("params"), fed.sizes[replies.cohort])
-        return encoder_of(whole)
+        return encoder_of(run_fedavg(task, whole, self.encoder_rounds, fed))
 
     def train(self, model: Model, client: Client, params: Params) -> Params:
-        """The weights of encoder and heads after some epochs on the client's rows."""
+        """The weights of encoder and heads after some epochs on the client's samples."""
         return self.training(client, params, self.network(model, tuple(client.train.x.shape[1:])).gradient)[0]
 
-    def describe(self, model: Model, client: Client, encoder: Params) -> Tensor:
-        """Statistics of the client's embedded rows: [numbers]. It needs neither labels nor training."""
+    def compute(self, model: Model, client: Client, encoder: Params) -> Tensor:
+        """Statistics of the client's embedded samples: [numbers]. It needs neither labels nor training."""
         network = self.network(model, tuple(client.train.x.shape[1:]))
         parts = [Part(network.embed(encoder, batch.x), batch.mask) for batch in client.train.in_order()]
         return summarise(parts, self.statistics)

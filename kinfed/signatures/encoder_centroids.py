@@ -1,6 +1,6 @@
-"""FLT's signature of a client: k-means centroids of its rows in an encoder's latent space.
+"""FLT's signature of a client: k-means centroids of its samples in an encoder's latent space.
 
-No labels are needed, and nothing but k points (and the share of rows near each) leaves it.
+No labels are needed, and nothing but k points (and the share of samples near each) leaves it.
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +14,11 @@ from kinfed.checks import within
 from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids, Part, kmeans
 from kinfed.errors import ConfigError
-from kinfed.models import AutoEncoder, make_autoencoder
+from kinfed.federation import Federation
+from kinfed.models import AutoEncoder, encoder_of, make_autoencoder
 from kinfed.params import Params
 from kinfed.signatures.pretraining import Pretraining
+from kinfed.signatures.signature import Signature
 from kinfed.training import LocalTraining
 
 Tuning = Literal["none", "own_copy", "sequential"]
@@ -24,17 +26,17 @@ MOST = 10_000  # centroids, each a row of a table for every client
 
 
 @dataclass(frozen=True)
-class EncoderCentroids:
-    """How a client is described; the auto-encoder's weights come from the server."""
+class EncoderCentroids(Signature):
+    """k-means centroids of a client's samples in the latent space of an auto-encoder, which the server trains."""
 
     k: int = 5  # centroids of every client
     k_by_labels: bool = False  # as many as the client has labels, at most k: the oracle of FLT's code
     tuning: Tuning = "own_copy"  # of the encoder, by the clients
     tuning_epochs: int = 5  # J, of a client's tuning
-    tuning_batch_size: int = 10  # rows of a step
+    tuning_batch_size: int = 10  # samples of a step
     tuning_lr: float = 1e-3  # learning rate of Adam
     autoencoder: str = "auto"  # conv_ae for one channel, residual_ae for three
-    latent: int = 128  # e, numbers that describe an image
+    latent: int = 128  # e, numbers of an embedded image
     restarts: int = 10  # of k-means
     seed: int = 0  # of the auto-encoder's first weights
     pretraining: Pretraining = field(default_factory=Pretraining)
@@ -49,32 +51,53 @@ class EncoderCentroids:
         if self.tuning not in ("none", "own_copy", "sequential"):
             raise ConfigError(f"tuning must be 'none', 'own_copy' or 'sequential', got '{self.tuning}'")
 
-    def network(self, shape: torch.Size) -> AutoEncoder:
+    def size(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        return self.k, self.latent
+
+    def encoder(self, fed: Federation) -> Params:
+        shape, public = tuple(fed.x.shape[1:]), fed.x[fed.population.public.to(fed.device)]
+        weights = self.pretraining(self.network(shape), public)
+        return encoder_of(weights) if self.tuning == "none" else weights
+
+    def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
+        return (self.network(shape).init(),)
+
+    def tunes_in_turn(self) -> bool:
+        return self.tuning == "sequential"
+
+    def needs_server_samples(self) -> bool:
+        return self.pretraining.source == "public"
+
+    def needs_shares(self) -> bool:
+        return self.k_by_labels
+
+    def network(self, shape: tuple[int, ...]) -> AutoEncoder:
         """The auto-encoder for images of this shape."""
         if len(shape) != 3:
             raise ConfigError(
-                f"encoder signatures need images [channels, height, width], got rows of shape {tuple(shape)}"
+                f"encoder signatures need images [channels, height, width], got samples of shape {tuple(shape)}"
             )
         return make_autoencoder(self.autoencoder, (shape[0], shape[1], shape[2]), self.latent, self.seed)
 
-    def tune(self, client: Client, autoencoder: Params) -> Params:
-        """The weights after J epochs of reconstruction training on the client's own images."""
-        network = self.network(client.train.x.shape[1:])
+    def tune(self, client: Client, encoder: Params) -> Params:
+        """Client: the weights after J epochs of reconstruction training on the client's own images."""
+        network = self.network(tuple(client.train.x.shape[1:]))
         training = LocalTraining(self.tuning_epochs, self.tuning_batch_size, self.tuning_lr, optimiser="adam")
-        return training(client, autoencoder, network.gradient)[0]
+        return training(client, encoder, network.gradient)[0]
 
-    def centroids(self, client: Client, weights: Params, classes: int) -> Centroids:
-        """The client's rows, embedded and summed up by k-means."""
-        network = self.network(client.train.x.shape[1:])
+    def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:
+        """Client: its samples, embedded and summed up by k-means; it may tune its own copy of the encoder before."""
+        network = self.network(tuple(client.train.x.shape[1:]))
+        weights = self.tune(client, encoder) if self.tuning == "own_copy" else encoder
         parts = [Part(network.embed(weights, batch.x), batch.mask) for batch in client.train.in_order()]
-        used = labels_held(client, classes) if self.k_by_labels else None
+        used = count_labels(client, classes) if self.k_by_labels else None
         return kmeans(parts, self.k, client.key, used, self.restarts)
 
 
-def labels_held(client: Client, classes: int) -> Tensor:
-    """How many different labels the client's training rows have."""
+def count_labels(client: Client, classes: int) -> Tensor:
+    """How many different labels the client's training samples have."""
     held = torch.zeros(classes, dtype=torch.bool, device=client.key.device)
     for batch in client.train.in_order():
-        rows = one_hot(batch.y.clamp(min=0), classes).bool() & (batch.mask & (batch.y >= 0))[:, None]
-        held = held | rows.any(0)
+        samples = one_hot(batch.y.clamp(min=0), classes).bool() & (batch.mask & (batch.y >= 0))[:, None]
+        held = held | samples.any(0)
     return held.sum().clamp(min=1)

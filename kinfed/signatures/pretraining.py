@@ -1,12 +1,18 @@
-"""How the server comes to an encoder: trained on another dataset or on its own public rows, or read from a file."""
+"""How the server gets an encoder: trained on another dataset or on its own public samples, or read from a file.
+
+A source is "mnist", or several datasets with some of their labels: "cifar10+cifar100[11,20]" is all of CIFAR-10 and two
+classes of CIFAR-100 (FLT's encoders for colour images).
+"""
 
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -14,6 +20,7 @@ from torch import Tensor
 
 from kinfed.checks import above_zero, at_least
 from kinfed.client import Batch, Client, Samples
+from kinfed.data import load
 from kinfed.data.datasets import cache_folder
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.keys import base_key
@@ -21,7 +28,6 @@ from kinfed.locks import lock
 from kinfed.models import AutoEncoder
 from kinfed.params import Params
 from kinfed.server_training import fit
-from kinfed.signatures.sources import sources
 
 log = logging.getLogger("kinfed")
 
@@ -30,28 +36,28 @@ log = logging.getLogger("kinfed")
 class Pretraining:
     """Auto-encoder training on the server (FLT: Adam, mean squared error)."""
 
-    source: str = "public"  # "public": the server's own rows; datasets by name, see sources.py; or a .safetensors file
+    source: str = "public"  # "public": the server's own samples; datasets by name, see `Source`; or a .safetensors file
     data_dir: str = ""  # where the dataset is; empty: the usual place
     epochs: int = 25  # of the auto-encoder
-    batch_size: int = 64  # rows of a step
+    batch_size: int = 64  # samples of a step
     lr: float = 1e-3  # learning rate of Adam
-    least_steps: int = 300  # where rows are few, so many epochs more
-    rows: int = 0  # of a dataset, at most so many; 0: all
+    least_steps: int = 300  # where samples are few, so many epochs more
+    samples: int = 0  # of a dataset, at most so many; 0: all
 
     def __post_init__(self) -> None:
-        at_least(0, epochs=self.epochs, least_steps=self.least_steps, rows=self.rows)
+        at_least(0, epochs=self.epochs, least_steps=self.least_steps, samples=self.samples)
         at_least(1, batch_size=self.batch_size)
         above_zero(lr=self.lr)
 
     def __call__(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
-        """The weights of the auto-encoder, on the device of the public rows."""
+        """The weights of the auto-encoder, on the device of the public samples."""
         if self.source.endswith(".safetensors"):
             return from_file(Path(self.source), autoencoder.init(), public.device)
         if self.source != "public":
             return self._cached(autoencoder, public)
         if not len(public):
             raise ConfigError(
-                "the encoder should be trained on the server's public rows, but there are none: set "
+                "the encoder should be trained on the server's public samples, but there are none: set "
                 "data.public = 0.1 (in Python: Population.public), or name another dataset or a file as the encoder's "
                 "source"
             )
@@ -62,7 +68,8 @@ class Pretraining:
         shapes = [f"{name}{tuple(w.shape)}" for name, w in autoencoder.init().items()]
         settings = (*astuple(self), autoencoder.seed, *shapes)
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
-        path = cache_folder("encoders") / f"{'+'.join(part.name for part in sources(self.source))}-{digest}.safetensors"
+        names = "+".join(part.name for part in parse_sources(self.source))
+        path = cache_folder("encoders") / f"{names}-{digest}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with lock(path.with_suffix(".lock")):
@@ -71,37 +78,39 @@ class Pretraining:
         return from_file(path, autoencoder.init(), public.device)
 
     def _keep(self, path: Path, autoencoder: AutoEncoder, public: Tensor) -> None:
-        """Trains on the datasets, whose rows must be as the public ones are, and writes the weights to a file."""
-        parts = [part.fitting(public.shape[1:], self.data_dir) for part in sources(self.source)]
-        rows = torch.cat(parts)[:: self._stride(sum(map(len, parts)))]
-        weights = self._train(autoencoder, rows.to(public.device))
+        """Trains on the datasets, whose samples must be as the public ones are, and writes the weights to a file."""
+        parts = [part.load_as(public.shape[1:], self.data_dir) for part in parse_sources(self.source)]
+        samples = torch.cat(parts)[:: self._stride(sum(map(len, parts)))]
+        weights = self._train(autoencoder, samples.to(public.device))
         beside = path.with_suffix(f".{os.getpid()}.new")
         save_file({name: w.cpu().contiguous() for name, w in weights.items()}, beside)
         beside.replace(path)
 
     def _stride(self, count: int) -> int:
-        """Every so many rows one is taken, of all parts and labels alike."""
-        return -(-count // self.rows) if self.rows else 1
+        """Every so many samples one is taken, of all parts and labels alike."""
+        return -(-count // self.samples) if self.samples else 1
 
     def _train(self, autoencoder: AutoEncoder, x: Tensor) -> Params:
         per_epoch = -(-len(x) // self.batch_size)
         epochs = max(self.epochs, -(-self.least_steps // per_epoch))
-        log.info("pre-training the encoder on %d rows (%s), %d epochs", len(x), self.source, epochs)
+        log.info("pre-training the encoder on %d samples (%s), %d epochs", len(x), self.source, epochs)
         batches = _as_client(x).batches(epochs, self.batch_size)
-        return fit(autoencoder, _on(autoencoder.init(), x.device), _told(batches, epochs * per_epoch), self.lr)
+        return fit(
+            autoencoder, _move(autoencoder.init(), x.device), _log_progress(batches, epochs * per_epoch), self.lr
+        )
 
 
 def _as_client(x: Tensor) -> Client:
-    """The server's rows, dressed as a client's."""
+    """The server's samples, as a client's."""
     n = torch.tensor(len(x), device=x.device)
-    rows = Samples(
+    own = Samples(
         x, torch.zeros(len(x), dtype=torch.long, device=x.device), torch.arange(len(x), device=x.device), n, exact=True
     )
     key, zero = torch.tensor(base_key("pretraining"), device=x.device), torch.zeros_like(n)
-    return Client(rows, rows, key, zero, zero, {})
+    return Client(own, own, key, zero, zero, {})
 
 
-def _told(batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
+def _log_progress(batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
     """The same batches; every tenth of the way is logged."""
     for done, batch in enumerate(batches, 1):
         yield batch
@@ -121,8 +130,46 @@ def from_file(path: Path, wanted: Params, device: torch.device) -> Params:
             raise ModelError(
                 f"the encoder {path} does not fit: wanted {name} of shape {tuple(tensor.shape)}, got {got}"
             )
-    return _on({name: weights[name] for name in wanted}, device)
+    return _move({name: weights[name] for name in wanted}, device)
 
 
-def _on(params: Params, device: torch.device) -> Params:
+def _move(params: Params, device: torch.device) -> Params:
     return {name: w.to(device) for name, w in params.items()}
+
+
+PART = re.compile(r"([A-Za-z0-9_-]+)(\[[\d, ]+\])?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Training samples of a dataset: all, or those of some labels."""
+
+    name: str
+    labels: tuple[int, ...] = ()
+
+    def load(self, data_dir: str) -> Tensor:
+        """The samples: [n, channels, height, width]."""
+        found = load(self.name, data_dir or None)
+        chosen = np.isin(found.y_train, self.labels) if self.labels else slice(None)
+        return torch.from_numpy(found.x_train[chosen])
+
+    def load_as(self, shape: torch.Size, data_dir: str) -> Tensor:
+        """The samples, which must be of the shape that the clients' samples have."""
+        samples = self.load(data_dir)
+        if samples.shape[1:] != shape:
+            raise ConfigError(
+                f"the encoder's source '{self.name}' has samples of shape {list(samples.shape[1:])}, the clients' "
+                f"are of shape {list(shape)}: name a dataset of that shape, or 'public' for samples of the server's own"
+            )
+        return samples
+
+
+def parse_sources(text: str) -> list[Source]:
+    """The datasets that a source names."""
+    found = []
+    for word in text.split("+"):
+        part = PART.fullmatch(word.strip())
+        if part is None:
+            raise ConfigError(f"wanted datasets as in mnist or cifar10+cifar100[11,20], got the source '{text}'")
+        found.append(Source(part[1], tuple(int(label) for label in re.findall(r"\d+", part[2] or ""))))
+    return found

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kinfed.clustering.graph import components, ward
+from kinfed.clustering.hierarchy import components, ward
 from kinfed.errors import ConfigError
 from tests.problems import same_clusters
 

@@ -92,7 +92,7 @@ def test_a_bipartition_separates_opposite_directions():
 def test_a_quantile_of_the_merge_heights_is_a_threshold():
     points = torch.tensor([[0.0], [1.0], [10.0], [12.0], [50.0]])  # merges of single linkage at 1, 2, 9, 38
     parts = {
-        q: Hierarchy("l2", "single", quantile=q).merged(torch.arange(5), points).clusters()
+        q: Hierarchy("l2", "single", quantile=q).merge(torch.arange(5), points).clusters()
         for q in (0.0, 0.5, 0.75, 1.0)
     }
     assert [len(found.unique()) for found in parts.values()] == [5, 3, 2, 1]

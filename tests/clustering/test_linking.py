@@ -4,7 +4,7 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 
-from kinfed.clustering.linking import cut_at, cut_into, link
+from kinfed.clustering.micro_clusters import cut_at, cut_into, link
 from tests.problems import same_clusters
 
 

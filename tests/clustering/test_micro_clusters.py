@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from kinfed.clustering.graph import average_linkage
-from kinfed.clustering.micro_clusters import MicroClusters, average_clusters, condensed
-from kinfed.clustering.radius_neighbours import within_reach
+from kinfed.clustering.hierarchy import average_linkage
+from kinfed.clustering.micro_clusters import MicroClusters, average_clusters, condense, radius_neighbours
 from tests.problems import same_clusters
 
 
@@ -18,10 +17,10 @@ def clusters_of_points(number: int, clusters: int, dimensions: int, loners: int,
     return points
 
 
-@pytest.mark.parametrize("groups, dimensions, loners, seed", [(10, 9, 0, 0), (30, 29, 60, 1), (20, 40, 100, 2)])
-def test_clusters_from_lumps_are_those_of_all_points(clusters, dimensions, loners, seed):
+@pytest.mark.parametrize("clusters, dimensions, loners, seed", [(10, 9, 0, 0), (30, 29, 60, 1), (20, 40, 100, 2)])
+def test_clusters_from_micro_clusters_are_those_of_all_points(clusters, dimensions, loners, seed):
     points = clusters_of_points(1800, clusters, dimensions, loners, seed)
-    micro_clusters, _ = condensed(points, 0.25, 300)
+    micro_clusters, _ = condense(points, 0.25, 300)
     assert len(micro_clusters) == 300
     exact = average_linkage(torch.cdist(points, points), 0.25)
     assert same_clusters(average_clusters(points, 0.25, 300), exact)
@@ -50,11 +49,11 @@ def test_a_lump_knows_the_mean_square_of_its_points():
 
 
 @pytest.mark.parametrize("loners", [0, 200])
-def test_all_within_reach_are_met_and_most_others_are_not(loners):
+def test_all_within_the_radius_are_met_and_most_others_are_not(loners):
     points = clusters_of_points(4000, 10, 9, loners, seed=3)
     near, met = torch.cdist(points, points) < 0.25, torch.zeros(4000, 4000, dtype=torch.bool)
     seen = torch.zeros(4000, dtype=torch.long)
-    for some, others in within_reach(points, 0.25):
+    for some, others in radius_neighbours(points, 0.25):
         met[some[:, None], others] = True
         seen[some] += 1
         assert (others.diff() > 0).all()

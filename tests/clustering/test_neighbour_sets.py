@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from kinfed.clustering import sparse
-from kinfed.clustering.graph import ward, ward_of_neighbours
-from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.clustering.sparse import SparseGraph
+from kinfed.clustering import neighbour_sets
+from kinfed.clustering.hierarchy import ward, ward_of_neighbours
+from kinfed.clustering.neighbour_sets import NeighbourSets, SparseGraph
 from kinfed.errors import ConfigError
 from tests.problems import same_clusters
 
@@ -17,7 +16,7 @@ def random_graph(clients: int, seed: int) -> torch.Tensor:
     return (drawn | drawn.T)[twins][:, twins]
 
 
-def test_each_set_of_relatives_is_held_once():
+def test_each_set_of_neighbours_is_held_once():
     found = NeighbourSets.of_matrix(GRAPH)
     assert len(found.rows) == 3 and torch.equal(found.matrix(), GRAPH)
     assert found.sizes().sum() == 4 and found.sizes()[found.whose[0]] == 2
@@ -32,9 +31,9 @@ def test_parts_are_put_together_as_matrices_are():
     a, b = random_graph(9, 0), random_graph(9, 1)
     one, other = NeighbourSets.of_matrix(a), NeighbourSets.of_matrix(b)
     assert torch.equal(one.beside(other).matrix(), torch.cat([a, b], 1))
-    assert torch.equal(NeighbourSets.stacked([one, other]).matrix(), torch.cat([a, b]))
+    assert torch.equal(NeighbourSets.stack([one, other]).matrix(), torch.cat([a, b]))
     wide = NeighbourSets.of_matrix(torch.cat([a, b], 1))
-    assert torch.equal(wide.turned().matrix(), torch.cat([a, b], 1).T)
+    assert torch.equal(wide.transpose().matrix(), torch.cat([a, b], 1).T)
 
 
 def test_wards_clusters_need_the_different_rows_only():
@@ -66,15 +65,15 @@ def test_pairs_are_edges_both_ways():
 
 def test_too_many_pairs_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch):
     everyone, graph = torch.arange(30), random_graph(30, 3)
-    monkeypatch.setattr(sparse, "MOST_EDGES", 50)
+    monkeypatch.setattr(neighbour_sets, "MOST_EDGES", 50)
     with pytest.raises(ConfigError, match=r"more than 50 pairs of 30 clients.*case = 'clusters'"):
         SparseGraph.of_blocks(30, [(everyone, everyone, graph)])
     with pytest.raises(ConfigError, match="more than 50 pairs of 30 clients"):
         SparseGraph.of_pairs(30, [torch.tensor([[0, 1]]), graph.triu(1).nonzero()])
 
 
-def test_too_many_sets_of_relatives_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch):
+def test_too_many_sets_of_neighbours_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch):
     everyone, graph = torch.arange(30), random_graph(30, 3)
-    monkeypatch.setattr(sparse, "MOST_BYTES", 50)
+    monkeypatch.setattr(neighbour_sets, "MOST_BYTES", 50)
     with pytest.raises(ConfigError, match=r"30 clients have 10 different sets.*case = 'clusters'"):
         SparseGraph.of_blocks(30, [(everyone, everyone, graph)]).neighbours()

@@ -1,8 +1,8 @@
 import torch
 from sklearn.decomposition import PCA
 
+from kinfed.clustering.coordinates import principal_directions
 from kinfed.clustering.kmeans import Part
-from kinfed.clustering.pca import principal_directions
 
 
 def parts(x, *lengths):

@@ -6,7 +6,7 @@ Run as a process of its own by test_many_clients.py, since the peak of memory is
 import json
 import resource
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,59 +15,61 @@ from kinfed.data import Population, Role
 from kinfed.engines import Vectorised
 from kinfed.federation import Federation
 from kinfed.methods import FLT
-from kinfed.methods.flt import FLTState
 from kinfed.metrics import agreement
-from kinfed.relatedness import kernel
+from kinfed.params import Params
+from kinfed.relatedness import embeddings
 from kinfed.signatures import Pretraining, Signatures
 from tests.methods.registry import LOCAL, signature
 from tests.problems import small_net
 
-CLIENTS, STRANGERS, GROUPS = 25_000, 5_000, 8
+CLIENTS, UNSEEN, CLUSTERS = 25_000, 5_000, 8
 
 
 @dataclass(frozen=True)
-class Told(FLT):
-    """FLT whose clients' signatures are told to the server at once: asking so many takes minutes."""
+class Given(FLT):
+    """FLT whose clients' signatures are given to the server at once: asking so many takes minutes."""
 
-    def described(self, state: FLTState, clients: Tensor, fed: Federation) -> tuple[FLTState, Tensor]:
+    def collect(
+        self, known: Signatures, encoder: Params, clients: Tensor, fed: Federation
+    ) -> tuple[Signatures, Tensor]:
         draw = torch.Generator().manual_seed(0)
-        places = 6 * torch.randn(GROUPS, 3, 8, generator=draw)
+        places = 6 * torch.randn(CLUSTERS, 3, 8, generator=draw)
         points = places[fed.true_clusters] + torch.randn(fed.count, 3, 8, generator=draw)
         shares = torch.full((fed.count, 3), 1 / 3).index_fill(0, clients[:7], 0.0)  # some stay silent
-        heard = clients[7:]
-        told = Signatures(state.known.centroids.clone(), state.known.shares.clone())
-        told.centroids[heard], told.shares[heard] = points[heard], shares[heard]
-        return replace(state, known=told), heard
+        replied = clients[7:]
+        after = Signatures(known.centroids.clone(), known.shares.clone())
+        after.centroids[replied], after.shares[replied] = points[replied], shares[replied]
+        return after, replied
 
 
 def people() -> Population:
     """Clients with one row each; the last of them never train."""
-    count = CLIENTS + STRANGERS
-    cluster_of = torch.arange(count) % GROUPS
-    x = torch.zeros(GROUPS, 1, 8, 8, dtype=torch.uint8)
+    count = CLIENTS + UNSEEN
+    cluster_of = torch.arange(count) % CLUSTERS
+    x = torch.zeros(CLUSTERS, 1, 8, 8, dtype=torch.uint8)
     rows = tuple(cluster_of.split(1))
     roles = tuple(Role(holdout=i >= CLIENTS) for i in range(count))
     none = (rows[0][:0],) * count
-    return Population(x, torch.zeros(GROUPS, dtype=torch.long), rows, none, 3, roles=roles, true_clusters=cluster_of)
+    return Population(x, torch.zeros(CLUSTERS, dtype=torch.long), rows, none, 3, roles=roles, true_clusters=cluster_of)
 
 
 def main(case: str, newcomers: str) -> None:
-    kernel.FITTED = 2000
+    embeddings.FITTED = 2000
     torch.set_num_threads(1)
     encoder = signature(pretraining=Pretraining("digits", epochs=1, least_steps=1))  # nobody uses it
-    flt = Told(small_net(), LOCAL, encoder, case=case, newcomers=newcomers)  # type: ignore[arg-type]
+    flt = Given(small_net(), LOCAL, encoder, case=case, newcomers=newcomers)  # type: ignore[arg-type]
     fed = Vectorised(flt, people())
-    flt.pretrained(fed)
+    flt.signature.encoder(fed)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     state = flt.admit(flt.init(fed), fed.unseen, fed)
     cohort = torch.arange(0, fed.count, 5000)
     state = flt.step(state, cohort[cohort < CLIENTS], fed)
     neighbours = flt.neighbours(state)
     needed = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
-    kin = agreement(state.kinship, fed.true_clusters)
+    kin = agreement(state.clusters, fed.true_clusters)
     own = neighbours.rows[neighbours.whose[CLIENTS - 1]]
     right = bool((own[:CLIENTS][8:] == (fed.true_clusters[:CLIENTS] == fed.true_clusters[CLIENTS - 1])[8:]).all())
-    print(json.dumps({"MiB": needed, "ari": kin["ari"], "models": len(state.hears), "right": right}))
+    print(json.dumps({"MiB": needed, "ari": kin["ari"], "models": len(state.served.contributors), "right": right}))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def test_clusters_are_split_in_the_first_round_that_may_and_not_before():
         state = method.round(state, t, fed)
         assert len(state.tree.parents) == 0
     state = method.round(state, 3, fed)
-    assert len(state.tree.parents) == 1 and same_clusters(state.labels, fed.true_clusters)
+    assert len(state.tree.parents) == 1 and same_clusters(state.assignment, fed.true_clusters)
 
 
 def test_updates_are_averaged_without_weights_in_the_new_clusters():
@@ -47,7 +47,7 @@ def test_updates_are_averaged_without_weights_in_the_new_clusters():
     updates = twin.run(method.train, twin.clients, method.offer(before, twin.clients, twin)).stack("update")
     assert len(after.tree.parents) == 1
     for c in (0, 1):
-        wanted = before.models["1.weight"][0] + updates["1.weight"][after.labels == c].mean(0)
+        wanted = before.models["1.weight"][0] + updates["1.weight"][after.assignment == c].mean(0)
         torch.testing.assert_close(after.models["1.weight"][c], wanted)
 
 
@@ -72,7 +72,7 @@ def test_with_partial_participation_those_who_were_not_asked_are_asked_at_the_sp
     state = method.init(fed)
     for t in range(4):
         state = method.round(state, t, fed)
-    assert len(state.tree.parents) == 1 and same_clusters(state.labels, fed.true_clusters)
+    assert len(state.tree.parents) == 1 and same_clusters(state.assignment, fed.true_clusters)
     cohort = next(n for round, task, n, *_ in fed.ledger.rounds if task == "differ")
     assert cohort == 6 and fed.calls == {"sample": 4, "train": 4, "differ": 1}
 
@@ -80,5 +80,5 @@ def test_with_partial_participation_those_who_were_not_asked_are_asked_at_the_sp
 def test_late_and_holdout_clients_go_down_the_tree_to_their_kin():
     roles = tuple(Role(holdout=i in (2, 3), joins=25 if i in (4, 5) else 0) for i in range(20))
     state, fed = fit(cfl(), population=renamed(NESTED, clients=20, roles=roles), rounds=28)
-    assert len(state.tree.parents) == 3 and same_clusters(state.labels, fed.true_clusters)
+    assert len(state.tree.parents) == 3 and same_clusters(state.assignment, fed.true_clusters)
     assert fed.ledger.up["differ"][4] == 2 * 4 * net().parameters(), "one update at each of two nodes"

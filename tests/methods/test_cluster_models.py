@@ -6,20 +6,18 @@ import pytest
 import torch
 
 from kinfed.capabilities import reason_for_labels
-from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.data import Role
 from kinfed.engines import Vectorised
 from kinfed.errors import RoleError
 from kinfed.experiment import Experiment
 from kinfed.methods import METHODS
-from kinfed.methods.assigning import gathered, inits
-from kinfed.methods.cluster_models import Groups, GroupState, Served
+from kinfed.methods.cluster_models import Clustered, ClusterModels, draw_models
 from kinfed.params import select
 from tests.methods.registry import make, population
 from tests.problems import assert_close, small_net
 
-SEVERAL = [name for name, kind in METHODS.items() if issubclass(kind, Served) and name != "flt"]
-PARTIAL = [name for name in SEVERAL if issubclass(METHODS[name], Groups)]
+PARTIAL = [name for name, kind in METHODS.items() if issubclass(kind, Clustered) and name != "flt"]
+SEVERAL = [*PARTIAL, "cfl"]
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -32,7 +30,7 @@ def test_a_newcomer_that_is_sick_is_served_all_the_same(name):
     experiment = Experiment.over(fed, rounds=4)
     experiment.run()
     assert {reply.client for reply in fed.rejected} == {3, 4}
-    assert (experiment.state.labels[[3, 4]] >= 0).all()
+    assert (method.cluster_assignment(experiment.state)[[3, 4]] >= 0).all()
 
 
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if reason_for_labels(kind)])
@@ -51,25 +49,29 @@ def test_what_those_contribute_who_were_not_asked_is_a_setting(name, stale):
     method = make(name, stale=stale)
     fed = Vectorised(method, population(), fraction=0.25)
     state = method.round(method.init(fed), 0, fed)
-    assert bool(state.slots) == (stale == "last_local")
+    assert bool(state.served.last_trained) == (stale == "last_local")
 
 
 def test_first_models_are_independent_and_the_first_is_everybodys():
     model = small_net()
-    many, again, other = inits(model, 3, "cpu"), inits(model, 2, "cpu"), inits(model, 2, "cpu", attempt=1)
+    many, again, other = (
+        draw_models(model, 3, "cpu"),
+        draw_models(model, 2, "cpu"),
+        draw_models(model, 2, "cpu", attempt=1),
+    )
     assert_close(select(many, 0), model.init())
     assert_close(select(many, slice(2)), again)
     whole = torch.cat([many["1.weight"], other["1.weight"]]).flatten(1)
     assert len(whole.unique(dim=0)) == 5
 
 
-def test_a_cluster_is_gathered_into_the_model_that_hears_it_or_else_the_mean_of_its_clients():
+def test_a_cluster_is_pooled_into_the_model_it_contributes_to_or_else_the_mean_of_its_clients():
     models = {"w": torch.tensor([1.0, 3.0, 10.0, 20.0])}
-    hears = torch.tensor(
+    contributors = torch.tensor(
         [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0]], dtype=torch.bool
-    )  # model 3 hears just the second group, and only a stranger is served it
-    state = GroupState(models, torch.tensor([0, 1, 2, 2, 3]), hears[[0, 0, 2, 3]], {}, Dendrogram.none(hears.device))
-    after = gathered(state, torch.tensor([4, 4, 7, 7, -1]), torch.tensor([1, 3, 5, 5, 5]))
+    )  # just the second cluster contributes to model 3, and only an unseen client is served it
+    served = ClusterModels(models, torch.tensor([0, 1, 2, 2, 3]), contributors[[0, 0, 2, 3]], {})
+    after = served.pool(torch.tensor([4, 4, 7, 7, -1]), torch.tensor([1, 3, 5, 5, 5]))
     assert after.models["w"].tolist() == [(1 * 1 + 3 * 3) / 4, 20.0]
-    assert after.labels.tolist() == [0, 0, 1, 1, -1]
-    assert after.hears.int().tolist() == [[1, 1, 0, 0, 0], [0, 0, 1, 1, 0]]
+    assert after.assignment.tolist() == [0, 0, 1, 1, -1]
+    assert after.contributors.int().tolist() == [[1, 1, 0, 0, 0], [0, 0, 1, 1, 0]]

@@ -17,7 +17,7 @@ from tests.problems import assert_close, fit, small_net, tiny_population
 SEVERAL = population()
 TWELVE = tiny_population((20,) * 12)
 ALIKE = replace(
-    TWELVE, train=TWELVE.train[:11], test=TWELVE.test[:11], clusters=None, public=TWELVE.test[11]
+    TWELVE, train=TWELVE.train[:11], test=TWELVE.test[:11], true_clusters=None, public=TWELVE.test[11]
 )  # equal sizes
 ONE = replace(SEVERAL, train=SEVERAL.train[:1], test=SEVERAL.test[:1], true_clusters=SEVERAL.true_clusters[:1])
 
@@ -27,8 +27,9 @@ def ends(method, people, rounds=3) -> Params:
     state, fed = fit(method, population=people, rounds=rounds, fraction=0.5)
     if hasattr(state, "params"):
         return state.params
-    if hasattr(state, "models"):
-        return select(state.models, 0)
+    served = getattr(state, "served", state)
+    if hasattr(served, "models"):
+        return select(served.models, 0)
     own = {name.removeprefix("params/"): w[0] for name, w in fed.memory.items()}
     return own | getattr(state, "shared", {})
 
@@ -70,7 +71,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.filterwarnings("ignore:.* looks for groups after", "ignore:.* which is FedAvg")
+@pytest.mark.filterwarnings("ignore:.* looks for clusters after", "ignore:.* which is FedAvg")
 def test_a_degenerate_setting_is_fedavg(name):
     assert name in IDENTITIES, f"say in {__name__} in which setting '{name}' is FedAvg"
     got, wanted = IDENTITIES[name]()

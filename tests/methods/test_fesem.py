@@ -29,7 +29,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("stale", ["aggregated", "last_local", "exclude"])
 def test_it_finds_clusters_that_swap_labels(stale):
     state, fed = fit(FeSEM(net(), LOCAL, clusters=4, stale=stale), population=renamed(FOUR), rounds=5)
-    assert same_clusters(state.labels, fed.true_clusters)
+    assert same_clusters(state.served.assignment, fed.true_clusters)
 
 
 @pytest.mark.parametrize("assignment", ["kmeans", "nearest"])
@@ -48,22 +48,24 @@ def test_a_round_by_hand_with_stale_slots():
     after = fesem.round(before, 0, fed)
     cohort = twin.sample()
     fresh = twin.run(fesem.train, cohort, fesem.offer(before, cohort, twin)).stack("params")
-    slots = put(select(before.models, before.labels), cohort, fresh)  # the others still hold the first model
+    slots = put(
+        select(before.served.models, before.served.assignment), cohort, fresh
+    )  # the others still hold the first model
     labels, _ = server_kmeans(flatten(slots), 2, torch.zeros(0, 1), fesem.seed)
-    assert torch.equal(after.labels, labels)
+    assert torch.equal(after.served.assignment, labels)
     for c in (0, 1):
         share = (fed.sizes * (labels == c) / fed.sizes[labels == c].sum())[:, None, None]
-        torch.testing.assert_close(after.models["1.weight"][c], (share * slots["1.weight"]).sum(0))
+        torch.testing.assert_close(after.served.models["1.weight"][c], (share * slots["1.weight"]).sum(0))
 
 
 def test_the_next_k_means_starts_from_the_last_centres_so_clusters_keep_their_numbers():
     fesem = FeSEM(net(), LOCAL, clusters=4)
     fed = Vectorised(fesem, renamed(FOUR))
     state = fesem.round(fesem.init(fed), 0, fed)
-    first = state.labels
+    first = state.served.assignment
     for t in range(1, 5):
         state = fesem.round(state, t, fed)
-        assert torch.equal(state.labels, first)
+        assert torch.equal(state.served.assignment, first)
 
 
 @pytest.mark.parametrize("stale", ["aggregated", "last_local"])
@@ -74,10 +76,12 @@ def test_centres_are_the_plain_means_of_what_clients_hold(stale):
     for t in range(2):
         cohort = twin.sample()
         fresh = twin.run(fesem.train, cohort, fesem.offer(before, cohort, twin)).stack("params")
-        held = flatten(put(before.slots or select(before.models, before.labels), cohort, fresh))
+        held = flatten(
+            put(before.served.last_trained or select(before.served.models, before.served.assignment), cohort, fresh)
+        )
         after = fesem.round(before, t, fed)
         labels, centres = server_kmeans(held, 2, flatten(before.centres), fesem.seed)
-        assert torch.equal(after.labels, labels)
+        assert torch.equal(after.served.assignment, labels)
         torch.testing.assert_close(flatten(after.centres), centres)
         before = after
 
@@ -95,19 +99,19 @@ def test_nearest_is_the_papers_assignment_to_centres_from_different_inits():
     fesem = make("fesem", clusters=3, assignment="nearest")
     fed, twin = (Vectorised(fesem, population()) for _ in range(2))
     before = fesem.init(fed)
-    assert len(before.models["1.weight"].flatten(1).unique(dim=0)) == 3
+    assert len(before.served.models["1.weight"].flatten(1).unique(dim=0)) == 3
     after = fesem.round(before, 0, fed)
     trained = flatten(twin.run(fesem.train, twin.clients, fesem.offer(before, twin.clients, twin)).stack("params"))
-    apart = (trained[:, None] - flatten(before.models)).square().sum(2)
-    assert torch.equal(after.labels, apart.argmin(1))
+    apart = (trained[:, None] - flatten(before.served.models)).square().sum(2)
+    assert torch.equal(after.served.assignment, apart.argmin(1))
 
 
 def test_late_and_holdout_clients_join_their_kin():
     roles = tuple(Role(holdout=i in (2, 3), joins=3 if i in (4, 5) else 0) for i in range(12))
     fesem = FeSEM(net(), LOCAL, clusters=2)
     state, fed = fit(fesem, population=renamed(roles=roles), rounds=8)
-    assert same_clusters(state.labels, fed.true_clusters)
-    assert not state.hears[:, [2, 3]].any() and state.hears[:, [4, 5]].any(0).all()
+    assert same_clusters(state.served.assignment, fed.true_clusters)
+    assert not state.served.contributors[:, [2, 3]].any() and state.served.contributors[:, [4, 5]].any(0).all()
 
 
 def test_the_ledger_equals_the_formula():
@@ -117,7 +121,7 @@ def test_the_ledger_equals_the_formula():
 
 def test_fewer_different_models_than_clusters_leave_some_clusters_as_they_are():
     state, _ = fit(make("fesem", clusters=9), population=population(), rounds=1, fraction=0.25)
-    assert len(state.models["1.weight"]) == 9 and torch.isfinite(flatten(state.models)).all()
+    assert len(state.served.models["1.weight"]) == 9 and torch.isfinite(flatten(state.served.models)).all()
 
 
 @pytest.mark.parametrize("clusters", [0, 13])

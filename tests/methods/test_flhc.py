@@ -23,12 +23,12 @@ def flhc(**more):
 @pytest.mark.parametrize(("metric", "linkage"), WAYS)
 def test_it_finds_clusters_that_swap_labels(metric, linkage):
     state, fed = fit(flhc(metric=metric, linkage=linkage), population=renamed(FOUR, clients=16), rounds=4)
-    assert same_clusters(state.labels, fed.true_clusters)
+    assert same_clusters(state.served.assignment, fed.true_clusters)
 
 
 def test_it_finds_clusters_of_different_images_by_a_given_threshold():
     state, fed = fit(make("flhc", hierarchy=Hierarchy(threshold=0.7)), population=population(), rounds=2)
-    assert same_clusters(state.labels, fed.true_clusters)
+    assert same_clusters(state.served.assignment, fed.true_clusters)
 
 
 def test_an_infinite_threshold_is_fedavg_continued():
@@ -36,13 +36,13 @@ def test_an_infinite_threshold_is_fedavg_continued():
         make("flhc", hierarchy=Hierarchy(threshold=INFINITE)), population=population(), rounds=4, fraction=0.5
     )
     fedavg, _ = fit(make("fedavg"), population=population(), rounds=4, fraction=0.5)
-    assert_close(select(flhc.models, 0), fedavg.params)
-    assert flhc.labels.unique().tolist() == [0]
+    assert_close(select(flhc.served.models, 0), fedavg.params)
+    assert flhc.served.assignment.unique().tolist() == [0]
 
 
 def test_threshold_zero_gives_singletons():
     state, _ = fit(make("flhc", hierarchy=Hierarchy(threshold=0.0)), population=population(), rounds=2)
-    assert len(state.labels.unique()) == 12
+    assert len(state.served.assignment.unique()) == 12
 
 
 def test_clusters_restart_from_the_model_that_was_clustered():
@@ -50,9 +50,9 @@ def test_clusters_restart_from_the_model_that_was_clustered():
     fed = Vectorised(method, population())
     state = method.round(method.init(fed), 0, fed)
     clustered = method.cluster(state, fed)
-    assert len(clustered.models["1.weight"]) > 1
-    for cluster in range(len(clustered.hears)):
-        assert_same_bits(select(clustered.models, cluster), select(state.models, 0))
+    assert len(clustered.served.models["1.weight"]) > 1
+    for cluster in range(len(clustered.served.contributors)):
+        assert_same_bits(select(clustered.served.models, cluster), select(state.served.models, 0))
 
 
 def test_the_ledger_equals_the_formula():
@@ -70,8 +70,10 @@ def test_late_and_holdout_clients_join_the_cluster_they_would_merge_with():
     for metric, linkage in WAYS:
         method = flhc(metric=metric, linkage=linkage)
         state, fed = fit(method, population=renamed(FOUR, clients=20, roles=roles), rounds=7)
-        assert same_clusters(state.labels, fed.true_clusters), (metric, linkage)
-        assert not state.hears[:, [2, 3, 6, 7]].any() and state.hears[:, [4, 5]].any(0).all()
+        assert same_clusters(state.served.assignment, fed.true_clusters), (metric, linkage)
+        assert (
+            not state.served.contributors[:, [2, 3, 6, 7]].any() and state.served.contributors[:, [4, 5]].any(0).all()
+        )
 
 
 def test_the_server_holds_updates_only_while_somebody_may_still_come():
@@ -86,7 +88,7 @@ def test_a_client_that_is_sick_at_the_clustering_stays_by_itself():
     x = people.x.float() / 255
     x[people.train[3]] = torch.nan
     state, _ = fit(make("flhc"), population=type(people)(**(vars(people) | {"x": x})), rounds=2)
-    assert (state.labels == state.labels[3]).sum() == 1
+    assert (state.served.assignment == state.served.assignment[3]).sum() == 1
 
 
 def test_ward_needs_euclidean_distances():

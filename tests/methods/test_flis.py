@@ -10,10 +10,10 @@ from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Experiment
 from kinfed.federation import Offer
 from kinfed.methods import FLISHC
+from kinfed.methods.flis import compare_predictions, inference_similarity, server_samples
 from kinfed.metrics import method_bytes
 from kinfed.metrics.scores import score_clients
 from kinfed.params import count, select, stack
-from kinfed.relatedness import inference_similarity, server_samples, similarity
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, fit, same_clusters, small_net
@@ -47,14 +47,14 @@ def dc_offer(state):
 def test_similarity_is_the_agreement_rate_of_named_classes():
     named = torch.nn.functional.one_hot(torch.tensor([[0, 1, 2, 0, 1], [0, 1, 1, 2, 1], [1, 2, 0, 1, 0]]), 3).bool()
     wanted = torch.tensor([[1.0, 0.6, 0.0], [0.6, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.double)
-    assert torch.equal(similarity(named, named), wanted)
+    assert torch.equal(compare_predictions(named, named), wanted)
 
 
 def test_similarity_of_probabilities_is_the_cosine_of_whole_matrices():
     some = torch.tensor([[[0.5, 0.5], [1.0, 0.0]], [[0.0, 1.0], [0.5, 0.5]]])
     between = (0.5 + 0.5) / 1.5  # dot product 1, both of squared length 1.5
     wanted = torch.tensor([[1.0, between], [between, 1.0]], dtype=torch.double)
-    torch.testing.assert_close(similarity(some, some), wanted)
+    torch.testing.assert_close(compare_predictions(some, some), wanted)
 
 
 @pytest.mark.parametrize("soft", [False, True])
@@ -106,8 +106,8 @@ def test_planted_clusters_are_found(people, variant):
     fed = Vectorised(hc, people())
     state = hc.init(fed)
     assert same_clusters(hc.cluster_assignment(state), fed.true_clusters)
-    assert_same_bits(select(state.models, 0), hc.model.init())  # reset
-    assert_same_bits(select(state.models, 1), hc.model.init())
+    assert_same_bits(select(state.served.models, 0), hc.model.init())  # reset
+    assert_same_bits(select(state.served.models, 1), hc.model.init())
 
 
 def test_dynamic_clusters_find_planted_clusters():
@@ -131,22 +131,22 @@ def test_a_merge_at_one_minus_beta_is_made(linkage):
 def test_hierarchy_with_beta_zero_is_fedavg_and_above_one_is_local():
     fedavg, _ = fit(make("fedavg"), population=population(), fraction=0.5)
     one, _ = fit(make("flis_hc", beta=0.0), population=population(), fraction=0.5)
-    assert count(one.models) == 1
-    assert_close(select(one.models, 0), fedavg.params)
+    assert count(one.served.models) == 1
+    assert_close(select(one.served.models, 0), fedavg.params)
     many, fed = fit(make("flis_hc", beta=1.1), population=population(), rounds=2)
-    assert count(many.models) == 12
-    assert_close(select(many.models, many.labels), {name.removeprefix("params/"): w for name, w in fed.memory.items()
-                                                  if name != "owns"})  # fmt: skip
+    assert count(many.served.models) == 12
+    own = {name.removeprefix("params/"): w for name, w in fed.memory.items() if name != "owns"}
+    assert_close(select(many.served.models, many.served.assignment), own)
 
 
 def test_the_codes_variant_hears_stale_neighbours():
     hc = make("flis_hc", variant="code", beta=0.0)
     state, fed = fit(hc, population=population(), rounds=1, fraction=0.5)
-    slots = state.slots["1.weight"]
+    slots = state.served.last_trained["1.weight"]
     idle = (slots == hc.model.init()["1.weight"]).flatten(1).all(1)
     assert int(idle.sum()) == 6
     wanted = ((fed.sizes / fed.sizes.sum())[:, None, None] * slots).sum(0)
-    torch.testing.assert_close(state.models["1.weight"][0], wanted)
+    torch.testing.assert_close(state.served.models["1.weight"][0], wanted)
 
 
 def test_the_ledger_of_dynamic_clusters_equals_the_formula():
@@ -191,7 +191,7 @@ def test_test_rows_choose_only_when_asked_by_name(name):
     def memory(select_on, people):
         method = make(name, select_on=select_on, beta=1.1, **option)
         state, fed = fit(method, population=people, rounds=3)
-        return fed.memory | {"labels": getattr(state, "labels", torch.zeros(0))}
+        return fed.memory | ({"assignment": state.served.assignment} if name == "flis_hc" else {})
 
     assert_same_bits(memory("train_loss", people), memory("train_loss", other))
     a, b = (memory("test_accuracy", p) for p in (people, other))
@@ -239,7 +239,7 @@ def test_the_codes_variant_runs_on_both_engines_with_soft_predictions(engine):
     roles = tuple(Role(holdout=i == 2, joins={4: 2, 5: LATER}.get(i, 0)) for i in range(12))
     hc = make("flis_hc", variant="code", soft=True, beta=0.9)
     state, fed = fit(hc, engine, population(roles=roles), fraction=0.5)
-    assert bool((state.labels >= 0).all()) and not fed.rejected
+    assert bool((state.served.assignment >= 0).all()) and not fed.rejected
 
 
 @pytest.mark.parametrize("name", BOTH)

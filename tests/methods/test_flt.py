@@ -19,19 +19,25 @@ def started(flt, people=None, engine=Vectorised, **settings):
     return flt.init(fed), fed
 
 
+def weights_of(state, client):
+    """The first layer of the model that a client is served."""
+    return state.served.models["1.weight"][state.served.assignment[client]]
+
+
 def test_it_finds_the_planted_clusters_and_serves_one_model_each():
     state, fed = started(make("flt"))
-    assert same_clusters(state.kinship, fed.true_clusters)
-    assert len(state.hears) == 2 and same_clusters(state.labels, fed.true_clusters)
+    assert same_clusters(state.clusters, fed.true_clusters)
+    assert len(state.served.contributors) == 2 and same_clusters(state.served.assignment, fed.true_clusters)
 
 
 def test_it_says_so_when_most_clients_would_train_alone():
     strict = make("flt", relatedness=Relatedness(threshold=1e-6))
     with pytest.warns(
-        UserWarning, match=r"^12 of 12 clients have no relative and train alone: .+ relatedness.threshold, or none"
+        UserWarning,
+        match=r"^12 of 12 clients are related to no other and train alone: .+ relatedness.threshold, or none",
     ):
         state, _ = started(strict)
-    assert len(state.kinship.unique()) == 12
+    assert len(state.clusters.unique()) == 12
 
 
 def test_relatives_are_averaged_by_their_rows():
@@ -46,12 +52,17 @@ def test_relatives_are_averaged_by_their_rows():
     replies = twin.run(flt.train, torch.tensor(cohort), flt.offer(first, torch.tensor(cohort), twin))
     for cluster in (0, 1):
         members = [i for i in range(12) if fed.true_clusters[i] == cluster]
-        model, total = state.models["1.weight"][state.labels[members[0]]], float(fed.sizes[members].sum())
+        model, total = (
+            state.served.models["1.weight"][state.served.assignment[members[0]]],
+            float(fed.sizes[members].sum()),
+        )
         wanted = sum(
             fed.sizes[i] / total * (replies.stack("params")["1.weight"][cohort.index(i)] if i in cohort else model)
             for i in members
         )
-        torch.testing.assert_close(after.models["1.weight"][after.labels[members[0]]], wanted, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            after.served.models["1.weight"][after.served.assignment[members[0]]], wanted, atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.xdist_group("umap")  # which takes long to compile: once
@@ -72,7 +83,7 @@ def test_tuning_costs_the_decoder_and_the_kernel_costs_the_shares():
     assert fed.ledger.up["describe"].tolist() == [4 * 3 * (8 + 1)] * 12
 
 
-@pytest.mark.filterwarnings("ignore:clients form no clear groups")  # by encoders of which each is another
+@pytest.mark.filterwarnings("ignore:no clear clusters")  # by encoders of which each is another
 def test_own_copies_start_from_the_same_weights_and_sequential_ones_do_not():
     own, _ = started(make("flt", signature=signature(tuning="own_copy", tuning_epochs=1)))
     passed, fed = started(make("flt", signature=signature(tuning="sequential", tuning_epochs=1)))
@@ -89,10 +100,10 @@ def test_newcomers_join_their_kin(rule):
     experiment = Experiment.over(fed, rounds=4)
     experiment.run()
     state = experiment.state
-    assert same_clusters(state.kinship, fed.true_clusters)
-    assert not state.hears[:, 3].any(), "nobody hears a holdout client"
-    assert state.hears[:, [0, 5]].any(0).all(), "late clients are heard"
-    assert torch.equal(state.labels[3], state.labels[1]) or rule == "relate"
+    assert same_clusters(state.clusters, fed.true_clusters)
+    assert not state.served.contributors[:, 3].any(), "nobody hears a holdout client"
+    assert state.served.contributors[:, [0, 5]].any(0).all(), "late clients are heard"
+    assert torch.equal(state.served.assignment[3], state.served.assignment[1]) or rule == "relate"
 
 
 def test_a_newcomer_starts_from_its_clusters_current_model():
@@ -103,8 +114,14 @@ def test_a_newcomer_starts_from_its_clusters_current_model():
     fed.begin(9)
     placed = flt.admit(state, torch.tensor([0]), fed)
     kin = 2  # the same planted group
-    assert torch.equal(placed.models["1.weight"][placed.labels[0]], state.models["1.weight"][state.labels[kin]])
-    assert torch.equal(placed.models["1.weight"][placed.labels[kin]], state.models["1.weight"][state.labels[kin]])
+    assert torch.equal(
+        placed.served.models["1.weight"][placed.served.assignment[0]],
+        state.served.models["1.weight"][state.served.assignment[kin]],
+    )
+    assert torch.equal(
+        placed.served.models["1.weight"][placed.served.assignment[kin]],
+        state.served.models["1.weight"][state.served.assignment[kin]],
+    )
 
 
 def test_a_newcomers_slot_holds_its_clusters_model_until_it_trains():
@@ -113,8 +130,10 @@ def test_a_newcomers_slot_holds_its_clusters_model_until_it_trains():
     state = flt.round(state, 0, fed)
     fed.begin(9)
     placed = flt.admit(state, torch.tensor([0]), fed)
-    assert torch.equal(placed.slots["1.weight"][0], placed.models["1.weight"][placed.labels[0]])
-    assert torch.equal(placed.slots["1.weight"][1:], state.slots["1.weight"][1:])
+    assert torch.equal(
+        placed.served.last_trained["1.weight"][0], placed.served.models["1.weight"][placed.served.assignment[0]]
+    )
+    assert torch.equal(placed.served.last_trained["1.weight"][1:], state.served.last_trained["1.weight"][1:])
 
 
 def changed_at(round: int, who: int, to: int):
@@ -134,10 +153,10 @@ def test_changed_data_are_flagged_and_relatives_found_anew():
     for t in range(2):
         fed.begin(t)
         state = flt.round(state, t, fed)
-    assert fed.calls["describe"] == 1 and state.kinship[0] == state.kinship[2]
+    assert fed.calls["describe"] == 1 and state.clusters[0] == state.clusters[2]
     fed.begin(2)
     state = flt.round(state, 2, fed)
-    assert fed.calls["describe"] == 2 and state.kinship[0] == state.kinship[1] != state.kinship[2]
+    assert fed.calls["describe"] == 2 and state.clusters[0] == state.clusters[1] != state.clusters[2]
     assert not state.flags.any()
     fed.begin(3)
     flt.round(state, 3, fed)
@@ -177,7 +196,7 @@ def test_more_centroids_than_could_be_held_are_refused():
 
 def test_the_number_of_clusters_can_be_given():
     state, fed = started(make("flt", case="clusters", clusters=2))
-    assert same_clusters(state.labels, fed.true_clusters)
+    assert same_clusters(state.served.assignment, fed.true_clusters)
 
 
 def test_k_by_labels_uses_as_many_centroids_as_the_client_has_labels():
@@ -215,11 +234,11 @@ def test_a_client_without_a_signature_stays_alone_and_hinders_no_newcomer(rule):
     flt = make("flt", newcomers=rule)
     fed = Vectorised(flt, replace(people, x=sick))
     state = flt.init(fed)
-    assert (state.kinship == state.kinship[3]).sum() == 1
+    assert (state.clusters == state.clusters[3]).sum() == 1
     fed.begin(2)
     placed = flt.admit(state, torch.tensor([0]), fed)
-    assert placed.kinship[0] == placed.kinship[2]
-    assert torch.isfinite(placed.models["1.weight"]).all()
+    assert placed.clusters[0] == placed.clusters[2]
+    assert torch.isfinite(placed.served.models["1.weight"]).all()
 
 
 def test_many_newcomers_make_relatives_be_found_anew_but_holdout_clients_do_not():

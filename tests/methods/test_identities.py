@@ -21,30 +21,30 @@ def final(name, **more):
 def test_flt_with_everybody_related_and_no_stale_slots_is_fedavg():
     flt, _ = final("flt", relatedness=EVERYBODY, stale="exclude")
     fedavg, _ = final("fedavg")
-    assert_close(select(flt.models, 0), fedavg.params)
-    assert flt.labels.unique().tolist() == [0]
+    assert_close(select(flt.served.models, 0), fedavg.params)
+    assert flt.served.assignment.unique().tolist() == [0]
 
 
 def test_flt_with_everybody_related_is_fedavg_over_all_clients():
     flt, _ = final("flt", relatedness=EVERYBODY, stale="aggregated")
     fedavg, _ = final("fedavg", aggregate_over="all_clients")
-    assert_close(select(flt.models, 0), fedavg.params)
+    assert_close(select(flt.served.models, 0), fedavg.params)
 
 
-@pytest.mark.filterwarnings("ignore:12 of 12 clients have no relative")
+@pytest.mark.filterwarnings("ignore:12 of 12 clients are related to no other")
 @pytest.mark.parametrize("stale", ["aggregated", "exclude", "last_local"])
 def test_flt_with_nobody_related_is_local_training(stale):
     flt, _ = final("flt", relatedness=NOBODY, stale=stale)
     _, alone = final("local")
-    own = {f"params/{name}": w[flt.labels] for name, w in flt.models.items()}
+    own = {f"params/{name}": w[flt.served.assignment] for name, w in flt.served.models.items()}
     assert_close(own, alone.memory)
 
 
 def test_case_two_is_case_one_with_a_block_matrix():
     one, _ = final("flt", case="related")
     two, _ = final("flt", case="clusters")
-    assert torch.equal(one.hears[one.labels], two.hears[two.labels])
-    assert_close(select(one.models, one.labels), select(two.models, two.labels))
+    assert torch.equal(one.served.contributors[one.served.assignment], two.served.contributors[two.served.assignment])
+    assert_close(select(one.served.models, one.served.assignment), select(two.served.models, two.served.assignment))
 
 
 def test_last_local_slots_start_from_the_first_model():
@@ -52,8 +52,8 @@ def test_last_local_slots_start_from_the_first_model():
     flt, fed = fit(
         make("flt", relatedness=EVERYBODY, stale="last_local"), population=population(), rounds=1, fraction=0.5
     )
-    slots = flt.slots
-    assert_close(select(flt.models, 0), average(slots, fed.sizes.float()))
+    slots = flt.served.last_trained
+    assert_close(select(flt.served.models, 0), average(slots, fed.sizes.float()))
     untouched = [i for i in range(12) if fed.ledger.up["train"][i] == 0]
     assert len(untouched) == 6
     assert_close(select(slots, untouched[0]), model.init())

@@ -31,7 +31,7 @@ def dimmed():
 def test_it_finds_bright_and_dim_clients(clusters):
     method = make("pca_km_hc", threshold=0.8, clusters=clusters)
     state, fed = started(method, dimmed())
-    assert same_clusters(state.labels, fed.true_clusters) and same_clusters(
+    assert same_clusters(state.served.assignment, fed.true_clusters) and same_clusters(
         method.cluster_assignment(state), fed.true_clusters
     )
 
@@ -39,17 +39,19 @@ def test_it_finds_bright_and_dim_clients(clusters):
 def test_it_cannot_find_clusters_of_different_images_for_each_client_has_axes_of_its_own():
     method = make("pca_km_hc", threshold=0.4, clusters=2)
     state, fed = started(method)
-    assert not same_clusters(state.labels, fed.true_clusters)
+    assert not same_clusters(state.served.assignment, fed.true_clusters)
 
 
 def test_with_everybody_related_it_is_fedavg_and_with_nobody_local_training():
     settings = {"population": population(), "fraction": 0.5}
     whole, _ = fit(make("pca_km_hc", threshold=1e9, stale="exclude"), **settings)
     fedavg, _ = fit(make("fedavg"), **settings)
-    assert_close(select(whole.models, 0), fedavg.params)
+    assert_close(select(whole.served.models, 0), fedavg.params)
     apart, _ = fit(make("pca_km_hc", threshold=0.0), **settings)
     _, alone = fit(make("local"), **settings)
-    assert_close({f"params/{name}": w[apart.labels] for name, w in apart.models.items()}, alone.memory)
+    assert_close(
+        {f"params/{name}": w[apart.served.assignment] for name, w in apart.served.models.items()}, alone.memory
+    )
 
 
 def test_a_client_sends_k_centres_in_as_many_components_as_there_can_be():
@@ -71,9 +73,9 @@ def test_newcomers_are_served_as_the_client_nearest_to_them():
     state, _ = fit(method, population=population(roles=roles), rounds=4)
     members = [i for i in range(12) if i not in (3, 4, 5)]
     for newcomer in (3, 4, 5):
-        apart = method.apart(state.known, torch.tensor([newcomer]), torch.tensor(members))[0]
-        assert state.labels[newcomer] == state.labels[members[int(apart.argmin())]]
-    assert not state.hears[:, [3, 4]].any() and state.hears[:, 5].sum() == 1
+        apart = method.distances(state.known, torch.tensor([newcomer]), torch.tensor(members))[0]
+        assert state.served.assignment[newcomer] == state.served.assignment[members[int(apart.argmin())]]
+    assert not state.served.contributors[:, [3, 4]].any() and state.served.contributors[:, 5].sum() == 1
 
 
 def test_clusters_are_the_components_of_the_graph():

@@ -31,21 +31,24 @@ def size(params) -> int:
 def test_it_finds_the_planted_clusters_whatever_the_encoder_was_taught(reconstruction):
     repa = make("repa", signature=statistics(reconstruction=reconstruction))
     state, fed = started(repa)
-    assert same_clusters(state.labels, fed.true_clusters)
+    assert same_clusters(state.served.assignment, fed.true_clusters)
     assert state.centres.shape == (2, 4 * WIDTH)
 
 
 def test_every_statistic_finds_the_planted_clusters():
     for names in (("mean", "std"), ("var",), ("min", "max"), ("correlation",)):
         state, fed = started(make("repa", signature=statistics(statistics=names)))
-        assert same_clusters(state.labels, fed.true_clusters), names
+        assert same_clusters(state.served.assignment, fed.true_clusters), names
 
 
 def test_a_training_client_is_placed_again_where_it_was_clustered():
     repa = make("repa", clusters=4)
     state, fed = started(repa)
-    again = repa.admit(replace(state, labels=torch.full_like(state.labels, -1)), fed.clients, fed)
-    assert torch.equal(again.labels, state.labels) and torch.equal(again.hears, state.hears)
+    blank = replace(state.served, assignment=torch.full_like(state.served.assignment, -1))
+    again = repa.admit(replace(state, served=blank), fed.clients, fed)
+    assert torch.equal(again.served.assignment, state.served.assignment) and torch.equal(
+        again.served.contributors, state.served.contributors
+    )
 
 
 def test_the_clusters_are_scikit_learns():
@@ -54,7 +57,7 @@ def test_the_clusters_are_scikit_learns():
     sent = torch.stack([repa.describe(one, state.encoder).send["statistics"] for one in lone_clients(fed)])
     points = (sent / sent.norm(dim=1, keepdim=True)).double().numpy()
     wanted = KMeans(4, n_init=10, random_state=10).fit(points)
-    assert state.labels.tolist() == wanted.predict(points).tolist() == wanted.labels_.tolist()
+    assert state.served.assignment.tolist() == wanted.predict(points).tolist() == wanted.labels_.tolist()
 
 
 def lone_clients(fed):
@@ -70,9 +73,9 @@ def test_strangers_get_their_kins_model_without_training_or_labels():
     roles = tuple(Role(holdout=i == 2, joins=2 if i == 4 else 0, labelled=i != 7) for i in range(12))
     repa = make("repa")
     state, fed = fit(repa, population=replace(people, y=y, roles=roles), rounds=4)
-    assert same_clusters(state.labels, people.true_clusters)
-    assert not state.hears[:, [2, 7]].any(), "nobody hears a client that does not train"
-    assert state.hears[:, 4].any(), "a late client is heard"
+    assert same_clusters(state.served.assignment, people.true_clusters)
+    assert not state.served.contributors[:, [2, 7]].any(), "nobody hears a client that does not train"
+    assert state.served.contributors[:, 4].any(), "a late client is heard"
     for task in ("train", "train_encoder"):
         assert fed.ledger.up[task][[2, 7]].tolist() == [0, 0]
     both = [fed.ledger.down["describe"][i] + fed.ledger.up["describe"][i] for i in (2, 7)]
@@ -83,25 +86,27 @@ def test_a_newcomer_is_served_its_clusters_model_and_moves_nobody():
     people = population(roles=tuple(Role(holdout=i == 0) for i in range(12)))
     repa = make("repa")
     state, fed = started(repa, people)
-    assert state.labels[0] == -1
+    assert state.served.assignment[0] == -1
     after = repa.admit(repa.round(state, 0, fed), torch.tensor([0]), fed)
-    assert after.labels[0] == state.labels[2] and torch.equal(after.labels[1:], state.labels[1:])
+    assert after.served.assignment[0] == state.served.assignment[2] and torch.equal(
+        after.served.assignment[1:], state.served.assignment[1:]
+    )
 
 
 def test_clusters_start_from_the_same_model_and_average_their_own_clients():
     # by hand: model g = Σ over its participants of n · what the client trained / Σ n
     repa = make("repa")
     state, fed = started(repa)
-    assert_same_bits(select(state.models, 0), small_net().init())
-    assert_same_bits(select(state.models, 1), small_net().init())
+    assert_same_bits(select(state.served.models, 0), small_net().init())
+    assert_same_bits(select(state.served.models, 1), small_net().init())
     after = repa.round(state, 0, fed)
     twin = Vectorised(repa, population())
     replies = twin.run(repa.train, twin.clients, repa.offer(state, twin.clients, twin))
     for cluster in (0, 1):
-        own = (state.labels == cluster).nonzero()[:, 0]
+        own = (state.served.assignment == cluster).nonzero()[:, 0]
         share = fed.sizes[own] / fed.sizes[own].sum()
         wanted = (share[:, None, None] * replies.stack("params")["1.weight"][own]).sum(0)
-        torch.testing.assert_close(after.models["1.weight"][cluster], wanted, atol=1e-6, rtol=0)
+        torch.testing.assert_close(after.served.models["1.weight"][cluster], wanted, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("fraction", "encoder_rounds"), [(1.0, 1), (0.5, 0)])
@@ -135,7 +140,7 @@ def test_an_encoder_can_be_handed_in(tmp_path):
     repa = make("repa", signature=statistics(encoder=str(tmp_path / "encoder.safetensors")))
     state, fed = started(repa)
     assert_same_bits(state.encoder, learnt.encoder)
-    assert torch.equal(state.labels, learnt.labels) and "train_encoder" not in fed.ledger.up
+    assert torch.equal(state.served.assignment, learnt.served.assignment) and "train_encoder" not in fed.ledger.up
 
 
 def test_an_encoder_that_does_not_fit_is_refused(tmp_path):

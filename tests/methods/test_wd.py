@@ -23,7 +23,7 @@ def wd(**more):
 
 def test_it_finds_clusters_that_swap_labels():
     state, fed = fit(wd(), population=renamed(FOUR, clients=16), rounds=1)
-    assert same_clusters(state.labels, fed.true_clusters)
+    assert same_clusters(state.served.assignment, fed.true_clusters)
 
 
 def test_the_common_model_is_fedavgs_after_as_many_rounds():
@@ -39,7 +39,7 @@ def test_the_common_model_is_fedavgs_after_as_many_rounds():
 def test_clusters_start_from_the_first_model_not_from_the_common_one():
     method = make("wd")
     state = method.init(Vectorised(method, population()))
-    assert_same_bits(state.models, repeat(method.model.init(), 2))
+    assert_same_bits(state.served.models, repeat(method.model.init(), 2))
 
 
 def test_a_client_is_seen_as_the_direction_in_which_tuning_moves_the_common_model():
@@ -62,8 +62,10 @@ def test_the_ledger_equals_the_formula():
 def test_late_and_holdout_clients_join_the_cluster_that_moves_as_they_do():
     roles = tuple(Role(holdout=i in (2, 3), joins=LATER if i in (6, 7) else 0) for i in range(20))
     state, fed = fit(wd(), population=renamed(FOUR, clients=20, roles=roles), rounds=2)
-    assert same_clusters(state.labels, fed.true_clusters) or same_clusters(fed.true_clusters, state.labels)
-    assert not state.hears[:, [2, 3]].any()
+    assert same_clusters(state.served.assignment, fed.true_clusters) or same_clusters(
+        fed.true_clusters, state.served.assignment
+    )
+    assert not state.served.contributors[:, [2, 3]].any()
 
 
 @pytest.mark.parametrize("wrong", [{"rounds_before": -1}, {"tuning_epochs": 0}])

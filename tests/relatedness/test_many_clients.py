@@ -10,9 +10,8 @@ from torch import Tensor
 from benchmarks.scaling import planted
 from kinfed.errors import ConfigError
 from kinfed.relatedness import Relatedness
-from kinfed.relatedness.in_common import have_in_common, neighbours_of_points
-from kinfed.relatedness.near_sets import candidates, farthest, near_sets
-from kinfed.relatedness.set_distances import DISTANCES, pair_distances, set_distances
+from kinfed.relatedness.set_distances import DISTANCES, candidates, farthest, near_sets, pair_distances, set_distances
+from kinfed.relatedness.shared_neighbours import neighbours_of_points, share_neighbours
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
 
@@ -29,8 +28,8 @@ def with_loners(clients: int, loners: int, noise: float, seed: int) -> Signature
 
 
 @pytest.mark.parametrize("clients, loners, noise, seed", [(1500, 0, 1.0, 0), (1500, 30, 1.0, 1), (2500, 100, 1.5, 2)])
-def test_the_kernel_finds_the_same_clusters_and_relatives(clients, loners, noise, seed, monkeypatch):
-    monkeypatch.setattr("kinfed.relatedness.compared.LUMPS", 300)  # far fewer than clients
+def test_the_kernel_finds_the_same_clusters_and_neighbours(clients, loners, noise, seed, monkeypatch):
+    monkeypatch.setattr("kinfed.relatedness.clusterer.MICRO_CLUSTERS", 300)  # far fewer than clients
     known = with_loners(clients, loners, noise, seed)
     few, many = KERNEL.compare(known), MANY.compare(known)
     assert same_clusters(few.clusters(), many.clusters())
@@ -54,15 +53,15 @@ def scattered(number: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("overlap", [0.3, 0.5, 0.9])
-def test_the_relatives_of_points_are_those_of_the_matrix_also_where_clusters_touch(overlap):
+def test_the_neighbours_of_points_are_those_of_the_matrix_also_where_clusters_touch(overlap):
     points = scattered(1300, seed=5)
     near = torch.cdist(points, points) < 0.25
-    wanted = have_in_common(near, overlap)
+    wanted = share_neighbours(near, overlap)
     assert not torch.equal(wanted, near)
     assert torch.equal(neighbours_of_points(points, 0.25, overlap).matrix(), wanted)
 
 
-def test_all_kin_is_one_set_of_relatives():
+def test_one_cluster_is_one_set_of_neighbours():
     found = neighbours_of_points(torch.zeros(3000, 0).double(), 0.25, 0.5)
     assert found.rows.shape == (1, 3000) and found.rows.all()
 
@@ -125,12 +124,12 @@ def test_a_stranger_is_near_the_same_known_clients_either_way():
     known, _ = planted(200, seed=0)
     unseen, _ = planted(30, seed=0)
     wanted = KERNEL.distances(known, unseen) < KERNEL.near
-    assert torch.equal(KERNEL.near_known(known, unseen).matrix(), wanted)
+    assert torch.equal(KERNEL.relate_unseen(known, unseen).matrix(), wanted)
 
 
 def test_clusters_where_nothing_is_planted_are_about_as_many():
     points = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0)).double() * 0.2
-    from kinfed.clustering.graph import average_linkage
+    from kinfed.clustering.hierarchy import average_linkage
     from kinfed.clustering.micro_clusters import average_clusters
 
     exact, from_lumps = average_linkage(torch.cdist(points, points), 0.25), average_clusters(points, 0.25, 400)

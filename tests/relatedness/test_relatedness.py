@@ -4,8 +4,8 @@ import torch
 from kinfed.errors import ConfigError
 from kinfed.metrics import agreement
 from kinfed.relatedness import Relatedness, nearest_clusters
-from kinfed.relatedness.kernel import fit_kernel
-from kinfed.relatedness.relatedness import have_in_common
+from kinfed.relatedness.embeddings import fit_kernel
+from kinfed.relatedness.shared_neighbours import share_neighbours
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
 
@@ -78,7 +78,7 @@ def test_one_wrong_edge_does_not_survive():
     labels = torch.tensor([0] * 5 + [1] * 5)
     near = labels[:, None] == labels
     near[0, 9] = near[9, 0] = True
-    assert torch.equal(have_in_common(near, 0.5), labels[:, None] == labels)
+    assert torch.equal(share_neighbours(near, 0.5), labels[:, None] == labels)
 
 
 @pytest.mark.xdist_group("umap")  # which takes long to compile: once

@@ -102,7 +102,7 @@ def test_the_command_writes_the_page_and_the_tables(folder: Path, tmp_path: Path
 
 def test_what_takes_long_is_said_beforehand(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
-    monkeypatch.setattr("kinfed.relatedness.projection.project", lambda points, *how: points[:, :2])
+    monkeypatch.setattr("kinfed.relatedness.embeddings.project", lambda points, *how: points[:, :2])
     with forward_log(said.append):
         umap(np.zeros((20, 3), np.float32))
     umap(np.zeros((20, 3), np.float32))

@@ -8,9 +8,9 @@ import torch
 
 from kinfed.errors import ConfigError
 from kinfed.models import make_autoencoder
-from kinfed.signatures import Pretraining, sources
+from kinfed.signatures import Pretraining, parse_sources
 from kinfed.signatures import pretraining as module
-from kinfed.signatures.sources import Source
+from kinfed.signatures.pretraining import Source
 
 
 def store(folder: Path, name: str, labels: list[int], pixel: int) -> None:
@@ -19,14 +19,14 @@ def store(folder: Path, name: str, labels: list[int], pixel: int) -> None:
 
 
 def test_a_source_is_one_dataset_or_several_with_some_of_their_labels():
-    assert sources("mnist") == [Source("mnist")]
-    assert sources("cifar10+cifar100[11, 20]") == [Source("cifar10"), Source("cifar100", (11, 20))]
+    assert parse_sources("mnist") == [Source("mnist")]
+    assert parse_sources("cifar10+cifar100[11, 20]") == [Source("cifar10"), Source("cifar100", (11, 20))]
 
 
 @pytest.mark.parametrize("text", ["", "mnist+", "mnist[]", "mnist[a]", "mnist 2"])
 def test_a_source_that_cannot_be_read_is_refused(text):
     with pytest.raises(ConfigError, match="wanted datasets as in mnist"):
-        sources(text)
+        parse_sources(text)
 
 
 def test_only_rows_of_the_labels_are_taken(tmp_path):
@@ -41,6 +41,6 @@ def test_an_encoder_is_trained_on_all_parts_and_at_most_so_many_rows(tmp_path, m
     monkeypatch.setattr(module, "cache_folder", lambda kind: tmp_path / kind)
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(Pretraining, "_train", lambda self, network, x: seen.append(x) or network.init())
-    settings = Pretraining("one+two[1]", str(tmp_path), rows=10)
+    settings = Pretraining("one+two[1]", str(tmp_path), samples=10)
     settings(make_autoencoder("conv_ae", (1, 8, 8), 4), torch.zeros(0, 1, 8, 8))
     assert seen[0][:, 0, 0, 0].tolist() == [5] * 7 + [200] * 3  # every third of 20 + 10 rows

@@ -7,7 +7,7 @@ from kinfed.client import Samples
 from kinfed.clustering.kmeans import Part
 from kinfed.errors import ConfigError
 from kinfed.signatures import EmbeddingStatistics
-from kinfed.signatures.statistics import STATISTICS, summarise
+from kinfed.signatures.embedding_statistics import STATISTICS, summarise
 
 ALL = tuple(STATISTICS)
 

@@ -190,9 +190,9 @@ def test_a_silent_client_is_asked_again_before_the_first_round():
     flt = make("flt")
     fed = make_flower(flt, population(), Loopback(12, tamper))
     state = flt.init(fed)
-    assert first and bool((state.kinship >= 0).all()) and not fed.rejected
+    assert first and bool((state.clusters >= 0).all()) and not fed.rejected
     reference = flt.init(Vectorised(flt, population()))
-    assert torch.equal(state.kinship, reference.kinship)
+    assert torch.equal(state.clusters, reference.clusters)
 
 
 def test_an_experiment_without_any_reply_ends_with_an_error():

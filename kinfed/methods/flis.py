@@ -1,0 +1,81 @@
+"""What FLIS' two methods share: the similarity of what models predict, and models that clients keep.
+
+A client uses the model it trained itself when it last took part, and remembers it; one that never took part uses the
+first model, an unseen client that has not trained yet what it is served.
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from kinfed.client import Client, Reply
+from kinfed.errors import ConfigError
+from kinfed.federation import Federation
+from kinfed.method import Method
+from kinfed.models import Model
+from kinfed.params import Params, Payload, Stack, count, each_leaf, select
+
+State = TypeVar("State")
+AT_ONCE = 256  # samples
+
+
+def server_samples(fed: Federation) -> Tensor:
+    """The samples that the server owns; their labels are not used."""
+    public = fed.population.public
+    if not len(public):
+        raise ConfigError(
+            "models are compared on samples that the server owns, but there are none: "
+            "set data.public to a share of the training samples, such as 0.05 (in Python: Population.public)"
+        )
+    return fed.x[public.to(fed.device)]
+
+
+def predict(model: Model, models: Stack, x: Tensor, soft: bool = False) -> Tensor:
+    """What each model predicts for each sample: [models, samples, classes], its class (bool) or its probabilities."""
+    parts = x.split(AT_ONCE)
+    each = (torch.cat([model.logits(select(models, m), part) for part in parts]) for m in range(count(models)))
+    said = [one[None].softmax(2) if soft else one_hot(one[None].argmax(2), model.classes).bool() for one in each]
+    nobody = torch.zeros(0, len(x), model.classes, dtype=torch.float if soft else torch.bool, device=x.device)
+    return torch.cat([nobody, *said])
+
+
+def compare_predictions(some: Tensor, others: Tensor) -> Tensor:
+    """The cosine of each with each of the others' predictions: [a, b]; for classes, how often they agree."""
+    dots = torch.zeros(len(some), len(others), dtype=torch.double, device=some.device)
+    mine, theirs = dots.new_zeros(len(some)), dots.new_zeros(len(others))
+    for part, other in zip(some.split(AT_ONCE, 1), others.split(AT_ONCE, 1), strict=True):
+        a, b = part.flatten(1).double(), other.flatten(1).double()
+        dots, mine, theirs = dots + a @ b.T, mine + a.square().sum(1), theirs + b.square().sum(1)
+    return (dots / (mine[:, None] * theirs).sqrt()).nan_to_num(
+        0.0
+    )  # a model that predicts nothing finite is like no other
+
+
+def inference_similarity(model: Model, models: Stack, x: Tensor, soft: bool = False) -> Tensor:
+    """How alike each two of these models are on these samples: [models, models], 1 for a model and itself."""
+    said = predict(model, models, x, soft)
+    return compare_predictions(said, said)
+
+
+def first_memory(model: Model) -> Payload:
+    """Client: the first model is its own."""
+    return {"params": model.init(), "owns": torch.ones((), dtype=torch.bool)}
+
+
+def train_own(method: Method[State], client: Client, start: Params) -> Reply:
+    """Client: what training from `start` gives, sent and remembered."""
+    trained, _ = method.local(client, start, method.model.gradient)
+    return Reply({"params": trained}, keep={"params": trained, "owns": torch.ones_like(client.recall("owns"))})
+
+
+def drop_own(client: Client, reply: Reply) -> Reply:
+    """Client: this reply, after which it uses what it is served."""
+    return reply._replace(keep={"owns": torch.zeros_like(client.recall("owns"))})
+
+
+def own_or(client: Client, served: Params) -> Params:
+    """Client: the model it trained last, or what it is served."""
+    owns = client.recall("owns")
+    return each_leaf(lambda mine, other: torch.where(owns, mine, other), client.recall_model("params"), served)

@@ -1,0 +1,204 @@
+"""Clusters by signatures: how FLT collects them and compares unseen clients, and one K-Means of them (REPA, WD)."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.capabilities import (
+    AssignsUnseen,
+    FindsClusters,
+    HasSignatures,
+    MergesClients,
+    NeedsServerSamples,
+    SendsNetworks,
+    require_labels,
+)
+from kinfed.checks import seed_of_numpy
+from kinfed.client import Client, Reply, client_task
+from kinfed.clustering.hierarchy import Dendrogram, distances
+from kinfed.clustering.kmeans import server_kmeans
+from kinfed.clustering.neighbour_sets import NeighbourSets
+from kinfed.federation import Federation, Offer, Replies
+from kinfed.methods.cluster_models import Clustered, ClusterModels
+from kinfed.models import Model
+from kinfed.params import NOTHING, Params, Payload, select
+from kinfed.relatedness import Clusterer, cluster_distances, nearest_clusters
+from kinfed.signatures import Signature, Signatures
+
+Newcomers = Literal["nearest", "relate"]
+log = logging.getLogger("kinfed")
+
+
+class SignatureState(Protocol):
+    """A server state that holds signatures, and the clusters and merges found by them."""
+
+    @property
+    def known(self) -> Signatures: ...
+
+    @property
+    def clusters(self) -> Tensor: ...  # [clients]; -1: not assigned
+
+    @property
+    def merges(self) -> Dendrogram: ...
+
+
+Z = TypeVar("Z", bound=SignatureState)
+
+
+class ComputesSignatures(
+    FindsClusters[Z], MergesClients[Z], AssignsUnseen[Z], HasSignatures[Z], SendsNetworks, NeedsServerSamples
+):
+    """The client tasks and capabilities of a method that compares clients by their signatures."""
+
+    model: Model
+    signature: Signature
+    relatedness: Clusterer
+    newcomers: Newcomers
+    dynamic: bool
+    stores_signatures: ClassVar[bool] = True
+
+    @client_task(key="describe")  # its first name: another key would draw other centroids, and change results
+    def compute_signature(self, client: Client, encoder: Mapping[str, Tensor] = NOTHING) -> Reply:
+        """Client task: its signature."""
+        return Reply(self._payload(client, dict(encoder)), keep=self._memory(client.round))
+
+    @client_task(key="describe_and_pass_on")  # its first name, as above
+    def tune_in_turn(self, client: Client, encoder: Params) -> Reply:
+        """Client task: its signature and the tuned encoder, which the next client goes on from (FLT's first code)."""
+        tuned = self.signature.tune(client, encoder)
+        return Reply({**self._payload(client, tuned), "encoder": tuned}, keep=self._memory(client.round))
+
+    def collect(
+        self, known: Signatures, encoder: Params, clients: Tensor, fed: Federation
+    ) -> tuple[Signatures, Tensor]:
+        """Server: all signatures, those of these clients computed anew, and the clients that sent one."""
+        log.info("%d clients compute their signatures", len(clients))
+        if not self.signature.tunes_in_turn():
+            replies = fed.run(self.compute_signature, clients, Offer(shared={"encoder": encoder}))
+            return known.update(replies), replies.cohort
+        replied = [clients[:0]]
+        for client in clients:
+            replies = fed.run(self.tune_in_turn, client[None], Offer(shared={"encoder": encoder}))
+            known = known.update(replies)
+            encoder = select(replies.stack("encoder"), 0) if len(replies.cohort) else encoder
+            replied.append(replies.cohort)
+        return known, torch.cat(replied)
+
+    def initial_memory(self) -> Payload:
+        return self._memory(torch.tensor(-1))
+
+    def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
+        return self.model.init(), *self.signature.networks(shape)
+
+    def needs_server_samples(self) -> bool:
+        return self.signature.needs_server_samples()
+
+    def admits_by_server_samples(self) -> bool:
+        return False
+
+    def cluster_assignment(self, state: Z) -> Tensor:
+        return state.clusters
+
+    def dendrogram(self, state: Z) -> Dendrogram:
+        return state.merges
+
+    def signatures(self, state: Z, fed: Federation) -> Tensor:
+        known = state.known.of(fed.clients)
+        return known.means().where(known.exist()[:, None], torch.nan)
+
+    def distances_to_clusters(self, state: Z, clients: Tensor, fed: Federation) -> Tensor:
+        others = ((state.clusters >= 0) & state.known.exist()).index_fill(0, clients, False).nonzero()[:, 0]
+        return cluster_distances(state.known.of(others), state.clusters[others], state.known.of(clients))
+
+    def assignment_rule(self) -> str:
+        if self.newcomers == "nearest":
+            return "a client joins the cluster whose mean signature is nearest to its own"
+        return "a client is served the mean of those whose signatures are near its own, or else of the nearest cluster"
+
+    def _payload(self, client: Client, encoder: Params) -> Params:
+        points, shares = self.signature.compute(client, encoder, self.model.classes)
+        weighted = self.relatedness.needs_shares() or self.signature.needs_shares()
+        return {"centroids": points, "shares": shares} if weighted else {"centroids": points}
+
+    def _memory(self, round: Tensor) -> Payload:
+        return {"computed": round} if self.dynamic else {}  # the round of its signature
+
+
+def relate_to_members(
+    rule: Newcomers, by: Clusterer, known: Signatures, clusters: Tensor, unseen: Signatures
+) -> tuple[Tensor, NeighbourSets]:
+    """The cluster of each unseen client, and which of the members (known, in these clusters) are its neighbours.
+
+    "nearest": all of the cluster with the nearest mean; "relate": those that are near it, where there are some.
+    """
+    exist = known.exist()
+    own = nearest_clusters(known.of(exist), clusters[exist], unseen)
+    names, whose = own.unique(return_inverse=True)
+    mates = NeighbourSets(clusters == names[:, None], whose)
+    if rule == "nearest":
+        return own, mates
+    near = by.relate_unseen(known.of(exist), unseen)
+    rows = torch.zeros(len(near.rows), len(clusters), dtype=torch.bool, device=clusters.device)
+    rows[:, exist] = near.rows
+    whose = torch.where(rows.any(1)[near.whose], near.whose, len(rows) + mates.whose)
+    return own, NeighbourSets(torch.cat([rows, mates.rows]), whose)
+
+
+@dataclass(frozen=True)
+class KMeansState:
+    served: ClusterModels
+    root: Params  # what clients compute their signatures with, frozen: REPA's encoder φ, WD's common model θ
+    centres: Tensor  # [clusters, d] of K-Means
+
+
+class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
+    """Clusters found once, before training, by K-Means of clients' signatures; a method says what these are."""
+
+    clusters: int
+    seed: int
+    stores_signatures: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        seed_of_numpy(self.seed)
+
+    @abstractmethod
+    def learn_root(self, first: Params, fed: Federation) -> Params:
+        """Server: what clients compute their signatures with; all models start as `first`."""
+
+    @abstractmethod
+    def collect(self, root: Params, clients: Tensor, fed: Federation) -> tuple[Replies, Tensor]:
+        """Server: the replies of these clients, and their signatures of length one: [replies, d]."""
+
+    def init(self, fed: Federation) -> KMeansState:
+        served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
+        root = self.learn_root(select(served.models, 0), fed)
+        replies, points = self.collect(root, fed.clients, fed)
+        _, centres = server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)
+        return self.assign(KMeansState(served, root, centres), fed.clients, replies, points, fed)
+
+    def round(self, state: KMeansState, t: int, fed: Federation) -> KMeansState:
+        return replace(state, served=self.train_clusters(state.served, fed.sample(), fed))
+
+    def admit(self, state: KMeansState, unseen: Tensor, fed: Federation) -> KMeansState:
+        require_labels(self, unseen, fed)
+        return self.assign(state, unseen, *self.collect(state.root, unseen, fed), fed)
+
+    def assign(
+        self, state: KMeansState, clients: Tensor, replies: Replies, points: Tensor, fed: Federation
+    ) -> KMeansState:
+        """The state in which these clients are in the cluster with the centre nearest to their signature."""
+        nearest = distances(points, state.centres, "l2").argmin(1)
+        return replace(state, served=state.served.assign(clients, replies.cohort, nearest, fed))
+
+    def distances_to_clusters(self, state: KMeansState, clients: Tensor, fed: Federation) -> Tensor:
+        """Server: distances from these clients' signatures to each centre: [clients, clusters]."""
+        return distances(self.collect(state.root, clients, fed)[1], state.centres, "l2")
+
+    def signatures(self, state: KMeansState, fed: Federation) -> Tensor:
+        replies, points = self.collect(state.root, fed.clients, fed)
+        return replies.align(fed.clients, points)

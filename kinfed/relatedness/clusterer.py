@@ -1,0 +1,129 @@
+"""The protocol by which clients are related by their signatures, and what a comparison gives: clusters and neighbours.
+
+Three ways to the same result: from all pairs, which few clients allow; from points, where only near ones are looked
+at; and from the pairs of a sparse graph. Memory grows with the pairs that are related, not with all pairs.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import inf, nextafter
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from kinfed.clustering.hierarchy import Dendrogram, average_linkage, components, ward, ward_of_neighbours
+from kinfed.clustering.micro_clusters import average_clusters
+from kinfed.clustering.neighbour_sets import NeighbourSets, SparseGraph
+from kinfed.errors import ConfigError
+from kinfed.relatedness.shared_neighbours import neighbours_of_points
+from kinfed.signatures import Signatures
+
+MICRO_CLUSTERS = 4000  # that many points are condensed to before they are linked
+
+
+@runtime_checkable
+class Clusterer(Protocol):
+    """Which clients are related, by their signatures. A plug-in inherits from it, and so has all defaults."""
+
+    @abstractmethod
+    def compare(self, known: Signatures) -> "Comparison":
+        """The clients with these signatures compared with each other; `Partition` is the simplest result."""
+
+    def relate_unseen(self, known: Signatures, unseen: Signatures) -> NeighbourSets:
+        """The known clients that each unseen one is related to."""
+        raise ConfigError(f"{type(self).__name__} relates no unseen clients: set newcomers = 'nearest'")
+
+    def needs_shares(self) -> bool:
+        """Whether clients must send the share of their samples that each point stands for."""
+        return False
+
+
+class Comparison(Protocol):
+    def clusters(self, clusters: int = 0) -> Tensor:
+        """The cluster of each client: [M]; so many of Ward's clusters of the graph's rows, or as many as there are."""
+
+    def neighbours(self) -> NeighbourSets:
+        """Who is related to whom."""
+
+    def dendrogram(self, members: Tensor, clusters: int = 0) -> Dendrogram:
+        """The merges behind these clusters of clients with these ids; none where nothing was merged, or too many."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Clients related to those of their own cluster ([M])."""
+
+    labels: Tensor
+
+    def clusters(self, clusters: int = 0) -> Tensor:
+        return self.labels
+
+    def neighbours(self) -> NeighbourSets:
+        return NeighbourSets.of_clusters(self.labels)
+
+    def dendrogram(self, members: Tensor, clusters: int = 0) -> Dendrogram:
+        return Dendrogram.none(members.device)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Few clients: whether each two are related (bool [M, M]), and their distances where clusters are cut by them."""
+
+    related: Tensor
+    distances: Tensor | None
+    near: float
+
+    def clusters(self, clusters: int = 0) -> Tensor:
+        if clusters:
+            return ward(self.related, clusters).to(self.related.device)
+        if self.distances is None:
+            return components(self.related).to(self.related.device)
+        return average_linkage(self.distances, self.near).to(self.related.device)
+
+    def neighbours(self) -> NeighbourSets:
+        return NeighbourSets.of_matrix(self.related)
+
+    def dendrogram(self, members: Tensor, clusters: int = 0) -> Dendrogram:
+        if clusters or self.distances is None:
+            return Dendrogram.none(members.device)
+        made = nextafter(self.near, inf)  # a merge at the threshold is
+        return Dendrogram.of(members, self.distances, "average", made)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Many clients, each one point ([M, d])."""
+
+    points: Tensor
+    near: float
+    overlap: float
+
+    def clusters(self, clusters: int = 0) -> Tensor:
+        if clusters:
+            return ward_of_neighbours(self.neighbours(), clusters).to(self.points.device)
+        return average_clusters(self.points, self.near, MICRO_CLUSTERS)
+
+    def neighbours(self) -> NeighbourSets:
+        return neighbours_of_points(self.points, self.near, self.overlap)
+
+    def dendrogram(self, members: Tensor, clusters: int = 0) -> Dendrogram:
+        return Dendrogram.none(members.device)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Many clients, and the pairs of them that are related."""
+
+    graph: SparseGraph
+    device: torch.device  # of the answers; the graph itself is in main memory
+
+    def clusters(self, clusters: int = 0) -> Tensor:
+        found = ward_of_neighbours(self.neighbours(), clusters) if clusters else self.graph.components()
+        return found.to(self.device)
+
+    def neighbours(self) -> NeighbourSets:
+        return self.graph.neighbours().to(self.device)
+
+    def dendrogram(self, members: Tensor, clusters: int = 0) -> Dendrogram:
+        return Dendrogram.none(members.device)

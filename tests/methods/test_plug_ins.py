@@ -1,0 +1,74 @@
+"""Signatures and clusterers of a user's own module run FLT end to end."""
+
+from pathlib import Path
+
+import pytest
+
+from kinfed.config import assemble, load_config
+from kinfed.errors import ConfigError
+
+OWN = """
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.client import Client
+from kinfed.clustering.kmeans import Centroids
+from kinfed.params import Params
+from kinfed.relatedness import Clusterer, Partition
+from kinfed.signatures import Signature, Signatures
+
+
+@dataclass(frozen=True)
+class LabelShares(Signature):
+    scale: float = 1.0
+
+    def size(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        return 1, 10
+
+    def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:
+        counts = torch.zeros(10, device=client.key.device)
+        for batch in client.train.in_order():
+            counts = counts + (torch.nn.functional.one_hot(batch.y, 10) * batch.mask[:, None]).sum(0)
+        return Centroids(self.scale * (counts / counts.sum())[None], torch.ones_like(counts[:1]))
+
+
+@dataclass(frozen=True)
+class NonZero(Clusterer):
+    def compare(self, known: Signatures) -> Partition:
+        _, labels = (known.means() > 0.01).unique(dim=0, return_inverse=True)
+        return Partition(labels)
+
+
+@dataclass(frozen=True)
+class Half(Clusterer):
+    size: int = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_parts.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def run_flt(*settings: str) -> dict[str, float | int | None]:
+    base = ["method=flt", "partition.clients=10", "rounds=1", *settings]
+    return assemble(load_config(None, base)).run()
+
+
+@pytest.mark.usefixtures("own")
+def test_flt_runs_with_a_signature_and_a_clusterer_of_the_users_own():
+    summary = run_flt(
+        "methods.flt.signature.name=own_parts:LabelShares", "methods.flt.signature.scale=2",
+        "methods.flt.relatedness.name=own_parts:NonZero", "roles.holdout=0.1",
+    )  # fmt: skip
+    assert summary["ari"] == 1.0, "the demo's clusters hold different labels"
+
+
+@pytest.mark.usefixtures("own")
+def test_what_is_no_clusterer_is_refused_with_what_it_lacks():
+    with pytest.raises(ConfigError, match=r"methods\.flt.*own_parts:Half.*compare"):
+        run_flt("methods.flt.relatedness.name=own_parts:Half")
