@@ -40,7 +40,8 @@ def test_files_of_the_same_name_are_found_wherever_they_are(tmp_path: Path):
 
 
 def test_a_body_is_counted_without_docstring_comments_and_blank_lines(tmp_path: Path):
-    text = 'def f():\n    """Says\n    much."""\n    # why\n    a = 1\n\n    return (\n        a\n    )\n\ndef g():\n    """Nothing."""\n'
+    long = 'def f():\n    """Says\n    much."""\n    # why\n    a = 1\n\n    return (\n        a\n    )\n'
+    text = long + '\ndef g():\n    """Nothing."""\n'
     assert write(tmp_path, {"a.py": text}).lengths() == [4]
 
 

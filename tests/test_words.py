@@ -83,6 +83,7 @@ ROWS_OF_TABLES = (
     "kinfed/metrics/",
     "docs/architecture.md",
     "docs/methods/",
+    "docs/notebooks/",
     "docs/recovery.md",
     "docs/reports.md",
     "docs/reproducing.md",

@@ -44,7 +44,7 @@ def config_page(demo: str) -> str:
     parts += chosen(
         "partition",
         PARTITIONS,
-        "How samples are dealt to clients. `name` is one of these, or [your own](../own-data.md) `module:Class`.",
+        "How clients get a dataset's samples. `name` is one of these, or [your own](../own-data.md) `module:Class`.",
     )
     parts += chosen(
         "shift",

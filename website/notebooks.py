@@ -59,6 +59,10 @@ def output(found: Json, name: str, title: str, pictures: dict[str, bytes]) -> st
         printed = text_of(found["text"]).strip("\n")
         return f"```text\n{printed}\n```"
     data = found.get("data", {})
+    if "image/svg+xml" in data:
+        name = f"{name.removesuffix('.png')}.svg"
+        pictures[name] = text_of(data["image/svg+xml"]).encode()
+        return f"![{title}]({name})"
     if "image/png" in data:
         pictures[name] = base64.b64decode(data["image/png"])
         return f"![{title}]({name})"

@@ -6,7 +6,10 @@ from typing import Annotated
 import typer
 
 # commands register themselves, in the order in which help shows them
-from kinfed.cli import assign, bench, compare, deploy, export, list, report, reproduce, resume, run  # noqa: F401
+# isort: off
+from kinfed.cli import run, compare, resume, list, reproduce, report, bench, export, assign, deploy  # noqa: F401
+
+# isort: on
 from kinfed.cli.options import app
 
 __all__ = ["app", "main"]
@@ -49,5 +52,5 @@ def about(
 
     `kinfed deploy new` writes an app for Flower's server and nodes, for a federation over a network.
 
-    `kinfed run --help` tells how to set everything else.
+    `kinfed run --help` explains all other settings.
     """

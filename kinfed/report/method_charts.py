@@ -4,11 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from kinfed.report.series import Curve, Metric, Series, Spread, curves, gather, metric_named, spreads
+from kinfed.report.series import Curve, Metric, OnDisk, Place, Series, Spread, curves, gather, metric_named, spreads
 from kinfed.report.vega import DASHES, FAINT, Chart, Rows, Spec, digits, mark_line, number, show
-from kinfed.runs.reader import Run
 
-Runs = Iterable[Run | Path | str] | Sequence[Series] | Path | str
+Runs = Iterable[Place] | Sequence[Series] | Place
 
 
 def plot_convergence(runs: Runs, metric: str = "accuracy") -> Chart:
@@ -167,6 +166,6 @@ def bin_rows(one: Spread) -> Rows:
 
 def as_series(runs: Runs) -> list[Series]:
     """The runs, folders or series as series."""
-    given = [runs] if isinstance(runs, Path | str) else list(runs)
+    given = [runs] if isinstance(runs, OnDisk | Path | str) else list(runs)
     found = [one for one in given if isinstance(one, Series)]
     return found or gather(one for one in given if not isinstance(one, Series))

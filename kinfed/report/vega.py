@@ -55,7 +55,8 @@ class Chart:
 
     def to_dict(self) -> Spec:
         """The whole chart as one Vega-Lite specification, in light colours."""
-        whole: Spec = {"vconcat" if self.stacked else "hconcat": list(self.panels), "spacing": 12}
+        own: Spec = {"scale": {"color": "independent", "shape": "independent"}}  # a panel's clusters are its own
+        whole: Spec = {"vconcat" if self.stacked else "hconcat": list(self.panels), "spacing": 12, "resolve": own}
         body = self.panels[0] if len(self.panels) == 1 else whole
         theme = THEMES["light"] | {"background": "white"}
         return {"$schema": SCHEMA, **body, "datasets": self.tables, "config": theme, "padding": 10}
@@ -68,16 +69,16 @@ class Chart:
         """Writes a .png or .svg file."""
         path = Path(path)
         if path.suffix == ".svg":
-            path.write_text(load_renderer().vegalite_to_svg(self.to_dict(), VERSION), encoding="utf-8")
+            path.write_text(self._repr_svg_(), encoding="utf-8")
         elif path.suffix == ".png":
             path.write_bytes(load_renderer().vegalite_to_png(self.to_dict(), VERSION, scale=2))
         else:
             raise ConfigError(f"a chart is saved as .png or .svg, got '{path.name}'")
 
-    def _repr_png_(self) -> bytes:
+    def _repr_svg_(self) -> str:
         """The picture that a notebook shows."""
-        png: bytes = load_renderer().vegalite_to_png(self.to_dict(), VERSION, scale=1.5)
-        return png
+        svg: str = load_renderer().vegalite_to_svg(self.to_dict(), VERSION)
+        return svg
 
 
 def load_renderer() -> ModuleType:
