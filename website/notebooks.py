@@ -81,7 +81,7 @@ def run_again(path: Path) -> None:
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, kernel_name="python3", record_timing=False).execute()
+    NotebookClient(notebook, timeout=1800, kernel_name="python3", record_timing=False).execute()
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
 
