@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, cast
 
 from kinfed.comparison import Outcome, as_csv, comparison_table, means_by_method, summary_table
 from kinfed.config import Config, assemble, make_population
-from kinfed.config.arguments import ConfigLike, DataLike, MethodLike, configure, is_config, name_method, put_method
-from kinfed.data import DATASETS, PARTITIONS, SHIFTS
+from kinfed.config.assembly import ConfigLike, DataLike, MethodLike, configure, is_config, name_method, put_method
 from kinfed.data.population import Population
-from kinfed.engines import ENGINES
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.experiment import Summary
 from kinfed.method import Method
-from kinfed.methods import METHODS
-from kinfed.models import MODELS
 from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display, forward_log
-from kinfed.registry import as_file, first_lines, look_up
+from kinfed.registry import as_file
 from kinfed.runs import lifecycle
 from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other
 from kinfed.runs.logs import COMPARISON, CONFIG, write_text
@@ -334,19 +330,3 @@ def load_pandas() -> ModuleType:
 
 def to_path(place: Text | None) -> Path | None:
     return None if place is None else Path(place)
-
-
-FOUND = "the module is in the working folder, or installed"
-
-
-def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
-    """Kind -> name -> one line; of all kinds or of one."""
-    kinds = {
-        "methods": first_lines(METHODS) | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
-        "datasets": dict(DATASETS),
-        "partitions": first_lines(PARTITIONS),
-        "shifts": first_lines(SHIFTS),
-        "models": first_lines(MODELS) | {"MODULE:FUNCTION": f"A network of your own; {FOUND}."},
-        "engines": first_lines(ENGINES),
-    }
-    return kinds if kind is None else {kind: look_up(kind, kinds, "kind of thing to list")}

@@ -15,8 +15,7 @@ from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings, make_method, model_for
 from kinfed.data.arrays import ServerSamples
-from kinfed.deployment.plan import Plan, make_planned_method
-from kinfed.deployment.samples_file import load_folder
+from kinfed.deployment.plan import Plan, load_folder, make_planned_method
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.node import ClientData, ClientNode

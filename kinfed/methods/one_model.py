@@ -26,7 +26,7 @@ class OneModelState:
 
 
 class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
-    """Every client is served the same model; strangers too."""
+    """Every client is served the same model; unseen ones too."""
 
     def init(self, fed: Federation) -> OneModelState:
         return OneModelState(each_leaf(lambda w: w.to(fed.device), self.model.init()))
@@ -49,7 +49,7 @@ class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
 
 
 class Averaged(OneModel, ABC):
-    """The mean of what the clients trained, weighted by their rows; FedAvg's file explains `aggregate_over`."""
+    """The mean of what the clients trained, weighted by their samples; FedAvg's file explains `aggregate_over`."""
 
     aggregate_over: AggregateOver
 
@@ -68,7 +68,7 @@ class OnePartState:
 
 
 class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
-    """Clients train the whole network; the server averages the shared part, weighted by rows."""
+    """Clients train the whole network; the server averages the shared part, weighted by samples."""
 
     @abstractmethod
     def is_shared(self, name: str) -> bool:

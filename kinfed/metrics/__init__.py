@@ -1,7 +1,16 @@
 """Metrics: accuracy and fairness over clients, quality of clusters, communication; docs/metrics.md defines them all."""
 
-from kinfed.metrics.correlation import bootstrap_error, divergences, drift_similarity, pearson
-from kinfed.metrics.dry_runs import assign_look_alikes, collect_signatures, dry_run, originals_of, robustness
+from kinfed.metrics.dry_runs import (
+    assign_look_alikes,
+    bootstrap_error,
+    collect_signatures,
+    divergences,
+    drift_similarity,
+    dry_run,
+    originals_of,
+    pearson,
+    robustness,
+)
 from kinfed.metrics.found_clusters import (
     FoundClusters,
     agreement,

@@ -15,8 +15,7 @@ from kinfed.clustering.kmeans import Part, kmeans
 from kinfed.federation import Federation
 from kinfed.keys import base_key
 from kinfed.method import Method
-from kinfed.metrics.correlation import correlation
-from kinfed.metrics.dry_runs import compute_signatures, dry_run
+from kinfed.metrics.dry_runs import compute_signatures, correlation, dry_run
 
 State = TypeVar("State")
 MANY = 10_000  # clients of which all pairs are compared; of more no clustering error is measured

@@ -191,6 +191,6 @@ def latex_cell(cell: Cell) -> str:
 
 
 def escape_latex(words: str) -> str:
-    """Words with LaTeX's special letters escaped."""
-    replace: Callable[[str], str] = lambda letter: SPECIAL.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter)  # noqa: E731
+    """Words with LaTeX's special characters escaped."""
+    replace: Callable[[str], str] = lambda c: SPECIAL.get(c, f"\\{c}" if c in "&%$#_{}" else c)  # noqa: E731
     return "".join(map(replace, words))

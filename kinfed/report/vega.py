@@ -14,7 +14,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetc
 FAINT = "#8b929a"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 DASHES = ([1, 0], [7, 4], [2, 4], [10, 3, 2, 3])
-# Okabe and Ito's colours, which people with colour-blindness tell apart; black and yellow are toned down.
+# Okabe and Ito's colours, which differ under colour-blindness; black and yellow are toned down.
 COLOURS = {
     "light": ["#0072b2", "#d55e00", "#009e73", "#b8568f", "#c98500", "#3a9bd9", "#4d4d4d", "#a89a00"],
     "dark": ["#4aa3df", "#ee8130", "#2cc295", "#db8fbd", "#eab03a", "#8fd0f5", "#b9bdc1", "#e6d94a"],
@@ -48,8 +48,8 @@ THEMES = {
 class Chart:
     """Vega-Lite panels over named tables; shows itself in a notebook and saves itself as PNG or SVG."""
 
-    panels: tuple[Spec, ...]
-    tables: dict[str, Rows]
+    panels: tuple[Spec, ...] = field(repr=False)
+    tables: dict[str, Rows] = field(repr=False)
     data: object = field(repr=False, default=None)  # the numbers that it shows
     stacked: bool = False  # panels below each other instead of side by side
 
