@@ -82,7 +82,7 @@ def execute(path: Path) -> None:
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False).execute()
+    NotebookClient(notebook, timeout=1800, kernel_name="python3", record_timing=False).execute()
     for found in (found for cell in notebook.cells for found in cell.get("outputs", [])):
         if "image/png" in found.get("data", {}):
             found.data["image/png"] = shrink(found.data["image/png"])

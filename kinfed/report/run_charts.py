@@ -31,25 +31,28 @@ def plot_signatures(run: Place) -> Chart:
     views = [("found", "found cluster", coloring.found, run.found)]
     views += [("true", "ground-truth cluster", coloring.true, run.true_clusters)]
     shown = [view for view in views if view[2] is not None] or views[:1]
-    panels = [map_panel(run, seen.projection, len(rows), *view) for view in shown]
+    panels = [map_panel(run, seen.projection, seen.points, *view) for view in shown]
     return Chart(tuple(panels), {"clients": rows}, seen)
 
 
 def map_panel(
-    run: Run, projection: str, count: int, field: str, title: str, colours: Whole | None, names: Whole | None
+    run: Run, projection: str, points: Numbers, field: str, title: str, colours: Whole | None, names: Whole | None
 ) -> Spec:
     """One view of the signature map."""
     domain = color_domain(colours, names)
     legend = cluster_legend(domain, title)
     shapes: Spec = {"domain": domain, "range": [SHAPES[at // 8 % 6] for at in range(len(domain))]}
-    plain: Spec = {"scale": {"domain": [-0.04, 1.04], "nice": False}, "axis": None}
+    x: Spec = {"scale": {"domain": [-0.04, 1.04], "nice": False}, "axis": None}
+    tall = float(np.ptp(points[:, 1])) / 2 + 0.04  # both axes by the same factor, nearly
+    y: Spec = {"scale": {"domain": [0.5 - tall, 0.5 + tall], "nice": False}, "axis": None}
+    count, height = len(points), round(max(160, 420 * min(1.0, 2 * tall)))
     size = 18 if count > 1500 else 36 if count > 300 else 80
     return {
         "title": f"by {title}", "description": f"Signature map of {count} clients ({projection}) by {title}",
-        "data": {"name": "clients"}, "width": 420, "height": 360, "view": FRAME,
+        "data": {"name": "clients"}, "width": 420, "height": height, "view": FRAME,
         "mark": {"type": "point", "filled": True, "opacity": 0.85, "size": size},
         "encoding": {
-            "x": number("x", **plain), "y": number("y", **plain), "tooltip": client_tips(run),
+            "x": number("x", **x), "y": number("y", **y), "tooltip": client_tips(run),
             "shape": {"field": field, "type": "nominal", "legend": legend, "scale": shapes},
             "color": cluster_color(domain, field, legend),
         },

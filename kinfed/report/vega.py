@@ -48,8 +48,8 @@ THEMES = {
 class Chart:
     """Vega-Lite panels over named tables; shows itself in a notebook and saves itself as PNG or SVG."""
 
-    panels: tuple[Spec, ...]
-    tables: dict[str, Rows]
+    panels: tuple[Spec, ...] = field(repr=False)
+    tables: dict[str, Rows] = field(repr=False)
     data: object = field(repr=False, default=None)  # the numbers that it shows
     stacked: bool = False  # panels below each other instead of side by side
 
