@@ -85,6 +85,8 @@ def test_everything_that_can_be_named_is_listed_with_a_line():
         assert any(line.split()[:1] == [name] and len(line.split()) > 3 for line in lines), name
     assert kinfed("list", "models").output.startswith("models:\n  mlp_200")
     assert_refused(kinfed("list", "modles"), "did you mean 'models'?")
+    schema = json.loads(kinfed("list", "schema").output)
+    assert "lr" in schema["properties"]["training"]["properties"] or "$ref" in schema["properties"]["training"]
 
 
 def test_a_run_outside_a_terminal_prints_plain_lines():

@@ -1,5 +1,6 @@
 """`kinfed list`"""
 
+import json
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ FOUND = "the module is in the working folder, or installed"
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="methods, datasets, partitions, shifts, models or engines.", show_default=False),
+        typer.Argument(help="methods, datasets, partitions, shifts, models, engines, or schema.", show_default=False),
     ] = None,
 ) -> None:
     """Show what can be named in a config, with one line each.
@@ -23,8 +24,12 @@ def list_(
     `kinfed list` — everything
 
     `kinfed list partitions`
+
+    `kinfed list schema > kinfed.schema.json` — the JSON schema of all settings, for an editor that checks TOML
     """
     with plain_errors():
+        if kind == "schema":
+            return print_schema()
         for title, lines in list_parts(kind).items():
             print(f"{title}:")
             for name, line in lines.items():
@@ -48,3 +53,10 @@ def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
         "engines": first_lines(ENGINES),
     }
     return kinds if kind is None else {kind: look_up(kind, kinds, "kind of thing to list")}
+
+
+def print_schema() -> None:
+    """Prints the JSON schema of a config."""
+    from kinfed.config import json_schema
+
+    print(json.dumps(json_schema(), indent=1))
