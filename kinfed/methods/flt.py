@@ -110,8 +110,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         """Unseen clients are related to members; those stay related to each other as they were."""
         members = (state.clusters >= 0).nonzero()[:, 0]
         clusters, known = state.clusters[members], state.known.of(members)
-        fit, asked = self.judge_fit(state, unseen, fed), state.known.of(unseen)
-        log_misfits(fit)
+        fit, asked = log_misfits(self.judge_fit(state, unseen, fed)), state.known.of(unseen)
         own, near = relate_to_members(self.newcomers, self.relatedness, known, clusters, asked, fit)
         before = NeighbourSets(state.served.contributors[:, members], state.served.assignment[members])
         related = NeighbourSets.stack([before.beside(near.transpose()), near.beside(NeighbourSets.of_clusters(own))])

@@ -172,12 +172,13 @@ def relate_to_members(
     return own, NeighbourSets(torch.cat([rows, mates.rows]), whose)
 
 
-def log_misfits(fit: Fit | None) -> None:
-    """Logs how many unseen clients fit none of the clusters, where there are some."""
+def log_misfits(fit: Fit | None) -> Fit | None:
+    """The same, once it is logged how many unseen clients fit none of the clusters, where there are some."""
     if fit is not None and not bool(fit.fits.all()):
         number = int(fit.distances.isfinite().any(0).sum())
         log.info("%d of %d unseen clients fit none of the %d clusters: each is served the nearest",
                  int((~fit.fits).sum()), len(fit.fits), number)  # fmt: skip
+    return fit
 
 
 @dataclass(frozen=True)

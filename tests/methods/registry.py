@@ -51,7 +51,7 @@ def signature(**more) -> EncoderCentroids:
 
 
 def part_means() -> PartMeans:
-    return PartMeans(latent=8, pretraining=Pretraining("digits", epochs=1))
+    return PartMeans(latent=8, pretraining=Pretraining("digits"))
 
 
 def statistics(**more) -> EmbeddingStatistics:
