@@ -50,7 +50,7 @@ LAYERS = [  # a module may import its own name and the lines above it
     {"config"},
     {"progress", "trackers"},
     {"runs"},
-    {"comparison", "listing", "bench", "recipes"},
+    {"comparison", "bench", "recipes"},
     {"report"},
     {"reproduction"},
     {"deployment"},

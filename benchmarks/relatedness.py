@@ -3,7 +3,7 @@
     python benchmarks/relatedness.py signatures --data-dir DATA --out SIGNATURES [--device cuda] [--only scenario-1]
     python benchmarks/relatedness.py table SIGNATURES [--device cuda]
 
-The first command describes all clients of each scenario (the encoder is pre-trained on Fashion-MNIST, or read with
+The first command computes all signatures of each scenario (the encoder is pre-trained on Fashion-MNIST, or read with
 --encoder FILE); the second relates them by every distance and prints a Markdown table.
 """
 
@@ -37,7 +37,7 @@ SCENARIOS = {
 DISTANCES = ("kernel", "transport", "matching", "min")
 
 
-def describe(population: Population, flt: FLT, weights: Params, device: str, seed: int) -> Signatures:
+def compute_signatures(population: Population, flt: FLT, weights: Params, device: str, seed: int) -> Signatures:
     """The signatures of all clients."""
     fed = Vectorised(flt, population, seed=seed, device=device)
     offered = weights if flt.signature.tuning == "own_copy" else encoder_of(weights)
@@ -63,7 +63,7 @@ def write_signatures(options: argparse.Namespace) -> None:
                     began = time.perf_counter()
                     asked = replace(signature, tuning=tuning, k=k, k_by_labels=by_labels)
                     flt = FLT(make_model("mlp_200", (1, 28, 28), rows.classes), signature=asked)
-                    known = describe(population, flt, weights, options.device, seed)
+                    known = compute_signatures(population, flt, weights, options.device, seed)
                     name = f"{scenario}.{tuning}.{'labels' if by_labels else 5}.{seed}.safetensors"
                     assert population.true_clusters is not None
                     save_file(

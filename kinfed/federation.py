@@ -106,7 +106,7 @@ class Federation(ABC):
         self.true_clusters = population.true_clusters
         self.columns = RoleColumns.of(self.roles)
         self.since = self.columns.joins.clone()
-        self.held: Tensor | None = None  # how many training rows of each label, once somebody asked
+        self.held: Tensor | None = None  # training samples of each label, once they were asked for
         self.round = 0
         self.is_over = False  # training has ended, and those who join later are there
         self.calls: dict[str, int] = {}
@@ -117,7 +117,7 @@ class Federation(ABC):
 
     @property
     def sizes(self) -> Tensor:
-        """Training rows of every client, known from enrolment: [clients]."""
+        """Training samples of every client, known from enrolment: [clients]."""
         return torch.tensor([rows.size(0) for rows in self.train], device=self.device)  # len() takes ten times as long
 
     @property
@@ -157,7 +157,7 @@ class Federation(ABC):
 
     @property
     def labels_held(self) -> Tensor:
-        """How many training rows of each label each client has now: [clients, classes]; rows without one are none."""
+        """Training samples of each label that each client has now: [clients, classes]; samples without one are none."""
         if self.held is None:
             classes, owner = self.population.classes, self.everyone.repeat_interleave(self.sizes)
             y = self.y[torch.cat(self.train)]

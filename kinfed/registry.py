@@ -27,7 +27,7 @@ def explain_unknown(name: str, names: Collection[str], kind: str) -> str:
 
 
 def suggest(name: str, names: Collection[str], least: float = 0.6) -> str:
-    """ ": did you mean …?" when a name comes close, by this share of its letters at least, else nothing."""
+    """ ": did you mean …?" when a name comes close, by this share of its characters at least, else nothing."""
     close = get_close_matches(name, names, n=1, cutoff=least)
     return f": did you mean '{close[0]}'?" if close else ""
 

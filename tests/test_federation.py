@@ -109,6 +109,26 @@ def test_each_row_of_an_offer_goes_to_the_client_it_is_for():
         assert fed.ledger.down["echo"].tolist() == [8, 0, 8, 0, 0, 8]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_task_without_a_mark_is_refused(engine):
+    class Unmarked(Probe):
+        def look_again(self, client) -> Reply:
+            return Reply({})
+
+    fed = engine(Unmarked(), tiny_population())
+    with pytest.raises(ConfigError, match="'look_again' is no client task: mark it with @client_task"):
+        fed.run(fed.method.look_again, fed.clients)
+
+
+def test_a_task_without_annotations_is_refused_where_it_is_defined():
+    with pytest.raises(ConfigError, match=r"client task '.*\.train': annotate 'params' as Params"):
+
+        class Bare:
+            @client_task
+            def train(self, client, params) -> Reply:
+                return Reply({})
+
+
 def test_a_sample_is_seeded_sorted_and_of_the_asked_size():
     fed, twin = (probe(Sequential, fraction=0.5, seed=3) for _ in range(2))
     drawn = [fed.sample().tolist() for _ in range(40)]

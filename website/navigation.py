@@ -6,7 +6,7 @@ from kinfed.methods import METHODS
 
 Nav = list[dict[str, str | list[str]]]
 SECTIONS = {
-    "Start": ["tutorial.md", "choosing.md", "notebooks/which-clients-are-kin.md", "notebooks/*"],
+    "Start": ["tutorial.md", "choosing.md", "notebooks/which-clients-are-related.md", "notebooks/*"],
     "How to": [
         "own-data.md", "own-model.md", "own-method.md", "adding-a-method.md", "reports.md", "reproducing.md",
         "serving.md", "deployment.md", "flower.md",

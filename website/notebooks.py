@@ -1,6 +1,7 @@
 """An executed notebook -> a page and the pictures in it. `python -m website.notebooks FILE...` runs notebooks again."""
 
 import base64
+import io
 import json
 import sys
 from dataclasses import dataclass
@@ -58,6 +59,10 @@ def output(found: Json, name: str, title: str, pictures: dict[str, bytes]) -> st
         printed = text_of(found["text"]).strip("\n")
         return f"```text\n{printed}\n```"
     data = found.get("data", {})
+    if "image/svg+xml" in data:
+        name = f"{name.removesuffix('.png')}.svg"
+        pictures[name] = text_of(data["image/svg+xml"]).encode()
+        return f"![{title}]({name})"
     if "image/png" in data:
         pictures[name] = base64.b64decode(data["image/png"])
         return f"![{title}]({name})"
@@ -71,17 +76,29 @@ def text_of(source: str | list[str]) -> str:
     return source if isinstance(source, str) else "".join(source)
 
 
-def run_again(path: Path) -> None:
+def execute(path: Path) -> None:
     """Executes a notebook and writes down what it shows."""
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, kernel_name="python3", record_timing=False).execute()
+    NotebookClient(notebook, timeout=1800, kernel_name="python3", record_timing=False).execute()
+    for found in (found for cell in notebook.cells for found in cell.get("outputs", [])):
+        if "image/png" in found.get("data", {}):
+            found.data["image/png"] = shrink(found.data["image/png"])
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
 
 
+def shrink(png: str) -> str:
+    """A picture (in base64) with 64 colours, which charts do not exceed: a quarter of the bytes."""
+    from PIL import Image
+
+    small = io.BytesIO()
+    Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
+    return base64.b64encode(small.getvalue()).decode()
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        run_again(Path(name))
+        execute(Path(name))

@@ -6,6 +6,8 @@ import typer
 
 from kinfed.cli.options import app, plain_errors
 
+FOUND = "the module is in the working folder, or installed"
+
 
 @app.command(name="list")
 def list_(
@@ -23,9 +25,26 @@ def list_(
     `kinfed list partitions`
     """
     with plain_errors():
-        from kinfed.listing import listing
-
-        for title, lines in listing(kind).items():
+        for title, lines in list_parts(kind).items():
             print(f"{title}:")
             for name, line in lines.items():
                 print(f"  {name:<18}{line}")
+
+
+def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
+    """Kind -> name -> one line; of all kinds or of one."""
+    from kinfed.data import DATASETS, PARTITIONS, SHIFTS
+    from kinfed.engines import ENGINES
+    from kinfed.methods import METHODS
+    from kinfed.models import MODELS
+    from kinfed.registry import first_lines, look_up
+
+    kinds = {
+        "methods": first_lines(METHODS) | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
+        "datasets": dict(DATASETS),
+        "partitions": first_lines(PARTITIONS),
+        "shifts": first_lines(SHIFTS),
+        "models": first_lines(MODELS) | {"MODULE:FUNCTION": f"A network of your own; {FOUND}."},
+        "engines": first_lines(ENGINES),
+    }
+    return kinds if kind is None else {kind: look_up(kind, kinds, "kind of thing to list")}

@@ -29,5 +29,5 @@ def resume(
         from kinfed.progress import choose_display
         from kinfed.runs.reader import is_comparison
 
-        go_on = api.resume_comparison if is_comparison(folder) else api.resume
-        go_on(folder, rounds=rounds, device=device, display=choose_display(plain, quiet))
+        take_up = api.resume_comparison if is_comparison(folder) else api.resume
+        take_up(folder, rounds=rounds, device=device, display=choose_display(plain, quiet))

@@ -253,7 +253,7 @@ def explain_unknown_key(at: str, name: str, known: Collection[str], elsewhere: C
 
 
 def keys_like(name: str, keys: Collection[str], least: float = 0.6) -> list[str]:
-    """The keys whose last part comes closest to this name, by this share of its letters at least."""
+    """The keys whose last part comes closest to this name, by this share of its characters at least."""
     close = get_close_matches(name, {key.rpartition(".")[2] for key in keys}, n=1, cutoff=least)
     return [key for key in keys if key.rpartition(".")[2] in close]
 

@@ -49,7 +49,7 @@ def change_contrast(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def turn_hue(x: Tensor, turn: Tensor) -> Tensor:
-    """Hues turned by a part of the full circle for each image; gray images stay as they are."""
+    """Hues turned by a part of a full turn for each image; gray images stay as they are."""
     if x.shape[1] == 1:
         return x
     value, chroma = x.amax(1), x.amax(1) - x.amin(1)

@@ -15,7 +15,7 @@ from kinfed.training import LocalTraining
 
 @dataclass(frozen=True)
 class FedAvg(Averaged):
-    """One model for all: the mean of what the participants trained, weighted by their rows."""
+    """One model for all: the mean of what the participants trained, weighted by their samples."""
 
     model: Model
     local: LocalTraining = LocalTraining()

@@ -33,7 +33,7 @@ from kinfed.training import LocalTraining
 @dataclass(frozen=True)
 class FLISDCState:
     models: Stack  # [T] one for each participant of the last round; the first model before
-    related: Pairs  # [clients, clients] bool: who is in whose cluster; the rows of others are empty
+    related: Pairs  # [clients, clients] bool: row i: the cluster of client i; empty for the others
 
 
 @dataclass(frozen=True)

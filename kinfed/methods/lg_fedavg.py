@@ -3,7 +3,7 @@
 The global part θ_g crosses the wire, the local part θ_l never leaves its client; both are trained together. By default
 θ_g is the last four weight tensors, the last two linear layers, as in FLIS; `shares` chooses weights by name instead.
 Deviations: all clients start from one common model (the authors' code: from one that FedAvg has trained), the mean is
-weighted by rows as in FLIS' code (the authors': a plain one), and nothing is selected on test data.
+weighted by samples as in FLIS' code (the authors': a plain one), and nothing is selected on test data.
 """
 
 from collections.abc import Callable

@@ -22,7 +22,7 @@ class OneModelState:
 
 
 class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
-    """Every client is served the same model; strangers too."""
+    """Every client is served the same model; unseen ones too."""
 
     def init(self, fed: Federation) -> OneModelState:
         return OneModelState(each_leaf(lambda w: w.to(fed.device), self.model.init()))
@@ -45,7 +45,7 @@ class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
 
 
 class Averaged(OneModel, ABC):
-    """The mean of what the clients trained, weighted by their rows; FedAvg's file explains `aggregate_over`."""
+    """The mean of what the clients trained, weighted by their samples; FedAvg's file explains `aggregate_over`."""
 
     aggregate_over: AggregateOver
 

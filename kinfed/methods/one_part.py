@@ -1,6 +1,6 @@
 """Shape: one part of the model for all, the rest of it each client's own. A method says which part is shared.
 
-Only the shared part crosses the wire. A stranger is served it on top of the common first model's own part, which stays
+Only the shared part crosses the wire. An unseen client is served it on top of the first model's own part, which stays
 untrained until the client trains by itself.
 """
 
@@ -25,7 +25,7 @@ class OnePartState:
 
 
 class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
-    """Clients train the whole network; the server averages the shared part, weighted by rows."""
+    """Clients train the whole network; the server averages the shared part, weighted by samples."""
 
     @abstractmethod
     def is_shared(self, name: str) -> bool:

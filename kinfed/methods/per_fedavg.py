@@ -1,8 +1,8 @@
 """Per-FedAvg, first order (Fallah et al., NeurIPS 2020, Algorithm 1 without the Hessian): a model that adapts quickly.
 
-A step takes two mini-batches of different rows: w ← w - β∇f(w - α∇f(w; B); B'). As in FLIS' code an epoch runs in pairs
-of consecutive mini-batches and leaves out an odd last one: a client with `batch_size` rows or fewer moves nothing.
-A client uses the model after some epochs at rate α on its own rows (the paper: one step), or as it is without labels.
+A step takes two different mini-batches: w ← w - β∇f(w - α∇f(w; B); B'). As in FLIS' code an epoch runs in pairs
+of consecutive mini-batches and leaves out an odd last one: a client with `batch_size` samples or fewer moves nothing.
+A client uses the model after some epochs at rate α on its own samples (paper: one step), or as it is without labels.
 Deviations: plain SGD, for FLIS' code has one momentum for both steps, which mixes them; `local` gives the epochs, the
 batch size, the decay of β and a proximal term.
 """

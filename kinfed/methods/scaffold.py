@@ -3,7 +3,7 @@
 Clients step along g - cᵢ + c; cᵢ stays on the client. The paper has plain SGD: cᵢ⁺ = cᵢ - c + (w - y)/(Kη). Deviations:
 with momentum that is too large by up to 1/(1 - ρ), so FedNova's ‖a‖₁ (`effective_steps`; it is K for plain SGD)
 stands for K, and cᵢ⁺ is a mean of the gradients met; when clients join, c shrinks so as to stay the mean of all cᵢ;
-batch-norm statistics have no control. `weighting="rows"` is the mean of NIID-Bench's code.
+batch-norm statistics have no control. `weighting="samples"` is the mean of NIID-Bench's code.
 """
 
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
     model: Model
     local: LocalTraining = LocalTraining()
     server_lr: float = 1.0  # η_g, the step of the server
-    weighting: Literal["clients", "rows"] = "clients"  # of the mean over participants
+    weighting: Literal["clients", "samples"] = "clients"  # of the mean over participants
 
     def __post_init__(self) -> None:
         if self.server_lr <= 0:
@@ -55,7 +55,7 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
         if not len(replies.cohort):
             return state
         sizes = fed.sizes[replies.cohort]
-        step = average(replies.stack("step"), sizes if self.weighting == "rows" else torch.ones_like(sizes))
+        step = average(replies.stack("step"), sizes if self.weighting == "samples" else torch.ones_like(sizes))
         change = each_leaf(lambda d: d.sum(0) / len(fed.clients), replies.stack("change"))
         params = each_leaf(lambda w, d: w + self.server_lr * d, state.params, step)
         return ScaffoldState(params, each_leaf(torch.add, state.control, change))
@@ -72,6 +72,6 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
     def offer(self, state: ScaffoldState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer(shared={"params": state.params})
 
-    def admit(self, state: ScaffoldState, newcomers: Tensor, fed: Federation) -> ScaffoldState:
-        known = 1 - torch.isin(fed.clients, newcomers).float().mean()
+    def admit(self, state: ScaffoldState, unseen: Tensor, fed: Federation) -> ScaffoldState:
+        known = 1 - torch.isin(fed.clients, unseen).float().mean()
         return replace(state, control=each_leaf(lambda c: known * c, state.control))

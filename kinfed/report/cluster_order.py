@@ -8,7 +8,7 @@ import numpy as np
 from kinfed.runs.reader import Numbers, Run, Whole
 
 BANDS = 48  # clusters that have a band of their own; the others share one
-COLUMNS = 120  # changes that are shown
+COLUMNS = 60  # changes that are shown
 
 
 @dataclass(frozen=True)

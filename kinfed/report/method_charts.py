@@ -4,11 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from kinfed.report.series import Curve, Metric, Series, Spread, curves, gather, metric_named, spreads
+from kinfed.report.series import Curve, Metric, OnDisk, Place, Series, Spread, curves, gather, metric_named, spreads
 from kinfed.report.vega import DASHES, FAINT, Chart, Rows, Spec, digits, mark_line, number, show
-from kinfed.runs.reader import Run
 
-Runs = Iterable[Run | Path | str] | Sequence[Series] | Path | str
+Runs = Iterable[Place] | Sequence[Series] | Place
 
 
 def plot_convergence(runs: Runs, metric: str = "accuracy") -> Chart:
@@ -24,8 +23,9 @@ def plot_convergence(runs: Runs, metric: str = "accuracy") -> Chart:
         "params": [{"name": "round", "select": over}],
         "encoding": {"x": x | {"field": "from"}, "x2": {"field": "to"}, "opacity": chosen, "tooltip": tips},
     }  # fmt: skip
-    rows = [row | {"x": row["round"]} for row in curve_rows(found, of)]
-    panel = curve_panel(series, found, of, x, "round")
+    single = {curve.name for curve in found if len(curve.rounds) == 1}
+    rows = [row | {"x": row["round"], "still": row["method"] in single} for row in curve_rows(found, of)]
+    panel = curve_panel(series, found, of, x, "round", has_points=bool(single))
     return Chart((add_layer(panel, pointer),), {"curves": rows, "rounds": round_rows(found, of)}, found)
 
 
@@ -39,7 +39,8 @@ def plot_cost(runs: Runs, metric: str = "accuracy") -> Chart:
         "mark": {"type": "point", "filled": True, "size": 80},
         "encoding": {"x": x, "y": number("y"), "opacity": {"value": 0}, "tooltip": tips},
     }
-    panel = curve_panel(series, found, of, x, "megabytes")
+    still = any(curve.megabytes[0] == curve.megabytes[-1] for curve in found)
+    panel = curve_panel(series, found, of, x, "megabytes", has_points=still)
     return Chart((add_layer(panel, points),), {"curves": curve_rows(found, of)}, found)
 
 
@@ -52,7 +53,9 @@ def plot_accuracies(runs: Runs) -> Chart:
     return Chart(tuple(panels), {f"bins{at}": bin_rows(one) for at, one in enumerate(found)}, found, stacked=True)
 
 
-def curve_panel(series: Sequence[Series], found: Sequence[Curve], metric: Metric, x: Spec, along: str) -> Spec:
+def curve_panel(
+    series: Sequence[Series], found: Sequence[Curve], metric: Metric, x: Spec, along: str, *, has_points: bool
+) -> Spec:
     """Curves with bands; a click on the legend singles out a method."""
     title = f"{metric.title}, {metric.unit}" if metric.unit else metric.title
     y, low = number("y", title=title, scale={"zero": False}), number("low", title=title)
@@ -67,11 +70,8 @@ def curve_panel(series: Sequence[Series], found: Sequence[Curve], metric: Metric
         {"mark": {"type": "point", "filled": True, "size": 70}, "transform": [{"filter": "datum.still"}],
          "encoding": curve},
     ]  # fmt: skip
-    has_band, has_point = (
-        any(one.seeds > 1 for one in found),
-        any(one.megabytes[0] == one.megabytes[-1] for one in found),
-    )
-    kept = [layer for layer, wanted in zip(layers, (has_band, True, has_point), strict=True) if wanted]
+    has_band = any(one.seeds > 1 for one in found)
+    kept = [layer for layer, wanted in zip(layers, (has_band, True, has_points), strict=True) if wanted]
     size: Spec = {"width": 640, "height": 340, "data": {"name": "curves"}}
     return size | {"description": f"{metric.title} by {along}: {ends}", "layer": kept}
 
@@ -167,6 +167,6 @@ def bin_rows(one: Spread) -> Rows:
 
 def as_series(runs: Runs) -> list[Series]:
     """The runs, folders or series as series."""
-    given = [runs] if isinstance(runs, Path | str) else list(runs)
+    given = [runs] if isinstance(runs, OnDisk | Path | str) else list(runs)
     found = [one for one in given if isinstance(one, Series)]
     return found or gather(one for one in given if not isinstance(one, Series))

@@ -134,8 +134,8 @@ def run_charts(run: Run) -> dict[str, Chart]:
 
 
 def file_name(name: str) -> str:
-    """A series' name without letters that file names should not have."""
-    return "".join(letter if letter.isalnum() or letter in "-_.=" else "_" for letter in name.lower())
+    """A series' name without characters that file names should not have."""
+    return "".join(character if character.isalnum() or character in "-_.=" else "_" for character in name.lower())
 
 
 def make_page(series: Sequence[Series]) -> str:

@@ -161,7 +161,8 @@ def as_html(header: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str,
 def td(cell: Cell, is_text: bool) -> str:
     """A cell of a table's body."""
     kind = ' class="best"' if cell.is_best else text_class(is_text)
-    value = "" if is_text else f' data-value="{"" if cell.value is None else repr(cell.value)}"'
+    sorts_as_shown = is_text or (not cell.spread and cell.shown.replace(".", "", 1).isdigit())
+    value = "" if sorts_as_shown else f' data-value="{"" if cell.value is None else repr(cell.value)}"'
     spread = f' <span class="spread">{cell.spread}</span>' if cell.spread else ""
     return f"<td{kind}{value}>{escape(cell.shown)}{spread}</td>"
 
@@ -190,6 +191,6 @@ def latex_cell(cell: Cell) -> str:
 
 
 def escape_latex(words: str) -> str:
-    """Words with LaTeX's special letters escaped."""
-    replace: Callable[[str], str] = lambda letter: SPECIAL.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter)  # noqa: E731
+    """Words with LaTeX's special characters escaped."""
+    replace: Callable[[str], str] = lambda c: SPECIAL.get(c, f"\\{c}" if c in "&%$#_{}" else c)  # noqa: E731
     return "".join(map(replace, words))

@@ -1,8 +1,6 @@
 """Charts of one run: what its method found out about the clients."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -10,16 +8,18 @@ import numpy as np
 from kinfed.errors import ConfigError
 from kinfed.report.cluster_order import BANDS, Coloring, Membership, color_clusters, membership_of
 from kinfed.report.run_views import Tree, labels_of, map_of, matrix_of, tree_of
+from kinfed.report.series import Place, folder_of
 from kinfed.report.vega import FAINT, SHAPES, Chart, Rows, Spec, digits, mark_line, number, show
 from kinfed.runs.reader import Numbers, Run, Whole
 
 T = TypeVar("T")
 NONE = "none"
 LEGEND = 24  # clusters in a legend
+SINGLE = 600  # clients that a dendrogram shows one by one
 FRAME: Spec = {"stroke": FAINT, "strokeOpacity": 0.4}
 
 
-def plot_signatures(run: Run | Path | str) -> Chart:
+def plot_signatures(run: Place) -> Chart:
     """The signature map, by found and by ground-truth cluster."""
     run = as_run(run)
     seen = require(map_of(run), run, "signatures.npz: it has no signatures; see evaluation.signatures")
@@ -31,32 +31,35 @@ def plot_signatures(run: Run | Path | str) -> Chart:
     views = [("found", "found cluster", coloring.found, run.found)]
     views += [("true", "ground-truth cluster", coloring.true, run.true_clusters)]
     shown = [view for view in views if view[2] is not None] or views[:1]
-    panels = [map_panel(run, seen.projection, len(rows), *view) for view in shown]
+    panels = [map_panel(run, seen.projection, seen.points, *view) for view in shown]
     return Chart(tuple(panels), {"clients": rows}, seen)
 
 
 def map_panel(
-    run: Run, projection: str, count: int, field: str, title: str, colours: Whole | None, names: Whole | None
+    run: Run, projection: str, points: Numbers, field: str, title: str, colours: Whole | None, names: Whole | None
 ) -> Spec:
     """One view of the signature map."""
     domain = color_domain(colours, names)
     legend = cluster_legend(domain, title)
     shapes: Spec = {"domain": domain, "range": [SHAPES[at // 8 % 6] for at in range(len(domain))]}
-    plain: Spec = {"scale": {"domain": [-0.04, 1.04], "nice": False}, "axis": None}
+    x: Spec = {"scale": {"domain": [-0.04, 1.04], "nice": False}, "axis": None}
+    tall = float(np.ptp(points[:, 1])) / 2 + 0.04  # both axes by the same factor, nearly
+    y: Spec = {"scale": {"domain": [0.5 - tall, 0.5 + tall], "nice": False}, "axis": None}
+    count, height = len(points), round(max(160, 420 * min(1.0, 2 * tall)))
     size = 18 if count > 1500 else 36 if count > 300 else 80
     return {
         "title": f"by {title}", "description": f"Signature map of {count} clients ({projection}) by {title}",
-        "data": {"name": "clients"}, "width": 420, "height": 360, "view": FRAME,
+        "data": {"name": "clients"}, "width": 420, "height": height, "view": FRAME,
         "mark": {"type": "point", "filled": True, "opacity": 0.85, "size": size},
         "encoding": {
-            "x": number("x", **plain), "y": number("y", **plain), "tooltip": client_tips(run),
+            "x": number("x", **x), "y": number("y", **y), "tooltip": client_tips(run),
             "shape": {"field": field, "type": "nominal", "legend": legend, "scale": shapes},
             "color": cluster_color(domain, field, legend),
         },
     }  # fmt: skip
 
 
-def plot_relatedness(run: Run | Path | str) -> Chart:
+def plot_relatedness(run: Place) -> Chart:
     """Which clients are related, in the clients' own order and by cluster."""
     run = as_run(run)
     coloring = color_clusters(run)
@@ -69,26 +72,28 @@ def plot_relatedness(run: Run | Path | str) -> Chart:
     panels = []
     for at, (title, (shares, order)) in enumerate(orders.items()):
         tables[f"cells{at}"], tables[f"strip{at}"] = cell_rows(shares), strip_rows(run, coloring, order, related.edges)
-        panel = heat_panel(f"cells{at}", caption_cells(order, related.edges), len(shares), f"strip{at}")
+        tables[f"cells{at}_places"] = place_rows(order, related.edges)
+        panel = heat_panel(f"cells{at}", len(shares), f"strip{at}")
         words: Spec = {"title": title, "description": f"Related-clients matrix {title}"}
         panels.append(panel | words | {"usermeta": {"square": True}, "width": 400, "height": 400})
     return Chart(tuple(panels), tables, related)
 
 
-def plot_labels(run: Run | Path | str) -> Chart:
+def plot_labels(run: Place) -> Chart:
     """Which labels clients hold, clients by cluster."""
     run = as_run(run)
     coloring = color_clusters(run)
     labels = require(labels_of(run, coloring.order), run, "labels.csv")
     count = len(labels.shares)
-    panel = heat_panel("cells", caption_cells(labels.order, labels.edges), len(labels.shares[0]), "strip", count)
-    tables = {"cells": cell_rows(labels.shares), "strip": strip_rows(run, coloring, labels.order, labels.edges)}
+    panel = heat_panel("cells", len(labels.shares[0]), "strip", count)
+    tables = {"cells_places": place_rows(labels.order, labels.edges)}
+    tables |= {"cells": cell_rows(labels.shares), "strip": strip_rows(run, coloring, labels.order, labels.edges)}
     size: Spec = {"width": 640, "height": round(count * max(6, min(22, 360 / count)))}
     words: Spec = {"description": f"Shares of {count} labels among the samples of clients"}
     return Chart((panel | size | words,), tables, labels)
 
 
-def plot_dendrogram(run: Run | Path | str) -> Chart:
+def plot_dendrogram(run: Place) -> Chart:
     """The merges by which clients became clusters, and the cut."""
     run = as_run(run)
     coloring = color_clusters(run)
@@ -99,7 +104,7 @@ def plot_dendrogram(run: Run | Path | str) -> Chart:
     return Chart((tree_panel(run, tree, domain),), tables, tree)
 
 
-def plot_membership(run: Run | Path | str) -> Chart:
+def plot_membership(run: Place) -> Chart:
     """How many clients are in which cluster, round by round."""
     run = as_run(run)
     bands = require(membership_of(run), run, "several assignments in clusters.csv: clusters were found once, or never")
@@ -121,17 +126,16 @@ def plot_membership(run: Run | Path | str) -> Chart:
     return Chart((panel,), {"bands": band_rows(bands, domain)}, bands)
 
 
-def heat_panel(cells: str, places: Sequence[str], columns: int, strip: str, labels: int | None = None) -> Spec:
+def heat_panel(cells: str, columns: int, strip: str, labels: int | None = None) -> Spec:
     """A table of shares as colours, with the clusters' colours in a strip above; rows are labels, or clients."""
-    names = json.dumps(list(places))
     prepare: list[Spec] = [
         {"flatten": ["share"]},
         {"window": [{"op": "row_number", "as": "column"}], "groupby": ["row"]},
         {"filter": "datum.share > 0"},
         {"calculate": "datum.column - 1", "as": "from"},
         {"calculate": "datum.row + 1", "as": "low"},
-        {"calculate": f"{names}[datum.column - 1]", "as": "clients"},
-        {"calculate": "datum.row" if labels else f"{names}[datum.row]", "as": "row_name"},
+        *([] if labels else [name_place(cells, "row", "row_name")]),
+        name_place(cells, "from", "clients"),
     ]
     shade = number("share", scale={"domain": [0, 100]}, legend=None)
     side: Spec = {"scale": {"domain": [0, columns], "nice": False}, "axis": None}
@@ -139,11 +143,17 @@ def heat_panel(cells: str, places: Sequence[str], columns: int, strip: str, labe
     encoding: Spec = {
         "x": number("from", **side), "x2": {"field": "column"}, "y": number("row", **down), "y2": {"field": "low"},
         "fill": shade, "stroke": shade,  # the stroke closes seams between cells
-        "tooltip": show(row_name="label" if labels else "of", clients="clients", share="share %"),
+        "tooltip": show(**{"row": "label"} if labels else {"row_name": "of"}, clients="clients", share="share %"),
     }  # fmt: skip
     mark: Spec = {"type": "rect", "strokeWidth": 0.7}
     shares: Spec = {"data": {"name": cells}, "transform": prepare, "mark": mark, "encoding": encoding}
     return {"view": FRAME, "layer": [shares, strip_layer(strip, side)]}
+
+
+def name_place(cells: str, field: str, name: str) -> Spec:
+    """Looks up which clients a row or a column stands for."""
+    table: Spec = {"data": {"name": f"{cells}_places"}, "key": "at", "fields": ["name"]}
+    return {"lookup": field, "from": table, "as": [name]}
 
 
 def label_axis(labels: int | None) -> Spec | None:
@@ -186,13 +196,11 @@ def strip_rows(run: Run, coloring: Coloring, order: Whole, edges: Whole) -> Rows
     ]  # fmt: skip
 
 
-def caption_cells(order: Whole, edges: Whole) -> list[str]:
+def place_rows(order: Whole, edges: Whole) -> Rows:
     """What each column stands for: a client, or how many."""
     firsts, lasts = order[edges[:-1]], order[edges[1:] - 1]
-    return [
-        f"client {a}" if n == 1 else f"{n} clients, {a} … {b}"
-        for a, b, n in zip(firsts, lasts, np.diff(edges), strict=True)
-    ]
+    places = enumerate(zip(firsts, lasts, np.diff(edges), strict=True))
+    return [{"at": at, "name": f"client {a}" if n == 1 else f"{n} clients, {a} … {b}"} for at, (a, b, n) in places]
 
 
 def tree_panel(run: Run, tree: Tree, domain: list[str]) -> Spec:
@@ -204,10 +212,12 @@ def tree_panel(run: Run, tree: Tree, domain: list[str]) -> Spec:
         {"x": number("right", **x), "y": number("low_right", title=title), "y2": {"field": "height"}, "color": color},
         {"x": number("left", **x), "x2": {"field": "right"}, "y": number("height", title=title), "color": color},
     ]
-    rule: Spec = {"type": "rule", "strokeWidth": 0.7 if len(tree.members) > 400 else 1.4}
+    many = len(tree.members) > SINGLE
+    tips = show(found="found cluster", clients="clients") if many else client_tips(run)
+    rule: Spec = {"type": "rule", "strokeWidth": 0.7 if many else 1.4}
     members: Spec = {
         "x": number("from", **x), "x2": {"field": "to"}, "y": {"value": 303}, "y2": {"value": 310},
-        "color": cluster_color(domain, "found", None), "tooltip": client_tips(run),
+        "color": cluster_color(domain, "found", None), "tooltip": tips,
     }  # fmt: skip
     layers: list[Spec] = [{"data": {"name": "merges"}, "mark": rule, "encoding": each} for each in brackets]
     layers.append({"data": {"name": "members"}, "mark": {"type": "rect", "clip": False}, "encoding": members})
@@ -238,8 +248,15 @@ def merge_rows(tree: Tree, domain: list[str]) -> Rows:
 
 
 def member_rows(run: Run, tree: Tree) -> Rows:
-    """One row a leaf of the dendrogram."""
-    return [client_row(run, int(c)) | {"from": at - 0.5, "to": at + 0.5} for at, c in enumerate(tree.members)]
+    """One row a leaf of the dendrogram; of many, one for neighbouring leaves of one cluster."""
+    if len(tree.members) <= SINGLE:
+        return [client_row(run, int(c)) | {"from": at - 0.5, "to": at + 0.5} for at, c in enumerate(tree.members)]
+    starts = np.flatnonzero(np.diff(tree.clusters, prepend=-2))
+    ends = np.append(starts[1:], len(tree.clusters))
+    return [
+        {"found": name_of(run.found, int(tree.members[a])), "clients": int(b - a), "from": a - 0.5, "to": b - 0.5}
+        for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
 
 
 def band_rows(bands: Membership, domain: list[str]) -> Rows:
@@ -309,9 +326,9 @@ def cluster_legend(domain: list[str], title: str) -> Spec:
     }
 
 
-def as_run(run: Run | Path | str) -> Run:
+def as_run(run: Place) -> Run:
     """The run at a folder."""
-    return run if isinstance(run, Run) else Run(Path(run))
+    return run if isinstance(run, Run) else Run(folder_of(run))
 
 
 def require(found: T | None, run: Run, what: str) -> T:

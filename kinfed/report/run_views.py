@@ -12,9 +12,9 @@ from kinfed.runs.reader import Numbers, Run, Whole
 log = logging.getLogger("kinfed")
 NEIGHBOURS, MIN_DIST, SEED = 15, 0.3, 42
 FEW = NEIGHBOURS  # below this all are UMAP's neighbours of each other, and it knows no more than distances say
-MOST = 5000  # clients on a map
-MATRIX_CELLS = 120  # a side at most; each stands for several clients where there are more
-LABEL_CELLS = 300  # columns at most, likewise
+MOST = 2000  # clients on a map
+MATRIX_CELLS = 80  # a side at most; each stands for several clients where there are more
+LABEL_CELLS = 240  # columns at most, likewise
 
 
 @dataclass(frozen=True)

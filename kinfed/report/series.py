@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +23,17 @@ TITLES = {
     "flt": "FLT", "pca_km_hc": "PCA+kM+HC", "ifca": "IFCA", "fesem": "FeSEM", "cfl": "CFL", "flhc": "FL+HC",
     "flis_dc": "FLIS-DC", "flis_hc": "FLIS-HC", "repa": "REPA", "wd": "WD",
 }  # fmt: skip
+
+
+@runtime_checkable
+class OnDisk(Protocol):
+    """What has a run's or a comparison's folder: a `Run`, or what `kinfed.run` and `kinfed.compare` give back."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+Place = OnDisk | Path | str
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ def title_of(method: str) -> str:
     return TITLES.get(method, method)
 
 
-def gather(runs: Iterable[Run | Path | str] | Path | str) -> list[Series]:
+def gather(runs: Iterable[Place] | Place) -> list[Series]:
     """The runs (or their folders) by method and config, in the order in which methods came."""
     by_settings: dict[str, list[Run]] = {}
     for run in open_runs(runs):
@@ -60,10 +72,15 @@ def gather(runs: Iterable[Run | Path | str] | Path | str) -> list[Series]:
     return [Series(name, tuple(some)) for name, some in zip(name_series(together), together, strict=True)]
 
 
-def open_runs(runs: Iterable[Run | Path | str] | Path | str) -> list[Run]:
+def open_runs(runs: Iterable[Place] | Place) -> list[Run]:
     """The runs at these places."""
-    given = [runs] if isinstance(runs, Path | str) else runs
-    return [run for one in given for run in ([one] if isinstance(one, Run) else read_runs([Path(one)]))]
+    given = [runs] if isinstance(runs, OnDisk | Path | str) else runs
+    return [run for one in given for run in ([one] if isinstance(one, Run) else read_runs([folder_of(one)]))]
+
+
+def folder_of(place: Place) -> Path:
+    """The folder of a run or a comparison."""
+    return place.path if isinstance(place, OnDisk) else Path(place)
 
 
 def settings_of(run: Run) -> dict[str, object]:

@@ -14,7 +14,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetc
 FAINT = "#8b929a"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 DASHES = ([1, 0], [7, 4], [2, 4], [10, 3, 2, 3])
-# Okabe and Ito's colours, which people with colour-blindness tell apart; black and yellow are toned down.
+# Okabe and Ito's colours, which differ under colour-blindness; black and yellow are toned down.
 COLOURS = {
     "light": ["#0072b2", "#d55e00", "#009e73", "#b8568f", "#c98500", "#3a9bd9", "#4d4d4d", "#a89a00"],
     "dark": ["#4aa3df", "#ee8130", "#2cc295", "#db8fbd", "#eab03a", "#8fd0f5", "#b9bdc1", "#e6d94a"],
@@ -48,14 +48,15 @@ THEMES = {
 class Chart:
     """Vega-Lite panels over named tables; shows itself in a notebook and saves itself as PNG or SVG."""
 
-    panels: tuple[Spec, ...]
-    tables: dict[str, Rows]
+    panels: tuple[Spec, ...] = field(repr=False)
+    tables: dict[str, Rows] = field(repr=False)
     data: object = field(repr=False, default=None)  # the numbers that it shows
     stacked: bool = False  # panels below each other instead of side by side
 
     def to_dict(self) -> Spec:
         """The whole chart as one Vega-Lite specification, in light colours."""
-        whole: Spec = {"vconcat" if self.stacked else "hconcat": list(self.panels), "spacing": 12}
+        own: Spec = {"scale": {"color": "independent", "shape": "independent"}}  # a panel's clusters are its own
+        whole: Spec = {"vconcat" if self.stacked else "hconcat": list(self.panels), "spacing": 12, "resolve": own}
         body = self.panels[0] if len(self.panels) == 1 else whole
         theme = THEMES["light"] | {"background": "white"}
         return {"$schema": SCHEMA, **body, "datasets": self.tables, "config": theme, "padding": 10}
@@ -68,16 +69,16 @@ class Chart:
         """Writes a .png or .svg file."""
         path = Path(path)
         if path.suffix == ".svg":
-            path.write_text(load_renderer().vegalite_to_svg(self.to_dict(), VERSION), encoding="utf-8")
+            path.write_text(self._repr_svg_(), encoding="utf-8")
         elif path.suffix == ".png":
             path.write_bytes(load_renderer().vegalite_to_png(self.to_dict(), VERSION, scale=2))
         else:
             raise ConfigError(f"a chart is saved as .png or .svg, got '{path.name}'")
 
-    def _repr_png_(self) -> bytes:
+    def _repr_svg_(self) -> str:
         """The picture that a notebook shows."""
-        png: bytes = load_renderer().vegalite_to_png(self.to_dict(), VERSION, scale=1.5)
-        return png
+        svg: str = load_renderer().vegalite_to_svg(self.to_dict(), VERSION)
+        return svg
 
 
 def load_renderer() -> ModuleType:

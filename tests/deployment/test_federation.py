@@ -1,8 +1,8 @@
 """A real federation: Flower's SuperLink and SuperNodes as processes, over TLS, with authenticated nodes.
 
 One story for all tests, since it takes minutes. FLT and REPA run side by side over clients 0, 1, 3 and 4; client 5 has
-a key that is not registered. FLT's server is killed after its first round. After REPA's first, client 4's node is
-killed, client 2 joins, and FLT's run is started again. Then SuperLink is killed and started again.
+a key that is not registered. Client 2 joins when both have begun. FLT's server is killed after its first round. After
+REPA's first, client 4's node is killed, and FLT's run is started again. Then SuperLink is killed and started again.
 """
 
 import csv
@@ -21,6 +21,7 @@ pytest.importorskip("flwr")
 
 from kinfed.config import DEMO, load_config, make_population
 from kinfed.deployment.app_folder import write_app_folder
+from kinfed.engines.flower.deployed import ROSTER
 from kinfed.runs import CHECKPOINT, SUMMARY
 from tests.deployment.loopback_federation import LoopbackFederation, foreign_peers, isolate_network
 from tests.problems import same_clusters
@@ -92,12 +93,13 @@ def play(fed: LoopbackFederation) -> tuple[object, ...]:
     server = fed.processes(SERVER)
     submit(fed, "repa")
     refused = connect_unregistered(fed), connect_without_tls(fed), send_plain_text(fed)
+    fed.until(lambda: fed.has("repa", ROSTER), "the clients of REPA's run")
+    fed.script("node", LATE)  # now: on a busy machine a node takes as long to start as a round
     fed.until(lambda: fed.has("flt", CHECKPOINT), "FLT's first round")
     for pid in server:
         os.kill(pid, signal.SIGKILL)
     fed.until(lambda: fed.has("repa", CHECKPOINT), "REPA's first round")
     fed.kill(KILLED)
-    fed.script("node", LATE)
     submit(fed, "flt")
     fed.until(lambda: "resumed" in (fed.folder / "runs/flt/events.jsonl").read_text(), "FLT's second start")
     fed.kill("superlink")

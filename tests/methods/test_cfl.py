@@ -51,7 +51,7 @@ def test_updates_are_averaged_without_weights_in_the_new_clusters():
         torch.testing.assert_close(after.models["1.weight"][c], wanted)
 
 
-@pytest.mark.filterwarnings("ignore:.* looks for groups after")
+@pytest.mark.filterwarnings("ignore:.* looks for clusters after")
 def test_without_a_split_and_with_equal_clients_it_is_fedavg():
     people = tiny_population((20,) * 12)
     alone, fed = fit(make("cfl", after=99), population=people, fraction=0.5)

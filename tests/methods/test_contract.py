@@ -1,6 +1,7 @@
 """What every method must keep to."""
 
 import copy
+import warnings
 from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
@@ -8,11 +9,14 @@ import torch
 
 from kinfed import checkpoint
 from kinfed.capabilities import reason_for_labels, takes_server_samples
+from kinfed.client import Reply, client_task
 from kinfed.data import LATER, Role
 from kinfed.data.population import NO_SAMPLES
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Evaluation, Experiment
+from kinfed.method import Method
+from kinfed.params import Params
 from tests.methods.registry import CASES, make, population
 from tests.problems import assert_close, assert_same_bits
 
@@ -143,3 +147,27 @@ def test_a_sick_client_is_left_out_and_nobody_else_suffers(method):
     if method.__class__.__name__ != "Local":
         assert summary["rejected_replies"] > 0
         assert all(torch.isfinite(t).all() for t in everything(state, fed).values() if t.is_floating_point())
+
+
+def test_the_contract_has_seven_members():
+    names = {name for name in (*vars(Method), *Method.__annotations__) if not name.startswith("_")}
+    assert names == {"model", "local", "init", "round", "offer", "admit", "personalise"}
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+def test_a_methods_own_error_surfaces_once(engine):
+    calls = []
+
+    class Broken(type(make("fedavg"))):
+        @client_task
+        def train(self, client, params: Params) -> Reply:
+            calls.append(1)
+            raise RuntimeError("no such layer")
+
+    method = Broken(make("fedavg").model)
+    fed = engine(method, population())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="no such layer"):
+            method.round(method.init(fed), 0, fed)
+    assert len(calls) == 1

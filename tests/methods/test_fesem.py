@@ -38,7 +38,7 @@ def test_one_cluster_is_fedavg(stale, over, assignment):
     settings = {"clusters": 1, "stale": stale, "assignment": assignment}
     fesem, _ = fit(make("fesem", **settings), population=population(), fraction=0.5)
     fedavg, _ = fit(make("fedavg", aggregate_over=over), population=population(), fraction=0.5)
-    assert_close(select(fesem.models, 0), fedavg.params)
+    assert_close(select(fesem.served.models, 0), fedavg.params)
 
 
 def test_a_round_by_hand_with_stale_slots():

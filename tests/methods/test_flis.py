@@ -122,7 +122,7 @@ def test_a_merge_at_one_minus_beta_is_made(linkage):
     height = {"average": 0.2, "complete": 0.1, "single": 0.3}[linkage]  # similarity at which the third joins
 
     def clusters(beta):
-        merged = make("flis_hc", beta=beta, linkage=linkage).related(torch.arange(len(alike)), alike)
+        merged = make("flis_hc", beta=beta, linkage=linkage).cluster(torch.arange(len(alike)), alike)[1]
         return len(merged.clusters().unique())
 
     assert [clusters(0.61), clusters(0.6), clusters(height + 0.01), clusters(height - 1e-9)] == [3, 2, 2, 1]

@@ -40,7 +40,7 @@ def test_it_says_so_when_most_clients_would_train_alone():
     assert len(state.clusters.unique()) == 12
 
 
-def test_relatives_are_averaged_by_their_rows():
+def test_related_clients_are_averaged_by_their_samples():
     # by hand: model g = Σ over its group of n · (what the client trained, or the old model)
     flt = make("flt")
     state, fed = started(flt, fraction=0.25)
@@ -79,8 +79,8 @@ def test_tuning_costs_the_decoder_and_the_kernel_costs_the_shares():
     flt = make("flt", signature=signature(tuning="own_copy", tuning_epochs=1))
     _, fed = started(flt)
     whole = sum(w.numel() for w in flt.signature.network(torch.Size((1, 8, 8))).init().values())
-    assert fed.ledger.down["describe"].tolist() == [4 * whole] * 12
-    assert fed.ledger.up["describe"].tolist() == [4 * 3 * (8 + 1)] * 12
+    assert fed.ledger.down["compute_signature"].tolist() == [4 * whole] * 12
+    assert fed.ledger.up["compute_signature"].tolist() == [4 * 3 * (8 + 1)] * 12
 
 
 @pytest.mark.filterwarnings("ignore:no clear clusters")  # by encoders of which each is another
@@ -88,7 +88,7 @@ def test_own_copies_start_from_the_same_weights_and_sequential_ones_do_not():
     own, _ = started(make("flt", signature=signature(tuning="own_copy", tuning_epochs=1)))
     passed, fed = started(make("flt", signature=signature(tuning="sequential", tuning_epochs=1)))
     assert not torch.allclose(own.known.centroids[5], passed.known.centroids[5])
-    assert fed.ledger.up["describe_and_pass_on"].min() > fed.ledger.down["describe_and_pass_on"].min()
+    assert fed.ledger.up["tune_in_turn"].min() > fed.ledger.down["tune_in_turn"].min()
 
 
 @pytest.mark.parametrize("rule", ["nearest", "relate"])
@@ -101,8 +101,8 @@ def test_newcomers_join_their_kin(rule):
     experiment.run()
     state = experiment.state
     assert same_clusters(state.clusters, fed.true_clusters)
-    assert not state.served.contributors[:, 3].any(), "nobody hears a holdout client"
-    assert state.served.contributors[:, [0, 5]].any(0).all(), "late clients are heard"
+    assert not state.served.contributors[:, 3].any(), "a holdout client contributes to no model"
+    assert state.served.contributors[:, [0, 5]].any(0).all(), "late clients contribute"
     assert torch.equal(state.served.assignment[3], state.served.assignment[1]) or rule == "relate"
 
 
@@ -146,7 +146,7 @@ def changed_at(round: int, who: int, to: int):
     )
 
 
-def test_changed_data_are_flagged_and_relatives_found_anew():
+def test_changed_data_are_flagged_and_relatedness_is_found_anew():
     flt = make("flt", dynamic=True, recluster_share=0.05)
     fed = Vectorised(flt, changed_at(2, who=0, to=1))
     state = flt.init(fed)
@@ -173,7 +173,7 @@ def test_few_flags_do_not_trigger_and_a_flag_is_counted_once_per_client():
     assert int(state.flags.sum()) == 1 and fed.calls["describe"] == 1
 
 
-def test_relatives_are_found_anew_every_so_many_rounds_but_not_at_the_first():
+def test_relatedness_is_found_anew_every_so_many_rounds_but_not_at_the_first():
     flt = make("flt", dynamic=True, recluster_every=2)
     _, fed = fit(flt, population=population(), rounds=5)
     assert fed.calls["describe"] == 1 + 2  # after rounds 2 and 4
@@ -212,11 +212,10 @@ def test_a_client_that_is_not_placed_cannot_be_served():
         flt.offer(state, torch.tensor([3]), fed)
 
 
-@pytest.mark.parametrize(("tuning", "told"), [("none", ""), ("own_copy", ": 2 epochs of tuning the encoder each")])
-def test_how_clients_describe_themselves_is_told_before_they_do(caplog, tuning, told):
+def test_the_log_says_how_many_clients_compute_signatures(caplog):
     with caplog.at_level("INFO", "kinfed"):
-        started(make("flt", signature=signature(tuning=tuning, tuning_epochs=2)), population())
-    assert f"12 clients describe themselves{told}" in caplog.messages
+        started(make("flt"), population())
+    assert "12 clients compute their signatures" in caplog.messages
 
 
 def test_without_public_rows_the_error_says_what_to_do():
@@ -241,11 +240,11 @@ def test_a_client_without_a_signature_stays_alone_and_hinders_no_newcomer(rule):
     assert torch.isfinite(placed.served.models["1.weight"]).all()
 
 
-def test_many_newcomers_make_relatives_be_found_anew_but_holdout_clients_do_not():
+def test_many_newcomers_make_relatedness_be_found_anew_but_holdout_clients_do_not():
     for holdout, times in ((False, 2), (True, 1)):
         roles = tuple(Role(joins=2 if i < 3 else 0, holdout=holdout and i < 3) for i in range(12))
         flt = make("flt", dynamic=True, recluster_share=0.2)
         fed = Vectorised(flt, population(roles=roles))
         Experiment.over(fed, rounds=4).run()
-        described = [clients for _, task, clients, _, _ in fed.ledger.rounds if task == "describe"]
+        described = [clients for _, task, clients, _, _ in fed.ledger.rounds if task == "compute_signature"]
         assert described == [9, 3, 12][: times + 1], "at first, the newcomers, and all of them again"

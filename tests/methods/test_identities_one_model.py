@@ -29,7 +29,7 @@ def test_fednova_with_different_steps_is_not():
 
 
 def test_scaffolds_first_round_is_fedavgs():
-    assert_close(final("scaffold", weighting="rows", rounds=1).params, final("fedavg", rounds=1).params)
+    assert_close(final("scaffold", weighting="samples", rounds=1).params, final("fedavg", rounds=1).params)
     assert_close(final("scaffold", EQUAL, rounds=1).params, final("fedavg", EQUAL, rounds=1).params)
 
 

@@ -91,7 +91,7 @@ def test_the_ledger_equals_the_formula(clusters):
     assert method_bytes(fed.ledger) == wanted
 
 
-@pytest.mark.filterwarnings("ignore:.* looks for groups after")
+@pytest.mark.filterwarnings("ignore:.* looks for clusters after")
 def test_weight_sharing_starts_as_fedavg_and_then_trains_last_layers_only():
     shared = make("ifca", warm_rounds=2)
     warm, _ = fit(shared, population=population(), rounds=2, fraction=0.5)

@@ -57,7 +57,10 @@ def test_with_everybody_related_it_is_fedavg_and_with_nobody_local_training():
 def test_a_client_sends_k_centres_in_as_many_components_as_there_can_be():
     state, fed = started(make("pca_km_hc", components=128, k=3))
     assert state.known.centroids.shape == (12, 3, 64)  # 8 × 8 pixels
-    assert fed.ledger.up["describe"].tolist() == [4 * 3 * 64] * 12 and fed.ledger.down["describe"].sum() == 0
+    assert (
+        fed.ledger.up["compute_signature"].tolist() == [4 * 3 * 64] * 12
+        and fed.ledger.down["compute_signature"].sum() == 0
+    )
     beyond = state.known.centroids[0, :, int(fed.sizes[0]) :]
     assert beyond.abs().max() < 1e-5, "rows span no more directions than there are rows"
 

@@ -54,7 +54,7 @@ def test_a_training_client_is_placed_again_where_it_was_clustered():
 def test_the_clusters_are_scikit_learns():
     repa = make("repa", clusters=4)
     state, fed = started(repa)
-    sent = torch.stack([repa.describe(one, state.encoder).send["statistics"] for one in lone_clients(fed)])
+    sent = torch.stack([repa.compute_signature(one, state.root).send["statistics"] for one in lone_clients(fed)])
     points = (sent / sent.norm(dim=1, keepdim=True)).double().numpy()
     wanted = KMeans(4, n_init=10, random_state=10).fit(points)
     assert state.served.assignment.tolist() == wanted.predict(points).tolist() == wanted.labels_.tolist()
@@ -78,8 +78,8 @@ def test_strangers_get_their_kins_model_without_training_or_labels():
     assert state.served.contributors[:, 4].any(), "a late client is heard"
     for task in ("train", "train_encoder"):
         assert fed.ledger.up[task][[2, 7]].tolist() == [0, 0]
-    both = [fed.ledger.down["describe"][i] + fed.ledger.up["describe"][i] for i in (2, 7)]
-    assert both == [4 * (size(state.encoder) + 4 * WIDTH)] * 2
+    both = [fed.ledger.down["compute_signature"][i] + fed.ledger.up["compute_signature"][i] for i in (2, 7)]
+    assert both == [4 * (size(state.root) + 4 * WIDTH)] * 2
 
 
 def test_a_newcomer_is_served_its_clusters_model_and_moves_nobody():
@@ -114,14 +114,14 @@ def test_one_cluster_is_fedavg(fraction, encoder_rounds):
     settings = {"population": population(), "rounds": 3, "fraction": fraction}
     repa, _ = fit(make("repa", clusters=1, signature=statistics(encoder_rounds=encoder_rounds)), **settings)
     fedavg, _ = fit(make("fedavg"), **settings)
-    assert_close(select(repa.models, 0), fedavg.params)
+    assert_close(select(repa.served.models, 0), fedavg.params)
 
 
 def test_the_ledger_equals_the_papers_formula():
     repa = make("repa", signature=statistics(encoder_rounds=2))
     state, fed = fit(repa, population=population(), rounds=3, fraction=0.5)
     whole = size(repa.signature.network(repa.model, SHAPE).init())
-    wanted = repa_parameters(12, size(state.encoder), 4 * WIDTH, 6, small_net().parameters(), 3)
+    wanted = repa_parameters(12, size(state.root), 4 * WIDTH, 6, small_net().parameters(), 3)
     assert method_bytes(fed.ledger) == 4 * (wanted + 2 * 6 * whole * 2)
 
 
@@ -136,10 +136,10 @@ def test_a_head_that_the_loss_does_not_need_is_not_sent():
 
 def test_an_encoder_can_be_handed_in(tmp_path):
     learnt, _ = started(make("repa"))
-    save_file(learnt.encoder, tmp_path / "encoder.safetensors")
+    save_file(learnt.root, tmp_path / "encoder.safetensors")
     repa = make("repa", signature=statistics(encoder=str(tmp_path / "encoder.safetensors")))
     state, fed = started(repa)
-    assert_same_bits(state.encoder, learnt.encoder)
+    assert_same_bits(state.root, learnt.root)
     assert torch.equal(state.served.assignment, learnt.served.assignment) and "train_encoder" not in fed.ledger.up
 
 
@@ -153,8 +153,8 @@ def test_the_encoder_learns_by_federated_averaging():
     repa = make("repa", signature=statistics(encoder_rounds=3))
     network = repa.signature.network(repa.model, SHAPE)
     before, (state, _) = encoder_of(network.init()), started(repa)
-    assert state.encoder.keys() == before.keys()
-    assert all(not torch.equal(state.encoder[name], w) for name, w in before.items())
+    assert state.root.keys() == before.keys()
+    assert all(not torch.equal(state.root[name], w) for name, w in before.items())
 
 
 def test_the_encoder_sees_images_scaled_as_the_model_does():
@@ -170,5 +170,5 @@ def test_more_clusters_than_training_clients_are_refused():
 
 
 def test_rows_that_are_no_images_are_refused():
-    with pytest.raises(ConfigError, match=r"rows of shape \(64,\)"):
+    with pytest.raises(ConfigError, match=r"samples of shape \(64,\)"):
         statistics().network(small_net(), (64,))

@@ -47,7 +47,7 @@ def test_a_client_is_seen_as_the_direction_in_which_tuning_moves_the_common_mode
     fed, twin = Vectorised(method, population()), Vectorised(method, population())
     root = method.init(fed).root
     method.init(twin)
-    _, seen = method.tuned(root, fed.clients, fed)
+    _, seen = method.collect(root, fed.clients, fed)
     updates = twin.run(method.tune, twin.clients, Offer(shared={"params": root}))
     assert torch.equal(seen, normalize(flatten(updates.stack("update"))))
     assert torch.allclose(seen.norm(dim=1), torch.ones(12))
