@@ -93,7 +93,7 @@ class PartMeans(Signature):
 
 
 def flatten(x: Tensor) -> Tensor:
-    """Samples as rows of numbers, pixels scaled to 0..1: [b, d]."""
+    """Samples as vectors, pixels scaled to 0..1: [b, d]."""
     return x.flatten(1).float() / (1 if x.is_floating_point() else 255)
 
 
