@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from kinfed.comparison import Outcome, as_csv, comparison_table, means_by_method, summary_table
 from kinfed.config import Config, assemble, make_population
-from kinfed.config.arguments import ConfigLike, DataLike, MethodLike, configure, is_config, name_method, put_method
+from kinfed.config.assembly import ConfigLike, DataLike, MethodLike, configure, is_config, name_method, put_method
 from kinfed.data.population import Population
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.experiment import Summary

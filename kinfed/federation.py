@@ -12,14 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import average
 from kinfed.client import UNMARKED, HasMemory, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError
 from kinfed.keys import base_key, fold, uniform
 from kinfed.ledger import Ledger
-from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
+from kinfed.params import NOTHING, Params, Payload, Stack, average, bytes_of, each_leaf, from_flat, put, repeat, to_flat
 
 NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
 MISSING = (NO_ANSWER, FAILED, REFUSED)  # nothing came that could have been used

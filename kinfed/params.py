@@ -1,4 +1,4 @@
-"""Arithmetic on models: a model is a dict of tensors, a stack has a leading axis on each of them."""
+"""Models as dicts of tensors, stacks of them, and their weighted averages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -108,3 +108,37 @@ def from_flat(flat: Mapping[str, Tensor]) -> dict[str, Tensor | Params]:
 def bytes_of(payload: Payload) -> int:
     """Bytes of all tensors of a payload."""
     return sum(t.numel() * t.element_size() for t in to_flat(payload).values())
+
+
+def mix(weights: Tensor, *stacks: Stack) -> Stack:
+    """Weighted sums of models: row m is Σₖ weights[m, k] · models[k], where the models are those of all stacks."""
+    parts = weights.split([count(stack) for stack in stacks], 1)
+    return each_leaf(lambda *leaves: _mixed(parts, leaves), *stacks)
+
+
+def _mixed(weights: Sequence[Tensor], leaves: Sequence[Tensor]) -> Tensor:
+    """The same for one tensor of each stack; they are many and large, so none is copied."""
+    total = weights[0].to(leaves[0].dtype) @ to_matrix(leaves[0])
+    for part, leaf in zip(weights[1:], leaves[1:], strict=True):
+        total.addmm_(part.to(leaf.dtype), to_matrix(leaf))
+    return total.reshape(len(total), *leaves[0].shape[1:])
+
+
+def average(models: Stack, sizes: Tensor) -> Params:
+    """The mean of all models, weighted by `sizes`."""
+    return select(mix((sizes / sizes.sum())[None], models), 0)
+
+
+def mix_contributors(models: Stack, weights: Tensor, *replies: Stack) -> Stack:
+    """Models replaced by the weighted mean of their contributors' ones; one without contributors stays as it is."""
+    updated = (weights.sum(1) > 0).nonzero()[:, 0]
+    if not len(updated):
+        return models
+    some = weights[updated]
+    means = mix(some / some.sum(1, keepdim=True), *replies)
+    return means if len(updated) == len(weights) else put(models, updated, means)
+
+
+def one_hot(labels: Tensor, clusters: int) -> Tensor:
+    """Membership as a matrix: [clusters, len(labels)], 1 where the label is the row."""
+    return (labels[None] == torch.arange(clusters, device=labels.device)[:, None]).float()

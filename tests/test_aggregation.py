@@ -1,7 +1,6 @@
 import torch
 
-from kinfed.aggregation import average, mix, mix_contributors, one_hot
-from kinfed.params import join
+from kinfed.params import average, join, mix, mix_contributors, one_hot
 
 MODELS = {"w": torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]), "b": torch.tensor([1.0, 2.0, 3.0])}
 

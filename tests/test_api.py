@@ -145,7 +145,7 @@ def test_a_local_class_has_no_name_for_a_config():
 
 
 def test_digests_tell_populations_apart():
-    from kinfed.config.arguments import name_data
+    from kinfed.config.assembly import name_data
 
     assert name_data(tiny_population()) == name_data(tiny_population())
     names = {name_data(p) for p in (tiny_population(), tiny_population(clusters=1), tiny_population(sizes=(7, 23)))}

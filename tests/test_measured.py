@@ -21,7 +21,7 @@ FLHC = ["method=flhc", "methods.flhc.rounds_before=1"]
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short training of the encoder that looks at drift."""
-    monkeypatch.setattr("kinfed.metrics.correlation.ENCODER", Pretraining(epochs=1, least_steps=20))
+    monkeypatch.setattr("kinfed.metrics.dry_runs.ENCODER", Pretraining(epochs=1, least_steps=20))
 
 
 def config(*settings: str) -> Config:

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
-from kinfed.reproduction import parallel
+from kinfed.recipes import parallel
 from kinfed.runs import SUMMARY
 from tests.recipes.made_up import TINY
 

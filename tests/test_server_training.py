@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from kinfed.client import Batch, Client, Samples
 from kinfed.models import make_autoencoder
-from kinfed.server_training import fit
+from kinfed.signatures.pretraining import fit
 from kinfed.training import LocalTraining
 
 

@@ -75,7 +75,6 @@ ROWS_OF_TABLES = (
     "kinfed/recipes/",
     "kinfed/relatedness/",
     "kinfed/report/",
-    "kinfed/reproduction/",
     "kinfed/runs/",
     "kinfed/cli/",
     "kinfed/bench/race.py",
@@ -122,7 +121,7 @@ EXCEPTIONS = {
     "docs/methods/": (r"newcomers?",),
     "website/methods.toml": (r"newcomers?",),
     "benchmarks/house.py": (r"\"[a-z]+\"",),  # its list of participles
-    "kinfed/deployment/samples_file.py": (r"\"rows.npz\"",),  # refused, with a line that says its new name
+    "kinfed/deployment/plan.py": (r"\"rows.npz\"",),  # refused, with a line that says its new name
     "README.md": (r"[^\n]*\bkin\b[^\n]*",),  # one line plays on the name: test_the_readme_plays_on_the_name_once
 }
 SUFFIXES = {".py", ".md", ".toml", ".ipynb", ".sh", ".js", ".html", ".css"}

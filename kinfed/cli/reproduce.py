@@ -57,9 +57,8 @@ def reproduce(
     tells what a verdict means.
     """
     with plain_errors():
-        from kinfed import reproduction
         from kinfed.progress import choose_display
-        from kinfed.recipes import Wanted
+        from kinfed.recipes import Wanted, reproduction
 
         display = choose_display(plain, quiet)
         if list_all:

@@ -7,10 +7,9 @@ import torch
 
 from kinfed.checks import at_least, fraction
 from kinfed.data.datasets import Dataset
-from kinfed.data.look_alikes import add_look_alikes
 from kinfed.data.partitions.split import ANY_SPLIT, HasPromise, Labels, Partition, Split, check, need_samples
 from kinfed.data.population import LATER, Change, Population
-from kinfed.data.roles import RoleSettings, assign_roles
+from kinfed.data.roles import RoleSettings, add_look_alikes, assign_roles
 from kinfed.data.sampling import Index, draw_stratified, generator, others
 from kinfed.data.shifts import LabelSwap, Shift
 from kinfed.errors import ConfigError, DataError

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import platformdirs
 
 from kinfed.data import hub
-from kinfed.data.archive import FORMAT, read
-from kinfed.data.arrays import Pixels, channels_first
+from kinfed.data.arrays import FORMAT, Pixels, channels_first, read
 from kinfed.data.sampling import Index, draw_stratified, generator, others
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown, import_function

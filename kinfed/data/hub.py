@@ -11,8 +11,7 @@ from urllib.request import getproxies
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.data.archive import Arrays, store
-from kinfed.data.arrays import Pixels
+from kinfed.data.arrays import Arrays, Pixels, store
 from kinfed.data.sampling import Index, draw_stratified, generator, others
 
 

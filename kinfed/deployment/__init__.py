@@ -1,9 +1,7 @@
 """The same experiment over a network: the app that Flower's server runs, and the app of its nodes."""
 
-from kinfed.deployment.node_setup import NodeConfig, load_node_data, make_client_app
-from kinfed.deployment.plan import Plan, read_plan
-from kinfed.deployment.samples_file import load_folder
-from kinfed.deployment.server_run import make_server_app
+from kinfed.deployment.apps import NodeConfig, load_node_data, make_client_app, make_server_app
+from kinfed.deployment.plan import Plan, load_folder, read_plan
 from kinfed.engines.flower.node import ClientData
 
 __all__ = [

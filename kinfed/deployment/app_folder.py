@@ -10,8 +10,7 @@ from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config, to_toml
 from kinfed.config.schema import to_table
 from kinfed.data.population import Population
-from kinfed.deployment.plan import KINDS, Plan, make_planned_method
-from kinfed.deployment.samples_file import save_folder
+from kinfed.deployment.plan import KINDS, Plan, make_planned_method, save_folder
 from kinfed.engines.flower.simulation import OFFLINE
 from kinfed.errors import ConfigError
 from kinfed.runs.logs import as_csv, write_text

@@ -23,11 +23,23 @@ from kinfed.client import FAST_PATH, Client, Execution, Samples
 from kinfed.client_tasks import find_task, is_sequential
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.data.population import Change, Population
-from kinfed.engines.autotune import SAMPLES, SLOW, ExecutionPlan, candidate_plans, cores, subset, time_plans
-from kinfed.engines.blocks import Block, Bounds, Cut, SampleTable, is_not_vectorised, is_too_large
-from kinfed.engines.progress_log import ProgressLog
+from kinfed.engines.blocks import (
+    SAMPLES,
+    SLOW,
+    Block,
+    Bounds,
+    Cut,
+    ExecutionPlan,
+    SampleTable,
+    candidate_plans,
+    cores,
+    is_not_vectorised,
+    is_too_large,
+    subset,
+    time_plans,
+)
 from kinfed.engines.sequential import loop
-from kinfed.engines.workers import run_at_once
+from kinfed.engines.workers import ProgressLog, run_at_once
 from kinfed.errors import ConfigError, SequentialOnly
 from kinfed.fastpath import StepGraphs, supports
 from kinfed.federation import Offer, Resident

@@ -18,8 +18,7 @@ from kinfed.fastpath import cpu_training, gpu_training
 from kinfed.fastpath.cpu_training import LEAST, LayeredNetwork
 from kinfed.fastpath.gpu_training import StepGraphs, has_kernels
 from kinfed.fastpath.layers import Layers, parse_layers
-from kinfed.fastpath.schedule import SGD, Schedule
-from kinfed.fastpath.stages import Stage, parse_stages
+from kinfed.fastpath.stages import SGD, Schedule, Stage, parse_stages
 from kinfed.models import Model, Network
 from kinfed.models.network import lanes_first
 from kinfed.params import NOTHING, Params, Stack

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kinfed.cancellation import raise_if_cancelled
 from kinfed.fastpath.layers import Layers, UpdateRule, Weight, Weights
-from kinfed.fastpath.schedule import SGD, Schedule
+from kinfed.fastpath.stages import SGD, Schedule
 from kinfed.params import Params, Stack, stack
 
 LEAST = 3  # lanes; products of one lane, and convolutions of two, round differently from those of more

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kinfed.cuda_graphs import CudaGraphs
-from kinfed.fastpath.schedule import SGD, Schedule
-from kinfed.fastpath.stages import Image, PackedWeight, PaddedImages, ShapedStage, Stage, shape_stages
+from kinfed.fastpath.stages import SGD, Image, PackedWeight, PaddedImages, Schedule, ShapedStage, Stage, shape_stages
 from kinfed.params import Params, Stack
 from kinfed.registry import is_installed
 

@@ -13,7 +13,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import mix, one_hot
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import train_update
@@ -22,7 +21,7 @@ from kinfed.method import Method
 from kinfed.methods.cluster_models import draw_models, offer_assigned
 from kinfed.methods.split_tree import SplitRule, SplitTree
 from kinfed.models import Model
-from kinfed.params import Params, Stack, count, each_leaf, flatten, join, select
+from kinfed.params import Params, Stack, count, each_leaf, flatten, join, mix, one_hot, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 

@@ -4,16 +4,16 @@ Disjoint clusters are a block matrix of contributors; FLT's case I is the distin
 clients with the same neighbours share one model instead of holding copies.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import mix, mix_contributors, one_hot
 from kinfed.capabilities import Exportable, FindsClusters, MergesClients, RelatesClients
 from kinfed.client import Client, Reply, client_task
-from kinfed.client_tasks import train_update
+from kinfed.client_tasks import score, train_update
 from kinfed.clustering.hierarchy import Dendrogram, components
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError, RoleError
@@ -21,7 +21,20 @@ from kinfed.federation import Federation, Offer, Replies
 from kinfed.keys import base_key
 from kinfed.method import Method
 from kinfed.models import Model
-from kinfed.params import Params, Stack, each_leaf, put, repeat, select, stack
+from kinfed.params import (
+    NOTHING,
+    Params,
+    Stack,
+    count,
+    each_leaf,
+    mix,
+    mix_contributors,
+    one_hot,
+    put,
+    repeat,
+    select,
+    stack,
+)
 from kinfed.per_client import Contributors, Labels, LastTrained
 
 Stale = Literal["aggregated", "last_local", "exclude"]
@@ -229,3 +242,36 @@ def draw_models(model: Model, number: int, device: torch.device, attempt: int = 
 def find_components(graph: Tensor) -> Tensor:
     """The connected component of each client of a relatedness graph: [clients]; -1 for a client without an edge."""
     return torch.where(graph.any(1), components(graph).to(graph.device), -1)
+
+
+State = TypeVar("State")
+ATTEMPTS = 100  # to draw first models
+SelectOn = Literal["train_loss", "test_accuracy"]  # the second looks at test samples: only to compare with such papers
+
+
+def select_model(
+    client: Client, model: Model, models: Stack, select_on: SelectOn, body: Mapping[str, Tensor] = NOTHING
+) -> Tensor:
+    """Client: the model with the least loss on its training samples, or with the most hits on its test samples.
+
+    The models may be some layers, and `body` the others; ties go to the first.
+    """
+    own = client.test if select_on == "test_accuracy" else client.train
+    scores = [score(model, {**body, **select(models, m)}, own) for m in range(count(models))]
+    if select_on == "test_accuracy":
+        return torch.stack([s["correct"] for s in scores]).argmax()
+    return torch.stack([s["loss"] for s in scores]).argmin()
+
+
+def model_at(models: Stack, choice: Tensor) -> Params:
+    """One model of a stack; the choice may be a client task's."""
+    return each_leaf(lambda w: w.index_select(0, choice[None])[0], models)
+
+
+def redraw(draw: Callable[[int], State], share: Callable[[State], float], least: float) -> State:
+    """The first of some drawn states in which each model is selected by this share of the clients at least."""
+    for attempt in range(ATTEMPTS):
+        state = draw(attempt)
+        if not least or share(state) >= least:
+            return state
+    raise ConfigError(f"in {ATTEMPTS} draws of first models there was always one that fewer than {least:g} selected")

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kinfed.aggregation import average
 from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Replies
 from kinfed.methods.one_model import OneModel, OneModelState
 from kinfed.models import Model
-from kinfed.params import Params, subtract
+from kinfed.params import Params, average, subtract
 from kinfed.training import LocalTraining
 
 

@@ -8,7 +8,7 @@ over those who took part (paper: everybody does, every round).
 from dataclasses import dataclass
 
 from kinfed.errors import ConfigError
-from kinfed.methods.one_part import OnePart
+from kinfed.methods.one_model import OnePart
 from kinfed.models import Model
 from kinfed.training import LocalTraining
 

@@ -13,17 +13,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import average, mix_contributors, one_hot
 from kinfed.capabilities import require_labels
 from kinfed.checks import seed_of_numpy
-from kinfed.clustering.coordinates import place_models
 from kinfed.clustering.hierarchy import distances
-from kinfed.clustering.kmeans import server_kmeans
+from kinfed.clustering.kmeans import place_models, server_kmeans
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.keys import base_key, uniform
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models
 from kinfed.models import Model
-from kinfed.params import Stack, count, each_leaf, flatten, put, select
+from kinfed.params import Stack, average, count, each_leaf, flatten, mix_contributors, one_hot, put, select
 from kinfed.training import LocalTraining
 
 

@@ -14,18 +14,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import mix
 from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, RelatesClients, require_labels
 from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.method import Method
-from kinfed.methods.cluster_models import draw_models, find_components
+from kinfed.methods.cluster_models import SelectOn, draw_models, find_components, model_at, select_model
 from kinfed.methods.flis import first_memory, inference_similarity, server_samples, train_own
-from kinfed.methods.model_selection import SelectOn, model_at, select_model
 from kinfed.models import Model
-from kinfed.params import Params, Payload, Stack
+from kinfed.params import Params, Payload, Stack, mix
 from kinfed.per_client import Pairs
 from kinfed.training import LocalTraining
 

@@ -25,12 +25,13 @@ from kinfed.methods.cluster_models import (
     ClusteredOnce,
     ClusterModels,
     Merges,
+    SelectOn,
     Stale,
     draw_models,
     find_components,
+    select_model,
 )
 from kinfed.methods.flis import compare_predictions, drop_own, first_memory, own_or, predict, server_samples, train_own
-from kinfed.methods.model_selection import SelectOn, select_model
 from kinfed.models import Model
 from kinfed.params import Params, Payload, Stack, model_in, select
 from kinfed.per_client import Members

@@ -13,16 +13,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import mix_contributors, one_hot
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
 from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
-from kinfed.methods.cluster_models import check_clusters, draw_models
-from kinfed.methods.model_selection import SelectOn, model_at, redraw, select_model
+from kinfed.methods.cluster_models import SelectOn, check_clusters, draw_models, model_at, redraw, select_model
 from kinfed.models import Model, fix_weights, is_last_layer
-from kinfed.params import NOTHING, Params, Payload, Stack, count, model_in, select
+from kinfed.params import NOTHING, Params, Payload, Stack, count, mix_contributors, model_in, one_hot, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kinfed.errors import ConfigError
-from kinfed.methods.one_part import OnePart
+from kinfed.methods.one_model import OnePart
 from kinfed.models import Model
 from kinfed.training import LocalTraining
 

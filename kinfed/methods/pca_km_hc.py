@@ -13,9 +13,8 @@ from torch import Tensor
 
 from kinfed.capabilities import AssignsUnseen
 from kinfed.client import Client, Reply, client_task
-from kinfed.clustering.coordinates import principal_directions
 from kinfed.clustering.hierarchy import ward
-from kinfed.clustering.kmeans import Part, kmeans
+from kinfed.clustering.kmeans import Part, kmeans, principal_directions
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation

@@ -12,14 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import average
 from kinfed.capabilities import Exportable
 from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.models import Model
-from kinfed.params import Params, each_leaf, subtract
+from kinfed.params import Params, average, each_leaf, subtract
 from kinfed.training import LocalTraining, ShiftedGradient
 
 

@@ -1,33 +1,42 @@
 """Metrics: accuracy and fairness over clients, quality of clusters, communication; docs/metrics.md defines them all."""
 
-from kinfed.metrics.cluster_quality import (
+from kinfed.metrics.dry_runs import (
+    assign_look_alikes,
+    bootstrap_error,
+    collect_signatures,
+    divergences,
+    drift_similarity,
+    dry_run,
+    originals_of,
+    pearson,
+    robustness,
+)
+from kinfed.metrics.found_clusters import (
+    FoundClusters,
     agreement,
     belong_together,
     clustering_error,
+    correlations,
     cosines,
+    current_clusters,
     pair_quality,
     uniformity,
     uniformity_of_chance,
     uniformity_of_labels,
 )
-from kinfed.metrics.communication import (
-    QUESTIONS,
-    fedavg_parameters,
-    flt_parameters,
-    megabits_per_client,
-    method_bytes,
-    repa_parameters,
-)
-from kinfed.metrics.correlation import bootstrap_error, divergences, drift_similarity, pearson
-from kinfed.metrics.dry_runs import assign_look_alikes, collect_signatures, dry_run, originals_of, robustness
-from kinfed.metrics.found_clusters import FoundClusters, correlations, current_clusters
 from kinfed.metrics.scores import (
+    QUESTIONS,
     Scores,
     accuracies,
     accuracy_of,
     converged_at,
+    fedavg_parameters,
+    flt_parameters,
     is_stuck,
     mean_accuracy,
+    megabits_per_client,
+    method_bytes,
+    repa_parameters,
     rounds_to_target,
     sample_accuracy,
     score_clients,

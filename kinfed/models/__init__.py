@@ -7,8 +7,17 @@ from torch import nn
 
 from kinfed.errors import ConfigError
 from kinfed.models.autoencoders import conv_ae, repa_ae, residual_ae
-from kinfed.models.encoders import AutoEncoder, EncoderNetwork, SupervisedAutoEncoder, encoder_of, has_decoder
-from kinfed.models.model import Model, fix_weights, hits, is_last_layer
+from kinfed.models.model import (
+    AutoEncoder,
+    EncoderNetwork,
+    Model,
+    SupervisedAutoEncoder,
+    encoder_of,
+    fix_weights,
+    has_decoder,
+    hits,
+    is_last_layer,
+)
 from kinfed.models.module_checks import from_module
 from kinfed.models.network import Gradient, GradientFn, Network, NetworkGradient
 from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9

@@ -13,9 +13,8 @@ from kinfed.capabilities import AssignsUnseen, FindsClusters, JudgesAssignment
 from kinfed.checkpoint import write_atomically
 from kinfed.client import Client
 from kinfed.client_tasks import score
-from kinfed.data.arrays import Array
+from kinfed.data.arrays import Array, SampleKind
 from kinfed.data.population import NO_SAMPLES, Population, Role
-from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.sequential import Sequential, make_client, unpack_offer
 from kinfed.errors import ConfigError, DataError
 from kinfed.keys import base_key, fold

@@ -19,8 +19,7 @@ from kinfed.capabilities import reason_for_labels
 from kinfed.checkpoint import Tree, state_of, take_apart
 from kinfed.config import Config, Table, read
 from kinfed.config.assembly import make_method, model_for
-from kinfed.data.arrays import Array
-from kinfed.data.sample_kind import SampleKind
+from kinfed.data.arrays import Array, SampleKind
 from kinfed.errors import BundleError, DataError, KinfedError
 from kinfed.method import Method
 from kinfed.runs.logs import write_text

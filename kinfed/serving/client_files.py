@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kinfed.data.arrays import Pixels
-from kinfed.data.sample_kind import SampleKind
-from kinfed.deployment.samples_file import FILE, OLD_FILE, has_samples, load_file, load_folder
+from kinfed.data.arrays import Pixels, SampleKind
+from kinfed.deployment.plan import FILE, OLD_FILE, has_samples, load_file, load_folder
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import DataError
 from kinfed.runs.logs import as_csv, write_text

@@ -11,8 +11,8 @@ from kinfed import checkpoint
 from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, explain_assignment, reason_for_labels
 from kinfed.config import Config, make_population
 from kinfed.config.schema import Table
+from kinfed.data.arrays import SampleKind
 from kinfed.data.population import Population
-from kinfed.data.sample_kind import SampleKind
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
 from kinfed.method import Method

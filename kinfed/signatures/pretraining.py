@@ -16,18 +16,19 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfed.checks import above_zero, at_least
 from kinfed.client import Batch, Client, Samples
+from kinfed.cuda_graphs import CudaGraphs
 from kinfed.data import load
 from kinfed.data.datasets import cache_folder
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.keys import base_key
 from kinfed.locks import lock
-from kinfed.models import AutoEncoder
+from kinfed.models import AutoEncoder, Network
+from kinfed.models.module_checks import weights_of
 from kinfed.params import Params
-from kinfed.server_training import fit
 
 log = logging.getLogger("kinfed")
 
@@ -180,3 +181,46 @@ def parse_sources(text: str) -> list[Source]:
             raise ConfigError(f"wanted datasets as in mnist or cifar10+cifar100[11,20], got the source '{text}'")
         found.append(Source(part[1], tuple(int(label) for label in re.findall(r"\d+", part[2] or ""))))
     return found
+
+
+WARM_UP = 3  # eager steps before one is captured
+MOST = 4  # shapes of batches whose steps are captured
+
+
+def fit(network: Network, start: Params, batches: Iterable[Batch], lr: float) -> Params:
+    """The weights after a step of Adam on each of these batches; without padding, and on the weights' device."""
+    trainer = AdamTrainer(network, network.module_with(start), lr)
+    for batch in batches:
+        trainer.step(batch)
+    return weights_of(trainer.module)
+
+
+class AdamTrainer:
+    """A module in training."""
+
+    def __init__(self, network: Network, module: nn.Module, lr: float) -> None:
+        self.network, self.module = network, module
+        self.on_gpu = next(module.parameters()).is_cuda
+        self.optimiser = torch.optim.Adam(module.parameters(), lr, fused=True, capturable=self.on_gpu)
+        self.graphs = CudaGraphs(MOST, WARM_UP)
+
+    def step(self, batch: Batch) -> None:
+        """One step of Adam."""
+        inputs = batch._asdict()
+        exact = inputs.pop("exact")
+
+        def take(tensors: Params) -> Params:
+            self._step(Batch(**tensors, exact=exact))
+            return {}
+
+        if self.on_gpu:
+            self.graphs.run("step", take, inputs)
+        else:
+            take(inputs)
+
+    def _step(self, batch: Batch) -> None:
+        self.module.train(not self.network.needs_evaluation_mode(batch))
+        loss = self.network.loss_of(self.module(self.network.inputs(batch.x)), batch).mean()
+        loss.backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad()  # last: a capture must not free what eager steps left

@@ -7,8 +7,7 @@ from kinfed.config import Config, flatten
 from kinfed.errors import ConfigError
 from kinfed.experiment import Observer
 from kinfed.registry import is_installed, look_up
-from kinfed.trackers.backends import MLflow, TensorBoard, WandB
-from kinfed.trackers.subject import Subject
+from kinfed.trackers.backends import MLflow, Subject, TensorBoard, WandB
 
 __all__ = ["TRACKERS", "check_trackers", "make_trackers"]
 TRACKERS: dict[str, Callable[[Subject], Observer]] = {  # each is the name of its package too

@@ -1,12 +1,13 @@
 """The trackers: TensorBoard, MLflow, Weights & Biases; each imports its package when it is used."""
 
+import math
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed.experiment import RoundResult, Summary
-from kinfed.trackers.subject import Subject, final_numbers, numbers
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -18,6 +19,38 @@ EXPERIMENT = "kinfed"  # of MLflow, unless MLFLOW_EXPERIMENT_NAME says otherwise
 PROJECT = "kinfed"  # of Weights & Biases, unless WANDB_PROJECT says otherwise
 LONGEST = 500  # characters of an MLflow parameter
 AT_ONCE = 100  # MLflow parameters
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run that is tracked."""
+
+    folder: Path
+    name: str
+    settings: dict[str, object]  # dotted key -> value
+
+    def recall(self, tracker: str) -> str | None:
+        """The id under which a tracker knew this run before it was stopped."""
+        path = self._note(tracker)
+        return path.read_text(encoding="utf-8").strip() if path.exists() else None
+
+    def remember(self, tracker: str, known_as: str) -> None:
+        """Keeps that id with the run."""
+        self._note(tracker).write_text(known_as + "\n", encoding="utf-8")
+
+    def _note(self, tracker: str) -> Path:
+        return self.folder / f"{tracker}_run.txt"
+
+
+def numbers(result: RoundResult) -> dict[str, float]:
+    """What a round came to, by name; what is not a number is left out."""
+    cost = {"megabytes": (result.down + result.up) / 1e6, "seconds": result.seconds}
+    return {name: value for name, value in (result.metrics | cost).items() if math.isfinite(value)}
+
+
+def final_numbers(summary: Summary) -> dict[str, float]:
+    """The numbers of a summary."""
+    return {f"final_{name}": float(v) for name, v in summary.items() if v is not None and math.isfinite(v)}
 
 
 @dataclass

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kinfed.clustering.coordinates import WIDTH, place_models
+from kinfed.clustering.kmeans import WIDTH, place_models
 from kinfed.params import Stack, flatten, join, repeat, select
 
 

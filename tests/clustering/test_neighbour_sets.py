@@ -53,7 +53,7 @@ def test_a_sparse_graph_is_the_matrix_it_was_made_of():
     found = SparseGraph.of_blocks(30, [(some, everyone, graph[some]) for some in order.split(7)])
     assert torch.equal(found.neighbours().matrix(), graph)
     assert found.others.dtype == torch.int32 and len(found.others) == int(graph.sum())
-    assert torch.equal(found.reached(torch.tensor([4, 9])), (graph[4] | graph[9]).nonzero()[:, 0])
+    assert torch.equal(found.targets(torch.tensor([4, 9])), (graph[4] | graph[9]).nonzero()[:, 0])
 
 
 def test_pairs_are_edges_both_ways():

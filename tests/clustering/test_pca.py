@@ -1,8 +1,7 @@
 import torch
 from sklearn.decomposition import PCA
 
-from kinfed.clustering.coordinates import principal_directions
-from kinfed.clustering.kmeans import Part
+from kinfed.clustering.kmeans import Part, principal_directions
 
 
 def parts(x, *lengths):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from kinfed.data import LATER, Augment, ChangeSettings, Dataset, LabelSwap, RoleSettings, Rotation, build_population
-from kinfed.data.look_alikes import alike_counts
 from kinfed.data.partitions import IID, DisjointClasses, LabelSwapped
+from kinfed.data.roles import alike_counts
 from kinfed.errors import ConfigError, DataError
 
 TWO = RoleSettings(look_alikes=2)

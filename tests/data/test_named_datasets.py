@@ -5,7 +5,7 @@ import pytest
 
 from kinfed.data import DATASETS, data_root, load
 from kinfed.data import hub as hub_module
-from kinfed.data.archive import store
+from kinfed.data.arrays import store
 from kinfed.errors import ConfigError, DataError
 
 

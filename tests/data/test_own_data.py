@@ -14,7 +14,7 @@ from kinfed.data import (
     label_counts,
     load,
 )
-from kinfed.data.archive import store
+from kinfed.data.arrays import store
 from kinfed.data.partitions import Writers
 from kinfed.errors import ConfigError, DataError
 

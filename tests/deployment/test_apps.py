@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 
 from kinfed.config import assemble, load_config
 from kinfed.deployment import Plan, load_folder, make_client_app, make_server_app
-from kinfed.engines import progress_log
+from kinfed.engines import workers as progress_log
 from kinfed.engines.flower.transport import read_config
 from kinfed.errors import ConfigError, DataError, NetworkError
 from kinfed.serving import export

@@ -10,7 +10,7 @@ from kinfed.engines import Sequential, Vectorised
 from kinfed.methods import METHODS, FedAvg, Local
 from kinfed.models import Model, make_autoencoder, make_model
 from kinfed.params import to_flat
-from kinfed.server_training import fit as fit_on_server
+from kinfed.signatures.pretraining import fit as fit_on_server
 from kinfed.training import LocalTraining
 from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, fit, small_net, tiny_population

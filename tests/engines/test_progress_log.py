@@ -2,8 +2,9 @@ import logging
 
 import pytest
 
-from kinfed.engines import Sequential, Vectorised, progress_log
-from kinfed.engines.progress_log import ProgressLog
+from kinfed.engines import Sequential, Vectorised
+from kinfed.engines import workers as progress_log
+from kinfed.engines.workers import ProgressLog
 from kinfed.methods import FedAvg
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population

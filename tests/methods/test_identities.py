@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from kinfed.aggregation import average
 from kinfed.methods import FedAvg
-from kinfed.params import select
+from kinfed.params import average, select
 from kinfed.relatedness import Relatedness
 from kinfed.training import LocalTraining
 from tests.methods.registry import LOCAL, make, population

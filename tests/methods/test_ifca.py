@@ -38,7 +38,7 @@ def test_first_models_are_drawn_until_each_attracts_its_share(monkeypatch):
     lopsided = once.init(fed)
     choices = fed.run(often.choose, fed.clients, often.offer(lopsided, fed.clients, fed))["choice"]
     assert torch.bincount(choices, minlength=2).min() < 0.35 * 12
-    monkeypatch.setattr("kinfed.methods.model_selection.ATTEMPTS", 2)
+    monkeypatch.setattr("kinfed.methods.cluster_models.ATTEMPTS", 2)
     with pytest.raises(ConfigError, match="in 2 draws of first models"):
         hopeless = make("ifca", clusters=12, least_share=1 / 12)
         hopeless.init(Vectorised(hopeless, population()))

@@ -4,14 +4,13 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from kinfed.aggregation import average
 from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.federation import Offer
 from kinfed.methods import WD
 from kinfed.metrics import fedavg_parameters, method_bytes
-from kinfed.params import flatten, repeat
+from kinfed.params import average, flatten, repeat
 from tests.methods.planted import FOUR, LOCAL, net, renamed
 from tests.methods.registry import make, population
 from tests.problems import assert_same_bits, fit, same_clusters

@@ -8,7 +8,7 @@ from torch import tensor
 from kinfed.data import Augment, Dataset, LabelSwap, Rotation, build_population, load
 from kinfed.data.partitions import IID
 from kinfed.metrics import bootstrap_error, divergences, drift_similarity, pearson
-from kinfed.metrics.correlation import correlation, pairs_of
+from kinfed.metrics.dry_runs import correlation, pairs_of
 
 CPU = torch.device("cpu")
 

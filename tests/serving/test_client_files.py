@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
 from kinfed.config import load_config, make_population
-from kinfed.data.sample_kind import SampleKind
+from kinfed.data.arrays import SampleKind
 from kinfed.errors import DataError
 from kinfed.serving import export, load
 from kinfed.serving.client_files import list_images, read_images

@@ -1,4 +1,4 @@
-"""P1: independent and identically distributed clients (FL+HC: 100 clients with 600 samples of MNIST).
+"""P1: independent and identically distributed clients (FL+HC: 100 clients with 600 samples of MNIST); P7: writers.
 
 P6: label-swapped clusters (FL+HC after CFL): IID samples, but in cluster g two labels are exchanged, in train and test.
 
@@ -6,6 +6,7 @@ The split says which pairs; `kinfed.data.build` applies them as the shift `Label
 the ceiling of one common model is not the 80 % of the paper.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from kinfed.checks import at_least
 from kinfed.data.partitions.planted_clusters import contiguous_clusters
 from kinfed.data.partitions.split import Labels, Promise, Split, even_parts, need_samples
+from kinfed.data.sampling import Index
 from kinfed.errors import ConfigError, DataError
 
 
@@ -61,3 +63,53 @@ class LabelSwapped:
         clusters = contiguous_clusters(self.clients, len(self.pairs))
         plain = IID(self.clients)(labels, rng)
         return Split(plain.train, plain.test, clusters, tuple((a, b) for a, b in self.pairs))
+
+
+@dataclass(frozen=True)
+class Writers:
+    """One client for each writer that has training and test samples."""
+
+    max_writers: int | None = None  # clients at most; none: all writers
+    min_samples: int = 1  # writers with fewer samples (train and test together) are dropped, as LEAF's -k does
+    random_writers: bool = False  # False: the first ones by number
+
+    def __post_init__(self) -> None:
+        at_least(1, min_samples=self.min_samples, max_writers=1 if self.max_writers is None else self.max_writers)
+
+    @property
+    def promise(self) -> Promise:
+        return Promise()
+
+    def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
+        if labels.writer_train is None or labels.writer_test is None:
+            raise DataError(
+                "the writers partition needs the writer of each sample (femnist); this dataset does not have it"
+            )
+        train, test = samples_by_writer(labels.writer_train), samples_by_writer(labels.writer_test)
+        known = [w for w in sorted(train.keys() & test.keys()) if len(train[w]) + len(test[w]) >= self.min_samples]
+        if not train.keys() & test.keys():
+            raise DataError(
+                f"no writer has training and test samples: writer_train has {list_first(train)}, "
+                f"writer_test has {list_first(test)}; a writer must have the same number in both"
+            )
+        if not known:
+            raise DataError(
+                f"no writer has training and test samples and at least {self.min_samples} of them; lower min_samples"
+            )
+        if self.random_writers:
+            known = [int(writer) for writer in rng.permutation(known)]
+        chosen = known[: self.max_writers]
+        return Split([train[writer] for writer in chosen], [test[writer] for writer in chosen])
+
+
+def list_first(writers: Iterable[int]) -> str:
+    """The first few of these writers, in words."""
+    first = sorted(writers)
+    return ", ".join(map(str, first[:3])) + (", …" if len(first) > 3 else "") or "none"
+
+
+def samples_by_writer(writers: Index) -> dict[int, Index]:
+    """The samples of each writer."""
+    order = np.argsort(writers, kind="stable")
+    names, starts = np.unique(writers[order], return_index=True)
+    return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True)) if len(writers) else {}

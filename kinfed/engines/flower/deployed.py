@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kinfed.data.arrays import ServerSamples
 from kinfed.data.population import Role
-from kinfed.data.sample_kind import ServerSamples
 from kinfed.engines.flower.messages import ConfigValues
 from kinfed.engines.flower.network_federation import NetworkFederation
 from kinfed.errors import CheckpointError

@@ -24,8 +24,8 @@ from kinfed.engines.flower.messages import (
     pack,
     to_specs,
 )
-from kinfed.engines.progress_log import ProgressLog
 from kinfed.engines.sequential import ask, copy_method
+from kinfed.engines.workers import ProgressLog
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
 from kinfed.method import Method

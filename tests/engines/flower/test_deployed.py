@@ -9,7 +9,7 @@ pytest.importorskip("flwr")
 
 from kinfed import checkpoint
 from kinfed.capabilities import FindsClusters, reason_for_labels
-from kinfed.data.sample_kind import ServerSamples
+from kinfed.data.arrays import ServerSamples
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.node import ClientData, ClientNode
 from kinfed.engines.flower.simulation import select_data

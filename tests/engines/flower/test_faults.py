@@ -11,7 +11,8 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.error import Error
 
-from kinfed.engines import Vectorised, progress_log
+from kinfed.engines import Vectorised
+from kinfed.engines import workers as progress_log
 from kinfed.engines.flower.messages import pack, unpack
 from kinfed.engines.flower.transport import RAW, read_arrays, read_config, to_records
 from kinfed.errors import NetworkError

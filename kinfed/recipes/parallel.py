@@ -21,7 +21,7 @@ import torch
 
 from kinfed.errors import KinfedError, OutOfMemory
 from kinfed.progress import Display, Silence
-from kinfed.reproduction.jobs import Job, Store
+from kinfed.recipes.jobs import Job, Store
 
 PATIENCE = 5.0  # seconds that a process has to end
 

@@ -1,17 +1,24 @@
-"""The server of a deployment: it waits for clients, runs the experiment over them, and resumes from its checkpoint."""
+"""The two sides of a deployment.
+
+The server waits for clients, runs the experiment over them, and resumes from its checkpoint. A node reads its own
+samples, builds its own copy of the method, and runs tasks by name.
+"""
 
 import logging
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed import checkpoint
 from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config
-from kinfed.config.assembly import loop_settings
-from kinfed.deployment.plan import Plan, make_planned_method
+from kinfed.config.assembly import loop_settings, make_method, model_for
+from kinfed.data.arrays import ServerSamples
+from kinfed.deployment.plan import Plan, load_folder, make_planned_method
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
+from kinfed.engines.flower.node import ClientData, ClientNode
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
 from kinfed.progress import Lines, forward_log
@@ -73,4 +80,48 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
     return DeployedFederation(
         method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
         device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
+    )  # fmt: skip
+
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.clientapp import ClientApp
+
+NodeConfig = Mapping[str, bool | bytes | float | int | str]
+Loader = Callable[[NodeConfig], ClientData]
+
+
+def load_node_data(node: NodeConfig) -> ClientData:
+    """The samples in the node's folder."""
+    if "data" not in node:
+        raise ConfigError('the node\'s config has no data: start it with --node-config \'name="…" data="FOLDER"\'')
+    return load_folder(Path(str(node["data"])))
+
+
+def make_client_app(config: Config, plan: Plan, load: Loader = load_node_data) -> "ClientApp":
+    """The app of a node. Its config has `name` (for good), and for `load` where its samples are.
+
+    `home` is the folder of the client's memory; `holdout=true` says that it wants a model without training.
+    """
+    from kinfed.engines.flower.transport import build_client_app
+
+    def load_node(context: "Context", run: str) -> ClientNode:
+        return make_node(config, plan, context.node_config, load)
+
+    def find_folder(context: "Context", run: str) -> Path | None:
+        return Path(str(context.node_config["home"])) if "home" in context.node_config else None
+
+    return build_client_app(load_node, find_folder)
+
+
+def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> ClientNode:
+    """The client of a node."""
+    if not node.get("name"):
+        raise ConfigError('the node\'s config has no name: start it with --node-config \'name="…" data="FOLDER"\'')
+    data = plan.check(load(node))
+    model = model_for(config, ServerSamples(data.x[:2], data.y[:2], plan.classes).population(1))
+    labelled = bool((data.y >= 0).all())
+    return ClientNode(
+        str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,
+        holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), detects_changes=True,
     )  # fmt: skip
