@@ -15,16 +15,10 @@ from kinfed.checks import seed_of_numpy, within
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError, DataError
 from kinfed.relatedness.clusterer import Clusterer, Fit, Partition
-from kinfed.relatedness.noise_coordinates import Coordinates, PooledParts, fit_coordinates
-from kinfed.relatedness.noise_mixture import (
-    CANDIDATES,
-    Mixture,
-    Observed,
-    choose_mixture,
-    find_axes,
-    fit_labels,
+from kinfed.relatedness.noise_model import (
+    CANDIDATES, Coordinates, Mixture, Observed, PooledParts, choose_mixture, find_axes, fit_coordinates, fit_labels,
     fit_ward,
-)
+)  # fmt: skip
 from kinfed.signatures import Signatures
 
 FITTED = 2000  # clients that the model is fitted on, drawn where there are more

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from kinfed.errors import ConfigError, DataError
 from kinfed.relatedness import Calibrated
-from kinfed.relatedness.noise_coordinates import PooledParts, edge_of_noise, fit_coordinates
+from kinfed.relatedness.noise_model import PooledParts, edge_of_noise, fit_coordinates
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
 
