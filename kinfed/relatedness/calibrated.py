@@ -16,7 +16,15 @@ from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError, DataError
 from kinfed.relatedness.clusterer import Clusterer, Fit, Partition
 from kinfed.relatedness.noise_model import (
-    CANDIDATES, Coordinates, Mixture, Observed, PooledParts, choose_mixture, find_axes, fit_coordinates, fit_labels,
+    CANDIDATES,
+    Coordinates,
+    Mixture,
+    Observed,
+    PooledParts,
+    choose_mixture,
+    find_axes,
+    fit_coordinates,
+    fit_labels,
     fit_ward,
 )  # fmt: skip
 from kinfed.signatures import Signatures

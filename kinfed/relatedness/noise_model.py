@@ -7,7 +7,7 @@ clients differ, those are kept in which noise alone would not: the edge of the s
 
 Client m of cluster c is drawn from N(centre_c, spread + noise_c / n_m): the spread between clients of a cluster is the
 same in all clusters and learnt, the noise of one sample is measured (extreme deconvolution, Bovy et al. 2011). The
-number of clusters first minimises BIC. BIC alone cuts clients along a line into dozens, so two clusters then merge while
+number of clusters first minimises BIC. BIC alone cuts clients along a line into dozens: two clusters then merge while
 their clients vary so much along the axis between them that they may as well be one, or while a merge lowers BIC.
 """
 
