@@ -14,6 +14,7 @@ from kinfed.errors import RoleError
 from kinfed.federation import Federation
 from kinfed.params import Params
 from kinfed.per_client import cut_to
+from kinfed.relatedness import Fit
 
 State = TypeVar("State")
 Seen = TypeVar("Seen", contravariant=True)  # a state that is only read
@@ -50,6 +51,12 @@ class AssignsUnseen(ExplainsAssignment, Protocol[Seen]):
 
         Infinite for a cluster that nobody else is in.
         """
+
+
+@runtime_checkable
+class JudgesAssignment(Protocol[Seen]):
+    def judge_fit(self, state: Seen, clients: Tensor, fed: Federation) -> Fit | None:
+        """Server: whether admitted clients fit any cluster of the training ones; None where its rule has no test."""
 
 
 @runtime_checkable
@@ -130,6 +137,6 @@ def neighbours_of(method: object, state: object) -> NeighbourSets | None:
 
 __all__ = [
     "AssignsUnseen", "ClustersLater", "ExplainsAssignment", "Exportable", "FindsClusters", "HasMemory", "HasSignatures",
-    "MergesClients", "NeedsLabels", "NeedsServerSamples", "RelatesClients", "SendsNetworks", "explain_assignment",
-    "neighbours_of", "reason_for_labels", "require_labels", "takes_server_samples",
+    "JudgesAssignment", "MergesClients", "NeedsLabels", "NeedsServerSamples", "RelatesClients", "SendsNetworks",
+    "explain_assignment", "neighbours_of", "reason_for_labels", "require_labels", "takes_server_samples",
 ]  # fmt: skip

@@ -20,8 +20,8 @@ from kinfed.data.partitions import PARTITIONS, Partition
 from kinfed.data.shifts import SHIFTS, Shift
 from kinfed.errors import ConfigError, UnknownKey
 from kinfed.registry import find_class, name_of, suggest
-from kinfed.relatedness import Clusterer, Relatedness
-from kinfed.signatures import EncoderCentroids, Signature
+from kinfed.relatedness import Calibrated, Clusterer, Relatedness
+from kinfed.signatures import EncoderCentroids, PartMeans, Signature
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -42,8 +42,8 @@ class Parts:
 
 PARTS = {
     Partition: Parts("partition", Partition, PARTITIONS),
-    Signature: Parts("signature", Signature, {"encoder_centroids": EncoderCentroids}),
-    Clusterer: Parts("clusterer", Clusterer, {"relatedness": Relatedness}),
+    Signature: Parts("signature", Signature, {"encoder_centroids": EncoderCentroids, "part_means": PartMeans}),
+    Clusterer: Parts("clusterer", Clusterer, {"relatedness": Relatedness, "calibrated": Calibrated}),
     Shift: Parts("shift", Shift, SHIFTS),
 }
 

@@ -5,7 +5,7 @@
 - relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
 - weights are normalised over related clients; the printed diag(pₘ/‖Ãₘ‖₀) would shrink the models;
 - the default set distance needs no oracle for k, and a wider threshold where no clusters are clear;
-  `min` (printed) and `matching` (code) are options.
+  `min` (printed) and `matching` (code) are options; so is `calibrated`, which measures the noise of signatures.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, relate_to_members
+from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, log_misfits, relate_to_members
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Each, Labels
@@ -110,7 +110,8 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         """Unseen clients are related to members; those stay related to each other as they were."""
         members = (state.clusters >= 0).nonzero()[:, 0]
         clusters, known = state.clusters[members], state.known.of(members)
-        own, near = relate_to_members(self.newcomers, self.relatedness, known, clusters, state.known.of(unseen))
+        fit, asked = log_misfits(self.judge_fit(state, unseen, fed)), state.known.of(unseen)
+        own, near = relate_to_members(self.newcomers, self.relatedness, known, clusters, asked, fit)
         before = NeighbourSets(state.served.contributors[:, members], state.served.assignment[members])
         related = NeighbourSets.stack([before.beside(near.transpose()), near.beside(NeighbourSets.of_clusters(own))])
         return self.relate(state, torch.cat([members, unseen]), related, torch.cat([clusters, own]), fed)

@@ -13,6 +13,7 @@ from kinfed.capabilities import (
     AssignsUnseen,
     FindsClusters,
     HasSignatures,
+    JudgesAssignment,
     MergesClients,
     NeedsServerSamples,
     SendsNetworks,
@@ -23,11 +24,12 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.clustering.neighbour_sets import NeighbourSets
+from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels
 from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Payload, select
-from kinfed.relatedness import Clusterer, cluster_distances, nearest_clusters
+from kinfed.relatedness import Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
 
 Newcomers = Literal["nearest", "relate"]
@@ -51,8 +53,9 @@ Z = TypeVar("Z", bound=SignatureState)
 
 
 class ComputesSignatures(
-    FindsClusters[Z], MergesClients[Z], AssignsUnseen[Z], HasSignatures[Z], SendsNetworks, NeedsServerSamples
-):
+    FindsClusters[Z], MergesClients[Z], AssignsUnseen[Z], JudgesAssignment[Z], HasSignatures[Z], SendsNetworks,
+    NeedsServerSamples,
+):  # fmt: skip
     """The client tasks and capabilities of a method that compares clients by their signatures."""
 
     model: Model
@@ -61,6 +64,13 @@ class ComputesSignatures(
     newcomers: Newcomers
     dynamic: bool
     stores_signatures: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.relatedness.needs_parts() != self.signature.has_parts():
+            raise ConfigError(
+                "relatedness.name = 'calibrated' and signature.name = 'part_means' go together, since it measures "
+                f"noise between parts; got {type(self.relatedness).__name__} and {type(self.signature).__name__}"
+            )
 
     @client_task(key="describe")  # its first name: another key would draw other centroids, and change results
     def compute_signature(self, client: Client, encoder: Mapping[str, Tensor] = NOTHING) -> Reply:
@@ -111,11 +121,23 @@ class ComputesSignatures(
         known = state.known.of(fed.clients)
         return known.means().where(known.exist()[:, None], torch.nan)
 
+    def judge_fit(self, state: Z, clients: Tensor, fed: Federation) -> Fit | None:
+        if not isinstance(self.relatedness, JudgesFit):
+            return None
+        others = ((state.clusters >= 0) & state.known.exist()).index_fill(0, clients, False)
+        train = fed.clients[others[fed.clients]]  # an unseen client that fits nowhere must not widen a cluster
+        return self.relatedness.fit_unseen(state.known.of(train), state.clusters[train], state.known.of(clients))
+
     def distances_to_clusters(self, state: Z, clients: Tensor, fed: Federation) -> Tensor:
+        fit = self.judge_fit(state, clients, fed)
+        if fit is not None:
+            return fit.distances
         others = ((state.clusters >= 0) & state.known.exist()).index_fill(0, clients, False).nonzero()[:, 0]
         return cluster_distances(state.known.of(others), state.clusters[others], state.known.of(clients))
 
     def assignment_rule(self) -> str:
+        if isinstance(self.relatedness, JudgesFit):
+            return "a client joins the likeliest cluster; its p-value says whether it fits any"
         if self.newcomers == "nearest":
             return "a client joins the cluster whose mean signature is nearest to its own"
         return "a client is served the mean of those whose signatures are near its own, or else of the nearest cluster"
@@ -130,14 +152,15 @@ class ComputesSignatures(
 
 
 def relate_to_members(
-    rule: Newcomers, by: Clusterer, known: Signatures, clusters: Tensor, unseen: Signatures
+    rule: Newcomers, by: Clusterer, known: Signatures, clusters: Tensor, unseen: Signatures, fit: Fit | None = None
 ) -> tuple[Tensor, NeighbourSets]:
     """The cluster of each unseen client, and which of the members (known, in these clusters) are its neighbours.
 
-    "nearest": all of the cluster with the nearest mean; "relate": those that are near it, where there are some.
+    "nearest": all of the cluster with the nearest mean, or of the likeliest, where clusters are fitted; "relate": those
+    that are near it, where there are some.
     """
     exist = known.exist()
-    own = nearest_clusters(known.of(exist), clusters[exist], unseen)
+    own = nearest_clusters(known.of(exist), clusters[exist], unseen) if fit is None else fit.clusters
     names, whose = own.unique(return_inverse=True)
     mates = NeighbourSets(clusters == names[:, None], whose)
     if rule == "nearest":
@@ -147,6 +170,15 @@ def relate_to_members(
     rows[:, exist] = near.rows
     whose = torch.where(rows.any(1)[near.whose], near.whose, len(rows) + mates.whose)
     return own, NeighbourSets(torch.cat([rows, mates.rows]), whose)
+
+
+def log_misfits(fit: Fit | None) -> Fit | None:
+    """The same, once it is logged how many unseen clients fit none of the clusters, where there are some."""
+    if fit is not None and not bool(fit.fits.all()):
+        number = int(fit.distances.isfinite().any(0).sum())
+        log.info("%d of %d unseen clients fit none of the %d clusters: each is served the nearest",
+                 int((~fit.fits).sum()), len(fit.fits), number)  # fmt: skip
+    return fit
 
 
 @dataclass(frozen=True)

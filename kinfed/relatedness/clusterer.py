@@ -7,7 +7,7 @@ at; and from the pairs of a sparse graph. Memory grows with the pairs that are r
 from abc import abstractmethod
 from dataclasses import dataclass
 from math import inf, nextafter
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -37,6 +37,27 @@ class Clusterer(Protocol):
     def needs_shares(self) -> bool:
         """Whether clients must send the share of their samples that each point stands for."""
         return False
+
+    def needs_parts(self) -> bool:
+        """Whether points must be means of random parts of a client's samples (`Signature.has_parts`)."""
+        return False
+
+
+class Fit(NamedTuple):
+    """How well unseen clients fit the clusters."""
+
+    clusters: Tensor  # [S] the likeliest cluster of each
+    p_values: Tensor  # [S] how often a client of that cluster is as far from it
+    fits: Tensor  # [S] bool: the p-value is not below the level
+    distances: Tensor  # [S, clusters], infinite for a cluster that nobody is in
+
+
+@runtime_checkable
+class JudgesFit(Protocol):
+    """A clusterer that says of unseen clients whether they fit any cluster."""
+
+    def fit_unseen(self, known: Signatures, clusters: Tensor, unseen: Signatures) -> Fit:
+        """The cluster of each unseen client among those of the known ones ([M]), and how well it fits there."""
 
 
 class Comparison(Protocol):

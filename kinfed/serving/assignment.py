@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from kinfed.capabilities import AssignsUnseen, FindsClusters
+from kinfed.capabilities import AssignsUnseen, FindsClusters, JudgesAssignment
 from kinfed.checkpoint import write_atomically
 from kinfed.client import Client
 from kinfed.client_tasks import score
@@ -40,6 +40,8 @@ class Assignment:
     samples: int  # by which it was assigned
     test_samples: int
     test_correct: int
+    fits: bool | None = None  # whether it fits any cluster; None: the method does not test it
+    p_value: float | None = None  # how often a client of its cluster is as far from it
 
     @property
     def nearest(self) -> list[int]:
@@ -66,6 +68,7 @@ class Assignment:
 
     def summary(self) -> dict[str, object]:
         """All but the weights, as JSON."""
+        judged: dict[str, object] = {} if self.fits is None else {"fits": self.fits, "p_value": self.p_value}
         return {
             "cluster": self.cluster,
             "distance": None if self.cluster is None else self.distances.get(self.cluster),
@@ -74,6 +77,7 @@ class Assignment:
             "samples": self.samples,
             "test_samples": self.test_samples,
             "test_accuracy": self.test_correct / self.test_samples if self.test_samples else None,
+            **judged,
         }
 
     def save(self, folder: Path, about: dict[str, object]) -> None:
@@ -119,12 +123,14 @@ class UnseenClientFederation(Sequential):
         params = self.personalise(method, client, state, unseen)
         clusters = method.cluster_assignment(state) if isinstance(method, FindsClusters) else None
         distances = method.distances_to_clusters(state, unseen, self) if isinstance(method, AssignsUnseen) else None
+        fit = method.judge_fit(state, unseen, self) if isinstance(method, JudgesAssignment) else None
         return Assignment(
             method.model, params, kind,
             cluster=None if clusters is None or int(clusters[unseen]) < 0 else int(clusters[unseen]),
             distances={} if distances is None else finite_distances(distances[0]),
             samples=len(client.train), test_samples=len(client.test),
             test_correct=int(score(method.model, params, client.test)["correct"]),
+            fits=None if fit is None else bool(fit.fits), p_value=None if fit is None else float(fit.p_values),
         )  # fmt: skip
 
     def make_client(self, unseen: Tensor) -> Client:

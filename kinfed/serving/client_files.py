@@ -48,6 +48,11 @@ def summarise(assignment: Assignment, bundle: Bundle) -> str:
     cluster, line = assignment.cluster, f"assigned by {assignment.samples} samples"
     if cluster is None:
         return f"{line}: {bundle.about['assignment_rule']}"
+    if assignment.fits is False:
+        number = len(assignment.distances)
+        return (
+            f"{line}: fits none of the {number} clusters (p = {assignment.p_value:.2g}); served the nearest, {cluster}"
+        )
     line += f" to cluster {cluster}"
     if cluster in assignment.distances:
         margin = "" if assignment.margin is None else f", margin {assignment.margin:.2f} to the next cluster"

@@ -2,12 +2,14 @@
 
 from kinfed.signatures.embedding_statistics import EmbeddingStatistics
 from kinfed.signatures.encoder_centroids import EncoderCentroids, Tuning
+from kinfed.signatures.part_means import PartMeans
 from kinfed.signatures.pretraining import Pretraining, parse_sources
 from kinfed.signatures.signature import Signature, Signatures
 
 __all__ = [
     "EmbeddingStatistics",
     "EncoderCentroids",
+    "PartMeans",
     "Pretraining",
     "Signature",
     "Signatures",

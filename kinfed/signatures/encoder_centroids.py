@@ -73,11 +73,7 @@ class EncoderCentroids(Signature):
 
     def network(self, shape: tuple[int, ...]) -> AutoEncoder:
         """The auto-encoder for images of this shape."""
-        if len(shape) != 3:
-            raise ConfigError(
-                f"encoder signatures need images [channels, height, width], got samples of shape {tuple(shape)}"
-            )
-        return make_autoencoder(self.autoencoder, (shape[0], shape[1], shape[2]), self.latent, self.seed)
+        return make_network(self.autoencoder, shape, self.latent, self.seed)
 
     def tune(self, client: Client, encoder: Params) -> Params:
         """Client: the weights after J epochs of reconstruction training on the client's own images."""
@@ -92,6 +88,15 @@ class EncoderCentroids(Signature):
         parts = [Part(network.embed(weights, batch.x), batch.mask) for batch in client.train.in_order()]
         used = count_labels(client, classes) if self.k_by_labels else None
         return kmeans(parts, self.k, client.key, used, self.restarts)
+
+
+def make_network(name: str, shape: tuple[int, ...], latent: int, seed: int) -> AutoEncoder:
+    """The auto-encoder of this name for images of this shape."""
+    if len(shape) != 3:
+        raise ConfigError(
+            f"encoder signatures need images [channels, height, width], got samples of shape {tuple(shape)}"
+        )
+    return make_autoencoder(name, (shape[0], shape[1], shape[2]), latent, seed)
 
 
 def count_labels(client: Client, classes: int) -> Tensor:

@@ -54,15 +54,24 @@ class Pretraining:
         """The weights of the auto-encoder, on the device of the public samples."""
         if self.source.endswith(".safetensors"):
             return from_file(Path(self.source), autoencoder.init(), public.device)
-        if self.source != "public":
-            return self._cached(autoencoder, public)
-        if not len(public):
+        return self._train(autoencoder, public) if self._is_public(public) else self._cached(autoencoder, public)
+
+    def load(self, public: Tensor) -> Tensor:
+        """The samples that encoders are trained on: the public ones, or others that are as these are."""
+        if self._is_public(public):
+            return public
+        parts = [part.load_as(public.shape[1:], self.data_dir) for part in parse_sources(self.source)]
+        return torch.cat(parts)[:: self._stride(sum(map(len, parts)))].to(public.device)
+
+    def _is_public(self, public: Tensor) -> bool:
+        """Whether the server's own samples are meant, of which there must be some then."""
+        if self.source == "public" and not len(public):
             raise ConfigError(
                 "the encoder should be trained on the server's public samples, but there are none: set "
                 "data.public = 0.1 (in Python: Population.public), or name another dataset or a file as the encoder's "
                 "source"
             )
-        return self._train(autoencoder, public)
+        return self.source == "public"
 
     def _cached(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
         """Trained once per dataset and setting, then kept in the user's cache folder."""
@@ -80,9 +89,7 @@ class Pretraining:
 
     def _keep(self, path: Path, autoencoder: AutoEncoder, public: Tensor) -> None:
         """Trains on the datasets, whose samples must be as the public ones are, and writes the weights to a file."""
-        parts = [part.load_as(public.shape[1:], self.data_dir) for part in parse_sources(self.source)]
-        samples = torch.cat(parts)[:: self._stride(sum(map(len, parts)))]
-        weights = self._train(autoencoder, samples.to(public.device))
+        weights = self._train(autoencoder, self.load(public))
         beside = path.with_suffix(f".{os.getpid()}.new")
         save_file({name: w.cpu().contiguous() for name, w in weights.items()}, beside)
         beside.replace(path)

@@ -50,13 +50,17 @@ class Signature(Protocol):
         """Whether clients must send the shares of their points, whoever compares them."""
         return False
 
+    def has_parts(self) -> bool:
+        """Whether points are means of random parts of a client's samples, and shares the parts' numbers of samples."""
+        return False
+
 
 @dataclass(frozen=True)
 class Signatures:
     """What the server knows of the clients: one signature each."""
 
     centroids: Each  # [clients, k, d]
-    shares: Each  # [clients, k] of the client's samples; all 0 for a client without a signature
+    shares: Each  # [clients, k] of the client's samples, or their numbers; all 0 for a client without a signature
 
     def __len__(self) -> int:
         return len(self.shares)
@@ -87,4 +91,5 @@ class Signatures:
 
     def means(self) -> Tensor:
         """The mean of each client's samples: [clients, d]."""
-        return (self.centroids * self.shares[..., None]).sum(1)
+        total = self.shares.sum(1, keepdim=True).round().clamp(min=1)  # 1, but for numbers of samples
+        return (self.centroids * self.shares[..., None]).sum(1) / total

@@ -1,3 +1,4 @@
+import logging
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from kinfed.experiment import Experiment
 from kinfed.metrics import flt_parameters, method_bytes
 from kinfed.models import encoder_of
 from kinfed.relatedness import Relatedness
-from tests.methods.registry import make, population, signature
+from tests.methods.registry import CALIBRATED, make, population, signature
 from tests.problems import fit, same_clusters, small_net, tiny_population
 
 
@@ -248,3 +249,22 @@ def test_many_newcomers_make_relatedness_be_found_anew_but_holdout_clients_do_no
         Experiment.over(fed, rounds=4).run()
         described = [clients for _, task, clients, _, _ in fed.ledger.rounds if task == "compute_signature"]
         assert described == [9, 3, 12][: times + 1], "at first, the newcomers, and all of them again"
+
+
+def test_an_unseen_client_that_fits_no_cluster_is_logged_and_served_the_nearest(caplog):
+    people = population(roles=tuple(Role(holdout=i in (2, 5)) for i in range(12)))
+    odd = people.x.clone()
+    odd[people.train[5]] = 255 - odd[people.train[5]]  # dark stripes on white: no cluster has these
+    flt = make(CALIBRATED)
+    state, fed = started(flt, replace(people, x=odd))
+    with caplog.at_level(logging.INFO, "kinfed"):
+        state = flt.admit(state, torch.tensor([2, 5]), fed)
+    assert "1 of 2 unseen clients fit none of the 2 clusters: each is served the nearest" in caplog.text
+    fit = flt.judge_fit(state, torch.tensor([2, 5]), fed)
+    assert fit.fits.tolist() == [True, False] and float(fit.p_values[1]) < 0.025 <= float(fit.p_values[0])
+    assert state.clusters[2] == state.clusters[0] and state.clusters[5] in state.clusters[fed.clients]
+
+
+def test_the_default_relatedness_does_not_judge_the_fit_of_unseen_clients():
+    state, fed = started(make("flt"), population(roles=tuple(Role(holdout=i == 2) for i in range(12))))
+    assert make("flt").judge_fit(state, torch.tensor([2]), fed) is None

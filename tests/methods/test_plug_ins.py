@@ -1,10 +1,11 @@
-"""Signatures and clusterers of a user's own module run FLT end to end."""
+"""Signatures and clusterers other than the default, and those of a user's own module, run FLT end to end."""
 
+import logging
 from pathlib import Path
 
 import pytest
 
-from kinfed.config import assemble, load_config
+from kinfed.config import DEMO, assemble, load_config
 from kinfed.errors import ConfigError
 
 OWN = """
@@ -72,3 +73,23 @@ def test_flt_runs_with_a_signature_and_a_clusterer_of_the_users_own():
 def test_what_is_no_clusterer_is_refused_with_what_it_lacks():
     with pytest.raises(ConfigError, match=r"methods\.flt.*own_parts:Half.*compare"):
         run_flt("methods.flt.relatedness.name=own_parts:Half")
+
+
+PART_MEANS, CALIBRATED = "methods.flt.signature.name=part_means", "methods.flt.relatedness.name=calibrated"
+
+
+def test_the_demo_runs_with_calibrated_relatedness(caplog):
+    with caplog.at_level(logging.INFO, "kinfed"):
+        summary = assemble(
+            load_config(DEMO, ["method=flt", "rounds=1", "methods.flt.signature.latent=32", PART_MEANS, CALIBRATED])
+        ).run()
+    assert summary["ari"] == 1.0 and summary["clusters"] == 5
+    assert "5 clusters, well separated (within-cluster share of variance 0." in caplog.text
+
+
+@pytest.mark.parametrize("one", [PART_MEANS, CALIBRATED])
+def test_calibrated_relatedness_and_part_means_go_together(one):
+    with pytest.raises(
+        ConfigError, match=r"methods\.flt: .*'calibrated' and signature.name = 'part_means' go together"
+    ):
+        assemble(load_config(DEMO, ["method=flt", one]))

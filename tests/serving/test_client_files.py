@@ -229,3 +229,25 @@ def test_a_run_whose_config_was_changed_afterwards_is_not_exported(runs, tmp_pat
     header = config.read_text().splitlines()[0]  # with the format
     config.write_text(f"{header}\nseed = 0\n")
     assert_refused(kinfed("export", copy, tmp_path / "bundle"), "another config", "method was 'repa'")
+
+
+def test_a_client_that_fits_no_cluster_is_served_the_nearest_and_says_so(runs, folder_of, tmp_path):
+    run = runs(
+        "flt",
+        "methods.flt.signature.name=part_means",
+        "methods.flt.relatedness.name=calibrated",
+        "partition.clients=20",
+    )
+    export(run).save(tmp_path / "bundle")
+    population = make_population(load_config(run / "config.toml"))
+    genuine, noise = folder_of(population, 0, labelled=False), tmp_path / "noise"
+    noise.mkdir()
+    drawn = torch.randint(0, 256, (60, *population.x.shape[1:]), generator=torch.Generator().manual_seed(0))
+    np.savez(noise / "samples.npz", x=drawn.to(torch.uint8).numpy())
+    shown = kinfed("assign", tmp_path / "bundle", "--data", noise, "--out", tmp_path / "odd").output
+    said = json.loads((tmp_path / "odd" / "assignment.json").read_text())
+    assert said["fits"] is False and said["p_value"] < 0.025 and said["cluster"] is not None
+    assert f": fits none of the {len(said['distances'])} clusters (p = " in shown and "served the nearest" in shown
+    shown = kinfed("assign", tmp_path / "bundle", "--data", genuine, "--out", tmp_path / "usual").output
+    said = json.loads((tmp_path / "usual" / "assignment.json").read_text())
+    assert said["fits"] is True and f"to cluster {said['cluster']} (distance " in shown

@@ -50,5 +50,5 @@ def test_a_source_of_another_image_size_is_refused_before_training(tmp_path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     x, y = np.zeros((4, 12, 12), np.uint8), np.zeros(4, np.uint8)
     np.savez(tmp_path / "letters.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(ConfigError, match=r"'letters' has rows of shape \[1, 12, 12\].* of shape \[1, 8, 8\]"):
+    with pytest.raises(ConfigError, match=r"'letters' has samples of shape \[1, 12, 12\].* of shape \[1, 8, 8\]"):
         Pretraining("letters", str(tmp_path))(make_autoencoder("conv_ae", (1, 8, 8), 4), torch.zeros(0, 1, 8, 8))

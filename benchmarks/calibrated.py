@@ -1,0 +1,150 @@
+"""What calibrated relatedness finds: clusters, ARI, and whether unseen clients fit, by dataset and partition.
+
+    python benchmarks/calibrated.py --data-dir DATA                                   # all cases
+    python benchmarks/calibrated.py --only demo --seeds 30 31 32
+    python benchmarks/calibrated.py --data-dir DATA --only mnist-1 mnist-2 --device cuda
+    python benchmarks/calibrated.py --clients 100000                                  # how long it takes
+
+Each run prints one row of a Markdown table. Clients compute their signatures as in a run of FLT. "Never seen" clients
+are those of one planted cluster at a time, which the server does not get to know; "genuine" ones are a fifth of the
+others, held out as well. Encoders are trained once for each source and kept in the cache folder.
+"""
+
+import argparse
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.data import Partition, Population, build_population, load
+from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, SharedClass, Structured
+from kinfed.engines import Vectorised
+from kinfed.methods import FLT
+from kinfed.metrics import agreement
+from kinfed.models import make_model
+from kinfed.relatedness import Calibrated
+from kinfed.signatures import PartMeans, Pretraining, Signatures
+
+
+@dataclass(frozen=True)
+class Case:
+    """One dataset, how it is split, and what the encoder is trained on."""
+
+    dataset: str
+    partition: Partition
+    source: str
+    latent: int = 128
+    public: float = 0.0
+
+
+CASES = {
+    "demo": Case("digits", DisjointClasses(20, 5), "public", 32, 0.15),
+    "mnist-1": Case("mnist", DisjointClasses(100, 5), "fashion_mnist"),
+    "mnist-2": Case("mnist", SharedClass(100, 5), "fashion_mnist"),
+    "fashion-1": Case("fashion_mnist", DisjointClasses(100, 5), "mnist"),
+    "fashion-2": Case("fashion_mnist", SharedClass(100, 5), "mnist"),
+    "cifar10-1": Case("cifar10", DisjointClasses(100, 5), "cifar100"),
+    "cifar10-2": Case("cifar10", SharedClass(100, 5), "cifar100"),
+    "emnist47-600": Case("emnist47", Structured(600, 10), "fashion_mnist"),
+    "emnist47-2400": Case("emnist47", Structured(2400, 10), "fashion_mnist"),
+    "mnist-iid": Case("mnist", IID(100), "fashion_mnist"),
+    "mnist-dirichlet": Case("mnist", Dirichlet(100, 0.5), "fashion_mnist"),
+}
+HEADER = (
+    "| case | seed | found | ARI | genuine: fit nowhere | never seen: fit nowhere | genuine: in their cluster |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def compute_signatures(population: Population, case: Case, options: argparse.Namespace, seed: int) -> Signatures:
+    """The signatures of all clients, as FLT collects them."""
+    pretraining = Pretraining(case.source, options.data_dir, options.epochs, samples=options.samples)
+    latent = 128 if options.embedding == "autoencoder" else 64
+    signature = PartMeans(embedding=options.embedding, latent=min(latent, case.latent), pretraining=pretraining)
+    shape = tuple(population.x.shape[1:])
+    flt = FLT(make_model("mlp_200", shape, population.classes), signature=signature, relatedness=Calibrated())
+    fed = Vectorised(flt, population, seed=seed, device=options.device)
+    none = Signatures.none(fed.count, *signature.size(shape), fed.device)
+    return flt.collect(none, signature.encoder(fed), fed.clients, fed)[0]
+
+
+def score_unseen(known: Signatures, planted: Tensor, seed: int) -> tuple[float, float, float]:
+    """Shares of genuine and of never-seen clients that fit nowhere, and of genuine ones in their own cluster."""
+    genuine, strange, right, draw = [], [], [], torch.Generator().manual_seed(seed)
+    for cluster in planted.unique():
+        others = (planted != cluster).nonzero()[:, 0]
+        others = others[torch.randperm(len(others), generator=draw)]
+        held, members = others[: len(others) // 5], others[len(others) // 5 :].sort().values
+        labels = Calibrated().compare(known.of(members)).clusters()
+        fit = Calibrated().fit_unseen(known.of(members), labels, known.of(held))
+        mates = torch.stack([planted[members[labels == label]].mode().values for label in fit.clusters])
+        right.append(mates == planted[held])
+        genuine.append(~fit.fits)
+        strange.append(~Calibrated().fit_unseen(known.of(members), labels, known.of(planted == cluster)).fits)
+    first, second, third = (float(torch.cat(part).double().mean()) for part in (genuine, strange, right))
+    return first, second, third
+
+
+def make_rows(options: argparse.Namespace) -> Iterator[str]:
+    """One row of the table for each case and seed."""
+    for name in options.only or CASES:
+        case = CASES[name]
+        dataset = load(case.dataset, options.data_dir or None)
+        for seed in options.seeds:
+            population = build_population(dataset, case.partition, seed, public_fraction=case.public)
+            known = compute_signatures(population, case, options, seed)
+            found = Calibrated().fit(known)
+            cells = [name, str(seed), found.summary()]
+            if population.true_clusters is not None:
+                ari = agreement(found.label(known).cpu(), population.true_clusters.cpu())["ari"]
+                cells.append(f"{ari:.3f}")
+                cells += [
+                    f"{share:.3f}" for share in score_unseen(known, population.true_clusters.to(options.device), seed)
+                ]
+            yield "| " + " | ".join([*cells, *["–"] * (7 - len(cells))]) + " |"
+
+
+def time_clients(clients: int, width: int = 128, clusters: int = 20) -> str:
+    """How long it takes to relate so many clients in planted clusters, each with 12 to 240 samples."""
+    draw = torch.Generator().manual_seed(0)
+    centres, planted = (
+        torch.randn(clusters, width, generator=draw) / 2,
+        torch.randint(clusters, (clients,), generator=draw),
+    )
+    counts = torch.randint(3, 61, (clients, 4), generator=draw).float()
+    noise = torch.randn(clients, 4, width, generator=draw) / counts.sqrt()[..., None]
+    known = Signatures(noise + centres[planted][:, None], counts)
+    began, used = time.perf_counter(), time.process_time()
+    found = agreement(Calibrated().compare(known).clusters(), planted)
+    wall, used = time.perf_counter() - began, time.process_time() - used
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return (
+        f"{clients} clients: {found['clusters']:.0f} clusters, ARI {found['ari']:.3f}, {wall:.1f} s "
+        f"({used:.1f} s of CPU), {peak} MB at most"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default="", help="folder with the datasets")
+    parser.add_argument("--only", nargs="*", choices=CASES, help="some of the cases")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[30, 31, 32], help="of the splits")
+    parser.add_argument("--embedding", default="pca", choices=["pca", "autoencoder"])
+    parser.add_argument("--epochs", type=int, default=15, help="of the auto-encoder")
+    parser.add_argument("--samples", type=int, default=20_000, help="that the encoder is trained on, at most")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--clients", type=int, help="relate so many synthetic clients instead")
+    options = parser.parse_args()
+    if options.clients:
+        print(time_clients(options.clients))
+        return
+    print(HEADER)
+    for row in make_rows(options):
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Planted normal samples with variance 1, so that the noise of a client's mean is known by hand."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from kinfed.errors import ConfigError, DataError
+from kinfed.relatedness import Calibrated
+from kinfed.relatedness.noise_model import PooledParts, edge_of_noise, fit_coordinates
+from kinfed.signatures import Signatures
+from tests.problems import same_clusters
+
+WIDTH, PARTS = 12, 4
+LABELS = torch.arange(60) % 4
+SIZES = torch.full((60,), 40)
+
+
+def draw(means: Tensor, sizes: Tensor, seed: int = 0) -> Signatures:
+    """Signatures of clients with these means [M, d] and numbers of samples [M]."""
+    random = torch.Generator().manual_seed(seed)
+    counts = torch.stack([(sizes + PARTS - 1 - part) // PARTS for part in range(PARTS)], 1).float()
+    noise = torch.randn(len(means), PARTS, means.shape[1], generator=random) / counts.clamp(min=1).sqrt()[..., None]
+    return Signatures((means[:, None] + noise) * (counts > 0)[..., None], counts)
+
+
+def place(labels: Tensor, distance: float = 3.0) -> Tensor:
+    """The mean of each client: cluster c is at `distance` along axis c."""
+    return distance * torch.eye(WIDTH)[labels]
+
+
+def find(known: Signatures) -> Tensor:
+    return Calibrated().compare(known).clusters()
+
+
+def forty(number: int) -> Tensor:
+    return torch.full((number,), 40)
+
+
+@pytest.fixture(scope="module")
+def planted() -> Signatures:
+    return draw(place(LABELS), SIZES)
+
+
+@pytest.fixture(scope="module")
+def clusters(planted: Signatures) -> Tensor:
+    return find(planted)
+
+
+def test_planted_clusters_are_found_and_logged(planted, caplog):
+    with caplog.at_level(logging.INFO, "kinfed"):
+        compared = Calibrated().compare(planted)
+    assert same_clusters(compared.clusters(), LABELS)
+    assert "4 clusters, well separated (within-cluster share of variance 0.0" in caplog.text
+    assert torch.equal(compared.neighbours().matrix(), LABELS[:, None] == LABELS)
+
+
+def test_clients_that_differ_by_noise_alone_are_one_cluster():
+    model = Calibrated().fit(draw(place(0 * LABELS), SIZES))
+    assert model.summary() == "one cluster: clients are alike" and len(model.mixture) == 1
+
+
+def test_clients_along_a_line_differ_by_degrees():
+    means = torch.zeros(60, WIDTH)
+    means[:, 0] = torch.linspace(0, 5, 60)
+    assert Calibrated().fit(draw(means, SIZES)).summary() == (
+        "one cluster: clients differ by degrees (within-cluster share of variance 1.00)"
+    )
+
+
+def test_a_number_of_clusters_that_is_asked_for_is_given(planted):
+    assert len(Calibrated().compare(planted).clusters(2).unique()) == 2
+
+
+def test_uneven_clients_are_weighted_by_their_own_noise():
+    sizes = torch.tensor([8, 16, 64, 1024]).repeat_interleave(4).repeat(6)
+    labels = torch.arange(96) % 4
+    assert same_clusters(find(draw(place(labels), sizes)), labels)
+
+
+def test_uneven_clusters_and_a_single_client_are_found():
+    labels = torch.tensor([0] * 40 + [1] * 15 + [2] * 4 + [3])
+    assert same_clusters(find(draw(place(labels), SIZES)), labels)
+
+
+def test_unseen_clients_join_their_cluster_or_fit_none(planted, clusters):
+    unseen = torch.arange(2000) % 8  # clusters 4 to 7 were never seen
+    fit = Calibrated().fit_unseen(planted, 10 * clusters, draw(place(unseen), forty(2000), seed=1))
+    known = unseen < 4
+    assert float((~fit.fits[~known]).double().mean()) >= 0.95
+    assert float((~fit.fits[known]).double().mean()) <= 0.05
+    assert_close(fit.clusters[known], 10 * clusters[:4][unseen[known]])
+    assert_close(fit.distances[known].argmin(1), fit.clusters[known])
+    assert fit.distances[0].isfinite().nonzero()[:, 0].tolist() == [0, 10, 20, 30]
+
+
+def test_the_p_value_of_genuine_clients_is_uniform(planted, clusters):
+    fit = Calibrated().fit_unseen(planted, clusters, draw(place(torch.arange(2000) % 4), forty(2000), seed=2))
+    assert abs(float((fit.p_values < 0.1).double().mean()) - 0.1) < 0.05
+
+
+def test_a_client_of_pure_noise_fits_nowhere(planted, clusters):
+    noise = 20 * torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(3))
+    assert not bool(Calibrated().fit_unseen(planted, clusters, draw(noise, forty(1))).fits)
+
+
+def test_unseen_clients_are_related_to_the_members_of_their_cluster(planted):
+    near = Calibrated().relate_unseen(planted, draw(place(torch.tensor([2, 0])), forty(2), seed=1))
+    assert torch.equal(near.matrix(), torch.tensor([[2], [0]]) == LABELS)
+
+
+def test_a_lying_client_does_not_change_the_clusters_of_others(planted):
+    lie = 1e12 * torch.randn(1, PARTS, WIDTH, generator=torch.Generator().manual_seed(4))
+    found = find(Signatures(torch.cat([planted.centroids, lie]), torch.cat([planted.shares, planted.shares[:1]])))
+    assert same_clusters(found[:60], LABELS) and bool((found[:60] != found[60]).all())
+
+
+def test_clients_without_a_usable_signature_are_alone(planted):
+    parts, counts = planted.centroids.clone(), planted.shares.clone()
+    parts[5, 0, 0], counts[6] = torch.nan, 0
+    found = find(Signatures(parts, counts))
+    rest = torch.tensor([m not in (5, 6) for m in range(60)])
+    assert same_clusters(found[rest], LABELS[rest]) and found[5:7].tolist() == [4, 5]
+
+
+def test_no_usable_signature_is_an_error():
+    with pytest.raises(DataError, match="no client sent"):
+        find(Signatures(torch.full((3, PARTS, 2), torch.nan), torch.ones(3, PARTS)))
+
+
+def test_the_order_of_clients_changes_nothing(planted):
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(5))
+    one, other = (
+        Calibrated().fit(planted).assign(planted),
+        Calibrated().fit(planted.of(order)).assign(planted.of(order)),
+    )
+    assert same_clusters(one.clusters[order], other.clusters)
+    assert_close(one.p_values[order], other.p_values, atol=1e-6, rtol=1e-4)
+
+
+def test_the_unit_of_the_signature_changes_nothing(planted):
+    assert same_clusters(find(Signatures(planted.centroids * 1000 + 7, planted.shares)), LABELS)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_very_few_clients_are_one_cluster(clients):
+    assert find(draw(place(torch.zeros(clients, dtype=torch.long)), forty(clients))).tolist() == [0] * clients
+
+
+def test_clients_of_one_sample_are_one_cluster():
+    assert find(draw(place(LABELS, 0.0), torch.ones(60, dtype=torch.long))).tolist() == [0] * 60
+
+
+def test_identical_signatures_are_one_cluster():
+    assert find(Signatures(torch.ones(10, PARTS, WIDTH), torch.full((10, PARTS), 5.0))).tolist() == [0] * 10
+
+
+def test_noise_is_measured_between_parts():
+    pooled = PooledParts.of(Signatures(torch.tensor([[[1.0], [3.0]]]), torch.tensor([[4.0, 4.0]])))
+    assert pooled.means.tolist() == [[2.0]] and pooled.sizes.tolist() == [8.0]
+    assert pooled.noise.flatten().tolist() == [-2.0, 2.0]  # √4 · (1 - 2)
+    assert pooled.freedom.tolist() == [1.0]
+
+
+def test_the_edge_is_that_of_marchenko_and_pastur_where_clients_are_many():
+    assert edge_of_noise(250_000, 1_000_000, 1e15) == pytest.approx((1 + 0.5) ** 2, rel=1e-3)
+
+
+def test_noise_in_coordinates_is_one_per_sample(planted):
+    pooled = PooledParts.of(planted)
+    coordinates = fit_coordinates(pooled)
+    rows = (pooled.noise @ coordinates.basis).flatten(0, 1)
+    assert coordinates.kept == 3  # four clusters span three directions
+    assert_close(rows.mT @ rows / (3 * 60), torch.eye(WIDTH, dtype=torch.double))
+
+
+@pytest.mark.parametrize("settings", [{"level": 1.0}, {"level": -0.1}, {"most_clusters": 0}, {"most_clusters": 41}])
+def test_settings_that_mean_nothing_are_refused(settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        Calibrated(**settings)

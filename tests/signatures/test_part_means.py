@@ -1,0 +1,66 @@
+"""The means of random parts of a client's samples: even, exact, and the same bits for any padding."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from kinfed.client import Client, Samples
+from kinfed.errors import ConfigError
+from kinfed.signatures import PartMeans, Signatures
+from kinfed.signatures.part_means import find_components, split_batches
+
+SIGNATURE = PartMeans(latent=5, embedding="autoencoder")
+IMAGES = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+ENCODER = SIGNATURE.network((1, 8, 8)).init()
+
+
+def samples(size: int = 10, padding: int = 0, width: int = 4) -> Samples:
+    index = torch.cat([torch.arange(size), torch.zeros(padding, dtype=torch.long)])
+    return Samples(IMAGES, torch.zeros(10, dtype=torch.long), index, torch.tensor(size), not padding, width)
+
+
+def client(own: Samples) -> Client:
+    zero = torch.tensor(0)
+    return Client(own, own, torch.tensor(7), zero, zero, {})
+
+
+def test_parts_are_even_and_their_means_exact():
+    means, counts = SIGNATURE.compute(client(samples()), ENCODER, 3)
+    part = torch.cat([part for _, part in split_batches(samples(), torch.tensor(7), 4)])
+    embedded = SIGNATURE.network((1, 8, 8)).embed(ENCODER, IMAGES)
+    assert sorted(counts.tolist()) == [2.0, 2.0, 3.0, 3.0]
+    assert_close(means, torch.stack([embedded[part == p].mean(0) for p in range(4)]))
+
+
+def test_padding_changes_no_bit():
+    whole = SIGNATURE.compute(client(samples(8, padding=1)), ENCODER, 3)
+    for padding in (4, 13):
+        padded = SIGNATURE.compute(client(samples(8, padding=padding)), ENCODER, 3)
+        assert all(torch.equal(a, b) for a, b in zip(whole, padded, strict=True))
+
+
+def test_other_keys_draw_other_parts():
+    first, second = (next(iter(split_batches(samples(), torch.tensor(key), 4)))[1] for key in (7, 8))
+    assert first.tolist() != second.tolist()
+
+
+def test_a_client_without_samples_has_no_signature():
+    means, counts = SIGNATURE.compute(client(samples(0, padding=3)), ENCODER, 3)
+    assert not means.any() and not counts.any()
+
+
+def test_the_mean_of_a_client_is_that_of_its_samples():
+    known = Signatures(torch.tensor([[[1.0], [4.0]], [[1.0], [4.0]]]), torch.tensor([[2.0, 1.0], [0.5, 0.5]]))
+    assert known.means().tolist() == [[2.0], [2.5]]  # numbers of samples: (2 · 1 + 1 · 4) / 3; shares: 0.5 + 2
+
+
+def test_samples_are_embedded_by_principal_components():
+    samples = torch.tensor([[0.0, 0.0, 1.0], [4.0, 0.0, 1.0], [2.0, 1.0, 1.0], [2.0, -1.0, 1.0]])  # mean (2, 0, 1)
+    embedded = PartMeans(latent=2).embed(find_components(samples, 2), samples)
+    assert_close(embedded.abs(), torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 1.0]]))
+    assert PartMeans(latent=7).size((3,)) == (4, 3), "as many components as there are numbers"
+
+
+def test_fewer_than_two_parts_are_refused():
+    with pytest.raises(ConfigError, match="parts"):
+        PartMeans(parts=1)
