@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("real data")]
 def method() -> FLT:
     """One epoch of pre-training on every third sample is enough to tell digits apart."""
     root = str(real_data("mnist", "fashion_mnist"))
-    pretraining = Pretraining("fashion_mnist", root, epochs=1, rows=20_000)
+    pretraining = Pretraining("fashion_mnist", root, epochs=1, samples=20_000)
     signature = EncoderCentroids(tuning="none", restarts=3, pretraining=pretraining)
     return FLT(make_model("mlp_200", (1, 28, 28), 10), LocalTraining(1, 10, 0.01), signature)
 
@@ -38,7 +38,7 @@ def assert_found(flt: FLT, state: object, planted: torch.Tensor) -> None:
     assert torch.equal(flt.neighbours(state).matrix(), planted[:, None] == planted)
 
 
-def test_scenario_1_kinships_are_found_and_ten_rounds_give_95_per_cent():
+def test_scenario_1_clusters_are_found_and_ten_rounds_give_95_per_cent():
     flt, population = method(), clients(DisjointClasses(100, 5))
     experiment = Experiment(flt, population, fraction=0.2, rounds=10, evaluation=Evaluation(every=10))
     summary = experiment.run()
@@ -46,6 +46,6 @@ def test_scenario_1_kinships_are_found_and_ten_rounds_give_95_per_cent():
     assert summary["accuracy"] > 0.95 and summary["variance"] < 10
 
 
-def test_scenario_2_kinships_that_share_a_label_are_found():
+def test_scenario_2_clusters_that_share_a_label_are_found():
     flt, population = method(), clients(SharedClass(100, 5))
     assert_found(flt, flt.init(Vectorised(flt, population)), population.true_clusters)

@@ -32,18 +32,18 @@ def test_points_that_cannot_be_merged_stay_by_themselves():
     assert average_clusters(points, 0.25, 20).unique().tolist() == list(range(50))
 
 
-def test_equal_points_are_one_lump():
+def test_equal_points_are_one_micro_cluster():
     assert average_clusters(torch.zeros(40, 0).double(), 0.25, 5).unique().tolist() == [0]
     assert average_clusters(torch.ones(40, 2).double(), 0.25, 5).unique().tolist() == [0]
 
 
-def test_a_lump_knows_the_mean_square_of_its_points():
+def test_a_micro_cluster_knows_the_mean_square_of_its_points():
     # by hand: 0 and 2 have mean 1 and mean square 1; with 4 the mean is 2 and the squares are 4, 0, 4
     single = MicroClusters(torch.tensor([[0.0], [2.0], [4.0]]), torch.zeros(3), torch.ones(3))
     two = single.merge(torch.tensor([0, 0, 1]), 2)
     assert two.means.tolist() == [[1.0], [4.0]] and two.spread.tolist() == [1.0, 0.0] and two.counts.tolist() == [2, 1]
     # squared ways from 0 and 2 to 4 are 16 and 4
-    assert float(two.apart(torch.tensor([0]), torch.tensor([1]))) == pytest.approx(10**0.5)
+    assert float(two.distances(torch.tensor([0]), torch.tensor([1]))) == pytest.approx(10**0.5)
     one = two.merge(torch.tensor([0, 0]), 1)
     assert float(one.means) == pytest.approx(2) and float(one.spread) == pytest.approx(8 / 3)
 

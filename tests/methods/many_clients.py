@@ -6,7 +6,7 @@ Run as a process of its own by test_many_clients.py, since the peak of memory is
 import json
 import resource
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,15 +42,15 @@ class Given(FLT):
         return after, replied
 
 
-def people() -> Population:
-    """Clients with one row each; the last of them never train."""
+def population() -> Population:
+    """Clients with one sample each; the last of them never train."""
     count = CLIENTS + UNSEEN
     cluster_of = torch.arange(count) % CLUSTERS
     x = torch.zeros(CLUSTERS, 1, 8, 8, dtype=torch.uint8)
-    rows = tuple(cluster_of.split(1))
+    samples = tuple(cluster_of.split(1))
     roles = tuple(Role(holdout=i >= CLIENTS) for i in range(count))
-    none = (rows[0][:0],) * count
-    return Population(x, torch.zeros(CLUSTERS, dtype=torch.long), rows, none, 3, roles=roles, true_clusters=cluster_of)
+    none = (samples[0][:0],) * count
+    return Population(x, torch.zeros(CLUSTERS, dtype=torch.long), samples, none, 3, roles=roles, true_clusters=cluster_of)
 
 
 def main(case: str, newcomers: str) -> None:
@@ -58,18 +58,20 @@ def main(case: str, newcomers: str) -> None:
     torch.set_num_threads(1)
     encoder = signature(pretraining=Pretraining("digits", epochs=1, least_steps=1))  # nobody uses it
     flt = Given(small_net(), LOCAL, encoder, case=case, newcomers=newcomers)  # type: ignore[arg-type]
-    fed = Vectorised(flt, people())
+    fed = Vectorised(flt, population())
     flt.signature.encoder(fed)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     state = flt.admit(flt.init(fed), fed.unseen, fed)
     cohort = torch.arange(0, fed.count, 5000)
-    state = flt.step(state, cohort[cohort < CLIENTS], fed)
+    cohort = cohort[cohort < CLIENTS]
+    replies = fed.run(flt.train, cohort, flt.offer(state, cohort, fed))
+    state = replace(state, served=state.served.average(replies, fed, flt.stale))
     neighbours = flt.neighbours(state)
     needed = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
-    kin = agreement(state.clusters, fed.true_clusters)
+    found = agreement(state.clusters, fed.true_clusters)
     own = neighbours.rows[neighbours.whose[CLIENTS - 1]]
     right = bool((own[:CLIENTS][8:] == (fed.true_clusters[:CLIENTS] == fed.true_clusters[CLIENTS - 1])[8:]).all())
-    print(json.dumps({"MiB": needed, "ari": kin["ari"], "models": len(state.served.contributors), "right": right}))
+    print(json.dumps({"MiB": needed, "ari": found["ari"], "models": len(state.served.contributors), "right": right}))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from tests.problems import ENGINES, assert_same_bits
 def test_a_client_tunes_the_served_model_by_hand():
     # w1 = 0.3; v2 = 0.5 * -3 + (0.3 - 3) = -4.2, w2 = 0.72
     method = FedAvgFT(QUADRATIC, LocalTraining(9, 2, 0.1, momentum=0.5, adapt_epochs=2))
-    assert float(method.personalise(client_with(2, 4), weight(0.0))["w"]) == pytest.approx(0.72)
+    assert float(method.personalise(client_with(2, 4), {"params": weight(0.0)})["w"]) == pytest.approx(0.72)
 
 
 @pytest.mark.parametrize("padded", [0, 2])
 def test_without_labels_the_model_is_used_as_it_is(padded):
     method = FedAvgFT(QUADRATIC, LocalTraining(2, 1, 0.1, mu=0.5))
-    assert float(method.personalise(client_with(3, 3, padded=padded, label=-1), weight(1.25))["w"]) == 1.25
+    assert float(method.personalise(client_with(3, 3, padded=padded, label=-1), {"params": weight(1.25)})["w"]) == 1.25
 
 
 def test_its_accuracy_is_fedavgs_after_adaptation_and_so_is_its_model():

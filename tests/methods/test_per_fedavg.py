@@ -50,16 +50,16 @@ def test_epochs_go_on_from_each_other():
 def test_a_client_adapts_the_model_by_hand():
     # two steps of 0.1: 0.3, then + 0.27
     method = PerFedAvg(QUADRATIC, LOCAL, alpha=0.1)
-    assert float(method.personalise(client_with(3, 3), weight(0.0))["w"]) == pytest.approx(0.57)
+    assert float(method.personalise(client_with(3, 3), {"params": weight(0.0)})["w"]) == pytest.approx(0.57)
     twice = replace(method, adapt_epochs=2)
-    assert float(twice.personalise(client_with(3, padded=2), weight(0.0))["w"]) == pytest.approx(0.57)
-    assert float(replace(method, adapt_epochs=0).personalise(client_with(3), weight(0.0))["w"]) == 0
+    assert float(twice.personalise(client_with(3, padded=2), {"params": weight(0.0)})["w"]) == pytest.approx(0.57)
+    assert float(replace(method, adapt_epochs=0).personalise(client_with(3), {"params": weight(0.0)})["w"]) == 0
 
 
 @pytest.mark.parametrize("padded", [0, 2])
 def test_without_labels_the_model_is_used_as_it_is(padded):
     method = PerFedAvg(QUADRATIC, LOCAL, alpha=0.1)
-    assert float(method.personalise(client_with(3, 3, padded=padded, label=-1), weight(1.25))["w"]) == 1.25
+    assert float(method.personalise(client_with(3, 3, padded=padded, label=-1), {"params": weight(1.25)})["w"]) == 1.25
 
 
 def test_it_costs_what_fedavg_costs():

@@ -27,7 +27,7 @@ def test_what_differs_is_another_claim_than_was_expected():
 def test_clusters_are_found_as_written_down(cell):
     claim = CELLS.holds(cell) if cell in CELLS.expected else pytest.fail("see the first test of this file")
     ari = measure(config_of(CELLS, cell, CELLS.kinds[cell[1]].seeds[0]))
-    if claim == "no groups":
+    if claim == "no clusters":
         assert ari is None
     else:
         assert ari is not None and math.isfinite(ari)
@@ -44,7 +44,7 @@ def test_the_images_show_the_clusters_of_every_kind_but_swapped_labels(kind):
 def test_a_claim_must_hold_at_every_seed():
     assert verdict([1.0, 0.9]) == "finds" and verdict([1.0, 0.89]) == "partly"
     assert verdict([-0.1, 0.2]) == "blind" and verdict([0.0, 0.21]) == "partly"
-    assert verdict([None, None]) == "no groups"
+    assert verdict([None, None]) == "no clusters"
 
 
 def test_a_cell_shows_the_mean_the_least_and_whether_it_was_expected():
@@ -52,7 +52,7 @@ def test_a_cell_shows_the_mean_the_least_and_whether_it_was_expected():
     assert shown([1.0, 0.5], "finds") == "0.75 (0.50) ≠"
     assert shown([1.0, 0.5], "partly") == "0.75 (0.50)"
     assert shown([0.0, -0.001], "blind") == "0.00"
-    assert shown([None], "no groups") == "–" and shown([1.0], "blind") == "1.00 ≠"
+    assert shown([None], "no clusters") == "–" and shown([1.0], "blind") == "1.00 ≠"
 
 
 def test_a_user_can_run_every_cell_from_a_file(tmp_path):

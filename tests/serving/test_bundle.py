@@ -80,7 +80,7 @@ def test_a_bundle_has_one_model_for_each_cluster_and_nothing_of_unseen_clients(r
     bundle = export(runs("flt"))
     tensors = tensors_of(bundle)
     clusters = len(bundle.about["clusters"])
-    assert len(tensors["state.models.1.weight"]) == clusters
+    assert len(tensors["state.served.models.1.weight"]) == clusters
     assert len(bundle.sizes) == sum(cluster["clients"] for cluster in bundle.about["clusters"]) == 11
     assert len(tensors["state.known.centroids"]) == 12  # the clients that trained, and a blank
     assert not tensors["state.known.centroids"][-1].any()

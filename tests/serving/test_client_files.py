@@ -103,7 +103,7 @@ def change(path: Path, **settings: object) -> None:
         (lambda b: change(b / "bundle.json", format=1), ["has format 1, this kinfed reads 2: run and export it again"]),
         (lambda b: change(b / "bundle.json", samples={"shape": [1, 8, 8]}), ["incomplete", "dtype"]),
         (lambda b: change(b / "bundle.json", config={"method": "repaa"}), ["did you mean 'repa'?"]),
-        (lambda b: change(b / "bundle.json", state={"models": {"w": {"$tensor": "gone"}}}), ["incomplete", "gone"]),
+        (lambda b: change(b / "bundle.json", state={"served": {"models": {"w": {"$tensor": "gone"}}}}), ["incomplete", "gone"]),
         (lambda b: change(b / "bundle.json", config={"method": "repa", "model": "os:system"}), ["--trust"]),
         (lambda b: (b / "bundle.safetensors").unlink(), ["bundle.safetensors cannot be read"]),
         (lambda b: os.truncate(b / "bundle.safetensors", 5000), ["damaged or cut off"]),
@@ -123,7 +123,7 @@ X = np.zeros((3, 8, 8), np.uint8)
     ("arrays", "parts"),
     [
         ({"y": np.zeros(3, int)}, ["has no array x"]),
-        ({"x": np.zeros((3, 9, 8), np.uint8)}, ["are uint8 [1, 9, 8], wanted rows as in training: uint8 [1, 8, 8]"]),
+        ({"x": np.zeros((3, 9, 8), np.uint8)}, ["are uint8 [1, 9, 8], wanted samples as in training: uint8 [1, 8, 8]"]),
         ({"x": X / 255}, ["are float32 [8, 8], wanted"]),
         ({"x": X[:0]}, ["there are none"]),
         ({"x": X, "y": np.array([0, 1, 10])}, ["wanted a label 0..9 for each of 3, got 3 labels 0..10"]),
@@ -189,7 +189,7 @@ def test_samples_that_are_not_finite_are_refused():
 
 
 def test_a_method_that_assigns_by_labels_asks_for_them(runs):
-    with pytest.raises(DataError, match="IFCA's clients choose their model by its loss; give y"):
+    with pytest.raises(DataError, match="IFCA's clients select their model by its loss; give y"):
         export(runs("ifca")).assign(X)
 
 
