@@ -133,6 +133,7 @@ def test_the_nearest_key_is_looked_for_in_all_sections(key, meant):
     [
         ("partition.groups", "partition.clusters"),
         ("data.train_rows", "data.train_samples"),
+        ("methods.flt.signature.pretraining.rows", "methods.flt.signature.pretraining.samples"),
         ("algorithm", "method"),
         ("algorithms.flt.clusters", "methods"),
     ],

@@ -43,6 +43,7 @@ RENAMED = {  # old key -> new key; no aliases
     "algorithms": "methods",
     "data.train_rows": "data.train_samples",
     "data.test_rows": "data.test_samples",
+    "methods.flt.signature.pretraining.rows": "methods.flt.signature.pretraining.samples",
     "partition.groups": "partition.clusters",
     "partition.labels_per_group": "partition.labels_per_cluster",
     "partition.min_rows": "partition.min_samples",

@@ -24,7 +24,9 @@ from tests.problems import fit
 
 pytestmark = pytest.mark.xdist_group("roles")  # one process makes the table
 REFUSING = [name for name, method in METHODS.items() if reason_for_labels(method)]
-WHY = re.compile(r"clients \[.+\] have no labelled training samples, but .+; use a method that needs none, such as (\w+)")
+WHY = re.compile(
+    r"clients \[.+\] have no labelled training samples, but .+; use a method that needs none, such as (\w+)"
+)
 W = 4 * (784 * 200 + 200 + 200 * 10 + 10)  # bytes of MLP-200
 
 

@@ -50,7 +50,9 @@ def population() -> Population:
     samples = tuple(cluster_of.split(1))
     roles = tuple(Role(holdout=i >= CLIENTS) for i in range(count))
     none = (samples[0][:0],) * count
-    return Population(x, torch.zeros(CLUSTERS, dtype=torch.long), samples, none, 3, roles=roles, true_clusters=cluster_of)
+    return Population(
+        x, torch.zeros(CLUSTERS, dtype=torch.long), samples, none, 3, roles=roles, true_clusters=cluster_of
+    )
 
 
 def main(case: str, newcomers: str) -> None:

@@ -103,7 +103,10 @@ def change(path: Path, **settings: object) -> None:
         (lambda b: change(b / "bundle.json", format=1), ["has format 1, this kinfed reads 2: run and export it again"]),
         (lambda b: change(b / "bundle.json", samples={"shape": [1, 8, 8]}), ["incomplete", "dtype"]),
         (lambda b: change(b / "bundle.json", config={"method": "repaa"}), ["did you mean 'repa'?"]),
-        (lambda b: change(b / "bundle.json", state={"served": {"models": {"w": {"$tensor": "gone"}}}}), ["incomplete", "gone"]),
+        (
+            lambda b: change(b / "bundle.json", state={"served": {"models": {"w": {"$tensor": "gone"}}}}),
+            ["incomplete", "gone"],
+        ),
         (lambda b: change(b / "bundle.json", config={"method": "repa", "model": "os:system"}), ["--trust"]),
         (lambda b: (b / "bundle.safetensors").unlink(), ["bundle.safetensors cannot be read"]),
         (lambda b: os.truncate(b / "bundle.safetensors", 5000), ["damaged or cut off"]),
