@@ -26,7 +26,7 @@ from kinfed.runs import CHECKPOINT, SUMMARY
 from tests.deployment.loopback_federation import LoopbackFederation, foreign_peers, isolate_network
 from tests.problems import same_clusters
 
-pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("federation")]
+pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.on_demand, pytest.mark.xdist_group("federation")]
 
 STARTERS = ("client-00", "client-01", "client-03", "client-04")
 KILLED, LATE, UNREGISTERED = "client-04", "client-02", "client-05"

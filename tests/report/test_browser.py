@@ -192,6 +192,7 @@ def test_everything_that_reacts_has_a_name_and_every_picture_words(opened: "play
 
 
 @pytest.mark.slow
+@pytest.mark.on_demand
 def test_2400_clients_100_rounds_and_4_methods_are_thinned_to_what_a_browser_draws_at_once(
     browser: "playwright.Browser", tmp_path: Path
 ):
