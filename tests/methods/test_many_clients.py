@@ -9,9 +9,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case, newcomers", [("related", "relate"), pytest.param("clusters", "nearest", marks=pytest.mark.on_demand)]
-)
+@pytest.mark.on_demand
+@pytest.mark.parametrize("case, newcomers", [("related", "relate"), ("clusters", "nearest")])
 def test_flt_needs_no_matrix_of_all_pairs_of_clients(case, newcomers):
     # one byte for each pair of 30,000 clients would be 858 MiB; eight groups, and seven clients that stay silent
     words = [sys.executable, "-m", "tests.methods.many_clients", case, newcomers]
