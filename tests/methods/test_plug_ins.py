@@ -50,7 +50,7 @@ class Half(Clusterer):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_parts.py").write_text(OWN)
+    (tmp_path / "own_relatedness.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -63,16 +63,16 @@ def run_flt(*settings: str) -> dict[str, float | int | None]:
 @pytest.mark.usefixtures("own")
 def test_flt_runs_with_a_signature_and_a_clusterer_of_the_users_own():
     summary = run_flt(
-        "methods.flt.signature.name=own_parts:LabelShares", "methods.flt.signature.scale=2",
-        "methods.flt.relatedness.name=own_parts:NonZero", "roles.holdout=0.1",
+        "methods.flt.signature.name=own_relatedness:LabelShares", "methods.flt.signature.scale=2",
+        "methods.flt.relatedness.name=own_relatedness:NonZero", "roles.holdout=0.1",
     )  # fmt: skip
     assert summary["ari"] == 1.0, "the demo's clusters hold different labels"
 
 
 @pytest.mark.usefixtures("own")
 def test_what_is_no_clusterer_is_refused_with_what_it_lacks():
-    with pytest.raises(ConfigError, match=r"methods\.flt.*own_parts:Half.*compare"):
-        run_flt("methods.flt.relatedness.name=own_parts:Half")
+    with pytest.raises(ConfigError, match=r"methods\.flt.*own_relatedness:Half.*compare"):
+        run_flt("methods.flt.relatedness.name=own_relatedness:Half")
 
 
 PART_MEANS, CALIBRATED = "methods.flt.signature.name=part_means", "methods.flt.relatedness.name=calibrated"
