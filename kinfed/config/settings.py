@@ -33,6 +33,7 @@ from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
 from kinfed.method import Method
 from kinfed.methods import METHODS
+from kinfed.privacy import OPEN, Privacy
 from kinfed.registry import import_object, look_up
 from kinfed.training import LocalTraining
 
@@ -92,6 +93,7 @@ class Config:
     roles: RoleSettings = RoleSettings()
     change: ChangeSettings = ChangeSettings(round=0)
     training: LocalTraining = LocalTraining()
+    privacy: Privacy = OPEN
     evaluation: Evaluation = Evaluation()
     engine: EngineSettings = EngineSettings()
     methods: Mapping[str, Table] = field(default_factory=dict)  # method -> settings; else its defaults
