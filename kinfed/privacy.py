@@ -107,7 +107,7 @@ class SignaturePrivacy:
     """What protects the samples of a client that sends a signature."""
 
     epsilon: float = 0.0  # ε of one signature, for one sample of the client; 0: no noise
-    delta: float = 1e-5  # δ
+    delta: float = 1e-5  # δ, the chance of a larger loss than ε
     clip: float = 1.0  # C: embedded samples are scaled down to this length
     iterations: int = 2  # of private k-means
     min_samples: int = 0  # of a centroid or part; one of fewer is merged with others, and a client of fewer sends none
@@ -203,8 +203,8 @@ def sum_nearest(parts: Sequence[Part], centres: Tensor, clip: float) -> Tensor:
     for x, mask in parts:
         nearest = (centres.square().sum(1) - 2 * x @ centres.mT).argmin(1)
         member = (nearest[:, None] == torch.arange(len(centres), device=x.device)) & mask[:, None]
-        rows = torch.cat([x.double() / clip, torch.ones_like(x[:, :1], dtype=torch.double)], 1)
-        total = total + member.mT.double() @ rows
+        counted = torch.cat([x.double() / clip, torch.ones_like(x[:, :1], dtype=torch.double)], 1)
+        total = total + member.mT.double() @ counted
     return total
 
 
