@@ -67,8 +67,7 @@ def compute_signatures(population: Population, case: Case, options: argparse.Nam
     shape = tuple(population.x.shape[1:])
     flt = FLT(make_model("mlp_200", shape, population.classes), signature=signature, relatedness=Calibrated())
     fed = Vectorised(flt, population, seed=seed, device=options.device)
-    none = Signatures.none(fed.count, *signature.size(shape), fed.device)
-    return flt.collect(none, signature.encoder(fed), fed.clients, fed)[0]
+    return flt.collect(flt.no_signatures(fed), signature.encoder(fed), fed.clients, fed)[0]
 
 
 def score_unseen(known: Signatures, planted: Tensor, seed: int) -> tuple[float, float, float]:
@@ -132,7 +131,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default="", help="folder with the datasets")
     parser.add_argument("--only", nargs="*", choices=CASES, help="some of the cases")
     parser.add_argument("--seeds", nargs="*", type=int, default=[30, 31, 32], help="of the splits")
-    parser.add_argument("--embedding", default="pca", choices=["pca", "autoencoder"])
+    parser.add_argument("--embedding", default="auto", choices=["auto", "pca", "autoencoder", "random"])
     parser.add_argument("--epochs", type=int, default=15, help="of the auto-encoder")
     parser.add_argument("--samples", type=int, default=20_000, help="that the encoder is trained on, at most")
     parser.add_argument("--device", default="cpu")

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar, get_origin, overload, runtime_checkable
 
@@ -68,6 +68,14 @@ class Samples:
     def clip(self, batch_size: int) -> int:
         """The batch size, at most the samples of the longest client; the same for any padding."""
         return min(batch_size, max(1, len(self) if self.exact else self.longest))
+
+    def hold_out(self, every: int) -> tuple["Samples", "Samples"]:
+        """Every so many samples one is held out: those that are left, and those held out."""
+        position, size = torch.arange(len(self)), self.size // every
+        rest = position[position % every != every - 1].to(self.index.device)
+        longest = self.longest - self.longest // every
+        kept = replace(self, index=self.index[rest], size=self.size - size, longest=longest)
+        return kept, replace(self, index=self.index[every - 1 :: every], size=size)
 
     def shuffle(self, key: Tensor) -> Tensor:
         """Positions of all samples in a random order fixed by key; padding comes last."""
@@ -150,6 +158,10 @@ class Client:
         if self.execution.entropy is not None:
             return normal(self.execution.entropy(2 * count)).to(self.key.device)
         return normal(fold(fold(self.key, NOISE), torch.arange(2 * count, device=self.key.device)))
+
+    def with_train(self, samples: Samples) -> "Client":
+        """The same client with other training samples."""
+        return Client(samples, self._test, self._key, self._round, self._since, self._memory, self.execution)
 
     def batches(self, epochs: int, batch_size: int) -> Iterator[Batch]:
         """Mini-batches of the training samples, reshuffled every epoch; the last, incomplete one is kept.

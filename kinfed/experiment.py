@@ -134,7 +134,7 @@ class Experiment(Generic[State]):
 
     def _prepare(self, method: Method[State], fed: Federation, **loop: Unpack[Loop]) -> None:
         self.method, self.fed = method, fed
-        self.rounds = loop.get("rounds", 100)
+        self.rounds = fed.rounds = loop.get("rounds", 100)
         self.evaluation = loop.get("evaluation", EVALUATION)
         self.observers: tuple[Observer, ...] = tuple(loop.get("observers", ()))
         self.checkpoint: Path | None = loop.get("checkpoint")

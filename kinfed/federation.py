@@ -107,6 +107,7 @@ class Federation(ABC):
         self.since = self.columns.joins.clone()
         self.held: Tensor | None = None  # training samples of each label, once they were asked for
         self.round = 0
+        self.rounds = 100  # planned; the experiment says
         self.is_over = False  # training has ended, and those who join later are there
         self.calls: dict[str, int] = {}
         self.ledger = Ledger(self.count)

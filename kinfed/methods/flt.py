@@ -4,8 +4,9 @@
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
 - relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
 - weights are normalised over related clients; the printed diag(pₘ/‖Ãₘ‖₀) would shrink the models;
-- the default set distance needs no oracle for k, and a wider threshold where no clusters are clear;
-  `min` (printed) and `matching` (code) are options; so is `calibrated`, which measures the noise of signatures.
+- by default a client's signature is the mean embeddings of random parts of its samples, and clients are compared by
+  the noise that these parts measure: no oracle, and one setting for all data. The preset
+  `flt_paper` has centroids, UMAP and γ as printed, `flt_code` as in the authors' code.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,8 @@ from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, log_mi
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Each, Labels
-from kinfed.relatedness import Clusterer, Relatedness, warn_if_isolated
-from kinfed.signatures import EncoderCentroids, Signature, Signatures
+from kinfed.relatedness import Calibrated, Clusterer, warn_if_isolated
+from kinfed.signatures import PartMeans, Signature, Signatures
 from kinfed.training import LocalTraining
 
 
@@ -44,8 +45,8 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    signature: Signature = field(default_factory=EncoderCentroids)
-    relatedness: Clusterer = field(default_factory=Relatedness)
+    signature: Signature = field(default_factory=PartMeans)
+    relatedness: Clusterer = field(default_factory=Calibrated)
     case: Literal["related", "clusters"] = "related"  # I: the full matrix; II: disjoint clusters
     clusters: int = 0  # C, clusters to form; 0: found
     stale: Stale = "aggregated"  # what a client that was not sampled contributes
@@ -56,7 +57,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
 
     def init(self, fed: Federation) -> FLTState:
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
-        known = Signatures.none(fed.count, *self.signature.size(tuple(fed.x.shape[1:])), fed.device)
+        known = self.no_signatures(fed)
         encoder, merges = self.signature.encoder(fed), Dendrogram.none(fed.device)
         return self.form_relatedness(FLTState(served, encoder, known, none, merges, none >= 0), fed)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kinfed.capabilities import (
     AssignsUnseen,
+    Diagnoses,
     FindsClusters,
     HasSignatures,
     JudgesAssignment,
@@ -29,7 +30,7 @@ from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels
 from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Payload, select
-from kinfed.relatedness import Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
+from kinfed.relatedness import Calibrated, Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
 
 Newcomers = Literal["nearest", "relate"]
@@ -53,8 +54,8 @@ Z = TypeVar("Z", bound=SignatureState)
 
 
 class ComputesSignatures(
-    FindsClusters[Z], MergesClients[Z], AssignsUnseen[Z], JudgesAssignment[Z], HasSignatures[Z], SendsNetworks,
-    NeedsServerSamples,
+    FindsClusters[Z], MergesClients[Z], AssignsUnseen[Z], JudgesAssignment[Z], Diagnoses[Z], HasSignatures[Z],
+    SendsNetworks, NeedsServerSamples,
 ):  # fmt: skip
     """The client tasks and capabilities of a method that compares clients by their signatures."""
 
@@ -82,6 +83,11 @@ class ComputesSignatures(
         """Client task: its signature and the tuned encoder, which the next client goes on from (FLT's first code)."""
         tuned = self.signature.tune(client, encoder)
         return Reply({**self._payload(client, tuned), "encoder": tuned}, keep=self._memory(client.round))
+
+    def no_signatures(self, fed: Federation) -> Signatures:
+        """Server: no client has sent a signature yet."""
+        size = self.signature.size(tuple(fed.x.shape[1:]), self.model.classes)
+        return Signatures.none(fed.count, *size, fed.device)
 
     def collect(
         self, known: Signatures, encoder: Params, clients: Tensor, fed: Federation
@@ -136,6 +142,12 @@ class ComputesSignatures(
             return fit.distances
         others = ((state.clusters >= 0) & state.known.exist()).index_fill(0, clients, False).nonzero()[:, 0]
         return cluster_distances(state.known.of(others), state.clusters[others], state.known.of(clients))
+
+    def diagnosis(self, state: Z) -> str:
+        if not isinstance(self.relatedness, Calibrated):
+            return ""
+        found = self.relatedness.fit(state.known.of(state.known.exist())).summary()
+        return found[0].upper() + found[1:] + "."
 
     def assignment_rule(self) -> str:
         if isinstance(self.relatedness, JudgesFit):

@@ -51,6 +51,10 @@ class Fit(NamedTuple):
     fits: Tensor  # [S] bool: the p-value is not below the level
     distances: Tensor  # [S, clusters], infinite for a cluster that nobody is in
 
+    def replace_where(self, some: Tensor, other: "Fit") -> "Fit":
+        """The other fit for some of the clients (bool [S])."""
+        return Fit(*(b.where(some.view(-1, *[1] * (a.dim() - 1)), a) for a, b in zip(self, other, strict=True)))
+
 
 @runtime_checkable
 class JudgesFit(Protocol):

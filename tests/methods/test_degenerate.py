@@ -57,6 +57,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "fedper": is_fedavg("fedper", ONE),
     "per_fedavg": half_of_each_pair,
     "local": is_fedavg("local", ONE),
+    "auto": is_fedavg("auto", compare=0.0, judge=0.0),
     "flt": is_fedavg("flt", relatedness=Relatedness(threshold=1e9), stale="exclude"),
     "pca_km_hc": is_fedavg("pca_km_hc", threshold=1e9, stale="exclude"),
     "ifca": is_fedavg("ifca", clusters=1),
