@@ -1,6 +1,7 @@
 """What server and nodes of a deployment agree on beside the config, since nobody sees all the samples."""
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -8,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.checks import fraction, within
 from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
 from kinfed.data.arrays import ServerSamples, as_features, as_labels
+from kinfed.engines.flower.deployed import DEPLOYED
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError
 from kinfed.method import Method
@@ -31,6 +34,12 @@ class Plan:
     wait_for: int = 1  # clients that must have enrolled before training begins
     wait_seconds: float = 600.0
     server_samples: str = ""  # a folder with the server's own samples, where the method needs some
+    quorum: float = (
+        DEPLOYED.quorum
+    )  # share of the asked clients; when it has replied, the deadline of the others is set
+    grace_seconds: float = DEPLOYED.grace  # from then on; as long again as the quorum took, if that is more
+    max_samples: int = 10**7  # that a client may say it has
+    bind_names: bool = True  # a name belongs to one node's key; false only where nodes have no keys of their own
 
     def __post_init__(self) -> None:
         if not 1 <= self.wait_for <= self.clients or self.classes < 1 or self.dtype not in KINDS:
@@ -38,6 +47,11 @@ class Plan:
                 f"wanted 1 <= wait_for <= clients, some classes and a dtype of {', '.join(KINDS)}; got wait_for "
                 f"{self.wait_for}, clients {self.clients}, classes {self.classes}, dtype {self.dtype!r}"
             )
+        fraction(quorum=self.quorum)
+        within(1, 2**40, max_samples=self.max_samples)
+        if not 0 <= self.wait_seconds < inf or not 0 <= self.grace_seconds < inf:
+            got = f"{self.wait_seconds} and {self.grace_seconds}"
+            raise ConfigError(f"wait_seconds and grace_seconds must be finite and at least 0, got {got}")
         if min(self.shape, default=0) < 1:
             raise ConfigError(f"shape must be sizes of at least 1 as in 3,32,32, got {list(self.shape)}")
 

@@ -3,6 +3,7 @@
 `form_relatedness` is Algorithm 2, `round` is Algorithm 3. Deviations, each explained in docs/methods/flt.md:
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
 - relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
+- a client's flag does not count for 5 rounds after it was raised, then 10, 20, …: no client reclusters all for ever;
 - weights are normalised over related clients; the printed diag(pₘ/‖Ãₘ‖₀) would shrink the models;
 - the default set distance needs no oracle for k, and a wider threshold where no clusters are clear;
   `min` (printed) and `matching` (code) are options; so is `calibrated`, which measures the noise of signatures.
@@ -14,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import FLAG, Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
@@ -27,6 +28,8 @@ from kinfed.relatedness import Clusterer, Relatedness, warn_if_isolated
 from kinfed.signatures import EncoderCentroids, Signature, Signatures
 from kinfed.training import LocalTraining
 
+FLAG_REST = 5  # rounds that a client's flag does not count after its first one; twice as many after each further one
+
 
 @dataclass(frozen=True)
 class FLTState:
@@ -36,6 +39,7 @@ class FLTState:
     clusters: Labels  # [clients] the cluster found for each; -1: none
     merges: Merges
     flags: Each  # [clients] bool: "my data changed" or "I am new"  δ
+    rests: Each  # [clients, 2] the round from which on its flag counts again, and for how long it will not after that
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
         known = Signatures.none(fed.count, *self.signature.size(tuple(fed.x.shape[1:])), fed.device)
         encoder, merges = self.signature.encoder(fed), Dendrogram.none(fed.device)
-        return self.form_relatedness(FLTState(served, encoder, known, none, merges, none >= 0), fed)
+        rests = torch.tensor([[0, FLAG_REST]], device=fed.device).repeat(fed.count, 1)
+        return self.form_relatedness(FLTState(served, encoder, known, none, merges, none >= 0, rests), fed)
 
     def form_relatedness(self, state: FLTState, fed: Federation) -> FLTState:
         """Algorithm 2: signatures, distances, threshold, clusters; unseen clients are assigned again."""
@@ -89,13 +94,24 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         state = replace(state, served=state.served.average(replies, fed, self.stale))  # over the rows of Ã
         if not self.dynamic:
             return state
-        raised = state.flags[replies.cohort] | replies["changed"]
-        state = replace(state, flags=state.flags.index_put((replies.cohort,), raised))  # Δ
+        state = self.raise_flags(state, replies.cohort[replies["changed"]], t)
         often = self.recluster_every and t > 0 and t % self.recluster_every == 0
         many = int(state.flags[fed.clients].sum()) > self.recluster_share * len(fed.clients)
         return self.form_relatedness(state, fed) if often or many else state
 
-    @client_task
+    def raise_flags(self, state: FLTState, clients: Tensor, t: int) -> FLTState:
+        """Δ with the flags of these clients, but for those that raised theirs not long ago.
+
+        Each flag makes the next one wait twice as long: a client that always raises its own asks for few new
+        relatedness matrices, and one whose data change again is heard later.
+        """
+        until, rest = state.rests[clients].unbind(1)
+        counts = clients[until <= t]
+        later = torch.stack([t + rest, 2 * rest], 1)[until <= t]
+        flags = state.flags.index_fill(0, counts, True)
+        return replace(state, flags=flags, rests=state.rests.index_copy(0, counts, later))
+
+    @client_task(ranges={"changed": FLAG})
     def train(self, client: Client, params: Params) -> Reply:
         """Client task: E epochs from the model it is served; beside it whether its data changed since its signature."""
         trained = {"params": self.local(client, params, self.model.gradient)[0]}

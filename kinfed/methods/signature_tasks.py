@@ -4,7 +4,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from kinfed.capabilities import (
     require_labels,
 )
 from kinfed.checks import seed_of_numpy
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -52,6 +52,15 @@ class SignatureState(Protocol):
 Z = TypeVar("Z", bound=SignatureState)
 
 
+def total_shares(facts: Facts) -> Tensor:
+    """What a client's shares come to: all of its samples, or their number."""
+    by_parts = cast("ComputesSignatures[SignatureState]", facts.method).signature.has_parts()
+    return facts.train if by_parts else facts.train.clamp(max=1)
+
+
+SHARES = Range(0, total_shares, total=(total_shares, total_shares))
+
+
 class ComputesSignatures(
     FindsClusters[Z], MergesClients[Z], AssignsUnseen[Z], JudgesAssignment[Z], HasSignatures[Z], SendsNetworks,
     NeedsServerSamples,
@@ -72,12 +81,14 @@ class ComputesSignatures(
                 f"noise between parts; got {type(self.relatedness).__name__} and {type(self.signature).__name__}"
             )
 
-    @client_task(key="describe")  # its first name: another key would draw other centroids, and change results
+    @client_task(
+        key="describe", ranges={"shares": SHARES}
+    )  # its first name: another key would draw other centroids, and change results
     def compute_signature(self, client: Client, encoder: Mapping[str, Tensor] = NOTHING) -> Reply:
         """Client task: its signature."""
         return Reply(self._payload(client, dict(encoder)), keep=self._memory(client.round))
 
-    @client_task(key="describe_and_pass_on")  # its first name, as above
+    @client_task(key="describe_and_pass_on", ranges={"shares": SHARES})  # its first name, as above
     def tune_in_turn(self, client: Client, encoder: Params) -> Reply:
         """Client task: its signature and the tuned encoder, which the next client goes on from (FLT's first code)."""
         tuned = self.signature.tune(client, encoder)
