@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from kinfed.aggregation import MEAN
 from kinfed.config.schema import Table
 from kinfed.config.settings import DEMO, GIVEN, Config, find_method, read
 from kinfed.config.toml import merge_tables, read_toml
@@ -40,8 +41,9 @@ def assemble(
     population = population or make_population(config)
     method = method or make_method(config, model_for(config, population))
     return Experiment(
-        method, population, config.engine, fraction=config.fraction, seed=config.seed, **loop_settings(config)
-    )
+        method, population, config.engine, fraction=config.fraction, seed=config.seed,
+        aggregation=config.aggregation or MEAN, **loop_settings(config),
+    )  # fmt: skip
 
 
 def loop_settings(config: Config) -> Loop:

@@ -77,10 +77,12 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
             f"{config.method} needs samples of the server's own, but there are none: put a samples.npz into a folder, "
             "and name it in server_samples of plan.toml"
         )
-    return DeployedFederation(
+    fed = DeployedFederation(
         method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
         device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
     )  # fmt: skip
+    fed.aggregation = config.aggregation or fed.aggregation
+    return fed
 
 
 if TYPE_CHECKING:
