@@ -37,6 +37,7 @@ LAYERS = [  # a module may import its own name and the lines above it
     {"registry", "params", "ledger", "locks", "keys", "checks"},
     {"client", "per_client", "cuda_graphs", "aggregation"},
     {"models", "data", "clustering"},
+    {"privacy"},
     {"fastpath"},
     {"training", "federation"},
     {"signatures"},

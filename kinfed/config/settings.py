@@ -34,6 +34,7 @@ from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
 from kinfed.method import Method
 from kinfed.methods import METHODS
+from kinfed.privacy import OPEN, Privacy
 from kinfed.registry import import_object, look_up
 from kinfed.training import LocalTraining
 
@@ -94,6 +95,7 @@ class Config:
     change: ChangeSettings = ChangeSettings(round=0)
     training: LocalTraining = LocalTraining()
     aggregation: Aggregation | None = None  # none: the mean in simulation, norm clipping in deployment
+    privacy: Privacy = OPEN
     evaluation: Evaluation = Evaluation()
     engine: EngineSettings = EngineSettings()
     methods: Mapping[str, Table] = field(default_factory=dict)  # method -> settings; else its defaults

@@ -20,7 +20,7 @@ from kinfed.data.arrays import ServerSamples
 from kinfed.deployment.plan import Plan, load_folder, make_planned_method
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
-from kinfed.engines.flower.node import ClientData, ClientNode
+from kinfed.engines.flower.node import ClientData, ClientNode, draw_bits
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
 from kinfed.progress import Lines, forward_log
@@ -129,4 +129,5 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Cli
     return ClientNode(
         str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,
         holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), detects_changes=True,
+        entropy=draw_bits,
     )  # fmt: skip

@@ -90,14 +90,16 @@ class ComputesSignatures(
         log.info("%d clients compute their signatures", len(clients))
         if not self.signature.tunes_in_turn():
             replies = fed.run(self.compute_signature, clients, Offer(shared={"encoder": encoder}))
-            return known.update(replies), replies.cohort
+            known = known.update(replies)
+            return known, replies.cohort[known.exist()[replies.cohort]]
         replied = [clients[:0]]
         for client in clients:
             replies = fed.run(self.tune_in_turn, client[None], Offer(shared={"encoder": encoder}))
             known = known.update(replies)
             encoder = select(replies.stack("encoder"), 0) if len(replies.cohort) else encoder
             replied.append(replies.cohort)
-        return known, torch.cat(replied)
+        clients = torch.cat(replied)
+        return known, clients[known.exist()[clients]]
 
     def initial_memory(self) -> Payload:
         return self._memory(torch.tensor(-1))
