@@ -14,13 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import MEAN, Aggregation
 from kinfed.client import NUMBERS, UNMARKED, Facts, HasMemory, Range, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError
 from kinfed.keys import base_key, fold, uniform
 from kinfed.ledger import Ledger
-from kinfed.params import NOTHING, Params, Payload, Stack, average, bytes_of, each_leaf, from_flat, put, repeat, to_flat
+from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
 
 LOG = logging.getLogger("kinfed")
 NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
@@ -29,18 +30,11 @@ MISSING = (NO_ANSWER, FAILED, REFUSED, NOT_ASKED)  # nothing came that could hav
 FORGOT = "forgot"  # a client had lost its memory and began anew; its reply was used
 OUT_OF_RANGE, OVERSIZED, EMPTY, DAMAGED = "out of range", "oversized", "empty", "damaged"
 WRONG_NAMES, WRONG_DTYPE, WRONG_SHAPE, UNKNOWN = "wrong names", "wrong dtype", "wrong shape", "unknown sender"
-OFFENCES = (
-    OUT_OF_RANGE,
-    OVERSIZED,
-    EMPTY,
-    DAMAGED,
-    WRONG_NAMES,
-    WRONG_DTYPE,
-    WRONG_SHAPE,
-    UNKNOWN,
-)  # no honest client's
-MAX_OFFENCES = 3  # of a client, before it is set aside
-SET_ASIDE = "set aside"  # a client that is asked nothing for the rest of the run
+OFFENCES = (  # no honest client's
+    OUT_OF_RANGE, OVERSIZED, EMPTY, DAMAGED, WRONG_NAMES, WRONG_DTYPE, WRONG_SHAPE, UNKNOWN,
+)  # fmt: skip
+MAX_OFFENCES = 3  # of a client, before it is excluded
+EXCLUDED = "excluded"  # a client that is asked nothing for the rest of the run
 
 
 class Offer(NamedTuple):
@@ -76,7 +70,7 @@ class Rejected(NamedTuple):
     @property
     def was_dropped(self) -> bool:
         """Whether a reply came and was not used."""
-        return not self.is_missing and self.reason not in (FORGOT, SET_ASIDE)
+        return not self.is_missing and self.reason not in (FORGOT, EXCLUDED)
 
     @property
     def is_offence(self) -> bool:
@@ -104,6 +98,10 @@ class Replies:
             raise TypeError(f"'{name}' is one tensor: use replies['{name}']")
         return dict(value)
 
+    def at(self, positions: Tensor) -> "Replies":
+        """The answers at these positions alone."""
+        return Replies(self.cohort[positions], from_flat(_some(positions, self.send)))
+
     def align(self, clients: Tensor, values: Tensor) -> Tensor:
         """What those who replied computed ([replies, d]) as rows of these clients (sorted ids), NaN for the others."""
         blank = torch.full((len(clients), values.shape[1]), torch.nan, device=values.device)
@@ -116,6 +114,8 @@ class Replies:
 
 class Federation(ABC):
     """Who is there, what is counted, and one verb; engines say how a task reaches the clients."""
+
+    aggregation: Aggregation = MEAN  # how the server makes one model of many
 
     def __init__(
         self, method: object, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"
@@ -145,6 +145,11 @@ class Federation(ABC):
     def sizes(self) -> Tensor:
         """Training samples of every client, known from enrolment: [clients]."""
         return torch.tensor([rows.size(0) for rows in self.train], device=self.device)  # len() takes ten times as long
+
+    @property
+    def weights(self) -> Tensor:
+        """The same as they count in averages, capped where the aggregation says so: [clients]."""
+        return self.aggregation.cap(self.sizes, self.clients)
 
     @property
     def test_samples(self) -> int:
@@ -222,8 +227,8 @@ class Federation(ABC):
         return self.sample_from(self.clients)
 
     def sample_from(self, ids: Tensor) -> Tensor:
-        """⌊fraction · ids⌋ (at least one) of these, without replacement, sorted; never clients that are set aside."""
-        ids = self._leave_out(ids, self.aside)
+        """⌊fraction · ids⌋ (at least one) of these, without replacement, sorted; never clients that are excluded."""
+        ids = self._leave_out(ids, self.excluded)
         chosen = uniform(torch.tensor(self._next_key("sample")), len(ids)).argsort(stable=True)
         return ids[chosen[: max(1, int(self.fraction * len(ids)))].sort().values.to(self.device)]
 
@@ -236,7 +241,7 @@ class Federation(ABC):
         cohort, offer = self._leave_out_of_call(cohort, offer)
         keys = fold(torch.tensor(key), cohort.cpu()).to(self.device)
         replies = self._answers(name, cohort, keys, offer, mark.ranges)
-        self._set_offenders_aside(name, noted)
+        self._exclude_offenders(name, noted)
         return self._leave_out_of_replies(replies)
 
     @abstractmethod
@@ -244,34 +249,34 @@ class Federation(ABC):
         """The answers that can be used; what clients keep is kept, what crossed is counted, the rest is noted."""
 
     @property
-    def aside(self) -> set[int]:
-        """Clients that were set aside: they are asked nothing any more."""
-        return {entry.client for entry in self.rejected if entry.reason == SET_ASIDE}
+    def excluded(self) -> set[int]:
+        """Clients that are asked nothing any more."""
+        return {entry.client for entry in self.rejected if entry.reason == EXCLUDED}
 
     def _leave_out_of_call(self, cohort: Tensor, offer: Offer) -> tuple[Tensor, Offer]:
-        """A cohort without clients that are set aside, and what it is offered; the same where all of it are."""
-        kept = self._leave_out(cohort, self.aside)
+        """A cohort without clients that are excluded, and what it is offered; the same where all of it are."""
+        kept = self._leave_out(cohort, self.excluded)
         if len(kept) in (0, len(cohort)):
             return cohort, offer
         return kept, offer.to(torch.isin(cohort, kept).nonzero()[:, 0])
 
     def _leave_out_of_replies(self, replies: Replies) -> Replies:
-        kept = self._leave_out(replies.cohort, self.aside)
+        kept = self._leave_out(replies.cohort, self.excluded)
         if len(kept) == len(replies.cohort):
             return replies
         return replies.select(torch.isin(replies.cohort, kept).nonzero()[:, 0])
 
-    def _leave_out(self, ids: Tensor, aside: set[int]) -> Tensor:
-        return ids[[client not in aside for client in ids.tolist()]] if aside else ids
+    def _leave_out(self, ids: Tensor, excluded: set[int]) -> Tensor:
+        return ids[[client not in excluded for client in ids.tolist()]] if excluded else ids
 
-    def _set_offenders_aside(self, name: str, noted: int) -> None:
-        """Sets aside those that since the entry `noted` have sent what no honest client sends once too often."""
+    def _exclude_offenders(self, name: str, noted: int) -> None:
+        """Excludes those that since the entry `noted` have sent what no honest client sends once too often."""
         faulty = {entry.client for entry in self.rejected[noted:] if entry.is_offence}
         counts = Counter(entry.client for entry in self.rejected if entry.is_offence) if faulty else Counter[int]()
         for client in sorted(client for client in faulty if counts[client] >= MAX_OFFENCES):
-            self.rejected.append(Rejected(self.round, name, client, SET_ASIDE))
+            self.rejected.append(Rejected(self.round, name, client, EXCLUDED))
             LOG.warning(
-                "client %d is set aside for the rest of the run: %d of its replies were malformed or out of range",
+                "client %d is excluded for the rest of the run: %d of its replies were malformed or out of range",
                 client, counts[client],
             )  # fmt: skip
 
@@ -315,7 +320,7 @@ def run_fedavg(task: Task, params: Params, rounds: int, fed: Federation) -> Para
     for _ in range(rounds):
         replies = fed.run(task, fed.sample(), Offer(shared={"params": params}))
         if len(replies.cohort):
-            params = average(replies.stack("params"), fed.sizes[replies.cohort])
+            params = fed.aggregation.average(replies.stack("params"), fed.weights[replies.cohort], params)
     return params
 
 

@@ -200,12 +200,12 @@ def test_an_offer_to_some_of_a_cohort_has_their_rows():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_client_whose_numbers_are_out_of_range_is_set_aside_after_three(engine, caplog):
+def test_a_client_whose_numbers_are_out_of_range_is_excluded_after_three(engine, caplog):
     fed = probe(engine)
     for _ in range(4):
         replies = fed.run(fed.method.choose_sample, fed.clients)
         assert replies.cohort.tolist() == [0, 2, 3, 4, 5] and replies["part"].tolist() == [5] * 5
-    assert [(r.client, r.reason) for r in fed.rejected] == [(1, "out of range")] * 3 + [(1, "set aside")]
+    assert [(r.client, r.reason) for r in fed.rejected] == [(1, "out of range")] * 3 + [(1, "excluded")]
     assert fed.run(fed.method.look, fed.clients)["seen"].tolist() == [5] * 5  # nothing of it is kept, nor asked for
     assert not len(fed.run(fed.method.look, torch.tensor([1]))["seen"])
     assert 1 not in fed.sample().tolist() and len(caplog.messages) == 1

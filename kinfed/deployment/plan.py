@@ -15,7 +15,7 @@ from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
 from kinfed.data.arrays import ServerSamples, as_features, as_labels
-from kinfed.engines.flower.deployed import DEPLOYED
+from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError
 from kinfed.method import Method
@@ -34,10 +34,8 @@ class Plan:
     wait_for: int = 1  # clients that must have enrolled before training begins
     wait_seconds: float = 600.0
     server_samples: str = ""  # a folder with the server's own samples, where the method needs some
-    quorum: float = (
-        DEPLOYED.quorum
-    )  # share of the asked clients; when it has replied, the deadline of the others is set
-    grace_seconds: float = DEPLOYED.grace  # from then on; as long again as the quorum took, if that is more
+    quorum: float = DEPLOYED_PATIENCE.quorum  # share of the asked clients that must reply before a deadline is set
+    grace_seconds: float = DEPLOYED_PATIENCE.grace  # that the others have then, or as long again
     max_samples: int = 10**7  # that a client may say it has
     bind_names: bool = True  # a name belongs to one node's key; false only where nodes have no keys of their own
 

@@ -20,15 +20,21 @@ from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, log_misfits, relate_to_members
+from kinfed.methods.signature_tasks import (
+    FLAG_REST,
+    ComputesSignatures,
+    Newcomers,
+    drop_outliers,
+    log_misfits,
+    raise_flags,
+    relate_to_members,
+)
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Each, Labels
 from kinfed.relatedness import Clusterer, Relatedness, warn_if_isolated
 from kinfed.signatures import EncoderCentroids, Signature, Signatures
 from kinfed.training import LocalTraining
-
-FLAG_REST = 5  # rounds that a client's flag does not count after its first one; twice as many after each further one
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class FLTState:
     clusters: Labels  # [clients] the cluster found for each; -1: none
     merges: Merges
     flags: Each  # [clients] bool: "my data changed" or "I am new"  δ
-    rests: Each  # [clients, 2] the round from which on its flag counts again, and for how long it will not after that
+    rests: Each  # [clients, 2] see `raise_flags`
 
 
 @dataclass(frozen=True)
@@ -62,13 +68,13 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
         known = Signatures.none(fed.count, *self.signature.size(tuple(fed.x.shape[1:])), fed.device)
         encoder, merges = self.signature.encoder(fed), Dendrogram.none(fed.device)
-        rests = torch.tensor([[0, FLAG_REST]], device=fed.device).repeat(fed.count, 1)
-        return self.form_relatedness(FLTState(served, encoder, known, none, merges, none >= 0, rests), fed)
+        state = FLTState(served, encoder, known, none, merges, none >= 0, FLAG_REST.to(fed.device).repeat(fed.count, 1))
+        return self.form_relatedness(state, fed)
 
     def form_relatedness(self, state: FLTState, fed: Federation) -> FLTState:
         """Algorithm 2: signatures, distances, threshold, clusters; unseen clients are assigned again."""
         unseen = fed.unseen[state.clusters[fed.unseen] >= 0]
-        known, clients = self.collect(state.known, state.encoder, fed.clients, fed)
+        known, clients = drop_outliers(*self.collect(state.known, state.encoder, fed.clients, fed), fed)
         compared = self.relatedness.compare(known.of(clients))  # A
         clusters = compared.clusters(self.clusters)
         related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(clusters)  # Ã
@@ -94,22 +100,11 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         state = replace(state, served=state.served.average(replies, fed, self.stale))  # over the rows of Ã
         if not self.dynamic:
             return state
-        state = self.raise_flags(state, replies.cohort[replies["changed"]], t)
+        flags, rests = raise_flags(state.flags, state.rests, replies.cohort[replies["changed"]], t)  # Δ
+        state = replace(state, flags=flags, rests=rests)
         often = self.recluster_every and t > 0 and t % self.recluster_every == 0
         many = int(state.flags[fed.clients].sum()) > self.recluster_share * len(fed.clients)
         return self.form_relatedness(state, fed) if often or many else state
-
-    def raise_flags(self, state: FLTState, clients: Tensor, t: int) -> FLTState:
-        """Δ with the flags of these clients, but for those that raised theirs not long ago.
-
-        Each flag makes the next one wait twice as long: a client that always raises its own asks for few new
-        relatedness matrices, and one whose data change again is heard later.
-        """
-        until, rest = state.rests[clients].unbind(1)
-        counts = clients[until <= t]
-        later = torch.stack([t + rest, 2 * rest], 1)[until <= t]
-        flags = state.flags.index_fill(0, counts, True)
-        return replace(state, flags=flags, rests=state.rests.index_copy(0, counts, later))
 
     @client_task(ranges={"changed": FLAG})
     def train(self, client: Client, params: Params) -> Reply:

@@ -29,6 +29,7 @@ from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels
 from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Payload, select
+from kinfed.privacy import UNPROTECTED
 from kinfed.relatedness import Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
 
@@ -52,13 +53,18 @@ class SignatureState(Protocol):
 Z = TypeVar("Z", bound=SignatureState)
 
 
-def total_shares(facts: Facts) -> Tensor:
-    """What a client's shares come to: all of its samples, or their number."""
-    by_parts = cast("ComputesSignatures[SignatureState]", facts.method).signature.has_parts()
-    return facts.train if by_parts else facts.train.clamp(max=1)
+def most_shares(facts: Facts) -> Tensor:
+    """What a client's shares come to at most: 1, or its samples where they are numbers of samples.
+
+    Means with noise of m samples count as m² at most (`SignaturePrivacy.release_means`).
+    """
+    signature = cast("ComputesSignatures[SignatureState]", facts.method).signature
+    if not signature.has_parts():
+        return torch.ones_like(facts.train)
+    return facts.train.square() if getattr(signature, "protection", UNPROTECTED).is_private else facts.train
 
 
-SHARES = Range(0, total_shares, total=(total_shares, total_shares))
+SHARES = Range(0, most_shares, total=(0, most_shares))  # all 0: no signature
 
 
 class ComputesSignatures(
@@ -101,14 +107,16 @@ class ComputesSignatures(
         log.info("%d clients compute their signatures", len(clients))
         if not self.signature.tunes_in_turn():
             replies = fed.run(self.compute_signature, clients, Offer(shared={"encoder": encoder}))
-            return known.update(replies), replies.cohort
+            known = known.update(replies)
+            return known, replies.cohort[known.exist()[replies.cohort]]
         replied = [clients[:0]]
         for client in clients:
             replies = fed.run(self.tune_in_turn, client[None], Offer(shared={"encoder": encoder}))
             known = known.update(replies)
             encoder = select(replies.stack("encoder"), 0) if len(replies.cohort) else encoder
             replied.append(replies.cohort)
-        return known, torch.cat(replied)
+        clients = torch.cat(replied)
+        return known, clients[known.exist()[clients]]
 
     def initial_memory(self) -> Payload:
         return self._memory(torch.tensor(-1))
@@ -162,6 +170,20 @@ class ComputesSignatures(
         return {"computed": round} if self.dynamic else {}  # the round of its signature
 
 
+def drop_outliers(known: Signatures, clients: Tensor, fed: Federation) -> tuple[Signatures, Tensor]:
+    """The signatures without those that are far from all others, and the clients that are left to form clusters.
+
+    A signature is a claim. A client that nobody is near forms no cluster and moves none; it trains alone.
+    """
+    own = known.of(clients)
+    outlying = clients[fed.aggregation.find_outliers(own.centroids, own.shares > 0)]
+    if not len(outlying):
+        return known, clients
+    log.info("%d of %d clients have outlying signatures: they train alone", len(outlying), len(clients))
+    kept = clients[torch.isin(clients, outlying, invert=True)]
+    return Signatures(*(part.index_fill(0, outlying, 0) for part in (known.centroids, known.shares))), kept
+
+
 def relate_to_members(
     rule: Newcomers, by: Clusterer, known: Signatures, clusters: Tensor, unseen: Signatures, fit: Fit | None = None
 ) -> tuple[Tensor, NeighbourSets]:
@@ -181,6 +203,22 @@ def relate_to_members(
     rows[:, exist] = near.rows
     whose = torch.where(rows.any(1)[near.whose], near.whose, len(rows) + mates.whose)
     return own, NeighbourSets(torch.cat([rows, mates.rows]), whose)
+
+
+FLAG_REST = torch.tensor([[0, 5]])  # a first flag counts from round 0 on, and the next one 5 rounds later
+
+
+def raise_flags(flags: Tensor, rests: Tensor, clients: Tensor, t: int) -> tuple[Tensor, Tensor]:
+    """FLT's flags with those that these clients raise in round t, and when each client's next one counts.
+
+    rests: [clients, 2], the first round in which a flag of the client counts, and for how many rounds none will after
+    it. That doubles with each flag: a client that always raises its own makes the others recluster a few times alone,
+    and the flag of one whose data change again counts later.
+    """
+    first, rest = rests[clients].unbind(1)
+    counts = first <= t
+    later = torch.stack([t + rest, 2 * rest], 1)[counts]
+    return flags.index_fill(0, clients[counts], True), rests.index_copy(0, clients[counts], later)
 
 
 def log_misfits(fit: Fit | None) -> Fit | None:
@@ -221,7 +259,8 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
         root = self.learn_root(select(served.models, 0), fed)
         replies, points = self.collect(root, fed.clients, fed)
-        _, centres = server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)
+        usual = points[~fed.aggregation.find_outliers(points)]  # the others join the clusters that these form
+        _, centres = server_kmeans(usual, min(self.clusters, len(usual)), usual[:0], self.seed, runs=10)
         return self.assign(KMeansState(served, root, centres), fed.clients, replies, points, fed)
 
     def round(self, state: KMeansState, t: int, fed: Federation) -> KMeansState:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import DEPLOYED, Aggregation
 from kinfed.checks import at_least
 from kinfed.data.arrays import ServerSamples
 from kinfed.data.population import Role
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 ROSTER = "roster.csv"
 KEYS = "node_keys.json"  # in the run folder: name of a client -> SHA-256 of its node's public key
 LONGEST_NAME = 100  # characters
-DEPLOYED = Patience(quorum=0.8, grace=30.0, max_rest=15)
+DEPLOYED_PATIENCE = Patience(quorum=0.8, grace=30.0, max_rest=15)
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,11 @@ class DeployedFederation(NetworkFederation):
     belongs to the key of the first node that enrols under it, and a key to one name (`binds_names`).
     """
 
+    aggregation: Aggregation = DEPLOYED  # whoever connects is not believed everything
+
     def __init__(
         self, method: Method[object], samples: ServerSamples, max_clients: int, grid: "Grid", *, fraction: float = 1.0,
-        seed: int = 0, device: str = "cpu", patience: Patience = DEPLOYED, max_samples: int = 10**7,
+        seed: int = 0, device: str = "cpu", patience: Patience = DEPLOYED_PATIENCE, max_samples: int = 10**7,
         binds_names: bool = True,
     ) -> None:  # fmt: skip
         from kinfed.engines.flower.transport import Transport

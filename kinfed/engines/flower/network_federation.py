@@ -104,7 +104,7 @@ class NetworkFederation(Federation):
         self.durable = self.memory["version"]  # the same as the last checkpoint has it
         self.nodes: dict[int, int] = {}  # client -> node
         self.enrolling: dict[str, int] = {}  # id of an enrolment message without a reply -> node
-        self.excluded: set[int] = set()  # nodes that were refused, and logged once
+        self.refused_nodes: set[int] = set()  # nodes that were refused, and logged once
         self.unanswered: dict[str, int] = {}  # id of a request of an earlier call -> client
         self.specs: dict[tuple[object, ...], TensorSpecs] = {}
         self.has_begun = False
@@ -187,8 +187,8 @@ class NetworkFederation(Federation):
             client = "another node is connected under its name"
         if isinstance(client, int):
             self.nodes[client] = node
-        elif node not in self.excluded:
-            self.excluded.add(node)
+        elif node not in self.refused_nodes:
+            self.refused_nodes.add(node)
             LOG.warning("node %d cannot take part: %s", node, client)
 
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:

@@ -12,6 +12,7 @@ from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 
 from kinfed import checkpoint
+from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.data.arrays import ServerSamples
 from kinfed.engines.flower import DeployedFederation
@@ -83,7 +84,7 @@ def test_a_server_without_samples_gives_what_one_with_all_of_them_gives(name):
     method = make(name)
     fed = make_server(method, NamedNodes(method), fraction=0.5)
     ours = Experiment.over(fed, rounds=3)
-    reference = Experiment(method, POPULATION, fraction=0.5, rounds=3)
+    reference = Experiment(method, POPULATION, fraction=0.5, rounds=3, aggregation=DEPLOYED)
     summary, wanted = ours.run(), reference.run()
     assert fed.sizes.tolist() == [len(train) for train in POPULATION.train] and not fed.sees_samples
     assert summary["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-5)
@@ -264,12 +265,12 @@ def test_an_enrolment_with_a_value_out_of_range_is_refused(values, caplog):
     assert sum("node 103 cannot take part: a value of its enrolment" in message for message in caplog.messages) == 1
 
 
-def test_a_claim_of_10_to_the_12_samples_in_a_reply_is_rejected_and_its_client_set_aside():
+def test_a_claim_of_10_to_the_12_samples_in_a_reply_is_rejected_and_its_client_excluded():
     method = make("fedavg")
     fed = make_server(method, NamedNodes(method, tamper=change_config("train", 3, train=10**12)))
     summary = Experiment.over(fed, rounds=4).run()
-    assert fed.roster[3].train == len(POPULATION.train[3]) and fed.aside == {3}
-    assert summary["replies_out_of_range"] == 3 and summary["replies_set_aside"] == 1
+    assert fed.roster[3].train == len(POPULATION.train[3]) and fed.excluded == {3}
+    assert summary["replies_out_of_range"] == 3 and summary["clients_excluded"] == 1
 
 
 def test_how_many_samples_a_client_claims_takes_no_memory():

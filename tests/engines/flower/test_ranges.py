@@ -1,4 +1,4 @@
-"""Every number that a node sends has a range, checked where it enters; who breaks it again and again is set aside."""
+"""Every number that a node sends has a range, checked where it enters; who breaks it again and again is excluded."""
 
 import logging
 import math
@@ -52,7 +52,6 @@ LIES = {
     "IFCA's negative choice": ("ifca", "choose", {"choice": -1}),
     "absurd counts in a signature": ("flt, calibrated", "compute_signature", {"shares": 1e9}),
     "negative counts in a signature": ("flt, calibrated", "compute_signature", {"shares": -3.0}),
-    "no counts in a signature": ("flt, calibrated", "compute_signature", {"shares": 0.0}),
 }
 
 
@@ -75,7 +74,7 @@ def test_a_number_out_of_its_range_is_counted_and_not_used(kind):
     assert all(reply.cohort.tolist() == others for reply in replies)
     assert [(entry.client, entry.reason) for entry in fed.rejected] == [
         *[(LIAR, "out of range")] * MAX_OFFENCES,
-        (LIAR, "set aside"),
+        (LIAR, "excluded"),
     ]
     assert fed.ledger.rounds[-1][2] == 11  # it was not asked any more
 
@@ -86,14 +85,14 @@ def test_a_lying_evaluation_neither_ends_a_run_nor_enters_its_checkpoint(tmp_pat
     run = Experiment.over(fed, rounds=4, checkpoint=tmp_path / "saved", checkpoint_every=1)
     with caplog.at_level(logging.WARNING, "kinfed"):
         summary = run.run()
-    assert summary["replies_out_of_range"] == 3 and summary["replies_set_aside"] == 1
+    assert summary["replies_out_of_range"] == 3 and summary["clients_excluded"] == 1
     assert summary["rejected_replies"] == 3 and 0 <= summary["accuracy"] <= 1 and summary["standard_error"] < 1
-    assert [m for m in caplog.messages if "set aside" in m] == [
-        "client 2 is set aside for the rest of the run: 3 of its replies were malformed or out of range"
+    assert [m for m in caplog.messages if "excluded" in m] == [
+        "client 2 is excluded for the rest of the run: 3 of its replies were malformed or out of range"
     ]
     again = Experiment.over(make_flower(method, population(), Loopback(12)), rounds=5, checkpoint=tmp_path / "saved")
     again.run(resume=True)
-    assert again.fed.aside == {LIAR} and LIAR not in again.fed.sample().tolist()
+    assert again.fed.excluded == {LIAR} and LIAR not in again.fed.sample().tolist()
     assert checkpoint.read_about(tmp_path / "saved")["round"] == 5
 
 
