@@ -42,8 +42,9 @@ def assemble(
     population = population or make_population(config)
     method = protect(method, config.privacy) if method else make_method(config, model_for(config, population))
     return Experiment(
-        method, population, config.engine, fraction=config.fraction, seed=config.seed, **loop_settings(config)
-    )
+        method, population, config.engine, fraction=config.fraction, seed=config.seed, privacy=config.privacy,
+        **loop_settings(config),
+    )  # fmt: skip
 
 
 def loop_settings(config: Config) -> Loop:

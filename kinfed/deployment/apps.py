@@ -77,10 +77,12 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
             f"{config.method} needs samples of the server's own, but there are none: put a samples.npz into a folder, "
             "and name it in server_samples of plan.toml"
         )
-    return DeployedFederation(
+    fed = DeployedFederation(
         method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
         device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
     )  # fmt: skip
+    fed.privacy = config.privacy
+    return fed
 
 
 if TYPE_CHECKING:
@@ -124,5 +126,5 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Cli
     return ClientNode(
         str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,
         holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), detects_changes=True,
-        entropy=draw_bits,
+        entropy=draw_bits, privacy=config.privacy,
     )  # fmt: skip

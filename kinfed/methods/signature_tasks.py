@@ -4,12 +4,14 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from kinfed.capabilities import (
+    NONE_SUMMED,
     AssignsUnseen,
     FindsClusters,
     HasSignatures,
@@ -33,6 +35,7 @@ from kinfed.relatedness import Clusterer, Fit, JudgesFit, cluster_distances, nea
 from kinfed.signatures import Signature, Signatures
 
 Newcomers = Literal["nearest", "relate"]
+ENCODER_SUMMED: Mapping[str, str] = MappingProxyType({"train": "", "train_encoder": ""})
 log = logging.getLogger("kinfed")
 
 
@@ -196,6 +199,7 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
     clusters: int
     seed: int
     stores_signatures: ClassVar[bool] = False
+    summed_tasks: ClassVar[Mapping[str, str]] = NONE_SUMMED  # unless signatures are no models
 
     def __post_init__(self) -> None:
         seed_of_numpy(self.seed)
