@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from kinfed.aggregation import Aggregation
 from kinfed.checks import within
 from kinfed.config.schema import (
     PARTS,
@@ -93,6 +94,7 @@ class Config:
     roles: RoleSettings = RoleSettings()
     change: ChangeSettings = ChangeSettings(round=0)
     training: LocalTraining = LocalTraining()
+    aggregation: Aggregation | None = None  # none: the mean in simulation, norm clipping in deployment
     privacy: Privacy = OPEN
     evaluation: Evaluation = Evaluation()
     engine: EngineSettings = EngineSettings()

@@ -7,10 +7,12 @@ samples, builds its own copy of the method, and runs tasks by name.
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed import checkpoint
+from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings, make_method, model_for
@@ -54,6 +56,7 @@ def shorten_traceback(record: logging.LogRecord) -> bool:
 def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     """Takes the experiment to its end over the nodes of this grid."""
     out.mkdir(parents=True, exist_ok=True)
+    config = replace(config, aggregation=config.aggregation or DEPLOYED)  # so that the run's own config names it
     resuming = can_resume(out, config)
     fed = make_deployed_federation(config, plan, grid)
     if resuming:
@@ -82,6 +85,7 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
         device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
     )  # fmt: skip
     fed.privacy = config.privacy
+    fed.aggregation = config.aggregation or fed.aggregation
     return fed
 
 

@@ -19,7 +19,7 @@ from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, log_misfits, relate_to_members
+from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, drop_outliers, log_misfits, relate_to_members
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Each, Labels
@@ -63,7 +63,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
     def form_relatedness(self, state: FLTState, fed: Federation) -> FLTState:
         """Algorithm 2: signatures, distances, threshold, clusters; unseen clients are assigned again."""
         unseen = fed.unseen[state.clusters[fed.unseen] >= 0]
-        known, clients = self.collect(state.known, state.encoder, fed.clients, fed)
+        known, clients = drop_outliers(*self.collect(state.known, state.encoder, fed.clients, fed), fed)
         compared = self.relatedness.compare(known.of(clients))  # A
         clusters = compared.clusters(self.clusters)
         related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(clusters)  # Ã

@@ -156,6 +156,20 @@ class ComputesSignatures(
         return {"computed": round} if self.dynamic else {}  # the round of its signature
 
 
+def drop_outliers(known: Signatures, clients: Tensor, fed: Federation) -> tuple[Signatures, Tensor]:
+    """The signatures without those that are far from all others, and the clients that are left to form clusters.
+
+    A signature is a claim. A client that nobody is near forms no cluster and moves none; it trains alone.
+    """
+    own = known.of(clients)
+    outlying = clients[fed.aggregation.find_outliers(own.centroids, own.shares > 0)]
+    if not len(outlying):
+        return known, clients
+    log.info("%d of %d clients have outlying signatures: they train alone", len(outlying), len(clients))
+    kept = clients[torch.isin(clients, outlying, invert=True)]
+    return Signatures(*(part.index_fill(0, outlying, 0) for part in (known.centroids, known.shares))), kept
+
+
 def relate_to_members(
     rule: Newcomers, by: Clusterer, known: Signatures, clusters: Tensor, unseen: Signatures, fit: Fit | None = None
 ) -> tuple[Tensor, NeighbourSets]:
@@ -216,7 +230,8 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
         root = self.learn_root(select(served.models, 0), fed)
         replies, points = self.collect(root, fed.clients, fed)
-        _, centres = server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)
+        usual = points[~fed.aggregation.find_outliers(points)]  # the others join the clusters that these form
+        _, centres = server_kmeans(usual, min(self.clusters, len(usual)), usual[:0], self.seed, runs=10)
         return self.assign(KMeansState(served, root, centres), fed.clients, replies, points, fed)
 
     def round(self, state: KMeansState, t: int, fed: Federation) -> KMeansState:
