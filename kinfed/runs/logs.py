@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from operator import eq
 from pathlib import Path
 
-from kinfed.checkpoint import write_atomically
 from kinfed.errors import CheckpointError
+from kinfed.files import write_bytes
 
 Cell = str | int | float | None
 CONFIG, CHECKPOINT, SUMMARY, COMPARISON = "config.toml", "checkpoint.safetensors", "summary.json", "compare.toml"
@@ -88,11 +88,7 @@ def as_csv(rows: Iterable[Sequence[Cell]]) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Replaces a text file in one step."""
-
-    def write(beside: Path) -> None:
-        beside.write_bytes(text.encode())
-
-    write_atomically(path, write)
+    write_bytes(path, text.encode())
 
 
 def whole_lines(path: Path) -> list[str]:
