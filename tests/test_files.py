@@ -250,7 +250,7 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(run: Path, tmp_pa
     before = (copy / "checkpoint.safetensors").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(files, "save_file", fail_with(errno.ENOSPC))
-        with pytest.raises(FileError, match="cannot be written: No space left on device.* is kept.*kinfed resume"):
+        with pytest.raises(FileError, match=r"cannot be written: No space left on device.* is kept.*kinfed resume"):
             api.resume(copy, rounds=3, quiet=True)
     assert (copy / "checkpoint.safetensors").read_bytes() == before
     assert not list(copy.glob(".*.new"))
@@ -297,7 +297,7 @@ def write_npz(path: Path, header: dict[str, object], content: bytes) -> Path:
 @pytest.mark.parametrize("shape", [(10**12,), (2**40, 2**40), (-1, 4), (3, 10**9, 10**9), (5,)])
 def test_an_array_of_an_impossible_shape_is_refused_before_memory_is_asked_for(tmp_path: Path, shape):
     path = write_npz(tmp_path / "a.npz", {"descr": "|u1", "fortran_order": False, "shape": shape}, b"abcd")
-    with pytest.raises(FileError, match="shape|cannot be"):
+    with pytest.raises(FileError, match=r"shape|cannot be"):
         files.read_arrays(path)
 
 

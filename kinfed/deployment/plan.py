@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kinfed.checks import above_zero
 from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
@@ -37,6 +38,7 @@ class Plan:
                 f"wanted 1 <= wait_for <= clients, some classes and a dtype of {', '.join(KINDS)}; got wait_for "
                 f"{self.wait_for}, clients {self.clients}, classes {self.classes}, dtype {self.dtype!r}"
             )
+        above_zero(wait_seconds=self.wait_seconds)
         if min(self.shape, default=0) < 1:
             raise ConfigError(f"shape must be sizes of at least 1 as in 3,32,32, got {list(self.shape)}")
 

@@ -19,7 +19,7 @@ from kinfed.capabilities import (
     SendsNetworks,
     require_labels,
 )
-from kinfed.checks import seed_of_numpy
+from kinfed.checks import at_least, seed_of_numpy
 from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
@@ -197,6 +197,7 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
 
     def __post_init__(self) -> None:
         seed_of_numpy(self.seed)
+        at_least(1, clusters=self.clusters)
 
     @abstractmethod
     def learn_root(self, first: Params, fed: Federation) -> Params:

@@ -127,7 +127,7 @@ class NoteEnd:
 
     def note(self, event: str, **details: str) -> None:
         """Adds an event, unless the disk is full."""
-        with suppress(OSError):
+        with suppress(FileError):
             self.events.note(event, **details)
 
 
