@@ -35,8 +35,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LAYERS = [  # a module may import its own name and the lines above it
     {"errors", "cancellation"},
     {"registry", "params", "ledger", "files", "keys", "checks"},
-    {"client", "per_client", "cuda_graphs"},
+    {"client", "per_client", "cuda_graphs", "aggregation"},
     {"models", "data", "clustering"},
+    {"privacy"},
     {"fastpath"},
     {"training", "federation"},
     {"signatures"},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kinfed.cancellation import raise_if_cancelled
 from kinfed.errors import ConfigError
-from kinfed.keys import LAST, fold
+from kinfed.keys import LAST, base_key, fold, normal
 from kinfed.params import NOTHING, Params, Payload
 
 
@@ -91,8 +91,10 @@ class Execution:
 
     graphs: object | None = None  # a `fastpath.StepGraphs`: CUDA graphs that outlive the task
     reads: set[str] = field(default_factory=set)  # the parts of its client that the task read
+    entropy: Callable[[int], Tensor] | None = None  # random 64-bit numbers that nobody else knows; None: keyed ones
 
 
+NOISE = base_key("noise") % 2**31  # apart from all other streams of a client's key
 FAST_PATH = "fast path"  # in `Execution.reads`: the task trained by the fast path
 
 
@@ -142,6 +144,12 @@ class Client:
         """What it kept of its last task."""
         self.execution.reads.add("memory")
         return self._memory
+
+    def draw_normal(self, count: int) -> Tensor:
+        """Standard normal numbers, double: [count]; on a node of a deployment the server cannot know them."""
+        if self.execution.entropy is not None:
+            return normal(self.execution.entropy(2 * count)).to(self.key.device)
+        return normal(fold(fold(self.key, NOISE), torch.arange(2 * count, device=self.key.device)))
 
     def batches(self, epochs: int, batch_size: int) -> Iterator[Batch]:
         """Mini-batches of the training samples, reshuffled every epoch; the last, incomplete one is kept.

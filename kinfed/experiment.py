@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed import checkpoint as checkpoints
+from kinfed.aggregation import MEAN, Aggregation
 from kinfed.capabilities import ClustersLater, require_labels
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
@@ -109,8 +110,8 @@ class Experiment(Generic[State]):
     def __init__(
         self, method: Method[State], population: Population, engine: str | EngineSettings = "vectorised", *,
         rounds: int = 100, fraction: float = 1.0, seed: int = 0, device: str | None = None,
-        evaluation: Evaluation = EVALUATION, observers: Sequence[Observer] = (), checkpoint: Path | None = None,
-        checkpoint_every: int = 10, about: Mapping[str, object] | None = None,
+        aggregation: Aggregation = MEAN, evaluation: Evaluation = EVALUATION, observers: Sequence[Observer] = (),
+        checkpoint: Path | None = None, checkpoint_every: int = 10, about: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(population, Population):
             raise ConfigError(
@@ -120,6 +121,7 @@ class Experiment(Generic[State]):
             )
         anything = cast("Method[object]", method)
         federation = make_federation(anything, population, engine, fraction=fraction, seed=seed, device=device)
+        federation.aggregation = aggregation
         self._prepare(
             method, federation, rounds=rounds, evaluation=evaluation, observers=observers, checkpoint=checkpoint,
             checkpoint_every=checkpoint_every, about=about or {},

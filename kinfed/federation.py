@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import MEAN, Aggregation
 from kinfed.client import UNMARKED, HasMemory, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError
 from kinfed.keys import base_key, fold, uniform
 from kinfed.ledger import Ledger
-from kinfed.params import NOTHING, Params, Payload, Stack, average, bytes_of, each_leaf, from_flat, put, repeat, to_flat
+from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
 
 NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
 MISSING = (NO_ANSWER, FAILED, REFUSED)  # nothing came that could have been used
@@ -81,6 +82,10 @@ class Replies:
             raise TypeError(f"'{name}' is one tensor: use replies['{name}']")
         return dict(value)
 
+    def at(self, positions: Tensor) -> "Replies":
+        """The answers at these positions alone."""
+        return Replies(self.cohort[positions], from_flat(_some(positions, self.send)))
+
     def align(self, clients: Tensor, values: Tensor) -> Tensor:
         """What those who replied computed ([replies, d]) as rows of these clients (sorted ids), NaN for the others."""
         blank = torch.full((len(clients), values.shape[1]), torch.nan, device=values.device)
@@ -89,6 +94,8 @@ class Replies:
 
 class Federation(ABC):
     """Who is there, what is counted, and one verb; engines say how a task reaches the clients."""
+
+    aggregation: Aggregation = MEAN  # how the server makes one model of many
 
     def __init__(
         self, method: object, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"
@@ -118,6 +125,11 @@ class Federation(ABC):
     def sizes(self) -> Tensor:
         """Training samples of every client, known from enrolment: [clients]."""
         return torch.tensor([rows.size(0) for rows in self.train], device=self.device)  # len() takes ten times as long
+
+    @property
+    def weights(self) -> Tensor:
+        """The same as they count in averages, capped where the aggregation says so: [clients]."""
+        return self.aggregation.cap(self.sizes, self.clients)
 
     @property
     def test_samples(self) -> int:
@@ -251,7 +263,7 @@ def run_fedavg(task: Task, params: Params, rounds: int, fed: Federation) -> Para
     for _ in range(rounds):
         replies = fed.run(task, fed.sample(), Offer(shared={"params": params}))
         if len(replies.cohort):
-            params = average(replies.stack("params"), fed.sizes[replies.cohort])
+            params = fed.aggregation.average(replies.stack("params"), fed.weights[replies.cohort], params)
     return params
 
 

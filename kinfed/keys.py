@@ -37,3 +37,9 @@ def uniform(key: Tensor, count: int) -> Tensor:
     """`count` float32 numbers in [0, 1), number i depends on (key, i) alone."""
     bits = fold(key, torch.arange(count, device=key.device))
     return ((bits >> 40) & 0xFFFFFF).float() / 2**24
+
+
+def normal(bits: Tensor) -> Tensor:
+    """Half as many standard normal numbers as there are random 64-bit ones (Box and Muller), in double."""
+    radius, angle = (((part >> 11) & (2**53 - 1)).double() / 2**53 for part in bits.chunk(2))
+    return (-2 * (1 - radius).log()).sqrt() * (2 * torch.pi * angle).cos()

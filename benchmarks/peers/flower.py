@@ -15,7 +15,6 @@ def main() -> None:
     job = read_job()
     try:
         from flwr.simulation import run_simulation
-
         from peers import flower_apps  # actors must be able to import them by name
     except ImportError as error:
         exit_without(error)

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from kinfed.aggregation import MEAN
 from kinfed.config.schema import Table
 from kinfed.config.settings import DEMO, GIVEN, Config, find_method, read
 from kinfed.config.toml import merge_tables, read_toml
@@ -22,9 +23,11 @@ from kinfed.engines import ENGINES, choose_device
 from kinfed.errors import ConfigError, KinfedError, ModelError
 from kinfed.experiment import Experiment, Loop
 from kinfed.method import Method
-from kinfed.methods import METHODS
+from kinfed.methods import FLT, METHODS
 from kinfed.models import MODELS, Model, Shape, make_model
+from kinfed.privacy import UNPROTECTED, Privacy
 from kinfed.registry import import_function, look_up
+from kinfed.signatures import Signature
 
 
 def assemble(
@@ -38,10 +41,11 @@ def assemble(
     look_up(config.engine.name, ENGINES, "engine")
     choose_device(config.engine.device)
     population = population or make_population(config)
-    method = method or make_method(config, model_for(config, population))
+    method = protect(method, config.privacy) if method else make_method(config, model_for(config, population))
     return Experiment(
-        method, population, config.engine, fraction=config.fraction, seed=config.seed, **loop_settings(config)
-    )
+        method, population, config.engine, fraction=config.fraction, seed=config.seed,
+        aggregation=config.aggregation or MEAN, **loop_settings(config),
+    )  # fmt: skip
 
 
 def loop_settings(config: Config) -> Loop:
@@ -120,9 +124,22 @@ def make_method(config: Config, model: Model) -> Method[object]:
         settings["data_dir"] = config.data.dir
     build = cast("Callable[..., Method[object]]", find_method(config.method))
     try:
-        return build(model=model, local=config.training, **settings)
+        return protect(build(model=model, local=config.training, **settings), config.privacy)
     except ValueError as error:
         raise ConfigError(f"methods.{config.method}: {error}") from error
+
+
+def protect(method: Method[object], privacy: Privacy) -> Method[object]:
+    """The method whose clients protect their signatures; ConfigError where it has none that can be protected."""
+    if privacy.signature == UNPROTECTED:
+        return method
+    signature = getattr(method, "signature", None)
+    if not isinstance(signature, Signature):
+        raise ConfigError(
+            "privacy.signature protects signatures of encoder_centroids and part_means: use flt, or leave it out"
+        )
+    protected = replace(cast("FLT", method), signature=signature.protect(privacy.signature))
+    return cast("Method[object]", protected)
 
 
 def fill_data_dir(settings: object, data_dir: str) -> object:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Union, get_args, get_origin,
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaValidator, ValidationError
 from pydantic_core import core_schema as core
 
+from kinfed.aggregation import AGGREGATIONS, Aggregation
 from kinfed.data.partitions import PARTITIONS, Partition
 from kinfed.data.shifts import SHIFTS, Shift
 from kinfed.errors import ConfigError, UnknownKey
@@ -42,6 +43,7 @@ class Parts:
 
 
 PARTS = {
+    Aggregation: Parts("aggregation", Aggregation, AGGREGATIONS),
     Partition: Parts("partition", Partition, PARTITIONS),
     Signature: Parts("signature", Signature, {"encoder_centroids": EncoderCentroids, "part_means": PartMeans}),
     Clusterer: Parts("clusterer", Clusterer, {"relatedness": Relatedness, "calibrated": Calibrated}),

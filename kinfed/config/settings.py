@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from kinfed.aggregation import Aggregation
 from kinfed.checks import at_least, within
 from kinfed.config.schema import (
     PARTS,
@@ -33,6 +34,7 @@ from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
 from kinfed.method import Method
 from kinfed.methods import METHODS
+from kinfed.privacy import OPEN, Privacy
 from kinfed.registry import import_object, look_up
 from kinfed.training import LocalTraining
 
@@ -95,6 +97,8 @@ class Config:
     roles: RoleSettings = RoleSettings()
     change: ChangeSettings = ChangeSettings(round=0)
     training: LocalTraining = LocalTraining()
+    aggregation: Aggregation | None = None  # none: the mean in simulation, norm clipping in deployment
+    privacy: Privacy = OPEN
     evaluation: Evaluation = Evaluation()
     engine: EngineSettings = EngineSettings()
     methods: Mapping[str, Table] = field(default_factory=dict)  # method -> settings; else its defaults

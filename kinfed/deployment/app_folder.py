@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config, to_toml
 from kinfed.config.schema import to_table
@@ -86,7 +87,9 @@ def adapt_config(config: Config) -> Config:
         raise ConfigError(
             "evaluation.correlation needs all clients' samples, which a deployed server has not; leave it out"
         )
-    return replace(config, engine=replace(config.engine, name="flower"))
+    return replace(
+        config, engine=replace(config.engine, name="flower"), aggregation=config.aggregation or DEPLOYED
+    )  # fmt: skip
 
 
 def adapt_plan(config: Config, plan: Plan, has_data: bool) -> Plan:

@@ -7,10 +7,12 @@ samples, builds its own copy of the method, and runs tasks by name.
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed import checkpoint
+from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings, make_method, model_for
@@ -18,7 +20,7 @@ from kinfed.data.arrays import ServerSamples
 from kinfed.deployment.plan import Plan, load_folder, make_planned_method
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
-from kinfed.engines.flower.node import ClientData, ClientNode
+from kinfed.engines.flower.node import ClientData, ClientNode, draw_bits
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
 from kinfed.progress import Lines, forward_log
@@ -54,6 +56,7 @@ def shorten_traceback(record: logging.LogRecord) -> bool:
 def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     """Takes the experiment to its end over the nodes of this grid."""
     out.mkdir(parents=True, exist_ok=True)
+    config = replace(config, aggregation=config.aggregation or DEPLOYED)  # so that the run's own config names it
     resuming = can_resume(out, config)
     fed = make_deployed_federation(config, plan, grid)
     if resuming:
@@ -77,10 +80,12 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
             f"{config.method} needs samples of the server's own, but there are none: put a samples.npz into a folder, "
             "and name it in server_samples of plan.toml"
         )
-    return DeployedFederation(
+    fed = DeployedFederation(
         method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
         device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
     )  # fmt: skip
+    fed.aggregation = config.aggregation or fed.aggregation
+    return fed
 
 
 if TYPE_CHECKING:
@@ -124,4 +129,5 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Cli
     return ClientNode(
         str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,
         holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), detects_changes=True,
+        entropy=draw_bits,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from kinfed.method import Method
 from kinfed.methods.cluster_models import draw_models, offer_assigned
 from kinfed.methods.split_tree import SplitRule, SplitTree
 from kinfed.models import Model
-from kinfed.params import Params, Stack, count, each_leaf, flatten, join, mix, one_hot, select
+from kinfed.params import Params, Stack, count, each_leaf, flatten, join, one_hot, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 
@@ -60,13 +60,14 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
         for cluster in range(count(state.models) if t >= self.after else 0):
             state = self.split(state, cluster, replies, fed)
         members = one_hot(state.assignment[replies.cohort], count(state.models))
-        means = mix(members / members.sum(1, keepdim=True).clamp(min=1), replies.stack("update"))
+        shares = members / members.sum(1, keepdim=True).clamp(min=1)
+        means = fed.aggregation.mix(shares, None, replies.stack("update"))
         return replace(state, models=each_leaf(torch.add, state.models, means))
 
     def split(self, state: CFLState, cluster: int, replies: Replies, fed: Federation) -> CFLState:
         """The state after the bipartition of this cluster, if its participants call for one."""
         here = (state.assignment[replies.cohort] == cluster).nonzero()[:, 0]
-        updates = flatten(replies.stack("update"))[here]
+        updates = fed.aggregation.prepare(flatten(replies.stack("update"))[here])
         right = self.rule(updates)
         if right is None:
             return state

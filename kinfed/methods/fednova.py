@@ -15,7 +15,7 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Replies
 from kinfed.methods.one_model import OneModel, OneModelState
 from kinfed.models import Model
-from kinfed.params import Params, average, subtract
+from kinfed.params import Params, subtract
 from kinfed.training import LocalTraining
 
 
@@ -34,9 +34,9 @@ class FedNova(OneModel):
         return Reply({"direction": direction, "steps": steps.float() if self.local.mu else effective})
 
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
-        sizes = fed.sizes[replies.cohort]
-        effective = (sizes * replies["steps"]).sum() / sizes.sum()  # τ_eff
-        direction = average(replies.stack("direction"), sizes)
+        weights = fed.weights[replies.cohort]
+        effective = fed.aggregation.average_numbers(replies["steps"], weights)  # τ_eff
+        direction = fed.aggregation.average(replies.stack("direction"), weights)
         return replace(state, params=subtract(state.params, self._scaled(direction, effective)))
 
     def _scaled(self, step: Params, factor: Tensor) -> Params:

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import Sent
 from kinfed.capabilities import require_labels
 from kinfed.checks import at_least, seed_of_numpy
 from kinfed.clustering.hierarchy import distances
@@ -82,7 +83,8 @@ class FeSEM(Clustered[FeSEMState]):
 
     def hold(self, served: ClusterModels, replies: Replies, fed: Federation) -> tuple[tuple[Stack, ...], Tensor]:
         """The models that clients hold, each once, and which of them is whose."""
-        trained, number = replies.stack("params"), len(replies.cohort)
+        number, sent = len(replies.cohort), Sent(served.models, served.assignment[replies.cohort])
+        trained = fed.aggregation.clean(sent, replies.stack("params"))
         if served.last_trained:
             return (put(served.last_trained, replies.cohort, trained),), fed.everyone
         whose = (served.assignment + number).index_copy(0, replies.cohort, fed.everyone[:number])
@@ -90,7 +92,7 @@ class FeSEM(Clustered[FeSEMState]):
 
     def admit(self, state: FeSEMState, unseen: Tensor, fed: Federation) -> FeSEMState:
         require_labels(self, unseen, fed)
-        mean = average(state.served.models, (state.served.contributors * fed.sizes).sum(1))
+        mean = average(state.served.models, (state.served.contributors * fed.weights).sum(1))
         replies = fed.run(self.differ, unseen, Offer(shared={"params": mean}))
         trained = each_leaf(torch.add, replies.stack("update"), mean)
         nearest = distances(flatten(trained), flatten(state.served.models), "l2").argmin(1)

@@ -28,6 +28,7 @@ from kinfed.methods.cluster_models import (
     SelectOn,
     Stale,
     draw_models,
+    drop_outlying,
     find_components,
     select_model,
 )
@@ -70,6 +71,7 @@ class FLISHC(ClusteredOnce[FLISHCState], NeedsServerSamples):
         server_samples(fed)  # fails early where there are none
         replies = fed.run(self.show, fed.clients, Offer(shared={"params": select(served.models, 0)}))
         predicted = predict(self.model, replies.stack("params"), server_samples(fed), self.soft)
+        replies, predicted = drop_outlying(replies, predicted, fed)
         related, merges = self.cluster(replies.cohort, compare_predictions(predicted, predicted))  # A
         kept = slice(None) if len(fed.clients) < fed.count else slice(0)
         served = served.relate(replies.cohort, related, fed)

@@ -14,13 +14,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.checks import at_least, fraction
 from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, log_misfits, relate_to_members
+from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, drop_outliers, log_misfits, relate_to_members
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Each, Labels
@@ -55,11 +54,6 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
     recluster_share: float = 0.05  # λ: relatedness is found anew when more clients than this share flag
     recluster_every: int = 0  # τ, rounds; 0: never
 
-    def __post_init__(self) -> None:
-        at_least(0, clusters=self.clusters, recluster_every=self.recluster_every)
-        fraction(recluster_share=self.recluster_share)
-        super().__post_init__()
-
     def init(self, fed: Federation) -> FLTState:
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
         known = Signatures.none(fed.count, *self.signature.size(tuple(fed.x.shape[1:])), fed.device)
@@ -69,7 +63,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
     def form_relatedness(self, state: FLTState, fed: Federation) -> FLTState:
         """Algorithm 2: signatures, distances, threshold, clusters; unseen clients are assigned again."""
         unseen = fed.unseen[state.clusters[fed.unseen] >= 0]
-        known, clients = self.collect(state.known, state.encoder, fed.clients, fed)
+        known, clients = drop_outliers(*self.collect(state.known, state.encoder, fed.clients, fed), fed)
         compared = self.relatedness.compare(known.of(clients))  # A
         clusters = compared.clusters(self.clusters)
         related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(clusters)  # Ã

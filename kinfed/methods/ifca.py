@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import Sent
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
 from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
@@ -20,7 +21,7 @@ from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.methods.cluster_models import SelectOn, check_clusters, draw_models, model_at, redraw, select_model
 from kinfed.models import Model, fix_weights, is_last_layer
-from kinfed.params import NOTHING, Params, Payload, Stack, count, mix_contributors, model_in, one_hot, select
+from kinfed.params import NOTHING, Params, Payload, Stack, count, model_in, one_hot, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 
@@ -63,8 +64,9 @@ class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState]):
             state = self.draw(replace(state, body=self.cut_head(state)), fed)
         cohort = fed.sample()  # Mₜ
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))  # all models to all of them
-        members = one_hot(replies["choice"], count(state.models)) * fed.sizes[replies.cohort]  # s
-        models = mix_contributors(state.models, members, replies.stack("params"))  # θⱼ ← Σ sᵢⱼ θ̃ᵢ / Σ sᵢⱼ
+        members = one_hot(replies["choice"], count(state.models)) * fed.weights[replies.cohort]  # s
+        sent, trained = Sent(state.models, replies["choice"]), replies.stack("params")
+        models = fed.aggregation.mix_contributors(state.models, members, sent, trained)  # θⱼ ← Σ sᵢⱼ θ̃ᵢ / Σ sᵢⱼ
         return replace(state, models=models, choices=state.choices.index_copy(0, replies.cohort, replies["choice"]))
 
     @client_task

@@ -15,7 +15,7 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.method import Method
-from kinfed.params import Params, Payload, average, each_leaf, model_in
+from kinfed.params import Params, Payload, each_leaf, model_in
 
 AggregateOver = Literal["participants", "all_clients"]
 
@@ -54,10 +54,10 @@ class Averaged(OneModel, ABC):
     aggregate_over: AggregateOver
 
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
-        sizes = fed.sizes[replies.cohort]
-        mean = average(replies.stack("params"), sizes)
+        weights = fed.weights[replies.cohort]
+        mean = fed.aggregation.average(replies.stack("params"), weights, state.params)
         if self.aggregate_over == "all_clients":
-            fresh = sizes.sum() / fed.sizes[fed.clients].sum()
+            fresh = weights.sum() / fed.weights[fed.clients].sum()
             mean = each_leaf(lambda new, old: fresh * new + (1 - fresh) * old, mean, state.params)
         return replace(state, params=mean)
 
@@ -88,7 +88,7 @@ class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
         if not len(replies.cohort):
             return state
-        return OnePartState(average(replies.stack("shared"), fed.sizes[replies.cohort]))
+        return OnePartState(fed.aggregation.average(replies.stack("shared"), fed.weights[replies.cohort], state.shared))
 
     @client_task
     def train(self, client: Client, shared: Params) -> Reply:

@@ -18,7 +18,7 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.models import Model
-from kinfed.params import Params, average, each_leaf, subtract
+from kinfed.params import Params, each_leaf, subtract
 from kinfed.training import LocalTraining, ShiftedGradient
 
 
@@ -52,9 +52,9 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
         replies = fed.run(self.train, fed.sample(), Offer(shared={"params": state.params, "control": state.control}))
         if not len(replies.cohort):
             return state
-        sizes = fed.sizes[replies.cohort]
-        step = average(replies.stack("step"), sizes if self.weighting == "samples" else torch.ones_like(sizes))
-        change = each_leaf(lambda d: d.sum(0) / len(fed.clients), replies.stack("change"))
+        weights = fed.weights[replies.cohort] if self.weighting == "samples" else torch.ones_like(replies.cohort)
+        step = fed.aggregation.average(replies.stack("step"), weights)
+        change = each_leaf(lambda d: d / len(fed.clients), fed.aggregation.sum(replies.stack("change")))
         params = each_leaf(lambda w, d: w + self.server_lr * d, state.params, step)
         return ScaffoldState(params, each_leaf(torch.add, state.control, change))
 

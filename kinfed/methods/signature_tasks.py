@@ -19,7 +19,7 @@ from kinfed.capabilities import (
     SendsNetworks,
     require_labels,
 )
-from kinfed.checks import at_least, seed_of_numpy
+from kinfed.checks import at_least, fraction, seed_of_numpy
 from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
@@ -63,9 +63,14 @@ class ComputesSignatures(
     relatedness: Clusterer
     newcomers: Newcomers
     dynamic: bool
+    clusters: int
+    recluster_share: float
+    recluster_every: int
     stores_signatures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        at_least(0, clusters=self.clusters, recluster_every=self.recluster_every)
+        fraction(recluster_share=self.recluster_share)
         if self.relatedness.needs_parts() != self.signature.has_parts():
             raise ConfigError(
                 "relatedness.name = 'calibrated' and signature.name = 'part_means' go together, since it measures "
@@ -90,14 +95,16 @@ class ComputesSignatures(
         log.info("%d clients compute their signatures", len(clients))
         if not self.signature.tunes_in_turn():
             replies = fed.run(self.compute_signature, clients, Offer(shared={"encoder": encoder}))
-            return known.update(replies), replies.cohort
+            known = known.update(replies)
+            return known, replies.cohort[known.exist()[replies.cohort]]
         replied = [clients[:0]]
         for client in clients:
             replies = fed.run(self.tune_in_turn, client[None], Offer(shared={"encoder": encoder}))
             known = known.update(replies)
             encoder = select(replies.stack("encoder"), 0) if len(replies.cohort) else encoder
             replied.append(replies.cohort)
-        return known, torch.cat(replied)
+        clients = torch.cat(replied)
+        return known, clients[known.exist()[clients]]
 
     def initial_memory(self) -> Payload:
         return self._memory(torch.tensor(-1))
@@ -149,6 +156,20 @@ class ComputesSignatures(
 
     def _memory(self, round: Tensor) -> Payload:
         return {"computed": round} if self.dynamic else {}  # the round of its signature
+
+
+def drop_outliers(known: Signatures, clients: Tensor, fed: Federation) -> tuple[Signatures, Tensor]:
+    """The signatures without those that are far from all others, and the clients that are left to form clusters.
+
+    A signature is a claim. A client that nobody is near forms no cluster and moves none; it trains alone.
+    """
+    own = known.of(clients)
+    outlying = clients[fed.aggregation.find_outliers(own.centroids, own.shares > 0)]
+    if not len(outlying):
+        return known, clients
+    log.info("%d of %d clients have outlying signatures: they train alone", len(outlying), len(clients))
+    kept = clients[torch.isin(clients, outlying, invert=True)]
+    return Signatures(*(part.index_fill(0, outlying, 0) for part in (known.centroids, known.shares))), kept
 
 
 def relate_to_members(
@@ -211,7 +232,8 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
         root = self.learn_root(select(served.models, 0), fed)
         replies, points = self.collect(root, fed.clients, fed)
-        _, centres = server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)
+        usual = points[~fed.aggregation.find_outliers(points)]  # the others join the clusters that these form
+        _, centres = server_kmeans(usual, min(self.clusters, len(usual)), usual[:0], self.seed, runs=10)
         return self.assign(KMeansState(served, root, centres), fed.clients, replies, points, fed)
 
     def round(self, state: KMeansState, t: int, fed: Federation) -> KMeansState:

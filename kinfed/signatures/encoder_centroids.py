@@ -3,7 +3,7 @@
 No labels are needed, and nothing but k points (and the share of samples near each) leaves it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -17,6 +17,7 @@ from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.models import AutoEncoder, encoder_of, make_autoencoder
 from kinfed.params import Params
+from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
 from kinfed.signatures.pretraining import Pretraining
 from kinfed.signatures.signature import Signature
 from kinfed.training import LocalTraining
@@ -40,6 +41,7 @@ class EncoderCentroids(Signature):
     restarts: int = 10  # of k-means
     seed: int = 0  # of the auto-encoder's first weights
     pretraining: Pretraining = field(default_factory=Pretraining)
+    protection: Protection = UNPROTECTED  # by the section [privacy.signature]
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.latent < 1 or self.restarts < 1:
@@ -73,7 +75,15 @@ class EncoderCentroids(Signature):
         return self.pretraining.source == "public"
 
     def needs_shares(self) -> bool:
-        return self.k_by_labels
+        return self.k_by_labels or bool(self.protection.min_samples) or self.protection.is_private
+
+    def protect(self, protection: SignaturePrivacy) -> "EncoderCentroids":
+        if protection.is_private and (self.tuning != "none" or self.k_by_labels):
+            raise ConfigError(
+                "privacy.signature.epsilon needs signature.tuning = 'none' and no k_by_labels: a tuned encoder has "
+                f"seen all samples of a client; got '{self.tuning}' and {str(self.k_by_labels).lower()}"
+            )
+        return replace(self, protection=protection)
 
     def network(self, shape: tuple[int, ...]) -> AutoEncoder:
         """The auto-encoder for images of this shape."""
@@ -89,9 +99,12 @@ class EncoderCentroids(Signature):
         """Client: its samples, embedded and summed up by k-means; it may tune its own copy of the encoder before."""
         network = self.network(tuple(client.train.x.shape[1:]))
         weights = self.tune(client, encoder) if self.tuning == "own_copy" else encoder
-        parts = [Part(network.embed(weights, batch.x), batch.mask) for batch in client.train.in_order()]
+        clip = self.protection.clip_embeddings
+        parts = [Part(clip(network.embed(weights, batch.x)), batch.mask) for batch in client.train.in_order()]
+        if self.protection.is_private:
+            return self.protection.cluster_privately(parts, self.k, client)
         used = count_labels(client, classes) if self.k_by_labels else None
-        return kmeans(parts, self.k, client.key, used, self.restarts)
+        return self.protection.release_centroids(kmeans(parts, self.k, client.key, used, self.restarts), client)
 
 
 def make_network(name: str, shape: tuple[int, ...], latent: int, seed: int) -> AutoEncoder:

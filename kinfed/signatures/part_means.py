@@ -5,7 +5,7 @@ labels are needed, and no sample leaves the client.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
@@ -20,6 +20,7 @@ from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.models import AutoEncoder, encoder_of
 from kinfed.params import Params
+from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
 from kinfed.signatures.encoder_centroids import make_network
 from kinfed.signatures.pretraining import Pretraining
 from kinfed.signatures.signature import Signature
@@ -38,6 +39,7 @@ class PartMeans(Signature):
     autoencoder: str = "auto"  # conv_ae for one channel, residual_ae for three
     seed: int = 0  # of the auto-encoder's first weights
     pretraining: Pretraining = field(default_factory=Pretraining)  # of the auto-encoder; its samples are those of pca
+    protection: Protection = UNPROTECTED  # by the section [privacy.signature]
 
     def __post_init__(self) -> None:
         if self.embedding not in ("pca", "autoencoder"):
@@ -69,6 +71,9 @@ class PartMeans(Signature):
     def has_parts(self) -> bool:
         return True
 
+    def protect(self, protection: SignaturePrivacy) -> "PartMeans":
+        return replace(self, protection=protection)
+
     def network(self, shape: tuple[int, ...]) -> AutoEncoder:
         """The auto-encoder for images of this shape."""
         return make_network(self.autoencoder, shape, self.latent, self.seed)
@@ -84,12 +89,13 @@ class PartMeans(Signature):
         width = self.size(tuple(client.train.x.shape[1:]))[1]
         sums = torch.zeros(self.parts, width, dtype=torch.double, device=client.key.device)
         counts = torch.zeros(self.parts, dtype=torch.double, device=client.key.device)
-        for batch, part in split_batches(client.train, client.key, self.parts):
+        used = (client.train.size // max(1, self.protection.min_samples)).clamp(1, self.parts)
+        for batch, part in split_batches(client.train, client.key, used):
             belongs = one_hot(part, self.parts).bool() & batch.mask[:, None]
-            embedded = self.embed(encoder, batch.x)[:, None].double()
+            embedded = self.protection.clip_embeddings(self.embed(encoder, batch.x))[:, None].double()
             sums = sums + torch.where(belongs[..., None], embedded, 0.0).sum(0)  # padding adds zeros: no bit changes
             counts = counts + belongs.sum(0)
-        return Centroids((sums / counts.clamp(min=1)[:, None]).float(), counts.float())
+        return self.protection.release_means(sums / counts.clamp(min=1)[:, None], counts, client)
 
 
 def flatten(x: Tensor) -> Tensor:
@@ -108,7 +114,7 @@ def find_components(x: Tensor, width: int) -> Params:
     return {"mean": mean.float(), "directions": directions.float().contiguous()}
 
 
-def split_batches(samples: Samples, key: Tensor, parts: int) -> Iterator[tuple[Batch, Tensor]]:
+def split_batches(samples: Samples, key: Tensor, parts: int | Tensor) -> Iterator[tuple[Batch, Tensor]]:
     """All samples in batches, and the part of each: [b]; parts are drawn at random and differ by one sample at most."""
     part = pad(samples.shuffle(key).argsort() % parts, (0, samples.width))
     for step, batch in enumerate(samples.in_order()):

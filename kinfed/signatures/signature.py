@@ -9,9 +9,11 @@ from torch import Tensor
 
 from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids
+from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Replies
 from kinfed.params import Params
 from kinfed.per_client import Each
+from kinfed.privacy import SignaturePrivacy
 
 
 @runtime_checkable
@@ -53,6 +55,12 @@ class Signature(Protocol):
     def has_parts(self) -> bool:
         """Whether points are means of random parts of a client's samples, and shares the parts' numbers of samples."""
         return False
+
+    def protect(self, protection: SignaturePrivacy) -> "Signature":
+        """The same signature with this protection; ConfigError where it has none."""
+        raise ConfigError(
+            f"privacy.signature is not supported by {type(self).__name__}; use encoder_centroids or part_means"
+        )
 
 
 @dataclass(frozen=True)

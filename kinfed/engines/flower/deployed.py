@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import DEPLOYED, Aggregation
 from kinfed.data.arrays import ServerSamples
 from kinfed.data.population import Role
 from kinfed.engines.flower.messages import ConfigValues
@@ -55,6 +56,8 @@ class DeployedFederation(NetworkFederation):
 
     `max_clients` bounds the client ids; an id that no client has yet is not in `clients`, `present` or `unseen`.
     """
+
+    aggregation: Aggregation = DEPLOYED  # whoever connects is not believed everything
 
     def __init__(
         self, method: Method[object], samples: ServerSamples, max_clients: int, grid: "Grid", *, fraction: float = 1.0,

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import secrets
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kinfed.client import Client, HasMemory, Samples
+from kinfed.client import Client, Execution, HasMemory, Samples
 from kinfed.engines.flower.messages import (
     ConfigValues,
     PackedTensors,
@@ -60,6 +61,7 @@ class ClientNode:
     labelled: bool = True
     holdout: bool = False  # wants a model and does not train
     device: str = "cpu"
+    entropy: Callable[[int], Tensor] | None = None  # of private noise; None: keyed, as where all is simulated
     detects_changes: bool = False  # whether it notices new samples itself; else the server says when there were some
 
     def enrolment(self) -> ConfigValues:
@@ -222,4 +224,9 @@ def make_client(node: ClientNode, request: TaskRequest, data: ClientData, rememb
     key, now, since = (torch.tensor(number, device=node.device) for number in numbers)
     memory = {name: t.to(node.device) for name, t in remembered.items()}
     train, test = wrap(data.x, data.y, request.width), wrap(data.test_x, data.test_y, request.test_width)
-    return Client(train, test, key, now, since, from_flat(memory))
+    return Client(train, test, key, now, since, from_flat(memory), Execution(entropy=node.entropy))
+
+
+def draw_bits(count: int) -> Tensor:
+    """Random 64-bit numbers of the operating system, which nobody else knows."""
+    return torch.frombuffer(bytearray(secrets.token_bytes(8 * count)), dtype=torch.int64)

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("flwr")
 
 from kinfed import checkpoint
+from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.data.arrays import ServerSamples
 from kinfed.engines.flower import DeployedFederation
@@ -71,7 +72,7 @@ def test_a_server_without_samples_gives_what_one_with_all_of_them_gives(name):
     method = make(name)
     fed = make_server(method, NamedNodes(method), fraction=0.5)
     ours = Experiment.over(fed, rounds=3)
-    reference = Experiment(method, POPULATION, fraction=0.5, rounds=3)
+    reference = Experiment(method, POPULATION, fraction=0.5, rounds=3, aggregation=DEPLOYED)
     summary, wanted = ours.run(), reference.run()
     assert fed.sizes.tolist() == [len(train) for train in POPULATION.train] and not fed.sees_samples
     assert summary["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-5)
