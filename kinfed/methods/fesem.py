@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.aggregation import Sent
 from kinfed.capabilities import NONE_SUMMED, require_labels
-from kinfed.checks import seed_of_numpy
+from kinfed.checks import at_least, seed_of_numpy
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import place_models, server_kmeans
 from kinfed.federation import Federation, Offer, Replies
@@ -48,6 +48,7 @@ class FeSEM(Clustered[FeSEMState]):
 
     def __post_init__(self) -> None:
         seed_of_numpy(self.seed)
+        at_least(1, clusters=self.clusters)
 
     def init(self, fed: Federation) -> FeSEMState:
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)

@@ -21,7 +21,7 @@ from kinfed.capabilities import (
     SendsNetworks,
     require_labels,
 )
-from kinfed.checks import seed_of_numpy
+from kinfed.checks import at_least, fraction, seed_of_numpy
 from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
@@ -66,9 +66,14 @@ class ComputesSignatures(
     relatedness: Clusterer
     newcomers: Newcomers
     dynamic: bool
+    clusters: int
+    recluster_share: float
+    recluster_every: int
     stores_signatures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        at_least(0, clusters=self.clusters, recluster_every=self.recluster_every)
+        fraction(recluster_share=self.recluster_share)
         if self.relatedness.needs_parts() != self.signature.has_parts():
             raise ConfigError(
                 "relatedness.name = 'calibrated' and signature.name = 'part_means' go together, since it measures "
@@ -217,6 +222,7 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
 
     def __post_init__(self) -> None:
         seed_of_numpy(self.seed)
+        at_least(1, clusters=self.clusters)
 
     @abstractmethod
     def learn_root(self, first: Params, fed: Federation) -> Params:
