@@ -91,6 +91,7 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
         device=choose_device(config.engine.device), patience=patience, max_samples=plan.max_samples,
         binds_names=plan.bind_names,
     )  # fmt: skip
+    fed.privacy = config.privacy
     fed.aggregation = config.aggregation or fed.aggregation
     return fed
 
@@ -136,5 +137,5 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Cli
     return ClientNode(
         str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,
         holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), detects_changes=True,
-        entropy=draw_bits,
+        entropy=draw_bits, privacy=config.privacy,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import cast
 
 from torch import Tensor
 
+from kinfed.capabilities import TRAIN_SUMMED
 from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.federation import Federation, Replies
 from kinfed.methods.one_model import OneModel, OneModelState
@@ -33,6 +34,8 @@ class FedNova(OneModel):
 
     model: Model
     local: LocalTraining = LocalTraining()
+
+    summed_tasks = TRAIN_SUMMED
 
     @client_task(ranges={"steps": Range(0, most_steps)})
     def train(self, client: Client, params: Params) -> Reply:

@@ -10,11 +10,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import summed_tasks_of
 from kinfed.checks import above_zero, at_least, fraction
 from kinfed.client import Client, Facts, HasMemory, Range, Samples
 from kinfed.data.population import Population
@@ -92,6 +93,7 @@ class NetworkFederation(Federation):
     """A federation whose clients are Flower's nodes."""
 
     method: Method[object]
+    sums_securely: ClassVar[bool] = True
 
     def __init__(
         self, method: Method[object], population: Population, *, fraction: float = 1.0, seed: int = 0,
@@ -191,12 +193,35 @@ class NetworkFederation(Federation):
             self.refused_nodes.add(node)
             LOG.warning("node %d cannot take part: %s", node, client)
 
+    @property
+    def last_call(self) -> int:
+        """The number of the latest call."""
+        return sum(self.calls.values())
+
+    def predict_reply(self, name: str, offer: Offer) -> TensorSpecs:
+        """Dtypes and shapes of what the task replies to this offer, from one dry run of it on the server."""
+        return self._find_specs(name, offer, is_plain=True)
+
+    def exchange(self, name: str, cohort: Tensor, offer: Offer, keys: Tensor | None = None) -> Replies:
+        """One message to each of these clients and its reply; of a secure sum there are several in one task."""
+        if keys is None:
+            self._next_key(name)
+        return self._ask(name, cohort, torch.zeros_like(cohort) if keys is None else keys, offer, {})  # masked
+
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
+        if not self._is_summed(name):
+            return self._ask(name, cohort, keys, offer, ranges)
+        from kinfed.engines.flower.secure_sums import sum_securely
+
+        return sum_securely(self, name, cohort, keys, offer)
+
+    def _is_summed(self, name: str) -> bool:
+        return self.privacy.secure_aggregation and name in summed_tasks_of(self.method)
+
+    def _ask(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
         self.tasks += 1
         judge = self._make_judge(ranges, count_models(offer))
-        replies = ReplyCollector(
-            sum(self.calls.values()), self._find_specs(name, offer), judge, earlier=dict(self.unanswered)
-        )
+        replies = ReplyCollector(self.last_call, self._find_specs(name, offer), judge, earlier=dict(self.unanswered))
         left_out, asked = self._find_resting(cohort), set[int]()
         for _ in range(1 if self.has_begun else self.patience.attempts):
             settled = replies.accepted.keys() | {client for client, reason in replies.faults if reason != FAILED}
@@ -332,8 +357,15 @@ class NetworkFederation(Federation):
             return {name: t.to(self.device) for name, t in sent.items()}
         return {n: torch.empty(0, *s, dtype=DTYPES[d], device=self.device) for n, (d, s) in replies.specs.items()}
 
-    def _find_specs(self, name: str, offer: Offer) -> TensorSpecs:
+    def _find_specs(self, name: str, offer: Offer, is_plain: bool = False) -> TensorSpecs:
         """Dtypes and shapes of a reply to this offer, from one dry run of the task on the server."""
+        if self.privacy.secure_aggregation and not is_plain:
+            from kinfed.engines.flower.secure_sums import STAGES, specify, specify_stage
+
+            if name in STAGES:
+                return specify_stage(name, offer)
+            if self._is_summed(name):
+                return specify(self._find_specs(name, offer, is_plain=True))
         row = 0 if offer.pick is None or not len(offer.pick) else int(offer.pick[0])
         offered = to_flat(offer.shared) | select(to_flat(offer.each), row)
         key = (name, *((n, tuple(t.shape), t.dtype) for n, t in offered.items()))
