@@ -3,8 +3,7 @@
 `form_relatedness` is Algorithm 2, `round` is Algorithm 3. Deviations, each explained in docs/methods/flt.md:
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
 - relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
-- a client's flag does not count for 5 rounds after it was raised, then 10, 20, …: no client reclusters all for ever;
-- weights are normalised over related clients; the printed diag(pₘ/‖Ãₘ‖₀) would shrink the models;
+- weights are normalised over related clients (printed: diag(pₘ/‖Ãₘ‖₀)); `raise_flags` bounds how often a flag counts;
 - the default set distance needs no oracle for k, and a wider threshold where no clusters are clear;
   `min` (printed) and `matching` (code) are options; so is `calibrated`, which measures the noise of signatures.
 """
@@ -21,31 +20,30 @@ from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
 from kinfed.methods.signature_tasks import (
-    FLAG_REST,
     ComputesSignatures,
+    Flagged,
     Newcomers,
     drop_outliers,
     log_misfits,
+    lower_flags,
     raise_flags,
     relate_to_members,
 )
 from kinfed.models import Model
 from kinfed.params import Params
-from kinfed.per_client import Each, Labels
+from kinfed.per_client import Labels
 from kinfed.relatedness import Clusterer, Relatedness, warn_if_isolated
 from kinfed.signatures import EncoderCentroids, Signature, Signatures
 from kinfed.training import LocalTraining
 
 
 @dataclass(frozen=True)
-class FLTState:
+class FLTState(Flagged):
     served: ClusterModels  # one model for each different row of Ã, averaged over the clients in that row
     encoder: Params
     known: Signatures
     clusters: Labels  # [clients] the cluster found for each; -1: none
     merges: Merges
-    flags: Each  # [clients] bool: "my data changed" or "I am new"  δ
-    rests: Each  # [clients, 2] see `raise_flags`
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
         known = Signatures.none(fed.count, *self.signature.size(tuple(fed.x.shape[1:])), fed.device)
         encoder, merges = self.signature.encoder(fed), Dendrogram.none(fed.device)
-        state = FLTState(served, encoder, known, none, merges, none >= 0, FLAG_REST.to(fed.device).repeat(fed.count, 1))
-        return self.form_relatedness(state, fed)
+        return self.form_relatedness(FLTState(*lower_flags(fed), served, encoder, known, none, merges), fed)
 
     def form_relatedness(self, state: FLTState, fed: Federation) -> FLTState:
         """Algorithm 2: signatures, distances, threshold, clusters; unseen clients are assigned again."""
@@ -100,8 +97,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         state = replace(state, served=state.served.average(replies, fed, self.stale))  # over the rows of Ã
         if not self.dynamic:
             return state
-        flags, rests = raise_flags(state.flags, state.rests, replies.cohort[replies["changed"]], t)  # Δ
-        state = replace(state, flags=flags, rests=rests)
+        state = raise_flags(state, replies.cohort[replies["changed"]], t)  # Δ
         often = self.recluster_every and t > 0 and t % self.recluster_every == 0
         many = int(state.flags[fed.clients].sum()) > self.recluster_share * len(fed.clients)
         return self.form_relatedness(state, fed) if often or many else state

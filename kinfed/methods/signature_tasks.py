@@ -31,6 +31,7 @@ from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels
 from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Payload, select
+from kinfed.per_client import Each
 from kinfed.privacy import UNPROTECTED
 from kinfed.relatedness import Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
@@ -213,20 +214,36 @@ def relate_to_members(
     return own, NeighbourSets(torch.cat([rows, mates.rows]), whose)
 
 
-FLAG_REST = torch.tensor([[0, 5]])  # a first flag counts from round 0 on, and the next one 5 rounds later
+@dataclass(frozen=True)
+class Flagged:
+    """The flags in a server state: what clients say of their data."""
+
+    flags: Each  # [clients] bool: "my data changed" or "I am new"  δ
+    rests: Each  # [clients, 2] the first round in which its next flag counts, and for how many rounds none will then
 
 
-def raise_flags(flags: Tensor, rests: Tensor, clients: Tensor, t: int) -> tuple[Tensor, Tensor]:
-    """FLT's flags with those that these clients raise in round t, and when each client's next one counts.
+H = TypeVar("H", bound=Flagged)
 
-    rests: [clients, 2], the first round in which a flag of the client counts, and for how many rounds none will after
-    it. That doubles with each flag: a client that always raises its own makes the others recluster a few times alone,
-    and the flag of one whose data change again counts later.
+
+FLAG_REST = 5  # rounds from a client's first flag to the next one that counts
+
+
+def lower_flags(fed: Federation) -> tuple[Tensor, Tensor]:
+    """Flags that no client has raised, and when those of each client count (`raise_flags`)."""
+    rests = torch.tensor([[0, FLAG_REST]], device=fed.device).repeat(fed.count, 1)
+    return torch.zeros_like(rests[:, 0], dtype=torch.bool), rests
+
+
+def raise_flags(state: H, clients: Tensor, t: int) -> H:
+    """The state with the flags that these clients raise in round t.
+
+    Each flag doubles the rounds in which no other of the client counts: one that always raises its own makes the others
+    recluster a few times alone, and that of one whose data change again counts later.
     """
-    first, rest = rests[clients].unbind(1)
+    first, rest = state.rests[clients].unbind(1)
     counts = first <= t
-    later = torch.stack([t + rest, 2 * rest], 1)[counts]
-    return flags.index_fill(0, clients[counts], True), rests.index_copy(0, clients[counts], later)
+    rests = state.rests.index_copy(0, clients[counts], torch.stack([t + rest, 2 * rest], 1)[counts])
+    return replace(state, flags=state.flags.index_fill(0, clients[counts], True), rests=rests)
 
 
 def log_misfits(fit: Fit | None) -> Fit | None:

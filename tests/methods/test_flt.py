@@ -287,9 +287,10 @@ def test_a_client_that_always_raises_its_flag_makes_the_others_recluster_less_an
     flt = Alarmed(**vars(make("flt", dynamic=True, recluster_share=0.05)))
     state, fed = fit(flt, population=population(), rounds=7)
     assert fed.calls["describe"] == 1 + 2  # after rounds 0 and 5
-    rounds, none, rests = [], torch.zeros_like(state.flags), state.rests
+    rounds, none = [], torch.zeros_like(state.flags)
     for t in range(7, 160):
-        flags, rests = raise_flags(none, rests, torch.tensor([2]), t)
-        rounds += [t] if flags.any() else []
+        state = raise_flags(replace(state, flags=none), torch.tensor([2]), t)
+        rounds += [t] if state.flags.any() else []
     assert rounds == [15, 35, 75, 155]
-    assert raise_flags(none, rests, torch.tensor([2, 4]), 160)[0].nonzero().tolist() == [[4]]  # others' count at once
+    both = raise_flags(replace(state, flags=none), torch.tensor([2, 4]), 160)
+    assert both.flags.nonzero().tolist() == [[4]]  # others' flags count at once
