@@ -243,9 +243,9 @@ class Experiment(Generic[State]):
         if privacy.training.is_on:
             steps = sum(task in tasks for _, task, *_ in self.fed.ledger.rounds)
             spent["training"] = (privacy.training.spend(steps, self.fed.fraction), privacy.training.delta)
-        finite = {name: (epsilon if isfinite(epsilon) else None, delta) for name, (epsilon, delta) in spent.items()}
-        return {f"{name}_{letter}": value for name, both in finite.items()
-                for letter, value in zip(("epsilon", "delta"), both, strict=True)}  # fmt: skip
+        return {key: value for name, (epsilon, delta) in spent.items() for key, value in (
+            (f"{name}_epsilon", epsilon if isfinite(epsilon) else None), (f"{name}_delta", delta),
+        )}  # fmt: skip
 
     def _count_signatures(self) -> int:
         """How many signatures the client has sent that sent most."""
