@@ -51,7 +51,7 @@ class OversizedRequest(Exception):
 
 
 def serve(settings: GateSettings) -> None:
-    """Forwards nodes' requests until the process is told to end."""
+    """Forwards nodes' requests until the process ends."""
     import uvicorn
 
     uvicorn.run(
