@@ -20,6 +20,7 @@ from kinfed.data.arrays import ServerSamples
 from kinfed.deployment.plan import Plan, load_folder, make_planned_method
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
+from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData, ClientNode, draw_bits
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
@@ -59,6 +60,7 @@ def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     config = replace(config, aggregation=config.aggregation or DEPLOYED)  # so that the run's own config names it
     resuming = can_resume(out, config)
     fed = make_deployed_federation(config, plan, grid)
+    fed.load_keys(out)
     if resuming:
         state = checkpoint.read_engine_state(out / CHECKPOINT)
         fed.load_state_dict(state)  # clients must be known before they come back
@@ -80,10 +82,16 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
             f"{config.method} needs samples of the server's own, but there are none: put a samples.npz into a folder, "
             "and name it in server_samples of plan.toml"
         )
+    patience = replace(
+        DEPLOYED_PATIENCE, timeout=config.engine.timeout, attempts=config.engine.attempts, quorum=plan.quorum,
+        grace=plan.grace_seconds,
+    )  # fmt: skip
     fed = DeployedFederation(
         method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
-        device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
+        device=choose_device(config.engine.device), patience=patience, max_samples=plan.max_samples,
+        binds_names=plan.bind_names,
     )  # fmt: skip
+    fed.privacy = config.privacy
     fed.aggregation = config.aggregation or fed.aggregation
     return fed
 
@@ -129,5 +137,5 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Cli
     return ClientNode(
         str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,
         holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), detects_changes=True,
-        entropy=draw_bits,
+        entropy=draw_bits, privacy=config.privacy,
     )  # fmt: skip

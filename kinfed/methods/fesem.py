@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import Sent
-from kinfed.capabilities import require_labels
+from kinfed.capabilities import NONE_SUMMED, require_labels
 from kinfed.checks import at_least, seed_of_numpy
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import place_models, server_kmeans
@@ -43,6 +43,7 @@ class FeSEM(Clustered[FeSEMState]):
     stale: Stale = "aggregated"  # what a client that was not sampled contributes
     seed: int = 43  # of k-means
 
+    summed_tasks = NONE_SUMMED
     needs_labels: ClassVar[str] = "FeSEM assigns clients by the models they train"
 
     def __post_init__(self) -> None:
