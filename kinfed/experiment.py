@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kinfed import checkpoint as checkpoints
 from kinfed.aggregation import MEAN, Aggregation
-from kinfed.capabilities import ClustersLater, require_labels
+from kinfed.capabilities import ClustersLater, require_labels, require_sums
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
@@ -37,6 +37,7 @@ from kinfed.metrics import (
     standard_error,
 )
 from kinfed.models import Model
+from kinfed.privacy import OPEN, Privacy
 
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
@@ -110,8 +111,9 @@ class Experiment(Generic[State]):
     def __init__(
         self, method: Method[State], population: Population, engine: str | EngineSettings = "vectorised", *,
         rounds: int = 100, fraction: float = 1.0, seed: int = 0, device: str | None = None,
-        aggregation: Aggregation = MEAN, evaluation: Evaluation = EVALUATION, observers: Sequence[Observer] = (),
-        checkpoint: Path | None = None, checkpoint_every: int = 10, about: Mapping[str, object] | None = None,
+        aggregation: Aggregation = MEAN, privacy: Privacy = OPEN, evaluation: Evaluation = EVALUATION,
+        observers: Sequence[Observer] = (), checkpoint: Path | None = None, checkpoint_every: int = 10,
+        about: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(population, Population):
             raise ConfigError(
@@ -121,6 +123,7 @@ class Experiment(Generic[State]):
             )
         anything = cast("Method[object]", method)
         federation = make_federation(anything, population, engine, fraction=fraction, seed=seed, device=device)
+        federation.privacy = privacy
         federation.aggregation = aggregation
         self._prepare(
             method, federation, rounds=rounds, evaluation=evaluation, observers=observers, checkpoint=checkpoint,
@@ -159,6 +162,12 @@ class Experiment(Generic[State]):
         if self.evaluation.correlation and not self.fed.sees_samples:
             raise ConfigError(
                 "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"
+            )
+        require_sums(self.method, self.fed)
+        if self.fed.privacy.secure_aggregation and (self.evaluation.correlation or self.evaluation.signatures == "all"):
+            raise ConfigError(
+                "evaluation.correlation and evaluation.signatures = 'all' ask for each client's update, which "
+                "privacy.secure_aggregation hides; leave them out"
             )
         require_labels(self.method, self.fed.unlabelled, self.fed)
         if not len(self.fed.clients):

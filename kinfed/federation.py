@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from kinfed.errors import ConfigError
 from kinfed.keys import base_key, fold, uniform
 from kinfed.ledger import Ledger
 from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
+from kinfed.privacy import OPEN, Privacy
 
 NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
 MISSING = (NO_ANSWER, FAILED, REFUSED)  # nothing came that could have been used
@@ -96,6 +97,8 @@ class Federation(ABC):
     """Who is there, what is counted, and one verb; engines say how a task reaches the clients."""
 
     aggregation: Aggregation = MEAN  # how the server makes one model of many
+    privacy: Privacy = OPEN  # what hides samples and clients
+    sums_securely: ClassVar[bool] = False  # whether the engine can add replies up without seeing them
 
     def __init__(
         self, method: object, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"

@@ -43,7 +43,7 @@ def assemble(
     population = population or make_population(config)
     method = protect(method, config.privacy) if method else make_method(config, model_for(config, population))
     return Experiment(
-        method, population, config.engine, fraction=config.fraction, seed=config.seed,
+        method, population, config.engine, fraction=config.fraction, seed=config.seed, privacy=config.privacy,
         aggregation=config.aggregation or MEAN, **loop_settings(config),
     )  # fmt: skip
 

@@ -11,8 +11,9 @@ from urllib.request import getproxies
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.data.arrays import Arrays, Pixels, store
+from kinfed.data.arrays import Pixels, store
 from kinfed.data.sampling import Index, draw_stratified, generator, others
+from kinfed.files import Arrays
 
 
 class Unreachable(Exception):

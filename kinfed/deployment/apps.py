@@ -84,6 +84,7 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
         method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
         device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
     )  # fmt: skip
+    fed.privacy = config.privacy
     fed.aggregation = config.aggregation or fed.aggregation
     return fed
 
@@ -129,5 +130,5 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Cli
     return ClientNode(
         str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,
         holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), detects_changes=True,
-        entropy=draw_bits,
+        entropy=draw_bits, privacy=config.privacy,
     )  # fmt: skip

@@ -2,19 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.checks import above_zero
 from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
 from kinfed.data.arrays import ServerSamples, as_features, as_labels
 from kinfed.engines.flower.node import ClientData
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import ConfigError, DataError, FileError
+from kinfed.files import Arrays, read_arrays, write_arrays
 from kinfed.method import Method
 
 KINDS = {"uint8": torch.uint8, "float32": torch.float32}
@@ -38,6 +38,7 @@ class Plan:
                 f"wanted 1 <= wait_for <= clients, some classes and a dtype of {', '.join(KINDS)}; got wait_for "
                 f"{self.wait_for}, clients {self.clients}, classes {self.classes}, dtype {self.dtype!r}"
             )
+        above_zero(wait_seconds=self.wait_seconds)
         if min(self.shape, default=0) < 1:
             raise ConfigError(f"shape must be sizes of at least 1 as in 3,32,32, got {list(self.shape)}")
 
@@ -98,7 +99,7 @@ def load_file(path: Path) -> ClientData:
     Images are uint8 [n, h, w], [n, h, w, 3] or [n, 3, h, w], other samples are taken as float32. Without `y` a client
     wants a model and does not train; without `test_x` it is not evaluated.
     """
-    arrays = read_arrays(path)
+    arrays = read_samples(path)
     x = torch.from_numpy(as_features(arrays["x"]))
     y = torch.from_numpy(as_labels(arrays["y"])) if "y" in arrays else torch.full((len(x),), -1)
     if len(alone := {"test_x", "test_y"} & set(arrays)) == 1:
@@ -109,12 +110,11 @@ def load_file(path: Path) -> ClientData:
     return ClientData(x, y, torch.from_numpy(test_x), torch.from_numpy(test_y))
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
+def read_samples(path: Path) -> Arrays:
     """The arrays of an .npz file, among them x."""
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:  # given a name it may leave it open
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, TypeError, BadZipFile) as error:
+        arrays = read_arrays(path)
+    except (OSError, FileError) as error:
         raise DataError(f"{path} cannot be read: {error}; wanted an .npz of arrays x, y, test_x, test_y") from error
     if "x" not in arrays:
         raise DataError(f"{path} has no array x, only {', '.join(arrays) or 'nothing'}")
@@ -122,6 +122,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def save_folder(folder: Path, arrays: dict[str, Tensor]) -> None:
-    """Writes samples as `load_folder` reads them."""
+    """Writes samples as `load_folder` reads them; they are their owner's alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / FILE, allow_pickle=False, **{name: t.numpy() for name, t in arrays.items()})
+    write_arrays(folder / FILE, {name: t.numpy() for name, t in arrays.items()})

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
+from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import train_update
 from kinfed.federation import Federation, Offer, Replies
@@ -44,6 +45,9 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
 
     needs_labels: ClassVar[str] = "CFL assigns clients by the updates they train"
     clusters_after: ClassVar[str] = "after"
+
+    def __post_init__(self) -> None:
+        at_least(0, after=self.after)
 
     def init(self, fed: Federation) -> CFLState:
         models = draw_models(self.model, 1, fed.device)

@@ -7,13 +7,13 @@ clients with the same neighbours share one model instead of holding copies.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from kinfed.aggregation import Sent
-from kinfed.capabilities import Exportable, FindsClusters, MergesClients, RelatesClients
+from kinfed.capabilities import NONE_SUMMED, TRAIN_SUMMED, Exportable, FindsClusters, MergesClients, RelatesClients
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import score, train_update
 from kinfed.clustering.hierarchy import Dendrogram, components
@@ -167,6 +167,7 @@ class Clustered(Method[S], FindsClusters[S], RelatesClients[S], Exportable[S]):
     """Clients train the model of their cluster, and use it as it is; a method says which clients form one."""
 
     stale: Stale
+    summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
 
     def offer(self, state: S, cohort: Tensor, fed: Federation) -> Offer:
         return state.served.offer(cohort)
@@ -207,6 +208,8 @@ G = TypeVar("G", bound=MergedState)
 
 class ClusteredOnce(Clustered[G], MergesClients[G]):
     """Clients are clustered once, by merging, and unseen ones are compared with the members."""
+
+    summed_tasks: ClassVar[Mapping[str, str]] = NONE_SUMMED  # clients are merged by what each of them trained
 
     def dendrogram(self, state: G) -> Dendrogram:
         return state.merges

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from kinfed.capabilities import TRAIN_SUMMED
 from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Replies
 from kinfed.methods.one_model import OneModel, OneModelState
@@ -25,6 +26,8 @@ class FedNova(OneModel):
 
     model: Model
     local: LocalTraining = LocalTraining()
+
+    summed_tasks = TRAIN_SUMMED
 
     @client_task
     def train(self, client: Client, params: Params) -> Reply:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import Sent
-from kinfed.capabilities import require_labels
-from kinfed.checks import seed_of_numpy
+from kinfed.capabilities import NONE_SUMMED, require_labels
+from kinfed.checks import at_least, seed_of_numpy
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import place_models, server_kmeans
 from kinfed.federation import Federation, Offer, Replies
@@ -43,10 +43,12 @@ class FeSEM(Clustered[FeSEMState]):
     stale: Stale = "aggregated"  # what a client that was not sampled contributes
     seed: int = 43  # of k-means
 
+    summed_tasks = NONE_SUMMED
     needs_labels: ClassVar[str] = "FeSEM assigns clients by the models they train"
 
     def __post_init__(self) -> None:
         seed_of_numpy(self.seed)
+        at_least(1, clusters=self.clusters)
 
     def init(self, fed: Federation) -> FeSEMState:
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)

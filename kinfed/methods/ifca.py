@@ -48,6 +48,7 @@ class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState]):
 
     needs_labels: ClassVar[str] = "IFCA's clients select their model by its loss"
     clusters_after: ClassVar[str] = "warm_rounds"
+    summed_tasks: ClassVar[Mapping[str, str]] = {"train": "choice"}
 
     def __post_init__(self) -> None:
         if self.clusters < 1 or self.warm_rounds < 0 or not 0 <= self.least_share <= 1 / self.clusters:

@@ -5,12 +5,13 @@ A method says how clients train, what the server makes of it, and what a client 
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from kinfed.capabilities import Exportable
+from kinfed.capabilities import TRAIN_SUMMED, Exportable
 from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
@@ -52,6 +53,7 @@ class Averaged(OneModel, ABC):
     """The mean of what the clients trained, weighted by their samples; FedAvg's file explains `aggregate_over`."""
 
     aggregate_over: AggregateOver
+    summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
 
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
         weights = fed.weights[replies.cohort]
@@ -69,6 +71,8 @@ class OnePartState:
 
 class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
     """Clients train the whole network; the server averages the shared part, weighted by samples."""
+
+    summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
 
     @abstractmethod
     def is_shared(self, name: str) -> bool:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import Exportable
+from kinfed.checks import above_zero
 from kinfed.client import Client, Reply, client_task
-from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.models import Model
@@ -38,8 +38,7 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
     weighting: Literal["clients", "samples"] = "clients"  # of the mean over participants
 
     def __post_init__(self) -> None:
-        if self.server_lr <= 0:
-            raise ConfigError(f"server_lr must be above 0, got {self.server_lr}")
+        above_zero(server_lr=self.server_lr)
 
     def init(self, fed: Federation) -> ScaffoldState:
         params, control = self.model.init(), self.initial_memory()["control"]

@@ -4,12 +4,14 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from kinfed.capabilities import (
+    NONE_SUMMED,
     AssignsUnseen,
     FindsClusters,
     HasSignatures,
@@ -19,7 +21,7 @@ from kinfed.capabilities import (
     SendsNetworks,
     require_labels,
 )
-from kinfed.checks import seed_of_numpy
+from kinfed.checks import at_least, fraction, seed_of_numpy
 from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
@@ -33,6 +35,7 @@ from kinfed.relatedness import Clusterer, Fit, JudgesFit, cluster_distances, nea
 from kinfed.signatures import Signature, Signatures
 
 Newcomers = Literal["nearest", "relate"]
+ENCODER_SUMMED: Mapping[str, str] = MappingProxyType({"train": "", "train_encoder": ""})
 log = logging.getLogger("kinfed")
 
 
@@ -63,9 +66,14 @@ class ComputesSignatures(
     relatedness: Clusterer
     newcomers: Newcomers
     dynamic: bool
+    clusters: int
+    recluster_share: float
+    recluster_every: int
     stores_signatures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        at_least(0, clusters=self.clusters, recluster_every=self.recluster_every)
+        fraction(recluster_share=self.recluster_share)
         if self.relatedness.needs_parts() != self.signature.has_parts():
             raise ConfigError(
                 "relatedness.name = 'calibrated' and signature.name = 'part_means' go together, since it measures "
@@ -210,9 +218,11 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
     clusters: int
     seed: int
     stores_signatures: ClassVar[bool] = False
+    summed_tasks: ClassVar[Mapping[str, str]] = NONE_SUMMED  # unless signatures are no models
 
     def __post_init__(self) -> None:
         seed_of_numpy(self.seed)
+        at_least(1, clusters=self.clusters)
 
     @abstractmethod
     def learn_root(self, first: Params, fed: Federation) -> Params:

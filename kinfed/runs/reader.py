@@ -14,13 +14,14 @@ import numpy.typing as npt
 from kinfed.checkpoint import FORMAT, explain_format
 from kinfed.config import Config, load_config, read_toml
 from kinfed.config.schema import Table
-from kinfed.errors import CheckpointError, KinfedError
+from kinfed.errors import CheckpointError, FileError, KinfedError
 from kinfed.experiment import Summary
+from kinfed.files import Arrays, read_arrays
+from kinfed.registry import refuse_code
 from kinfed.runs.logs import COMPARISON, CONFIG, SUMMARY, whole_lines
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
-Arrays = dict[str, npt.NDArray[np.generic]]
 TEXT = ("role", "task")  # columns that are not numbers
 PARTS = {
     CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
@@ -49,9 +50,10 @@ class Columns:
 
 @dataclass(frozen=True)
 class Run:
-    """One run; files are read when they are first asked for."""
+    """One run; files are read when they are first asked for; only with `trust` its config may import code."""
 
     path: Path
+    trust: bool = False
 
     @cached_property
     def config(self) -> Table:
@@ -62,7 +64,7 @@ class Run:
     @cached_property
     def settings(self) -> Config:
         """All settings, typed."""
-        return read_config(self.path)
+        return read_config(self.path, trust=self.trust)
 
     @property
     def method(self) -> str:
@@ -193,10 +195,10 @@ class Run:
     def arrays(self, name: str) -> Arrays | None:
         """The arrays of NAME.npz."""
         path = self.path / f"{name}.npz"
-        if not path.exists():
-            return None
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
+        try:
+            return read_arrays(path) if path.exists() else None
+        except FileError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from None
 
     def _by_client(self, name: str) -> Whole | None:
         every = np.full(self.count, -1, dtype=np.int64)
@@ -204,10 +206,11 @@ class Run:
         return every if (every >= 0).any() else None
 
 
-def read_config(folder: Path, name: str = CONFIG) -> Config:
-    """The config that a run's folder was written with."""
+def read_config(folder: Path, name: str = CONFIG, trust: bool = False) -> Config:
+    """The config that a run's folder was written with; only with `trust` is code imported that it names."""
     check_format(folder, name)
-    return load_config(folder / name)
+    with refuse_code(f"{folder / name}", trust):
+        return load_config(folder / name)
 
 
 def check_format(folder: Path, name: str = CONFIG) -> None:
@@ -215,7 +218,7 @@ def check_format(folder: Path, name: str = CONFIG) -> None:
     if not (folder / name).is_file():
         raise CheckpointError(f"no run at {folder}: wanted a folder that `kinfed run` or `kinfed compare` wrote")
     with open(folder / name, encoding="utf-8", errors="replace") as file:
-        found = re.match(r"# kinfed run, format (\d+)", file.readline())
+        found = re.match(r"# kinfed run, format (\d{1,9})\b", file.readline())
     if not found or int(found[1]) != FORMAT:
         raise CheckpointError(explain_format(folder, found[1] if found else "1"))
 

@@ -7,11 +7,12 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import summed_tasks_of
 from kinfed.client import Client, HasMemory, Samples
 from kinfed.data.population import Population
 from kinfed.engines.flower.messages import (
@@ -45,6 +46,7 @@ class NetworkFederation(Federation):
     """A federation whose clients are Flower's nodes."""
 
     method: Method[object]
+    sums_securely: ClassVar[bool] = True
 
     def __init__(
         self, method: Method[object], population: Population, *, fraction: float = 1.0, seed: int = 0,
@@ -137,8 +139,33 @@ class NetworkFederation(Federation):
             why = "the federation has no place for it" if code is None else f"code {code}, see its own log"
             LOG.warning("node %d cannot take part: %s", node, why)
 
+    @property
+    def last_call(self) -> int:
+        """The number of the latest call."""
+        return sum(self.calls.values())
+
+    def predict_reply(self, name: str, offer: Offer) -> TensorSpecs:
+        """Dtypes and shapes of what the task replies to this offer, from one dry run of it on the server."""
+        return self._find_specs(name, offer, is_plain=True)
+
+    def exchange(self, name: str, cohort: Tensor, offer: Offer, keys: Tensor | None = None) -> Replies:
+        """One message to each of these clients and its reply; of a secure sum there are several in one task."""
+        if keys is None:
+            self._next_key(name)
+        return self._ask(name, cohort, torch.zeros_like(cohort) if keys is None else keys, offer)
+
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
-        call = sum(self.calls.values())
+        if not self._is_summed(name):
+            return self._ask(name, cohort, keys, offer)
+        from kinfed.engines.flower.secure_sums import sum_securely
+
+        return sum_securely(self, name, cohort, keys, offer)
+
+    def _is_summed(self, name: str) -> bool:
+        return self.privacy.secure_aggregation and name in summed_tasks_of(self.method)
+
+    def _ask(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
+        call = self.last_call
         replies = ReplyCollector(call, self._find_specs(name, offer), earlier=dict(self.unanswered))
         asked: set[int] = set()
         for _ in range(1 if self.has_begun else self.attempts):
@@ -239,8 +266,15 @@ class NetworkFederation(Federation):
             return {name: t.to(self.device) for name, t in sent.items()}
         return {n: torch.empty(0, *s, dtype=DTYPES[d], device=self.device) for n, (d, s) in replies.specs.items()}
 
-    def _find_specs(self, name: str, offer: Offer) -> TensorSpecs:
+    def _find_specs(self, name: str, offer: Offer, is_plain: bool = False) -> TensorSpecs:
         """Dtypes and shapes of a reply to this offer, from one dry run of the task on the server."""
+        if self.privacy.secure_aggregation and not is_plain:
+            from kinfed.engines.flower.secure_sums import STAGES, specify, specify_stage
+
+            if name in STAGES:
+                return specify_stage(name, offer)
+            if self._is_summed(name):
+                return specify(self._find_specs(name, offer, is_plain=True))
         row = 0 if offer.pick is None or not len(offer.pick) else int(offer.pick[0])
         offered = to_flat(offer.shared) | select(to_flat(offer.each), row)
         key = (name, *((n, tuple(t.shape), t.dtype) for n, t in offered.items()))

@@ -24,6 +24,7 @@ from kinfed.engines.flower.network_federation import NetworkFederation
 from kinfed.engines.flower.node import ClientData, ClientNode
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.method import Method
+from kinfed.privacy import OPEN, Privacy
 from kinfed.registry import is_installed
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class SimulatedRun(NamedTuple):
     population: Population
     memory_folder: Path | None  # None: memories are in Flower's context
     device: str
+    privacy: Privacy = OPEN
 
 
 LOADED: dict[str, SimulatedRun] = {}  # in a worker: the run it works for
@@ -188,7 +190,9 @@ def load_node(store: "ActorHandle", context: "Context", token: str) -> ClientNod
     """In a worker: the client of a node."""
     run, number = load_run(store, token), int(context.node_config["partition-id"])
     role, data = run.population.role(number), partial(select_data, run.population, number)
-    return ClientNode(str(number), run.method, data, number, role.labelled, role.holdout, run.device)
+    return ClientNode(
+        str(number), run.method, data, number, role.labelled, role.holdout, run.device, privacy=run.privacy
+    )
 
 
 def find_memory_folder(store: "ActorHandle", context: "Context", token: str) -> Path | None:
@@ -269,7 +273,7 @@ class Flower(NetworkFederation):
         return self.running
 
     def _publish(self, simulation: Simulation) -> None:
-        run = SimulatedRun(self.method, self.population, self.memory_folder, self.device.type)
+        run = SimulatedRun(self.method, self.population, self.memory_folder, self.device.type, self.privacy)
         simulation.publish(self.token, run)
 
     def _find_client(self, enrolment: ConfigValues, node: int) -> int | None:
