@@ -99,7 +99,7 @@ ATTACKS = {
     "alie": Attack("1.5 standard deviations below the mean of honest updates", shift_a_little),
     "ipm": Attack("3 times the mean of honest updates, backwards", oppose_the_mean),
     "label_flip": Attack("trains on labels 9 - y", flips_labels=True),
-    "backdoor": Attack("half its samples carry a trigger and label 0; update times 12", lambda now: CLIENTS * now.own,
+    "backdoor": Attack("half its samples have a trigger and label 0; update times 12", lambda now: CLIENTS * now.own,
                        plants_trigger=True),
     "signature": Attack("a forged signature, far from all others", forges="signature"),
     "mimicry": Attack("the signature of a client of the other cluster; update backwards", lambda now: -now.own,
