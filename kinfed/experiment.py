@@ -17,7 +17,7 @@ from kinfed.capabilities import ClustersLater, require_labels, require_sums
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
-from kinfed.federation import Federation
+from kinfed.federation import EXCLUDED, Federation
 from kinfed.method import Method
 from kinfed.metrics import (
     QUESTIONS,
@@ -233,9 +233,10 @@ class Experiment(Generic[State]):
         return [(round, metrics["accuracy"]) for round, metrics in self.history]
 
     def _count_unused(self) -> dict[str, int]:
-        """How many replies were not used, or did not come, by reason."""
+        """How many replies were not used, or did not come, by reason, and how many clients were excluded."""
         reasons = Counter(reply.reason for reply in self.fed.rejected)
-        return {f"replies_{reason.replace(' ', '_')}": count for reason, count in sorted(reasons.items())}
+        excluded = {"clients_excluded": reasons.pop(EXCLUDED)} if EXCLUDED in reasons else {}
+        return {f"replies_{reason.replace(' ', '_')}": count for reason, count in sorted(reasons.items())} | excluded
 
     def _means(self, *names: str) -> dict[str, float]:
         """Means over the evaluated rounds of the metrics that have been measured."""

@@ -22,6 +22,8 @@ PLAN_HEADER = """\
 # What server and nodes agree on. Nobody sees all the samples, so it has to be said here.
 #   clients        at most, late-joining ones included   wait_for, wait_seconds  enrolled before training begins
 #   shape, dtype   of one sample                         server_samples          a folder of the server's own, or ""
+#   quorum         share of the asked clients; when it has replied, the others have grace_seconds left, or as long again
+#   max_samples    that a client may say it has          bind_names              a name belongs to one node's key
 # How long a client has for a task, and how often it is asked, is engine.timeout and engine.attempts of config.toml.
 """
 

@@ -19,6 +19,7 @@ from kinfed.data.arrays import ServerSamples
 from kinfed.deployment.plan import Plan, choose_aggregation, load_folder, make_planned_method
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
+from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData, ClientNode, draw_bits
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
@@ -58,6 +59,7 @@ def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     config = replace(config, aggregation=choose_aggregation(config))  # so that the run's own config names it
     resuming = can_resume(out, config)
     fed = make_deployed_federation(config, plan, grid)
+    fed.load_keys(out)
     if resuming:
         state = checkpoint.read_engine_state(out / CHECKPOINT)
         fed.load_state_dict(state)  # clients must be known before they come back
@@ -79,9 +81,14 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
             f"{config.method} needs samples of the server's own, but there are none: put a samples.npz into a folder, "
             "and name it in server_samples of plan.toml"
         )
+    patience = replace(
+        DEPLOYED_PATIENCE, timeout=config.engine.timeout, attempts=config.engine.attempts, quorum=plan.quorum,
+        grace=plan.grace_seconds,
+    )  # fmt: skip
     fed = DeployedFederation(
         method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
-        device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
+        device=choose_device(config.engine.device), patience=patience, max_samples=plan.max_samples,
+        binds_names=plan.bind_names,
     )  # fmt: skip
     fed.privacy = config.privacy
     fed.aggregation = choose_aggregation(config)

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import DEPLOYED, MEAN, Aggregation
-from kinfed.checks import above_zero
+from kinfed.checks import above_zero, at_least, fraction, within
 from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
 from kinfed.data.arrays import ServerSamples, as_features, as_labels
+from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError, FileError
 from kinfed.files import Arrays, read_arrays, write_arrays
@@ -32,6 +33,10 @@ class Plan:
     wait_for: int = 1  # clients that must have enrolled before training begins
     wait_seconds: float = 600.0
     server_samples: str = ""  # a folder with the server's own samples, where the method needs some
+    quorum: float = DEPLOYED_PATIENCE.quorum  # share of the asked clients that must reply before a deadline is set
+    grace_seconds: float = DEPLOYED_PATIENCE.grace  # that the others have then, or as long again
+    max_samples: int = 10**7  # that a client may say it has
+    bind_names: bool = True  # a name belongs to one node's key; false only where nodes have no keys of their own
 
     def __post_init__(self) -> None:
         if not 1 <= self.wait_for <= self.clients or self.classes < 1 or self.dtype not in KINDS:
@@ -39,7 +44,10 @@ class Plan:
                 f"wanted 1 <= wait_for <= clients, some classes and a dtype of {', '.join(KINDS)}; got wait_for "
                 f"{self.wait_for}, clients {self.clients}, classes {self.classes}, dtype {self.dtype!r}"
             )
+        fraction(quorum=self.quorum)
+        within(1, 2**40, max_samples=self.max_samples)
         above_zero(wait_seconds=self.wait_seconds)
+        at_least(0, grace_seconds=self.grace_seconds)
         if min(self.shape, default=0) < 1:
             raise ConfigError(f"shape must be sizes of at least 1 as in 3,32,32, got {list(self.shape)}")
 

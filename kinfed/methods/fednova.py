@@ -8,16 +8,24 @@ batch-norm statistics, which no gradient moves, are averaged as they are.
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor
 
 from kinfed.capabilities import TRAIN_SUMMED
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.federation import Federation, Replies
 from kinfed.methods.one_model import OneModel, OneModelState
 from kinfed.models import Model
 from kinfed.params import Params, subtract
 from kinfed.training import LocalTraining
+
+
+def most_steps(facts: Facts) -> Tensor:
+    """The most that a client can add to τ_eff: its steps, each weighed by all that momentum makes of it."""
+    local = cast("FedNova", facts.method).local
+    steps = local.epochs * (facts.train / local.batch_size).ceil()
+    return 1.001 * steps / (1 - local.momentum)  # rounded
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class FedNova(OneModel):
 
     summed_tasks = TRAIN_SUMMED
 
-    @client_task
+    @client_task(ranges={"steps": Range(0, most_steps)})
     def train(self, client: Client, params: Params) -> Reply:
         trained, steps = self.local(client, params, self.model.gradient)
         effective = self.local.effective_steps(client)  # ‖aᵢ‖₁

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kinfed.capabilities import NeedsServerSamples, require_labels
 from kinfed.checks import at_least
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import CHOICE, Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
@@ -117,7 +117,7 @@ class FLISHC(ClusteredOnce[FLISHCState], NeedsServerSamples):
         """Client task: the same for an unseen client, which uses its cluster's model until it takes part."""
         return drop_own(client, self.show(client, params))
 
-    @client_task
+    @client_task(ranges={"choice": CHOICE})
     def choose(self, client: Client, models: Stack) -> Reply:
         """Client task: which cluster model an unseen client selects; it uses that until it takes part."""
         return drop_own(client, Reply({"choice": select_model(client, self.model, models, self.select_on)}))

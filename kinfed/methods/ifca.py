@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.aggregation import Sent
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import CHOICE, Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
@@ -70,14 +70,14 @@ class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState]):
         models = fed.aggregation.mix_contributors(state.models, members, sent, trained)  # θⱼ ← Σ sᵢⱼ θ̃ᵢ / Σ sᵢⱼ
         return replace(state, models=models, choices=state.choices.index_copy(0, replies.cohort, replies["choice"]))
 
-    @client_task
+    @client_task(ranges={"choice": CHOICE})
     def train(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
         """Client task: ĵ = argmin F(θⱼ), and θ̃, that model trained."""
         choice = select_model(client, self.model, models, self.select_on, body)
         trained, _ = self.local(client, model_at(models, choice), fix_weights(self.model.gradient, body))
         return Reply({"params": trained, "choice": choice})
 
-    @client_task
+    @client_task(ranges={"choice": CHOICE})
     def choose(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
         """Client task: ĵ alone."""
         return Reply({"choice": select_model(client, self.model, models, self.select_on, body)})

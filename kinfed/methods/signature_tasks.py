@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal, Protocol, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from kinfed.capabilities import (
     require_labels,
 )
 from kinfed.checks import at_least, fraction, seed_of_numpy
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -31,6 +31,8 @@ from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels
 from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Payload, select
+from kinfed.per_client import Each
+from kinfed.privacy import UNPROTECTED
 from kinfed.relatedness import Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
 
@@ -53,6 +55,20 @@ class SignatureState(Protocol):
 
 
 Z = TypeVar("Z", bound=SignatureState)
+
+
+def most_shares(facts: Facts) -> Tensor:
+    """What a client's shares come to at most: 1, or its samples where they are numbers of samples.
+
+    Means with noise of m samples count as m² at most (`SignaturePrivacy.release_means`).
+    """
+    signature = cast("ComputesSignatures[SignatureState]", facts.method).signature
+    if not signature.has_parts():
+        return torch.ones_like(facts.train)
+    return facts.train.square() if getattr(signature, "protection", UNPROTECTED).is_private else facts.train
+
+
+SHARES = Range(0, most_shares, total=(0, most_shares))  # all 0: no signature
 
 
 class ComputesSignatures(
@@ -80,12 +96,14 @@ class ComputesSignatures(
                 f"noise between parts; got {type(self.relatedness).__name__} and {type(self.signature).__name__}"
             )
 
-    @client_task(key="describe")  # its first name: another key would draw other centroids, and change results
+    @client_task(
+        key="describe", ranges={"shares": SHARES}
+    )  # its first name: another key would draw other centroids, and change results
     def compute_signature(self, client: Client, encoder: Mapping[str, Tensor] = NOTHING) -> Reply:
         """Client task: its signature."""
         return Reply(self._payload(client, dict(encoder)), keep=self._memory(client.round))
 
-    @client_task(key="describe_and_pass_on")  # its first name, as above
+    @client_task(key="describe_and_pass_on", ranges={"shares": SHARES})  # its first name, as above
     def tune_in_turn(self, client: Client, encoder: Params) -> Reply:
         """Client task: its signature and the tuned encoder, which the next client goes on from (FLT's first code)."""
         tuned = self.signature.tune(client, encoder)
@@ -194,6 +212,38 @@ def relate_to_members(
     rows[:, exist] = near.rows
     whose = torch.where(rows.any(1)[near.whose], near.whose, len(rows) + mates.whose)
     return own, NeighbourSets(torch.cat([rows, mates.rows]), whose)
+
+
+@dataclass(frozen=True)
+class Flagged:
+    """The flags in a server state: what clients say of their data."""
+
+    flags: Each  # [clients] bool: "my data changed" or "I am new"  δ
+    rests: Each  # [clients, 2] the first round in which its next flag counts, and for how many rounds none will then
+
+
+H = TypeVar("H", bound=Flagged)
+
+
+FLAG_REST = 5  # rounds from a client's first flag to the next one that counts
+
+
+def lower_flags(fed: Federation) -> tuple[Tensor, Tensor]:
+    """Flags that no client has raised, and when those of each client count (`raise_flags`)."""
+    rests = torch.tensor([[0, FLAG_REST]], device=fed.device).repeat(fed.count, 1)
+    return torch.zeros_like(rests[:, 0], dtype=torch.bool), rests
+
+
+def raise_flags(state: H, clients: Tensor, t: int) -> H:
+    """The state with the flags that these clients raise in round t.
+
+    Each flag doubles the rounds in which no other of the client counts: one that always raises its own makes the others
+    recluster a few times alone, and that of one whose data change again counts later.
+    """
+    first, rest = state.rests[clients].unbind(1)
+    counts = first <= t
+    rests = state.rests.index_copy(0, clients[counts], torch.stack([t + rest, 2 * rest], 1)[counts])
+    return replace(state, flags=state.flags.index_fill(0, clients[counts], True), rests=rests)
 
 
 def log_misfits(fit: Fit | None) -> Fit | None:

@@ -42,7 +42,7 @@ from kinfed.config import Config, to_toml
 from kinfed.data.population import Role
 from kinfed.errors import CheckpointError
 from kinfed.experiment import Experiment, RoundResult, Summary
-from kinfed.federation import Federation, Rejected
+from kinfed.federation import EXCLUDED, Federation, Rejected
 from kinfed.files import write_arrays, write_bytes
 from kinfed.metrics import Scores, collect_signatures
 from kinfed.runs.logs import (
@@ -276,4 +276,6 @@ def name_role(role: Role) -> str:
 
 def name_event(reply: Rejected) -> str:
     """The event of a reply that was not used."""
+    if reply.reason == EXCLUDED:
+        return "client excluded"
     return "rejected reply" if reply.was_dropped else "missing reply" if reply.is_missing else "memory lost"

@@ -6,6 +6,7 @@ once; everything else crosses as messages.
 
 import logging
 import os
+import secrets
 import sys
 import threading
 import warnings
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kinfed.data.datasets import cache_folder
 from kinfed.data.population import Population
-from kinfed.engines.flower.messages import ConfigValues
-from kinfed.engines.flower.network_federation import NetworkFederation
+from kinfed.engines.flower.messages import ConfigValues, NodeIdentity
+from kinfed.engines.flower.network_federation import NetworkFederation, Patience
 from kinfed.engines.flower.node import ClientData, ClientNode
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.method import Method
@@ -76,6 +77,17 @@ def disable_telemetry() -> None:
     os.environ.update(OFFLINE)
 
 
+def bind_ray_to_loopback() -> None:
+    """Lets a Ray that is started here listen on loopback alone, and ask for a token there: it runs what reaches it."""
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray reads it once a process
+    from ray._private import ray_constants
+
+    vars(ray_constants)["ENABLE_RAY_CLUSTER"] = (
+        False  # what it is elsewhere than on Linux: the node's address is 127.0.0.1
+    )
+
+
 class Simulation:
     """Flower's nodes, ready for messages; federations may use it one after the other."""
 
@@ -119,6 +131,8 @@ class Simulation:
         import ray
 
         if not ray.is_initialized():
+            if "RAY_ADDRESS" not in os.environ:  # else on a cluster of the user's own
+                bind_ray_to_loopback()
             path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
             where = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": self.workers, "include_dashboard": False}
             with warnings.catch_warnings():
@@ -231,7 +245,7 @@ class Flower(NetworkFederation):
     ) -> None:  # fmt: skip
         require_flower()
         super().__init__(
-            method, population, fraction=fraction, seed=seed, device=device, timeout=timeout, attempts=attempts
+            method, population, fraction=fraction, seed=seed, device=device, patience=Patience(timeout, attempts)
         )
         self.workers = workers  # clients at once
         self.given = simulation
@@ -276,6 +290,6 @@ class Flower(NetworkFederation):
         run = SimulatedRun(self.method, self.population, self.memory_folder, self.device.type, self.privacy)
         simulation.publish(self.token, run)
 
-    def _find_client(self, enrolment: ConfigValues, node: int) -> int | None:
+    def _find_client(self, enrolment: ConfigValues, node: int, identity: NodeIdentity) -> int | str:
         number = enrolment.get("number")
-        return number if type(number) is int and 0 <= number < self.count else None
+        return number if type(number) is int and 0 <= number < self.count else f"there is no client {number}"
