@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from kinfed import checkpoint as checkpoints
 from kinfed.aggregation import MEAN, Aggregation
-from kinfed.capabilities import ClustersLater, require_labels, require_sums
+from kinfed.capabilities import ClustersLater, require_labels, require_private_training, require_sums, summed_tasks_of
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
@@ -38,7 +39,9 @@ from kinfed.metrics import (
 )
 from kinfed.models import Model
 from kinfed.privacy import OPEN, Privacy
+from kinfed.signatures import Signature
 
+SIGNATURE_TASK = "compute_signature"
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
 State = TypeVar("State")
@@ -164,6 +167,7 @@ class Experiment(Generic[State]):
                 "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"
             )
         require_sums(self.method, self.fed)
+        require_private_training(self.method, self.fed)
         if self.fed.privacy.secure_aggregation and (self.evaluation.correlation or self.evaluation.signatures == "all"):
             raise ConfigError(
                 "evaluation.correlation and evaluation.signatures = 'all' ask for each client's update, which "
@@ -227,7 +231,29 @@ class Experiment(Generic[State]):
             "bytes_up": up,
             "rejected_replies": sum(reply.was_dropped for reply in self.fed.rejected),
             **self._count_unused(),
+            **self._spend(),
         }
+
+    def _spend(self) -> dict[str, float | None]:
+        """ε and δ of what was released so far, where it was private."""
+        privacy, tasks = self.fed.privacy, summed_tasks_of(self.method)
+        spent: dict[str, tuple[float, float]] = {}
+        if privacy.signature.is_private:
+            spent["signature"] = (privacy.signature.spend(self._count_signatures()), privacy.signature.delta)
+        if privacy.training.is_on:
+            steps = sum(task in tasks for _, task, *_ in self.fed.ledger.rounds)
+            spent["training"] = (privacy.training.spend(steps, self.fed.fraction), privacy.training.delta)
+        return {key: value for name, (epsilon, delta) in spent.items() for key, value in (
+            (f"{name}_epsilon", epsilon if isfinite(epsilon) else None), (f"{name}_delta", delta),
+        )}  # fmt: skip
+
+    def _count_signatures(self) -> int:
+        """How many signatures the client has sent that sent most."""
+        signature, sent = getattr(self.method, "signature", None), self.fed.ledger.up.get(SIGNATURE_TASK)
+        if sent is None or not isinstance(signature, Signature):
+            return 0
+        k, width = signature.size(tuple(self.fed.x.shape[1:]))
+        return -(-int(sent.max()) // (4 * k * (width + 1)))  # floats: k points and k shares
 
     def _accuracies(self) -> list[tuple[int, float]]:
         return [(round, metrics["accuracy"]) for round, metrics in self.history]

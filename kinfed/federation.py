@@ -4,6 +4,7 @@ Everything that crosses the wire is counted where it crosses, in `Federation.run
 """
 
 import logging
+import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,9 @@ from kinfed.client import NUMBERS, UNMARKED, Facts, HasMemory, Range, Task, mark
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError
-from kinfed.keys import base_key, fold, uniform
+from kinfed.keys import base_key, fold, normal, to_uniform, uniform
 from kinfed.ledger import Ledger
-from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, to_flat
+from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, select, to_flat
 from kinfed.privacy import OPEN, Privacy
 
 LOG = logging.getLogger("kinfed")
@@ -142,6 +143,7 @@ class Federation(ABC):
         self.ledger = Ledger(self.count)
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
         self.rejected: list[Rejected] = []
+        self.decoys = torch.zeros(0, dtype=torch.long)  # asked since nobody was drawn, and not summed
         self.sees_samples = True  # False: clients' rows are elsewhere, and the server knows how many they are
 
     @property
@@ -230,10 +232,42 @@ class Federation(ABC):
         return self.sample_from(self.clients)
 
     def sample_from(self, ids: Tensor) -> Tensor:
-        """⌊fraction · ids⌋ (at least one) of these, without replacement, sorted; never clients that are excluded."""
+        """⌊fraction · ids⌋ (at least one) of these, without replacement, sorted; never clients that are excluded.
+
+        If training is private, each is drawn by itself; in a deployment nobody else can know who is, for that hides
+        clients, too.
+        """
         ids = self._leave_out(ids, self.excluded)
+        if self.privacy.training.is_on:
+            luck = to_uniform(self._draw_bits("sample", len(ids)))
+            drawn = ids[(luck < self.fraction).nonzero()[:, 0].to(self.device)]
+            self.decoys = ids[:1] if not len(drawn) else ids[:0]
+            return drawn if len(drawn) else self.decoys
         chosen = uniform(torch.tensor(self._next_key("sample")), len(ids)).argsort(stable=True)
         return ids[chosen[: max(1, int(self.fraction * len(ids)))].sort().values.to(self.device)]
+
+    def average(self, replies: Replies, name: str, sent: Params) -> Params:
+        """One model from those that all clients trained from this one: by the rule of aggregation, or privately."""
+        if not self.privacy.training.is_on:
+            return self.aggregation.average(replies.stack(name), self.weights[replies.cohort], sent)
+        members = torch.tensor([len(self.clients)], device=self.device)
+        which, expected = torch.zeros_like(replies.cohort), self.fraction * members
+        expected = expected.where(members >= self.privacy.min_cluster, 0.0)
+        return select(self.release(repeat(sent, 1), which, replies, name, expected), 0)
+
+    def release(self, models: Stack, which: Tensor, replies: Replies, name: str, expected: Tensor) -> Stack:
+        """Each model after a private mean of what those changed that were sent it; which: [replies], expected: [C]."""
+        which = which.where(~torch.isin(replies.cohort, self.decoys.to(self.device)), -1)
+        return self.privacy.training.release(
+            models, which, replies.stack(name), expected, lambda count: normal(self._draw_bits("noise", 2 * count))
+        )
+
+    def _draw_bits(self, name: str, count: int) -> Tensor:
+        """Random 64-bit numbers: of the operating system, where others could draw keyed ones themselves."""
+        key = torch.tensor(self._next_key(name))
+        if not self.sees_samples:
+            return torch.frombuffer(bytearray(secrets.token_bytes(8 * max(count, 1))), dtype=torch.int64)[:count]
+        return fold(key, torch.arange(count))
 
     def run(self, task: Task, cohort: Tensor, offer: Offer = NO_OFFER) -> Replies:
         """What the cohort answers to a task; answers with a number out of its range are left out and noted."""
@@ -322,8 +356,8 @@ def run_fedavg(task: Task, params: Params, rounds: int, fed: Federation) -> Para
     """The model after so many rounds of FedAvg; `task` takes and replies `params`."""
     for _ in range(rounds):
         replies = fed.run(task, fed.sample(), Offer(shared={"params": params}))
-        if len(replies.cohort):
-            params = fed.aggregation.average(replies.stack("params"), fed.weights[replies.cohort], params)
+        if len(replies.cohort) or fed.privacy.training.is_on:
+            params = fed.average(replies, "params", params)
     return params
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import DEPLOYED, MEAN, Aggregation
 from kinfed.checks import above_zero, at_least, fraction, within
 from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
@@ -82,6 +83,11 @@ def make_planned_method(config: Config, plan: Plan, samples: ServerSamples) -> M
     method = make_method(config, model_for(config, samples.population(plan.clients)))
     networks_of(method, plan.shape)
     return method
+
+
+def choose_aggregation(config: Config) -> Aggregation:
+    """The rule of a deployment: as it is set, else norm clipping, or the mean where the server sees sums alone."""
+    return config.aggregation or (MEAN if config.privacy.secure_aggregation else DEPLOYED)
 
 
 def read_plan(path: Path) -> Plan:

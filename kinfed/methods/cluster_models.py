@@ -77,6 +77,8 @@ class ClusterModels:
         `stale` is what a contributor that did not reply holds (FLT's code averages all clients every round): the model
         it is served ("aggregated"), what it trained last ("last_local"), or nothing ("exclude").
         """
+        if fed.privacy.training.is_on:
+            return replace(self, models=self.release(replies, fed, stale))
         weights, trained = self.contributors * fed.weights.float(), replies.stack("params")
         update, cohort = partial(fed.aggregation.mix_contributors, self.models), replies.cohort
         if self.last_trained:
@@ -89,6 +91,18 @@ class ClusterModels:
             both = torch.cat([weights[:, cohort], served], 1)
             return replace(self, models=update(both, sent, trained, self.models))
         return replace(self, models=update(weights[:, cohort], sent, trained))
+
+    def release(self, replies: Replies, fed: Federation, stale: Stale) -> Stack:
+        """The models after private means; clients weigh the same, and those that are not drawn hold what is served."""
+        if stale == "last_local" or bool((self.contributors.sum(0) > 1).any()):
+            raise ConfigError(
+                "privacy.training hides a client in one cluster and one round: use stale other than 'last_local', and "
+                "for flt case = 'clusters'"
+            )
+        members = self.contributors.sum(1)
+        expected = members * (1.0 if stale == "aggregated" else fed.fraction)
+        expected = expected.where(members >= fed.privacy.min_cluster, 0.0)
+        return fed.release(self.models, self.assignment[replies.cohort], replies, "params", expected)
 
     def assign(self, clients: Tensor, replied: Tensor, labels: Tensor, fed: Federation) -> "ClusterModels":
         """Those of these clients that replied get these clusters, the others the largest one."""
@@ -168,6 +182,7 @@ class Clustered(Method[S], FindsClusters[S], RelatesClients[S], Exportable[S]):
 
     stale: Stale
     summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
+    hides_clients: ClassVar[bool] = True
 
     def offer(self, state: S, cohort: Tensor, fed: Federation) -> Offer:
         return state.served.offer(cohort)

@@ -35,7 +35,7 @@ class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
     def round(self, state: OneModelState, t: int, fed: Federation) -> OneModelState:
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
-        return self.absorb(state, replies, fed) if len(replies.cohort) else state
+        return self.absorb(state, replies, fed) if len(replies.cohort) or fed.privacy.training.is_on else state
 
     @abstractmethod
     def train(self, client: Client, params: Params) -> Reply:
@@ -43,7 +43,7 @@ class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
 
     @abstractmethod
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
-        """Server: the state after these replies, of which there is at least one."""
+        """Server: the state after these replies, of which there is at least one, unless noise hides that."""
 
     def offer(self, state: OneModelState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer(shared={"params": state.params})
@@ -54,12 +54,12 @@ class Averaged(OneModel, ABC):
 
     aggregate_over: AggregateOver
     summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
+    hides_clients: ClassVar[bool] = True
 
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
-        weights = fed.weights[replies.cohort]
-        mean = fed.aggregation.average(replies.stack("params"), weights, state.params)
+        mean = fed.average(replies, "params", state.params)
         if self.aggregate_over == "all_clients":
-            fresh = weights.sum() / fed.weights[fed.clients].sum()
+            fresh = fed.weights[replies.cohort].sum() / fed.weights[fed.clients].sum()
             mean = each_leaf(lambda new, old: fresh * new + (1 - fresh) * old, mean, state.params)
         return replace(state, params=mean)
 
@@ -73,6 +73,7 @@ class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
     """Clients train the whole network; the server averages the shared part, weighted by samples."""
 
     summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
+    hides_clients: ClassVar[bool] = True
 
     @abstractmethod
     def is_shared(self, name: str) -> bool:
@@ -90,9 +91,9 @@ class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
     def round(self, state: OnePartState, t: int, fed: Federation) -> OnePartState:
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
-        if not len(replies.cohort):
+        if not len(replies.cohort) and not fed.privacy.training.is_on:
             return state
-        return OnePartState(fed.aggregation.average(replies.stack("shared"), fed.weights[replies.cohort], state.shared))
+        return OnePartState(fed.average(replies, "shared", state.shared))
 
     @client_task
     def train(self, client: Client, shared: Params) -> Reply:

@@ -202,18 +202,17 @@ class NetworkFederation(Federation):
         """Dtypes and shapes of what the task replies to this offer, from one dry run of it on the server."""
         return self._find_specs(name, offer, is_plain=True)
 
-    def exchange(self, name: str, cohort: Tensor, offer: Offer, keys: Tensor | None = None) -> Replies:
-        """One message to each of these clients and its reply; of a secure sum there are several in one task."""
-        if keys is None:
-            self._next_key(name)
-        return self._ask(name, cohort, torch.zeros_like(cohort) if keys is None else keys, offer, {})  # masked
+    def exchange(self, stage: str, cohort: Tensor, offer: Offer) -> Replies:
+        """One message of a secure sum to each of these clients, and its reply."""
+        self._next_key(stage)
+        return self._ask(stage, cohort, torch.zeros_like(cohort), offer, {})  # no number is one that can be judged
 
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
         if not self._is_summed(name):
             return self._ask(name, cohort, keys, offer, ranges)
         from kinfed.engines.flower.secure_sums import sum_securely
 
-        return sum_securely(self, name, cohort, keys, offer)
+        return sum_securely(self, name, cohort, offer, self._ask(name, cohort, keys, offer, ranges))
 
     def _is_summed(self, name: str) -> bool:
         return self.privacy.secure_aggregation and name in summed_tasks_of(self.method)

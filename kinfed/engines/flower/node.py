@@ -191,9 +191,10 @@ def run_task(
     node: ClientNode, request: TaskRequest, packed: PackedTensors, memory: Memory
 ) -> tuple[ConfigValues, PackedTensors]:
     """What the task sends; what it keeps is saved."""
-    if node.privacy.secure_aggregation and request.task in SUM_STAGES:
-        return {}, run_stage(node, request, packed, memory)
     data = node.data(request.round)
+    sizes = {"train": len(data.y), "test": len(data.test_y)}
+    if node.privacy.secure_aggregation and request.task in SUM_STAGES:
+        return sizes, run_stage(node, request, packed, memory)
     offer = check_request(node.method, tuple(data.x.shape[1:]), request.task, packed)
     known = memory.load(request.accepted) if request.accepted else None
     initial = to_flat(node.method.initial_memory() if isinstance(node.method, HasMemory) else NOTHING)
@@ -209,7 +210,7 @@ def run_task(
         memory.save(request.call, (known or initial) | {name: t.detach().cpu() for name, t in kept.items()})
     values = {"saved": bool(kept), "forgot": bool(request.accepted and known is None)}
     send = hide(node, request, to_flat(reply.send), len(data.y), memory)
-    return values | {"train": len(data.y), "test": len(data.test_y)}, pack(send)
+    return values | sizes, pack(send)
 
 
 def hide(node: ClientNode, request: TaskRequest, send: Params, samples: int, memory: Memory) -> Params:

@@ -12,6 +12,7 @@ the legacy strategies, and draws masks from 32 bits. Sums are safe from a server
 fewer than half of a client's neighbours help it; one that invents clients is not covered.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -47,6 +48,7 @@ NEIGHBOURS = 32  # of a client at most
 KEY, SHARE = 32, 52  # bytes of a key, and of a share: its number and three blocks of 16
 SEALED = 12 + 16 + 2 * SHARE + 16  # nonce, sender and receiver, two shares, tag
 PUBLIC_KEYS = "public_keys"
+LOG = logging.getLogger("kinfed.engines")
 TOO_FEW = "too few to sum"
 
 
@@ -288,17 +290,28 @@ class SecureSum:
                 total = total - between if peer < client else total + between
         return to_signed(total).double() / SCALE
 
+    def try_sum(self, group: Sequence[int], vectors: Mapping[int, Vector], opened: Mapping[int, Mapping[int, bytes]],
+                neighbours: Mapping[int, Sequence[int]]) -> Tensor | None:  # fmt: skip
+        """The same, or None where shares or keys are damaged, or the sum is not over the samples that clients have."""
+        try:
+            total = self.sum(group, vectors, opened, neighbours)
+        except (ValueError, RefusedRequest) as error:
+            LOG.warning("a secure sum over %d clients failed: %s", len(group), error)
+            return None
+        samples = int(self.fed.sizes[[client for client in group if client in vectors]].sum())
+        return None if total is None or abs(float(total[-1]) - samples) > 0.5 else total
 
-def sum_securely(fed: "NetworkFederation", task: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
+
+def sum_securely(fed: "NetworkFederation", task: str, cohort: Tensor, offer: Offer, replies: Replies) -> Replies:
     """Replies to a task in which every client of a group has the mean of its group, weighted by samples.
 
     So whatever mean a method takes over whole groups is that of its clients' own replies. A group are the clients that
-    were offered the same, and whose open replies are the same where the method sums them apart by one.
+    were offered the same, and whose open replies are the same where the method sums them apart by one. `replies` are
+    what clients openly sent when they had done the task.
     """
     specs = fed.predict_reply(task, offer)
     summed = {name: shape for name, (kind, shape) in sorted(specs.items()) if DTYPES[kind].is_floating_point}
     numbers = sum(map(prod, summed.values())) + 1
-    replies = fed.exchange(task, cohort, offer, keys)
     session, groups = fed.last_call, form_groups(fed, task, cohort, offer, replies)
     large = {name: group for name, group in groups.items() if len(group) >= fed.privacy.min_cluster}
     peers = {client: near for group in large.values() for client, near in find_peers(group).items()}
@@ -308,7 +321,7 @@ def sum_securely(fed: "NetworkFederation", task: str, cohort: Tensor, keys: Tens
         secure = SecureSum(fed, task, session, numbers, peers, public)
         parts = secure.collect()
         for group in large.values():
-            total = secure.sum(group, *parts)
+            total = secure.try_sum(group, *parts)
             sums |= {} if total is None else {client: total[:-1] / total[-1] for client in group if client in parts[0]}
     left = [client for client in replies.cohort.tolist() if client not in sums]
     fed.rejected += [Rejected(fed.round, task, client, TOO_FEW) for client in left]

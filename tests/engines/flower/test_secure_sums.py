@@ -5,9 +5,12 @@ import torch
 
 pytest.importorskip("flwr")
 
+from flwr.app import Message
+
+from kinfed.aggregation import Median
 from kinfed.client_tasks import compute_update
 from kinfed.engines import Vectorised
-from kinfed.engines.flower.messages import RefusedRequest, unpack
+from kinfed.engines.flower.messages import RefusedRequest, pack, unpack
 from kinfed.engines.flower.secure_sums import (
     NEIGHBOURS,
     SCALE,
@@ -19,7 +22,7 @@ from kinfed.engines.flower.secure_sums import (
     find_peers,
     quantise,
 )
-from kinfed.engines.flower.transport import read_arrays, read_config
+from kinfed.engines.flower.transport import read_arrays, read_config, to_records
 from kinfed.errors import ConfigError
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.methods import METHODS, FedAvg
@@ -163,6 +166,18 @@ def test_a_client_refuses_what_would_show_its_model():
     assert [r.reason for r in fed.rejected if r.task == "compute_update"] == ["refused"] * 4
 
 
+@pytest.mark.parametrize("name", ["shares", "masked"])
+def test_a_client_that_lies_spoils_the_sum_and_no_model(name):
+    def lie(request, reply):
+        config, tensors = dict(read_config(reply)), unpack(read_arrays(reply))
+        if name not in tensors or config["client"] != 1:
+            return [reply]
+        return [Message(to_records(config, pack({name: tensors[name] // 3})), reply_to=request)]
+
+    grid = Loopback(4, tamper=lie)
+    assert_close(models_of(run(FEDAVG, PEOPLE, grid=grid, rounds=1).state), FEDAVG.model.init())
+
+
 def test_too_few_clients_are_not_summed():
     experiment = run(FEDAVG, PEOPLE, Privacy(secure_aggregation=True, min_cluster=5), rounds=1)
     assert_close(models_of(experiment.state), FEDAVG.model.init())
@@ -217,6 +232,13 @@ def test_engines_of_one_process_refuse_it():
     fed = Vectorised(FEDAVG, PEOPLE)
     fed.privacy = SECURE
     with pytest.raises(ConfigError, match=r"engine.name = 'flower'"):
+        Experiment.over(fed, rounds=1)
+
+
+def test_rules_that_compare_updates_are_refused():
+    fed = make_flower(FEDAVG, PEOPLE, Transcript(4))
+    fed.privacy, fed.aggregation = SECURE, Median()
+    with pytest.raises(ConfigError, match=r"set aggregation.name = 'mean'"):
         Experiment.over(fed, rounds=1)
 
 
