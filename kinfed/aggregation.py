@@ -45,7 +45,7 @@ class Sent(NamedTuple):
 class Aggregation(ABC):
     """A rule that makes one update of many. A plug-in inherits from it, and says how to `combine`."""
 
-    sample_cap: float = field(default=2.0, kw_only=True)  # times the median that a client's samples count; 0: no cap
+    sample_cap: float = field(default=1.0, kw_only=True)  # times the median that a client's samples count; 0: no cap
 
     def __post_init__(self) -> None:
         at_least(0, sample_cap=self.sample_cap)

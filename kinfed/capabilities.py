@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
+from kinfed.aggregation import MEAN
 from kinfed.client import HasMemory
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -133,6 +134,11 @@ def require_sums(method: object, fed: Federation) -> None:
     signature = getattr(method, "signature", None)
     if not fed.sums_securely:
         raise ConfigError("privacy.secure_aggregation needs engine.name = 'flower', or a deployment: it hides messages")
+    if fed.aggregation != MEAN:
+        raise ConfigError(
+            "privacy.secure_aggregation hides single updates, which a robust rule compares: set aggregation.name = "
+            "'mean', or leave one of them out"
+        )
     if not summed_tasks_of(method):
         raise ConfigError(
             f"privacy.secure_aggregation: {type(method).__name__}'s server needs more than sums over clients; use "

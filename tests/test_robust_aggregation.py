@@ -115,7 +115,8 @@ def test_the_clipping_norm_is_that_of_the_whole_round_not_of_a_cluster_of_two():
 
 def test_samples_count_up_to_a_multiple_of_their_median():
     sizes, everyone = torch.tensor([10, 20, 30, 10**12]), torch.arange(4)
-    assert DEPLOYED.cap(sizes, everyone).tolist() == [10, 20, 30, 40]
+    assert DEPLOYED.cap(sizes, everyone).tolist() == [10, 20, 20, 20]
+    assert Median(sample_cap=2.0).cap(sizes, everyone).tolist() == [10, 20, 30, 40]
     assert MEAN.cap(sizes, everyone) is sizes
 
 
@@ -298,4 +299,4 @@ def test_an_inflated_sample_count_weighs_no_more_than_the_cap():
     fed = Vectorised(make("fedavg"), replace(people))
     fed.aggregation = DEPLOYED
     fed.train[2] = fed.train[2].repeat(1000)
-    assert fed.weights.tolist() == [10, 10, 20, 10]
+    assert fed.weights.tolist() == [10, 10, 10, 10]

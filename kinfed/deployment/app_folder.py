@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config, to_toml
 from kinfed.config.schema import to_table
 from kinfed.data.population import Population
-from kinfed.deployment.plan import KINDS, Plan, make_planned_method, save_folder
+from kinfed.deployment.plan import KINDS, Plan, choose_aggregation, make_planned_method, save_folder
 from kinfed.engines.flower.simulation import OFFLINE
 from kinfed.errors import ConfigError
 from kinfed.runs.logs import as_csv, write_text
@@ -90,7 +89,7 @@ def adapt_config(config: Config) -> Config:
             "evaluation.correlation needs all clients' samples, which a deployed server has not; leave it out"
         )
     return replace(
-        config, engine=replace(config.engine, name="flower"), aggregation=config.aggregation or DEPLOYED
+        config, engine=replace(config.engine, name="flower"), aggregation=choose_aggregation(config)
     )  # fmt: skip
 
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed import checkpoint
-from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings, make_method, model_for
 from kinfed.data.arrays import ServerSamples
-from kinfed.deployment.plan import Plan, load_folder, make_planned_method
+from kinfed.deployment.plan import Plan, choose_aggregation, load_folder, make_planned_method
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
@@ -57,7 +56,7 @@ def shorten_traceback(record: logging.LogRecord) -> bool:
 def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     """Takes the experiment to its end over the nodes of this grid."""
     out.mkdir(parents=True, exist_ok=True)
-    config = replace(config, aggregation=config.aggregation or DEPLOYED)  # so that the run's own config names it
+    config = replace(config, aggregation=choose_aggregation(config))  # so that the run's own config names it
     resuming = can_resume(out, config)
     fed = make_deployed_federation(config, plan, grid)
     fed.load_keys(out)
@@ -92,7 +91,7 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
         binds_names=plan.bind_names,
     )  # fmt: skip
     fed.privacy = config.privacy
-    fed.aggregation = config.aggregation or fed.aggregation
+    fed.aggregation = choose_aggregation(config)
     return fed
 
 

@@ -26,7 +26,7 @@ from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels
 from kinfed.models import Model
@@ -286,6 +286,11 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
         root = self.learn_root(select(served.models, 0), fed)
         replies, points = self.collect(root, fed.clients, fed)
+        if not len(points):
+            raise NetworkError(
+                "no client sent a finite signature: what computes it has diverged, or one client lies, which "
+                "aggregation.name = 'norm_clipping' bounds"
+            )
         usual = points[~fed.aggregation.find_outliers(points)]  # the others join the clusters that these form
         _, centres = server_kmeans(usual, min(self.clusters, len(usual)), usual[:0], self.seed, runs=10)
         return self.assign(KMeansState(served, root, centres), fed.clients, replies, points, fed)

@@ -103,6 +103,11 @@ def test_a_rule_that_is_given_stays_even_if_it_is_the_mean():
     assert config.aggregation == MEAN
 
 
+def test_the_mean_is_the_rule_where_a_server_sees_sums_alone():
+    config = load_config(write_app(*SMALL, "privacy.secure_aggregation=true") / "kinfed_app" / "config.toml")
+    assert config.aggregation == MEAN
+
+
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 def test_nothing_but_the_app_travels():
     folder = write_app(*SMALL)

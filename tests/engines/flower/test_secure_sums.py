@@ -7,6 +7,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Message
 
+from kinfed.aggregation import Median
 from kinfed.client_tasks import compute_update
 from kinfed.engines import Vectorised
 from kinfed.engines.flower.messages import RefusedRequest, pack, unpack
@@ -231,6 +232,13 @@ def test_engines_of_one_process_refuse_it():
     fed = Vectorised(FEDAVG, PEOPLE)
     fed.privacy = SECURE
     with pytest.raises(ConfigError, match=r"engine.name = 'flower'"):
+        Experiment.over(fed, rounds=1)
+
+
+def test_rules_that_compare_updates_are_refused():
+    fed = make_flower(FEDAVG, PEOPLE, Transcript(4))
+    fed.privacy, fed.aggregation = SECURE, Median()
+    with pytest.raises(ConfigError, match=r"set aggregation.name = 'mean'"):
         Experiment.over(fed, rounds=1)
 
 
