@@ -34,8 +34,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 LAYERS = [  # a module may import its own name and the lines above it
     {"errors", "cancellation"},
-    {"registry", "params", "ledger", "locks", "keys", "checks"},
-    {"client", "per_client", "cuda_graphs"},
+    {"registry", "params", "ledger", "files", "keys", "checks"},
+    {"client", "per_client", "cuda_graphs", "aggregation"},
     {"models", "data", "clustering"},
     {"privacy"},
     {"fastpath"},

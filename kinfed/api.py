@@ -14,19 +14,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from kinfed.comparison import Outcome, as_csv, comparison_table, means_by_method, summary_table
-from kinfed.config import Config, assemble, make_population
+from kinfed.config import Config, assemble, build, find_method, make_population, read_toml
 from kinfed.config.assembly import ConfigLike, DataLike, MethodLike, configure, is_config, name_method, put_method
 from kinfed.data.population import Population
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.experiment import Summary
 from kinfed.method import Method
 from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display, forward_log
-from kinfed.registry import as_file
+from kinfed.registry import as_file, refuse_code
 from kinfed.runs import lifecycle
-from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other
+from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other, resume_command
 from kinfed.runs.logs import COMPARISON, CONFIG, write_text
-from kinfed.runs.reader import Run, is_comparison, read_config
-from kinfed.runs.writer import write_config
+from kinfed.runs.reader import Run, check_format, is_comparison, read_config
+from kinfed.runs.writer import refuse_incomplete, write_config
 from kinfed.trackers import check_trackers
 
 if TYPE_CHECKING:
@@ -37,15 +37,19 @@ Text = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run on disk; `given` holds the objects that Python ran it with, for resuming and export."""
+    """A run on disk; `given` holds the objects that Python ran it with, for resuming and export.
+
+    Code that its config names is imported only where it is trusted, or was named by the user in this process.
+    """
 
     path: Path
     given: Given = Given()
+    trust: bool = False
 
     @cached_property
     def run(self) -> Run:
         """All tables and arrays of the folder."""
-        return Run(self.path)
+        return Run(self.path, self.trust)
 
     @property
     def config(self) -> Config:
@@ -83,11 +87,11 @@ class RunResult:
 
     def resume(self, *, rounds: int | None = None, device: str | None = None, quiet: bool = False) -> "RunResult":
         """Takes the run to its end, or to more rounds."""
-        return resume(self.path, rounds=rounds, device=device, quiet=quiet, given=self.given)
+        return resume(self.path, rounds=rounds, device=device, quiet=quiet, given=self.given, trust=self.trust)
 
     def export(self, folder: Text, *, force: bool = False) -> Path:
         """Writes a bundle that assigns unseen clients to models; gives back its folder."""
-        export_run(self.path, folder, force=force, given=self.given)
+        export_run(self.path, folder, force=force, given=self.given, trust=self.trust)
         return Path(folder)
 
     def __repr__(self) -> str:
@@ -157,7 +161,7 @@ def run(
         raise ConfigError("run(resume=True): wanted out=, the folder of the run")
     with display.live():
         if resume and place.out and (place.out / CONFIG).exists():
-            read_config(place.out)  # raises if it is of another format
+            check_format(place.out)
             path = lifecycle.resume(config, place.out, display, given)
         else:
             place.check()
@@ -167,14 +171,14 @@ def run(
 
 def resume(
     folder: Text, *, rounds: int | None = None, device: str | None = None, quiet: bool = False,
-    display: Display | None = None, given: Given = lifecycle.CONFIGURED,
+    display: Display | None = None, given: Given = lifecycle.CONFIGURED, trust: bool = False,
 ) -> RunResult:  # fmt: skip
-    """Takes a stopped run to its end, or an ended one to more rounds."""
+    """Takes a stopped run to its end, or an ended one to more rounds; only with `trust` its config may import code."""
     path, display = Path(folder), display or choose_display(quiet=quiet)
-    config = change(read_config(path), rounds, device)
-    with display.live():
+    config = change(read_config(path, trust=trust), rounds, device)
+    with display.live(), refuse_code(f"{path / CONFIG}", trust):
         lifecycle.resume(config, path, display, given)
-    return show_run(RunResult(path, given), display)
+    return show_run(RunResult(path, given, trust), display)
 
 
 def show_run(result: RunResult, display: Display) -> RunResult:
@@ -221,15 +225,16 @@ def check_comparison(config: Config, population: Population | None, own: Mapping
 def resume_comparison(
     folder: Text, *, rounds: int | None = None, device: str | None = None, quiet: bool = False,
     display: Display | None = None, config: Config | None = None, population: Population | None = None,
-    own: Mapping[str, Method[object]] | None = None,
+    own: Mapping[str, Method[object]] | None = None, trust: bool = False,
 ) -> Comparison:  # fmt: skip
-    """Takes a stopped comparison to its end; runs that ended are not run again."""
+    """Takes a stopped comparison to its end; runs that ended are not run again. Trust is as in `resume`."""
     path, display = Path(folder), display or choose_display(quiet=quiet)
-    stored = read_config(path, COMPARISON)
-    config = change(config or stored, rounds, device)
-    refuse_other(stored.resolve(), config, f"the comparison at {path} has another config")
-    write_config(path, config, COMPARISON)
-    return run_all(config, path, display, population, own or {})
+    stored = read_config(path, COMPARISON, trust)
+    wanted = change(config or stored, rounds, device)
+    refuse_other(stored.resolve(), wanted, f"the comparison at {path} has another config")
+    write_config(path, wanted, COMPARISON)
+    with refuse_code(f"{path / COMPARISON}", trust or config is not None):
+        return run_all(wanted, path, display, population, own or {})
 
 
 def run_all(
@@ -269,31 +274,35 @@ def run_one(config: Config, folder: Path, display: Display, given: Given, force:
         if force or not (path / CONFIG).exists():
             lifecycle.start(config, Place(path, force=True), display, given)
         else:
+            find_method(config.method)  # a folder may name what its comparison does
             stored = Run(path)
             refuse_other(stored.settings.resolve(), config, f"{path} is from another config than {folder / COMPARISON}")
             if not stored.has_ended or stored.settings.rounds < config.rounds:
                 lifecycle.resume(config, path, display, given)
     except Interrupted:
-        raise Interrupted(f"interrupted; resume with: kinfed resume {folder}") from None
+        raise Interrupted(f"interrupted; resume with: {resume_command(folder, config)}") from None
     return RunResult(path, given)
 
 
-def load_run(folder: Text) -> RunResult:
-    """The run in a folder that `kinfed run` or `kinfed.run` wrote."""
+def load_run(folder: Text, trust: bool = False) -> RunResult:
+    """The run in a folder that `kinfed run` or `kinfed.run` wrote; only with `trust` is code of its config imported."""
     path = Path(folder)
     if is_comparison(path):
         raise CheckpointError(f"{path} is a comparison: use kinfed.load_comparison, or name one of the runs in it")
-    read_config(path)
-    return RunResult(path)
+    check_format(path)
+    refuse_incomplete(path)
+    return RunResult(path, trust=trust)
 
 
-def load_comparison(folder: Text) -> Comparison:
+def load_comparison(folder: Text, trust: bool = False) -> Comparison:
     """The comparison in a folder that `kinfed compare` or `kinfed.compare` wrote; missing runs are left out."""
     path = Path(folder)
-    config = read_config(path, COMPARISON)
+    check_format(path, COMPARISON)
+    table = read_toml(path / COMPARISON)
+    config = build(Config, {name: table[name] for name in ("compare", "seed", "seeds") if name in table}, "")
     seeds = config.seeds or (config.seed,)
     paths = [path / f"{as_file(method)}-seed{seed}" for seed in seeds for method in config.compare]
-    return Comparison(path, tuple(RunResult(each) for each in paths if (each / CONFIG).exists()))
+    return Comparison(path, tuple(RunResult(each, trust=trust) for each in paths if (each / CONFIG).exists()))
 
 
 def report(
@@ -313,12 +322,14 @@ def report(
     return written[0]
 
 
-def export_run(folder: Text, bundle: Text, *, force: bool = False, given: Given = lifecycle.CONFIGURED) -> list[str]:
+def export_run(
+    folder: Text, bundle: Text, *, force: bool = False, given: Given = lifecycle.CONFIGURED, trust: bool = False
+) -> list[str]:
     """Writes a bundle of a run that has ended, for unseen clients; says what is in it."""
     from kinfed.serving.assignment import OutputFolder
     from kinfed.serving.run_export import export_run as write_bundle
 
-    return list(write_bundle(Path(folder), OutputFolder(Path(bundle), force), given.population))
+    return list(write_bundle(Path(folder), OutputFolder(Path(bundle), force), given.population, trust))
 
 
 def give(method: MethodLike | None, data: DataLike | None) -> Given:

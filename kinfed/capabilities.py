@@ -3,18 +3,23 @@
 A method names its capabilities beside `Method` in its class line, or simply has their members.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
+from kinfed.aggregation import MEAN
 from kinfed.client import HasMemory
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.errors import RoleError
+from kinfed.errors import ConfigError, RoleError
 from kinfed.federation import Federation
 from kinfed.params import Params
 from kinfed.per_client import cut_to
+from kinfed.privacy import find_epsilon
 from kinfed.relatedness import Fit
+from kinfed.signatures import Signature
 
 State = TypeVar("State")
 Seen = TypeVar("Seen", contravariant=True)  # a state that is only read
@@ -108,6 +113,64 @@ class ClustersLater(Protocol):
     clusters_after: ClassVar[str]  # the setting that holds after how many rounds it looks for clusters
 
 
+@runtime_checkable
+class SumsReplies(Protocol):
+    summed_tasks: ClassVar[Mapping[str, str]]  # of whose replies a server needs sums over clients that were offered the
+    # same, weighted by samples -> the field by which clients are summed apart; empty: none
+
+
+@runtime_checkable
+class HidesClients(SumsReplies, Protocol):
+    hides_clients: ClassVar[bool]  # all that its server makes of updates is means that can be private
+
+
+TRAIN_SUMMED: Mapping[str, str] = MappingProxyType({"train": ""})
+NONE_SUMMED: Mapping[str, str] = MappingProxyType({})
+
+
+def summed_tasks_of(method: object) -> Mapping[str, str]:
+    """The tasks of whose replies the server needs only sums, and by which field of a reply clients are summed apart."""
+    return method.summed_tasks if isinstance(method, SumsReplies) else NONE_SUMMED
+
+
+def require_sums(method: object, fed: Federation) -> None:
+    """Raises ConfigError where secure aggregation is asked for and this method, or this engine, cannot do it."""
+    if not fed.privacy.secure_aggregation:
+        return
+    signature = getattr(method, "signature", None)
+    if not fed.sums_securely:
+        raise ConfigError("privacy.secure_aggregation needs engine.name = 'flower', or a deployment: it hides messages")
+    if fed.aggregation != MEAN:
+        raise ConfigError(
+            "privacy.secure_aggregation hides single updates, which a robust rule compares: set aggregation.name = "
+            "'mean', or leave one of them out"
+        )
+    if not summed_tasks_of(method):
+        raise ConfigError(
+            f"privacy.secure_aggregation: {type(method).__name__}'s server needs more than sums over clients; use "
+            "fedavg, fedprox, fednova, fedper, flt, repa or ifca, or leave it out"
+        )
+    if isinstance(signature, Signature) and signature.tunes_in_turn():
+        raise ConfigError("privacy.secure_aggregation: signature.tuning = 'sequential' shows each client's encoder")
+
+
+def require_private_training(method: object, fed: Federation) -> None:
+    """Raises ConfigError where private training is asked for and cannot be, or cannot be accounted for."""
+    training = fed.privacy.training
+    if not training.is_on:
+        return
+    if fed.privacy.secure_aggregation:
+        raise ConfigError("privacy.training clips updates that privacy.secure_aggregation hides; use one of them")
+    if not (isinstance(method, HidesClients) and method.hides_clients and method.summed_tasks):
+        raise ConfigError(
+            f"privacy.training: {type(method).__name__}'s server makes more of updates than means over clusters; use "
+            "fedavg, fedprox, fedper, flt with case = 'clusters' or repa, or leave it out"
+        )
+    if getattr(method, "aggregate_over", "participants") != "participants":
+        raise ConfigError("privacy.training needs aggregate_over = 'participants'")
+    find_epsilon(training.noise, training.delta, 1, fed.fraction)  # raises where the accountant is not installed
+
+
 def reason_for_labels(method: object) -> str:
     """Why a method, or a class of methods, needs labels to assign a client; empty where it needs none."""
     return method.needs_labels if isinstance(method, NeedsLabels) else ""
@@ -147,8 +210,10 @@ def neighbours_of(method: object, state: object) -> NeighbourSets | None:
 
 
 __all__ = [
-    "AssignsUnseen", "ClustersLater", "Diagnoses", "ExplainsAssignment", "Exportable", "FindsClusters", "HasMemory",
-    "HasSignatures", "JudgesAssignment", "MergesClients", "NeedsLabels", "NeedsServerSamples", "RelatesClients",
-    "SendsNetworks", "diagnose", "explain_assignment", "neighbours_of", "reason_for_labels", "require_labels",
+    "NONE_SUMMED", "TRAIN_SUMMED", "AssignsUnseen", "ClustersLater", "Diagnoses", "ExplainsAssignment", "Exportable",
+    "FindsClusters", "HasMemory", "HasSignatures", "HidesClients", "JudgesAssignment", "MergesClients", "NeedsLabels",
+    "NeedsServerSamples", "RelatesClients", "SendsNetworks", "SumsReplies", "diagnose", "explain_assignment",
+    "neighbours_of", "reason_for_labels", "require_labels", "require_private_training", "require_sums",
+    "summed_tasks_of",
     "takes_server_samples",
 ]  # fmt: skip

@@ -1,29 +1,31 @@
 """A federation in the middle of a run as one file: safetensors for tensors, JSON for the rest, no pickle.
 
 The file is written beside its place and moved there in one step, so a killed process leaves the old one or the new.
+It has a digest of all that is in it.
 """
 
 import json
-import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TypeVar, cast, get_args, get_origin, get_type_hints
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from kinfed.errors import CheckpointError
+from kinfed.errors import CheckpointError, FileError, RoleError
 from kinfed.federation import Federation, Rejected
+from kinfed.files import check_finite, load_tensors, read_metadata, save_tensors
 from kinfed.ledger import Ledger
 from kinfed.method import Method
 
 State = TypeVar("State")
 T = TypeVar("T")
 Tree = dict[str, "Tree"] | list["Tree"] | str | int | float | bool | None
+Parts = dict[str, dict[str, "Tree"]]  # of a checkpoint
 TENSOR = "$tensor"
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError)  # of trees
 FORMAT = 2  # of checkpoints and run folders; 1 was that of kinfed before 0.2
 
 
@@ -64,29 +66,35 @@ def save(
     whole |= {"engine": fed.state_dict(), "clients": {"sizes": fed.sizes, "training": fed.clients}}
     tree = {name: take_apart(part, name, tensors) for name, part in whole.items()}
     metadata = {"format": str(FORMAT), "about": json.dumps(about), "tree": json.dumps(tree)}
-    write_atomically(path, lambda beside: save_file(tensors, beside, metadata=metadata))
+    save_tensors(path, tensors, metadata)
     fed.note_checkpoint()
 
 
 def load(path: Path, method: Method[State], fed: Federation, longer: bool = False) -> State:
     """The state as saved; memories, ledger and counters go back into the federation, for a `longer` run or this one."""
-    metadata, tensors = _read(path, with_tensors=True)
-    tree = json.loads(metadata["tree"])
-    _restore_books((tree.get("if_longer") if longer else None) or tree, tensors, fed)
-    tensors = {name: t.to(fed.device) for name, t in tensors.items()}
-    fed.memory = put_together(dict[str, Tensor], tree["memory"], tensors)
-    fed.load_state_dict(tree.get("engine", {}))
-    fed.note_checkpoint()
-    return state_of(method, tree["state"], tensors)
+    with explain_damage(path):
+        tree, tensors = _read(path)
+        _restore_books((tree.get("if_longer") if longer else None) or tree, tensors, fed)
+        tensors = {name: t.to(fed.device) for name, t in tensors.items()}
+        fed.memory = put_together(dict[str, Tensor], tree["memory"], tensors)
+        fed.load_state_dict(dict(tree.get("engine", {})))
+        fed.note_checkpoint()
+        return state_of(method, tree["state"], tensors)
+
+
+def check(path: Path) -> None:
+    """Raise CheckpointError where a checkpoint is damaged, or holds a number that is not finite."""
+    with explain_damage(path):
+        _read(path)
 
 
 def load_books(path: Path, fed: Federation) -> None:
     """Puts back what the federation had counted when the checkpoint was saved."""
-    metadata, tensors = _read(path, with_tensors=True)
-    _restore_books(json.loads(metadata["tree"]), tensors, fed)
+    with explain_damage(path):
+        _restore_books(*_read(path), fed)
 
 
-def _restore_books(books: dict[str, Tree], tensors: Mapping[str, Tensor], fed: Federation) -> None:
+def _restore_books(books: Mapping[str, Tree], tensors: Mapping[str, Tensor], fed: Federation) -> None:
     fed.ledger = put_together(Ledger, books["ledger"], tensors)
     fed.calls = put_together(dict[str, int], books["calls"], tensors)
     fed.rejected = [Rejected(*entry) for entry in put_together(list[tuple[int, str, int, str]], books["rejected"], {})]
@@ -94,10 +102,10 @@ def _restore_books(books: dict[str, Tree], tensors: Mapping[str, Tensor], fed: F
 
 def load_served(path: Path, method: Method[State]) -> tuple[State, dict[str, Tensor]]:
     """The state as saved, and of its clients how many samples each has (`sizes`) and which trained (`training`)."""
-    metadata, tensors = _read(path, with_tensors=True)
-    tree = json.loads(metadata["tree"])
-    clients = put_together(dict[str, Tensor], tree["clients"], tensors)
-    return state_of(method, tree["state"], tensors), clients
+    with explain_damage(path):
+        tree, tensors = _read(path)
+        clients = put_together(dict[str, Tensor], tree["clients"], tensors)
+        return state_of(method, tree["state"], tensors), clients
 
 
 def state_of(method: Method[State], tree: Tree, tensors: Mapping[str, Tensor]) -> State:
@@ -108,47 +116,55 @@ def state_of(method: Method[State], tree: Tree, tensors: Mapping[str, Tensor]) -
 
 def read_about(path: Path) -> dict[str, object]:
     """The `about` that the checkpoint was saved with."""
-    return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["about"]))
+    with explain_damage(path):
+        return cast("dict[str, object]", json.loads(_check_metadata(path, read_metadata(path))["about"]))
 
 
 def read_engine_state(path: Path) -> dict[str, object]:
     """The state of the engine: a server needs to know its clients before they come back."""
-    return cast("dict[str, object]", json.loads(_read(path, with_tensors=False)[0]["tree"]).get("engine", {}))
+    with explain_damage(path):
+        tree = json.loads(_check_metadata(path, read_metadata(path))["tree"])
+        return cast("dict[str, object]", tree.get("engine", {}))
 
 
 def explain_format(path: Path, found: str) -> str:
     """The message for a file of another format."""
-    age = "an older" if int(found) < FORMAT else "a newer"
+    age = "an older" if found.isdigit() and int(found) < FORMAT else "a newer"
     return f"{path} was written by {age} kinfed (format {found}, wanted {FORMAT}): run it again, or use that version"
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a file beside `path`, forces it to disk, and moves it into place."""
-    beside = path.with_name(f".{path.name}.new")
-    write(beside)
-    with open(beside, "rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-
-
-def _read(path: Path, with_tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+@contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Inside it a checkpoint that is missing, damaged or forged is an error in one line."""
     try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys()) if with_tensors else []
-            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+        yield
+    except RoleError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(
             f"no checkpoint at {path}: the run was stopped before its first one, or it was removed; start it again"
         ) from None
-    except (SafetensorError, OSError) as error:
+    except (FileError, *MALFORMED) as error:
+        what = error if isinstance(error, FileError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            f"the checkpoint {path} cannot be read ({error}): it is damaged or not a checkpoint"
+            f"the checkpoint {path} cannot be read ({what}): it is damaged or not a checkpoint"
         ) from error
+
+
+def _read(path: Path) -> tuple[Parts, dict[str, Tensor]]:
+    """The tree of a checkpoint and the tensors of its leaves, all of them finite."""
+    tensors, metadata = load_tensors(path)
+    check_finite(tensors)
+    return cast(Parts, json.loads(_check_metadata(path, metadata)["tree"])), tensors
+
+
+def _check_metadata(path: Path, metadata: dict[str, str]) -> dict[str, str]:
+    """The same; raises unless it is that of a checkpoint of this format."""
     if not {"about", "tree"} <= metadata.keys():
         raise CheckpointError(f"{path} is not a checkpoint of kinfed's: start the run again")
     if metadata.get("format") != str(FORMAT):
         raise CheckpointError(explain_format(path, metadata.get("format", "1")))
-    return metadata, tensors
+    return metadata
 
 
 def take_apart(value: object, path: str, tensors: dict[str, Tensor]) -> Tree:

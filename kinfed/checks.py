@@ -6,9 +6,9 @@ from kinfed.errors import ConfigError
 
 
 def at_least(minimum: float, /, **settings: float) -> None:
-    """Raise ConfigError for the first of these settings that is below the minimum."""
+    """Raise ConfigError for the first of these settings that is below the minimum, or not finite."""
     for name, value in settings.items():
-        if value < minimum:
+        if not minimum <= value < math.inf:
             raise ConfigError(f"{name} must be at least {minimum}, got {value}")
 
 

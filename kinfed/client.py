@@ -234,9 +234,55 @@ class HasMemory(Protocol):
         """Client: what it remembers before its first task."""
 
 
+class Facts(NamedTuple):
+    """What the server knows of clients that replied, whatever they say: what a limit may depend on."""
+
+    method: object
+    train: Tensor  # [clients] training samples
+    test: Tensor  # [clients] test samples
+    models: int = 0  # that they were offered to select from
+
+
+Limit = float | Callable[[Facts], float | Tensor]
+
+
+class Range(NamedTuple):
+    """The range of every number in a field of a reply, both limits included; one that is not finite is outside."""
+
+    least: Limit
+    most: Limit
+    total: tuple[Limit, Limit] | None = None  # the range of the sum of a client's numbers, where none is negative
+
+    def contains(self, values: Tensor, facts: Facts) -> Tensor:
+        """Whether all values of a client are inside: bool [clients]; values: [clients, ...]."""
+        flat = values.reshape(len(values), -1)
+        if not flat.numel():
+            return torch.ones(len(values), dtype=torch.bool, device=values.device)
+        low, high = flat.byte().aminmax(dim=1) if flat.dtype == torch.bool else flat.aminmax(dim=1)
+        inside = (low >= resolve(self.least, facts)) & (high <= resolve(self.most, facts))
+        if self.total is None:
+            return inside
+        least, most = (resolve(limit, facts) for limit in self.total)
+        total = flat.double().sum(1)
+        return inside & (total >= (1 - SLACK) * least) & (total <= (1 + SLACK) * most)  # of what is not negative
+
+
+LARGEST = 1e12  # squares of a million such numbers still have a sum in float32
+NUMBERS = Range(-LARGEST, LARGEST)  # of floats without a range of their own: weights, updates, signatures
+FLAG = Range(0, 1)
+CHOICE = Range(0, lambda facts: facts.models - 1)  # of one of the models that were offered
+SLACK = 1e-3  # of a sum of rounded numbers
+
+
+def resolve(limit: Limit, facts: Facts) -> float | Tensor:
+    """The limit for these clients."""
+    return limit(facts) if callable(limit) else limit
+
+
 class TaskMark(NamedTuple):
     key: str  # seeds the task's random numbers
     sequential: bool  # it is not a pure tensor program: engines loop over the clients
+    ranges: Mapping[str, Range] = {}  # field of the reply -> its range
 
 
 @overload
@@ -244,18 +290,23 @@ def client_task(task: F) -> F: ...
 
 
 @overload
-def client_task(*, key: str = "", sequential: bool = False) -> Callable[[F], F]: ...
+def client_task(
+    *, key: str = "", sequential: bool = False, ranges: Mapping[str, Range] | None = None
+) -> Callable[[F], F]: ...
 
 
-def client_task(task: F | None = None, *, key: str = "", sequential: bool = False) -> F | Callable[[F], F]:
+def client_task(
+    task: F | None = None, *, key: str = "", sequential: bool = False, ranges: Mapping[str, Range] | None = None
+) -> F | Callable[[F], F]:
     """Marks a function f(self, client, weights or tensors …) -> Reply as one that clients run.
 
-    Its random numbers hang on `key`, which is its name unless another is given.
+    Its random numbers hang on `key`, which is its name unless another is given. `ranges` bounds the fields of its
+    reply; floats of one that is not named have the range NUMBERS.
     """
 
     def mark(task: F) -> F:
         check_task(task)
-        vars(task)[MARK] = TaskMark(key or task.__name__, sequential)
+        vars(task)[MARK] = TaskMark(key or task.__name__, sequential, ranges or {})
         return task
 
     return mark if task is None else mark(task)

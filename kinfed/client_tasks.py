@@ -8,22 +8,27 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from kinfed.capabilities import SendsNetworks
-from kinfed.client import Client, Reply, Samples, Task, client_task, mark_of
+from kinfed.client import Client, Range, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
 from kinfed.method import Method
 from kinfed.models import Model, hits
 from kinfed.params import Params, Value, subtract
 
 State = TypeVar("State")
+SCORES = {
+    "correct": Range(0, lambda facts: facts.test),
+    "samples": Range(lambda facts: facts.test, lambda facts: facts.test),
+    "loss": Range(0, torch.finfo().max),
+}
 
 
-@client_task
+@client_task(ranges=SCORES)
 def evaluate(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: how its model does on its test samples."""
     return Reply(score(method.model, method.personalise(client, offer), client.test))
 
 
-@client_task
+@client_task(ranges=SCORES)
 def evaluate_adapted(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: the same after some epochs of local training."""
     adapted, _ = method.local.for_adaptation()(client, method.personalise(client, offer), method.model.gradient)

@@ -67,6 +67,8 @@ COLUMNS = (
     Column("robustness", "robustness", of_summary("robustness"), always=False),
     Column("label correlation", "correlation_labels", of_summary("correlation_labels"), always=False),
     Column("drift correlation", "correlation_drift", of_summary("correlation_drift"), always=False),
+    Column("ε of a signature", "signature_epsilon", of_summary("signature_epsilon"), always=False),
+    Column("ε of training", "training_epsilon", of_summary("training_epsilon"), always=False),
     Column("MB moved", "megabytes", megabytes_of, ".1f"),
     Column("seconds", "seconds", lambda outcome: outcome.seconds, ".1f"),
 )
@@ -133,7 +135,8 @@ NUMBERS = {
     "clustering_error": "clustering error", "uniformity": "uniformity of labels", "robustness": "robustness",
     "correlation_labels": "correlation with labels", "correlation_drift": "correlation with drift",
     "rounds_to_target": "rounds to target", "converged_at": "converged at round",
-    "rejected_replies": "rejected replies",
+    "rejected_replies": "rejected replies", "signature_epsilon": "ε of a signature, for a sample",
+    "training_epsilon": "ε of training, for a client",
 }  # fmt: skip
 BYTES = {"bytes_down": "sent to clients", "bytes_up": "sent by clients"}
 

@@ -2,11 +2,13 @@
 
 KinfedError
 ├── ConfigError        a setting is unknown, misspelt, or does not fit the others
-│   └── UnknownKey     unknown config key
+│   ├── UnknownKey     unknown config key
+│   └── UntrustedCode  a file that somebody sent names code of its maker
 ├── DataError          a dataset, partition or population cannot be what was asked for
 ├── ModelError         a network does not fit the data or the classes
 ├── CheckpointError    a run folder cannot be read or belongs to another config
 ├── BundleError        a bundle cannot be read, or is not for this kinfed
+├── FileError          a file is damaged, or cannot be written
 ├── RoleError          a method cannot serve a client of this role
 ├── NetworkError       clients cannot be reached, or do not answer
 ├── OutOfMemory        a GPU has not enough memory for a run
@@ -30,6 +32,10 @@ class UnknownKey(ConfigError):
         self.at, self.name, self.known = at, name, known
 
 
+class UntrustedCode(ConfigError):
+    """A file that somebody sent names code of its maker, which would be imported."""
+
+
 class DataError(KinfedError, ValueError):
     """A dataset, partition or population cannot be what was asked for."""
 
@@ -44,6 +50,10 @@ class CheckpointError(KinfedError):
 
 class BundleError(KinfedError):
     """A bundle cannot be read, or is not for this kinfed."""
+
+
+class FileError(KinfedError):
+    """A file is damaged, or cannot be written."""
 
 
 class RoleError(KinfedError):

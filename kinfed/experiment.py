@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 
 from kinfed import checkpoint as checkpoints
-from kinfed.capabilities import ClustersLater, require_labels
+from kinfed.aggregation import MEAN, Aggregation
+from kinfed.capabilities import ClustersLater, require_labels, require_private_training, require_sums, summed_tasks_of
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
-from kinfed.federation import Federation
+from kinfed.federation import EXCLUDED, Federation
 from kinfed.method import Method
 from kinfed.metrics import (
     QUESTIONS,
@@ -36,7 +38,10 @@ from kinfed.metrics import (
     standard_error,
 )
 from kinfed.models import Model
+from kinfed.privacy import OPEN, Privacy
+from kinfed.signatures import Signature
 
+SIGNATURE_TASK = "compute_signature"
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
 State = TypeVar("State")
@@ -109,8 +114,9 @@ class Experiment(Generic[State]):
     def __init__(
         self, method: Method[State], population: Population, engine: str | EngineSettings = "vectorised", *,
         rounds: int = 100, fraction: float = 1.0, seed: int = 0, device: str | None = None,
-        evaluation: Evaluation = EVALUATION, observers: Sequence[Observer] = (), checkpoint: Path | None = None,
-        checkpoint_every: int = 10, about: Mapping[str, object] | None = None,
+        aggregation: Aggregation = MEAN, privacy: Privacy = OPEN, evaluation: Evaluation = EVALUATION,
+        observers: Sequence[Observer] = (), checkpoint: Path | None = None, checkpoint_every: int = 10,
+        about: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(population, Population):
             raise ConfigError(
@@ -120,6 +126,8 @@ class Experiment(Generic[State]):
             )
         anything = cast("Method[object]", method)
         federation = make_federation(anything, population, engine, fraction=fraction, seed=seed, device=device)
+        federation.privacy = privacy
+        federation.aggregation = aggregation
         self._prepare(
             method, federation, rounds=rounds, evaluation=evaluation, observers=observers, checkpoint=checkpoint,
             checkpoint_every=checkpoint_every, about=about or {},
@@ -157,6 +165,13 @@ class Experiment(Generic[State]):
         if self.evaluation.correlation and not self.fed.sees_samples:
             raise ConfigError(
                 "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"
+            )
+        require_sums(self.method, self.fed)
+        require_private_training(self.method, self.fed)
+        if self.fed.privacy.secure_aggregation and (self.evaluation.correlation or self.evaluation.signatures == "all"):
+            raise ConfigError(
+                "evaluation.correlation and evaluation.signatures = 'all' ask for each client's update, which "
+                "privacy.secure_aggregation hides; leave them out"
             )
         require_labels(self.method, self.fed.unlabelled, self.fed)
         if not len(self.fed.clients):
@@ -216,15 +231,38 @@ class Experiment(Generic[State]):
             "bytes_up": up,
             "rejected_replies": sum(reply.was_dropped for reply in self.fed.rejected),
             **self._count_unused(),
+            **self._spend(),
         }
+
+    def _spend(self) -> dict[str, float | None]:
+        """ε and δ of what was released so far, where it was private."""
+        privacy, tasks = self.fed.privacy, summed_tasks_of(self.method)
+        spent: dict[str, tuple[float, float]] = {}
+        if privacy.signature.is_private:
+            spent["signature"] = (privacy.signature.spend(self._count_signatures()), privacy.signature.delta)
+        if privacy.training.is_on:
+            steps = sum(task in tasks for _, task, *_ in self.fed.ledger.rounds)
+            spent["training"] = (privacy.training.spend(steps, self.fed.fraction), privacy.training.delta)
+        return {key: value for name, (epsilon, delta) in spent.items() for key, value in (
+            (f"{name}_epsilon", epsilon if isfinite(epsilon) else None), (f"{name}_delta", delta),
+        )}  # fmt: skip
+
+    def _count_signatures(self) -> int:
+        """How many signatures the client has sent that sent most."""
+        signature, sent = getattr(self.method, "signature", None), self.fed.ledger.up.get(SIGNATURE_TASK)
+        if sent is None or not isinstance(signature, Signature):
+            return 0
+        k, width = signature.size(tuple(self.fed.x.shape[1:]))
+        return -(-int(sent.max()) // (4 * k * (width + 1)))  # floats: k points and k shares
 
     def _accuracies(self) -> list[tuple[int, float]]:
         return [(round, metrics["accuracy"]) for round, metrics in self.history]
 
     def _count_unused(self) -> dict[str, int]:
-        """How many replies were not used, or did not come, by reason."""
+        """How many replies were not used, or did not come, by reason, and how many clients were excluded."""
         reasons = Counter(reply.reason for reply in self.fed.rejected)
-        return {f"replies_{reason.replace(' ', '_')}": count for reason, count in sorted(reasons.items())}
+        excluded = {"clients_excluded": reasons.pop(EXCLUDED)} if EXCLUDED in reasons else {}
+        return {f"replies_{reason.replace(' ', '_')}": count for reason, count in sorted(reasons.items())} | excluded
 
     def _means(self, *names: str) -> dict[str, float]:
         """Means over the evaluated rounds of the metrics that have been measured."""

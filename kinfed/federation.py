@@ -3,26 +3,40 @@
 Everything that crosses the wire is counted where it crosses, in `Federation.run`.
 """
 
+import logging
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kinfed.client import UNMARKED, HasMemory, Task, mark_of, width_of
+from kinfed.aggregation import MEAN, Aggregation
+from kinfed.client import NUMBERS, UNMARKED, Facts, HasMemory, Range, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError
-from kinfed.keys import base_key, fold, uniform
+from kinfed.keys import base_key, fold, normal, to_uniform, uniform
 from kinfed.ledger import Ledger
-from kinfed.params import NOTHING, Params, Payload, Stack, average, bytes_of, each_leaf, from_flat, put, repeat, to_flat
+from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, select, to_flat
+from kinfed.privacy import OPEN, Privacy
 
+LOG = logging.getLogger("kinfed")
 NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
-MISSING = (NO_ANSWER, FAILED, REFUSED)  # nothing came that could have been used
+NOT_ASKED = "not asked"  # a client that was silent before, and is asked again later
+MISSING = (NO_ANSWER, FAILED, REFUSED, NOT_ASKED)  # nothing came that could have been used
 FORGOT = "forgot"  # a client had lost its memory and began anew; its reply was used
+OUT_OF_RANGE, OVERSIZED, EMPTY, DAMAGED = "out of range", "oversized", "empty", "damaged"
+WRONG_NAMES, WRONG_DTYPE, WRONG_SHAPE, UNKNOWN = "wrong names", "wrong dtype", "wrong shape", "unknown sender"
+OFFENCES = (  # no honest client's
+    OUT_OF_RANGE, OVERSIZED, EMPTY, DAMAGED, WRONG_NAMES, WRONG_DTYPE, WRONG_SHAPE, UNKNOWN,
+)  # fmt: skip
+MAX_OFFENCES = 3  # of a client, before it is excluded
+EXCLUDED = "excluded"  # a client that is asked nothing for the rest of the run
 
 
 class Offer(NamedTuple):
@@ -43,7 +57,7 @@ NO_OFFER = Offer()
 
 
 class Rejected(NamedTuple):
-    """A reply that was not used, or did not come, and why; or one that came from a client that had lost its memory."""
+    """A reply that was not used, or did not come, and why; or what else is noted of a client."""
 
     round: int
     task: str
@@ -58,7 +72,12 @@ class Rejected(NamedTuple):
     @property
     def was_dropped(self) -> bool:
         """Whether a reply came and was not used."""
-        return not self.is_missing and self.reason != FORGOT
+        return not self.is_missing and self.reason not in (FORGOT, EXCLUDED)
+
+    @property
+    def is_offence(self) -> bool:
+        """Whether it is what no honest client sends."""
+        return self.client >= 0 and self.reason in OFFENCES
 
 
 @dataclass(frozen=True)
@@ -81,14 +100,26 @@ class Replies:
             raise TypeError(f"'{name}' is one tensor: use replies['{name}']")
         return dict(value)
 
+    def at(self, positions: Tensor) -> "Replies":
+        """The answers at these positions alone."""
+        return Replies(self.cohort[positions], from_flat(_some(positions, self.send)))
+
     def align(self, clients: Tensor, values: Tensor) -> Tensor:
         """What those who replied computed ([replies, d]) as rows of these clients (sorted ids), NaN for the others."""
         blank = torch.full((len(clients), values.shape[1]), torch.nan, device=values.device)
         return blank.index_copy(0, torch.searchsorted(clients, self.cohort), values)
 
+    def select(self, positions: Tensor) -> "Replies":
+        """The answers at these positions alone."""
+        return Replies(self.cohort[positions], from_flat(_some(positions, self.send)))
+
 
 class Federation(ABC):
     """Who is there, what is counted, and one verb; engines say how a task reaches the clients."""
+
+    aggregation: Aggregation = MEAN  # how the server makes one model of many
+    privacy: Privacy = OPEN  # what hides samples and clients
+    sums_securely: ClassVar[bool] = False  # whether the engine can add replies up without seeing them
 
     def __init__(
         self, method: object, population: Population, *, fraction: float = 1.0, seed: int = 0, device: str = "cpu"
@@ -113,12 +144,18 @@ class Federation(ABC):
         self.ledger = Ledger(self.count)
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
         self.rejected: list[Rejected] = []
+        self.decoys = torch.zeros(0, dtype=torch.long)  # asked since nobody was drawn, and not summed
         self.sees_samples = True  # False: clients' rows are elsewhere, and the server knows how many they are
 
     @property
     def sizes(self) -> Tensor:
         """Training samples of every client, known from enrolment: [clients]."""
         return torch.tensor([rows.size(0) for rows in self.train], device=self.device)  # len() takes ten times as long
+
+    @property
+    def weights(self) -> Tensor:
+        """The same as they count in averages, capped where the aggregation says so: [clients]."""
+        return self.aggregation.cap(self.sizes, self.clients)
 
     @property
     def test_samples(self) -> int:
@@ -196,21 +233,90 @@ class Federation(ABC):
         return self.sample_from(self.clients)
 
     def sample_from(self, ids: Tensor) -> Tensor:
-        """⌊fraction · ids⌋ (at least one) of these, without replacement, sorted."""
+        """⌊fraction · ids⌋ (at least one) of these, without replacement, sorted; never clients that are excluded.
+
+        If training is private, each is drawn by itself; in a deployment nobody else can know who is, for that hides
+        clients, too.
+        """
+        ids = self._leave_out(ids, self.excluded)
+        if self.privacy.training.is_on:
+            luck = to_uniform(self._draw_bits("sample", len(ids)))
+            drawn = ids[(luck < self.fraction).nonzero()[:, 0].to(self.device)]
+            self.decoys = ids[:1] if not len(drawn) else ids[:0]
+            return drawn if len(drawn) else self.decoys
         chosen = uniform(torch.tensor(self._next_key("sample")), len(ids)).argsort(stable=True)
         return ids[chosen[: max(1, int(self.fraction * len(ids)))].sort().values.to(self.device)]
 
+    def average(self, replies: Replies, name: str, sent: Params) -> Params:
+        """One model from those that all clients trained from this one: by the rule of aggregation, or privately."""
+        if not self.privacy.training.is_on:
+            return self.aggregation.average(replies.stack(name), self.weights[replies.cohort], sent)
+        members = torch.tensor([len(self.clients)], device=self.device)
+        which, expected = torch.zeros_like(replies.cohort), self.fraction * members
+        expected = expected.where(members >= self.privacy.min_cluster, 0.0)
+        return select(self.release(repeat(sent, 1), which, replies, name, expected), 0)
+
+    def release(self, models: Stack, which: Tensor, replies: Replies, name: str, expected: Tensor) -> Stack:
+        """Each model after a private mean of what those changed that were sent it; which: [replies], expected: [C]."""
+        which = which.where(~torch.isin(replies.cohort, self.decoys.to(self.device)), -1)
+        return self.privacy.training.release(
+            models, which, replies.stack(name), expected, lambda count: normal(self._draw_bits("noise", 2 * count))
+        )
+
+    def _draw_bits(self, name: str, count: int) -> Tensor:
+        """Random 64-bit numbers: of the operating system, where others could draw keyed ones themselves."""
+        key = torch.tensor(self._next_key(name))
+        if not self.sees_samples:
+            return torch.frombuffer(bytearray(secrets.token_bytes(8 * max(count, 1))), dtype=torch.int64)[:count]
+        return fold(key, torch.arange(count))
+
     def run(self, task: Task, cohort: Tensor, offer: Offer = NO_OFFER) -> Replies:
-        """What the cohort answers to a task; answers with a NaN or an infinity in them are left out and noted."""
+        """What the cohort answers to a task; answers with a number out of its range are left out and noted."""
         name, mark = getattr(task, "__name__", str(task)), mark_of(task)
         if mark is None:
             raise ConfigError(UNMARKED.format(name))
-        keys = fold(torch.tensor(self._next_key(mark.key)), cohort.cpu()).to(self.device)
-        return self._answers(name, cohort, keys, offer)
+        key, noted = self._next_key(mark.key), len(self.rejected)
+        cohort, offer = self._leave_out_of_call(cohort, offer)
+        keys = fold(torch.tensor(key), cohort.cpu()).to(self.device)
+        replies = self._answers(name, cohort, keys, offer, mark.ranges)
+        self._exclude_offenders(name, noted)
+        return self._leave_out_of_replies(replies)
 
     @abstractmethod
-    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
+    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
         """The answers that can be used; what clients keep is kept, what crossed is counted, the rest is noted."""
+
+    @property
+    def excluded(self) -> set[int]:
+        """Clients that are asked nothing any more."""
+        return {entry.client for entry in self.rejected if entry.reason == EXCLUDED}
+
+    def _leave_out_of_call(self, cohort: Tensor, offer: Offer) -> tuple[Tensor, Offer]:
+        """A cohort without clients that are excluded, and what it is offered; the same where all of it are."""
+        kept = self._leave_out(cohort, self.excluded)
+        if len(kept) in (0, len(cohort)):
+            return cohort, offer
+        return kept, offer.to(torch.isin(cohort, kept).nonzero()[:, 0])
+
+    def _leave_out_of_replies(self, replies: Replies) -> Replies:
+        kept = self._leave_out(replies.cohort, self.excluded)
+        if len(kept) == len(replies.cohort):
+            return replies
+        return replies.select(torch.isin(replies.cohort, kept).nonzero()[:, 0])
+
+    def _leave_out(self, ids: Tensor, excluded: set[int]) -> Tensor:
+        return ids[[client not in excluded for client in ids.tolist()]] if excluded else ids
+
+    def _exclude_offenders(self, name: str, noted: int) -> None:
+        """Excludes those that since the entry `noted` have sent what no honest client sends once too often."""
+        faulty = {entry.client for entry in self.rejected[noted:] if entry.is_offence}
+        counts = Counter(entry.client for entry in self.rejected if entry.is_offence) if faulty else Counter[int]()
+        for client in sorted(client for client in faulty if counts[client] >= MAX_OFFENCES):
+            self.rejected.append(Rejected(self.round, name, client, EXCLUDED))
+            LOG.warning(
+                "client %d is excluded for the rest of the run: %d of its replies were malformed or out of range",
+                client, counts[client],
+            )  # fmt: skip
 
     def initial_memory(self) -> Params:
         """What a client remembers before its first task, flat."""
@@ -251,17 +357,17 @@ def run_fedavg(task: Task, params: Params, rounds: int, fed: Federation) -> Para
     """The model after so many rounds of FedAvg; `task` takes and replies `params`."""
     for _ in range(rounds):
         replies = fed.run(task, fed.sample(), Offer(shared={"params": params}))
-        if len(replies.cohort):
-            params = average(replies.stack("params"), fed.sizes[replies.cohort])
+        if len(replies.cohort) or fed.privacy.training.is_on:
+            params = fed.average(replies, "params", params)
     return params
 
 
 class Resident(Federation):
     """A federation whose clients live in this process; engines say how a task reaches them."""
 
-    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
+    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
         send, keep = self._run(name, cohort, keys, offer)
-        good = self._finite(name, cohort, send)
+        good = self._check(name, cohort, send, ranges, count_models(offer))
         if keep:
             self._keep(cohort[good], _some(good, keep))
         replies = Replies(cohort[good], from_flat(_some(good, send)))
@@ -284,14 +390,42 @@ class Resident(Federation):
             self.memory = repeat(self.initial_memory(), self.count)
         self.memory = self.memory | put({name: self.memory[name] for name in kept}, cohort, kept)
 
-    def _finite(self, name: str, cohort: Tensor, send: Payload) -> Tensor:
-        good = torch.ones(len(cohort), dtype=torch.bool, device=self.device)
-        for tensor in to_flat(send).values():
-            if tensor.is_floating_point() and tensor.numel():
-                least, most = tensor.reshape(len(cohort), -1).aminmax(dim=1)  # what is not a number is both
-                good &= torch.isfinite(least) & torch.isfinite(most)
-        self.rejected += [Rejected(self.round, name, int(client)) for client in cohort[~good]]
-        return good.nonzero()[:, 0]
+    def _check(self, name: str, cohort: Tensor, send: Payload, ranges: Mapping[str, Range], models: int) -> Tensor:
+        """Positions of the replies that can be used; the others are noted."""
+        train, test = (self._lengths(part, cohort, ranges) for part in (self.train, self.test))
+        facts = Facts(self.method, train, test, models)
+        finite, inside = check_numbers(to_flat(send), len(cohort), ranges, facts)
+        faulty = zip(cohort[~(finite & inside)].tolist(), inside[~(finite & inside)].tolist(), strict=True)
+        self.rejected += [
+            Rejected(self.round, name, client, NOT_FINITE if is_inside else OUT_OF_RANGE)
+            for client, is_inside in faulty
+        ]
+        return (finite & inside).nonzero()[:, 0]
+
+    def _lengths(self, part: list[Tensor], cohort: Tensor, ranges: Mapping[str, Range]) -> Tensor:
+        """Samples of these clients; none are counted where no range may depend on them."""
+        return torch.tensor([part[i].size(0) for i in cohort.tolist()] if ranges else [], device=self.device)
+
+
+def check_numbers(send: Stack, clients: int, ranges: Mapping[str, Range], facts: Facts) -> tuple[Tensor, Tensor]:
+    """Which clients' replies are finite where that is all that is asked, and which are inside of declared ranges.
+
+    Both bool [clients]. Weights beyond NUMBERS count as not finite: those of an honest client that diverged are.
+    """
+    finite, inside = torch.ones(2, clients, dtype=torch.bool, device=facts.train.device)
+    for name, tensor in send.items():
+        field = name.partition("/")[0]
+        if field in ranges:
+            inside &= ranges[field].contains(tensor, facts)
+        elif tensor.is_floating_point():
+            finite &= NUMBERS.contains(tensor, facts)
+    return finite, inside
+
+
+def count_models(offer: Offer) -> int:
+    """How many models a cohort was offered to select from."""
+    models = to_flat({"models": offer.shared["models"]}) if "models" in offer.shared else {}
+    return next((len(stacked) for stacked in models.values()), 0)
 
 
 def _some(which: Tensor, payload: Payload) -> Stack:

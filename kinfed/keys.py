@@ -39,7 +39,12 @@ def uniform(key: Tensor, count: int) -> Tensor:
     return ((bits >> 40) & 0xFFFFFF).float() / 2**24
 
 
+def to_uniform(bits: Tensor) -> Tensor:
+    """Random 64-bit numbers as numbers in [0, 1), double."""
+    return ((bits >> 11) & (2**53 - 1)).double() / 2**53
+
+
 def normal(bits: Tensor) -> Tensor:
     """Half as many standard normal numbers as there are random 64-bit ones (Box and Muller), in double."""
-    radius, angle = (((part >> 11) & (2**53 - 1)).double() / 2**53 for part in bits.chunk(2))
+    radius, angle = to_uniform(bits).chunk(2)
     return (-2 * (1 - radius).log()).sqrt() * (2 * torch.pi * angle).cos()

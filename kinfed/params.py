@@ -67,6 +67,15 @@ def flatten(models: Stack) -> Tensor:
     return torch.cat([to_matrix(w) for w in models.values()], 1)
 
 
+def unflatten(vectors: Tensor, like: Stack) -> Stack:
+    """The models that `flatten` turned into these vectors, with the names, shapes and dtypes of `like`."""
+    parts = vectors.split([w.shape[1:].numel() for w in like.values()], 1)
+    return {
+        name: part.reshape(len(part), *w.shape[1:]).to(w.dtype)
+        for part, (name, w) in zip(parts, like.items(), strict=True)
+    }
+
+
 def subtract(a: Params, b: Params) -> Params:
     """a - b, name by name."""
     return each_leaf(torch.sub, a, b)

@@ -6,7 +6,7 @@ and Su 2022; Balle and Wang 2018), and k of them are μ√k. Training hides a cl
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -20,7 +20,9 @@ from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids, Part
 from kinfed.errors import ConfigError
 from kinfed.keys import base_key, fold, normal
+from kinfed.params import Stack, each_leaf, flatten, one_hot, select, subtract, to_matrix
 
+Draw = Callable[[int], Tensor]  # so many standard normal numbers
 LARGEST = 1e4  # ε and μ that are looked for
 
 
@@ -128,6 +130,10 @@ class SignaturePrivacy:
         """z, the noise in units of the sensitivity; 0 without noise."""
         return find_multiplier(self.epsilon, self.delta) if self.is_private else 0.0
 
+    def spend(self, releases: int) -> float:
+        """The ε of so many signatures of one client."""
+        return find_epsilon(self.multiplier, self.delta, releases)
+
     def clip_embeddings(self, embedded: Tensor) -> Tensor:
         return self.bound(embedded) if self.is_private else embedded
 
@@ -209,12 +215,57 @@ def sum_nearest(parts: Sequence[Part], centres: Tensor, clip: float) -> Tensor:
 
 
 @dataclass(frozen=True)
+class TrainingPrivacy:
+    """What hides a client in the models that are trained (DP-FedAvg, McMahan et al., ICLR 2018).
+
+    Adjacent are two federations, one of which has a client more; given the clusters, each client is in one. Cohorts
+    are Poisson samples; every client weighs the same, and a sum is divided by the clients that were expected. The
+    server is trusted: it sees updates, and adds the noise.
+    """
+
+    clip: float = 0.0  # S, the norm that an update is scaled down to; 0: training is not private
+    noise: float = 1.0  # z, the noise of a sum in units of S
+    delta: float = 1e-5  # δ, the chance of a larger loss than ε
+
+    def __post_init__(self) -> None:
+        at_least(0, clip=self.clip, noise=self.noise)
+        check_bounds(0.0, self.delta, self.clip)
+
+    @property
+    def is_on(self) -> bool:
+        return self.clip > 0
+
+    def spend(self, steps: int, fraction: float) -> float:
+        """The ε of so many rounds, each of which draws a client with this probability."""
+        return find_epsilon(self.noise, self.delta, steps, fraction)
+
+    def release(self, models: Stack, which: Tensor, trained: Stack, expected: Tensor, draw: Draw) -> Stack:
+        """Each model and the noisy mean of what clients changed in it; one of which nobody is expected stays.
+
+        trained: [K] models, which: [K] the model that each was sent (-1: it is not summed), expected: [C] clients.
+        """
+        updates = subtract(trained, select(models, which.clamp(min=0)))
+        scale = (self.clip / flatten(updates).norm(dim=1).clamp(min=self.clip)).nan_to_num(0.0)
+        member = one_hot(which, len(expected)) * scale
+        share = torch.where(expected > 0, 1 / expected.clamp(min=1e-9), 0.0).float()
+
+        def add(before: Tensor, update: Tensor) -> Tensor:
+            total = (member.to(update.dtype) @ to_matrix(update)).view_as(before)
+            noise = self.clip * self.noise * draw(total.numel()).to(total).view_as(total)
+            moved: Tensor = share.view(-1, *[1] * (before.dim() - 1)) * (total + noise)
+            return before + moved
+
+        return each_leaf(add, models, updates)
+
+
+@dataclass(frozen=True)
 class Privacy:
     """What hides samples and clients from an honest-but-curious server, and from those who get the models."""
 
     signature: SignaturePrivacy = UNPROTECTED
+    training: TrainingPrivacy = TrainingPrivacy()
     secure_aggregation: bool = False  # the server gets sums over clusters and no client's model; engine flower
-    min_cluster: int = 3  # clients that are summed at least; the model of fewer stays as it is
+    min_cluster: int = 3  # clients that are summed at least, where one is hidden; the model of fewer stays as it is
 
     def __post_init__(self) -> None:
         at_least(2, min_cluster=self.min_cluster)

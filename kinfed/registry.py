@@ -3,15 +3,19 @@
 import importlib
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import TypeVar
 
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, UntrustedCode
 
 T = TypeVar("T")
+FILE: ContextVar[str] = ContextVar("FILE", default="")  # the file, maybe somebody else's, that names what is looked up
+INVITED: set[str] = set()  # what the user had imported in this process; to import it again runs nothing new
 
 
 def look_up(name: str, registry: Mapping[str, T], kind: str) -> T:
@@ -32,8 +36,24 @@ def suggest(name: str, names: Collection[str], least: float = 0.6) -> str:
     return f": did you mean '{close[0]}'?" if close else ""
 
 
+@contextmanager
+def refuse_code(file: str, trust: bool) -> Iterator[None]:
+    """Inside it names come from a file that somebody may have sent: unless it is trusted, they import nothing."""
+    token = FILE.set("" if trust else file)
+    try:
+        yield
+    finally:
+        FILE.reset(token)
+
+
 def import_object(path: str, kind: str) -> object:
     """What "package.module:name" names; modules in the working folder are found too."""
+    if FILE.get() and path not in INVITED:
+        raise UntrustedCode(
+            f"{FILE.get()} names code of its maker, the {kind} '{path}', which would be imported and run: look at it, "
+            "then use --trust (in Python trust=True)"
+        )
+    INVITED.add(path)
     module, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # the script `kinfed` starts without it
@@ -42,7 +62,7 @@ def import_object(path: str, kind: str) -> object:
     except SyntaxError as error:
         at = f"{error.filename}, line {error.lineno}"
         raise ConfigError(f"{kind} '{path}' cannot be imported: {error.msg} ({at})") from error
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{kind} '{path}' cannot be imported: {error}; wanted package.module:name") from error
 
 

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kinfed.checks import at_least
 from kinfed.client import FAST_PATH, Batch, Client
 from kinfed.errors import ConfigError
 from kinfed.fastpath import SGD, FastPlan, NotSupported, Schedule, StepGraphs, plan_training, train
@@ -36,6 +37,7 @@ class LocalTraining:
                 "wanted lr > 0, decay > 0, mu >= 0 and 0 <= momentum < 1, all finite, got "
                 f"lr={self.lr}, decay={self.decay}, mu={self.mu}, momentum={self.momentum}"
             )
+        at_least(0, adapt_epochs=self.adapt_epochs)
         if self.optimiser not in ("sgd", "adam"):
             raise ConfigError(f"optimiser must be 'sgd' or 'adam', got '{self.optimiser}'")
 

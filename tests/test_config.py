@@ -58,7 +58,7 @@ def test_a_dataclass_survives_the_journey_through_toml():
         ({"callback": 1}, "unknown config key 'x.callback'"),
         ({"inner": {"sise": 1}}, "unknown config key 'x.inner.sise': did you mean 'x.inner.size'?"),
         ({"rate": "fast"}, 'x.rate: wanted a number, got "fast"'),
-        ({"rate": float("nan")}, "x.rate: wanted a number, got nan"),
+        ({"rate": float("nan")}, "x.rate: wanted a finite number, got nan"),
         ({"rate": True}, "x.rate: wanted a number, got true"),
         ({"inner": {"size": 1.5}}, "x.inner.size: wanted an integer, got 1.5"),
         ({"kind": "c"}, 'x.kind: wanted "a" or "b", got "c"'),

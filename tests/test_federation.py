@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kinfed.client import Reply, client_task
+from kinfed.client import Range, Reply, client_task
 from kinfed.data import Change, Role
 from kinfed.engines import Sequential
 from kinfed.errors import ConfigError
@@ -37,6 +37,10 @@ class Probe:
     def sick(self, client) -> Reply:
         value = torch.where(client.train.size == 23, torch.tensor([1.0, self.odd]), torch.ones(2))
         return Reply({"value": value, "count": client.train.size.clone()})
+
+    @client_task(ranges={"part": Range(0, lambda facts: facts.train - 1)})
+    def choose_sample(self, client) -> Reply:
+        return Reply({"part": torch.where(client.train.size == 23, 23, 5)}, keep={"seen": client.recall("seen") + 1})
 
 
 def probe(engine, **settings):
@@ -193,3 +197,22 @@ def test_an_offer_to_some_of_a_cohort_has_their_rows():
     assert Offer(each={"w": models}).to(some).pick.tolist() == [2, 0]
     assert Offer(each={"w": models}, pick=torch.tensor([1, 1, 2])).to(some).pick.tolist() == [2, 1]
     assert Offer(shared={"w": models}).to(some).pick is None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_whose_numbers_are_out_of_range_is_excluded_after_three(engine, caplog):
+    fed = probe(engine)
+    for _ in range(4):
+        replies = fed.run(fed.method.choose_sample, fed.clients)
+        assert replies.cohort.tolist() == [0, 2, 3, 4, 5] and replies["part"].tolist() == [5] * 5
+    assert [(r.client, r.reason) for r in fed.rejected] == [(1, "out of range")] * 3 + [(1, "excluded")]
+    assert fed.run(fed.method.look, fed.clients)["seen"].tolist() == [5] * 5  # nothing of it is kept, nor asked for
+    assert not len(fed.run(fed.method.look, torch.tensor([1]))["seen"])
+    assert 1 not in fed.sample().tolist() and len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_too_large_to_be_summed_up_are_not_used(engine):
+    fed = engine(Probe(odd=1e13), tiny_population())
+    assert fed.run(fed.method.sick, fed.clients).cohort.tolist() == [0, 2, 3, 4, 5]
+    assert [r.reason for r in fed.rejected] == ["not finite"]

@@ -1,4 +1,4 @@
-"""Private signatures: clipped, with the noise that a hand-derived sensitivity asks for, and an exact account of ε."""
+"""Private signatures and training: clipped, with the noise that a hand-derived sensitivity asks for, and its ε."""
 
 import math
 from dataclasses import replace
@@ -14,12 +14,15 @@ from kinfed.config import read
 from kinfed.config.assembly import assemble
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError
-from kinfed.methods import FLT
-from kinfed.privacy import SignaturePrivacy, find_epsilon, find_multiplier, sum_nearest
+from kinfed.experiment import Experiment
+from kinfed.federation import Replies
+from kinfed.methods import FLT, METHODS
+from kinfed.methods.cluster_models import ClusterModels
+from kinfed.privacy import Privacy, SignaturePrivacy, TrainingPrivacy, find_epsilon, find_multiplier, sum_nearest
 from kinfed.relatedness import Calibrated, Relatedness
-from kinfed.signatures import PartMeans, Signatures
+from kinfed.signatures import PartMeans, Pretraining, Signatures
 from kinfed.signatures.part_means import split_batches
-from tests.methods.registry import population, signature
+from tests.methods.registry import make, population, signature
 from tests.problems import small_net
 
 PRIVATE = SignaturePrivacy(epsilon=2.0, clip=0.5)
@@ -209,3 +212,120 @@ def test_the_section_reaches_the_signature():
 def test_meaningless_budgets_are_refused(wrong):
     with pytest.raises(ConfigError):
         replace(SignaturePrivacy(), **wrong)
+
+
+ZERO = {"w": torch.zeros(2, 3)}  # two models of three weights
+
+
+def release(trained, which, expected, noise=0.0, number=0.0):
+    privacy = TrainingPrivacy(clip=2.0, noise=noise)
+    return privacy.release(ZERO, which, {"w": trained}, expected, lambda count: torch.full((count,), number))["w"]
+
+
+def test_updates_are_clipped_summed_by_cluster_and_divided_by_the_expected_clients():
+    trained = torch.tensor([[0.0, 3.0, 4.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [9.0, 9.0, 9.0]])
+    means = release(trained, torch.tensor([0, 0, 1, -1]), torch.tensor([4.0, 2.0]))
+    first = torch.tensor([1.0, 3.0 * 2 / 5, 4.0 * 2 / 5]) / 4  # the first update is 5 long
+    assert_close(means, torch.stack([first, torch.tensor([0.0, 0.0, 0.5])]))  # the last is a decoy
+
+
+def test_a_client_more_moves_no_sum_by_more_than_the_clip():
+    trained, which = torch.randn(6, 3, generator=torch.Generator().manual_seed(2)) * 5, torch.tensor([0, 1, 0, 1, 0, 1])
+    one = torch.ones(2)
+    moved = release(trained, which, one) - release(trained[:-1], which[:-1], one)
+    assert float(moved.norm()) <= 2 + 1e-6 and not moved[0].any()
+
+
+def test_the_noise_of_a_sum_is_the_multiplier_times_the_clip():
+    nobody, which = torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)
+    assert_close(release(nobody, which, torch.tensor([4.0, 0.0]), 1.5, 1.0), torch.tensor([[0.75] * 3, [0.0] * 3]))
+
+
+def train_privately(method, fraction=1.0, rounds=2, engine=Vectorised, **privacy):
+    fed = engine(method, population(), fraction=fraction)
+    fed.privacy = Privacy(training=TrainingPrivacy(**privacy))
+    experiment = Experiment.over(fed, rounds=rounds)
+    return experiment, experiment.run()
+
+
+def test_without_noise_and_with_a_wide_clip_all_clients_weigh_the_same():
+    method = make("fedavg")
+    experiment, summary = train_privately(method, rounds=1, clip=1e6, noise=0.0)
+    fed = Vectorised(method, population())
+    state = method.init(fed)
+    replies = fed.run(method.train, fed.clients, method.offer(state, fed.clients, fed))
+    mean = {name: w.mean(0) for name, w in replies.stack("params").items()}
+    for name, weight in experiment.state.params.items():
+        assert_close(weight, mean[name], atol=1e-5, rtol=0)
+    assert summary["training_epsilon"] is None and summary["training_delta"] == 1e-5
+
+
+def test_the_summary_holds_the_epsilon_of_all_rounds():
+    _, summary = train_privately(make("fedavg"), rounds=3, clip=1.0, noise=2.0)
+    assert summary["training_epsilon"] == pytest.approx(find_epsilon(2.0, 1e-5, steps=3))
+
+
+def test_every_round_counts_where_an_encoder_is_trained_too():
+    _, summary = train_privately(make("repa"), rounds=1, clip=1.0, noise=2.0)
+    assert summary["training_epsilon"] == pytest.approx(find_epsilon(2.0, 1e-5, steps=2))
+
+
+def test_engines_train_the_same_private_models():
+    runs = [train_privately(make("fedper"), engine=engine, clip=0.5)[0] for engine in (Vectorised, Sequential)]
+    for name, weight in runs[0].state.shared.items():
+        assert_close(weight, runs[1].state.shared[name], atol=1e-5, rtol=0)
+
+
+def test_cohorts_are_poisson_samples():
+    fed = Vectorised(make("fedavg"), population(), fraction=0.5)
+    fed.privacy = Privacy(training=TrainingPrivacy(clip=1.0))
+    sizes = torch.tensor([float(len(fed.sample())) for _ in range(400)])
+    assert abs(float(sizes.mean()) - 6) < 0.4 and abs(float(sizes.var()) - 3) < 0.8  # binomial: 12 · 0.5, 12 · 0.25
+
+
+def test_a_round_without_clients_still_adds_noise():
+    fed = Vectorised(make("fedavg"), population(), fraction=1e-9)
+    fed.privacy = Privacy(training=TrainingPrivacy(clip=1e-9, noise=1.0))
+    assert len(fed.sample()) == len(fed.decoys) == 1
+    state = make("fedavg").init(fed)
+    after = make("fedavg").round(state, 0, fed)
+    name = next(iter(state.params))
+    change = (after.params[name] - state.params[name]).norm()
+    assert float(change) > 0  # 1e-9 · N(0, 1) / (1e-9 · 12)
+
+
+def test_a_small_cluster_keeps_its_model():
+    experiment, _ = train_privately(make("pca_km_hc", clusters=3, stale="exclude"), rounds=1, clip=1.0)
+    served = experiment.state.served
+    first = make("fedavg").model.init()
+    for model, members in enumerate(served.contributors.sum(1).tolist()):
+        stays = all(torch.equal(w[model], first[name]) for name, w in served.models.items())
+        assert stays == (members < 3)
+
+
+def test_overlapping_neighbours_cannot_be_hidden():
+    with pytest.raises(ConfigError, match="case = 'clusters'"):
+        overlap = torch.tensor([[True, True], [False, True]])
+        served = ClusterModels({"w": torch.zeros(2, 1)}, torch.tensor([0, 1]), overlap, {})
+        served.release(Replies(torch.tensor([0, 1]), {"params": {"w": torch.zeros(2, 1)}}), None, "exclude")
+
+
+HIDING = {"fedavg", "fedavg_ft", "fedprox", "fedper", "lg_fedavg", "per_fedavg", "flt", "pca_km_hc", "repa"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_make_more_of_updates_refuse_private_training(name):
+    fed = Vectorised(make(name), population())
+    fed.privacy = Privacy(training=TrainingPrivacy(clip=1.0))
+    if name in HIDING:
+        Experiment.over(fed, rounds=3)
+        return
+    with pytest.raises(ConfigError, match="more of updates than means"):
+        Experiment.over(fed, rounds=3)
+
+
+def test_private_signatures_are_in_the_summary():
+    source = PartMeans(latent=8, pretraining=Pretraining("public")).protect(SignaturePrivacy(epsilon=8.0))
+    fed = Vectorised(FLT(small_net(), signature=source, relatedness=Calibrated()), population())
+    fed.privacy = Privacy(signature=SignaturePrivacy(epsilon=8.0))
+    assert Experiment.over(fed, rounds=1).run()["signature_epsilon"] == pytest.approx(8.0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from kinfed.aggregation import AGGREGATIONS
 from kinfed.config import Config, DataSettings, EngineSettings
 from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings, RoleSettings
 from kinfed.experiment import Evaluation
@@ -11,7 +12,7 @@ from kinfed.training import LocalTraining
 from website.method_pages import facts
 from website.settings import settings_of, table
 
-BY_NAME = ("partition", "shift", "methods")  # sections whose keys depend on a name
+BY_NAME = ("partition", "shift", "aggregation", "methods")  # sections whose keys depend on a name
 SECTIONS: dict[str, type] = {
     "data": DataSettings,
     "training": LocalTraining,
@@ -50,6 +51,13 @@ def config_page(demo: str) -> str:
         "shift",
         SHIFTS,
         "What is done to clients' samples after that; without a `name` nothing. Your own is `module:Class`.",
+    )
+    parts += chosen(
+        "aggregation",
+        AGGREGATIONS,
+        "How the server makes one model of those that clients trained, in every method and within clusters. Without a "
+        "`name`: `mean` in simulation, `norm_clipping` in a [deployment](../deployment.md). A rule of your own is "
+        "`module:Class`. What each defends: [security](../security.md#robust-aggregation).",
     )
     parts += ["## `[methods.NAME]`", "Settings of the methods are on their pages:"]
     parts += [

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kinfed.cli.options import app, plain_errors
+from kinfed.cli.options import Trust, app, plain_errors
 
 
 @app.command()
@@ -16,9 +16,7 @@ def assign(
     predict: Annotated[
         Path | None, typer.Option(help="Samples to classify: the same, or an .npz file.", show_default=False)
     ] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Import the bundle's model where it is its maker's own code.")
-    ] = False,
+    trust: Trust = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
 ) -> None:
     """Assign an unseen client to a cluster by its own samples, and write its model; nothing leaves this machine.

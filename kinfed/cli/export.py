@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kinfed.cli.options import app, plain_errors
+from kinfed.cli.options import Trust, app, plain_errors
 
 
 @app.command()
@@ -13,6 +13,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="The folder of a run that has ended.", metavar="RUN")],
     folder: Annotated[Path, typer.Argument(help="The folder to write the bundle to.", metavar="DIR")],
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Write a bundle: all that it takes to assign unseen clients to models, offline.
 
@@ -28,5 +29,5 @@ def export(
         from kinfed.serving.assignment import OutputFolder
         from kinfed.serving.run_export import export_run
 
-        for line in export_run(run, OutputFolder(folder, force)):
+        for line in export_run(run, OutputFolder(folder, force), trust=trust):
             print(line)

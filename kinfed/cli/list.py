@@ -14,7 +14,9 @@ FOUND = "the module is in the working folder, or installed"
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="methods, datasets, partitions, shifts, models, engines, or schema.", show_default=False),
+        typer.Argument(
+            help="methods, datasets, partitions, shifts, aggregations, models, engines, or schema.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Show what can be named in a config, with one line each.
@@ -38,6 +40,7 @@ def list_(
 
 def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
     """Kind -> name -> one line; of all kinds or of one."""
+    from kinfed.aggregation import AGGREGATIONS
     from kinfed.data import DATASETS, PARTITIONS, SHIFTS
     from kinfed.engines import ENGINES
     from kinfed.methods import METHODS, PRESETS
@@ -51,6 +54,7 @@ def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
         "datasets": dict(DATASETS),
         "partitions": first_lines(PARTITIONS),
         "shifts": first_lines(SHIFTS),
+        "aggregations": first_lines(AGGREGATIONS) | {"MODULE:CLASS": f"A rule of your own; {FOUND}."},
         "models": first_lines(MODELS) | {"MODULE:FUNCTION": f"A network of your own; {FOUND}."},
         "engines": first_lines(ENGINES),
     }

@@ -43,6 +43,9 @@ Engine = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Fixes clients, first weights and every draw.", show_default=False)]
 Rounds = Annotated[int | None, typer.Option(help="Rounds of training in all.", show_default=False)]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of bars, as when the output is not a terminal.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import the code that its config names (module:Class): it runs as you.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and warnings.")]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from kinfed.checks import at_least
 from kinfed.clustering.micro_clusters import cut_into, link
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
@@ -63,8 +64,8 @@ class Hierarchy:
     def __post_init__(self) -> None:
         if self.linkage == "ward" and self.metric != "l2":
             raise ConfigError(f"linkage 'ward' needs metric 'l2', got '{self.metric}'")
-        if self.candidates < 1:
-            raise ConfigError(f"candidates must be at least 1, got {self.candidates}")
+        at_least(1, candidates=self.candidates)
+        at_least(0, threshold=self.threshold or 0.0)
         if self.quantile is not None and (self.threshold is not None or not 0 <= self.quantile <= 1):
             raise ConfigError(f"quantile must be in [0, 1] and without a threshold, got {self.quantile}")
 

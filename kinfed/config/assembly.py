@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from kinfed.aggregation import MEAN
 from kinfed.config.schema import Table
 from kinfed.config.settings import DEMO, GIVEN, Config, find_method, read
 from kinfed.config.toml import merge_tables, read_toml
@@ -42,8 +43,9 @@ def assemble(
     population = population or make_population(config)
     method = protect(method, config.privacy) if method else make_method(config, model_for(config, population))
     return Experiment(
-        method, population, config.engine, fraction=config.fraction, seed=config.seed, **loop_settings(config)
-    )
+        method, population, config.engine, fraction=config.fraction, seed=config.seed, privacy=config.privacy,
+        aggregation=config.aggregation or MEAN, **loop_settings(config),
+    )  # fmt: skip
 
 
 def loop_settings(config: Config) -> Loop:

@@ -5,7 +5,7 @@ holds one of its named parts or a user's own `module:Class`: a table of the name
 """
 
 import json
-import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Union, get_args, get_origin,
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaValidator, ValidationError
 from pydantic_core import core_schema as core
 
+from kinfed.aggregation import AGGREGATIONS, Aggregation
 from kinfed.data.partitions import PARTITIONS, Partition
 from kinfed.data.shifts import SHIFTS, Shift
 from kinfed.errors import ConfigError, UnknownKey
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Table = dict[str, object]  # of text, numbers, booleans, lists and tables
 NONE = "none"  # TOML has no null
+LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Parts:
 
 
 PARTS = {
+    Aggregation: Parts("aggregation", Aggregation, AGGREGATIONS),
     Partition: Parts("partition", Partition, PARTITIONS),
     Signature: Parts("signature", Signature, {"encoder_centroids": EncoderCentroids, "part_means": PartMeans}),
     Clusterer: Parts("clusterer", Clusterer, {"relatedness": Relatedness, "calibrated": Calibrated}),
@@ -125,6 +128,8 @@ def field_schemas(kind: type, without: Collection[str] = ()) -> dict[str, CoreSc
 
 def field_schema(hint: object, field: "Field[object]") -> CoreSchema | None:
     """The schema of a field; a section of parts needs no name where the field has a default."""
+    if field.name in SEEDS:
+        return SEEDS[field.name]
     parts = parts_of(hint)
     return value_schema(hint) if parts is None else part_schema(parts, hint, default_of(field))
 
@@ -133,7 +138,7 @@ def value_schema(hint: object) -> CoreSchema | None:
     """The schema of a value of this type; None where no table can hold it."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is float:
-        return core.no_info_after_validator_function(refuse_nan, core.float_schema(strict=True))
+        return core.no_info_before_validator_function(refuse_infinite, core.float_schema(strict=True))
     if hint in SCALARS:
         return SCALARS[hint]
     if origin is Literal:
@@ -148,10 +153,16 @@ def value_schema(hint: object) -> CoreSchema | None:
 
 
 SCALARS: dict[object, CoreSchema] = {
-    int: core.int_schema(strict=True),
+    int: core.int_schema(strict=True, ge=-(2**31), le=2**31 - 1),
     bool: core.bool_schema(strict=True),
     str: core.str_schema(strict=True),
     NoneType: core.no_info_after_validator_function(lambda _: None, core.literal_schema([NONE])),
+}
+
+
+SEEDS = {  # larger than other whole numbers; their classes say how large
+    "seed": core.int_schema(strict=True),
+    "seeds": core.tuple_schema([core.int_schema(strict=True)], variadic_item_index=0),
 }
 
 
@@ -221,9 +232,10 @@ def refuse_unknown(known: tuple[str, ...], table: object) -> object:
     return table
 
 
-def refuse_nan(number: float) -> float:
-    if math.isnan(number):
-        raise ValueError("wanted a number, got nan")
+def refuse_infinite(number: object) -> object:
+    """The same; raise ValueError for numbers that no setting can be: not finite, or beyond what a float holds."""
+    if isinstance(number, int | float) and not -LARGEST <= number <= LARGEST:  # a NaN is not, either
+        raise ValueError(f"wanted a finite number, got {number if isinstance(number, float) else 'a larger one'}")
     return number
 
 
@@ -262,6 +274,7 @@ def want(error: ErrorDetails) -> str:
     """What pydantic wanted, in TOML's terms."""
     words = error["msg"].replace("Input should be ", "").replace("a valid tuple", "a list").replace("'", '"')
     words = words.replace("a valid dictionary", "a table").replace("a valid integer", "an integer")
+    words = words.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return words.replace("a valid ", "a ")
 
 

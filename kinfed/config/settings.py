@@ -9,7 +9,8 @@ from typing import get_type_hints
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from kinfed.checks import within
+from kinfed.aggregation import Aggregation
+from kinfed.checks import at_least, within
 from kinfed.config.schema import (
     PARTS,
     Table,
@@ -70,8 +71,11 @@ class DataSettings:
     validation: float = 0.0  # share of its training samples that a client is tested on; 0: the partition's test samples
 
     def __post_init__(self) -> None:
-        if not 0 <= self.public < 1:
-            raise ConfigError(f"public must be a share from 0 to below 1, got {self.public}")
+        for name, share in (("public", self.public), ("validation", self.validation)):
+            if not 0 <= share < 1:
+                raise ConfigError(f"{name} must be a share from 0 to below 1, got {share}")
+        samples = {"train_samples": self.train_samples, "test_samples": self.test_samples}
+        at_least(1, **{name: most for name, most in samples.items() if most is not None})
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class Config:
     roles: RoleSettings = RoleSettings()
     change: ChangeSettings = ChangeSettings(round=0)
     training: LocalTraining = LocalTraining()
+    aggregation: Aggregation | None = None  # none: the mean in simulation, norm clipping in deployment
     privacy: Privacy = OPEN
     evaluation: Evaluation = Evaluation()
     engine: EngineSettings = EngineSettings()

@@ -20,8 +20,10 @@ def read_toml(path: Path) -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no config file at {path}; give an existing one, or key=value settings alone") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a readable TOML file: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is not a readable TOML file: its lists or tables are nested too deeply") from None
 
 
 def apply_overrides(table: Table, overrides: Iterable[str]) -> Table:
@@ -42,7 +44,7 @@ def parse_value(text: str) -> object:
     """A value in TOML; a bare word is text."""
     try:
         found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return found["value"] if len(found) == 1 else text
 

@@ -1,10 +1,8 @@
 """A user's arrays as numpy arrays that fit together, the kind of samples they hold, and the file a dataset lives in."""
 
-import os
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kinfed.data.population import NO_SAMPLES, Population, Role
+from kinfed.data.population import NO_SAMPLES, Population, Role, check_classes
 from kinfed.data.sampling import Index
-from kinfed.errors import DataError
+from kinfed.errors import DataError, FileError
+from kinfed.files import Arrays, read_arrays, write_arrays
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -106,6 +105,7 @@ def as_owners(client: Array) -> Index:
         raise DataError(f"client has ids of kinds {', '.join(kinds)}, which have no order; wanted one kind") from error
 
 
+LARGEST_SAMPLE = 2**26  # numbers
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 
@@ -139,7 +139,11 @@ class SampleKind:
             raise TypeError(f"wanted a table, got {table!r}")
         if table["dtype"] not in DTYPES:
             raise ValueError(f"dtype {table['dtype']!r}")
-        return cls(tuple(int(n) for n in table["shape"]), table["dtype"], int(table["classes"]))
+        shape = tuple(int(n) for n in table["shape"])
+        if not all(n > 0 for n in shape) or prod(shape) > LARGEST_SAMPLE:
+            raise ValueError(f"shape {list(shape)[:9]}")
+        check_classes(int(table["classes"]))
+        return cls(shape, table["dtype"], int(table["classes"]))
 
     def nothing(self) -> Tensor:
         """No samples: [0, ...]."""
@@ -167,8 +171,6 @@ class SampleKind:
         return samples, labels
 
 
-Arrays = dict[str, npt.NDArray[np.generic]]
-
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("writer_train", "writer_test")
 IMAGES = "uint8 [n, height, width], [n, height, width, 1 or 3] or [n, 1 or 3, height, width]"
@@ -176,7 +178,6 @@ FORMAT = (
     f"x_train, x_test: images, {IMAGES}; y_train, y_test: integer labels [n]; "
     "optional writer_train, writer_test: integers [n]"
 )
-UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)  # all seen in damaged files
 
 
 def read(path: Path, remedy: str = "replace it") -> Arrays:
@@ -198,16 +199,17 @@ def read(path: Path, remedy: str = "replace it") -> Arrays:
 
 def unpack(path: Path, remedy: str) -> Arrays:
     """All arrays of the file that a dataset may have."""
+    with path.open("rb") as file:
+        begins_with = file.read(2)
+    if begins_with == b"\x93N":
+        raise DataError(f"{path} holds one bare array, wanted an .npz file with {FORMAT}")
+    if begins_with != b"PK":
+        raise DataError(f"{path} is not a readable .npz file (it does not begin as one); {remedy}")
     try:
-        with path.open("rb") as file:
-            if file.peek(2)[:2] not in (b"PK", b"\x93N"):  # numpy would take it for a pickle
-                raise ValueError("it does not begin as one")
-            with np.load(file, allow_pickle=False) as archive:
-                return {name: archive[name] for name in (*REQUIRED, *OPTIONAL) if name in archive.files}
-    except UNREADABLE as error:
+        arrays = read_arrays(path)
+    except FileError as error:
         raise DataError(f"{path} is not a readable .npz file ({error}); {remedy}") from error
-    except (AttributeError, TypeError) as error:  # a bare .npy array has neither names nor a context
-        raise DataError(f"{path} holds one bare array, wanted an .npz file with {FORMAT}") from error
+    return {name: arrays[name] for name in (*REQUIRED, *OPTIONAL) if name in arrays}
 
 
 def check_part(path: Path, arrays: Arrays, part: str) -> None:
@@ -228,14 +230,8 @@ def check_part(path: Path, arrays: Arrays, part: str) -> None:
 
 def store(path: Path, arrays: Arrays) -> None:
     """Write the file whole or not at all: nobody ever sees half of it."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        part.replace(path)
-    except OSError as error:
+        write_arrays(path, arrays, private=False)
+    except (OSError, FileError) as error:
         raise DataError(f"cannot write {path} ({error}); set KINFED_DATA to a folder that can be written") from error
-    finally:
-        if part.exists():
-            part.unlink()

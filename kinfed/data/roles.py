@@ -1,6 +1,7 @@
 """Roles: which clients never train, have no labels, come later, or resemble another client (look-alikes)."""
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ class RoleSettings:
         fraction(holdout=self.holdout, unlabelled=self.unlabelled, late=self.late)
         at_least(1, join_round=self.join_round)
         at_least(0, look_alikes=self.look_alikes)
-        if not 0 < self.look_alike_scale[0] <= self.look_alike_scale[1]:
+        if not 0 < self.look_alike_scale[0] <= self.look_alike_scale[1] < inf:
             raise ConfigError(f"look_alike_scale must be two shares 0 < low <= high, got {self.look_alike_scale}")
         if self.holdout + self.unlabelled + self.late > 1:
             total = self.holdout + self.unlabelled + self.late

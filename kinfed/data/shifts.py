@@ -109,6 +109,7 @@ class Rotation:
 
     def __post_init__(self) -> None:
         at_least(1, degrees=len(self.degrees))
+        at_least(0, **{f"degrees[{i}]": abs(angle) for i, angle in enumerate(self.degrees)})
         one_of(("cluster", "client"), per=self.per)
 
     def __call__(self, population: Population, rng: np.random.Generator) -> Population:

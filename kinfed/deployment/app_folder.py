@@ -10,7 +10,7 @@ from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config, to_toml
 from kinfed.config.schema import to_table
 from kinfed.data.population import Population
-from kinfed.deployment.plan import KINDS, Plan, make_planned_method, save_folder
+from kinfed.deployment.plan import KINDS, Plan, choose_aggregation, make_planned_method, save_folder
 from kinfed.engines.flower.simulation import OFFLINE
 from kinfed.errors import ConfigError
 from kinfed.runs.logs import as_csv, write_text
@@ -22,6 +22,8 @@ PLAN_HEADER = """\
 # What server and nodes agree on. Nobody sees all the samples, so it has to be said here.
 #   clients        at most, late-joining ones included   wait_for, wait_seconds  enrolled before training begins
 #   shape, dtype   of one sample                         server_samples          a folder of the server's own, or ""
+#   quorum         share of the asked clients; when it has replied, the others have grace_seconds left, or as long again
+#   max_samples    that a client may say it has          bind_names              a name belongs to one node's key
 # How long a client has for a task, and how often it is asked, is engine.timeout and engine.attempts of config.toml.
 """
 
@@ -86,7 +88,9 @@ def adapt_config(config: Config) -> Config:
         raise ConfigError(
             "evaluation.correlation needs all clients' samples, which a deployed server has not; leave it out"
         )
-    return replace(config, engine=replace(config.engine, name="flower"))
+    return replace(
+        config, engine=replace(config.engine, name="flower"), aggregation=choose_aggregation(config)
+    )  # fmt: skip
 
 
 def adapt_plan(config: Config, plan: Plan, has_data: bool) -> Plan:

@@ -7,6 +7,7 @@ samples, builds its own copy of the method, and runs tasks by name.
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings, make_method, model_for
 from kinfed.data.arrays import ServerSamples
-from kinfed.deployment.plan import Plan, load_folder, make_planned_method
+from kinfed.deployment.plan import Plan, choose_aggregation, load_folder, make_planned_method
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
+from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData, ClientNode, draw_bits
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
@@ -54,8 +56,10 @@ def shorten_traceback(record: logging.LogRecord) -> bool:
 def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     """Takes the experiment to its end over the nodes of this grid."""
     out.mkdir(parents=True, exist_ok=True)
+    config = replace(config, aggregation=choose_aggregation(config))  # so that the run's own config names it
     resuming = can_resume(out, config)
     fed = make_deployed_federation(config, plan, grid)
+    fed.load_keys(out)
     if resuming:
         state = checkpoint.read_engine_state(out / CHECKPOINT)
         fed.load_state_dict(state)  # clients must be known before they come back
@@ -77,10 +81,18 @@ def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> Deploy
             f"{config.method} needs samples of the server's own, but there are none: put a samples.npz into a folder, "
             "and name it in server_samples of plan.toml"
         )
-    return DeployedFederation(
-        method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
-        device=choose_device(config.engine.device), timeout=config.engine.timeout, attempts=config.engine.attempts,
+    patience = replace(
+        DEPLOYED_PATIENCE, timeout=config.engine.timeout, attempts=config.engine.attempts, quorum=plan.quorum,
+        grace=plan.grace_seconds,
     )  # fmt: skip
+    fed = DeployedFederation(
+        method, samples, plan.clients, grid, fraction=config.fraction, seed=config.seed,
+        device=choose_device(config.engine.device), patience=patience, max_samples=plan.max_samples,
+        binds_names=plan.bind_names,
+    )  # fmt: skip
+    fed.privacy = config.privacy
+    fed.aggregation = choose_aggregation(config)
+    return fed
 
 
 if TYPE_CHECKING:
@@ -124,5 +136,5 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Cli
     return ClientNode(
         str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,
         holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), detects_changes=True,
-        entropy=draw_bits,
+        entropy=draw_bits, privacy=config.privacy,
     )  # fmt: skip

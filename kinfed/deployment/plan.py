@@ -1,20 +1,24 @@
 """What server and nodes of a deployment agree on beside the config, since nobody sees all the samples."""
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import DEPLOYED, MEAN, Aggregation
+from kinfed.checks import above_zero, at_least, fraction, within
 from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
-from kinfed.data.arrays import ServerSamples, as_features, as_labels
+from kinfed.data.arrays import LARGEST_SAMPLE, ServerSamples, as_features, as_labels
+from kinfed.data.population import check_classes
+from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import ConfigError, DataError, FileError
+from kinfed.files import Arrays, read_arrays, write_arrays
 from kinfed.method import Method
 
 KINDS = {"uint8": torch.uint8, "float32": torch.float32}
@@ -31,6 +35,10 @@ class Plan:
     wait_for: int = 1  # clients that must have enrolled before training begins
     wait_seconds: float = 600.0
     server_samples: str = ""  # a folder with the server's own samples, where the method needs some
+    quorum: float = DEPLOYED_PATIENCE.quorum  # share of the asked clients that must reply before a deadline is set
+    grace_seconds: float = DEPLOYED_PATIENCE.grace  # that the others have then, or as long again
+    max_samples: int = 10**7  # that a client may say it has
+    bind_names: bool = True  # a name belongs to one node's key; false only where nodes have no keys of their own
 
     def __post_init__(self) -> None:
         if not 1 <= self.wait_for <= self.clients or self.classes < 1 or self.dtype not in KINDS:
@@ -38,7 +46,12 @@ class Plan:
                 f"wanted 1 <= wait_for <= clients, some classes and a dtype of {', '.join(KINDS)}; got wait_for "
                 f"{self.wait_for}, clients {self.clients}, classes {self.classes}, dtype {self.dtype!r}"
             )
-        if min(self.shape, default=0) < 1:
+        fraction(quorum=self.quorum)
+        within(1, 2**40, max_samples=self.max_samples)
+        above_zero(wait_seconds=self.wait_seconds)
+        at_least(0, grace_seconds=self.grace_seconds)
+        check_classes(self.classes)
+        if min(self.shape, default=0) < 1 or prod(self.shape) > LARGEST_SAMPLE:
             raise ConfigError(f"shape must be sizes of at least 1 as in 3,32,32, got {list(self.shape)}")
 
     def load_server_samples(self) -> ServerSamples:
@@ -72,6 +85,11 @@ def make_planned_method(config: Config, plan: Plan, samples: ServerSamples) -> M
     return method
 
 
+def choose_aggregation(config: Config) -> Aggregation:
+    """The rule of a deployment: as it is set, else norm clipping, or the mean where the server sees sums alone."""
+    return config.aggregation or (MEAN if config.privacy.secure_aggregation else DEPLOYED)
+
+
 def read_plan(path: Path) -> Plan:
     """The plan in a TOML file."""
     return build(Plan, read_toml(path), "plan")
@@ -98,7 +116,7 @@ def load_file(path: Path) -> ClientData:
     Images are uint8 [n, h, w], [n, h, w, 3] or [n, 3, h, w], other samples are taken as float32. Without `y` a client
     wants a model and does not train; without `test_x` it is not evaluated.
     """
-    arrays = read_arrays(path)
+    arrays = read_samples(path)
     x = torch.from_numpy(as_features(arrays["x"]))
     y = torch.from_numpy(as_labels(arrays["y"])) if "y" in arrays else torch.full((len(x),), -1)
     if len(alone := {"test_x", "test_y"} & set(arrays)) == 1:
@@ -109,12 +127,11 @@ def load_file(path: Path) -> ClientData:
     return ClientData(x, y, torch.from_numpy(test_x), torch.from_numpy(test_y))
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
+def read_samples(path: Path) -> Arrays:
     """The arrays of an .npz file, among them x."""
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:  # given a name it may leave it open
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, TypeError, BadZipFile) as error:
+        arrays = read_arrays(path)
+    except (OSError, FileError) as error:
         raise DataError(f"{path} cannot be read: {error}; wanted an .npz of arrays x, y, test_x, test_y") from error
     if "x" not in arrays:
         raise DataError(f"{path} has no array x, only {', '.join(arrays) or 'nothing'}")
@@ -122,6 +139,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def save_folder(folder: Path, arrays: dict[str, Tensor]) -> None:
-    """Writes samples as `load_folder` reads them."""
+    """Writes samples as `load_folder` reads them; they are their owner's alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / FILE, allow_pickle=False, **{name: t.numpy() for name, t in arrays.items()})
+    write_arrays(folder / FILE, {name: t.numpy() for name, t in arrays.items()})

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kinfed.checks import above_zero, at_least
 from kinfed.data.population import Population
 from kinfed.engines.flower import NODES, Flower
 from kinfed.engines.sequential import Sequential
@@ -31,6 +32,11 @@ class EngineSettings:
     tf32: bool = False  # TF32 products on a GPU: faster, less precise
     timeout: float = 600.0  # flower: seconds that clients have for a task; a client without a reply is left out
     attempts: int = 2  # flower: how often a client without a reply is asked, before the first round
+
+    def __post_init__(self) -> None:
+        at_least(0, block=self.block, workers=self.workers)
+        at_least(1, attempts=self.attempts)
+        above_zero(timeout=self.timeout)
 
 
 def make_federation(

@@ -22,7 +22,7 @@ from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges
 from kinfed.methods.held_out import AMOUNTS, Evidence, JudgesOnHeldOut
-from kinfed.methods.signature_tasks import ComputesSignatures, log_misfits
+from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits
 from kinfed.models import Model
 from kinfed.params import Params, repeat, select
 from kinfed.per_client import Each, Labels
@@ -70,7 +70,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
 
     def init(self, fed: Federation) -> AutoState:
         served, encoder = ClusterModels.init(self.model, self.stale, fed), self.signature.encoder(fed)
-        known, replied = self.collect(self.no_signatures(fed), encoder, fed.clients, fed)
+        known, replied = drop_outliers(*self.collect(self.no_signatures(fed), encoder, fed.clients, fed), fed)
         sent, shape = known.of(replied), tuple(fed.x.shape[1:])
         labels, differ = nest_clusters(self.relatedness, self.signature.drop_labels(sent, shape), sent)
         clusters = torch.full((fed.count,), -1, device=fed.device).index_copy(0, replied, labels)

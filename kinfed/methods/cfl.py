@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
+from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import train_update
 from kinfed.federation import Federation, Offer, Replies
@@ -21,7 +22,7 @@ from kinfed.method import Method
 from kinfed.methods.cluster_models import draw_models, offer_assigned
 from kinfed.methods.split_tree import SplitRule, SplitTree
 from kinfed.models import Model
-from kinfed.params import Params, Stack, count, each_leaf, flatten, join, mix, one_hot, select
+from kinfed.params import Params, Stack, count, each_leaf, flatten, join, one_hot, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 
@@ -45,6 +46,9 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
     needs_labels: ClassVar[str] = "CFL assigns clients by the updates they train"
     clusters_after: ClassVar[str] = "after"
 
+    def __post_init__(self) -> None:
+        at_least(0, after=self.after)
+
     def init(self, fed: Federation) -> CFLState:
         models = draw_models(self.model, 1, fed.device)
         assignment = torch.full((fed.count,), -1, device=fed.device).index_fill(0, fed.clients, 0)
@@ -56,13 +60,14 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
         for cluster in range(count(state.models) if t >= self.after else 0):
             state = self.split(state, cluster, replies, fed)
         members = one_hot(state.assignment[replies.cohort], count(state.models))
-        means = mix(members / members.sum(1, keepdim=True).clamp(min=1), replies.stack("update"))
+        shares = members / members.sum(1, keepdim=True).clamp(min=1)
+        means = fed.aggregation.mix(shares, None, replies.stack("update"))
         return replace(state, models=each_leaf(torch.add, state.models, means))
 
     def split(self, state: CFLState, cluster: int, replies: Replies, fed: Federation) -> CFLState:
         """The state after the bipartition of this cluster, if its participants call for one."""
         here = (state.assignment[replies.cohort] == cluster).nonzero()[:, 0]
-        updates = flatten(replies.stack("update"))[here]
+        updates = fed.aggregation.prepare(flatten(replies.stack("update"))[here])
         right = self.rule(updates)
         if right is None:
             return state

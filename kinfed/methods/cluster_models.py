@@ -6,12 +6,14 @@ clients with the same neighbours share one model instead of holding copies.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.capabilities import Exportable, FindsClusters, MergesClients, RelatesClients
+from kinfed.aggregation import Sent
+from kinfed.capabilities import NONE_SUMMED, TRAIN_SUMMED, Exportable, FindsClusters, MergesClients, RelatesClients
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import score, train_update
 from kinfed.clustering.hierarchy import Dendrogram, components
@@ -28,7 +30,6 @@ from kinfed.params import (
     count,
     each_leaf,
     mix,
-    mix_contributors,
     one_hot,
     put,
     repeat,
@@ -76,16 +77,32 @@ class ClusterModels:
         `stale` is what a contributor that did not reply holds (FLT's code averages all clients every round): the model
         it is served ("aggregated"), what it trained last ("last_local"), or nothing ("exclude").
         """
-        weights, trained = self.contributors * fed.sizes.float(), replies.stack("params")
+        if fed.privacy.training.is_on:
+            return replace(self, models=self.release(replies, fed, stale))
+        weights, trained = self.contributors * fed.weights.float(), replies.stack("params")
+        update, cohort = partial(fed.aggregation.mix_contributors, self.models), replies.cohort
         if self.last_trained:
-            held = put(self.last_trained, replies.cohort, trained)
-            return replace(self, last_trained=held, models=mix_contributors(self.models, weights, held))
+            held = put(self.last_trained, cohort, trained)
+            return replace(self, last_trained=held, models=update(weights, Sent(self.models, self.assignment), held))
+        sent = Sent(self.models, self.assignment[cohort])
         if stale == "aggregated":
-            rest = ~torch.isin(fed.everyone, replies.cohort)
+            rest = ~torch.isin(fed.everyone, cohort)
             served = weights[:, rest] @ one_hot(self.assignment[rest], len(weights)).T
-            both = torch.cat([weights[:, replies.cohort], served], 1)
-            return replace(self, models=mix_contributors(self.models, both, trained, self.models))
-        return replace(self, models=mix_contributors(self.models, weights[:, replies.cohort], trained))
+            both = torch.cat([weights[:, cohort], served], 1)
+            return replace(self, models=update(both, sent, trained, self.models))
+        return replace(self, models=update(weights[:, cohort], sent, trained))
+
+    def release(self, replies: Replies, fed: Federation, stale: Stale) -> Stack:
+        """The models after private means; clients weigh the same, and those that are not drawn hold what is served."""
+        if stale == "last_local" or bool((self.contributors.sum(0) > 1).any()):
+            raise ConfigError(
+                "privacy.training hides a client in one cluster and one round: use stale other than 'last_local', and "
+                "for flt case = 'clusters'"
+            )
+        members = self.contributors.sum(1)
+        expected = members * (1.0 if stale == "aggregated" else fed.fraction)
+        expected = expected.where(members >= fed.privacy.min_cluster, 0.0)
+        return fed.release(self.models, self.assignment[replies.cohort], replies, "params", expected)
 
     def assign(self, clients: Tensor, replied: Tensor, labels: Tensor, fed: Federation) -> "ClusterModels":
         """Those of these clients that replied get these clusters, the others the largest one."""
@@ -116,7 +133,7 @@ class ClusterModels:
         assigned = torch.cat([clients, alone])
         labels = row[torch.cat([sets.whose, further])]
         assignment = torch.full_like(self.assignment, -1).index_copy(0, assigned, labels)
-        before = one_hot(self.assignment, len(self.contributors)).T * fed.sizes[:, None]  # [clients, C before]
+        before = one_hot(self.assignment, len(self.contributors)).T * fed.weights[:, None]  # [clients, C before]
         weights = before.sum(0).expand(len(contributors), -1)
         for nearer in (contributors.float() @ before, one_hot(assignment, len(contributors)) @ before):
             weights = torch.where(nearer.sum(1, keepdim=True) > 0, nearer, weights)
@@ -168,6 +185,8 @@ class Clustered(Method[S], FindsClusters[S], RelatesClients[S], Exportable[S]):
     """Clients train the model of their cluster, and use it as it is; a method says which clients form one."""
 
     stale: Stale
+    summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
+    hides_clients: ClassVar[bool] = True
 
     def offer(self, state: S, cohort: Tensor, fed: Federation) -> Offer:
         return state.served.offer(cohort)
@@ -209,6 +228,8 @@ G = TypeVar("G", bound=MergedState)
 class ClusteredOnce(Clustered[G], MergesClients[G]):
     """Clients are clustered once, by merging, and unseen ones are compared with the members."""
 
+    summed_tasks: ClassVar[Mapping[str, str]] = NONE_SUMMED  # clients are merged by what each of them trained
+
     def dendrogram(self, state: G) -> Dendrogram:
         return state.merges
 
@@ -241,6 +262,12 @@ def draw_models(model: Model, number: int, device: torch.device, attempt: int = 
     seeds = [base_key("init", model.seed, i, attempt) % 2**32 for i in range(number)]
     first = [model.seed, *seeds[1:]] if attempt == 0 else seeds
     return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
+
+
+def drop_outlying(replies: Replies, points: Tensor, fed: Federation) -> tuple[Replies, Tensor]:
+    """The replies without those whose points ([replies, ...]) are far from all others; such a client trains alone."""
+    usual = (~fed.aggregation.find_outliers(points.flatten(1))).nonzero()[:, 0]
+    return (replies, points) if len(usual) == len(points) else (replies.at(usual), points[usual])
 
 
 def find_components(graph: Tensor) -> Tensor:

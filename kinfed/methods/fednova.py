@@ -8,15 +8,24 @@ batch-norm statistics, which no gradient moves, are averaged as they are.
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor
 
-from kinfed.client import Client, Reply, client_task
+from kinfed.capabilities import TRAIN_SUMMED
+from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.federation import Federation, Replies
 from kinfed.methods.one_model import OneModel, OneModelState
 from kinfed.models import Model
-from kinfed.params import Params, average, subtract
+from kinfed.params import Params, subtract
 from kinfed.training import LocalTraining
+
+
+def most_steps(facts: Facts) -> Tensor:
+    """The most that a client can add to τ_eff: its steps, each weighed by all that momentum makes of it."""
+    local = cast("FedNova", facts.method).local
+    steps = local.epochs * (facts.train / local.batch_size).ceil()
+    return 1.001 * steps / (1 - local.momentum)  # rounded
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,9 @@ class FedNova(OneModel):
     model: Model
     local: LocalTraining = LocalTraining()
 
-    @client_task
+    summed_tasks = TRAIN_SUMMED
+
+    @client_task(ranges={"steps": Range(0, most_steps)})
     def train(self, client: Client, params: Params) -> Reply:
         trained, steps = self.local(client, params, self.model.gradient)
         effective = self.local.effective_steps(client)  # ‖aᵢ‖₁
@@ -34,9 +45,9 @@ class FedNova(OneModel):
         return Reply({"direction": direction, "steps": steps.float() if self.local.mu else effective})
 
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
-        sizes = fed.sizes[replies.cohort]
-        effective = (sizes * replies["steps"]).sum() / sizes.sum()  # τ_eff
-        direction = average(replies.stack("direction"), sizes)
+        weights = fed.weights[replies.cohort]
+        effective = fed.aggregation.average_numbers(replies["steps"], weights)  # τ_eff
+        direction = fed.aggregation.average(replies.stack("direction"), weights)
         return replace(state, params=subtract(state.params, self._scaled(direction, effective)))
 
     def _scaled(self, step: Params, factor: Tensor) -> Params:

@@ -7,8 +7,8 @@ clients do less work; a proximal term that `local` has already (any method can h
 
 from dataclasses import dataclass, replace
 
+from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
-from kinfed.errors import ConfigError
 from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.models import Model
 from kinfed.params import Params
@@ -25,8 +25,7 @@ class FedProx(Averaged):
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ConfigError(f"mu must be 0 or more, got {self.mu}")
+        at_least(0, mu=self.mu)
 
     @client_task
     def train(self, client: Client, params: Params) -> Reply:

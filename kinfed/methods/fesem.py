@@ -13,8 +13,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kinfed.capabilities import require_labels
-from kinfed.checks import seed_of_numpy
+from kinfed.aggregation import Sent
+from kinfed.capabilities import NONE_SUMMED, require_labels
+from kinfed.checks import at_least, seed_of_numpy
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import place_models, server_kmeans
 from kinfed.federation import Federation, Offer, Replies
@@ -42,10 +43,12 @@ class FeSEM(Clustered[FeSEMState]):
     stale: Stale = "aggregated"  # what a client that was not sampled contributes
     seed: int = 43  # of k-means
 
+    summed_tasks = NONE_SUMMED
     needs_labels: ClassVar[str] = "FeSEM assigns clients by the models they train"
 
     def __post_init__(self) -> None:
         seed_of_numpy(self.seed)
+        at_least(1, clusters=self.clusters)
 
     def init(self, fed: Federation) -> FeSEMState:
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
@@ -81,7 +84,8 @@ class FeSEM(Clustered[FeSEMState]):
 
     def hold(self, served: ClusterModels, replies: Replies, fed: Federation) -> tuple[tuple[Stack, ...], Tensor]:
         """The models that clients hold, each once, and which of them is whose."""
-        trained, number = replies.stack("params"), len(replies.cohort)
+        number, sent = len(replies.cohort), Sent(served.models, served.assignment[replies.cohort])
+        trained = fed.aggregation.clean(sent, replies.stack("params"))
         if served.last_trained:
             return (put(served.last_trained, replies.cohort, trained),), fed.everyone
         whose = (served.assignment + number).index_copy(0, replies.cohort, fed.everyone[:number])
@@ -89,7 +93,7 @@ class FeSEM(Clustered[FeSEMState]):
 
     def admit(self, state: FeSEMState, unseen: Tensor, fed: Federation) -> FeSEMState:
         require_labels(self, unseen, fed)
-        mean = average(state.served.models, (state.served.contributors * fed.sizes).sum(1))
+        mean = average(state.served.models, (state.served.contributors * fed.weights).sum(1))
         replies = fed.run(self.differ, unseen, Offer(shared={"params": mean}))
         trained = each_leaf(torch.add, replies.stack("update"), mean)
         nearest = distances(flatten(trained), flatten(state.served.models), "l2").argmin(1)

@@ -16,7 +16,7 @@ from kinfed.checks import at_least
 from kinfed.clustering.hierarchy import Dendrogram, Hierarchy
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
-from kinfed.methods.cluster_models import ClusteredOnce, ClusterModels, Merges, Stale
+from kinfed.methods.cluster_models import ClusteredOnce, ClusterModels, Merges, Stale, drop_outlying
 from kinfed.models import Model
 from kinfed.params import Params, flatten, select
 from kinfed.per_client import Members
@@ -64,7 +64,7 @@ class FLHC(ClusteredOnce[FLHCState]):
         """The clustering round: every cluster goes on from the model that all had."""
         root = select(state.served.models, 0)
         replies = fed.run(self.differ, fed.clients, Offer(shared={"params": root}))
-        updates = flatten(replies.stack("update"))
+        replies, updates = drop_outlying(replies, flatten(replies.stack("update")), fed)
         merges = self.hierarchy.merge(replies.cohort, updates)
         served = state.served.relate(replies.cohort, NeighbourSets.of_clusters(merges.clusters()), fed)
         kept = slice(None) if len(fed.clients) < fed.count else slice(0)

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import Sent
 from kinfed.capabilities import Exportable, FindsClusters, NeedsServerSamples, RelatesClients, require_labels
 from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
@@ -23,7 +24,7 @@ from kinfed.method import Method
 from kinfed.methods.cluster_models import SelectOn, draw_models, find_components, model_at, select_model
 from kinfed.methods.flis import first_memory, inference_similarity, server_samples, train_own
 from kinfed.models import Model
-from kinfed.params import Params, Payload, Stack, mix
+from kinfed.params import Params, Payload, Stack
 from kinfed.per_client import Pairs
 from kinfed.training import LocalTraining
 
@@ -67,10 +68,11 @@ class FLISDC(
         cohort, trained = replies.cohort, replies.stack("params")
         alike = inference_similarity(self.model, trained, server_samples(fed), self.soft) >= self.beta
         alike = alike | torch.eye(len(cohort), dtype=torch.bool, device=fed.device)
-        weights = alike * fed.sizes[cohort].double()
+        weights = alike * fed.weights[cohort].double()
         related = torch.zeros_like(state.related)
         related[cohort[:, None], cohort] = alike
-        return replace(state, models=mix(weights / weights.sum(1, keepdim=True), trained), related=related)
+        shares, sent = weights / weights.sum(1, keepdim=True), Sent(state.models, None)
+        return replace(state, models=fed.aggregation.mix(shares, sent, trained), related=related)
 
     @client_task
     def train(self, client: Client, models: Stack) -> Reply:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kinfed.capabilities import NeedsServerSamples, require_labels
 from kinfed.checks import at_least
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import CHOICE, Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
@@ -28,6 +28,7 @@ from kinfed.methods.cluster_models import (
     SelectOn,
     Stale,
     draw_models,
+    drop_outlying,
     find_components,
     select_model,
 )
@@ -70,6 +71,7 @@ class FLISHC(ClusteredOnce[FLISHCState], NeedsServerSamples):
         server_samples(fed)  # fails early where there are none
         replies = fed.run(self.show, fed.clients, Offer(shared={"params": select(served.models, 0)}))
         predicted = predict(self.model, replies.stack("params"), server_samples(fed), self.soft)
+        replies, predicted = drop_outlying(replies, predicted, fed)
         related, merges = self.cluster(replies.cohort, compare_predictions(predicted, predicted))  # A
         kept = slice(None) if len(fed.clients) < fed.count else slice(0)
         served = served.relate(replies.cohort, related, fed)
@@ -115,7 +117,7 @@ class FLISHC(ClusteredOnce[FLISHCState], NeedsServerSamples):
         """Client task: the same for an unseen client, which uses its cluster's model until it takes part."""
         return drop_own(client, self.show(client, params))
 
-    @client_task
+    @client_task(ranges={"choice": CHOICE})
     def choose(self, client: Client, models: Stack) -> Reply:
         """Client task: which cluster model an unseen client selects; it uses that until it takes part."""
         return drop_own(client, Reply({"choice": select_model(client, self.model, models, self.select_on)}))

@@ -3,7 +3,7 @@
 `form_relatedness` is Algorithm 2, `round` is Algorithm 3. Deviations, each explained in docs/methods/flt.md:
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
 - relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
-- weights are normalised over related clients; the printed diag(pₘ/‖Ãₘ‖₀) would shrink the models;
+- weights are normalised over related clients (printed: diag(pₘ/‖Ãₘ‖₀)); `raise_flags` bounds how often a flag counts;
 - by default a client's signature is the mean embeddings of random parts of its samples, and clients are compared by
   the noise that these parts measure: no oracle, and one setting for all data. The preset
   `flt_paper` has centroids, UMAP and γ as printed, `flt_code` as in the authors' code.
@@ -15,28 +15,36 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import FLAG, Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.signature_tasks import ComputesSignatures, Newcomers, log_misfits, relate_to_members
+from kinfed.methods.signature_tasks import (
+    ComputesSignatures,
+    Flagged,
+    Newcomers,
+    drop_outliers,
+    log_misfits,
+    lower_flags,
+    raise_flags,
+    relate_to_members,
+)
 from kinfed.models import Model
 from kinfed.params import Params
-from kinfed.per_client import Each, Labels
+from kinfed.per_client import Labels
 from kinfed.relatedness import Calibrated, Clusterer, warn_if_isolated
 from kinfed.signatures import PartMeans, Signature, Signatures
 from kinfed.training import LocalTraining
 
 
 @dataclass(frozen=True)
-class FLTState:
+class FLTState(Flagged):
     served: ClusterModels  # one model for each different row of Ã, averaged over the clients in that row
     encoder: Params
     known: Signatures
     clusters: Labels  # [clients] the cluster found for each; -1: none
     merges: Merges
-    flags: Each  # [clients] bool: "my data changed" or "I am new"  δ
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,12 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
         known = self.no_signatures(fed)
         encoder, merges = self.signature.encoder(fed), Dendrogram.none(fed.device)
-        return self.form_relatedness(FLTState(served, encoder, known, none, merges, none >= 0), fed)
+        return self.form_relatedness(FLTState(*lower_flags(fed), served, encoder, known, none, merges), fed)
 
     def form_relatedness(self, state: FLTState, fed: Federation) -> FLTState:
         """Algorithm 2: signatures, distances, threshold, clusters; unseen clients are assigned again."""
         unseen = fed.unseen[state.clusters[fed.unseen] >= 0]
-        known, clients = self.collect(state.known, state.encoder, fed.clients, fed)
+        known, clients = drop_outliers(*self.collect(state.known, state.encoder, fed.clients, fed), fed)
         compared = self.relatedness.compare(known.of(clients))  # A
         clusters = compared.clusters(self.clusters)
         related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(clusters)  # Ã
@@ -90,13 +98,12 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         state = replace(state, served=state.served.average(replies, fed, self.stale))  # over the rows of Ã
         if not self.dynamic:
             return state
-        raised = state.flags[replies.cohort] | replies["changed"]
-        state = replace(state, flags=state.flags.index_put((replies.cohort,), raised))  # Δ
+        state = raise_flags(state, replies.cohort[replies["changed"]], t)  # Δ
         often = self.recluster_every and t > 0 and t % self.recluster_every == 0
         many = int(state.flags[fed.clients].sum()) > self.recluster_share * len(fed.clients)
         return self.form_relatedness(state, fed) if often or many else state
 
-    @client_task
+    @client_task(ranges={"changed": FLAG})
     def train(self, client: Client, params: Params) -> Reply:
         """Client task: E epochs from the model it is served; beside it whether its data changed since its signature."""
         trained = {"params": self.local(client, params, self.model.gradient)[0]}

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from kinfed.client import Client, Reply, Samples, client_task
+from kinfed.client import Client, Range, Reply, Samples, client_task
 from kinfed.models import Model, hits
 from kinfed.params import Params, Payload, interpolate, model_in, tensor_in
 from kinfed.training import LabelledGradient, LocalTraining
 
 AMOUNTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # α: how much of its own training a client adds to the model it is served
 CERTAIN = 2.0  # standard errors
+HITS = {"hits": Range(0, lambda facts: facts.train)}
 REMEMBERED = 0.9  # of the evidence of earlier rounds: models change
 
 
@@ -57,7 +58,7 @@ class JudgesOnHeldOut:
     local: LocalTraining
     hold_out: int
 
-    @client_task
+    @client_task(ranges=HITS)
     def train_and_judge(self, client: Client, params: Params) -> Reply:
         """Client task: E epochs without the held-out samples, and how well each α of it does on these."""
         rest, held = client.train.hold_out(self.hold_out)
@@ -65,7 +66,7 @@ class JudgesOnHeldOut:
         candidates = [interpolate(params, trained, amount) for amount in AMOUNTS]
         return Reply({"params": trained, "hits": self.count_hits(candidates, client, held)})
 
-    @client_task
+    @client_task(ranges=HITS)
     def train_both(self, client: Client, common: Params, own: Params) -> Reply:
         """Client task: E epochs from either model, and how well these did on the held-out samples before."""
         rest, held = client.train.hold_out(self.hold_out)

@@ -13,14 +13,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import Sent
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import CHOICE, Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.methods.cluster_models import SelectOn, check_clusters, draw_models, model_at, redraw, select_model
 from kinfed.models import Model, fix_weights, is_last_layer
-from kinfed.params import NOTHING, Params, Payload, Stack, count, mix_contributors, model_in, one_hot, select
+from kinfed.params import NOTHING, Params, Payload, Stack, count, model_in, one_hot, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 
@@ -47,6 +48,7 @@ class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState]):
 
     needs_labels: ClassVar[str] = "IFCA's clients select their model by its loss"
     clusters_after: ClassVar[str] = "warm_rounds"
+    summed_tasks: ClassVar[Mapping[str, str]] = {"train": "choice"}
 
     def __post_init__(self) -> None:
         if self.clusters < 1 or self.warm_rounds < 0 or not 0 <= self.least_share <= 1 / self.clusters:
@@ -63,18 +65,19 @@ class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState]):
             state = self.draw(replace(state, body=self.cut_head(state)), fed)
         cohort = fed.sample()  # Mₜ
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))  # all models to all of them
-        members = one_hot(replies["choice"], count(state.models)) * fed.sizes[replies.cohort]  # s
-        models = mix_contributors(state.models, members, replies.stack("params"))  # θⱼ ← Σ sᵢⱼ θ̃ᵢ / Σ sᵢⱼ
+        members = one_hot(replies["choice"], count(state.models)) * fed.weights[replies.cohort]  # s
+        sent, trained = Sent(state.models, replies["choice"]), replies.stack("params")
+        models = fed.aggregation.mix_contributors(state.models, members, sent, trained)  # θⱼ ← Σ sᵢⱼ θ̃ᵢ / Σ sᵢⱼ
         return replace(state, models=models, choices=state.choices.index_copy(0, replies.cohort, replies["choice"]))
 
-    @client_task
+    @client_task(ranges={"choice": CHOICE})
     def train(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
         """Client task: ĵ = argmin F(θⱼ), and θ̃, that model trained."""
         choice = select_model(client, self.model, models, self.select_on, body)
         trained, _ = self.local(client, model_at(models, choice), fix_weights(self.model.gradient, body))
         return Reply({"params": trained, "choice": choice})
 
-    @client_task
+    @client_task(ranges={"choice": CHOICE})
     def choose(self, client: Client, models: Stack, body: Weights = NOTHING) -> Reply:
         """Client task: ĵ alone."""
         return Reply({"choice": select_model(client, self.model, models, self.select_on, body)})

@@ -5,17 +5,18 @@ A method says how clients train, what the server makes of it, and what a client 
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from kinfed.capabilities import Exportable
+from kinfed.capabilities import TRAIN_SUMMED, Exportable
 from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.method import Method
-from kinfed.params import Params, Payload, average, each_leaf, model_in
+from kinfed.params import Params, Payload, each_leaf, model_in
 
 AggregateOver = Literal["participants", "all_clients"]
 
@@ -34,7 +35,7 @@ class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
     def round(self, state: OneModelState, t: int, fed: Federation) -> OneModelState:
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
-        return self.absorb(state, replies, fed) if len(replies.cohort) else state
+        return self.absorb(state, replies, fed) if len(replies.cohort) or fed.privacy.training.is_on else state
 
     @abstractmethod
     def train(self, client: Client, params: Params) -> Reply:
@@ -42,7 +43,7 @@ class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
 
     @abstractmethod
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
-        """Server: the state after these replies, of which there is at least one."""
+        """Server: the state after these replies, of which there is at least one, unless noise hides that."""
 
     def offer(self, state: OneModelState, cohort: Tensor, fed: Federation) -> Offer:
         return Offer(shared={"params": state.params})
@@ -52,12 +53,13 @@ class Averaged(OneModel, ABC):
     """The mean of what the clients trained, weighted by their samples; FedAvg's file explains `aggregate_over`."""
 
     aggregate_over: AggregateOver
+    summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
+    hides_clients: ClassVar[bool] = True
 
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
-        sizes = fed.sizes[replies.cohort]
-        mean = average(replies.stack("params"), sizes)
+        mean = fed.average(replies, "params", state.params)
         if self.aggregate_over == "all_clients":
-            fresh = sizes.sum() / fed.sizes[fed.clients].sum()
+            fresh = fed.weights[replies.cohort].sum() / fed.weights[fed.clients].sum()
             mean = each_leaf(lambda new, old: fresh * new + (1 - fresh) * old, mean, state.params)
         return replace(state, params=mean)
 
@@ -69,6 +71,9 @@ class OnePartState:
 
 class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
     """Clients train the whole network; the server averages the shared part, weighted by samples."""
+
+    summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
+    hides_clients: ClassVar[bool] = True
 
     @abstractmethod
     def is_shared(self, name: str) -> bool:
@@ -86,9 +91,9 @@ class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
     def round(self, state: OnePartState, t: int, fed: Federation) -> OnePartState:
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
-        if not len(replies.cohort):
+        if not len(replies.cohort) and not fed.privacy.training.is_on:
             return state
-        return OnePartState(average(replies.stack("shared"), fed.sizes[replies.cohort]))
+        return OnePartState(fed.average(replies, "shared", state.shared))
 
     @client_task
     def train(self, client: Client, shared: Params) -> Reply:

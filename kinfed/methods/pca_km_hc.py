@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import AssignsUnseen
+from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import ward
 from kinfed.clustering.kmeans import Part, kmeans, principal_directions
@@ -48,6 +49,7 @@ class PCAKMeansHC(Clustered[PCAState], AssignsUnseen[PCAState]):
         if self.components < 1 or not 1 <= self.k <= 6 or self.restarts < 1:
             got = f"{self.components}, {self.restarts}, {self.k}"
             raise ConfigError(f"wanted components and restarts >= 1, k in 1..6, got {got}")
+        at_least(0, threshold=self.threshold, clusters=self.clusters)
 
     def init(self, fed: Federation) -> PCAState:
         replies = fed.run(self.compute_signature, fed.clients)

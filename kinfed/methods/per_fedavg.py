@@ -9,8 +9,8 @@ batch size, the decay of β and a proximal term.
 
 from dataclasses import dataclass, replace
 
+from kinfed.checks import above_zero, at_least
 from kinfed.client import Client, Reply, client_task
-from kinfed.errors import ConfigError
 from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.models import Model
 from kinfed.params import Params, Payload, model_in
@@ -29,11 +29,8 @@ class PerFedAvg(Averaged):
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
 
     def __post_init__(self) -> None:
-        if self.alpha <= 0 or self.beta <= 0 or self.adapt_epochs < 0:
-            raise ConfigError(
-                "wanted alpha > 0, beta > 0 and adapt_epochs >= 0, got "
-                f"{self.alpha}, {self.beta} and {self.adapt_epochs}"
-            )
+        above_zero(alpha=self.alpha, beta=self.beta)
+        at_least(0, adapt_epochs=self.adapt_epochs)
 
     @client_task
     def train(self, client: Client, params: Params) -> Reply:

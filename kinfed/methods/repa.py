@@ -17,7 +17,7 @@ from kinfed.capabilities import AssignsUnseen, SendsNetworks
 from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Stale
-from kinfed.methods.signature_tasks import ClusteredByKMeans, KMeansState
+from kinfed.methods.signature_tasks import ENCODER_SUMMED, ClusteredByKMeans, KMeansState
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.signatures import EmbeddingStatistics
@@ -34,6 +34,7 @@ class REPA(ClusteredByKMeans, AssignsUnseen[KMeansState], SendsNetworks):
     clusters: int = 10  # of K-Means; it must be given
     seed: int = 10  # of K-Means
     stale: Stale = "exclude"  # what a client that was not sampled contributes
+    summed_tasks = ENCODER_SUMMED
 
     def learn_root(self, first: Params, fed: Federation) -> Params:
         return self.signature.learn(self.model, self.train_encoder, fed)  # φ

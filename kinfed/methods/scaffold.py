@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import Exportable
+from kinfed.checks import above_zero
 from kinfed.client import Client, Reply, client_task
-from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.models import Model
-from kinfed.params import Params, average, each_leaf, subtract
+from kinfed.params import Params, each_leaf, subtract
 from kinfed.training import LocalTraining, ShiftedGradient
 
 
@@ -38,8 +38,7 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
     weighting: Literal["clients", "samples"] = "clients"  # of the mean over participants
 
     def __post_init__(self) -> None:
-        if self.server_lr <= 0:
-            raise ConfigError(f"server_lr must be above 0, got {self.server_lr}")
+        above_zero(server_lr=self.server_lr)
 
     def init(self, fed: Federation) -> ScaffoldState:
         params, control = self.model.init(), self.initial_memory()["control"]
@@ -53,9 +52,9 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
         replies = fed.run(self.train, fed.sample(), Offer(shared={"params": state.params, "control": state.control}))
         if not len(replies.cohort):
             return state
-        sizes = fed.sizes[replies.cohort]
-        step = average(replies.stack("step"), sizes if self.weighting == "samples" else torch.ones_like(sizes))
-        change = each_leaf(lambda d: d.sum(0) / len(fed.clients), replies.stack("change"))
+        weights = fed.weights[replies.cohort] if self.weighting == "samples" else torch.ones_like(replies.cohort)
+        step = fed.aggregation.average(replies.stack("step"), weights)
+        change = each_leaf(lambda d: d / len(fed.clients), fed.aggregation.sum(replies.stack("change")))
         params = each_leaf(lambda w, d: w + self.server_lr * d, state.params, step)
         return ScaffoldState(params, each_leaf(torch.add, state.control, change))
 

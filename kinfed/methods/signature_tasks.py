@@ -4,12 +4,14 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol, TypeVar
+from types import MappingProxyType
+from typing import ClassVar, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from kinfed.capabilities import (
+    NONE_SUMMED,
     AssignsUnseen,
     Diagnoses,
     FindsClusters,
@@ -20,20 +22,23 @@ from kinfed.capabilities import (
     SendsNetworks,
     require_labels,
 )
-from kinfed.checks import seed_of_numpy
-from kinfed.client import Client, Reply, client_task
+from kinfed.checks import at_least, fraction, seed_of_numpy
+from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels
 from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Payload, select
+from kinfed.per_client import Each
+from kinfed.privacy import UNPROTECTED
 from kinfed.relatedness import Calibrated, Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
 
 Newcomers = Literal["nearest", "relate"]
+ENCODER_SUMMED: Mapping[str, str] = MappingProxyType({"train": "", "train_encoder": ""})
 log = logging.getLogger("kinfed")
 
 
@@ -53,6 +58,20 @@ class SignatureState(Protocol):
 Z = TypeVar("Z", bound=SignatureState)
 
 
+def most_shares(facts: Facts) -> Tensor:
+    """What a client's shares come to at most: 1, or its samples where they are numbers of samples.
+
+    Means with noise of m samples count as m² at most (`SignaturePrivacy.release_means`).
+    """
+    signature = cast("ComputesSignatures[SignatureState]", facts.method).signature
+    if not signature.has_parts():
+        return torch.ones_like(facts.train)
+    return facts.train.square() if getattr(signature, "protection", UNPROTECTED).is_private else facts.train
+
+
+SHARES = Range(0, most_shares, total=(0, most_shares))  # all 0: no signature
+
+
 class ComputesSignatures(
     FindsClusters[Z], MergesClients[Z], AssignsUnseen[Z], JudgesAssignment[Z], Diagnoses[Z], HasSignatures[Z],
     SendsNetworks, NeedsServerSamples,
@@ -64,21 +83,28 @@ class ComputesSignatures(
     relatedness: Clusterer
     newcomers: Newcomers
     dynamic: bool
+    clusters: int
+    recluster_share: float
+    recluster_every: int
     stores_signatures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        at_least(0, clusters=self.clusters, recluster_every=self.recluster_every)
+        fraction(recluster_share=self.recluster_share)
         if self.relatedness.needs_parts() != self.signature.has_parts():
             raise ConfigError(
                 "relatedness.name = 'calibrated' and signature.name = 'part_means' go together, since it measures "
                 f"noise between parts; got {type(self.relatedness).__name__} and {type(self.signature).__name__}"
             )
 
-    @client_task(key="describe")  # its first name: another key would draw other centroids, and change results
+    @client_task(
+        key="describe", ranges={"shares": SHARES}
+    )  # its first name: another key would draw other centroids, and change results
     def compute_signature(self, client: Client, encoder: Mapping[str, Tensor] = NOTHING) -> Reply:
         """Client task: its signature."""
         return Reply(self._payload(client, dict(encoder)), keep=self._memory(client.round))
 
-    @client_task(key="describe_and_pass_on")  # its first name, as above
+    @client_task(key="describe_and_pass_on", ranges={"shares": SHARES})  # its first name, as above
     def tune_in_turn(self, client: Client, encoder: Params) -> Reply:
         """Client task: its signature and the tuned encoder, which the next client goes on from (FLT's first code)."""
         tuned = self.signature.tune(client, encoder)
@@ -165,6 +191,20 @@ class ComputesSignatures(
         return {"computed": round} if self.dynamic else {}  # the round of its signature
 
 
+def drop_outliers(known: Signatures, clients: Tensor, fed: Federation) -> tuple[Signatures, Tensor]:
+    """The signatures without those that are far from all others, and the clients that are left to form clusters.
+
+    A signature is a claim. A client that nobody is near forms no cluster and moves none; it trains alone.
+    """
+    own = known.of(clients)
+    outlying = clients[fed.aggregation.find_outliers(own.centroids, own.shares > 0)]
+    if not len(outlying):
+        return known, clients
+    log.info("%d of %d clients have outlying signatures: they train alone", len(outlying), len(clients))
+    kept = clients[torch.isin(clients, outlying, invert=True)]
+    return Signatures(*(part.index_fill(0, outlying, 0) for part in (known.centroids, known.shares))), kept
+
+
 def relate_to_members(
     rule: Newcomers, by: Clusterer, known: Signatures, clusters: Tensor, unseen: Signatures, fit: Fit | None = None
 ) -> tuple[Tensor, NeighbourSets]:
@@ -184,6 +224,38 @@ def relate_to_members(
     rows[:, exist] = near.rows
     whose = torch.where(rows.any(1)[near.whose], near.whose, len(rows) + mates.whose)
     return own, NeighbourSets(torch.cat([rows, mates.rows]), whose)
+
+
+@dataclass(frozen=True)
+class Flagged:
+    """The flags in a server state: what clients say of their data."""
+
+    flags: Each  # [clients] bool: "my data changed" or "I am new"  δ
+    rests: Each  # [clients, 2] the first round in which its next flag counts, and for how many rounds none will then
+
+
+H = TypeVar("H", bound=Flagged)
+
+
+FLAG_REST = 5  # rounds from a client's first flag to the next one that counts
+
+
+def lower_flags(fed: Federation) -> tuple[Tensor, Tensor]:
+    """Flags that no client has raised, and when those of each client count (`raise_flags`)."""
+    rests = torch.tensor([[0, FLAG_REST]], device=fed.device).repeat(fed.count, 1)
+    return torch.zeros_like(rests[:, 0], dtype=torch.bool), rests
+
+
+def raise_flags(state: H, clients: Tensor, t: int) -> H:
+    """The state with the flags that these clients raise in round t.
+
+    Each flag doubles the rounds in which no other of the client counts: one that always raises its own makes the others
+    recluster a few times alone, and that of one whose data change again counts later.
+    """
+    first, rest = state.rests[clients].unbind(1)
+    counts = first <= t
+    rests = state.rests.index_copy(0, clients[counts], torch.stack([t + rest, 2 * rest], 1)[counts])
+    return replace(state, flags=state.flags.index_fill(0, clients[counts], True), rests=rests)
 
 
 def log_misfits(fit: Fit | None) -> Fit | None:
@@ -208,9 +280,11 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
     clusters: int
     seed: int
     stores_signatures: ClassVar[bool] = False
+    summed_tasks: ClassVar[Mapping[str, str]] = NONE_SUMMED  # unless signatures are no models
 
     def __post_init__(self) -> None:
         seed_of_numpy(self.seed)
+        at_least(1, clusters=self.clusters)
 
     @abstractmethod
     def learn_root(self, first: Params, fed: Federation) -> Params:
@@ -224,7 +298,13 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
         root = self.learn_root(select(served.models, 0), fed)
         replies, points = self.collect(root, fed.clients, fed)
-        _, centres = server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)
+        if not len(points):
+            raise NetworkError(
+                "no client sent a finite signature: what computes it has diverged, or one client lies, which "
+                "aggregation.name = 'norm_clipping' bounds"
+            )
+        usual = points[~fed.aggregation.find_outliers(points)]  # the others join the clusters that these form
+        _, centres = server_kmeans(usual, min(self.clusters, len(usual)), usual[:0], self.seed, runs=10)
         return self.assign(KMeansState(served, root, centres), fed.clients, replies, points, fed)
 
     def round(self, state: KMeansState, t: int, fed: Federation) -> KMeansState:

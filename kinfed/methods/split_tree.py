@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from kinfed.checks import at_least, fraction
 from kinfed.clustering.hierarchy import bipartition
 from kinfed.params import Params, Stack, flatten, join, repeat, select
 
@@ -17,6 +18,10 @@ class SplitRule:
     mean_below: float = 0.4  # ε₁, of the norm of the mean update
     some_above: float = 1.6  # ε₂, of the norm of the longest update
     gap: float = 0.0  # γ_max; 0: every bipartition is accepted
+
+    def __post_init__(self) -> None:
+        at_least(0, mean_below=self.mean_below, some_above=self.some_above)
+        fraction(gap=self.gap)
 
     def __call__(self, updates: Tensor) -> Tensor | None:
         """Who of these goes right, bool [m]; None where the cluster stays as it is."""

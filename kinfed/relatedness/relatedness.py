@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.checks import seed_of_numpy
+from kinfed.checks import at_least, seed_of_numpy
 from kinfed.clustering.hierarchy import average_linkage, silhouette
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
@@ -50,7 +50,10 @@ class Relatedness(Clusterer):
                 "wanted threshold >= 0, kernel_width > 0, dimensions >= 1 and neighbours >= 2, got "
                 f"{self.threshold}, {self.kernel_width}, {self.dimensions} and {self.neighbours}"
             )
+        at_least(0, threshold=self.threshold, kernel_width=self.kernel_width, min_dist=self.min_dist)
         seed_of_numpy(self.seed)
+        if self.min_dist > 1:
+            raise ConfigError(f"min_dist must be at most 1, UMAP's spread, got {self.min_dist}")
         if not 0 < self.overlap <= 1 or self.all_pairs < 1:
             got = f"{self.overlap} and {self.all_pairs}"
             raise ConfigError(f"wanted overlap in (0, 1] and all_pairs >= 1, got {got}")

@@ -5,7 +5,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,12 +14,13 @@ import torch
 
 from kinfed import checkpoint
 from kinfed.config import Config, assemble, flatten
+from kinfed.config.assembly import OWN
 from kinfed.config.schema import Table
 from kinfed.data.population import Population
 from kinfed.engines import NODES
-from kinfed.errors import CheckpointError, ConfigError, OutOfMemory
+from kinfed.errors import CheckpointError, ConfigError, FileError, OutOfMemory
 from kinfed.experiment import Experiment
-from kinfed.locks import lock
+from kinfed.files import BESIDE, lock
 from kinfed.method import Method
 from kinfed.progress import Display, Watcher, forward_log
 from kinfed.registry import as_file
@@ -81,7 +82,9 @@ def resume(config: Config, path: Path, display: Display, given: Given = CONFIGUR
 
 def conduct(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> Path:
     """Takes an experiment to its end, observed by its folder and the display; no other process may write the folder."""
+    refuse_links(path)
     with hold(path):
+        clear_unfinished(path)
         write_config(path, config)
         (path / SUMMARY).unlink(missing_ok=True)
         experiment.fed.settle(path)
@@ -92,7 +95,11 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
         writer.events.repair()
         writer.events.note("resumed" if resume else "started", device=str(experiment.fed.device))
         try:
-            with NoteEnd(writer.events, path), explain_full_gpu(), forward_warnings(writer.events, watcher):
+            with (
+                NoteEnd(writer.events, resume_command(path, config)),
+                explain_full_gpu(),
+                forward_warnings(writer.events, watcher),
+            ):
                 writer.finish(experiment, experiment.run(resume=resume))
         finally:
             experiment.fed.close()
@@ -104,17 +111,24 @@ class NoteEnd:
     """Notes how a run ended other than well; an interrupt says how to resume."""
 
     events: EventLog
-    path: Path
+    resume_with: str  # the command
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, KeyboardInterrupt):
-            self.events.note("interrupted")
-            raise Interrupted(f"interrupted; resume with: kinfed resume {self.path}") from None
+            self.note("interrupted")
+            raise Interrupted(f"interrupted; resume with: {self.resume_with}") from None
         if error is not None:
-            self.events.note("failed", message=" ".join(str(error).split()) or type(error).__name__)
+            self.note("failed", message=" ".join(str(error).split()) or type(error).__name__)
+        if isinstance(error, FileError):
+            raise FileError(f"{error}; make room or give access, then resume with: {self.resume_with}") from error
+
+    def note(self, event: str, **details: str) -> None:
+        """Adds an event, unless the disk is full."""
+        with suppress(FileError):
+            self.events.note(event, **details)
 
 
 @contextmanager
@@ -155,6 +169,27 @@ def make_folder(wanted: Path, force: bool) -> Path:
     return wanted
 
 
+def refuse_links(folder: Path) -> None:
+    """Raises where a file of the run is a link: to write it would change a file somewhere else."""
+    for name in (*FILES, *TRACKED, NODES, ".lock"):
+        if (folder / name).is_symlink():
+            raise CheckpointError(f"{folder / name} is a link, wanted a file: replace it by what it leads to")
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Removes files that a killed process left half-written."""
+    for left in folder.glob(f".*{BESIDE}"):
+        left.unlink(missing_ok=True)
+
+
+def resume_command(folder: Path, config: Config) -> str:
+    """The command that resumes a run or a comparison; one of the user's own code says that it is trusted."""
+    parts = [value for key, value in flatten(config.resolve()).items() if key.endswith(".name")]
+    named = map(str, (config.method, config.model, *config.methods, *config.compare, *parts))
+    is_own = any(":" in name and not name.startswith(OWN) for name in named)
+    return f"kinfed resume {folder}{' --trust' if is_own else ''}"
+
+
 def hold(folder: Path) -> AbstractContextManager[None]:
     """Inside it no other process writes this run; raises if another process does."""
     busy = f"another process is at work on the run at {folder}: let it end, stop it, or choose another folder"
@@ -191,14 +226,23 @@ def can_resume(folder: Path, config: Config) -> bool:
     """
     if not (folder / CHECKPOINT).exists() and not (folder / SUMMARY).exists():
         return False
-    refuse_damaged(folder, int(str(read_about(folder, config)["round"])))
+    refuse_damaged(folder, read_round(folder, config))
+    checkpoint.check(folder / CHECKPOINT)
     return True
+
+
+def read_round(folder: Path, config: Config) -> int:
+    """The rounds that a run's checkpoint has behind it."""
+    done = read_about(folder, config).get("round")
+    if not isinstance(done, int) or not 1 <= done <= config.rounds:
+        raise CheckpointError(f"{folder / CHECKPOINT} is of round {done!r}, wanted one of 1..{config.rounds}")
+    return done
 
 
 def read_about(folder: Path, config: Config) -> dict[str, object]:
     """The `about` of a run's checkpoint; raises if it belongs to another config."""
     about = checkpoint.read_about(folder / CHECKPOINT)
-    saved = about.get("config")
+    saved = about.get("config") if isinstance(about, dict) else None
     if not isinstance(saved, dict):
         raise CheckpointError(f"{folder / CHECKPOINT} does not say which config it is from; start the run again")
     refuse_other(saved, config, f"{folder / CHECKPOINT} is from another config")
@@ -209,7 +253,8 @@ def refuse_other(saved: Table, config: Config, what: str) -> None:
     """Raises unless the config differs from the saved one only where a run may change its mind."""
     before, now = flatten(saved), flatten(config.resolve())
     differing = [key for key in before | now if before.get(key) != now.get(key) and key not in MAY_DIFFER]
-    if "rounds" in differing and int(str(before["rounds"])) < config.rounds:
+    rounds = before.get("rounds")
+    if "rounds" in differing and isinstance(rounds, int) and rounds < config.rounds:
         differing.remove("rounds")
     if differing:
         listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from operator import eq
 from pathlib import Path
 
-from kinfed.checkpoint import write_atomically
-from kinfed.errors import CheckpointError
+from kinfed.errors import CheckpointError, FileError
+from kinfed.files import reason_of, write_bytes
 
 Cell = str | int | float | None
 CONFIG, CHECKPOINT, SUMMARY, COMPARISON = "config.toml", "checkpoint.safetensors", "summary.json", "compare.toml"
@@ -41,8 +41,7 @@ class CsvLog:
 
     def append(self, rows: Iterable[Sequence[Cell]]) -> None:
         """Adds rows at the end."""
-        with open(self.path, "a", encoding="utf-8", newline="") as file:
-            file.write(as_csv(rows))
+        append_text(self.path, as_csv(rows))
 
     def rewrite(self, rows: Iterable[Sequence[Cell]]) -> None:
         """Replaces the file, in one step."""
@@ -70,8 +69,7 @@ class EventLog:
     def note(self, event: str, **details: Cell) -> None:
         """Adds an event."""
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **details}
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        append_text(self.path, json.dumps(line, ensure_ascii=False) + "\n")
 
     def repair(self) -> None:
         """Drops a line that a killed process left half-written."""
@@ -86,13 +84,18 @@ def as_csv(rows: Iterable[Sequence[Cell]]) -> str:
     return text.getvalue()
 
 
+def append_text(path: Path, text: str) -> None:
+    """Adds text to the end of a file; FileError where it cannot."""
+    try:
+        with open(path, "a", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {reason_of(error)}") from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Replaces a text file in one step."""
-
-    def write(beside: Path) -> None:
-        beside.write_bytes(text.encode())
-
-    write_atomically(path, write)
+    write_bytes(path, text.encode())
 
 
 def whole_lines(path: Path) -> list[str]:

@@ -25,24 +25,25 @@ timing.csv and events.jsonl.
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat, takewhile
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from kinfed.capabilities import MergesClients, diagnose, neighbours_of
-from kinfed.checkpoint import FORMAT, write_atomically
+from kinfed.checkpoint import FORMAT
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.config import Config, to_toml
 from kinfed.data.population import Role
 from kinfed.errors import CheckpointError
 from kinfed.experiment import Experiment, RoundResult, Summary
-from kinfed.federation import Federation, Rejected
+from kinfed.federation import EXCLUDED, Federation, Rejected
+from kinfed.files import write_arrays, write_bytes
 from kinfed.metrics import Scores, collect_signatures
 from kinfed.runs.logs import (
     CLIENT_COLUMNS,
@@ -53,10 +54,12 @@ from kinfed.runs.logs import (
     Cell,
     CsvLog,
     EventLog,
+    as_csv,
     write_text,
 )
 
 HEADER = "# kinfed run, format {}: all settings, defaults included. A copy of this file is a config.\n"
+GROWING = ("rounds.csv", "clients.csv", "clusters.csv", "timing.csv")  # a resumed run goes on with them
 WHOLE = 4000  # clients up to which all pairs are written
 
 
@@ -96,9 +99,9 @@ class RunWriter:
 
     def on_start(self, rounds: int, done: int) -> None:
         """Cuts the tables back to the rounds done: a killed run may have written more than its checkpoint knows."""
+        refuse_damaged(self.path, done)
         for table in (self.rounds, self.clients, self.clusters, self.timing):
             table.cut_after(done if done else -1)
-        refuse_damaged(self.path, done)
         self.ledger.rewrite(ledger_rows(self.fed, upto=done))
         if done == 0:
             self.timing.append([(0, round(time.perf_counter() - self.opened, 3))])
@@ -173,7 +176,7 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
     if isinstance(method, MergesClients) and len((tree := method.dendrogram(state)).members):
         write_tree(folder, tree)
     if (seen := collect_signatures(method, state, fed, experiment.evaluation.signatures)) is not None:
-        write_arrays(folder / "signatures.npz", clients=seen[0].numpy(), points=seen[1].numpy())
+        write_arrays(folder / "signatures.npz", {"clients": seen[0].numpy(), "points": seen[1].numpy()})
 
 
 def write_relatedness(folder: Path, neighbours: NeighbourSets) -> None:
@@ -183,41 +186,54 @@ def write_relatedness(folder: Path, neighbours: NeighbourSets) -> None:
     """
     sets, set_of = neighbours.rows.cpu().numpy(), neighbours.whose.cpu().numpy()
     arrays = {"related": sets[set_of]} if len(set_of) <= WHOLE else {"sets": sets, "set_of": set_of}
-    write_arrays(folder / "relatedness.npz", **arrays)
+    write_arrays(folder / "relatedness.npz", arrays)
 
 
 def write_labels(folder: Path, held: Tensor) -> None:
     """Writes how many training samples of each label each client has; zeros are left out."""
     client, label = held.nonzero().T.tolist()
     rows = zip(client, label, held[held > 0].tolist(), strict=True)
-    CsvLog(folder / "labels.csv", ("client", "label", "samples")).rewrite(rows)
+    table = as_csv([("client", "label", "samples")]) + as_csv(rows)
+    write_bytes(folder / "labels.csv", table.encode(), private=True)
 
 
 def write_tree(folder: Path, tree: Dendrogram) -> None:
     """Writes how clients were merged, and where that was cut."""
     merges, members = tree.merges.cpu().numpy(), tree.members.cpu().numpy()
-    write_arrays(folder / "tree.npz", members=members, merges=merges, height=np.array(tree.height))
-
-
-def write_arrays(path: Path, **arrays: npt.NDArray[np.generic]) -> None:
-    """Replaces an .npz file in one step."""
-
-    def write(beside: Path) -> None:
-        with open(beside, "wb") as file:  # given a name, numpy would add .npz to it
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-
-    write_atomically(path, write)
+    write_arrays(folder / "tree.npz", {"members": members, "merges": merges, "height": np.array(tree.height)})
 
 
 def refuse_damaged(folder: Path, done: int) -> None:
-    """Raises unless the table of rounds has all that the checkpoint knows of."""
+    """Raises unless the tables have all that the checkpoint knows of."""
+    if done:
+        refuse_missing(folder, GROWING)
     log = CsvLog(folder / "rounds.csv", ROUND_COLUMNS)
-    there = sum(int(row[0]) <= done for row in log.rows())
-    if there != done:
-        raise CheckpointError(
-            f"{log.path} has {there} rounds, the checkpoint {done}: a damaged folder; "
-            f"start again with `kinfed run {folder / CONFIG} --out {folder} --force`"
-        )
+    rows = [row for row in log.rows() if int(row[0]) <= done]
+    if len(rows) != done:
+        refuse_table(folder, log.path, f"has {len(rows)} rounds, the checkpoint {done}")
+    scored = {int(row[0]) for row in CsvLog(folder / "clients.csv", CLIENT_COLUMNS).rows()}
+    if lost := [row[0] for row in rows if row[1] and int(row[0]) not in scored]:
+        refuse_table(folder, folder / "clients.csv", f"has no client of round {lost[0]}, which was evaluated")
+
+
+def refuse_incomplete(folder: Path) -> None:
+    """Raises where a run has ended, and a table that every run writes is missing."""
+    if (folder / SUMMARY).exists():
+        refuse_missing(folder, (*GROWING, "ledger.csv", "ledger_clients.csv"))
+
+
+def refuse_missing(folder: Path, names: Sequence[str]) -> None:
+    """Raises where one of these files is missing."""
+    for name in names:
+        if not (folder / name).is_file():
+            refuse_table(folder, folder / name, "is missing")
+
+
+def refuse_table(folder: Path, path: Path, why: str) -> NoReturn:
+    """Raises for a table that is not as the run wrote it."""
+    raise CheckpointError(
+        f"{path} {why}: a damaged folder; start again with `kinfed run {folder / CONFIG} --out {folder} --force`"
+    )
 
 
 def ledger_rows(fed: Federation, upto: int | None = None) -> Iterator[tuple[Cell, ...]]:
@@ -260,4 +276,6 @@ def name_role(role: Role) -> str:
 
 def name_event(reply: Rejected) -> str:
     """The event of a reply that was not used."""
+    if reply.reason == EXCLUDED:
+        return "client excluded"
     return "rejected reply" if reply.was_dropped else "missing reply" if reply.is_missing else "memory lost"

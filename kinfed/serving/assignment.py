@@ -1,22 +1,20 @@
 """An unseen client is assigned and served: by the method's own rules, with no other client there."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from kinfed.capabilities import AssignsUnseen, FindsClusters, JudgesAssignment
-from kinfed.checkpoint import write_atomically
 from kinfed.client import Client
 from kinfed.client_tasks import score
 from kinfed.data.arrays import Array, SampleKind
 from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.engines.sequential import Sequential, make_client, unpack_offer
 from kinfed.errors import ConfigError, DataError
+from kinfed.files import save_tensors
 from kinfed.keys import base_key, fold
 from kinfed.method import Method
 from kinfed.models import Model
@@ -83,7 +81,7 @@ class Assignment:
     def save(self, folder: Path, about: dict[str, object]) -> None:
         """Writes the weights, and beside them the summary and what else is said about them."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / MODEL, self.params)
+        save_tensors(folder / MODEL, self.params, private=False)
         write_text(folder / ASSIGNMENT, json.dumps(self.summary() | about, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -164,13 +162,3 @@ class OutputFolder:
             raise ConfigError(f"{self.folder} is a file; choose another folder")
         if (self.folder / name).exists() and not self.force:
             raise ConfigError(f"{self.folder / name} is there already: choose another folder, or use --force")
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors by name, in one step; unlike `safetensors.save_file` with the usual permissions."""
-    content = save({name: t.detach().contiguous() for name, t in tensors.items()})
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_atomically(path, write)

@@ -1,31 +1,43 @@
 """A bundle: all that it takes to assign an unseen client to its model, as one JSON and one safetensors file.
 
 It holds the method's settings and the part of its last state that unseen clients need: the models, the encoder, and
-what the clients that trained were assigned by. It holds no client's samples.
+what the clients that trained were assigned by. It holds no client's samples. Each file has a digest of itself, and the
+JSON names that of the tensors.
 """
 
-import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
-from safetensors.torch import load_file
+import torch
 from torch import Tensor
 
 from kinfed.capabilities import reason_for_labels
-from kinfed.checkpoint import Tree, state_of, take_apart
+from kinfed.checkpoint import MALFORMED, Tree, state_of, take_apart
 from kinfed.config import Config, Table, read
 from kinfed.config.assembly import make_method, model_for
 from kinfed.data.arrays import Array, SampleKind
-from kinfed.errors import BundleError, DataError, KinfedError
+from kinfed.errors import BundleError, DataError, FileError, KinfedError
+from kinfed.files import (
+    BLANK,
+    check_finite,
+    check_seal,
+    digest_content,
+    load_tensors,
+    save_tensors,
+    seal_text,
+    write_bytes,
+)
 from kinfed.method import Method
-from kinfed.runs.logs import write_text
-from kinfed.serving.assignment import Assignment, UnseenClientFederation, write_tensors
+from kinfed.registry import refuse_code
+from kinfed.serving.assignment import Assignment, UnseenClientFederation
 
-FORMAT = 2
+FORMAT = 3
 JSON, TENSORS = "bundle.json", "bundle.safetensors"
 CONFIG = ("method", "model", "seed", "training")  # and the method's own settings
 
@@ -57,20 +69,28 @@ class Bundle:
             raise DataError(f"labels are missing, but {reason}; give y, or export a run of flt")
         tests = self.kind.check(*test, "its test samples") if test else (samples[:0], labels[:0])
         fed = UnseenClientFederation(self.method, self.sizes, self.server_samples, (samples, labels), tests)
-        return fed.assign(self.state, self.kind)
+        try:
+            return fed.assign(self.state, self.kind)
+        except KinfedError:
+            raise
+        except MALFORMED as error:
+            what = f"{type(error).__name__}: {error}"
+            raise BundleError(f"the bundle cannot assign this client, its state does not fit: {what}") from error
 
     def save(self, folder: Path) -> None:
         """Writes both files."""
         tensors: dict[str, Tensor] = {"sizes": self.sizes, "server_samples": self.server_samples}
         tree = take_apart(self.state, "state", tensors)
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / TENSORS, tensors)
+        save_tensors(folder / TENSORS, tensors)
         settings = self.config.resolve()
         method = {self.config.method: cast("Table", settings["methods"])[self.config.method]}
-        table: Table = {"format": FORMAT, "kinfed": version("kinfed"), **self.about, "samples": vars(self.kind)}
+        table: Table = {"format": FORMAT, "digest": BLANK, "kinfed": version("kinfed")}
+        table |= self.about | {"samples": vars(self.kind)}
         table |= {"config": {name: settings[name] for name in CONFIG} | {"methods": method}}
-        table |= {"sha256": compute_sha256(folder / TENSORS), "state": tree}
-        write_text(folder / JSON, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+        table |= {"tensors": digest_content(tensors, {}), "state": tree}
+        text = seal_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+        write_bytes(folder / JSON, text.encode(), private=True)
 
 
 def method_of(config: Config, kind: SampleKind) -> Method[object]:
@@ -79,35 +99,49 @@ def method_of(config: Config, kind: SampleKind) -> Method[object]:
 
 
 def load(folder: str | Path, trust: bool = False) -> Bundle:
-    """The bundle in this folder; only with `trust` is a model that is the user's own code imported."""
+    """The bundle in this folder; only with `trust` is code imported that it names, such as a method of its maker's."""
     folder = Path(folder)
     table = read_json(folder / JSON)
-    tensors = read_tensors(folder / TENSORS, table.get("sha256"))
+    tensors = read_tensors(folder / TENSORS, table.get("tensors"))
     try:
-        config, kind = read(cast("Table", table["config"])), SampleKind.read(table["samples"])
-        if ":" in config.model and not trust:
-            raise BundleError(f"its model is code of its maker, '{config.model}': trust it (--trust) to import that")
-        method = method_of(config, kind)
-        state = state_of(method, cast(Tree, table["state"]), tensors)
-        about = {name: table[name] for name in table if name not in ("format", "config", "sha256", "state")}
-        return Bundle(config, kind, state, tensors["sizes"], tensors["server_samples"], about)
+        with refuse_code(f"the bundle {folder}", trust):
+            config, kind = read(cast("Table", table["config"])), SampleKind.read(table["samples"])
+            method = method_of(config, kind)
+            state = state_of(method, cast(Tree, table["state"]), tensors)
+        about = {name: table[name] for name in table if name not in ("format", "digest", "config", "tensors", "state")}
+        return check_bundle(Bundle(config, kind, state, tensors["sizes"], tensors["server_samples"], about))
     except KinfedError as error:
         raise BundleError(f"the bundle {folder} cannot be used: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise BundleError(f"{folder / JSON} is incomplete, {error} is missing or invalid: export it again") from error
 
 
+def check_bundle(bundle: Bundle) -> Bundle:
+    """The same; raises BundleError where its parts do not fit together."""
+    sizes, server, about = bundle.sizes, bundle.server_samples, bundle.about
+    if sizes.dtype != torch.int64 or sizes.ndim != 1 or not bool((sizes >= 0).all()):
+        raise BundleError(f"sizes are {sizes.dtype} {list(sizes.shape)}, wanted a number of samples for each client")
+    if server.shape[1:] != bundle.kind.shape or server.dtype != bundle.kind.nothing().dtype:
+        raise BundleError(f"the server's samples are {server.dtype} {list(server.shape)}, unlike those of clients")
+    if not isinstance(about.get("assignment_rule"), str) or not isinstance(about.get("clusters"), list):
+        raise BundleError("it does not say how clients are assigned, and to which clusters")
+    return bundle
+
+
 def read_json(path: Path) -> Table:
-    """The table in bundle.json, if it is of this format."""
+    """The table in bundle.json, if it is of this format and undamaged."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes().decode()
+        table = json.loads(text)
     except FileNotFoundError:
         raise BundleError(f"no bundle at {path.parent}: wanted a folder that `kinfed export` wrote") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read ({error}): it is damaged; export the run again") from error
     found = table.get("format") if isinstance(table, dict) else None
     if found != FORMAT:
         raise BundleError(f"{path} has format {found!r}, this kinfed reads {FORMAT}: {remedy(found)}")
+    with explain_damage(path):
+        check_seal(text, table.get("digest"))
     return cast("Table", table)
 
 
@@ -118,17 +152,19 @@ def remedy(found: object) -> str:
 
 
 def read_tensors(path: Path, wanted: object) -> dict[str, Tensor]:
-    """The tensors of a bundle, if they are those that were written."""
+    """The tensors of a bundle, if they are those that were written, and all finite."""
+    with explain_damage(path):
+        tensors, _ = load_tensors(path)
+        if digest_content(tensors, {}) != wanted:
+            raise FileError("it is not the one that bundle.json was written with")
+        check_finite(tensors)
+    return tensors
+
+
+@contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Inside it a file that is missing or damaged is an error in one line."""
     try:
-        is_complete = compute_sha256(path) == wanted
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error}; copy or export the whole bundle again") from error
-    if not is_complete:
-        raise BundleError(f"{path} is not what was exported: it is damaged or cut off; copy or export it again")
-    return load_file(path)
-
-
-def compute_sha256(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        yield
+    except (FileError, OSError) as error:
+        raise BundleError(f"{path} is not what was exported: {error}; copy or export the whole bundle again") from error

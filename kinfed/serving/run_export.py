@@ -16,17 +16,21 @@ from kinfed.data.population import Population
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
 from kinfed.method import Method
+from kinfed.registry import refuse_code
 from kinfed.runs.lifecycle import read_about
-from kinfed.runs.logs import CHECKPOINT, COMPARISON
+from kinfed.runs.logs import CHECKPOINT, COMPARISON, CONFIG
 from kinfed.runs.reader import Run, read_config
+from kinfed.runs.writer import refuse_incomplete
 from kinfed.serving.assignment import OutputFolder
 from kinfed.serving.bundle import JSON, TENSORS, Bundle, method_of
 
 
-def export_run(run: Path, target: OutputFolder, population: Population | None = None) -> Iterator[str]:
+def export_run(
+    run: Path, target: OutputFolder, population: Population | None = None, trust: bool = False
+) -> Iterator[str]:
     """Writes the bundle of a run; says what is in it."""
     target.check(JSON)
-    bundle = export(run, population)
+    bundle = export(run, population, trust)
     bundle.save(target.folder)
     clusters = cast("list[Table]", bundle.about["clusters"])
     size = sum((target.folder / name).stat().st_size for name in (JSON, TENSORS)) / 1e6
@@ -35,36 +39,45 @@ def export_run(run: Path, target: OutputFolder, population: Population | None = 
     yield f"written to {target.folder}"
 
 
-def export(run: Path, population: Population | None = None) -> Bundle:
+def export(run: Path, population: Population | None = None, trust: bool = False) -> Bundle:
     """The bundle of a run that has ended; RoleError where its method has no model for unseen clients.
 
-    Own data that the run was given as an object are given again, where the method needs samples of the server.
+    Own data that the run was given as an object are given again, where the method needs samples of the server. Only
+    with `trust` is code imported that the run's config names.
     """
-    config, kind = read_ended(run)
+    with refuse_code(f"{run / CONFIG}", trust):
+        return make_bundle(run, population, *read_ended(run, trust))
+
+
+def make_bundle(run: Path, population: Population | None, config: Config, kind: SampleKind) -> Bundle:
+    """The bundle of a run of this config."""
     method = method_of(config, kind)
     state, clients = checkpoint.load_served(run / CHECKPOINT, method)
     if not isinstance(method, Exportable):
         raise RoleError(f"{config.method} cannot be exported: its server has no model for unseen clients")
-    exported = method.export_state(state, clients["training"], clients["sizes"])
     compares = isinstance(method, NeedsServerSamples) and method.admits_by_server_samples()
     own = load_server_samples(run, config, population) if compares else kind.nothing()
-    assignment = method.cluster_assignment(exported) if isinstance(method, FindsClusters) else None
-    clusters = summarise_clusters(assignment, clients["training"].tolist(), Run(run))
-    summary = summarise_method(config, method) | {"clusters": clusters}
-    return Bundle(config, kind, exported, clients["sizes"][clients["training"]], own, summary)
+    with checkpoint.explain_damage(run / CHECKPOINT):
+        exported = method.export_state(state, clients["training"], clients["sizes"])
+        assignment = method.cluster_assignment(exported) if isinstance(method, FindsClusters) else None
+        clusters = summarise_clusters(assignment, clients["training"].tolist(), Run(run))
+        summary = summarise_method(config, method) | {"clusters": clusters}
+        return Bundle(config, kind, exported, clients["sizes"][clients["training"]], own, summary)
 
 
-def read_ended(run: Path) -> tuple[Config, SampleKind]:
+def read_ended(run: Path, trust: bool = False) -> tuple[Config, SampleKind]:
     """The config of a run, and what its samples look like; raises unless it has ended."""
     if (run / COMPARISON).exists():
         raise CheckpointError(f"{run} is a comparison: export one of the runs in it, such as {run}/METHOD-seed0")
-    config = read_config(run)
+    config = read_config(run, trust=trust)
     if not Run(run).has_ended:
         raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
+    refuse_incomplete(run)
     saved = read_about(run, config)
     if "samples" not in saved:
         raise CheckpointError(f"{run / CHECKPOINT} is from an earlier kinfed: run it again to export it")
-    return config, SampleKind.read(saved["samples"])
+    with checkpoint.explain_damage(run / CHECKPOINT):
+        return config, SampleKind.read(saved["samples"])
 
 
 def load_server_samples(run: Path, config: Config, population: Population | None = None) -> Tensor:

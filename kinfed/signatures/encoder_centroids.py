@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from kinfed.checks import within
+from kinfed.checks import above_zero, at_least, within
 from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids, Part, kmeans
 from kinfed.errors import ConfigError
@@ -49,6 +49,10 @@ class EncoderCentroids(Signature):
                 f"k, latent and restarts must be at least 1, got {self.k}, {self.latent}, {self.restarts}"
             )
         within(1, MOST, k=self.k)
+        within(1, 10**6, latent=self.latent)
+        at_least(0, tuning_epochs=self.tuning_epochs)
+        at_least(1, tuning_batch_size=self.tuning_batch_size)
+        above_zero(tuning_lr=self.tuning_lr)
         within(0, 2**64 - 1, seed=self.seed)
         if self.tuning not in ("none", "own_copy", "sequential"):
             raise ConfigError(f"tuning must be 'none', 'own_copy' or 'sequential', got '{self.tuning}'")

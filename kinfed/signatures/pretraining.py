@@ -6,7 +6,6 @@ classes of CIFAR-100 (FLT's encoders for colour images).
 
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
@@ -14,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kinfed.checks import above_zero, at_least
@@ -23,9 +20,9 @@ from kinfed.client import Batch, Client, Samples
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.data import load
 from kinfed.data.datasets import cache_folder
-from kinfed.errors import ConfigError, DataError, ModelError
+from kinfed.errors import ConfigError, DataError, FileError, ModelError
+from kinfed.files import check_finite, load_tensors, lock, save_tensors
 from kinfed.keys import base_key
-from kinfed.locks import lock
 from kinfed.models import AutoEncoder, Network
 from kinfed.models.module_checks import weights_of
 from kinfed.params import Params
@@ -80,19 +77,12 @@ class Pretraining:
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
         names = "+".join(part.name for part in parse_sources(self.source))
         path = cache_folder("encoders") / f"{names}-{digest}.safetensors"
-        if not path.exists():
+        if not is_whole(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with lock(path.with_suffix(".lock")):
-                if not path.exists():  # another process may have trained it meanwhile
-                    self._keep(path, autoencoder, public)
+                if not is_whole(path):  # another process may have trained it meanwhile
+                    save_tensors(path, self._train(autoencoder, self.load(public)))
         return from_file(path, autoencoder.init(), public.device)
-
-    def _keep(self, path: Path, autoencoder: AutoEncoder, public: Tensor) -> None:
-        """Trains on the datasets, whose samples must be as the public ones are, and writes the weights to a file."""
-        weights = self._train(autoencoder, self.load(public))
-        beside = path.with_suffix(f".{os.getpid()}.new")
-        save_file({name: w.cpu().contiguous() for name, w in weights.items()}, beside)
-        beside.replace(path)
 
     def _stride(self, count: int) -> int:
         """Every so many samples one is taken, of all parts and labels alike."""
@@ -126,11 +116,24 @@ def _log_progress(batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
             log.info("pre-training the encoder: %d %%", round(100 * done / steps))
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a file in the cache is there and undamaged; otherwise it is made anew."""
+    try:
+        load_tensors(path)
+    except FileNotFoundError:
+        return False
+    except FileError as error:
+        log.warning("the encoder %s is not used, %s: training it anew", path, error)
+        return False
+    return True
+
+
 def from_file(path: Path, wanted: Params, device: torch.device) -> Params:
     """The weights in a file, which must have the names and shapes of those wanted; what else it holds is left out."""
     try:
-        weights = load_file(path)
-    except (OSError, SafetensorError) as error:
+        weights = load_tensors(path, must_be_sealed=False)[0]
+        check_finite(weights)
+    except (OSError, FileError) as error:
         raise DataError(f"cannot read the encoder {path}: {error}") from error
     for name, tensor in wanted.items():
         if name not in weights or weights[name].shape != tensor.shape:
@@ -138,7 +141,7 @@ def from_file(path: Path, wanted: Params, device: torch.device) -> Params:
             raise ModelError(
                 f"the encoder {path} does not fit: wanted {name} of shape {tuple(tensor.shape)}, got {got}"
             )
-    return _move({name: weights[name] for name in wanted}, device)
+    return _move({name: weights[name].to(tensor.dtype) for name, tensor in wanted.items()}, device)
 
 
 def _move(params: Params, device: torch.device) -> Params:

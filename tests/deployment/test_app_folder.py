@@ -19,6 +19,7 @@ from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from typer.testing import CliRunner
 
+from kinfed.aggregation import MEAN
 from kinfed.cli import app
 from kinfed.config import DEMO, assemble, load_config, make_population
 from kinfed.deployment import load_folder, read_plan
@@ -66,7 +67,7 @@ def test_the_apps_of_a_new_folder_give_what_a_simulation_of_the_config_gives(mon
     grid.online = {100 + i: config for i, config in enumerate(node_configs(Path()))}
     server(grid, Context(1, 0, {}, RecordDict(), {"out": "runs/other"}))
     summary = json.loads(Path("runs/other/summary.json").read_text())
-    reference = assemble(load_config(DEMO, SMALL)).run()
+    reference = assemble(load_config(DEMO, [*SMALL, "aggregation.name=norm_clipping"])).run()
     assert summary["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-5)
     assert summary["bytes_up"] == reference["bytes_up"] and summary["rejected_replies"] == 0
     assert "waiting for 6 clients" in capsys.readouterr().out
@@ -94,7 +95,17 @@ def test_samples_are_written_into_a_folder_for_each_client_and_one_for_the_serve
 
 def test_the_config_in_the_folder_is_whole():
     config = load_config(write_app(*SMALL) / "kinfed_app" / "config.toml")
-    assert config == load_config(DEMO, [*SMALL, "engine.name=flower"])
+    assert config == load_config(DEMO, [*SMALL, "engine.name=flower", "aggregation.name=norm_clipping"])
+
+
+def test_a_rule_that_is_given_stays_even_if_it_is_the_mean():
+    config = load_config(write_app(*SMALL, "aggregation.name=mean") / "kinfed_app" / "config.toml")
+    assert config.aggregation == MEAN
+
+
+def test_the_mean_is_the_rule_where_a_server_sees_sums_alone():
+    config = load_config(write_app(*SMALL, "privacy.secure_aggregation=true") / "kinfed_app" / "config.toml")
+    assert config.aggregation == MEAN
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own

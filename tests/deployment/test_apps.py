@@ -11,6 +11,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Context, RecordDict
 
+from kinfed.aggregation import DEPLOYED
 from kinfed.config import assemble, load_config
 from kinfed.deployment import Plan, load_folder, make_client_app, make_server_app
 from kinfed.engines import workers as progress_log
@@ -58,7 +59,7 @@ def serve(grid, out, config=CONFIG, plan=PLAN):
 
 def test_a_deployment_gives_what_a_simulation_of_the_same_clients_gives(folders, capsys):
     summary = serve(federation(folders), folders / "run")
-    experiment = assemble(CONFIG, POPULATION)
+    experiment = assemble(replace(CONFIG, aggregation=DEPLOYED), POPULATION)
     reference = experiment.run()
     assert summary["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-5)
     assert summary["bytes_up"] == reference["bytes_up"] and summary["rejected_replies"] == 0

@@ -4,12 +4,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kinfed.client import Client, Reply, client_task
 from kinfed.data import Change, Role
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Experiment
+from kinfed.methods import FLT
+from kinfed.methods.signature_tasks import raise_flags
 from kinfed.metrics import flt_parameters, method_bytes
 from kinfed.models import encoder_of
+from kinfed.params import Params
 from kinfed.relatedness import Relatedness
 from tests.methods.registry import CALIBRATED, make, population, signature
 from tests.problems import fit, same_clusters, small_net, tiny_population
@@ -268,3 +272,25 @@ def test_an_unseen_client_that_fits_no_cluster_is_logged_and_served_the_nearest(
 def test_the_default_relatedness_does_not_judge_the_fit_of_unseen_clients():
     state, fed = started(make("flt"), population(roles=tuple(Role(holdout=i == 2) for i in range(12))))
     assert make("flt").judge_fit(state, torch.tensor([2]), fed) is None
+
+
+class Alarmed(FLT):
+    """One of its clients says in every round that its data changed."""
+
+    @client_task
+    def train(self, client: Client, params: Params) -> Reply:
+        reply = super().train(client, params)
+        return reply._replace(send=reply.send | {"changed": client.train.size == 12})
+
+
+def test_a_client_that_always_raises_its_flag_makes_the_others_recluster_less_and_less_often():
+    flt = Alarmed(**vars(make("flt", dynamic=True, recluster_share=0.05)))
+    state, fed = fit(flt, population=population(), rounds=7)
+    assert fed.calls["describe"] == 1 + 2  # after rounds 0 and 5
+    rounds, none = [], torch.zeros_like(state.flags)
+    for t in range(7, 160):
+        state = raise_flags(replace(state, flags=none), torch.tensor([2]), t)
+        rounds += [t] if state.flags.any() else []
+    assert rounds == [15, 35, 75, 155]
+    both = raise_flags(replace(state, flags=none), torch.tensor([2, 4]), 160)
+    assert both.flags.nonzero().tolist() == [[4]]  # others' flags count at once

@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
+from kinfed import registry
 from kinfed.cli import app
 from kinfed.config import load_config, make_population
 from kinfed.data.arrays import SampleKind
 from kinfed.errors import DataError
+from kinfed.files import BLANK, seal_text
 from kinfed.serving import export, load
 from kinfed.serving.client_files import list_images, read_images
 
@@ -88,7 +90,10 @@ def test_a_client_is_assigned_in_one_process_without_flower_or_network(repa, tmp
 
 
 def change(path: Path, **settings: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    """Forges a bundle's table: its digest is right."""
+    path.write_text(
+        seal_text(json.dumps({"digest": BLANK} | json.loads(path.read_text()) | {"digest": BLANK} | settings))
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,10 +102,12 @@ def change(path: Path, **settings: object) -> None:
         (lambda b: (b / "bundle.json").unlink(), ["no bundle at", "kinfed export"]),
         (lambda b: (b / "bundle.json").write_text("{"), ["bundle.json cannot be read", "damaged"]),
         (
-            lambda b: change(b / "bundle.json", format=3),
-            ["has format 3, this kinfed reads 2: use the kinfed that wrote it"],
+            lambda b: change(b / "bundle.json", format=4),
+            ["has format 4, this kinfed reads 3: use the kinfed that wrote it"],
         ),
-        (lambda b: change(b / "bundle.json", format=1), ["has format 1, this kinfed reads 2: run and export it again"]),
+        (lambda b: change(b / "bundle.json", format=2), ["has format 2, this kinfed reads 3: run and export it again"]),
+        (lambda b: change(b / "bundle.json", rounds=4, digest=None), ["bundle.json", "has no digest"]),
+        (lambda b: change(b / "bundle.json", tensors="0" * 64), ["is not the one that bundle.json was written with"]),
         (lambda b: change(b / "bundle.json", samples={"shape": [1, 8, 8]}), ["incomplete", "dtype"]),
         (lambda b: change(b / "bundle.json", config={"method": "repaa"}), ["did you mean 'repa'?"]),
         (
@@ -108,8 +115,8 @@ def change(path: Path, **settings: object) -> None:
             ["incomplete", "gone"],
         ),
         (lambda b: change(b / "bundle.json", config={"method": "repa", "model": "os:system"}), ["--trust"]),
-        (lambda b: (b / "bundle.safetensors").unlink(), ["bundle.safetensors cannot be read"]),
-        (lambda b: os.truncate(b / "bundle.safetensors", 5000), ["damaged or cut off"]),
+        (lambda b: (b / "bundle.safetensors").unlink(), ["bundle.safetensors is not what was exported"]),
+        (lambda b: os.truncate(b / "bundle.safetensors", 5000), ["bundle.safetensors is not what was exported"]),
     ],
 )
 def test_a_damaged_or_foreign_bundle_is_a_clear_error(repa, tmp_path, harm, parts):
@@ -219,6 +226,7 @@ def test_a_model_of_ones_own_is_imported_only_on_trust(runs, tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     export(runs("fedavg", "model=mine_served:net")).save(tmp_path / "bundle")
     np.savez(tmp_path / "samples.npz", x=X)
+    monkeypatch.setattr(registry, "INVITED", set())  # another process
     assert_refused(kinfed("assign", "bundle", "--data", "."), "'mine_served:net'", "--trust")
     assert kinfed("assign", "bundle", "--data", ".", "--trust").exit_code == 0
     assert load_file(tmp_path / "model" / "model.safetensors")["1.weight"].shape == (10, 64)

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.checks import at_least
+from kinfed.checks import above_zero, at_least
 from kinfed.data.partitions.split import Labels, Promise, Split, draw_alike, need_samples, samples_of_own_labels
 from kinfed.data.sampling import Index, samples_of_each
 from kinfed.errors import ConfigError, DataError
@@ -31,8 +31,7 @@ class Dirichlet:
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, minimum=self.minimum, tries=self.tries)
-        if not self.beta > 0:
-            raise ConfigError(f"beta must be above 0, got {self.beta}")
+        above_zero(beta=self.beta)
 
     @property
     def promise(self) -> Promise:

@@ -3,8 +3,9 @@
     messages     what crosses the wire, and the checks    network_federation  tasks as messages, replies aggregated
     node         a client on its node, and its memory     simulation          Ray and Flower's nodes on this machine
     transport    Flower's own types and apps              deployed            the server of a deployed federation
+    secure_sums  sums over clients, none of which it sees
 
-Flower is an extra: only `transport` and `simulation` import it, when they are used.
+Flower is an extra: only `transport`, `simulation` and `secure_sums` import it, when they are used.
 """
 
 from kinfed.engines.flower.deployed import DeployedFederation

@@ -1,6 +1,8 @@
 """The server of a deployed federation: it has no client's samples, only what each client said when it enrolled."""
 
 import csv
+import json
+import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import DEPLOYED, Aggregation
+from kinfed.checks import at_least
 from kinfed.data.arrays import ServerSamples
 from kinfed.data.population import Role
-from kinfed.engines.flower.messages import ConfigValues
-from kinfed.engines.flower.network_federation import NetworkFederation
+from kinfed.engines.flower.messages import ConfigValues, NodeIdentity
+from kinfed.engines.flower.network_federation import NetworkFederation, Patience
 from kinfed.errors import CheckpointError
 from kinfed.method import Method
 
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 
 ROSTER = "roster.csv"
+KEYS = "node_keys.json"  # in the run folder: name of a client -> SHA-256 of its node's public key
+LONGEST_NAME = 100  # characters
+DEPLOYED_PATIENCE = Patience(quorum=0.8, grace=30.0, max_rest=15)
 
 
 @dataclass(frozen=True)
@@ -41,32 +48,44 @@ class Enrolment:
         return Role(joins=self.joins, holdout=self.holdout or not self.train, labelled=self.labelled)
 
     @classmethod
-    def parse(cls, config: ConfigValues, joins: int) -> "Enrolment | None":
-        """The enrolment in a message's config; None where a value is missing or invalid."""
+    def parse(cls, config: ConfigValues, joins: int, max_samples: int) -> "Enrolment | None":
+        """The enrolment in a message's config; None where a value is missing or out of its range."""
         values: dict[str, Any] = {f.name: config.get(f.name) for f in fields(cls)} | {"joins": joins}
-        is_valid = all(type(values[f.name]) is f.type for f in fields(cls))
-        if not is_valid or not values["name"] or min(values["train"], values["test"]) < 0:
+        if any(type(values[f.name]) is not f.type for f in fields(cls)) or not is_name(values["name"]):
             return None
-        return cls(**values)
+        return cls(**values) if all(0 <= values[part] <= max_samples for part in ("train", "test")) else None
+
+
+def is_name(name: str) -> bool:
+    """Whether a client may be called so: one line of printable characters that a table can hold."""
+    return 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
 class DeployedFederation(NetworkFederation):
     """Clients are nodes of Flower's deployment runtime; one that connects is enrolled, and admitted in the next round.
 
-    `max_clients` bounds the client ids; an id that no client has yet is not in `clients`, `present` or `unseen`.
+    `max_clients` bounds the client ids; an id that no client has yet is not in `clients`, `present` or `unseen`. A name
+    belongs to the key of the first node that enrols under it, and a key to one name (`binds_names`).
     """
+
+    aggregation: Aggregation = DEPLOYED  # whoever connects is not believed everything
 
     def __init__(
         self, method: Method[object], samples: ServerSamples, max_clients: int, grid: "Grid", *, fraction: float = 1.0,
-        seed: int = 0, device: str = "cpu", timeout: float = 600.0, attempts: int = 2,
+        seed: int = 0, device: str = "cpu", patience: Patience = DEPLOYED_PATIENCE, max_samples: int = 10**7,
+        binds_names: bool = True,
     ) -> None:  # fmt: skip
         from kinfed.engines.flower.transport import Transport
 
         super().__init__(
-            method, samples.population(max_clients), fraction=fraction, seed=seed, device=device, timeout=timeout,
-            attempts=attempts,
+            method, samples.population(max_clients), fraction=fraction, seed=seed, device=device, patience=patience
         )  # fmt: skip
+        at_least(1, max_samples=max_samples)
         self.sees_samples = False
+        self.max_samples = max_samples  # that a client may say it has
+        self.binds_names = binds_names  # False where nodes have no keys of their own
+        self.bound: dict[str, str] = {}  # name -> key of its node
+        self.keys_path: Path | None = None  # where that is written
         self.roster: dict[int, Enrolment] = {}  # by client id
         self.written_roster: dict[int, Enrolment] = {}
         self.folder: Path | None = None
@@ -92,8 +111,20 @@ class DeployedFederation(NetworkFederation):
         self._write_roster()
 
     def settle(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.keys_path = folder, folder / KEYS
         self._write_roster()
+        self._write_keys()
+
+    def load_keys(self, folder: Path) -> None:
+        """Takes from a run folder which name belongs to which key, and keeps that up to date there from now on."""
+        self.keys_path = path = folder / KEYS
+        try:
+            bound = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged ({error}): without it names belong to nobody") from None
+        if not isinstance(bound, dict) or not all(isinstance(key, str) for key in bound.values()):
+            raise CheckpointError(f"{path} is damaged: wanted a table of names and keys")
+        self.bound |= bound
 
     def begin(self, round: int) -> None:
         super().begin(round)
@@ -113,27 +144,59 @@ class DeployedFederation(NetworkFederation):
         for client, enrolment in roster.items():
             self._register(int(client), Enrolment(**enrolment))
 
-    def _find_client(self, enrolment: ConfigValues, node: int) -> int | None:
-        """The id of a client that is known by its name, or a free one."""
-        enrolled = Enrolment.parse(enrolment, joins=self.next_round)
+    def _find_client(self, enrolment: ConfigValues, node: int, identity: NodeIdentity) -> int | str:
+        """The id of a client that is known by its name, or a free one; or why there is none."""
+        enrolled = Enrolment.parse(enrolment, self.next_round, self.max_samples)
         if enrolled is None:
-            return None
+            return f"a value of its enrolment is missing or out of range (at most {self.max_samples} samples)"
+        if self.binds_names and (reason := self._check_key(enrolled.name, identity)):
+            return reason
+        found = self._find_place(enrolled, node)
+        if isinstance(found, int) and self.binds_names and identity.key:
+            self._bind(enrolled.name, identity.key)
+        return found
+
+    def _check_key(self, name: str, identity: NodeIdentity) -> str | None:
+        """Why a node of this identity may not take part under this name; None if it may."""
+        if identity.name and identity.name != name:
+            return f"its key is registered as {identity.name!r}, but its config says {name!r}"
+        if self.bound.get(name, identity.key) != identity.key:
+            return f"{name!r} belongs to the key of another node"
+        other = next((other for other, key in self.bound.items() if key == identity.key and other != name), None)
+        return None if other is None else f"its key belongs to {other!r}"
+
+    def _bind(self, name: str, key: str) -> None:
+        """Notes in the run folder, for good, that a name belongs to a key."""
+        if self.bound.get(name) != key:
+            self.bound[name] = key
+            self._write_keys()
+
+    def _write_keys(self) -> None:
+        if self.keys_path is not None and self.bound:
+            beside = self.keys_path.with_name(f".{KEYS}.new")
+            beside.write_text(json.dumps(self.bound, indent=2) + "\n", encoding="utf-8")
+            os.replace(beside, self.keys_path)
+
+    def _find_place(self, enrolled: Enrolment, node: int) -> int | str:
         known = next((client for client, other in self.roster.items() if other.name == enrolled.name), None)
         if known is not None:
             if known in self.nodes and self.nodes[known] != node:
-                return None  # another node of this name is connected
+                return "another node is connected under its name"
             self._register(known, replace(enrolled, joins=self.roster[known].joins))
             return known
         free = next((client for client in range(self.count) if client not in self.roster), None)
         if free is not None and not self.is_over:
             self._register(free, enrolled)
             return free
-        return None
+        return "the federation has no place for it"
 
-    def _update_sizes(self, client: int, train: object, test: object) -> None:
+    def _check_sizes(self, client: int, train: object, test: object) -> tuple[int, int] | None:
+        if type(train) is not int or type(test) is not int:
+            return None
+        return (train, test) if min(train, test) >= 0 and max(train, test) <= self.max_samples else None
+
+    def _update_sizes(self, client: int, train: int, test: int) -> None:
         known = self.roster[client]
-        if type(train) is not int or type(test) is not int or min(train, test) < 0:
-            return
         if (train, test) != (known.train, known.test):
             self._register(client, replace(known, train=train, test=test))
 
@@ -141,8 +204,8 @@ class DeployedFederation(NetworkFederation):
         self.roster[client] = enrolment
         self.roles = (*self.roles[:client], enrolment.role, *self.roles[client + 1 :])
         self.since[client] = enrolment.joins
-        train, test = torch.arange(enrolment.train), torch.arange(enrolment.test)  # how many, not which
-        self.train[client], self.test[client] = train, test
+        nothing = torch.zeros(1, dtype=torch.long)  # how many samples, not which: expanded, it takes no memory
+        self.train[client], self.test[client] = nothing.expand(enrolment.train), nothing.expand(enrolment.test)
 
     def _write_roster(self) -> None:
         """Writes which client has which id: metrics and clusters of a run know ids only."""

@@ -7,7 +7,7 @@ to one call and names the reason for each that it rejects.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
@@ -18,7 +18,17 @@ from torch import Tensor
 
 from kinfed.client import UNMARKED, mark_of
 from kinfed.client_tasks import COMMON, find_task, networks_of
-from kinfed.federation import FAILED, NOT_FINITE, REFUSED
+from kinfed.federation import (
+    DAMAGED,
+    EMPTY,
+    FAILED,
+    OVERSIZED,
+    REFUSED,
+    UNKNOWN,
+    WRONG_DTYPE,
+    WRONG_NAMES,
+    WRONG_SHAPE,
+)
 from kinfed.method import Method
 from kinfed.params import Params
 
@@ -27,8 +37,7 @@ KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int6
 DTYPES = {str(kind).removeprefix("torch."): kind for kind in KINDS}
 MAX_BYTES = 2**31  # that a client takes in one message
 SLACK = 2**16  # bytes that a reply may have above twice what it should
-OVERSIZED, EMPTY, WRONG_NAMES, WRONG_DTYPE = "oversized", "empty", "wrong names", "wrong dtype"
-WRONG_SHAPE, DAMAGED, DUPLICATE, STALE, UNKNOWN = "wrong shape", "damaged", "duplicate", "stale", "unknown sender"
+DUPLICATE, STALE = "duplicate", "stale"
 
 ConfigValues = Mapping[str, int | float | bool | str]  # the values of a message's ConfigRecord
 TensorSpecs = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape
@@ -190,6 +199,13 @@ def has_shapes_of(network: PackedTensors, weights: PackedTensors) -> bool:
     return len(axes) == 1 and all(tensor.shape[1:] == network[name].shape for name, tensor in weights.items())
 
 
+class NodeIdentity(NamedTuple):
+    """What SuperLink knows of a node, whatever the node says."""
+
+    key: str = ""  # the SHA-256 of its public key; empty: it has none
+    name: str = ""  # that its key was registered under; empty: none was given
+
+
 class ReplyMessage(NamedTuple):
     """One message that came back."""
 
@@ -223,12 +239,16 @@ def find_fault(packed: PackedTensors, specs: TensorSpecs) -> str | None:
     return None if all(tensor.is_complete for tensor in packed.values()) else DAMAGED
 
 
+Judge = Callable[[int, AcceptedReply], str | None]  # a client's reply -> why its numbers cannot be used
+
+
 @dataclass
 class ReplyCollector:
     """The replies to one call."""
 
     call: int  # its number
     specs: TensorSpecs
+    judge: Judge
     requests: dict[str, int] = field(default_factory=dict)  # message id -> the client it was sent to
     earlier: Mapping[str, int] = field(default_factory=dict)  # those of earlier calls without a reply in time
     accepted: dict[int, AcceptedReply] = field(default_factory=dict)
@@ -280,10 +300,10 @@ class ReplyCollector:
         reason = find_fault(reply.tensors, self.specs)
         if reason is not None:
             return reason
-        send = unpack(reply.tensors)
-        if not is_finite(send):
-            return NOT_FINITE
         has_saved, has_forgotten = (reply.config.get(name) is True for name in ("saved", "forgot"))
         sizes = (reply.config.get("train"), reply.config.get("test"))
-        self.accepted[client] = AcceptedReply(send, has_saved, has_forgotten, sizes)
-        return None
+        received = AcceptedReply(unpack(reply.tensors), has_saved, has_forgotten, sizes)
+        reason = self.judge(client, received)
+        if reason is None:
+            self.accepted[client] = received
+        return reason

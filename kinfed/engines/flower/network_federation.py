@@ -7,16 +7,24 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.client import Client, HasMemory, Samples
+from kinfed.capabilities import summed_tasks_of
+from kinfed.checks import above_zero, at_least, fraction
+from kinfed.client import Client, Facts, HasMemory, Range, Samples
 from kinfed.data.population import Population
 from kinfed.engines.flower.messages import (
     DTYPES,
+    AcceptedReply,
     ConfigValues,
+    Judge,
+    NodeIdentity,
     PackedTensors,
     ReplyCollector,
     ReplyMessage,
@@ -26,8 +34,21 @@ from kinfed.engines.flower.messages import (
 )
 from kinfed.engines.sequential import ask, copy_method
 from kinfed.engines.workers import ProgressLog
-from kinfed.errors import ConfigError, NetworkError
-from kinfed.federation import FAILED, FORGOT, NO_ANSWER, Federation, Offer, Rejected, Replies
+from kinfed.errors import NetworkError
+from kinfed.federation import (
+    FAILED,
+    FORGOT,
+    NO_ANSWER,
+    NOT_ASKED,
+    NOT_FINITE,
+    OUT_OF_RANGE,
+    Federation,
+    Offer,
+    Rejected,
+    Replies,
+    check_numbers,
+    count_models,
+)
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, Stack, from_flat, select, stack, to_flat
 
@@ -41,31 +62,59 @@ ENROL_EVERY = 3.0  # seconds between two looks for new nodes during a long task
 DUMMY_SAMPLES = 32  # enough for every method's signatures, few enough to be quick
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits for replies, and how soon it asks a silent client again."""
+
+    timeout: float = 600.0  # seconds that clients have for a task
+    attempts: int = 2  # how often a silent client is asked, before the first round
+    quorum: float = 1.0  # share of the asked clients; when it has replied, the deadline of the others is set
+    grace: float = 0.0  # seconds from then on to the deadline; as long again as the quorum took, if that is more
+    max_rest: int = 0  # tasks that a silent client is left out of at most: 1, 3, 7, … as it stays silent
+
+    def __post_init__(self) -> None:
+        above_zero(timeout=self.timeout)
+        at_least(1, attempts=self.attempts)
+        fraction(quorum=self.quorum)
+        at_least(0, grace=self.grace, max_rest=self.max_rest)
+
+    def deadline(self, began: float, now: float, asked: int, replied: int) -> float:
+        """When a task ends that began then, where so many of the asked clients have replied by now."""
+        if replied < ceil(self.quorum * asked):
+            return began + self.timeout
+        return min(began + self.timeout, now + max(self.grace, now - began))
+
+    def rest(self, misses: int) -> int:
+        """Tasks that a client is left out of after so many in a row without a reply."""
+        return min((1 << min(misses, 30)) - 1, self.max_rest)
+
+
 class NetworkFederation(Federation):
     """A federation whose clients are Flower's nodes."""
 
     method: Method[object]
+    sums_securely: ClassVar[bool] = True
 
     def __init__(
         self, method: Method[object], population: Population, *, fraction: float = 1.0, seed: int = 0,
-        device: str = "cpu", timeout: float = 600.0, attempts: int = 2,
+        device: str = "cpu", patience: Patience | None = None,
     ) -> None:  # fmt: skip
-        if timeout <= 0 or attempts < 1:
-            raise ConfigError(f"wanted a timeout above 0 and at least one attempt, got {timeout} and {attempts}")
         super().__init__(method, population, fraction=fraction, seed=seed, device=device)
-        self.timeout = timeout  # seconds that clients have for a task
-        self.attempts = attempts  # how often a silent client is asked, before the first round
+        self.patience = patience or Patience()
         self.token = secrets.token_hex(8)  # the id by which clients know this run
         self.memory = {"version": torch.zeros(self.count, dtype=torch.long)}  # of each client's memory
         self.durable = self.memory["version"]  # the same as the last checkpoint has it
         self.nodes: dict[int, int] = {}  # client -> node
         self.enrolling: dict[str, int] = {}  # id of an enrolment message without a reply -> node
-        self.excluded: set[int] = set()  # nodes that were refused, and logged once
+        self.refused_nodes: set[int] = set()  # nodes that were refused, and logged once
         self.unanswered: dict[str, int] = {}  # id of a request of an earlier call -> client
         self.specs: dict[tuple[object, ...], TensorSpecs] = {}
         self.has_begun = False
         self.next_round = 0  # the round in which a client that enrols now enters
         self.silent_calls = 0  # in a row
+        self.tasks = 0  # that clients were asked since this process began
+        self.misses: dict[int, int] = {}  # client -> tasks in a row without a reply
+        self.resting: dict[int, int] = {}  # client -> the task from which on it is asked again
 
     @property
     @abstractmethod
@@ -73,11 +122,15 @@ class NetworkFederation(Federation):
         """The way to the nodes."""
 
     @abstractmethod
-    def _find_client(self, enrolment: ConfigValues, node: int) -> int | None:
-        """The id of the client that enrols with these values; None if it cannot take part."""
+    def _find_client(self, enrolment: ConfigValues, node: int, identity: NodeIdentity) -> int | str:
+        """The id of the client that enrols with these values, or why it cannot take part."""
 
-    def _update_sizes(self, client: int, train: object, test: object) -> None:
-        """Takes note of how many samples a client says it has now."""
+    def _check_sizes(self, client: int, train: object, test: object) -> tuple[int, int] | None:
+        """How many samples a client has that says it has so many; None where it cannot be."""
+        return len(self.train[client]), len(self.test[client])
+
+    def _update_sizes(self, client: int, train: int, test: int) -> None:
+        """Takes note of how many samples a client has now."""
 
     def wait_for_clients(self, wanted: int, seconds: float) -> None:
         """Waits until so many clients have enrolled."""
@@ -121,41 +174,101 @@ class NetworkFederation(Federation):
         self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
         self.enrolling = {request: node for request, node in self.enrolling.items() if node in connected}
         for reply in transport.collect(self.enrolling.keys()):
-            self._enrol(reply, self.enrolling.pop(reply.request, -1))
-        new = sorted(connected - set(self.nodes.values()) - set(self.enrolling.values()))
-        sent = transport.send("enrol", [(node, {"run": self.token}, {}) for node in new], self.timeout)
+            node = self.enrolling.pop(reply.request, -1)
+            self._enrol(reply, node, connected.get(node, NodeIdentity()))
+        new = sorted(connected.keys() - set(self.nodes.values()) - set(self.enrolling.values()))
+        sent = transport.send("enrol", [(node, {"run": self.token}, {}) for node in new], self.patience.timeout)
         self.enrolling |= {request: node for request, node in zip(sent, new, strict=True) if request is not None}
         return len(self.nodes)
 
-    def _enrol(self, reply: ReplyMessage, node: int) -> None:
-        client = None if reply.has_failed or node < 0 else self._find_client(reply.config, node)
-        if client is not None and self.nodes.get(client, node) == node:
+    def _enrol(self, reply: ReplyMessage, node: int, identity: NodeIdentity) -> None:
+        client = self._find_client(reply.config, node, identity) if node >= 0 and not reply.has_failed else FAILED
+        if "refusal" in reply.config:
+            client = f"code {reply.config['refusal']}, see its own log"
+        elif isinstance(client, int) and self.nodes.get(client, node) != node:
+            client = "another node is connected under its name"
+        if isinstance(client, int):
             self.nodes[client] = node
-        elif node not in self.excluded:
-            self.excluded.add(node)
-            code = reply.config.get("refusal")
-            why = "the federation has no place for it" if code is None else f"code {code}, see its own log"
-            LOG.warning("node %d cannot take part: %s", node, why)
+        elif node not in self.refused_nodes:
+            self.refused_nodes.add(node)
+            LOG.warning("node %d cannot take part: %s", node, client)
 
-    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> Replies:
-        call = sum(self.calls.values())
-        replies = ReplyCollector(call, self._find_specs(name, offer), earlier=dict(self.unanswered))
-        asked: set[int] = set()
-        for _ in range(1 if self.has_begun else self.attempts):
+    @property
+    def last_call(self) -> int:
+        """The number of the latest call."""
+        return sum(self.calls.values())
+
+    def predict_reply(self, name: str, offer: Offer) -> TensorSpecs:
+        """Dtypes and shapes of what the task replies to this offer, from one dry run of it on the server."""
+        return self._find_specs(name, offer, is_plain=True)
+
+    def exchange(self, stage: str, cohort: Tensor, offer: Offer) -> Replies:
+        """One message of a secure sum to each of these clients, and its reply."""
+        self._next_key(stage)
+        return self._ask(stage, cohort, torch.zeros_like(cohort), offer, {})  # no number is one that can be judged
+
+    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
+        if not self._is_summed(name):
+            return self._ask(name, cohort, keys, offer, ranges)
+        from kinfed.engines.flower.secure_sums import sum_securely
+
+        return sum_securely(self, name, cohort, offer, self._ask(name, cohort, keys, offer, ranges))
+
+    def _is_summed(self, name: str) -> bool:
+        return self.privacy.secure_aggregation and name in summed_tasks_of(self.method)
+
+    def _ask(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
+        self.tasks += 1
+        judge = self._make_judge(ranges, count_models(offer))
+        replies = ReplyCollector(self.last_call, self._find_specs(name, offer), judge, earlier=dict(self.unanswered))
+        left_out, asked = self._find_resting(cohort), set[int]()
+        for _ in range(1 if self.has_begun else self.patience.attempts):
             settled = replies.accepted.keys() | {client for client, reason in replies.faults if reason != FAILED}
-            silent = [i for i, client in enumerate(cohort.tolist()) if client not in settled]
+            silent = [i for i, client in enumerate(cohort.tolist()) if client not in settled | left_out]
             if silent:
                 self._enrol_nodes()
                 asked |= self._send_requests(name, cohort, keys, offer, replies, silent)
                 self._collect_replies(name, replies)
-        self._log_faults(name, cohort, replies)
+        self._log_faults(name, cohort, replies, left_out)
+        self._update_rests(name, replies)
         self._count_bytes(name, cohort, offer, replies, asked)
         clients = [client for client in cohort.tolist() if client in replies.accepted]
         self._update_memory_versions(replies, clients)
         for client in clients:
-            self._update_sizes(client, *replies.accepted[client].sizes)
+            if sizes := self._check_sizes(client, *replies.accepted[client].sizes):
+                self._update_sizes(client, *sizes)
         ids = torch.tensor(clients, dtype=torch.long, device=self.device)
         return Replies(ids, from_flat(self._stack_replies(replies, clients)))
+
+    def _make_judge(self, ranges: Mapping[str, Range], models: int) -> Judge:
+        """What says why the numbers of a client's reply cannot be used, one reply at a time."""
+
+        def judge(client: int, reply: AcceptedReply) -> str | None:
+            sizes = self._check_sizes(client, *reply.sizes)
+            if sizes is None:
+                return OUT_OF_RANGE
+            train, test = torch.tensor(sizes)[:, None]
+            facts = Facts(self.method, train, test, models)
+            finite, inside = check_numbers({name: t[None] for name, t in reply.send.items()}, 1, ranges, facts)
+            return OUT_OF_RANGE if not bool(inside) else None if bool(finite) else NOT_FINITE
+
+        return judge
+
+    def _find_resting(self, cohort: Tensor) -> set[int]:
+        """Those of the cohort that were silent and are not asked yet; nobody where that would be all."""
+        resting = {client for client in cohort.tolist() if self.resting.get(client, 0) > self.tasks}
+        return resting if any(client in self.nodes and client not in resting for client in cohort.tolist()) else set()
+
+    def _update_rests(self, name: str, replies: ReplyCollector) -> None:
+        """Leaves silent clients out of the next tasks, the more of them the longer they are silent."""
+        for client in replies.accepted.keys() & self.misses.keys():
+            LOG.info("client %d replies again", client)
+            del self.misses[client]
+        for client in sorted({replies.requests[request] for request in replies.pending} - replies.accepted.keys()):
+            self.misses[client] = self.misses.get(client, 0) + 1
+            rest = self.patience.rest(self.misses[client])
+            self.resting[client] = self.tasks + rest + 1
+            LOG.warning("client %d did not reply to '%s' in time: left out of %d tasks", client, name, rest)
 
     def _send_requests(
         self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, replies: ReplyCollector, positions: list[int]
@@ -172,7 +285,7 @@ class NetworkFederation(Federation):
             config = self._request_config(name, client, int(keys[i]), replies.call)
             requests.append((self.nodes[client], config, packed[row]))
             clients.append(client)
-        sent = self.transport.send("task", requests, self.timeout)
+        sent = self.transport.send("task", requests, self.patience.timeout)
         taken = {request: client for request, client in zip(sent, clients, strict=True) if request is not None}
         replies.requests |= taken
         return set(taken.values())
@@ -186,9 +299,10 @@ class NetworkFederation(Federation):
         }  # fmt: skip
 
     def _collect_replies(self, name: str, replies: ReplyCollector) -> None:
-        """Takes replies until all are there or the time is over."""
-        until, pause, look = time.monotonic() + self.timeout, 0.01, time.monotonic() + ENROL_EVERY
+        """Takes replies until all are there, or a quorum and the deadline has passed, or the time is over."""
+        began, pause, look = time.monotonic(), 0.01, time.monotonic() + ENROL_EVERY
         progress, asked = ProgressLog(name, len(replies.pending)), len(replies.pending)
+        until = began + self.patience.timeout
         while replies.pending:
             is_over = time.monotonic() > until  # before the last look, which may take long
             if time.monotonic() > look:
@@ -197,18 +311,21 @@ class NetworkFederation(Federation):
             for reply in self.transport.collect(replies.pending | self.unanswered.keys()):
                 replies.add(reply)
                 self.unanswered.pop(reply.request, None)
-            progress.update(asked - len(replies.pending))
+            replied = asked - len(replies.pending)
+            progress.update(replied)
             if is_over or not replies.pending:
                 return
+            until = min(until, self.patience.deadline(began, time.monotonic(), asked, replied))
             time.sleep(pause)
             pause = min(1.0, 1.3 * pause)
 
-    def _log_faults(self, name: str, cohort: Tensor, replies: ReplyCollector) -> None:
-        """Notes which replies were rejected, which clients were silent, and which had lost their memory."""
+    def _log_faults(self, name: str, cohort: Tensor, replies: ReplyCollector, left_out: set[int]) -> None:
+        """Notes which replies were rejected, which clients were silent or not asked, and which lost their memory."""
         faulty = {client for client, _ in replies.faults}
         silent = [c for c in cohort.tolist() if c not in replies.accepted and c not in faulty]
         forgot = [client for client, reply in replies.accepted.items() if reply.has_forgotten]
-        noted = [*replies.faults, *((c, NO_ANSWER) for c in silent), *((c, FORGOT) for c in forgot)]
+        missing = [(client, NOT_ASKED if client in left_out else NO_ANSWER) for client in silent]
+        noted = [*replies.faults, *missing, *((c, FORGOT) for c in forgot)]
         self.rejected += [Rejected(self.round, name, client, reason) for client, reason in noted]
         late = {request: replies.requests[request] for request in replies.pending}
         self.unanswered = dict(list((self.unanswered | late).items())[-4 * self.count :])
@@ -239,8 +356,15 @@ class NetworkFederation(Federation):
             return {name: t.to(self.device) for name, t in sent.items()}
         return {n: torch.empty(0, *s, dtype=DTYPES[d], device=self.device) for n, (d, s) in replies.specs.items()}
 
-    def _find_specs(self, name: str, offer: Offer) -> TensorSpecs:
+    def _find_specs(self, name: str, offer: Offer, is_plain: bool = False) -> TensorSpecs:
         """Dtypes and shapes of a reply to this offer, from one dry run of the task on the server."""
+        if self.privacy.secure_aggregation and not is_plain:
+            from kinfed.engines.flower.secure_sums import STAGES, specify, specify_stage
+
+            if name in STAGES:
+                return specify_stage(name, offer)
+            if self._is_summed(name):
+                return specify(self._find_specs(name, offer, is_plain=True))
         row = 0 if offer.pick is None or not len(offer.pick) else int(offer.pick[0])
         offered = to_flat(offer.shared) | select(to_flat(offer.each), row)
         key = (name, *((n, tuple(t.shape), t.dtype) for n, t in offered.items()))

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kinfed.capabilities import summed_tasks_of
 from kinfed.client import Client, Execution, HasMemory, Samples
 from kinfed.engines.flower.messages import (
     ConfigValues,
@@ -31,13 +32,16 @@ from kinfed.engines.flower.messages import (
     check_request,
     pack,
     to_bytes,
+    unpack,
 )
 from kinfed.engines.sequential import ask, copy_method
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, from_flat, to_flat
+from kinfed.privacy import OPEN, Privacy
 
 LOG = logging.getLogger("kinfed.engines")
 TOKEN = re.compile(r"[0-9a-f]{16}")
+SUM_STAGES = ("share_keys", "mask", "unmask")  # of a secure sum
 POSITIVE = ("call", "width", "test_width")
 
 
@@ -62,6 +66,7 @@ class ClientNode:
     holdout: bool = False  # wants a model and does not train
     device: str = "cpu"
     entropy: Callable[[int], Tensor] | None = None  # of private noise; None: keyed, as where all is simulated
+    privacy: Privacy = OPEN  # what it hides of its replies
     detects_changes: bool = False  # whether it notices new samples itself; else the server says when there were some
 
     def enrolment(self) -> ConfigValues:
@@ -146,6 +151,7 @@ class FolderMemory:
         save_file({name: t.detach().cpu().contiguous() for name, t in memory.items()}, temporary)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o600)
         os.replace(temporary, self._path(version))
 
     def keep_only(self, versions: Collection[int]) -> None:
@@ -186,6 +192,9 @@ def run_task(
 ) -> tuple[ConfigValues, PackedTensors]:
     """What the task sends; what it keeps is saved."""
     data = node.data(request.round)
+    sizes = {"train": len(data.y), "test": len(data.test_y)}
+    if node.privacy.secure_aggregation and request.task in SUM_STAGES:
+        return sizes, run_stage(node, request, packed, memory)
     offer = check_request(node.method, tuple(data.x.shape[1:]), request.task, packed)
     known = memory.load(request.accepted) if request.accepted else None
     initial = to_flat(node.method.initial_memory() if isinstance(node.method, HasMemory) else NOTHING)
@@ -200,7 +209,42 @@ def run_task(
     if kept:
         memory.save(request.call, (known or initial) | {name: t.detach().cpu() for name, t in kept.items()})
     values = {"saved": bool(kept), "forgot": bool(request.accepted and known is None)}
-    return values | {"train": len(data.y), "test": len(data.test_y)}, pack(to_flat(reply.send))
+    send = hide(node, request, to_flat(reply.send), len(data.y), memory)
+    return values | sizes, pack(send)
+
+
+def hide(node: ClientNode, request: TaskRequest, send: Params, samples: int, memory: Memory) -> Params:
+    """What a client sends of a reply: all of it, or, where models are only summed, what no sum is taken of."""
+    if not node.privacy.secure_aggregation:
+        return send
+    if request.task not in summed_tasks_of(node.method):
+        if any("/" in name for name in send):
+            raise RefusedRequest(Refusal.UNKNOWN_TASK, f"'{request.task}' would show a model of this client alone")
+        return send
+    from kinfed.engines.flower.secure_sums import PUBLIC_KEYS, SumSession
+
+    held, public = SumSession.begin({n: t for n, t in send.items() if t.is_floating_point()}, samples)
+    memory.save(-request.call, held)
+    return {name: t for name, t in send.items() if not t.is_floating_point()} | {PUBLIC_KEYS: public}
+
+
+def run_stage(node: ClientNode, request: TaskRequest, packed: PackedTensors, memory: Memory) -> PackedTensors:
+    """What a client sends at a further stage of a secure sum."""
+    from kinfed.engines.flower.secure_sums import SumSession
+
+    if not all(tensor.is_complete for tensor in packed.values()) or "session" not in packed:
+        raise RefusedRequest(Refusal.WRONG_SHAPE, f"'{request.task}' has other bytes than its shapes say")
+    offer = unpack(packed)
+    version = -int(offer["session"])
+    held = memory.load(version)
+    if held is None:
+        raise RefusedRequest(Refusal.MALFORMED, f"'{request.task}' is of a sum that is over, or never began")
+    kept, send = SumSession(held, request.client, node.privacy.min_cluster).run(request.task, offer)
+    if kept:
+        memory.save(version, kept)
+    else:
+        memory.keep_only({request.accepted, request.durable})
+    return pack(send)
 
 
 def compute_digest(data: ClientData) -> str:

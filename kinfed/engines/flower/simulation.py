@@ -6,6 +6,7 @@ once; everything else crosses as messages.
 
 import logging
 import os
+import secrets
 import sys
 import threading
 import warnings
@@ -19,11 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kinfed.data.datasets import cache_folder
 from kinfed.data.population import Population
-from kinfed.engines.flower.messages import ConfigValues
-from kinfed.engines.flower.network_federation import NetworkFederation
+from kinfed.engines.flower.messages import ConfigValues, NodeIdentity
+from kinfed.engines.flower.network_federation import NetworkFederation, Patience
 from kinfed.engines.flower.node import ClientData, ClientNode
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.method import Method
+from kinfed.privacy import OPEN, Privacy
 from kinfed.registry import is_installed
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class SimulatedRun(NamedTuple):
     population: Population
     memory_folder: Path | None  # None: memories are in Flower's context
     device: str
+    privacy: Privacy = OPEN
 
 
 LOADED: dict[str, SimulatedRun] = {}  # in a worker: the run it works for
@@ -72,6 +75,16 @@ def disable_telemetry() -> None:
     """Switches off all that Flower and Ray would report or install; also for the processes they start."""
     os.environ.setdefault("FLWR_HOME", str(cache_folder("flower")))  # it writes a file even when switched off
     os.environ.update(OFFLINE)
+
+
+def bind_ray_to_loopback() -> None:
+    """Lets a Ray that is started here listen on loopback alone, and ask for a token there: it runs what reaches it."""
+    if "ray" not in sys.modules:  # it reads them when it is loaded, and never again
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    from ray._private import ray_constants
+
+    vars(ray_constants)["ENABLE_RAY_CLUSTER"] = False  # as elsewhere than on Linux: its address is 127.0.0.1
 
 
 class Simulation:
@@ -114,6 +127,8 @@ class Simulation:
             process.wait(timeout=START_SECONDS)
 
     def _start_ray(self) -> "ActorHandle":
+        if "RAY_ADDRESS" not in os.environ:  # else on a cluster of the user's own
+            bind_ray_to_loopback()
         import ray
 
         if not ray.is_initialized():
@@ -188,7 +203,9 @@ def load_node(store: "ActorHandle", context: "Context", token: str) -> ClientNod
     """In a worker: the client of a node."""
     run, number = load_run(store, token), int(context.node_config["partition-id"])
     role, data = run.population.role(number), partial(select_data, run.population, number)
-    return ClientNode(str(number), run.method, data, number, role.labelled, role.holdout, run.device)
+    return ClientNode(
+        str(number), run.method, data, number, role.labelled, role.holdout, run.device, privacy=run.privacy
+    )
 
 
 def find_memory_folder(store: "ActorHandle", context: "Context", token: str) -> Path | None:
@@ -227,7 +244,7 @@ class Flower(NetworkFederation):
     ) -> None:  # fmt: skip
         require_flower()
         super().__init__(
-            method, population, fraction=fraction, seed=seed, device=device, timeout=timeout, attempts=attempts
+            method, population, fraction=fraction, seed=seed, device=device, patience=Patience(timeout, attempts)
         )
         self.workers = workers  # clients at once
         self.given = simulation
@@ -269,9 +286,9 @@ class Flower(NetworkFederation):
         return self.running
 
     def _publish(self, simulation: Simulation) -> None:
-        run = SimulatedRun(self.method, self.population, self.memory_folder, self.device.type)
+        run = SimulatedRun(self.method, self.population, self.memory_folder, self.device.type, self.privacy)
         simulation.publish(self.token, run)
 
-    def _find_client(self, enrolment: ConfigValues, node: int) -> int | None:
+    def _find_client(self, enrolment: ConfigValues, node: int, identity: NodeIdentity) -> int | str:
         number = enrolment.get("number")
-        return number if type(number) is int and 0 <= number < self.count else None
+        return number if type(number) is int and 0 <= number < self.count else f"there is no client {number}"

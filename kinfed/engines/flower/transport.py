@@ -1,5 +1,6 @@
 """Flower's own types: messages over the Grid, a node's Context, and the two apps. Only `simulation` has others."""
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,7 +9,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from kinfed.engines.flower.messages import ConfigValues, PackedTensor, PackedTensors, ReplyMessage, pack, unpack
+from kinfed.engines.flower.messages import (
+    ConfigValues,
+    NodeIdentity,
+    PackedTensor,
+    PackedTensors,
+    ReplyMessage,
+    pack,
+    unpack,
+)
 from kinfed.engines.flower.node import (
     ClientNode,
     DataVersion,
@@ -62,9 +71,14 @@ class Transport:
 
     grid: Grid
 
-    def list_nodes(self) -> set[int]:
-        """Ids of the nodes that are connected now."""
-        return set(self.grid.get_node_ids())
+    def list_nodes(self) -> dict[int, NodeIdentity]:
+        """The nodes that are connected now, by id."""
+        return {
+            node.node_id: NodeIdentity(
+                hashlib.sha256(node.public_key).hexdigest() if node.public_key else "", node.name
+            )
+            for node in self.grid.get_nodes()
+        }
 
     def send(
         self, action: str, requests: Iterable[tuple[int, ConfigValues, PackedTensors]], seconds: float

@@ -45,7 +45,8 @@ class Loopback(Grid):
             number = int(context.node_config["partition-id"])
             role = published.population.role(number)
             data = partial(select_data, published.population, number)
-            return ClientNode(f"site-{number}", published.method, data, number, role.labelled, role.holdout)
+            role = role.labelled, role.holdout
+            return ClientNode(f"site-{number}", published.method, data, number, *role, privacy=published.privacy)
 
         self.app = build_client_app(load_node, lambda context, run: self.home or published.memory_folder)
 

@@ -1,5 +1,6 @@
 """A server without any client's samples: clients enrol, reconnect, join late, and are known by their names."""
 
+import math
 from functools import partial
 
 import pytest
@@ -7,14 +8,20 @@ import torch
 
 pytest.importorskip("flwr")
 
+from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
+
 from kinfed import checkpoint
+from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.data.arrays import ServerSamples
 from kinfed.engines.flower import DeployedFederation
+from kinfed.engines.flower.deployed import KEYS
+from kinfed.engines.flower.network_federation import Patience
 from kinfed.engines.flower.node import ClientData, ClientNode
 from kinfed.engines.flower.simulation import select_data
-from kinfed.engines.flower.transport import build_client_app, read_config
-from kinfed.errors import NetworkError, RoleError
+from kinfed.engines.flower.transport import build_client_app, read_arrays, read_config, to_records
+from kinfed.errors import CheckpointError, ConfigError, NetworkError, RoleError
 from kinfed.experiment import Experiment
 from kinfed.metrics import FoundClusters
 from tests.engines.flower.loopback import Loopback
@@ -38,6 +45,12 @@ class NamedNodes(Loopback):
         self.online[node] = {"name": f"clinic {client:02}", "client": client, **wishes}
         return node
 
+    def get_nodes(self):
+        """A node's key is that of its clinic unless its config says `key`; registered names are in `registered`."""
+        for node, config in self.online.items():
+            key = str(config.get("key", config["client"])).encode()
+            yield NodeInfo(node_id=node, public_key=key, name=config.get("registered", ""))
+
     @staticmethod
     def load_node(method, context, run):
         config = context.node_config
@@ -52,14 +65,14 @@ class NamedNodes(Loopback):
         return ClientNode(config["name"], method, unlabelled, labelled=False)
 
 
-def make_server(method, nodes, max_clients=12, wait=12, known=None, **settings):
+def make_server(method, nodes, max_clients=12, wait=12, known=None, timeout=0.5, **settings):
     public = POPULATION.public
     fed = DeployedFederation(
         method,
         ServerSamples(POPULATION.x[public], POPULATION.y[public], 3),
         max_clients,
         nodes,
-        **({"timeout": 0.5} | settings),
+        **({"patience": Patience(timeout)} | settings),
     )
     fed.load_state_dict(known or {})
     fed.wait_for_clients(wait, 60)
@@ -71,7 +84,7 @@ def test_a_server_without_samples_gives_what_one_with_all_of_them_gives(name):
     method = make(name)
     fed = make_server(method, NamedNodes(method), fraction=0.5)
     ours = Experiment.over(fed, rounds=3)
-    reference = Experiment(method, POPULATION, fraction=0.5, rounds=3)
+    reference = Experiment(method, POPULATION, fraction=0.5, rounds=3, aggregation=DEPLOYED)
     summary, wanted = ours.run(), reference.run()
     assert fed.sizes.tolist() == [len(train) for train in POPULATION.train] and not fed.sees_samples
     assert summary["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-5)
@@ -216,3 +229,176 @@ def test_a_late_client_that_does_not_reply_stops_no_other(name):
     fed = make_server(method, nodes, wait=11, timeout=0.2)
     summary = Experiment.over(fed, rounds=4, observers=[watch]).run()
     assert summary["replies_no_answer"] > 0 and 11 in fed.roster
+
+
+def change_config(task, client, **values):
+    """Replies of a client with other values beside the tensors."""
+
+    def tamper(request, reply):
+        config = read_config(request)
+        if config.get("task") != task or (task and config["client"] != client):
+            return [reply]
+        return [Message(to_records(dict(read_config(reply)) | values, read_arrays(reply)), reply_to=request)]
+
+    return tamper
+
+
+def change_enrolment(clinic, **values):
+    """The enrolment of one clinic with other values."""
+
+    def tamper(request, reply):
+        own = dict(read_config(reply))
+        return [Message(to_records(own | values, {}), reply_to=request)] if own.get("name") == clinic else [reply]
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    "values", [{"train": 10**12}, {"test": 10**12}, {"train": -1}, {"name": "x" * 10**6}, {"name": "two\nlines"},
+               {"name": ""}, {"train": 2.5}, {"labelled": 1}],
+)  # fmt: skip
+def test_an_enrolment_with_a_value_out_of_range_is_refused(values, caplog):
+    method = make("fedavg")
+    fed = make_server(method, NamedNodes(method, tamper=change_enrolment("clinic 03", **values)), wait=11)
+    fed.begin(1)
+    assert 103 not in fed.nodes.values() and len(fed.roster) == 11
+    assert sum("node 103 cannot take part: a value of its enrolment" in message for message in caplog.messages) == 1
+
+
+def test_a_claim_of_10_to_the_12_samples_in_a_reply_is_rejected_and_its_client_excluded():
+    method = make("fedavg")
+    fed = make_server(method, NamedNodes(method, tamper=change_config("train", 3, train=10**12)))
+    summary = Experiment.over(fed, rounds=4).run()
+    assert fed.roster[3].train == len(POPULATION.train[3]) and fed.excluded == {3}
+    assert summary["replies_out_of_range"] == 3 and summary["clients_excluded"] == 1
+
+
+def test_how_many_samples_a_client_claims_takes_no_memory():
+    method = make("fedavg")
+    nodes = NamedNodes(method, tamper=change_enrolment("clinic 03", train=10**12))
+    fed = make_server(method, nodes, max_samples=10**12)
+    assert fed.sizes[3] == 10**12 and fed.train[3].untyped_storage().nbytes() == 8
+
+
+def test_another_node_cannot_take_the_place_of_an_absent_clinic(tmp_path, caplog):
+    method = make("fedavg")
+    nodes = NamedNodes(method)
+    fed = make_server(method, nodes)
+    fed.settle(tmp_path)
+    del nodes.online[103]
+    nodes.connect(3, node=777, key="of somebody else")
+    fed.begin(1)
+    fed.begin(2)
+    assert (
+        3 not in fed.nodes
+        and "node 777 cannot take part: 'clinic 03' belongs to the key of another node" in caplog.text
+    )
+    nodes.connect(3, node=778)  # the clinic itself, as another node
+    fed.begin(3)
+    fed.begin(4)
+    assert fed.nodes[3] == 778
+
+
+def test_names_belong_to_keys_after_a_restart_without_a_checkpoint(tmp_path):
+    method = make("fedavg")
+    make_server(method, NamedNodes(method)).settle(tmp_path)
+    nodes = NamedNodes(method, clients=range(11))
+    nodes.connect(11, node=777, key="of somebody else")
+    fed = DeployedFederation(method, ServerSamples(POPULATION.x[:0], POPULATION.y[:0], 3), 12, nodes)
+    fed.load_keys(tmp_path)
+    fed.wait_for_clients(11, 60)
+    assert 777 not in fed.nodes.values() and len(fed.bound) == 12
+
+
+def test_one_key_takes_one_place():
+    method = make("fedavg")
+    nodes = NamedNodes(method, clients=range(3))
+    fed = make_server(method, nodes, max_clients=6, wait=3)
+    for client in (3, 4, 5):
+        nodes.connect(client, key=1)  # one clinic under many names
+    fed.begin(1)
+    fed.begin(2)
+    assert sorted(fed.roster) == [0, 1, 2]
+
+
+def test_a_node_takes_part_under_the_name_that_its_key_was_registered_with(caplog):
+    method = make("fedavg")
+    nodes = NamedNodes(method, clients=range(3))
+    nodes.connect(3, registered="clinic 03")
+    nodes.connect(4, registered="clinic 05")
+    fed = make_server(method, nodes, max_clients=6, wait=4)
+    fed.begin(1)
+    assert sorted(fed.nodes.values()) == [100, 101, 102, 103]
+    assert "its key is registered as 'clinic 05', but its config says 'clinic 04'" in caplog.text
+
+
+def test_where_nodes_have_no_keys_names_are_not_bound():
+    method = make("fedavg")
+    nodes = NamedNodes(method)
+    fed = make_server(method, nodes, binds_names=False)
+    del nodes.online[103]
+    nodes.connect(3, node=777, key="of another process")
+    fed.begin(1)
+    fed.begin(2)
+    assert fed.nodes[3] == 777
+
+
+def test_a_damaged_file_of_keys_is_refused(tmp_path):
+    method = make("fedavg")
+    fed = make_server(method, NamedNodes(method))
+    for text in ("{", "[]", '{"clinic 00": 7}'):
+        (tmp_path / KEYS).write_text(text)
+        with pytest.raises(CheckpointError, match="damaged"):
+            fed.load_keys(tmp_path)
+
+
+def silence(client):
+    return lambda request, reply: [] if read_config(request).get("client") == client else [reply]
+
+
+def test_a_silent_node_costs_a_quorums_grace_and_is_asked_less_and_less_often(caplog):
+    method = make("fedavg")
+    nodes = NamedNodes(method, tamper=silence(3))
+    patience = Patience(timeout=600.0, quorum=0.8, grace=0.05, max_rest=15)
+    fed = make_server(method, nodes, patience=patience)
+    with caplog.at_level("INFO", "kinfed"):
+        summary = Experiment.over(fed, rounds=8).run()  # 16 tasks: it is asked the 1st, 3rd, 7th and 15th
+    asked = [m for m in nodes.sent if read_config(m).get("client") == 3]
+    assert len(asked) == summary["replies_no_answer"] == 4 and summary["replies_not_asked"] == 12
+    left = [message for message in caplog.messages if "left out" in message]
+    assert left == [f"client 3 did not reply to 'train' in time: left out of {tasks} tasks" for tasks in (1, 3, 7, 15)]
+
+
+def test_a_node_that_was_silent_takes_part_again():
+    method, late = make("fedavg"), []
+
+    def tamper(request, reply):
+        config = read_config(request)
+        is_first = config.get("client") == 3 and not late
+        late.extend([config] if is_first else [])
+        return [] if is_first else [reply]
+
+    patience = Patience(timeout=600.0, quorum=0.8, grace=0.05, max_rest=15)
+    fed = make_server(method, NamedNodes(method, tamper=tamper), patience=patience)
+    summary = Experiment.over(fed, rounds=3).run()
+    assert summary["replies_no_answer"] == 1 and summary["replies_not_asked"] == 1
+    assert not fed.misses and fed.ledger.rounds[-1][2] == 12
+
+
+def test_where_all_of_a_cohort_were_silent_they_are_asked():
+    method = make("fedavg")
+    fed = make_server(method, NamedNodes(method))
+    fed.tasks, fed.resting = 1, {3: 9, 4: 9}
+    assert fed._find_resting(torch.tensor([3, 4])) == set()
+    assert fed._find_resting(torch.tensor([3, 4, 5])) == {3, 4}
+
+
+def test_the_deadline_is_set_when_the_quorum_has_replied():
+    patience = Patience(timeout=600.0, quorum=0.8, grace=30.0)
+    assert patience.deadline(100.0, 110.0, asked=10, replied=7) == 700.0
+    assert patience.deadline(100.0, 110.0, asked=10, replied=8) == 140.0  # grace
+    assert patience.deadline(100.0, 150.0, asked=10, replied=8) == 200.0  # as long again
+    assert patience.deadline(100.0, 680.0, asked=10, replied=9) == 700.0
+    for wrong in ({"timeout": -math.inf}, {"quorum": 1.5}, {"grace": -1.0}, {"attempts": 0}, {"timeout": math.nan}):
+        with pytest.raises(ConfigError):
+            Patience(**wrong)

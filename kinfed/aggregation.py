@@ -1,0 +1,329 @@
+"""How the models that clients trained become one: the weighted mean, or a rule that one liar cannot move at will.
+
+A rule sees updates, what each client changed in the model it was sent, and never the server's own models. Sample
+counts are claims too, and are capped. Papers: norm clipping, Sun et al., 2019; median and trimmed mean, Yin et al.,
+ICML 2018; geometric median, Pillutla et al., 2022; Krum, Blanchard et al., NeurIPS 2017; centred clipping, Karimireddy
+et al., ICML 2021. Deviations: clients weigh by their capped sample counts, the share of liars is one of each model's
+contributors, rounded up, and a radius is the median norm of the round where none is given.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kinfed.checks import above_zero, at_least
+from kinfed.errors import ConfigError
+from kinfed.params import Params, Stack, count, each_leaf, flatten, mix, one_hot, put, repeat, select, subtract
+from kinfed.params import unflatten as to_models
+
+ISOLATED = 3.0  # times the median distance to the nearest other client: an outlier is farther from all others,
+REMOTE = 0.5  # and farther than this part of the distance that three quarters of the clients have at most
+FEW = 4  # clients; of fewer none is an outlier
+AT_ONCE = 2**22  # distances
+HALF = 1e-6  # how near to one half a sum of weights is one half
+ITERATIONS = 100  # of the geometric median, at most
+
+
+class Sent(NamedTuple):
+    """What clients were sent before they trained."""
+
+    models: Stack  # [C]
+    which: Tensor | None  # [K] the model of each; None: each selected one itself, the nearest to what it trained
+
+    def choices(self, trained: Stack) -> Tensor:
+        """The model that each client started from: [K]."""
+        if self.which is not None:
+            return self.which
+        return torch.cdist(flatten(trained).double(), flatten(self.models).double()).argmin(1)
+
+
+@dataclass(frozen=True)
+class Aggregation(ABC):
+    """A rule that makes one update of many. A plug-in inherits from it, and says how to `combine`."""
+
+    sample_cap: float = field(default=1.0, kw_only=True)  # times the median that a client's samples count; 0: no cap
+
+    def __post_init__(self) -> None:
+        at_least(0, sample_cap=self.sample_cap)
+
+    @abstractmethod
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """One update [d] from those of a model's contributors [n, d], whose weights [n] add up to 1."""
+
+    def prepare(self, updates: Tensor) -> Tensor:
+        """The updates of all clients of a round [K, d], before those of each model are combined."""
+        return updates
+
+    def find_outliers(self, points: Tensor, there: Tensor | None = None) -> Tensor:
+        """Clients that may form no cluster, by their points ([m, k, d], or one each), of those that count: bool [m]."""
+        if len(points) < FEW:
+            return torch.zeros(len(points), dtype=torch.bool, device=points.device)
+        nearest, remote = measure_isolation(points if points.dim() == 3 else points[:, None], there)
+        return (nearest > ISOLATED * nearest.median()) & (nearest > REMOTE * remote.median())
+
+    def cap(self, sizes: Tensor, clients: Tensor) -> Tensor:
+        """Sample counts as they weigh in averages: none above `sample_cap` times the median of these clients'."""
+        if not self.sample_cap or not len(clients):
+            return sizes
+        return sizes.float().clamp(max=self.sample_cap * float(sizes[clients].float().median()))
+
+    def clean(self, sent: Sent, trained: Stack) -> Stack:
+        """The models that clients trained, each changed no more than the rule believes."""
+        start = select(sent.models, sent.choices(trained))
+        updates = self.prepare(flatten(subtract(trained, start)))
+        return each_leaf(torch.add, start, to_models(updates, trained))
+
+    def mix(self, weights: Tensor, sent: Sent | None, trained: Stack, *held: Stack) -> Stack:
+        """Row m: Σₖ weights[m, k] · models[k], where clients trained the first models, and the server holds the others.
+
+        What clients changed is combined by the rule. Without `sent`, what they trained are updates.
+        """
+        if sent is None:
+            return to_models(self._combine_rows(weights, flatten(trained)), trained)
+        (own, others), which = weights.tensor_split([count(trained)], 1), sent.choices(trained)
+        updates = flatten(subtract(trained, select(sent.models, which)))
+        changes = to_models(self._combine_rows(own, updates), trained)
+        start = own @ one_hot(which, count(sent.models)).T.to(own.dtype)
+        return each_leaf(torch.add, mix(torch.cat([start, others], 1), sent.models, *held), changes)
+
+    def average(self, trained: Stack, weights: Tensor, sent: Params | None = None) -> Params:
+        """One model from those that clients trained, all from the same; without `sent`, from updates."""
+        start = None if sent is None else Sent(repeat(sent, 1), torch.zeros_like(weights, dtype=torch.long))
+        return select(self.mix((weights / weights.sum())[None], start, trained), 0)
+
+    def average_numbers(self, numbers: Tensor, weights: Tensor) -> Tensor:
+        """One number from one of each client ([K])."""
+        return self.average({"number": numbers}, weights)["number"]
+
+    def sum(self, updates: Stack) -> Params:
+        """As much as all these updates together: their number times what the rule makes of them."""
+        number = count(updates)
+        return each_leaf(lambda w: number * w, self.average(updates, torch.ones(number, device=_device(updates))))
+
+    def mix_contributors(self, models: Stack, weights: Tensor, sent: Sent, trained: Stack, *held: Stack) -> Stack:
+        """Models replaced by the mix of their contributors' ones; one without contributors stays as it is."""
+        updated = (weights.sum(1) > 0).nonzero()[:, 0]
+        if not len(updated):
+            return models
+        some = weights[updated]
+        means = self.mix(some / some.sum(1, keepdim=True), sent, trained, *held)
+        return means if len(updated) == len(weights) else put(models, updated, means)
+
+    def _combine_rows(self, weights: Tensor, updates: Tensor) -> Tensor:
+        """The update of each row, as large as the row's weights: [m, d]."""
+        count_at_all = (weights > 0).any(0)
+        prepared, weights = self.prepare(updates[count_at_all]), weights[:, count_at_all].to(updates.dtype)
+        rows = updates.new_zeros(len(weights), updates.shape[1])
+        for row, each in enumerate(weights):
+            there, share = each > 0, each.sum()
+            if share > 0:
+                rows[row] = share * self.combine(prepared[there], each[there] / share)
+        return rows
+
+
+@dataclass(frozen=True)
+class Mean(Aggregation):
+    """The weighted mean of all clients, each of which is believed: FedAvg's."""
+
+    sample_cap: float = field(default=0.0, kw_only=True)  # times the median that a client's samples count; 0: no cap
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        return weights @ updates
+
+    def find_outliers(self, points: Tensor, there: Tensor | None = None) -> Tensor:
+        return torch.zeros(len(points), dtype=torch.bool, device=points.device)
+
+    def clean(self, sent: Sent, trained: Stack) -> Stack:
+        return trained
+
+    def mix(self, weights: Tensor, sent: Sent | None, trained: Stack, *held: Stack) -> Stack:
+        return mix(weights, trained, *held)  # without a detour over updates, which would change last bits
+
+    def average_numbers(self, numbers: Tensor, weights: Tensor) -> Tensor:
+        return (weights * numbers).sum() / weights.sum()
+
+    def sum(self, updates: Stack) -> Params:
+        return each_leaf(lambda w: w.sum(0), updates)
+
+
+@dataclass(frozen=True)
+class NormClipping(Aggregation):
+    """The weighted mean of updates that are cut to a common length."""
+
+    bound: float = 0.0  # of an update's norm; 0: adaptive, by the median norm of the round
+    factor: float = 1.0  # times the median norm, where the bound is adaptive
+
+    def __post_init__(self) -> None:
+        at_least(0, bound=self.bound)
+        above_zero(factor=self.factor)
+        super().__post_init__()
+
+    def prepare(self, updates: Tensor) -> Tensor:
+        return clip(updates, self.bound or self.factor * median_norm(updates))
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        return weights @ updates
+
+
+@dataclass(frozen=True)
+class Median(Aggregation):
+    """The weighted median of each coordinate."""
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        return weighted_median(updates, weights)
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Aggregation):
+    """The weighted mean of each coordinate, without its largest and its smallest values."""
+
+    liars: float = 0.1  # share of a model's contributors that is left out at either end, rounded up
+
+    def __post_init__(self) -> None:
+        _check_share(self.liars)
+        super().__post_init__()
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        values, order = updates.sort(0)
+        liars = count_liars(self.liars, len(updates))
+        kept = slice(liars, len(updates) - liars)
+        there = weights[order[kept]]
+        return (there * values[kept]).sum(0) / there.sum(0)
+
+
+@dataclass(frozen=True)
+class GeometricMedian(Aggregation):
+    """The point with the least weighted sum of distances to all updates (smoothed Weiszfeld iteration)."""
+
+    tolerance: float = 1e-6  # a step shorter than this share of the median norm ends the iteration
+
+    def __post_init__(self) -> None:
+        above_zero(tolerance=self.tolerance)
+        super().__post_init__()
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        centre = weighted_median(updates, weights)
+        small = max(self.tolerance * median_norm(updates), torch.finfo(torch.float).tiny)
+        for _ in range(ITERATIONS):
+            pull = weights / norms(updates - centre).clamp(min=small)
+            moved = (pull / pull.sum()).to(updates.dtype) @ updates
+            if norms((moved - centre)[None]) <= small:
+                return moved
+            centre = moved
+        return centre
+
+
+@dataclass(frozen=True)
+class Krum(Aggregation):
+    """The weighted mean of the updates that are nearest to their neighbours: Multi-Krum, or Krum where one is kept."""
+
+    liars: float = 0.1  # share of a model's contributors that may lie, rounded up
+    keep: int = 0  # updates that are averaged; 1: Krum; 0: all but the liars
+
+    def __post_init__(self) -> None:
+        _check_share(self.liars)
+        at_least(0, keep=self.keep)
+        super().__post_init__()
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        number, liars = len(updates), count_liars(self.liars, len(updates))
+        apart = torch.cdist(updates.double(), updates.double()).square().sort(1).values[:, 1:]  # without itself
+        score = apart[:, : max(1, number - liars - 2)].sum(1)
+        kept = score.argsort(stable=True)[: min(self.keep or number, number - liars)]
+        return weights[kept] / weights[kept].sum() @ updates[kept]
+
+
+@dataclass(frozen=True)
+class CentredClipping(Aggregation):
+    """The point that moves by the mean of all updates' clipped distances to it, a few times, from no update on."""
+
+    radius: float = 0.0  # of the clipping; 0: the median norm of the contributors' updates
+    iterations: int = 3  # of clipping around the last point
+
+    def __post_init__(self) -> None:
+        at_least(0, radius=self.radius)
+        at_least(1, iterations=self.iterations)
+        super().__post_init__()
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        radius, centre = self.radius or median_norm(updates), torch.zeros_like(updates[0])
+        for _ in range(self.iterations):
+            centre = centre + weights @ clip(updates - centre, radius)
+        return centre
+
+
+AGGREGATIONS: dict[str, type[Aggregation]] = {
+    "mean": Mean,
+    "norm_clipping": NormClipping,
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+    "geometric_median": GeometricMedian,
+    "krum": Krum,
+    "centred_clipping": CentredClipping,
+}
+MEAN, DEPLOYED = Mean(), NormClipping()  # the defaults of simulation and of deployment
+
+
+def norms(updates: Tensor) -> Tensor:
+    """The norm of each update, in double: the square of 1e30 is no float."""
+    found: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.double)
+    return found
+
+
+def median_norm(updates: Tensor) -> float:
+    """The median norm of these updates; of an even number the smaller one."""
+    return float(norms(updates).median()) if len(updates) else 0.0
+
+
+def clip(updates: Tensor, bound: float) -> Tensor:
+    """The same updates, longer ones cut to this norm."""
+    scale = (bound / norms(updates).clamp(min=torch.finfo(torch.float).tiny)).clamp(max=1.0)
+    return updates * scale.to(updates.dtype)[:, None]
+
+
+def weighted_median(updates: Tensor, weights: Tensor) -> Tensor:
+    """The median of each coordinate: half of the weight is below it; between two values their middle."""
+    values, order = updates.sort(0)
+    below = weights.double()[order].cumsum(0)
+    low, high = (below < 0.5 - HALF).sum(0), (below <= 0.5 + HALF).sum(0).clamp(max=len(updates) - 1)
+    lower, upper = (values.gather(0, at[None])[0] for at in (low, high))
+    return lower / 2 + upper / 2  # halves: no sum overflows
+
+
+def measure_isolation(points: Tensor, there: Tensor | None) -> tuple[Tensor, Tensor]:
+    """How far each client's points are from the nearest of any other client, on average, and from a remote one's."""
+    clients, k, _ = points.shape
+    counts = torch.ones(clients, k, dtype=torch.bool, device=points.device) if there is None else there
+    everything, some = points.double(), max(1, AT_ONCE // (k * k * clients))
+    found = [_isolate(i, everything, counts) for i in torch.arange(clients, device=points.device).split(some)]
+    nearest, remote = zip(*found, strict=True)
+    return torch.cat(nearest), torch.cat(remote)
+
+
+def _isolate(some: Tensor, points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for some of the clients."""
+    apart = torch.cdist(points[some].flatten(0, 1), points.flatten(0, 1)).view(len(some), -1, *counts.shape)
+    apart = apart.where(counts, torch.inf).amin(3)  # [some, k, clients]: to the nearest point of each client
+    others = some[:, None, None] != torch.arange(len(points), device=points.device)
+    own = counts[some].double() / counts[some].sum(1, keepdim=True).clamp(min=1)
+    ordered = apart.where(others, torch.inf).sort(2).values
+    nearest, upper = (ordered[..., at].where(own > 0, 0.0) for at in (0, 3 * (len(points) - 2) // 4))
+    return (own * nearest).sum(1), (own * upper).sum(1)
+
+
+def count_liars(share: float, contributors: int) -> int:
+    """How many of a model's contributors may lie: the share, rounded up, and fewer than half of them."""
+    return min(ceil(share * contributors), (contributors - 1) // 2)
+
+
+def _check_share(liars: float) -> None:
+    if not 0 <= liars < 0.5:
+        raise ConfigError(f"liars must be a share from 0 to below 0.5, got {liars}")
+
+
+def _device(models: Stack) -> torch.device:
+    return next(iter(models.values())).device

@@ -1,0 +1,249 @@
+"""Secure aggregation: the same models as without it, also when a client drops out, and no client's model is seen."""
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message
+
+from kinfed.aggregation import Median
+from kinfed.client_tasks import compute_update
+from kinfed.engines import Vectorised
+from kinfed.engines.flower.messages import RefusedRequest, pack, unpack
+from kinfed.engines.flower.secure_sums import (
+    NEIGHBOURS,
+    SCALE,
+    SEALED,
+    SHARE,
+    TOO_FEW,
+    SumSession,
+    count_needed,
+    find_peers,
+    quantise,
+)
+from kinfed.engines.flower.transport import read_arrays, read_config, to_records
+from kinfed.errors import ConfigError
+from kinfed.experiment import Evaluation, Experiment
+from kinfed.methods import METHODS, FedAvg
+from kinfed.privacy import Privacy
+from kinfed.training import LocalTraining
+from tests.engines.flower.loopback import Loopback, make_flower
+from tests.methods.registry import make, population
+from tests.problems import assert_close, small_net, tiny_population
+
+SECURE = Privacy(secure_aggregation=True, min_cluster=2)
+FEDAVG = FedAvg(small_net(), LocalTraining(epochs=1, batch_size=5, lr=0.05))
+PEOPLE = tiny_population((7, 23, 12, 31))
+
+
+class Transcript(Loopback):
+    """A grid that writes down all that the server receives, and loses the replies of one client to some tasks."""
+
+    def __init__(self, nodes, silent=-1, at=()):
+        super().__init__(nodes, tamper=self.note)
+        self.received, self.silent, self.at = [], silent, at
+
+    def note(self, request, reply):
+        config = read_config(request)
+        if config.get("client") == self.silent and config.get("task") in self.at:
+            return []
+        self.received.append((config.get("task"), config.get("client"), unpack(read_arrays(reply))))
+        return [reply]
+
+
+def run(method, people, privacy=SECURE, rounds=2, grid=None, **settings):
+    """The experiment after some rounds over this grid."""
+    fed = make_flower(method, people, grid or Transcript(len(people.train)), **settings)
+    fed.privacy = privacy
+    experiment = Experiment.over(fed, rounds=rounds, evaluation=Evaluation(every=rounds))
+    experiment.run()
+    return experiment
+
+
+def models_of(state):
+    """Whatever weights a state serves."""
+    for name in ("params", "shared", "models"):
+        if hasattr(state, name):
+            return getattr(state, name)
+    return state.served.models
+
+
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("fedavg", {}),
+        ("fednova", {}),
+        ("fedper", {}),
+        ("ifca", {}),
+        ("pca_km_hc", {"clusters": 2}),
+        pytest.param("repa", {}, marks=pytest.mark.on_demand),
+    ],
+)
+def test_models_are_those_without_it(name, settings):
+    method, people = make(name, **settings), population()
+    plain, secure = (run(method, people, privacy).state for privacy in (Privacy(), SECURE))
+    assert_close(models_of(secure), models_of(plain), atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", ["train", "share_keys", "mask"])
+def test_a_client_that_drops_out_is_left_out_of_the_sum(stage):
+    secure = run(FEDAVG, PEOPLE, grid=Transcript(4, silent=2, at=(stage,)), rounds=1)
+    plain = run(FEDAVG, PEOPLE, Privacy(), grid=Transcript(4, silent=2, at=("train",)), rounds=1)
+    assert_close(models_of(secure.state), models_of(plain.state), atol=1e-6)
+
+
+def test_a_client_that_drops_out_at_the_end_is_summed():
+    secure = run(FEDAVG, PEOPLE, grid=Transcript(4, silent=2, at=("unmask",)), rounds=1)
+    assert_close(models_of(secure.state), models_of(run(FEDAVG, PEOPLE, Privacy(), rounds=1).state), atol=1e-6)
+
+
+def test_the_server_receives_no_single_update():
+    grid, plain = Transcript(4), Transcript(4)
+    run(FEDAVG, PEOPLE, grid=grid, rounds=1)
+    run(FEDAVG, PEOPLE, Privacy(), grid=plain, rounds=1)
+    names = {task: set(tensors) for task, _, tensors in grid.received}
+    assert names == {
+        None: set(),  # enrolment
+        "train": {"public_keys"},
+        "share_keys": {"sealed"},
+        "mask": {"masked"},
+        "unmask": {"shares"},
+        "evaluate": {"correct", "samples", "loss"},
+    }
+    own = {c: quantise(t, len(PEOPLE.train[c])) for task, c, t in plain.received if task == "train"}
+    masked = {client: t["masked"] for task, client, t in grid.received if task == "mask"}
+    assert own.keys() == masked.keys() == {0, 1, 2, 3}
+    for client, vector in masked.items():
+        assert not (vector == own[client]).any()
+        for other in masked.keys() - {client}:  # nor does a difference of two cancel their masks
+            assert not (vector - masked[other] == own[client] - own[other]).any()
+    share = torch.stack([vector.double() / 2**63 for vector in masked.values()])
+    assert abs(float(share.mean())) < 0.05 and abs(float(share.std()) - 3**-0.5) < 0.02  # uniform in [-1, 1)
+
+
+def test_a_client_opens_one_kind_of_share_of_each_neighbour():
+    people, sessions, public = range(3), {}, {}
+    for client in people:
+        held, public[client] = SumSession.begin({"w": torch.tensor([float(client)])}, 10)
+        sessions[client] = SumSession(held, client, 2)
+    sealed, near = {}, find_peers([*people])
+    for client in people:
+        keys = torch.stack([public[peer] for peer in near[client]])
+        held, send = sessions[client].share_keys({"peers": torch.tensor(near[client]), "keys": keys})
+        sessions[client], sealed[client] = SumSession(held, client, 2), send["sealed"]
+    everyone = torch.ones(2, dtype=torch.bool)
+    for client in people:
+        delivered = torch.stack([sealed[peer][near[peer].index(client)] for peer in near[client]])
+        held, _ = sessions[client].mask({"sealed": delivered, "shared": everyone})
+        sessions[client] = SumSession(held, client, 2)
+    opened = sessions[0].unmask({"came": everyone})[1]["shares"]
+    assert opened.shape == (3, SHARE) and delivered.shape == (2, SEALED)
+    assert torch.equal(opened[:2], sessions[0].held["shares"][:, :SHARE])  # of seeds, and never both kinds
+    one_left = torch.tensor([True, False])
+    opened = sessions[0].unmask({"came": one_left})[1]["shares"]
+    assert torch.equal(opened[1], sessions[0].held["shares"][1, SHARE:])
+
+
+def begin_sum(grid):
+    """A federation after one round."""
+    return run(FEDAVG, PEOPLE, grid=grid, rounds=1).fed
+
+
+def test_a_sum_is_opened_once():
+    grid = Transcript(4)
+    fed = begin_sum(grid)
+    request = next(m for m in grid.sent if read_config(m).get("task") == "unmask")
+    grid.back = []
+    grid._deliver(request)
+    assert "refusal" in read_config(grid.back[0]) and fed.count == 4
+
+
+def test_a_client_refuses_what_would_show_its_model():
+    fed = begin_sum(Transcript(4))
+    replies = fed.run(compute_update, fed.clients, FEDAVG.offer(FEDAVG.init(fed), fed.clients, fed))
+    assert not len(replies.cohort)
+    assert [r.reason for r in fed.rejected if r.task == "compute_update"] == ["refused"] * 4
+
+
+@pytest.mark.parametrize("name", ["shares", "masked"])
+def test_a_client_that_lies_spoils_the_sum_and_no_model(name):
+    def lie(request, reply):
+        config, tensors = dict(read_config(reply)), unpack(read_arrays(reply))
+        if name not in tensors or config["client"] != 1:
+            return [reply]
+        return [Message(to_records(config, pack({name: tensors[name] // 3})), reply_to=request)]
+
+    grid = Loopback(4, tamper=lie)
+    assert_close(models_of(run(FEDAVG, PEOPLE, grid=grid, rounds=1).state), FEDAVG.model.init())
+
+
+def test_too_few_clients_are_not_summed():
+    experiment = run(FEDAVG, PEOPLE, Privacy(secure_aggregation=True, min_cluster=5), rounds=1)
+    assert_close(models_of(experiment.state), FEDAVG.model.init())
+    assert experiment.summary()["replies_too_few_to_sum"] == 4 and TOO_FEW == "too few to sum"
+
+
+def test_a_client_does_not_believe_a_server_that_wants_a_sum_of_few():
+    held, _ = SumSession.begin({"w": torch.zeros(1)}, 1)
+    _, other = SumSession.begin({"w": torch.zeros(1)}, 1)
+    with pytest.raises(RefusedRequest, match="2 clients, wanted 3"):
+        SumSession(held, 0, 3).share_keys({"peers": torch.tensor([1]), "keys": other[None]})
+
+
+def test_numbers_that_do_not_fit_are_refused():
+    for wrong in (torch.nan, torch.inf, 1e9):
+        with pytest.raises(RefusedRequest):
+            quantise({"w": torch.tensor([wrong])}, 1)
+
+
+def test_fixed_point_holds_samples_times_weights_and_the_samples():
+    assert quantise({"w": torch.tensor([0.5, -2.0])}, 3).tolist() == [1.5 * SCALE, -6 * SCALE, 3 * SCALE]
+
+
+def test_neighbours_are_mutual_and_bounded():
+    peers = find_peers(range(100))
+    assert all(len(near) == NEIGHBOURS and client not in near for client, near in peers.items())
+    assert all(client in peers[other] for client, near in peers.items() for other in near)
+    assert {client: set(near) for client, near in find_peers([4, 7, 9]).items()} == {4: {7, 9}, 7: {4, 9}, 9: {4, 7}}
+
+
+def test_more_than_half_of_the_shares_are_needed():
+    assert [count_needed(shares) for shares in (2, 3, 4, 33)] == [2, 2, 3, 17]
+
+
+SUMMED = {"fedavg", "fedavg_ft", "fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg", "flt", "pca_km_hc", "repa",
+          "ifca"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_need_more_than_sums_say_so_in_one_line(name):
+    fed = make_flower(make(name), population(), Transcript(12))
+    fed.privacy = SECURE
+    if name in SUMMED:
+        Experiment.over(fed, rounds=3)
+        return
+    with pytest.raises(ConfigError, match="needs more than sums over clients") as error:
+        Experiment.over(fed, rounds=3)
+    assert "\n" not in str(error.value)
+
+
+def test_engines_of_one_process_refuse_it():
+    fed = Vectorised(FEDAVG, PEOPLE)
+    fed.privacy = SECURE
+    with pytest.raises(ConfigError, match=r"engine.name = 'flower'"):
+        Experiment.over(fed, rounds=1)
+
+
+def test_rules_that_compare_updates_are_refused():
+    fed = make_flower(FEDAVG, PEOPLE, Transcript(4))
+    fed.privacy, fed.aggregation = SECURE, Median()
+    with pytest.raises(ConfigError, match=r"set aggregation.name = 'mean'"):
+        Experiment.over(fed, rounds=1)
+
+
+def test_metrics_that_ask_for_updates_are_refused():
+    fed = make_flower(FEDAVG, PEOPLE, Transcript(4))
+    fed.privacy = SECURE
+    with pytest.raises(ConfigError, match="each client's update"):
+        Experiment.over(fed, rounds=1, evaluation=Evaluation(signatures="all"))

@@ -1,0 +1,97 @@
+"""One client with a forged signature, update or prediction forms no cluster, and moves none."""
+
+import pytest
+import torch
+
+from kinfed.aggregation import DEPLOYED, MEAN
+from kinfed.clustering.hierarchy import Hierarchy
+from kinfed.engines import Vectorised
+from kinfed.errors import NetworkError
+from kinfed.methods import FLHC, FLISHC
+from kinfed.signatures import EmbeddingStatistics
+from tests.methods.planted import LOCAL, net, renamed
+from tests.methods.registry import CALIBRATED, make, population, statistics
+from tests.problems import same_clusters
+
+LIAR, HONEST = 3, torch.tensor([i for i in range(12) if i != 3])
+
+
+def forge(fed, number=1e6, seed=0):
+    """The federation whose fourth client sends noise of this size for all that it computes; and its rule."""
+    honest, draw = fed._run, torch.Generator().manual_seed(seed)
+
+    def lie(tensor, at):
+        noise = number * torch.randn(tensor[at].shape, generator=draw)
+        return tensor.index_put((at,), noise.to(tensor.dtype)) if tensor.is_floating_point() else tensor
+
+    def run(name, cohort, keys, offer):
+        send, keep = honest(name, cohort, keys, offer)
+        at = cohort == LIAR
+        forged = {
+            n: lie(t, at) if torch.is_tensor(t) else {k: lie(v, at) for k, v in t.items()} for n, t in send.items()
+        }
+        return forged, keep
+
+    fed._run = run
+    return fed
+
+
+def find(method, rule, people, forged=True, round=None):
+    """The clusters of all clients after `init`, or after this round, with or without the liar."""
+    fed = Vectorised(method, people)
+    fed.aggregation = rule
+    fed = forge(fed) if forged else fed
+    state = method.init(fed)
+    state = state if round is None else method.round(state, round, fed)
+    return method.cluster_assignment(state).cpu(), fed
+
+
+def encoder_once() -> EmbeddingStatistics:
+    return statistics(encoder_rounds=0)  # the liar is to forge its signature alone
+
+
+@pytest.mark.parametrize("name", ["flt", CALIBRATED])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_forged_signature_changes_no_cluster_of_flt_and_its_client_trains_alone(name):
+    found, _ = find(make(name), DEPLOYED, population())
+    assert same_clusters(found[HONEST], population().true_clusters[HONEST])
+    assert int((found == found[LIAR]).sum()) == 1
+
+
+def test_a_forged_signature_changes_no_cluster_of_repa():
+    method, people = make("repa", signature=encoder_once()), population()
+    usual, _ = find(method, MEAN, people, forged=False)
+    robust, _ = find(method, DEPLOYED, people)
+    assert same_clusters(usual, people.true_clusters)
+    assert same_clusters(robust[HONEST], usual[HONEST])
+    assert robust[LIAR] in robust[HONEST]  # K-Means has two models, and it is served one of them
+
+
+def test_the_same_signature_makes_repas_clusters_one_for_who_believes_everybody():
+    found, _ = find(make("repa", signature=encoder_once()), MEAN, population())
+    assert len(found[HONEST].unique()) == 1
+
+
+def test_a_forged_update_changes_no_cluster_of_flhc():
+    method = FLHC(net(), LOCAL, rounds_before=0, hierarchy=Hierarchy(metric="cosine", linkage="average"))
+    usual, _ = find(method, MEAN, renamed(), forged=False, round=0)
+    robust, _ = find(method, DEPLOYED, renamed(), round=0)
+    assert same_clusters(robust[HONEST], usual[HONEST])
+    assert int((robust == robust[LIAR]).sum()) == 1
+
+
+def test_forged_predictions_change_no_cluster_of_flis():
+    people = population()
+    method = make("flis_hc")
+    usual, _ = find(method, MEAN, people, forged=False)
+    robust, _ = find(method, DEPLOYED, people)
+    assert isinstance(method, FLISHC)
+    assert same_clusters(robust[HONEST], usual[HONEST])
+
+
+def test_without_any_finite_signature_repa_says_so():
+    method = make("repa", signature=encoder_once())
+    fed = Vectorised(method, population())
+    fed._finite = lambda name, cohort, send: cohort[:0] if name == "compute_signature" else torch.arange(len(cohort))
+    with pytest.raises(NetworkError, match="no client sent a finite signature"):
+        method.init(fed)

@@ -1,0 +1,331 @@
+"""Files from elsewhere: nothing is imported uninvited, damage is noticed, a full disk loses nothing."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kinfed import api, checkpoint, files, registry, serving
+from kinfed.config import DEMO, load_config
+from kinfed.errors import BundleError, CheckpointError, DataError, FileError, KinfedError, UntrustedCode
+from kinfed.models import AutoEncoder, make_autoencoder
+from kinfed.signatures.pretraining import Pretraining, from_file
+
+SHORT = ["method=repa", "rounds=2", "partition.clients=10", "methods.repa.clusters=2",
+         "methods.repa.signature.encoder_rounds=1", "data.public=0.1"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return api.run(load_config(DEMO, SHORT), out=tmp_path_factory.mktemp("run"), quiet=True).path
+
+
+@pytest.fixture(scope="module")
+def bundle(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return api.load_run(run).export(tmp_path_factory.mktemp("bundle"), force=True)
+
+
+def flip_bit(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["bundle.json", "bundle.safetensors"])
+def test_a_bundle_with_one_flipped_bit_is_refused(bundle: Path, tmp_path: Path, name: str):
+    rng, copy = random.Random(name), tmp_path / "copy"
+    for _ in range(40):
+        shutil.copytree(bundle, copy, dirs_exist_ok=True)
+        flip_bit(copy / name, rng)
+        with pytest.raises(BundleError):
+            serving.load(copy)
+    shutil.copytree(bundle, copy, dirs_exist_ok=True)
+    serving.load(copy)
+
+
+def test_a_checkpoint_with_one_flipped_bit_is_refused(run: Path, tmp_path: Path):
+    rng, copy = random.Random(0), tmp_path / "copy.safetensors"
+    method = serving.load(api.load_run(run).export(tmp_path / "bundle")).method
+    for _ in range(40):
+        shutil.copy(run / "checkpoint.safetensors", copy)
+        flip_bit(copy, rng)
+        with pytest.raises(CheckpointError):
+            checkpoint.load_served(copy, method)
+    shutil.copy(run / "checkpoint.safetensors", copy)
+    checkpoint.load_served(copy, method)
+
+
+def test_bits_that_a_flip_of_letters_would_hide_are_covered(bundle: Path, tmp_path: Path):
+    """1e-05 and 1E-05 are the same number: the digest is one of bytes."""
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    text = (copy / "bundle.json").read_text()
+    (copy / "bundle.json").write_text(text.replace('"lr"', '"\\u006cr"', 1))
+    with pytest.raises(BundleError, match="its digest is that of other content"):
+        serving.load(copy)
+
+
+def encoder() -> AutoEncoder:
+    return make_autoencoder("conv_ae", (1, 8, 8), 4)
+
+
+def test_an_encoder_with_one_flipped_bit_is_refused(tmp_path: Path):
+    path, rng = tmp_path / "encoder.safetensors", random.Random(1)
+    files.save_tensors(path, encoder().init())
+    whole = path.read_bytes()
+    for _ in range(40):
+        path.write_bytes(whole)
+        flip_bit(path, rng)
+        with pytest.raises(DataError, match="cannot read the encoder"):
+            from_file(path, encoder().init(), torch.device("cpu"))
+
+
+def test_a_damaged_encoder_of_the_cache_is_trained_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    train = Pretraining("digits", epochs=1, least_steps=1, samples=50)
+    public = torch.zeros(0, 1, 8, 8, dtype=torch.uint8)
+    weights = {name: w.clone() for name, w in train(encoder(), public).items()}  # not those of the file that changes
+    (path,) = tmp_path.rglob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    again = train(encoder(), public)
+    assert all(again[name].equal(w) for name, w in weights.items())
+
+
+def forge(path: Path, name_part: str, value: float) -> None:
+    """Puts a number into the first tensor of such a name, under a digest that is right."""
+    tensors, metadata = files.load_tensors(path)
+    name = next(name for name in sorted(tensors) if name_part in name and tensors[name].is_floating_point())
+    tensors[name].view(-1)[0] = value
+    files.save_tensors(path, tensors, metadata)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_neither_resumed_nor_exported(run: Path, tmp_path: Path, value: float):
+    copy = shutil.copytree(run, tmp_path / "run")
+    forge(copy / "checkpoint.safetensors", "weight", value)
+    with pytest.raises(CheckpointError, match="holds a NaN or an infinity"):
+        api.resume(copy, rounds=3, quiet=True)
+    with pytest.raises(CheckpointError, match="holds a NaN or an infinity"):
+        api.load_run(copy).export(tmp_path / "bundle")
+
+
+def test_a_bundle_of_weights_that_are_not_finite_is_refused(bundle: Path, tmp_path: Path):
+    copy = shutil.copytree(bundle, tmp_path / "bundle")
+    forge(copy / "bundle.safetensors", "weight", float("nan"))
+    table = json.loads((copy / "bundle.json").read_text())
+    digest = files.digest_content(files.load_tensors(copy / "bundle.safetensors")[0], {})
+    text = json.dumps(table | {"digest": files.BLANK, "tensors": digest})
+    (copy / "bundle.json").write_text(files.seal_text(text))
+    with pytest.raises(BundleError, match="holds a NaN or an infinity"):
+        serving.load(copy)
+
+
+@pytest.mark.parametrize("name", ["clients.csv", "clusters.csv", "timing.csv", "rounds.csv"])
+def test_a_missing_table_is_noticed(run: Path, tmp_path: Path, name: str):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / name).unlink()
+    for use in (
+        api.load_run,
+        lambda f: api.resume(f, rounds=3, quiet=True),
+        lambda f: api.export_run(f, tmp_path / "b"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{name} is missing"):
+            use(copy)
+
+
+def test_clients_of_an_evaluated_round_that_are_missing_are_noticed(run: Path, tmp_path: Path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    lines = (copy / "clients.csv").read_text().splitlines(keepends=True)
+    (copy / "clients.csv").write_text("".join(line for line in lines if not line.startswith("1,")))
+    with pytest.raises(CheckpointError, match=r"clients\.csv has no client of round 1, which was evaluated"):
+        api.resume(copy, rounds=3, quiet=True)
+
+
+CODE = (
+    "open('ran', 'w').close()\nfrom kinfed.methods import FedAvg as Mine\ndef net(shape, classes): raise SystemExit\n"
+)
+
+
+@pytest.fixture
+def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with code that leaves a trace when it is imported."""
+    (tmp_path / "makers_code.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "INVITED", set())
+    return tmp_path
+
+
+OWN_CODE = {
+    "method": {"method": "makers_code:Mine"},
+    "methods": {"methods": {"makers_code:Mine": {}}},
+    "model": {"model": "makers_code:net"},
+    "partition": {"partition": {"name": "makers_code:Mine"}},
+    "shift": {"shift": {"name": "makers_code:Mine"}},
+    "signature": {"method": "flt", "methods": {"flt": {"signature": {"name": "makers_code:Mine"}}}},
+    "typo": {"method": "makers_code:Mine", "rouns": 3},
+}
+
+
+@pytest.mark.parametrize("part", OWN_CODE)
+def test_a_bundle_imports_nothing_uninvited(bundle: Path, maker: Path, part: str):
+    copy = shutil.copytree(bundle, maker / "bundle")
+    table = json.loads((copy / "bundle.json").read_text())
+    forged = table | {"digest": files.BLANK, "config": table["config"] | OWN_CODE[part]}
+    (copy / "bundle.json").write_text(files.seal_text(json.dumps(forged)))
+    with pytest.raises(BundleError):
+        serving.load(copy)
+    assert not (maker / "ran").exists()
+
+
+USES = [(use, part) for use in ("resume", "export", "load_run", "config") for part in (*OWN_CODE, "data")]
+
+
+@pytest.mark.parametrize(("use", "part"), [*USES, ("report", "method")])
+def test_a_run_folder_imports_nothing_uninvited(run: Path, maker: Path, part: str, use: str):
+    from kinfed.config import merge_tables, read_toml, to_toml
+    from kinfed.runs.writer import HEADER
+
+    copy = shutil.copytree(run, maker / "run")
+    own = OWN_CODE.get(part, {"data": {"name": "makers_code:net"}})
+    table = to_toml(merge_tables(read_toml(copy / "config.toml"), own))
+    (copy / "config.toml").write_text(HEADER.format(checkpoint.FORMAT) + table)
+    uses = {
+        "resume": lambda: api.resume(copy, quiet=True),
+        "export": lambda: api.export_run(copy, maker / "b"),
+        "load_run": lambda: repr(api.load_run(copy)),
+        "report": lambda: api.report(copy),
+        "config": lambda: api.load_run(copy).config,
+    }
+    try:
+        uses[use]()
+    except KinfedError as error:
+        assert use not in ("load_run", "report"), error
+    assert not (maker / "ran").exists()
+
+
+def test_what_is_refused_says_what_would_be_imported_and_trust_imports_it(maker: Path):
+    with registry.refuse_code("the bundle b", trust=False):
+        with pytest.raises(
+            UntrustedCode, match=r"the bundle b names code of its maker, the method 'makers_code:Mine'.*--trust"
+        ):
+            registry.import_object("makers_code:Mine", "method")
+        assert not (maker / "ran").exists()
+        with registry.refuse_code("the bundle b", trust=True):
+            registry.import_object("makers_code:Mine", "method")
+        assert (maker / "ran").exists()
+        registry.import_object("makers_code:Mine", "method")  # it has run already, on the user's word
+
+
+def test_a_run_of_ones_own_method_resumes_on_trust_and_the_interrupt_says_so(maker: Path):
+    config = load_config(DEMO, ["method=makers_code:Mine", "rounds=1", "partition.clients=10"])
+    folder = api.run(config, out=maker / "own", quiet=True).path
+    from kinfed.runs.lifecycle import resume_command
+
+    assert resume_command(folder, config) == f"kinfed resume {folder} --trust"
+    assert resume_command(folder, load_config(DEMO)) == f"kinfed resume {folder}"
+    registry.INVITED.clear()  # another process
+    with pytest.raises(UntrustedCode, match=r"config\.toml names code of its maker, the method 'makers_code:Mine'"):
+        api.resume(folder, rounds=2, quiet=True)
+    assert api.resume(folder, rounds=2, quiet=True, trust=True).config.rounds == 2
+
+
+def fail_with(number: int):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(run: Path, tmp_path: Path, monkeypatch):
+    copy = shutil.copytree(run, tmp_path / "run")
+    before = (copy / "checkpoint.safetensors").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "save_file", fail_with(errno.ENOSPC))
+        with pytest.raises(FileError, match=r"cannot be written: No space left on device.* is kept.*kinfed resume"):
+            api.resume(copy, rounds=3, quiet=True)
+    assert (copy / "checkpoint.safetensors").read_bytes() == before
+    assert not list(copy.glob(".*.new"))
+    assert (
+        api.resume(copy, rounds=3, quiet=True).summary
+        == api.run(load_config(DEMO, [*SHORT, "rounds=3"]), out=tmp_path / "whole", quiet=True).summary
+    )
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_table_leaves_the_table(tmp_path: Path, monkeypatch):
+    files.write_bytes(tmp_path / "a", b"old")
+    monkeypatch.setattr(os, "fsync", fail_with(errno.ENOSPC))
+    with pytest.raises(FileError, match="No space left on device; the one that is there is kept"):
+        files.write_bytes(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_files_that_hold_clients_data_are_their_owners_alone(run: Path, bundle: Path):
+    held = [run / "checkpoint.safetensors", run / "signatures.npz", run / "labels.csv", *bundle.iterdir()]
+    assert {path.stat().st_mode & 0o777 for path in held} == {0o600}
+    assert (run / "rounds.csv").stat().st_mode & 0o777 != 0o600
+
+
+def test_a_run_folder_with_links_in_it_changes_no_file_elsewhere(run: Path, tmp_path: Path):
+    copy, precious = shutil.copytree(run, tmp_path / "run"), tmp_path / "precious"
+    precious.write_text("mine")
+    (copy / "events.jsonl").unlink()
+    (copy / "events.jsonl").symlink_to(precious)
+    with pytest.raises(CheckpointError, match=r"events\.jsonl is a link"):
+        api.resume(copy, rounds=3, quiet=True)
+    (copy / "link").symlink_to(precious)
+    files.write_bytes(copy / "link", b"new")
+    assert precious.read_text() == "mine" and not (copy / "link").is_symlink()
+
+
+def write_npz(path: Path, header: dict[str, object], content: bytes) -> Path:
+    """An .npz whose header may lie."""
+    text = repr(header).encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text + b"\n" + content)
+    return path
+
+
+@pytest.mark.parametrize("shape", [(10**12,), (2**40, 2**40), (-1, 4), (3, 10**9, 10**9), (5,)])
+def test_an_array_of_an_impossible_shape_is_refused_before_memory_is_asked_for(tmp_path: Path, shape):
+    path = write_npz(tmp_path / "a.npz", {"descr": "|u1", "fortran_order": False, "shape": shape}, b"abcd")
+    with pytest.raises(FileError, match=r"shape|cannot be"):
+        files.read_arrays(path)
+
+
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(files, "AT_ONCE", 2**16)
+    path = tmp_path / "bomb.npz"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as file,
+    ):
+        for _ in range(20):
+            file.write(bytes(2**16))
+    assert path.stat().st_size < 2**12
+    with pytest.raises(FileError, match="would unpack"):
+        files.read_arrays(path)
+
+
+def test_arrays_come_back_as_they_were_written(tmp_path: Path):
+    arrays = {"x": np.arange(6.0).reshape(2, 3), "y": np.array([1, 2]), "height": np.array(0.5)}
+    files.write_arrays(tmp_path / "a.npz", arrays)
+    found = files.read_arrays(tmp_path / "a.npz")
+    assert found.keys() == arrays.keys() and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+
+
+def test_tensors_of_the_user_need_no_digest_and_ours_need_one(tmp_path: Path):
+    save_file({"w": torch.ones(2)}, tmp_path / "plain")
+    assert files.load_tensors(tmp_path / "plain", must_be_sealed=False)[0]["w"].equal(torch.ones(2))
+    with pytest.raises(FileError, match="has no digest"):
+        files.load_tensors(tmp_path / "plain")
+    files.save_tensors(tmp_path / "ours", {"w": torch.ones(2), "none": torch.empty(0), "one": torch.tensor(True)})
+    assert load_file(tmp_path / "ours")["w"].equal(files.load_tensors(tmp_path / "ours")[0]["w"])
