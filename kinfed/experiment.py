@@ -252,7 +252,7 @@ class Experiment(Generic[State]):
         signature, sent = getattr(self.method, "signature", None), self.fed.ledger.up.get(SIGNATURE_TASK)
         if sent is None or not isinstance(signature, Signature):
             return 0
-        k, width = signature.size(tuple(self.fed.x.shape[1:]))
+        k, width = signature.size(tuple(self.fed.x.shape[1:]), self.method.model.classes)
         return -(-int(sent.max()) // (4 * k * (width + 1)))  # floats: k points and k shares
 
     def _accuracies(self) -> list[tuple[int, float]]:

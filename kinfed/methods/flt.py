@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kinfed.checks import at_least, fraction
 from kinfed.client import FLAG, Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -62,6 +63,11 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
     dynamic: bool = False  # clients flag changed data, and relatedness is found anew
     recluster_share: float = 0.05  # λ: relatedness is found anew when more clients than this share flag
     recluster_every: int = 0  # τ, rounds; 0: never
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(0, clusters=self.clusters, recluster_every=self.recluster_every)
+        fraction(recluster_share=self.recluster_share)
 
     def init(self, fed: Federation) -> FLTState:
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)

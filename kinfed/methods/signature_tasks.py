@@ -22,7 +22,7 @@ from kinfed.capabilities import (
     SendsNetworks,
     require_labels,
 )
-from kinfed.checks import at_least, fraction, seed_of_numpy
+from kinfed.checks import at_least, seed_of_numpy
 from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
@@ -83,14 +83,9 @@ class ComputesSignatures(
     relatedness: Clusterer
     newcomers: Newcomers
     dynamic: bool
-    clusters: int
-    recluster_share: float
-    recluster_every: int
     stores_signatures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        at_least(0, clusters=self.clusters, recluster_every=self.recluster_every)
-        fraction(recluster_share=self.recluster_share)
         if self.relatedness.needs_parts() != self.signature.has_parts():
             raise ConfigError(
                 "relatedness.name = 'calibrated' and signature.name = 'part_means' go together, since it measures "

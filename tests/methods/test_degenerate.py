@@ -63,7 +63,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "ifca": is_fedavg("ifca", clusters=1),
     "fesem": is_fedavg("fesem", clusters=1, stale="exclude"),
     "cfl": is_fedavg("cfl", ALIKE, after=99),
-    "flhc": is_fedavg("flhc", hierarchy=Hierarchy(threshold=float("inf"))),
+    "flhc": is_fedavg("flhc", hierarchy=Hierarchy(threshold=1e9)),
     "flis_dc": is_fedavg("flis_dc", beta=0.0, rounds=1),  # later on clients start from one of its equal models
     "flis_hc": is_fedavg("flis_hc", beta=0.0),
     "repa": is_fedavg("repa", clusters=1, signature=statistics(encoder_rounds=0)),
