@@ -35,6 +35,7 @@ from kinfed.methods import CFL, FLHC, FLT, IFCA, REPA, Auto, FedAvg, FedAvgFT, F
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale
 from kinfed.models import Model, make_model
 from kinfed.params import repeat, select
+from kinfed.relatedness import Calibrated
 from kinfed.signatures import EmbeddingStatistics, PartMeans, Pretraining
 from kinfed.training import LocalTraining
 
@@ -83,7 +84,9 @@ def make_method(name: str, case: Case, population: Population, data_dir: str) ->
         "fedavg": lambda: FedAvg(model, local),
         "fedavg_ft": lambda: FedAvgFT(model, local),
         "local": lambda: Local(model, local),
-        "flt": lambda: FLT(model, local, signature=PartMeans(pretraining=encoder), stale="exclude"),
+        "flt": lambda: FLT(
+            model, local, signature=PartMeans(pretraining=encoder), relatedness=Calibrated(), stale="exclude"
+        ),
         "fesem": lambda: FeSEM(model, local, clusters=clusters, stale="exclude"),
         "ifca": lambda: IFCA(model, local, clusters=clusters),
         "repa": lambda: REPA(model, local, signature=EmbeddingStatistics(), clusters=clusters),
@@ -111,8 +114,8 @@ def make_population(case: Case, seed: int, data_dir: str) -> Population:
 
 def pool_clients(population: Population) -> Population:
     """The first client has all training samples, the others none but their test samples are judged alike."""
-    everything = torch.cat(population.train)
-    test = torch.cat(population.test)
+    everything = torch.cat(population.train).unique()
+    test = torch.cat(population.test).unique()
     return replace(population, train=(everything,), test=(test,), true_clusters=None, views=(), roles=())
 
 

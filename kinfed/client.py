@@ -71,8 +71,9 @@ class Samples:
 
     def hold_out(self, every: int) -> tuple["Samples", "Samples"]:
         """Every so many samples one is held out: those that are left, and those held out."""
-        position, size = torch.arange(len(self)), self.size // every
-        rest = position[position % every != every - 1].to(self.index.device)
+        size = self.size // every
+        rest = torch.arange(len(self) - len(self) // every, device=self.index.device)
+        rest = rest + rest // (every - 1)  # without every - 1, 2 every - 1, …
         longest = self.longest - self.longest // every
         kept = replace(self, index=self.index[rest], size=self.size - size, longest=longest)
         return kept, replace(self, index=self.index[every - 1 :: every], size=size)

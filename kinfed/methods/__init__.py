@@ -71,6 +71,11 @@ PRESETS = {
         },
         "FLT as in its authors' code: as many centroids as a client has labels, UMAP, matched centroids, γ = 1.",
     ),
+    "flt_calibrated": Preset(
+        "flt",
+        {"signature": {"name": "part_means"}, "relatedness": {"name": "calibrated"}, "stale": "exclude"},
+        "FLT without an oracle: clients are compared by the measured noise of their signatures.",
+    ),
     "fedsem": Preset(
         "fesem", {"assignment": "kmeans"}, "FeSEM as FLT's authors compare with it: k-means of all models."
     ),

@@ -59,7 +59,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     relatedness: Calibrated = field(default_factory=Calibrated)
     hold_out: int = 10  # of so many samples of a client one is held out, until the last rounds
     compare: float = 0.2  # share of the rounds that train the clusters' models beside the common one
-    judge: float = 0.7  # share of the rounds after which all samples are trained on
+    judge: float = 0.5  # share of the rounds after which all samples are trained on
     stale, newcomers, dynamic = "exclude", "nearest", False  # no settings here
 
     def __post_init__(self) -> None:

@@ -4,9 +4,8 @@
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
 - relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
 - weights are normalised over related clients (printed: diag(pₘ/‖Ãₘ‖₀)); `raise_flags` bounds how often a flag counts;
-- by default a client's signature is the mean embeddings of random parts of its samples, and clients are compared by
-  the noise that these parts measure: no oracle, and one setting for all data. The preset
-  `flt_paper` has centroids, UMAP and γ as printed, `flt_code` as in the authors' code.
+- the default set distance needs no oracle for k, and a wider threshold where no clusters are clear. Presets: `flt_paper`
+  (`min`, as printed), `flt_code` (`matching`), `flt_calibrated`, which measures the noise of signatures.
 """
 
 from dataclasses import dataclass, field, replace
@@ -34,8 +33,8 @@ from kinfed.methods.signature_tasks import (
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Labels
-from kinfed.relatedness import Calibrated, Clusterer, warn_if_isolated
-from kinfed.signatures import PartMeans, Signature, Signatures
+from kinfed.relatedness import Clusterer, Relatedness, warn_if_isolated
+from kinfed.signatures import EncoderCentroids, Signature, Signatures
 from kinfed.training import LocalTraining
 
 
@@ -54,8 +53,8 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
 
     model: Model
     local: LocalTraining = LocalTraining()
-    signature: Signature = field(default_factory=PartMeans)
-    relatedness: Clusterer = field(default_factory=Calibrated)
+    signature: Signature = field(default_factory=EncoderCentroids)
+    relatedness: Clusterer = field(default_factory=Relatedness)
     case: Literal["related", "clusters"] = "related"  # I: the full matrix; II: disjoint clusters
     clusters: int = 0  # C, clusters to form; 0: found
     stale: Stale = "aggregated"  # what a client that was not sampled contributes

@@ -42,7 +42,7 @@ class Evidence:
 
     def choose(self) -> Tensor:
         """The candidate that gains most of those that gain both ways, beyond chance; else the first: [models]."""
-        gains = (self.gain[..., 0] > self.square[..., 0].sqrt()) & (self.gain[..., 1] > 0)
+        gains = (self.gain > self.square.sqrt()).all(2)
         return self.gain[..., 0].where(gains, 0.0).argmax(1)
 
     def loses(self, candidate: int) -> Tensor:

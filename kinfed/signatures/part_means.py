@@ -19,6 +19,7 @@ from kinfed.client import Batch, Client, Samples
 from kinfed.clustering.kmeans import Centroids
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
+from kinfed.keys import fold, normal
 from kinfed.models import AutoEncoder, encoder_of
 from kinfed.params import Params
 from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
@@ -65,7 +66,7 @@ class PartMeans(Signature):
         kind = self.choose(shape, public)
         log.info("signatures: mean embeddings by %s", NAMES[kind])
         if kind == "random":
-            return {name: w.to(fed.device) for name, w in self.draw_features(shape).items()}
+            return self.random_seed(fed.device)
         if kind == "pca":
             return find_components(self.pretraining.load(public), self.width(shape))
         return encoder_of(self.pretraining(self.network(shape), public))
@@ -82,8 +83,9 @@ class PartMeans(Signature):
         return "autoencoder" if many and len(shape) == 3 else "pca"
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
-        drawn = self.draw_features(shape)
-        known = drawn, {"mean": drawn["weights"][:, 0], "directions": drawn["weights"]}
+        numbers = flatten(torch.zeros(1, *shape)).shape[1]
+        components = {"mean": torch.zeros(numbers), "directions": torch.zeros(numbers, self.width(shape))}
+        known = self.random_seed(torch.device("cpu")), components
         return (*known, encoder_of(self.network(shape).init())) if len(shape) == 3 else known
 
     def needs_server_samples(self) -> bool:
@@ -102,19 +104,17 @@ class PartMeans(Signature):
         """The auto-encoder for images of this shape."""
         return make_network(self.autoencoder, shape, self.width(shape), self.seed)
 
-    def draw_features(self, shape: tuple[int, ...]) -> Params:
-        """Weights of random features: [d, width]."""
-        numbers = flatten(torch.zeros(1, *shape)).shape[1]
-        drawn = torch.randn(numbers, self.width(shape), generator=torch.Generator().manual_seed(self.seed % 2**63))
-        return {"weights": drawn / (numbers * self.width(shape)) ** 0.5}
+    def random_seed(self, device: torch.device) -> Params:
+        """What random features are drawn from; clients are sent no weights."""
+        return {"seed": torch.tensor([float(self.seed % 2**24)], device=device)}
 
     def embed(self, encoder: Params, x: Tensor) -> Tensor:
         """Samples [b, ...] embedded: [b, e]."""
         if "directions" in encoder:
             return (flatten(x) - encoder["mean"]) @ encoder["directions"]
-        if set(encoder) == {"weights"}:
+        if set(encoder) == {"seed"}:
             centred = flatten(x) if x.is_floating_point() else 4 * flatten(x) - 2
-            return (centred @ encoder["weights"]).relu()
+            return (centred @ draw_features(encoder["seed"], centred.shape[1], self.width(tuple(x.shape[1:])))).relu()
         return self.network(tuple(x.shape[1:])).embed(encoder, x)
 
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:
@@ -145,6 +145,13 @@ NAMES = {
     "pca": "principal components of the server's samples",
     "random": "random features",
 }
+
+
+def draw_features(seed: Tensor, numbers: int, width: int) -> Tensor:
+    """Weights of random features: [numbers, width]; the same on every device."""
+    key = fold(seed.long()[0], torch.arange(2 * numbers * width, device=seed.device))
+    drawn: Tensor = normal(key).view(numbers, width) / (numbers * width) ** 0.5
+    return drawn.float()
 
 
 def share_labels(y: Tensor, classes: int) -> Tensor:
