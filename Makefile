@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test test-all lint check format docs notebooks clean
+.PHONY: demo test test-all fuzz lint check format docs notebooks lock audit sbom clean
 
 demo: $(READY)  ## the main job: FedAvg, Local and FLT compared on digits with planted clusters
 	$(BIN)/kinfed compare --out demo --force
@@ -14,6 +14,9 @@ test: $(READY)  ## the tests
 
 test-all: $(READY)  ## these and the dear ones: a federation over TLS, a report of 2,400 clients
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
+
+fuzz: $(READY)  ## malformed input of every kind: what ends in a traceback, a hang or silence
+	$(BIN)/python -m tests.fuzz.cases 2400 0
 
 lint: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -42,6 +45,18 @@ $(READY): pyproject.toml constraints.txt
 $(DOCS_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $(DOCS_READY)
+
+LOCKED := hub flower report tensorboard privacy dev docs
+lock: $(READY)  ## requirements.lock: every version of constraints.txt with the hashes of its files
+	$(BIN)/uv pip compile pyproject.toml $(LOCKED:%=--extra %) --constraint constraints.txt --generate-hashes \
+	    --python-version 3.11.5 --python-platform x86_64-manylinux_2_28 --no-annotate --quiet \
+	    --custom-compile-command "make lock" --output-file requirements.lock
+
+audit: $(READY)  ## known holes of what requirements.lock pins; asks pypi.org
+	$(BIN)/uvx pip-audit@2.10.1 --requirement requirements.lock --require-hashes --disable-pip --strict
+
+sbom: $(READY)  ## sbom.json: what requirements.lock pins, in CycloneDX
+	$(BIN)/uvx --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements.lock --output-file sbom.json
 
 clean:
 	rm -rf $(VENV) demo runs site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -14,7 +14,7 @@ from typing import TypeVar, cast, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from kinfed.errors import CheckpointError, FileError
+from kinfed.errors import CheckpointError, FileError, RoleError
 from kinfed.federation import Federation, Rejected
 from kinfed.files import check_finite, load_tensors, read_metadata, save_tensors
 from kinfed.ledger import Ledger
@@ -138,6 +138,8 @@ def explain_damage(path: Path) -> Iterator[None]:
     """Inside it a checkpoint that is missing, damaged or forged is an error in one line."""
     try:
         yield
+    except RoleError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(
             f"no checkpoint at {path}: the run was stopped before its first one, or it was removed; start it again"

@@ -108,6 +108,7 @@ EXCEPTIONS = {
         r"(?i)\bemnist['’s]* letters|letters of EMNIST|capital letters|letters and digits|digits and letters",
         r"\bemnist[-_]letters\b|balanced, letters|\"letters\"",
         r"Greek letters?",
+        r"\"POST\"",  # the verb of HTTP
         r"letter-spacing",  # CSS
         r"key=\"describe\w*\"",  # of a task's random draws: another key would change results
         r"\bnewcomers ?= ?|\.newcomers\b|`newcomers`|\"newcomers\"",  # a setting of FLT and FLIS-HC, as in their papers

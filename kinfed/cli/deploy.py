@@ -1,4 +1,4 @@
-"""`kinfed deploy new`"""
+"""`kinfed deploy new` and `kinfed deploy gate`"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,6 +54,31 @@ def new(
                 f"{config.method} needs samples of the server's own too, before it starts: put them into "
                 f"{written.server_samples}, or name another folder in server_samples of kinfed_app/plan.toml"
             )
+
+
+@deploy.command()
+def gate(
+    host: Annotated[str, typer.Option(help="Address that nodes connect to.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port that nodes connect to.")] = 8443,
+    superlink: Annotated[str, typer.Option(help="SuperLink, on loopback.")] = "127.0.0.1:8000",
+    root_certificates: Annotated[
+        Path, typer.Option(help="Authority of SuperLink's certificate.")
+    ] = Path("certificates/ca.crt"),
+    ssl_certfile: Annotated[Path, typer.Option(help="The gate's certificate.")] = Path("certificates/server.crt"),
+    ssl_keyfile: Annotated[Path, typer.Option(help="Its private key.")] = Path("certificates/server.key"),
+    max_megabytes: Annotated[int, typer.Option(help="Of one request at most.")] = 2048,
+) -> None:  # fmt: skip
+    """Let nodes reach SuperLink's Fleet API, and nothing else of it.
+
+    SuperLink's one port also serves the API that runs apps on all nodes and registers keys, without an account. So it
+    listens on loopback, and this process on the address of the server.
+
+    `kinfed deploy gate --host 0.0.0.0 --port 8443`
+    """
+    with plain_errors():
+        from kinfed.deployment.fleet_gate import GateSettings, serve
+
+        serve(GateSettings(host, port, superlink, root_certificates, ssl_certfile, ssl_keyfile, max_megabytes))
 
 
 def plan_own(shape: str | None, classes: int | None, clients: int | None) -> "Plan | None":

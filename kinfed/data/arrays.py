@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kinfed.data.population import NO_SAMPLES, Population, Role
+from kinfed.data.population import NO_SAMPLES, Population, Role, check_classes
 from kinfed.data.sampling import Index
 from kinfed.errors import DataError, FileError
 from kinfed.files import Arrays, read_arrays, write_arrays
@@ -104,6 +105,7 @@ def as_owners(client: Array) -> Index:
         raise DataError(f"client has ids of kinds {', '.join(kinds)}, which have no order; wanted one kind") from error
 
 
+LARGEST_SAMPLE = 2**26  # numbers
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 
@@ -137,7 +139,11 @@ class SampleKind:
             raise TypeError(f"wanted a table, got {table!r}")
         if table["dtype"] not in DTYPES:
             raise ValueError(f"dtype {table['dtype']!r}")
-        return cls(tuple(int(n) for n in table["shape"]), table["dtype"], int(table["classes"]))
+        shape = tuple(int(n) for n in table["shape"])
+        if not all(n > 0 for n in shape) or prod(shape) > LARGEST_SAMPLE:
+            raise ValueError(f"shape {list(shape)[:9]}")
+        check_classes(int(table["classes"]))
+        return cls(shape, table["dtype"], int(table["classes"]))
 
     def nothing(self) -> Tensor:
         """No samples: [0, ...]."""

@@ -13,6 +13,7 @@ import platformdirs
 
 from kinfed.data import hub
 from kinfed.data.arrays import FORMAT, Pixels, channels_first, read
+from kinfed.data.population import check_classes
 from kinfed.data.sampling import Index, draw_stratified, generator, others
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown, import_function
@@ -118,6 +119,7 @@ def from_file(name: str, path: Path) -> Dataset:
     labels = {part: arrays[f"y_{part}"].astype(np.int64) for part in ("train", "test")}
     top = max(int(y.max()) for y in labels.values())
     classes = CLASSES.get(name, top + 1)
+    check_classes(classes)
     low = min(int(y.min()) for y in labels.values())
     if low < 0 or top >= classes:
         raise DataError(f"{path}: labels must be 0..{classes - 1}, got {low}..{top}")

@@ -1,5 +1,6 @@
 """The Hugging Face hub: where each named dataset lives there, and how it becomes NAME.npz."""
 
+import logging
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import numpy.typing as npt
 from kinfed.data.arrays import Pixels, store
 from kinfed.data.sampling import Index, draw_stratified, generator, others
 from kinfed.files import Arrays
+
+log = logging.getLogger("kinfed")
 
 
 class Unreachable(Exception):
@@ -37,6 +40,7 @@ class Source:
     """Where a dataset lives on the hub and how its columns are called."""
 
     repository: str
+    revision: str | None = None  # the commit; None: whatever is there, which is logged
     image: str = "image"
     label: str = "label"
     config: str | None = None
@@ -49,14 +53,24 @@ class Source:
 
 
 SOURCES = {
-    "mnist": Source("ylecun/mnist"),
-    "fashion_mnist": Source("zalando-datasets/fashion_mnist"),
+    "mnist": Source("ylecun/mnist", "77f3279092a1c1579b2250db8eafed0ad422088c"),
+    "fashion_mnist": Source("zalando-datasets/fashion_mnist", "531be5e2ccc9dba0c201ad3ae567a4f3d16ecdd2"),
     "kmnist": Source("tanganke/kmnist"),
     "emnist_balanced": Source("claudiogsc/emnist_balanced", stands_up=False),
-    "femnist": Source("flwrlabs/femnist", label="character", writer="writer_id", test=None),
-    "cifar10": Source("uoft-cs/cifar10", image="img", mode="RGB"),
-    "cifar100": Source("uoft-cs/cifar100", image="img", label="fine_label", mode="RGB"),
-    "svhn": Source("ufldl-stanford/svhn", config="cropped_digits", mode="RGB"),
+    "femnist": Source(
+        "flwrlabs/femnist",
+        "df739a2b09df2b5cc1ec93107659b9a9a8566487",
+        label="character",
+        writer="writer_id",
+        test=None,
+    ),
+    "cifar10": Source("uoft-cs/cifar10", "0b2714987fa478483af9968de7c934580d0bb9a2", image="img", mode="RGB"),
+    "cifar100": Source(
+        "uoft-cs/cifar100", "aadb3af77e9048adbea6b47c21a81e47dd092ae5", image="img", label="fine_label", mode="RGB"
+    ),
+    "svhn": Source(
+        "ufldl-stanford/svhn", "f9e1717d73324ebbc1ece84267ccd80d0aca0690", config="cropped_digits", mode="RGB"
+    ),
 }
 
 
@@ -75,8 +89,10 @@ def download(source: Source, split: str) -> Table:
     except ImportError as error:
         raise Unreachable(f"the `datasets` library is not installed: {error}") from error
     save_time_when_offline()
+    if source.revision is None:
+        log.warning("%s is not pinned to a revision: what is there today is taken", source.repository)
     try:
-        table: Table = datasets.load_dataset(source.repository, source.config, split=split)
+        table: Table = datasets.load_dataset(source.repository, source.config, split=split, revision=source.revision)
     except (OSError, ValueError, RuntimeError) as error:
         raise Unreachable(f"hub repository {source.repository}: {type(error).__name__}: {error}") from error
     return table

@@ -13,6 +13,7 @@ from torch import Tensor
 from kinfed.errors import DataError
 
 LATER = 2**31 - 1  # joins after training
+MOST_CLASSES = 2**16  # a label beyond is a mistake: every model has an output for each class
 NO_SAMPLES = torch.empty(0, dtype=torch.int64)
 View = Callable[[Tensor, Tensor, np.random.Generator], tuple[Tensor, Tensor]]  # samples (x, y) -> as a client has them
 
@@ -119,8 +120,15 @@ def check_pool(population: Population) -> None:
         raise DataError(
             f"labels must be 0..{classes - 1} (-1: none), got {int(y.min())}..{int(y.max())}; check `classes`"
         )
+    check_classes(classes)
     check_indices("public", population.public, len(y))
     check_indices("held_out", population.held_out, len(y))
+
+
+def check_classes(classes: int) -> None:
+    """Raise DataError unless there can be so many classes."""
+    if not 1 <= classes <= MOST_CLASSES:
+        raise DataError(f"wanted 1..{MOST_CLASSES} classes, got {classes}; number labels 0, 1, 2, …")
 
 
 def check_change(population: Population, change: Change, is_public: Tensor) -> None:

@@ -1,6 +1,7 @@
 """What server and nodes of a deployment agree on beside the config, since nobody sees all the samples."""
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
-from kinfed.data.arrays import ServerSamples, as_features, as_labels
+from kinfed.data.arrays import LARGEST_SAMPLE, ServerSamples, as_features, as_labels
+from kinfed.data.population import check_classes
 from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError, FileError
@@ -48,7 +50,8 @@ class Plan:
         within(1, 2**40, max_samples=self.max_samples)
         above_zero(wait_seconds=self.wait_seconds)
         at_least(0, grace_seconds=self.grace_seconds)
-        if min(self.shape, default=0) < 1:
+        check_classes(self.classes)
+        if min(self.shape, default=0) < 1 or prod(self.shape) > LARGEST_SAMPLE:
             raise ConfigError(f"shape must be sizes of at least 1 as in 3,32,32, got {list(self.shape)}")
 
     def load_server_samples(self) -> ServerSamples:

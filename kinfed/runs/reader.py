@@ -3,25 +3,28 @@
 import csv
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy.cluster.hierarchy import is_valid_linkage
 
 from kinfed.checkpoint import FORMAT, explain_format
 from kinfed.config import Config, load_config, read_toml
 from kinfed.config.schema import Table
+from kinfed.data.population import MOST_CLASSES
 from kinfed.errors import CheckpointError, FileError, KinfedError
 from kinfed.experiment import Summary
 from kinfed.files import Arrays, read_arrays
 from kinfed.registry import refuse_code
-from kinfed.runs.logs import COMPARISON, CONFIG, SUMMARY, whole_lines
+from kinfed.runs.logs import CLIENT_COLUMNS, COMPARISON, CONFIG, SUMMARY, whole_lines
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
+ABSURD = 10**7  # clients, rounds or samples of one: no run has as many
 TEXT = ("role", "task")  # columns that are not numbers
 PARTS = {
     CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
@@ -43,9 +46,12 @@ class Columns:
     def __len__(self) -> int:
         return len(next(iter(self.numbers.values()), ()))
 
-    def whole(self, name: str) -> Whole:
-        """A column of whole numbers; -1 where there is none."""
-        return np.nan_to_num(self.numbers[name], nan=-1).astype(np.int64)
+    def whole(self, name: str, least: int = -1) -> Whole:
+        """A column of whole numbers; -1 where there is none. ValueError where they are not, or absurdly large."""
+        found = np.nan_to_num(self.numbers[name], nan=-1)
+        if len(found) and not (least <= found.min() and found.max() < ABSURD and (found % 1 == 0).all()):
+            raise ValueError(f"{name} must be whole numbers from {least} on, got {found.min():g}..{found.max():g}")
+        return found.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Run:
     @cached_property
     def rounds(self) -> Columns:
         """Metrics and bytes by round."""
-        return columns(whole_lines(self.path / "rounds.csv"))
+        return columns(whole_lines(self.path / "rounds.csv"), ("round", "accuracy"))
 
     @cached_property
     def clients(self) -> Columns:
@@ -92,7 +98,7 @@ class Run:
         lines = whole_lines(self.path / "clients.csv")
         last = lines[-1].split(",", 1)[0] + "," if len(lines) > 1 else ""
         first = next((i for i in range(len(lines) - 1, 0, -1) if not lines[i].startswith(last)), 0) + 1
-        return columns([*lines[:1], *lines[first:]])
+        return columns([*lines[:1], *lines[first:]], CLIENT_COLUMNS)
 
     @cached_property
     def clusters(self) -> list[tuple[int, Whole]]:
@@ -110,7 +116,9 @@ class Run:
         table = columns(whole_lines(self.path / "labels.csv"))
         if not len(table):
             return None
-        client, label = table.whole("client"), table.whole("label")
+        client, label = table.whole("client", 0), table.whole("label", 0)
+        if label.max() >= MOST_CLASSES:
+            raise ValueError(f"label {label.max()} is beyond the most classes, {MOST_CLASSES}")
         held = np.zeros((max(self.count, int(client.max()) + 1), int(label.max()) + 1), dtype=np.int64)
         held[client, label] = table.whole("samples")
         return held
@@ -130,8 +138,8 @@ class Run:
     def summary(self) -> Summary:
         """The last metrics and the cost; of a run that has not ended, those of its last evaluated round."""
         if (self.path / SUMMARY).exists():
-            whole = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
-            return {name: value for name, value in whole.items() if not isinstance(value, str)}
+            whole = read_json(self.path / SUMMARY)
+            return {name: v for name, v in whole.items() if v is None or isinstance(v, int | float)}
         last = int(np.flatnonzero(~np.isnan(self.rounds["accuracy"]))[-1])
         numbers = {name: float(column[last]) for name, column in self.rounds.numbers.items() if name != "round"}
         return {name: None if np.isnan(value) else value for name, value in numbers.items()}
@@ -158,7 +166,7 @@ class Run:
     @cached_property
     def count(self) -> int:
         """How many clients there are."""
-        scored = int(self.clients.whole("client").max()) + 1 if len(self.clients) else 0
+        scored = int(self.clients.whole("client", 0).max()) + 1 if len(self.clients) else 0
         return max(scored, len(self.clusters[-1][1]) if self.clusters else 0)
 
     @cached_property
@@ -175,7 +183,7 @@ class Run:
     def accuracy(self) -> Numbers:
         """Every client's accuracy at the last evaluation; NaN for a client that was not scored."""
         every = np.full(self.count, np.nan)
-        every[self.clients.whole("client")] = self.clients["accuracy"]
+        every[self.clients.whole("client", 0)] = self.clients["accuracy"]
         return every
 
     @cached_property
@@ -196,14 +204,64 @@ class Run:
         """The arrays of NAME.npz."""
         path = self.path / f"{name}.npz"
         try:
-            return read_arrays(path) if path.exists() else None
-        except FileError as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from None
+            arrays = read_arrays(path) if path.exists() else None
+            if arrays is not None and name in FITS and not FITS[name](arrays, self.count):
+                shapes = ", ".join(f"{key} {array.dtype} {list(array.shape)}" for key, array in arrays.items())
+                raise FileError(f"it does not fit the run's {self.count} clients, got {shapes or 'nothing'}")
+            return arrays
+        except (FileError, KeyError) as error:
+            raise CheckpointError(f"{path} is damaged or incomplete: {error}") from None
 
     def _by_client(self, name: str) -> Whole | None:
         every = np.full(self.count, -1, dtype=np.int64)
-        every[self.clients.whole("client")] = self.clients.whole(name)
+        every[self.clients.whole("client", 0)] = self.clients.whole(name)
         return every if (every >= 0).any() else None
+
+
+def read_json(path: Path) -> Table:
+    """The table in a JSON file."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{path} is damaged: wanted a table, got {type(table).__name__}")
+    return table
+
+
+def fits_neighbours(arrays: Arrays, clients: int) -> bool:
+    """Whether arrays are those of relatedness.npz."""
+    sets = arrays["sets"] if "sets" in arrays else arrays["related"]
+    set_of = arrays["set_of"] if "sets" in arrays else np.arange(len(sets))
+    return sets.ndim == 2 and sets.shape[1] == len(set_of) == clients and are_within(set_of, len(sets))
+
+
+def fits_tree(arrays: Arrays, clients: int) -> bool:
+    """Whether arrays are those of tree.npz."""
+    members, merges = arrays["members"], arrays["merges"]
+    if not are_within(members, clients) or len(np.unique(members)) < len(members) or arrays["height"].ndim:
+        return False
+    if merges.shape != (len(members) - 1, 4) or not np.isfinite(merges).all():
+        return False
+    return not len(merges) or bool(is_valid_linkage(merges.astype(np.float64)))
+
+
+def fits_points(arrays: Arrays, clients: int) -> bool:
+    """Whether arrays are those of signatures.npz."""
+    points = arrays["points"]
+    return points.ndim == 2 and points.shape[1] > 0 and bool(np.isfinite(points).all()) and (
+        len(points) == len(arrays["clients"]) and are_within(arrays["clients"], clients)
+    )  # fmt: skip
+
+
+def are_within(numbers: npt.NDArray[np.generic], count: int) -> bool:
+    """Whether these are whole numbers 0..count - 1, one after the other."""
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        return False
+    return not len(numbers) or 0 <= int(numbers.astype(np.int64).min()) <= int(numbers.astype(np.int64).max()) < count
+
+
+FITS = {"relatedness": fits_neighbours, "tree": fits_tree, "signatures": fits_points}
 
 
 def read_config(folder: Path, name: str = CONFIG, trust: bool = False) -> Config:
@@ -228,9 +286,11 @@ def is_comparison(folder: Path) -> bool:
     return (folder / COMPARISON).exists()
 
 
-def columns(lines: list[str]) -> Columns:
-    """The columns of a CSV table with a header."""
+def columns(lines: list[str], wanted: Sequence[str] = ()) -> Columns:
+    """The columns of a CSV table with a header; ValueError where one that is wanted is missing."""
     header, *rows = csv.reader(lines) if lines else [[]]
+    if lines and (missing := [name for name in wanted if name not in header]):
+        raise ValueError(f"it has no column {', '.join(missing)}")
     whole = [row for row in rows if len(row) == len(header)]
     by_name = dict(zip(header, zip(*whole, strict=True), strict=True)) if whole else {name: () for name in header}
     text = {name: list(by_name.pop(name)) for name in TEXT if name in by_name}
@@ -272,5 +332,5 @@ def read_part(run: Run, file: str, part: str) -> None:
         getattr(run, part)
     except KinfedError:
         raise
-    except (ValueError, KeyError, csv.Error) as error:
+    except (ValueError, KeyError, IndexError, OverflowError, csv.Error) as error:
         raise CheckpointError(f"{run.path / file} is missing, damaged or incomplete: {error}") from None

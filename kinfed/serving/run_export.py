@@ -55,13 +55,14 @@ def make_bundle(run: Path, population: Population | None, config: Config, kind: 
     state, clients = checkpoint.load_served(run / CHECKPOINT, method)
     if not isinstance(method, Exportable):
         raise RoleError(f"{config.method} cannot be exported: its server has no model for unseen clients")
-    exported = method.export_state(state, clients["training"], clients["sizes"])
     compares = isinstance(method, NeedsServerSamples) and method.admits_by_server_samples()
     own = load_server_samples(run, config, population) if compares else kind.nothing()
-    assignment = method.cluster_assignment(exported) if isinstance(method, FindsClusters) else None
-    clusters = summarise_clusters(assignment, clients["training"].tolist(), Run(run))
-    summary = summarise_method(config, method) | {"clusters": clusters}
-    return Bundle(config, kind, exported, clients["sizes"][clients["training"]], own, summary)
+    with checkpoint.explain_damage(run / CHECKPOINT):
+        exported = method.export_state(state, clients["training"], clients["sizes"])
+        assignment = method.cluster_assignment(exported) if isinstance(method, FindsClusters) else None
+        clusters = summarise_clusters(assignment, clients["training"].tolist(), Run(run))
+        summary = summarise_method(config, method) | {"clusters": clusters}
+        return Bundle(config, kind, exported, clients["sizes"][clients["training"]], own, summary)
 
 
 def read_ended(run: Path, trust: bool = False) -> tuple[Config, SampleKind]:

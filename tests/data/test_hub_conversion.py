@@ -14,11 +14,12 @@ def table(images, labels, image="image", label="label", **more):
 
 @pytest.fixture
 def on_the_hub(monkeypatch):
-    asked = []
+    asked, pinned = [], []
 
     def put(**splits):
-        def give(repository, config, split):
+        def give(repository, config, split, revision):
             asked.append((repository, config, split))
+            pinned.append(revision)
             return splits[split]
 
         monkeypatch.setattr(datasets, "load_dataset", give)

@@ -30,6 +30,11 @@ if [ -e "$name.refused" ]; then echo "Exit Code: 305"; exit 1; fi
 trap '{SLEEP} 0.3; echo "$name left" >>happened; exit 0' TERM
 echo "SuperNode ID: 7"
 {SLEEP} 3600 & wait""",
+    "kinfed": """exec python -c '
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
+while True: server.accept()
+' "$@" 2>>happened""",
     "flwr": "true",
     "sleep": f"exec {SLEEP} 0.1",
 }

@@ -71,7 +71,7 @@ def write_findings(path: Path, true: Tensor, has_signatures: bool) -> None:
     write_relatedness(path, NeighbourSets.of_clusters(true))
     write_tree(path, Dendrogram.of(torch.arange(len(true)), torch.cdist(points, points), "average", 8.0))
     if has_signatures:
-        write_arrays(path / "signatures.npz", clients=torch.arange(len(true)).numpy(), points=points.numpy())
+        write_arrays(path / "signatures.npz", {"clients": torch.arange(len(true)).numpy(), "points": points.numpy()})
 
 
 def assign(true: Tensor, round: int, made: MadeUp) -> Tensor:

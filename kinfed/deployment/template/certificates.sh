@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes what trying out needs: an authority, a certificate of the server at ADDRESS, and a key for each node.
+# Makes what trying out needs: an authority, a certificate of the server at ADDRESS, a secret that SuperLink and SuperExec
+# share, and a key for each node.
 #   ./certificates.sh [ADDRESS]     an IP address or a name of the server; 127.0.0.1 unless given
 # In earnest each node makes its own key, and only keys/NAME.pub leaves it. What is there already is kept.
 set -euo pipefail
@@ -27,13 +28,15 @@ if [ ! -e certificates/server.crt ] || [ "$(cat certificates/address 2>/dev/null
         -keyout certificates/server.key -out certificates/server.csr 2>/dev/null
     openssl x509 -req -in certificates/server.csr -CA certificates/ca.crt -CAkey certificates/ca.key -CAcreateserial \
         -sha256 -days 365 -out certificates/server.crt 2>/dev/null -extfile <(
-            echo "subjectAltName=$name"
+            echo "subjectAltName=$name,IP:127.0.0.1"
             echo "basicConstraints=critical,CA:FALSE"
             echo "extendedKeyUsage=serverAuth"
         )
     rm certificates/server.csr
     echo "$address" >certificates/address
 fi
+
+[ -e certificates/superexec.secret ] || openssl rand -hex 32 >certificates/superexec.secret
 
 for node in nodes/*.toml nodes/late/*.toml; do
     [ -e "$node" ] || continue

@@ -2,7 +2,7 @@
 # Tries the federation on this machine: TLS, authenticated nodes, a SuperNode for each client, one run. All on loopback.
 #   ./try.sh               all of this: up, run, late, down
 #   ./try.sh up            starts the server and the SuperNodes of nodes/
-#   ./try.sh server        starts SuperLink and SuperExec, or the one that is not running
+#   ./try.sh server        starts SuperLink, its gate and SuperExec, or those that are not running
 #   ./try.sh node NAME     starts one SuperNode; its key is registered if it is not yet
 #   ./try.sh run [OUT]     a run, written to OUT (runs/first), until it ends
 #   ./try.sh down          stops all that was started
@@ -38,25 +38,39 @@ superlink() {
         "$port" "$PWD/certificates/ca.crt" >.flower/config.toml
     start superlink flower-superlink --host 127.0.0.1 --port "$port" --database "$PWD/.flower/state.db" \
         --ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.crt \
-        --ssl-keyfile certificates/server.key --enable-supernode-auth --isolation process
+        --ssl-keyfile certificates/server.key --enable-supernode-auth --isolation process \
+        --superexec-auth-secret-file certificates/superexec.secret
+    await superlink "$port"
+}
+
+gate() { # what nodes connect to: SuperLink's own port serves more than they may ask
+    [ -e .flower/gate ] || free_port >.flower/gate
+    start gate kinfed deploy gate --host 127.0.0.1 --port "$(cat .flower/gate)" \
+        --superlink "127.0.0.1:$(cat .flower/port)"
+    await gate "$(cat .flower/gate)"
+}
+
+await() { # NAME PORT: until a process listens
     for _ in $(seq 300); do
-        (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null && return
-        is_running superlink || break
+        (: <"/dev/tcp/127.0.0.1/$2") 2>/dev/null && return
+        is_running "$1" || break
         sleep 0.2
     done
-    tail -5 .flower/log/superlink.log >&2
-    fail "SuperLink did not start: see .flower/log/superlink.log"
+    tail -5 ".flower/log/$1.log" >&2
+    fail "$1 did not start: see .flower/log/$1.log"
 }
 
 server() {
-    for tool in flower-superlink flower-superexec flower-supernode flwr python; do
+    for tool in flower-superlink flower-superexec flower-supernode flwr kinfed python; do
         command -v "$tool" >/dev/null || fail "$tool is not found: activate the environment that kinfed[flower] is in"
     done
     for tool in awk ps setsid; do command -v "$tool" >/dev/null || fail "$tool is not installed"; done
-    [ -e certificates/server.crt ] || ./certificates.sh
+    [ -e certificates/superexec.secret ] || ./certificates.sh
     is_running superlink || superlink
+    is_running gate || gate
     is_running superexec || start superexec flower-superexec \
-        --runtime-api-address "127.0.0.1:$(cat .flower/port)" --root-certificates certificates/ca.crt
+        --runtime-api-address "127.0.0.1:$(cat .flower/port)" --root-certificates certificates/ca.crt \
+        --superexec-auth-secret-file certificates/superexec.secret
 }
 
 node() { # NAME
@@ -72,7 +86,7 @@ node() { # NAME
     fi
     [ ! -e ".flower/log/$name.log" ] || mv ".flower/log/$name.log" ".flower/log/$name.before.log"
     start "$name" bash -c 'until "$@"; do sleep 10; done' again flower-supernode \
-        --superlink "127.0.0.1:$(cat .flower/port)" --root-certificates certificates/ca.crt \
+        --superlink "127.0.0.1:$(cat .flower/gate)" --root-certificates certificates/ca.crt \
         --auth-supernode-private-key "keys/$name" --node-config "$settings" --port "$(free_port)"
 }
 
@@ -126,10 +140,10 @@ stop() { # NAME...: with all that they started
 down() { # nodes first: they sign off as long as SuperLink is there, and are admitted again at once
     local path nodes=()
     for path in .flower/pid/*; do
-        case $path in */superlink | */superexec) ;; *) nodes+=("$(basename "$path")") ;; esac
+        case $path in */superlink | */superexec | */gate) ;; *) nodes+=("$(basename "$path")") ;; esac
     done
     stop "${nodes[@]}"
-    stop superexec superlink
+    stop superexec gate superlink
 }
 
 case ${1:-all} in

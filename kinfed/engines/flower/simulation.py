@@ -79,13 +79,12 @@ def disable_telemetry() -> None:
 
 def bind_ray_to_loopback() -> None:
     """Lets a Ray that is started here listen on loopback alone, and ask for a token there: it runs what reaches it."""
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray reads it once a process
+    if "ray" not in sys.modules:  # it reads them when it is loaded, and never again
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from ray._private import ray_constants
 
-    vars(ray_constants)["ENABLE_RAY_CLUSTER"] = (
-        False  # what it is elsewhere than on Linux: the node's address is 127.0.0.1
-    )
+    vars(ray_constants)["ENABLE_RAY_CLUSTER"] = False  # as elsewhere than on Linux: its address is 127.0.0.1
 
 
 class Simulation:
@@ -128,11 +127,11 @@ class Simulation:
             process.wait(timeout=START_SECONDS)
 
     def _start_ray(self) -> "ActorHandle":
+        if "RAY_ADDRESS" not in os.environ:  # else on a cluster of the user's own
+            bind_ray_to_loopback()
         import ray
 
         if not ray.is_initialized():
-            if "RAY_ADDRESS" not in os.environ:  # else on a cluster of the user's own
-                bind_ray_to_loopback()
             path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
             where = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": self.workers, "include_dashboard": False}
             with warnings.catch_warnings():

@@ -7,6 +7,7 @@ import os
 from contextlib import closing
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 
@@ -41,6 +42,7 @@ def test_simulated_nodes_give_what_the_vectorised_engine_gives():
     pytest.importorskip("flwr")
     with closing(simulation.Simulation(nodes=12, workers=2)) as nodes:  # Ray takes long to start: once for all methods
         processes = simulation.list_ray_processes()
+        assert list_addresses() <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"} and len(list_addresses()) > 0
         for name in CHOSEN:
             try:
                 compare(make(name), nodes)
@@ -48,6 +50,13 @@ def test_simulated_nodes_give_what_the_vectorised_engine_gives():
                 difference.add_note(f"the method is {name}")
                 raise
     assert processes and all(process.returncode is not None for process in processes)  # waited for: none leaks
+
+
+def list_addresses() -> set[str]:
+    """The addresses on which this process, and all that it started, wait for others to connect."""
+    me = psutil.Process()
+    sockets = [one for process in (me, *me.children(recursive=True)) for one in process.net_connections("inet")]
+    return {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}
 
 
 def compare(method, nodes):
