@@ -162,7 +162,21 @@ def read_methods(config: Config) -> dict[str, Table]:
     for name, table in {config.method: {}, **config.methods}.items():
         kind = find_method(name)
         settings[name] = default_fields(kind, GIVEN) | read_fields(kind, table, f"methods.{name}", GIVEN)
+        check_settings(kind, settings[name], f"methods.{name}")
     return settings
+
+
+def check_settings(kind: type[Method[object]], settings: Table, at: str) -> None:
+    """Raise ConfigError where a method of ours would refuse its settings, though it is not the one that runs."""
+    check = getattr(kind, "__post_init__", None)
+    if check is None or kind not in METHODS.values():
+        return
+    unmade = object.__new__(kind)  # without a model, which no check of settings looks at
+    vars(unmade).update(settings)
+    try:
+        check(unmade)
+    except ValueError as error:
+        raise ConfigError(f"{at}: {error}") from error
 
 
 def plain_settings(settings: Table, method: str) -> Table:
