@@ -155,7 +155,7 @@ class NormClipping(Aggregation):
     """The weighted mean of updates that are cut to a common length."""
 
     bound: float = 0.0  # of an update's norm; 0: adaptive, by the median norm of the round
-    factor: float = 1.0  # times the median norm, where the bound is adaptive
+    factor: float = 2.0  # times the median norm, where the bound is adaptive
 
     def __post_init__(self) -> None:
         at_least(0, bound=self.bound)
