@@ -36,7 +36,7 @@ from kinfed.params import Payload, Stack, each_leaf, from_flat, select, to_flat
 CLIENTS, TARGET, CORNER = 12, 0, 3  # the label of the backdoor, and the side of its trigger in pixels
 BASE: dict[str, object] = {
     "fraction": 1.0,
-    "rounds": 40,
+    "rounds": 50,
     "data": {"name": "digits", "public": 0.15, "global_test": True},
     "partition": {"name": "iid", "clients": CLIENTS},
     "shift": {"name": "rotation", "degrees": [0.0, 90.0]},
@@ -45,7 +45,7 @@ BASE: dict[str, object] = {
 METHODS: dict[str, dict[str, object]] = {
     "fedavg": {},
     "flt": {"signature": {"tuning": "none", "latent": 32}},
-    "repa": {"clusters": 2, "signature": {"reconstruction": 0.5, "encoder_rounds": 5}},
+    "repa": {"clusters": 2, "signature": {"reconstruction": 0.5, "encoder_rounds": 2}},
     "ifca": {"clusters": 2, "least_share": 0.2},
 }
 
@@ -92,7 +92,7 @@ class Attack:
 
 ATTACKS = {
     "none": Attack("nobody lies"),
-    "huge": Attack("weights of 1e30", lambda now: torch.full_like(now.own, 1e30)),
+    "huge": Attack("weights of 9e11; beyond 1e12 replies are rejected", lambda now: torch.full_like(now.own, 9e11)),
     "sign_flip": Attack("the update backwards", lambda now: -now.own),
     "scaling": Attack("100 times the update backwards", lambda now: -100 * now.own),
     "noise": Attack("noise of standard deviation 1", send_noise),

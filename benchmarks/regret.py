@@ -79,14 +79,12 @@ def make_method(name: str, case: Case, population: Population, data_dir: str) ->
     local, source = LOCAL_OF.get(case.model, LOCAL), ENCODERS.get(case.dataset, "fashion_mnist")
     planted = int(true_clusters(population).max()) + 1
     clusters = planted if planted > 1 else 5
-    encoder = Pretraining(source, data_dir, epochs=10, samples=20_000)
+    encoder = PartMeans(pretraining=Pretraining(source, data_dir, epochs=10, samples=20_000))
     makers: dict[str, Callable[[], Method[Any]]] = {
         "fedavg": lambda: FedAvg(model, local),
         "fedavg_ft": lambda: FedAvgFT(model, local),
         "local": lambda: Local(model, local),
-        "flt": lambda: FLT(
-            model, local, signature=PartMeans(pretraining=encoder), relatedness=Calibrated(), stale="exclude"
-        ),
+        "flt": lambda: FLT(model, local, signature=encoder, relatedness=Calibrated(), stale="exclude"),
         "fesem": lambda: FeSEM(model, local, clusters=clusters, stale="exclude"),
         "ifca": lambda: IFCA(model, local, clusters=clusters),
         "repa": lambda: REPA(model, local, signature=EmbeddingStatistics(), clusters=clusters),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.checks import above_zero, at_least
+from kinfed.checks import above_zero, at_least, within
 from kinfed.errors import ConfigError
 from kinfed.params import Params, Stack, count, each_leaf, flatten, mix, one_hot, put, repeat, select, subtract
 from kinfed.params import unflatten as to_models
@@ -155,7 +155,7 @@ class NormClipping(Aggregation):
     """The weighted mean of updates that are cut to a common length."""
 
     bound: float = 0.0  # of an update's norm; 0: adaptive, by the median norm of the round
-    factor: float = 1.0  # times the median norm, where the bound is adaptive
+    factor: float = 2.0  # times the median norm, where the bound is adaptive
 
     def __post_init__(self) -> None:
         at_least(0, bound=self.bound)
@@ -246,7 +246,7 @@ class CentredClipping(Aggregation):
 
     def __post_init__(self) -> None:
         at_least(0, radius=self.radius)
-        at_least(1, iterations=self.iterations)
+        within(1, 10_000, iterations=self.iterations)
         super().__post_init__()
 
     def combine(self, updates: Tensor, weights: Tensor) -> Tensor:

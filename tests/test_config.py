@@ -377,3 +377,39 @@ def test_a_table_laid_over_another_keeps_what_it_does_not_say():
     nameless = {"partition": {"clients": 20}}
     assert merge_tables(nameless, {"partition": {"name": "iid"}})["partition"] == {"clients": 20, "name": "iid"}
     assert under["training"] == {"lr": 0.1, "epochs": 2}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "methods.flt.recluster_share=-1",
+        "methods.flt.recluster_share=2",
+        "methods.flt.recluster_every=-1",
+        "methods.flt.clusters=-1",
+        "methods.flt.relatedness.kernel_width=inf",
+        "methods.flt.relatedness.min_dist=-1",
+        "methods.flt.signature.tuning_lr=-0.1",
+        "engine.timeout=-inf",
+        "engine.timeout=0",
+        "engine.attempts=0",
+        "engine.block=-1",
+        "engine.workers=-1",
+        "data.validation=-0.5",
+        "data.train_samples=0",
+        "training.adapt_epochs=-1",
+        "methods.cfl.after=-1",
+        "methods.cfl.rule.gap=-1",
+        "methods.fesem.clusters=0",
+        "methods.fedprox.mu=nan",
+        "methods.per_fedavg.alpha=inf",
+        "methods.scaffold.server_lr=-1",
+        "methods.pca_km_hc.threshold=-1",
+        "methods.flhc.hierarchy.threshold=-1",
+        "methods.repa.clusters=0",
+        f"rounds={10**30}",
+        f"training.lr={10**400}",
+    ],
+)
+def test_settings_without_a_meaning_are_refused_whichever_method_runs(setting: str):
+    with pytest.raises(ConfigError):
+        load_config(None, ["method=fedavg", setting])

@@ -102,15 +102,15 @@ def test_centred_clipping_moves_by_what_is_clipped_around_the_last_point():
 def test_norm_clipping_cuts_to_the_median_norm_of_the_round():
     updates = torch.tensor([[3.0, 4.0], [0.0, 1.0], [-8.0, 6.0]])  # norms 5, 1, 10
     expected = torch.tensor([[3.0, 4.0], [0.0, 1.0], [-4.0, 3.0]])
-    torch.testing.assert_close(NormClipping().prepare(updates), expected)
-    torch.testing.assert_close(NormClipping(factor=2.0).prepare(updates), updates)
+    torch.testing.assert_close(NormClipping(factor=1.0).prepare(updates), expected)
+    torch.testing.assert_close(NormClipping().prepare(updates), updates)  # up to twice the median
     torch.testing.assert_close(NormClipping(bound=0.5).prepare(updates)[1], torch.tensor([0.0, 0.5]))
 
 
 def test_the_clipping_norm_is_that_of_the_whole_round_not_of_a_cluster_of_two():
     updates: Stack = {"w": column(1, 1, 1, 1, 1e30)}
     weights = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0, 0], [0, 0, 0, 0.5, 0.5]])
-    assert NormClipping().mix(weights, None, updates)["w"].flatten().tolist() == pytest.approx([1.0, 1.0])
+    assert NormClipping().mix(weights, None, updates)["w"].flatten().tolist() == pytest.approx([1.0, 1.5])
 
 
 def test_samples_count_up_to_a_multiple_of_their_median():
@@ -229,7 +229,7 @@ class Liar:
     """Wraps a federation's answers: the models that one client trains become a huge number."""
 
     client: int
-    lie: float = 1e30
+    lie: float = 9e11  # replies beyond 1e12 are rejected
 
     def attach(self, fed):
         honest = fed._run
@@ -263,7 +263,7 @@ def test_the_same_liar_owns_the_mean():
     fed = Liar(client=3).attach(Vectorised(make("fedavg"), population()))
     experiment = Experiment.over(fed, rounds=1)
     experiment.run()
-    assert max(float(w.abs().max()) for w in experiment.state.params.values()) > 1e28
+    assert max(float(w.abs().max()) for w in experiment.state.params.values()) > 1e10
 
 
 @pytest.mark.parametrize("name", ["fedavg", "flt", "ifca", "cfl"])

@@ -163,10 +163,25 @@ def read_methods(config: Config) -> dict[str, Table]:
 
 def read_method(name: str, table: Table) -> Table:
     """All settings of a method: those of this table over the preset's, and these over its defaults."""
-    kind = find_method(name)
+    kind, at = find_method(name), f"methods.{name}"
     if name in PRESETS and isinstance(table, dict):
         table = merge_tables(PRESETS[name].settings, table)
-    return default_fields(kind, GIVEN) | read_fields(kind, table, f"methods.{name}", GIVEN)
+    settings = default_fields(kind, GIVEN) | read_fields(kind, table, at, GIVEN)
+    check_settings(kind, settings, at)
+    return settings
+
+
+def check_settings(kind: type[Method[object]], settings: Table, at: str) -> None:
+    """Raise ConfigError where a method of ours would refuse its settings, though it is not the one that runs."""
+    check = getattr(kind, "__post_init__", None)
+    if check is None or kind not in METHODS.values():
+        return
+    unmade = object.__new__(kind)  # without a model, which no check of settings looks at
+    vars(unmade).update(settings)
+    try:
+        check(unmade)
+    except ValueError as error:
+        raise ConfigError(f"{at}: {error}") from error
 
 
 def plain_settings(settings: Table, method: str) -> Table:

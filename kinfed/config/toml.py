@@ -11,19 +11,28 @@ from kinfed.config.schema import Table
 from kinfed.errors import ConfigError
 
 BY_NAME = ("partition", "shift", "signature", "clusterer")  # sections whose keys depend on the name in them
+DEEPEST = 50  # tables in tables
 DOTS = re.compile(r"""\.(?=(?:[^"']*["'][^"']*["'])*[^"']*$)""")  # but for those in quotes
 
 
 def read_toml(path: Path) -> Table:
     """What a TOML file holds."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        refuse_deep(text)
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"no config file at {path}; give an existing one, or key=value settings alone") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a readable TOML file: {error}") from error
     except RecursionError:
         raise ConfigError(f"{path} is not a readable TOML file: its lists or tables are nested too deeply") from None
+
+
+def refuse_deep(text: str) -> None:
+    """Raise ValueError where tables are nested deeper than any config's; the parser would take for ever."""
+    if any(line.partition("=")[0].count(".") > DEEPEST for line in text.splitlines()):
+        raise ValueError(f"tables are nested more than {DEEPEST} deep")
 
 
 def apply_overrides(table: Table, overrides: Iterable[str]) -> Table:

@@ -4,8 +4,8 @@
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
 - relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
 - weights are normalised over related clients (printed: diag(pₘ/‖Ãₘ‖₀)); `raise_flags` bounds how often a flag counts;
-- the default set distance needs no oracle for k, and a wider threshold where no clusters are clear. Presets: `flt_paper`
-  (`min`, as printed), `flt_code` (`matching`), `flt_calibrated`, which measures the noise of signatures.
+- the default set distance needs no oracle for k, and a wider threshold where no clusters are clear. Presets have the
+  others: `flt_paper` (`min`, printed), `flt_code` (`matching`), `flt_calibrated` (the noise of signatures is measured).
 """
 
 from dataclasses import dataclass, field, replace

@@ -135,11 +135,14 @@ def load_recipe(name: str) -> Recipe:
     return read_recipe(path.stem, extend(read_toml(path)))
 
 
-def extend(table: Table) -> Table:
-    """The table laid over the one of the recipe that it `extends`, if it does."""
+def extend(table: Table, seen: tuple[str, ...] = ()) -> Table:
+    """The table laid over the one of the recipe that it `extends`, if it does; none may extend itself."""
     if "extends" not in table:
         return table
-    under = extend(read_toml(FOLDER / f"{table['extends']}.toml"))
+    name = read_text(table, "extends", "recipe")
+    if name in seen:
+        raise ConfigError(f"extends: '{name}' extends itself, by way of {', '.join(seen)}; leave one of these out")
+    under = extend(read_toml(FOLDER / f"{name}.toml"), (*seen, name))
     both = merge_tables(under, {key: value for key, value in table.items() if key != "extends"})
     own, rows = inner_table(table, "rows", ""), inner_table(both, "rows", "")
     return both | {"rows": {name: rows[name] for name in dict.fromkeys((*own, *rows))}}  # in the upper one's order
@@ -155,6 +158,8 @@ def read_recipe(name: str, table: Table) -> Recipe:
         key: read_protocol(key, inner, f"{name}: protocols.{key}") for key, inner in sections(table, "protocols", name)
     }
     measures = read_texts(table, "measures", name)
+    if not measures:
+        raise ConfigError(f"{name}.measures: wanted at least one of {', '.join(MEASURES)}, got none")
     for measure in measures:
         look_up(measure, MEASURES, "measure")
     shape = Shape(tuple(columns), tuple(protocols), len(measures))
@@ -165,7 +170,7 @@ def read_recipe(name: str, table: Table) -> Recipe:
         inner_table(table, "config", name), inner_table(table, "quick", name), columns, protocols,
         {key: read_row(key, inner, shape, f"{name}: rows.{key}") for key, inner in sections(table, "rows", name)},
         {key: build(StandIn, inner, f"{name}: stand_ins.{key}") for key, inner in sections(table, "stand_ins", name)},
-        tuple(build(Claim, inner, f"{name}: claims") for inner in cast("list[Table]", table.get("claims", []))),
+        tuple(build(Claim, inner, f"{name}: claims") for inner in read_list(table, "claims", name)),
     )  # fmt: skip
     check_claims(recipe)
     return recipe
@@ -272,6 +277,13 @@ def read_text(table: Table, key: str, at: str, default: str | None = None) -> st
     value = table.get(key, default)
     if not isinstance(value, str):
         raise ConfigError(f"{at}.{key}: wanted text, got {value!r}")
+    return value
+
+
+def read_list(table: Table, key: str, at: str) -> list[object]:
+    value = table.get(key, [])
+    if not isinstance(value, list):
+        raise ConfigError(f"{at}.{key}: wanted a list of tables, got {value!r}")
     return value
 
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from kinfed.aggregation import MEAN
 from kinfed.cli import app
 from kinfed.config import DEMO, assemble, load_config, make_population
-from kinfed.deployment import load_folder, read_plan
+from kinfed.deployment import Plan, load_folder, read_plan
 from kinfed.errors import ConfigError, NetworkError
 from tests.engines.flower.loopback import Loopback
 
@@ -255,3 +255,22 @@ def test_scripts_can_be_started():
     assert all((folder / name).stat().st_mode & 0o111 for name in ("try.sh", "certificates.sh"))
     assert "FLWR_TELEMETRY_ENABLED=0" in (folder / "offline.sh").read_text()
     assert "@" not in (folder / "README.md").read_text() + (folder / "pyproject.toml").read_text()
+
+
+def test_superlink_stays_on_loopback_in_all_that_is_written():
+    folder = write_app(*SMALL)
+    texts = [(folder / name).read_text().replace("\\\n", " ") for name in ("README.md", "try.sh")]
+    commands = [line.strip() for text in texts for line in text.splitlines()]
+    starts = [line for line in commands if "flower-superlink --" in line]
+    assert len(starts) == 2 and all("--host 127.0.0.1" in line for line in starts)
+    assert all("--superexec-auth-secret-file" in line and "--enable-supernode-auth" in line for line in starts)
+    assert all("deploy gate" in line for line in commands if "--host 0.0.0.0" in line)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"quorum": 1.5}, {"quorum": -0.1}, {"grace_seconds": -1.0}, {"max_samples": 0}, {"max_samples": 2**41},
+              {"wait_seconds": float("inf")}],
+)  # fmt: skip
+def test_a_plan_refuses_settings_without_a_meaning(wrong):
+    with pytest.raises(ConfigError):
+        Plan(clients=2, shape=(1, 8, 8), classes=3, **wrong)

@@ -129,3 +129,10 @@ def test_the_same_run_in_two_tables_has_the_same_digest(data):
     both = [cells_of(load_recipe(name), Wanted(data_dir=str(data))) for name in ("flt-table-4", "flt-workshop-2")]
     journal, workshop = ({digest(config) for cell in cells for config in cell.variants} for cells in both)
     assert workshop < journal
+
+
+def test_a_recipe_that_extends_itself_is_refused(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'extends = "{tmp_path / "mine"}"\ntitle = "t"\n')
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_recipe(str(path))

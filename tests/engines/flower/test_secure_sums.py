@@ -1,5 +1,7 @@
 """Secure aggregation: the same models as without it, also when a client drops out, and no client's model is seen."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Message
 
-from kinfed.aggregation import Median
+from kinfed.aggregation import MEAN, Median
 from kinfed.client_tasks import compute_update
 from kinfed.engines import Vectorised
 from kinfed.engines.flower.messages import RefusedRequest, pack, unpack
@@ -29,6 +31,7 @@ from kinfed.methods import METHODS, FedAvg
 from kinfed.privacy import Privacy
 from kinfed.training import LocalTraining
 from tests.engines.flower.loopback import Loopback, make_flower
+from tests.engines.flower.test_deployed import NamedNodes, make_server
 from tests.methods.registry import make, population
 from tests.problems import assert_close, small_net, tiny_population
 
@@ -81,9 +84,27 @@ def models_of(state):
     ],
 )
 def test_models_are_those_without_it(name, settings):
-    method, people = make(name, **settings), population()
+    method, people = make(name, **settings), population() if name in ("pca_km_hc", "repa") else PEOPLE
     plain, secure = (run(method, people, privacy).state for privacy in (Privacy(), SECURE))
     assert_close(models_of(secure), models_of(plain), atol=1e-6)
+
+
+class SecretiveNodes(NamedNodes):
+    """Nodes of a deployment that show no model."""
+
+    @staticmethod
+    def load_node(method, context, run):
+        return replace(NamedNodes.load_node(method, context, run), privacy=SECURE)
+
+
+def test_a_deployed_server_gets_sums_too():
+    runs = []
+    for kind, privacy in ((NamedNodes, Privacy()), (SecretiveNodes, SECURE)):
+        fed = make_server(FEDAVG, kind(FEDAVG, range(4)), 4, 4)
+        fed.privacy, fed.aggregation = privacy, MEAN
+        runs.append(Experiment.over(fed, rounds=1))
+        runs[-1].run()
+    assert_close(models_of(runs[1].state), models_of(runs[0].state), atol=1e-6)
 
 
 @pytest.mark.parametrize("stage", ["train", "share_keys", "mask"])
