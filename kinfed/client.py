@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar, get_origin, overload, runtime_
 import torch
 from torch import Tensor
 
-from kinfed.cancellation import raise_if_cancelled
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, raise_if_cancelled
 from kinfed.keys import LAST, base_key, fold, normal
 from kinfed.params import NOTHING, Params, Payload
 

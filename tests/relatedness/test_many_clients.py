@@ -10,8 +10,8 @@ from torch import Tensor
 from benchmarks.scaling import planted
 from kinfed.errors import ConfigError
 from kinfed.relatedness import Relatedness
+from kinfed.relatedness.clusterer import neighbours_of_points, share_neighbours
 from kinfed.relatedness.set_distances import DISTANCES, candidates, farthest, near_sets, pair_distances, set_distances
-from kinfed.relatedness.shared_neighbours import neighbours_of_points, share_neighbours
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
 
