@@ -4,8 +4,8 @@
     python -m benchmarks.regret --data-dir DATA --only mnist-iid mnist-swap --seeds 0 1 --methods fedavg auto
     python -m benchmarks.regret --show --out regret.jsonl        # the table of what has run
 
-Each run is a line of --out as soon as it ends, and runs that are there already are not run again. Methods that must be
-told a number of clusters are told the true one, and 5 where nothing is planted; all average those who took part. The
+Each run is a line of --out as soon as it ends, and runs that are there already are not run again. Methods that need
+a number of clusters get the true one, and 5 where nothing is planted; all average those who took part. The
 reference rows know the true clusters (`oracle`), or have all samples in one place (`centralised`, as many passes over
 them as the federation makes); they count in no regret.
 """
@@ -74,7 +74,7 @@ def true_clusters(population: Population) -> Tensor:
 
 
 def make_method(name: str, case: Case, population: Population, data_dir: str) -> Method[object]:
-    """The method, told the number of clusters where it must be."""
+    """The method; one that needs a number of clusters gets the true one."""
     model = make_model(case.model, tuple(population.x.shape[1:]), population.classes)
     local, source = LOCAL_OF.get(case.model, LOCAL), ENCODERS.get(case.dataset, "fashion_mnist")
     planted = int(true_clusters(population).max()) + 1

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import NONE_SUMMED
 from kinfed.checks import within
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
-from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges
+from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
 from kinfed.methods.held_out import AMOUNTS, Evidence, JudgesOnHeldOut
 from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits
 from kinfed.models import Model
@@ -30,6 +31,7 @@ from kinfed.relatedness import Calibrated, Fit, nest_clusters
 from kinfed.signatures import PartMeans, Signatures
 from kinfed.training import LocalTraining
 
+STALE: Stale = "exclude"
 PHASES = ("compare", "judge", "all")
 log = logging.getLogger("kinfed")
 
@@ -60,7 +62,11 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     hold_out: int = 10  # of so many samples of a client one is held out, until the last rounds
     compare: float = 0.2  # share of the rounds that train the clusters' models beside the common one
     judge: float = 0.5  # share of the rounds after which all samples are trained on
-    stale, newcomers, dynamic = "exclude", "nearest", False  # no settings here
+    stale = STALE
+    newcomers = "nearest"
+    dynamic = False
+    summed_tasks = NONE_SUMMED  # the server compares replies of single clients
+    hides_clients = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,13 +75,13 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             raise ConfigError(f"wanted 0 <= compare <= judge <= 1, got {self.compare} and {self.judge}")
 
     def init(self, fed: Federation) -> AutoState:
-        served, encoder = ClusterModels.init(self.model, self.stale, fed), self.signature.encoder(fed)
+        served, encoder = ClusterModels.init(self.model, STALE, fed), self.signature.encoder(fed)
         known, replied = drop_outliers(*self.collect(self.no_signatures(fed), encoder, fed.clients, fed), fed)
         sent, shape = known.of(replied), tuple(fed.x.shape[1:])
         labels, differ = nest_clusters(self.relatedness, self.signature.drop_labels(sent, shape), sent)
         clusters = torch.full((fed.count,), -1, device=fed.device).index_copy(0, replied, labels)
         number, merges = int(clusters.max()) + 1, Dendrogram.none(fed.device)
-        log.info("%s", describe_clusters(number, differ))
+        log.info("%s", summarise_clusters(number, differ))
         served = served.serve(served.assignment, repeat(select(served.models, 0), 1 + number))
         plan = self.make_plan(fed.rounds, number if differ else 0).to(fed.device)
         evidence, zeros = Evidence.none(1 + number, fed.device), torch.zeros(1 + number, device=fed.device)
@@ -97,7 +103,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         else:
             task = self.train if phase == "all" else self.train_and_judge
             replies = fed.run(task, cohort, state.served.offer(cohort))
-            state = replace(state, served=state.served.average(replies, fed, self.stale))
+            state = replace(state, served=state.served.average(replies, fed, STALE))
             state = self.weigh(state, replies, state.served.assignment) if phase == "judge" else state
         return self.decide(state, phase) if self.phase_of(state, t + 1) != phase else state
 
@@ -109,9 +115,9 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         """A round in which clients train the common model, and that of their cluster beside it."""
         own, models = torch.where(state.clusters >= 0, 1 + state.clusters, 0), state.served.models
         replies = fed.run(self.train_both, cohort, Offer({"common": select(models, 0)}, {"own": models}, own[cohort]))
-        common = state.served.average(Replies(replies.cohort, {"params": replies.stack("common")}), fed, self.stale)
+        common = state.served.average(Replies(replies.cohort, {"params": replies.stack("common")}), fed, STALE)
         both = common.serve(own.where(own > 0, -1), common.models)
-        both = both.average(Replies(replies.cohort, {"params": replies.stack("own")}), fed, self.stale)
+        both = both.average(Replies(replies.cohort, {"params": replies.stack("own")}), fed, STALE)
         gains = state.gains.index_add(0, replies.cohort, replies["hits"][:, 1, 0] - replies["hits"][:, 0, 0])
         return self.weigh(replace(state, served=replace(common, models=both.models), gains=gains), replies, own)
 
@@ -164,7 +170,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
 
     def diagnosis(self, state: AutoState) -> str:
         own, used = state.chosen > 0, state.served.assignment.unique()
-        found = describe_clusters(len(own), bool(state.plan.any())).capitalize()
+        found = summarise_clusters(len(own), bool(state.plan.any())).capitalize()
         said = [f"{found}, {int(own.sum())} with a model of their own" if len(own) > 1 else f"{found}, one model"]
         personal = state.amounts[used[used >= 0]]
         said += [f"personalised: {int((personal > 0).sum())} of {len(personal)} models"] if bool(personal.any()) else []
@@ -174,7 +180,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         return "; ".join(said) + "."
 
 
-def describe_clusters(number: int, differ: bool) -> str:
+def summarise_clusters(number: int, differ: bool) -> str:
     """What was found, in one line."""
     if number > 1:
         return f"{number} clusters, well separated"

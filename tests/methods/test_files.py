@@ -20,6 +20,8 @@ IN_COMMON = (
     "require_members(",
     "@client_task",
     "stale: Stale",
+    "encoder: Params",
+    "known: Signatures",
     "def ",
     "return ",
 )
