@@ -1,9 +1,9 @@
 """What calibrated relatedness finds: clusters, ARI, and whether unseen clients fit, by dataset and partition.
 
-    python benchmarks/calibrated.py --data-dir DATA                                   # all cases
-    python benchmarks/calibrated.py --only demo --seeds 30 31 32
-    python benchmarks/calibrated.py --data-dir DATA --only mnist-1 mnist-2 --device cuda
-    python benchmarks/calibrated.py --clients 100000                                  # how long it takes
+    python -m benchmarks.calibrated --data-dir DATA                                   # all cases
+    python -m benchmarks.calibrated --only demo --seeds 30 31 32
+    python -m benchmarks.calibrated --data-dir DATA --only mnist-1 mnist-2 --device cuda
+    python -m benchmarks.calibrated --clients 100000                                  # how long it takes
 
 Each run prints one row of a Markdown table. Clients compute their signatures as in a run of FLT. "Never seen" clients
 are those of one planted cluster at a time, which the server does not get to know; "genuine" ones are a fifth of the
