@@ -1,19 +1,20 @@
 """Auto: what is found, what clients report of held-out samples, and what follows from it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from kinfed.client import Samples
+from kinfed.data import build_population, load
+from kinfed.data.partitions import IID
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
-from kinfed.methods import Auto
+from kinfed.methods import Auto, FedAvg
 from kinfed.methods.held_out import Evidence
+from kinfed.models import make_model
 from kinfed.params import interpolate
 from tests.methods.registry import LOCAL, make, population
-from tests.problems import small_net, tiny_population
+from tests.problems import small_net
 
 
 def evidence_of(*hits: tuple[float, float]) -> Evidence:
@@ -68,19 +69,12 @@ def test_planted_clusters_get_models_of_their_own_and_the_run_says_so():
 
 
 def test_clients_that_are_alike_get_fedavg_to_the_bit():
-    alike = replace(tiny_population((30,) * 12), true_clusters=None)
-    everything = torch.cat(alike.train)
-    shuffled = everything[torch.randperm(len(everything), generator=torch.Generator().manual_seed(0))]
-    dealt = shuffled.split(30)
-    ends, gently = [], replace(LOCAL, lr=0.01)
-    for name in ("auto", "fedavg"):
-        experiment = Experiment.over(Vectorised(make(name, gently), replace(alike, train=dealt)), rounds=4)
-        experiment.run()
-        ends.append(experiment)
-    auto, fedavg = (experiment.state for experiment in ends)
-    assert ends[0].method.diagnosis(auto) == "One cluster: clients are alike, one model."
-    for name, weight in fedavg.params.items():
-        assert torch.equal(auto.served.models[name][0], weight)
+    alike, model = build_population(load("digits"), IID(20), 0), make_model("mlp_200", (1, 8, 8), 10)
+    auto, fedavg = (Experiment(kind(model), alike, rounds=2, fraction=0.2) for kind in (Auto, FedAvg))
+    auto.run(), fedavg.run()
+    assert auto.method.diagnosis(auto.state) == "One cluster: clients are alike, one model."
+    for name, weight in fedavg.state.params.items():
+        assert torch.equal(auto.state.served.models[name][0], weight)
 
 
 @pytest.mark.parametrize("wrong", [{"hold_out": 1}, {"compare": 0.6}, {"judge": 1.5}, {"compare": -0.1}])
