@@ -1,9 +1,9 @@
 """What calibrated relatedness finds: clusters, ARI, and whether unseen clients fit, by dataset and partition.
 
-    python benchmarks/calibrated.py --data-dir DATA                                   # all cases
-    python benchmarks/calibrated.py --only demo --seeds 30 31 32
-    python benchmarks/calibrated.py --data-dir DATA --only mnist-1 mnist-2 --device cuda
-    python benchmarks/calibrated.py --clients 100000                                  # how long it takes
+    python -m benchmarks.calibrated --data-dir DATA                                   # all cases
+    python -m benchmarks.calibrated --only demo --seeds 30 31 32
+    python -m benchmarks.calibrated --data-dir DATA --only mnist-1 mnist-2 --device cuda
+    python -m benchmarks.calibrated --clients 100000                                  # how long it takes
 
 Each run prints one row of a Markdown table. Clients compute their signatures as in a run of FLT. "Never seen" clients
 are those of one planted cluster at a time, which the server does not get to know; "genuine" ones are a fifth of the
@@ -36,18 +36,23 @@ class Case:
     dataset: str
     partition: Partition
     source: str
-    latent: int = 128
     public: float = 0.0
 
 
+ENC1 = "cifar10+cifar100[11,20,22,31,37,51,54,65,86,90]"  # FLT's encoders for CIFAR-10
+ENC2 = "cifar100[3,8,13,15,20,22,25,29,31,37,43,46,51,54,65,84,85,86,90,92]"
 CASES = {
-    "demo": Case("digits", DisjointClasses(20, 5), "public", 32, 0.15),
+    "demo": Case("digits", DisjointClasses(20, 5), "public", 0.15),
     "mnist-1": Case("mnist", DisjointClasses(100, 5), "fashion_mnist"),
     "mnist-2": Case("mnist", SharedClass(100, 5), "fashion_mnist"),
     "fashion-1": Case("fashion_mnist", DisjointClasses(100, 5), "mnist"),
     "fashion-2": Case("fashion_mnist", SharedClass(100, 5), "mnist"),
     "cifar10-1": Case("cifar10", DisjointClasses(100, 5), "cifar100"),
     "cifar10-2": Case("cifar10", SharedClass(100, 5), "cifar100"),
+    "cifar10-1-enc1": Case("cifar10", DisjointClasses(100, 5), ENC1),
+    "cifar10-1-enc2": Case("cifar10", DisjointClasses(100, 5), ENC2),
+    "cifar10-2-enc1": Case("cifar10", SharedClass(100, 5), ENC1),
+    "cifar10-2-enc2": Case("cifar10", SharedClass(100, 5), ENC2),
     "emnist47-600": Case("emnist47", Structured(600, 10), "fashion_mnist"),
     "emnist47-2400": Case("emnist47", Structured(2400, 10), "fashion_mnist"),
     "mnist-iid": Case("mnist", IID(100), "fashion_mnist"),
@@ -62,13 +67,11 @@ HEADER = (
 def compute_signatures(population: Population, case: Case, options: argparse.Namespace, seed: int) -> Signatures:
     """The signatures of all clients, as FLT collects them."""
     pretraining = Pretraining(case.source, options.data_dir, options.epochs, samples=options.samples)
-    latent = 128 if options.embedding == "autoencoder" else 64
-    signature = PartMeans(embedding=options.embedding, latent=min(latent, case.latent), pretraining=pretraining)
+    signature = PartMeans(embedding=options.embedding, pretraining=pretraining)
     shape = tuple(population.x.shape[1:])
     flt = FLT(make_model("mlp_200", shape, population.classes), signature=signature, relatedness=Calibrated())
     fed = Vectorised(flt, population, seed=seed, device=options.device)
-    none = Signatures.none(fed.count, *signature.size(shape), fed.device)
-    return flt.collect(none, signature.encoder(fed), fed.clients, fed)[0]
+    return flt.collect(flt.no_signatures(fed), signature.encoder(fed), fed.clients, fed)[0]
 
 
 def score_unseen(known: Signatures, planted: Tensor, seed: int) -> tuple[float, float, float]:
@@ -132,7 +135,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default="", help="folder with the datasets")
     parser.add_argument("--only", nargs="*", choices=CASES, help="some of the cases")
     parser.add_argument("--seeds", nargs="*", type=int, default=[30, 31, 32], help="of the splits")
-    parser.add_argument("--embedding", default="pca", choices=["pca", "autoencoder"])
+    parser.add_argument("--embedding", default="auto", choices=["auto", "pca", "autoencoder", "random"])
     parser.add_argument("--epochs", type=int, default=15, help="of the auto-encoder")
     parser.add_argument("--samples", type=int, default=20_000, help="that the encoder is trained on, at most")
     parser.add_argument("--device", default="cpu")

@@ -62,6 +62,11 @@ class RunResult:
         return self.run.summary
 
     @property
+    def diagnosis(self) -> str:
+        """What the method found of the clients, in words; empty where it says nothing."""
+        return self.run.diagnosis
+
+    @property
     def clusters(self) -> list[int] | None:
         """The cluster of each client (-1: none); None if the method looks for no clusters."""
         return None if self.run.found is None else self.run.found.tolist()
@@ -179,6 +184,7 @@ def resume(
 def show_run(result: RunResult, display: Display) -> RunResult:
     """Shows how a run ended."""
     display.table(summary_table(result.summary))
+    say_diagnoses([result], display)
     display.say(f"written to {result.path}")
     return result
 
@@ -248,8 +254,17 @@ def run_all(
     write_text(folder / "compare.csv", as_csv(comparison.outcomes))
     write_text(folder / "compare.md", comparison.to_markdown() + "\n")
     display.table(comparison.table)
+    say_diagnoses(results, display)
     display.say(f"written to {folder}")
     return comparison
+
+
+def say_diagnoses(results: Sequence[RunResult], display: Display) -> None:
+    """What methods found of the clients: of each its first seed."""
+    said = {result.config.method: result.diagnosis for result in reversed(results)}
+    for method, diagnosis in reversed(said.items()):
+        if diagnosis:
+            display.say(f"{method}: {diagnosis}")
 
 
 def run_one(config: Config, folder: Path, display: Display, given: Given, force: bool) -> RunResult:

@@ -83,6 +83,12 @@ class HasSignatures(Protocol[Seen]):
 
 
 @runtime_checkable
+class Diagnoses(Protocol[Seen]):
+    def diagnosis(self, state: Seen) -> str:
+        """Server: what it found of the clients, and how far to trust it, in a sentence or two; may be empty."""
+
+
+@runtime_checkable
 class SendsNetworks(Protocol):
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
         """Client: all networks whose weights it may be sent, for samples of this shape."""
@@ -193,15 +199,21 @@ def explain_assignment(method: object) -> str:
     return reason_for_labels(method) or "every client is served the same model"
 
 
+def diagnose(method: object, state: object) -> str:
+    """What the method found of the clients, where it says so."""
+    return method.diagnosis(state) if isinstance(method, Diagnoses) and state is not None else ""
+
+
 def neighbours_of(method: object, state: object) -> NeighbourSets | None:
     """Who is related to whom, where the method finds out and has a state."""
     return method.neighbours(state) if isinstance(method, RelatesClients) and state is not None else None
 
 
 __all__ = [
-    "NONE_SUMMED", "TRAIN_SUMMED", "AssignsUnseen", "ClustersLater", "ExplainsAssignment", "Exportable",
+    "NONE_SUMMED", "TRAIN_SUMMED", "AssignsUnseen", "ClustersLater", "Diagnoses", "ExplainsAssignment", "Exportable",
     "FindsClusters", "HasMemory", "HasSignatures", "HidesClients", "JudgesAssignment", "MergesClients", "NeedsLabels",
-    "NeedsServerSamples", "RelatesClients", "SendsNetworks", "SumsReplies", "explain_assignment", "neighbours_of",
-    "reason_for_labels", "require_labels", "require_private_training", "require_sums", "summed_tasks_of",
+    "NeedsServerSamples", "RelatesClients", "SendsNetworks", "SumsReplies", "diagnose", "explain_assignment",
+    "neighbours_of", "reason_for_labels", "require_labels", "require_private_training", "require_sums",
+    "summed_tasks_of",
     "takes_server_samples",
 ]  # fmt: skip

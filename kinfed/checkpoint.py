@@ -15,9 +15,8 @@ from typing import TypeVar, cast, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from kinfed.errors import CheckpointError, FileError, RoleError
-from kinfed.federation import Federation, Rejected
+from kinfed.federation import Federation, Ledger, Rejected
 from kinfed.files import check_finite, load_tensors, read_metadata, save_tensors
-from kinfed.ledger import Ledger
 from kinfed.method import Method
 
 State = TypeVar("State")

@@ -2,15 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar, get_origin, overload, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from kinfed.cancellation import raise_if_cancelled
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, raise_if_cancelled
 from kinfed.keys import LAST, base_key, fold, normal
 from kinfed.params import NOTHING, Params, Payload
 
@@ -68,6 +67,15 @@ class Samples:
     def clip(self, batch_size: int) -> int:
         """The batch size, at most the samples of the longest client; the same for any padding."""
         return min(batch_size, max(1, len(self) if self.exact else self.longest))
+
+    def hold_out(self, every: int) -> tuple["Samples", "Samples"]:
+        """Every so many samples one is held out: those that are left, and those held out."""
+        size = self.size // every
+        rest = torch.arange(len(self) - len(self) // every, device=self.index.device)
+        rest = rest + rest // (every - 1)  # without every - 1, 2 every - 1, …
+        longest = self.longest - self.longest // every
+        kept = replace(self, index=self.index[rest], size=self.size - size, longest=longest)
+        return kept, replace(self, index=self.index[every - 1 :: every], size=size)
 
     def shuffle(self, key: Tensor) -> Tensor:
         """Positions of all samples in a random order fixed by key; padding comes last."""
@@ -150,6 +158,10 @@ class Client:
         if self.execution.entropy is not None:
             return normal(self.execution.entropy(2 * count)).to(self.key.device)
         return normal(fold(fold(self.key, NOISE), torch.arange(2 * count, device=self.key.device)))
+
+    def with_train(self, samples: Samples) -> "Client":
+        """The same client with other training samples."""
+        return Client(samples, self._test, self._key, self._round, self._since, self._memory, self.execution)
 
     def batches(self, epochs: int, batch_size: int) -> Iterator[Batch]:
         """Mini-batches of the training samples, reshuffled every epoch; the last, incomplete one is kept.

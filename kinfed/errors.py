@@ -15,6 +15,10 @@ KinfedError
 └── SequentialOnly     a task is not vectorised; engines catch it and loop over the clients
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, local
+
 
 class KinfedError(Exception):
     """What the command line prints in one line, without a traceback."""
@@ -70,3 +74,27 @@ class OutOfMemory(KinfedError):
 
 class SequentialOnly(KinfedError):
     """A task is not vectorised; engines catch it and loop over the clients."""
+
+
+_work = local()
+
+
+class Cancelled(BaseException):
+    """Raised inside a worker whose work was cancelled."""
+
+
+@contextmanager
+def cancel_on(event: Event) -> Iterator[None]:
+    """Inside it, this thread's work ends at its next batch once the event is set."""
+    _work.cancelled = event
+    try:
+        yield
+    finally:
+        _work.cancelled = None
+
+
+def raise_if_cancelled() -> None:
+    """Raises Cancelled if this thread's work was cancelled; tasks call it with every batch."""
+    event: Event | None = getattr(_work, "cancelled", None)
+    if event is not None and event.is_set():
+        raise Cancelled

@@ -142,7 +142,7 @@ class Experiment(Generic[State]):
 
     def _prepare(self, method: Method[State], fed: Federation, **loop: Unpack[Loop]) -> None:
         self.method, self.fed = method, fed
-        self.rounds = loop.get("rounds", 100)
+        self.rounds = fed.rounds = loop.get("rounds", 100)
         self.evaluation = loop.get("evaluation", EVALUATION)
         self.observers: tuple[Observer, ...] = tuple(loop.get("observers", ()))
         self.checkpoint: Path | None = loop.get("checkpoint")
@@ -252,7 +252,7 @@ class Experiment(Generic[State]):
         signature, sent = getattr(self.method, "signature", None), self.fed.ledger.up.get(SIGNATURE_TASK)
         if sent is None or not isinstance(signature, Signature):
             return 0
-        k, width = signature.size(tuple(self.fed.x.shape[1:]))
+        k, width = signature.size(tuple(self.fed.x.shape[1:]), self.method.model.classes)
         return -(-int(sent.max()) // (4 * k * (width + 1)))  # floats: k points and k shares
 
     def _accuracies(self) -> list[tuple[int, float]]:

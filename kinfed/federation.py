@@ -8,7 +8,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -21,7 +21,6 @@ from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError
 from kinfed.keys import base_key, fold, normal, to_uniform, uniform
-from kinfed.ledger import Ledger
 from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, select, to_flat
 from kinfed.privacy import OPEN, Privacy
 
@@ -138,6 +137,7 @@ class Federation(ABC):
         self.since = self.columns.joins.clone()
         self.held: Tensor | None = None  # training samples of each label, once they were asked for
         self.round = 0
+        self.rounds = 100  # planned; the experiment says
         self.is_over = False  # training has ended, and those who join later are there
         self.calls: dict[str, int] = {}
         self.ledger = Ledger(self.count)
@@ -435,3 +435,28 @@ def _some(which: Tensor, payload: Payload) -> Stack:
 def _moved(part: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Every client's rows on the device, taken there in one go."""
     return list(torch.cat(list(part)).to(device).split([rows.size(0) for rows in part])) if part else []
+
+
+@dataclass
+class Ledger:
+    """Bytes down to and up from every client, by task, and by (round, task)."""
+
+    clients: int
+    down: dict[str, Tensor] = field(default_factory=dict)  # task -> [clients]
+    up: dict[str, Tensor] = field(default_factory=dict)
+    rounds: list[tuple[int, str, int, int, int]] = field(default_factory=list)  # round, task, clients, down, up
+
+    def count(self, round: int, task: str, cohort: Tensor, down: int, answered: Tensor, up: int | Tensor) -> None:
+        """Adds one call: the cohort received `down` bytes each, clients that replied sent `up`, or each its own."""
+        sent, back = torch.full((len(cohort),), down), torch.as_tensor(up).expand(len(answered))
+        for table, clients, sizes in ((self.down, cohort, sent), (self.up, answered, back)):
+            table.setdefault(task, torch.zeros(self.clients, dtype=torch.long))[clients.cpu()] += sizes
+        self.rounds.append((round, task, len(cohort), int(sent.sum()), int(back.sum())))
+
+    def until(self, round: int, *, without: tuple[str, ...] = ()) -> int:
+        """Bytes both ways before this round (they count from 0), but for these tasks."""
+        return sum(down + up for t, task, _, down, up in self.rounds if t < round and task not in without)
+
+    def total(self, *, without: tuple[str, ...] = ()) -> int:
+        """All bytes both ways, but for these tasks."""
+        return sum(int(t.sum()) for table in (self.down, self.up) for task, t in table.items() if task not in without)

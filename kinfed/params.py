@@ -81,6 +81,14 @@ def subtract(a: Params, b: Params) -> Params:
     return each_leaf(torch.sub, a, b)
 
 
+def tensor_in(payload: Payload, name: str) -> Tensor:
+    """The tensor of this name in a payload."""
+    value = payload[name]
+    if not isinstance(value, Tensor):
+        raise TypeError(f"'{name}' is a model, wanted one tensor")
+    return value
+
+
 def model_in(payload: Payload, name: str) -> Params:
     """The model, or the stack of models, of this name in a payload."""
     value = payload[name]
@@ -136,6 +144,11 @@ def _mixed(weights: Sequence[Tensor], leaves: Sequence[Tensor]) -> Tensor:
 def average(models: Stack, sizes: Tensor) -> Params:
     """The mean of all models, weighted by `sizes`."""
     return select(mix((sizes / sizes.sum())[None], models), 0)
+
+
+def interpolate(start: Params, end: Params, amount: Tensor | float) -> Params:
+    """A model on the line between two: 0 is the first, 1 the second."""
+    return each_leaf(lambda a, b: a + (amount * (b - a)).to(a.dtype), start, end)
 
 
 def mix_contributors(models: Stack, weights: Tensor, *replies: Stack) -> Stack:

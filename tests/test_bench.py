@@ -40,6 +40,7 @@ def test_uneven_clients_have_samples_from_few_to_many(tmp_path):
     assert WORKLOADS["mlp"].lengths == [600] * 100
 
 
+@pytest.mark.on_demand
 def test_uneven_clients_race_too():
     result = bench("--workloads", "uneven", "--contenders", "kinfed,plain,fedlab", *SMALL)
     lines = [line for line in result.output.splitlines() if line.startswith("uneven ")]
@@ -73,6 +74,7 @@ def test_a_race_measures_every_contender_and_writes_it_down(tmp_path):
     assert "× plain" in result.output and "round 2/2" in result.output
 
 
+@pytest.mark.on_demand
 def test_a_quiet_race_shows_its_table_and_nothing_else():
     lines = bench("--workloads", "mlp", "--contenders", "plain", *SMALL, "-q").output.splitlines()
     assert len(lines) == 2 and lines[0].split()[:2] == ["workload", "contender"] and lines[1].startswith("mlp")
@@ -106,6 +108,7 @@ def test_bad_options_get_one_clear_line(words, said):
     assert result.exit_code == 2 and result.stderr.startswith("error: ") and said in result.stderr
 
 
+@pytest.mark.on_demand
 def test_a_contender_ends_with_its_context(tmp_path):
     job = WORKLOADS["mlp"].scale(0.01).make_job(tmp_path, 1, "cpu")
     with start(CONTENDERS["plain"], job, tmp_path) as runner:

@@ -91,6 +91,7 @@ def table(folder: str, ending: str) -> str:
     return re.sub(r"\d+( \|| \\\\)$", "", text, flags=re.MULTILINE)  # the last column
 
 
+@pytest.mark.on_demand
 def test_the_tables_are_the_same_to_the_byte():
     words = ("tiny.toml", "--quick", "--only", "digits", "--seeds", "2")
     assert reproduce(*words, "--out", "alone", "-q").exit_code == 0
@@ -125,6 +126,7 @@ def test_a_run_that_fails_or_kills_its_process_leaves_the_others_alone():
     assert len(list(Path("runs/reproduce/runs").glob(f"*/{SUMMARY}"))) == 2
 
 
+@pytest.mark.on_demand
 def test_a_run_without_room_beside_others_goes_on_later():
     write_recipe("Slow", "Hungry", "Slow")
     result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair")
@@ -133,6 +135,7 @@ def test_a_run_without_room_beside_others_goes_on_later():
     assert result.output.count("run 2 of 3: ") == 2 and result.output.count(": ended, ") == 3
 
 
+@pytest.mark.on_demand
 def test_runs_without_room_even_alone_fail_and_the_others_do_not():
     write_recipe("Huge", "Huge", "Slow", "Slow")
     result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair")
@@ -158,6 +161,7 @@ def test_who_had_no_room_leaves_unless_nobody_else_is_there():
     assert pool.free == [workers[1]] and list(pool.todo) == [(2, "b"), (3, "c")]
 
 
+@pytest.mark.on_demand
 def test_where_all_processes_die_that_is_said_and_the_rest_is_left():
     write_recipe("deadly", "deadly", "Slow", "Slow")
     result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair", "-q")
@@ -192,6 +196,7 @@ def is_empty(cluster: int) -> bool:
     return False
 
 
+@pytest.mark.on_demand
 def test_control_c_stops_all_and_the_same_command_goes_on():
     write_recipe("Slow", "Slow", "Slow", rounds=25)
     running = begun("checkpoint.safetensors")
@@ -214,6 +219,7 @@ def test_an_impatient_control_c_leaves_no_process_behind(tmp_path, monkeypatch):
     assert not worker.process.is_alive()
 
 
+@pytest.mark.on_demand
 def test_whose_parent_is_killed_leaves_too():
     write_recipe("Slow", "Slow", rounds=10_000)
     running = begun("rounds.csv")

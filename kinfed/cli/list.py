@@ -43,12 +43,14 @@ def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
     from kinfed.aggregation import AGGREGATIONS
     from kinfed.data import DATASETS, PARTITIONS, SHIFTS
     from kinfed.engines import ENGINES
-    from kinfed.methods import METHODS
+    from kinfed.methods import METHODS, PRESETS
     from kinfed.models import MODELS
     from kinfed.registry import first_lines, look_up
 
     kinds = {
-        "methods": first_lines(METHODS) | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
+        "methods": first_lines(METHODS)
+        | {name: preset.says for name, preset in PRESETS.items()}
+        | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
         "datasets": dict(DATASETS),
         "partitions": first_lines(PARTITIONS),
         "shifts": first_lines(SHIFTS),

@@ -24,7 +24,7 @@ from kinfed.config.schema import (
     to_plain,
     to_table,
 )
-from kinfed.config.toml import apply_overrides, flatten, read_toml, set_value
+from kinfed.config.toml import apply_overrides, flatten, merge_tables, read_toml, set_value
 from kinfed.data.build import ChangeSettings
 from kinfed.data.partitions import DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
@@ -33,7 +33,7 @@ from kinfed.engines import EngineSettings
 from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
 from kinfed.method import Method
-from kinfed.methods import METHODS
+from kinfed.methods import METHODS, PRESETS
 from kinfed.privacy import OPEN, Privacy
 from kinfed.registry import import_object, look_up
 from kinfed.training import LocalTraining
@@ -120,7 +120,7 @@ class Config:
 
     def settings_of(self, method: str) -> Table:
         """All settings of a method (but for its model and local training) by field name."""
-        return default_fields(find_method(method), GIVEN) | dict(self.methods.get(method, {}))
+        return read_method(method, {}) | dict(self.methods.get(method, {}))
 
     def resolve(self) -> Table:
         """The whole config with all defaults, as the table that `read` turns into the same config."""
@@ -158,11 +158,16 @@ def explain_key(error: UnknownKey, method: str) -> str:
 
 def read_methods(config: Config) -> dict[str, Table]:
     """All settings of the method that runs, and of those with a section [methods.NAME], by method."""
-    settings: dict[str, Table] = {}
-    for name, table in {config.method: {}, **config.methods}.items():
-        kind = find_method(name)
-        settings[name] = default_fields(kind, GIVEN) | read_fields(kind, table, f"methods.{name}", GIVEN)
-        check_settings(kind, settings[name], f"methods.{name}")
+    return {name: read_method(name, table) for name, table in {config.method: {}, **config.methods}.items()}
+
+
+def read_method(name: str, table: Table) -> Table:
+    """All settings of a method: those of this table over the preset's, and these over its defaults."""
+    kind, at = find_method(name), f"methods.{name}"
+    if name in PRESETS and isinstance(table, dict):
+        table = merge_tables(PRESETS[name].settings, table)
+    settings = default_fields(kind, GIVEN) | read_fields(kind, table, at, GIVEN)
+    check_settings(kind, settings, at)
     return settings
 
 
@@ -188,7 +193,7 @@ def plain_settings(settings: Table, method: str) -> Table:
 def find_method(name: str) -> type[Method[object]]:
     """The method of this name, or the user's own class that it names."""
     if ":" not in name:
-        return look_up(name, METHODS, "method")
+        return look_up(name, METHODS | {preset: METHODS[of.method] for preset, of in PRESETS.items()}, "method")
     found = import_object(name, "method")
     if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
         raise ConfigError(f"method '{name}' must be a dataclass that inherits from kinfed.method.Method")
@@ -213,7 +218,7 @@ def all_keys(method: str) -> list[str]:
 
 def json_schema() -> Table:
     """The JSON schema of a config, for editors and other programs."""
-    methods = {name: table_schema(field_schemas(kind, GIVEN)) for name, kind in METHODS.items()}
+    methods = {name: table_schema(field_schemas(find_method(name), GIVEN)) for name in (*METHODS, *PRESETS)}
     schema = GenerateJsonSchema().generate(table_schema(field_schemas(Config) | {"methods": table_schema(methods)}))
     schema["properties"]["methods"]["patternProperties"] = {":": {"type": "object"}}  # the user's own
     return {"$schema": GenerateJsonSchema.schema_dialect, "title": "kinfed config", **schema}

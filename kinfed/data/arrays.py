@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kinfed.data.partitions.split import Index
 from kinfed.data.population import NO_SAMPLES, Population, Role, check_classes
-from kinfed.data.sampling import Index
 from kinfed.errors import DataError, FileError
 from kinfed.files import Arrays, read_arrays, write_arrays
 

@@ -7,10 +7,21 @@ import torch
 
 from kinfed.checks import at_least, fraction
 from kinfed.data.datasets import Dataset
-from kinfed.data.partitions.split import ANY_SPLIT, HasPromise, Labels, Partition, Split, check, need_samples
+from kinfed.data.partitions.split import (
+    ANY_SPLIT,
+    HasPromise,
+    Index,
+    Labels,
+    Partition,
+    Split,
+    check,
+    draw_stratified,
+    generator,
+    need_samples,
+    others,
+)
 from kinfed.data.population import LATER, Change, Population
 from kinfed.data.roles import RoleSettings, add_look_alikes, assign_roles
-from kinfed.data.sampling import Index, draw_stratified, generator, others
 from kinfed.data.shifts import LabelSwap, Shift
 from kinfed.errors import ConfigError, DataError
 

@@ -13,8 +13,8 @@ import platformdirs
 
 from kinfed.data import hub
 from kinfed.data.arrays import FORMAT, Pixels, channels_first, read
+from kinfed.data.partitions.split import Index, draw_stratified, generator, others
 from kinfed.data.population import check_classes
-from kinfed.data.sampling import Index, draw_stratified, generator, others
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown, import_function
 

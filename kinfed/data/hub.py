@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfed.data.arrays import Pixels, store
-from kinfed.data.sampling import Index, draw_stratified, generator, others
+from kinfed.data.partitions.split import Index, draw_stratified, generator, others
 from kinfed.files import Arrays
 
 log = logging.getLogger("kinfed")

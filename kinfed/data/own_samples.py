@@ -19,8 +19,8 @@ from kinfed.data.arrays import (
     check_finite,
     stack_arrays,
 )
+from kinfed.data.partitions.split import Index, draw_stratified, generator, others, samples_of_each
 from kinfed.data.population import Population
-from kinfed.data.sampling import Index, draw_stratified, generator, others, samples_of_each
 from kinfed.errors import ConfigError, DataError
 
 

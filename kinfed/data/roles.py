@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kinfed.checks import at_least, fraction
+from kinfed.data.partitions.split import Index
 from kinfed.data.population import LATER, NO_SAMPLES, UNCHANGED, Population, Role, View, copy_variants
-from kinfed.data.sampling import Index
 from kinfed.data.shifts import see
 from kinfed.errors import ConfigError, DataError
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from kinfed.cancellation import cancel_on, raise_if_cancelled
+from kinfed.errors import cancel_on, raise_if_cancelled
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.cancellation import raise_if_cancelled
+from kinfed.errors import raise_if_cancelled
 from kinfed.fastpath.layers import Layers, UpdateRule, Weight, Weights
 from kinfed.fastpath.stages import SGD, Schedule
 from kinfed.params import Params, Stack, stack

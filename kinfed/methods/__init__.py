@@ -1,8 +1,9 @@
 """The methods, by name. A new one is a file in this folder and a line here."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kinfed.method import Method
+from kinfed.methods.auto import Auto
 from kinfed.methods.cfl import CFL
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedavg_ft import FedAvgFT
@@ -24,6 +25,7 @@ from kinfed.methods.scaffold import Scaffold
 from kinfed.methods.wd import WD
 
 METHODS: dict[str, type[Method[Any]]] = {
+    "auto": Auto,
     "fedavg": FedAvg,
     "fedavg_ft": FedAvgFT,
     "fedprox": FedProx,
@@ -45,6 +47,40 @@ METHODS: dict[str, type[Method[Any]]] = {
     "wd": WD,
 }
 
+
+class Preset(NamedTuple):
+    """A method with the settings of a paper."""
+
+    method: str
+    settings: dict[str, Any]  # as a config has them
+    says: str
+
+
+FLT_SIGNATURE = {"name": "encoder_centroids", "k": 5, "tuning": "own_copy"}
+PRESETS = {
+    "flt_paper": Preset(
+        "flt",
+        {"signature": FLT_SIGNATURE, "relatedness": {"name": "relatedness", "distance": "min", "threshold": 1.0}},
+        "FLT as printed: k = 5 centroids of an encoder that clients tune, UMAP, nearest centroids, γ = 1.",
+    ),
+    "flt_code": Preset(
+        "flt",
+        {
+            "signature": FLT_SIGNATURE | {"k_by_labels": True},
+            "relatedness": {"name": "relatedness", "distance": "matching"},
+        },
+        "FLT as in its authors' code: as many centroids as a client has labels, UMAP, matched centroids, γ = 1.",
+    ),
+    "flt_calibrated": Preset(
+        "flt",
+        {"signature": {"name": "part_means"}, "relatedness": {"name": "calibrated"}, "stale": "exclude"},
+        "FLT without an oracle: clients are compared by the measured noise of their signatures.",
+    ),
+    "fedsem": Preset(
+        "fesem", {"assignment": "kmeans"}, "FeSEM as FLT's authors compare with it: k-means of all models."
+    ),
+}
+
 __all__ = [
     "CFL",
     "FLHC",
@@ -53,8 +89,10 @@ __all__ = [
     "FLT",
     "IFCA",
     "METHODS",
+    "PRESETS",
     "REPA",
     "WD",
+    "Auto",
     "FeSEM",
     "FedAvg",
     "FedAvgFT",

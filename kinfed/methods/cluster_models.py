@@ -114,6 +114,10 @@ class ClusterModels:
         contributors = self.contributors.index_copy(1, clients, own)
         return replace(self, assignment=assignment, contributors=contributors)._start_training(clients)
 
+    def serve(self, labels: Tensor, models: Stack) -> "ClusterModels":
+        """These models, each for the clients with its label ([clients]; -1: none), and averaged over them."""
+        return replace(self, models=models, assignment=labels, contributors=one_hot(labels, count(models)).bool())
+
     def relate(self, clients: Tensor, related: NeighbourSets, fed: Federation) -> "ClusterModels":
         """One model for each different set of neighbours; other training clients are averaged with nobody.
 

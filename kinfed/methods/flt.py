@@ -4,8 +4,8 @@
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
 - relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
 - weights are normalised over related clients (printed: diag(pₘ/‖Ãₘ‖₀)); `raise_flags` bounds how often a flag counts;
-- the default set distance needs no oracle for k, and a wider threshold where no clusters are clear;
-  `min` (printed) and `matching` (code) are options; so is `calibrated`, which measures the noise of signatures.
+- the default set distance needs no oracle for k, and a wider threshold where no clusters are clear. Presets have the
+  others: `flt_paper` (`min`, printed), `flt_code` (`matching`), `flt_calibrated` (the noise of signatures is measured).
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kinfed.checks import at_least, fraction
 from kinfed.client import FLAG, Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -62,9 +63,14 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
     recluster_share: float = 0.05  # λ: relatedness is found anew when more clients than this share flag
     recluster_every: int = 0  # τ, rounds; 0: never
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(0, clusters=self.clusters, recluster_every=self.recluster_every)
+        fraction(recluster_share=self.recluster_share)
+
     def init(self, fed: Federation) -> FLTState:
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
-        known = Signatures.none(fed.count, *self.signature.size(tuple(fed.x.shape[1:])), fed.device)
+        known = self.no_signatures(fed)
         encoder, merges = self.signature.encoder(fed), Dendrogram.none(fed.device)
         return self.form_relatedness(FLTState(*lower_flags(fed), served, encoder, known, none, merges), fed)
 

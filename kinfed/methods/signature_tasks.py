@@ -13,6 +13,7 @@ from torch import Tensor
 from kinfed.capabilities import (
     NONE_SUMMED,
     AssignsUnseen,
+    Diagnoses,
     FindsClusters,
     HasSignatures,
     JudgesAssignment,
@@ -21,7 +22,7 @@ from kinfed.capabilities import (
     SendsNetworks,
     require_labels,
 )
-from kinfed.checks import at_least, fraction, seed_of_numpy
+from kinfed.checks import at_least, seed_of_numpy
 from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
@@ -33,7 +34,7 @@ from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Payload, select
 from kinfed.per_client import Each
 from kinfed.privacy import UNPROTECTED
-from kinfed.relatedness import Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
+from kinfed.relatedness import Calibrated, Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
 
 Newcomers = Literal["nearest", "relate"]
@@ -72,8 +73,8 @@ SHARES = Range(0, most_shares, total=(0, most_shares))  # all 0: no signature
 
 
 class ComputesSignatures(
-    FindsClusters[Z], MergesClients[Z], AssignsUnseen[Z], JudgesAssignment[Z], HasSignatures[Z], SendsNetworks,
-    NeedsServerSamples,
+    FindsClusters[Z], MergesClients[Z], AssignsUnseen[Z], JudgesAssignment[Z], Diagnoses[Z], HasSignatures[Z],
+    SendsNetworks, NeedsServerSamples,
 ):  # fmt: skip
     """The client tasks and capabilities of a method that compares clients by their signatures."""
 
@@ -82,14 +83,9 @@ class ComputesSignatures(
     relatedness: Clusterer
     newcomers: Newcomers
     dynamic: bool
-    clusters: int
-    recluster_share: float
-    recluster_every: int
     stores_signatures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        at_least(0, clusters=self.clusters, recluster_every=self.recluster_every)
-        fraction(recluster_share=self.recluster_share)
         if self.relatedness.needs_parts() != self.signature.has_parts():
             raise ConfigError(
                 "relatedness.name = 'calibrated' and signature.name = 'part_means' go together, since it measures "
@@ -108,6 +104,11 @@ class ComputesSignatures(
         """Client task: its signature and the tuned encoder, which the next client goes on from (FLT's first code)."""
         tuned = self.signature.tune(client, encoder)
         return Reply({**self._payload(client, tuned), "encoder": tuned}, keep=self._memory(client.round))
+
+    def no_signatures(self, fed: Federation) -> Signatures:
+        """Server: no client has sent a signature yet."""
+        size = self.signature.size(tuple(fed.x.shape[1:]), self.model.classes)
+        return Signatures.none(fed.count, *size, fed.device)
 
     def collect(
         self, known: Signatures, encoder: Params, clients: Tensor, fed: Federation
@@ -162,6 +163,12 @@ class ComputesSignatures(
             return fit.distances
         others = ((state.clusters >= 0) & state.known.exist()).index_fill(0, clients, False).nonzero()[:, 0]
         return cluster_distances(state.known.of(others), state.clusters[others], state.known.of(clients))
+
+    def diagnosis(self, state: Z) -> str:
+        if not isinstance(self.relatedness, Calibrated):
+            return ""
+        found = self.relatedness.fit(state.known.of(state.known.exist())).summary()
+        return found[0].upper() + found[1:] + "."
 
     def assignment_rule(self) -> str:
         if isinstance(self.relatedness, JudgesFit):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.client_tasks import evaluate, evaluate_adapted
-from kinfed.federation import Federation, Replies
-from kinfed.ledger import Ledger
+from kinfed.federation import Federation, Ledger, Replies
 from kinfed.method import Method
 
 State = TypeVar("State")

@@ -11,7 +11,6 @@ from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes, load_recipe, refuse_unknown, result_of
-from kinfed.recipes.jobs import Store, jobs_of, limit_threads
 from kinfed.recipes.outcome import (
     as_csv,
     as_json,
@@ -22,7 +21,7 @@ from kinfed.recipes.outcome import (
     make_tables,
     notes_of,
 )
-from kinfed.recipes.parallel import run_parallel
+from kinfed.recipes.parallel import Store, jobs_of, limit_threads, run_parallel
 from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
 

@@ -33,6 +33,7 @@ FITTED = 2000  # clients that the model is fitted on, drawn where there are more
 AT_ONCE = 4096  # clients that are assigned in one go
 TESTS = (0.9, 0.1)  # of the level: in the directions in which clients differ, and in the others
 BY_DEGREES = 0.5  # within-cluster share of the variance above which clients differ by degrees
+FEWEST = 8  # clients of a cluster that is split by labels
 UPPER = (0.9, 1.2816)  # the quantile that the scale of distances is measured at, and that quantile of a normal
 log = logging.getLogger("kinfed")
 
@@ -122,12 +123,22 @@ class ClusterModel:
     freedom: float
     within: float  # share of the variance between clients, noise left out, that is within clusters
 
+    @property
+    def kept(self) -> int:
+        """Directions in which clients differ by more than noise."""
+        return self.coordinates.kept
+
+    @property
+    def is_separated(self) -> bool:
+        """Whether there are several clusters, and clients differ more between than within them."""
+        return self.kept > 0 and len(self.mixture) > 1 and self.within <= BY_DEGREES
+
     def summary(self) -> str:
         """What was found, in one line."""
-        if not self.coordinates.kept:
+        if not self.kept:
             return "one cluster: clients are alike"
         counted = "one cluster" if len(self.mixture) == 1 else f"{len(self.mixture)} clusters"
-        kind = ": clients differ by degrees" if self.within > BY_DEGREES else ", well separated"
+        kind = ", well separated" if self.is_separated else ": clients differ by degrees"
         return f"{counted}{kind} (within-cluster share of variance {self.within:.2f})"
 
     def label(self, known: Signatures) -> Tensor:
@@ -170,6 +181,24 @@ class ClusterModel:
         first = (apart.square() / keep_positive(variance)).sum(2).mT
         scale = keep_positive(self.noise * noise[:, None] + sign * self.doubt_rest)
         return torch.stack([first, torch.cdist(points[:, kept:], self.rest).square() / scale])
+
+
+def nest_clusters(by: Calibrated, plain: Signatures, labelled: Signatures) -> tuple[Tensor, bool]:
+    """Clusters by samples alone, each split where its samples have other labels: [M]; whether clients differ at all.
+
+    Clusters that clients lie between count as one.
+    """
+    outer = by.fit(plain)
+    names = (
+        outer.label(plain) if outer.is_separated else torch.zeros(len(plain), dtype=torch.long).to(plain.shares.device)
+    )
+    found, differ = torch.zeros_like(names), outer.kept > 0
+    for name in names.unique():
+        members = (names == name).nonzero()[:, 0]
+        inner = by.fit(some := labelled.of(members)) if len(members) >= FEWEST else None
+        split = inner.label(some) if inner and inner.is_separated else torch.zeros_like(members)
+        found[members], differ = found.max() + 1 + split, differ or bool(inner and inner.kept)
+    return found - 1, differ
 
 
 def find_usable(known: Signatures) -> Tensor:

@@ -11,10 +11,9 @@ from kinfed.checks import at_least, seed_of_numpy
 from kinfed.clustering.hierarchy import average_linkage, silhouette
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
-from kinfed.relatedness.clusterer import Clusterer, Comparison, Matrix, Pairs, Points
+from kinfed.relatedness.clusterer import Clusterer, Comparison, Matrix, Pairs, Points, share_neighbours
 from kinfed.relatedness.embeddings import fit_kernel, project, project_more
 from kinfed.relatedness.set_distances import near_sets, set_distances
-from kinfed.relatedness.shared_neighbours import share_neighbours
 from kinfed.signatures import Signatures
 
 Distance = Literal["kernel", "transport", "matching", "min"]

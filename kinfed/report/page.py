@@ -279,6 +279,7 @@ def cluster_sentence(one: Series) -> str:
 def notes(series: Sequence[Series]) -> str:
     """What a reader should know before comparing."""
     said = [caption_unfinished(one.name, run) for one in series for run in one.runs if not run.has_ended]
+    said += [f"{one.name}: {one.runs[0].diagnosis}" for one in series if one.runs and one.runs[0].diagnosis]
     if differences(series)[1] and len(series) > 1:
         said.append("The methods do not share all settings; the last section lists where they differ.")
     if any(len(list_runs(one, series)) < len(one.runs) for one in series):

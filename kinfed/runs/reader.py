@@ -144,6 +144,12 @@ class Run:
         numbers = {name: float(column[last]) for name, column in self.rounds.numbers.items() if name != "round"}
         return {name: None if np.isnan(value) else value for name, value in numbers.items()}
 
+    @property
+    def diagnosis(self) -> str:
+        """What the method found of the clients, in words; empty where it says nothing, or the run has not ended."""
+        path = self.path / SUMMARY
+        return str(json.loads(path.read_text(encoding="utf-8")).get("diagnosis", "")) if path.exists() else ""
+
     def final(self, metric: str) -> float | None:
         """A metric at the end; None where it was not measured."""
         value = self.summary.get(metric)

@@ -34,7 +34,7 @@ from typing import NoReturn
 import numpy as np
 from torch import Tensor
 
-from kinfed.capabilities import MergesClients, neighbours_of
+from kinfed.capabilities import MergesClients, diagnose, neighbours_of
 from kinfed.checkpoint import FORMAT
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -129,12 +129,12 @@ class RunWriter:
     def finish(self, experiment: Experiment[object], summary: Summary) -> None:
         """Writes what the method found, and then the summary: a folder that has it is complete."""
         write_findings(self.path, experiment)
-        self.write_summary(summary)
+        self.write_summary(summary, diagnose(experiment.method, experiment.state))
 
-    def write_summary(self, summary: Summary) -> None:
+    def write_summary(self, summary: Summary, diagnosis: str = "") -> None:
         """Writes the summary; what is not a number becomes null."""
         finite = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in summary.items()}
-        write_text(self.path / SUMMARY, json.dumps({**self.about, **finite}, indent=2) + "\n")
+        write_text(self.path / SUMMARY, json.dumps({**self.about, "diagnosis": diagnosis, **finite}, indent=2) + "\n")
         self.events.note("ended", rejected_replies=summary["rejected_replies"])
 
     def add_clusters(self, round: int, clusters: Tensor | None) -> None:

@@ -57,7 +57,7 @@ class EncoderCentroids(Signature):
         if self.tuning not in ("none", "own_copy", "sequential"):
             raise ConfigError(f"tuning must be 'none', 'own_copy' or 'sequential', got '{self.tuning}'")
 
-    def size(self, shape: tuple[int, ...]) -> tuple[int, int]:
+    def size(self, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
         return self.k, self.latent
 
     def encoder(self, fed: Federation) -> Params:

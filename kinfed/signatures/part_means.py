@@ -1,32 +1,37 @@
 """A client as the mean embeddings of a few random parts of its samples: the parts differ by sampling noise alone.
 
 So the server can tell how much two clients differ beyond the noise of their own samples (relatedness `calibrated`). No
-labels are needed, and no sample leaves the client.
+sample leaves the client. Labels are not needed; with them, clients also differ whose labels mean something else.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import adaptive_avg_pool2d, one_hot, pad
 
 from kinfed.checks import within
 from kinfed.client import Batch, Client, Samples
 from kinfed.clustering.kmeans import Centroids
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
+from kinfed.keys import fold, normal
 from kinfed.models import AutoEncoder, encoder_of
 from kinfed.params import Params
 from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
 from kinfed.signatures.encoder_centroids import make_network
 from kinfed.signatures.pretraining import Pretraining
-from kinfed.signatures.signature import Signature
+from kinfed.signatures.signature import Signature, Signatures
 
-Embedding = Literal["pca", "autoencoder"]
+Embedding = Literal["auto", "autoencoder", "pca", "random"]
+ENOUGH = 2000  # server's samples that an auto-encoder is worth training on
+WIDEST = 4096  # numbers of a sample; larger images are averaged down to so many
 AT_ONCE = 4096  # samples
+log = logging.getLogger("kinfed")
 
 
 @dataclass(frozen=True)
@@ -34,36 +39,57 @@ class PartMeans(Signature):
     """Mean embeddings of random parts of a client's samples, by an encoder that stays as the server made it."""
 
     parts: int = 4  # of a client's samples, as even as can be
-    embedding: Embedding = "pca"  # principal components of the server's samples, or the latent space of an auto-encoder
-    latent: int = 64  # e, numbers of an embedded sample, at most as many as it has
+    embedding: Embedding = "auto"  # auto: an auto-encoder, pca or random features, by the samples that the server has
+    labels: bool = False  # one mean embedding for each label, and the labels' shares; else one for all
+    latent: int = 128  # e, numbers of an embedded sample, at most as many as it has
     autoencoder: str = "auto"  # conv_ae for one channel, residual_ae for three
-    seed: int = 0  # of the auto-encoder's first weights
+    seed: int = 0  # of the auto-encoder's first weights, and of random features
     pretraining: Pretraining = field(default_factory=Pretraining)  # of the auto-encoder; its samples are those of pca
     protection: Protection = UNPROTECTED  # by the section [privacy.signature]
 
     def __post_init__(self) -> None:
-        if self.embedding not in ("pca", "autoencoder"):
-            raise ConfigError(f"embedding must be 'pca' or 'autoencoder', got '{self.embedding}'")
+        if self.embedding not in get_args(Embedding):
+            raise ConfigError(f"embedding must be one of {', '.join(get_args(Embedding))}, got '{self.embedding}'")
         within(2, 100, parts=self.parts)
         within(1, 10**6, latent=self.latent)
         within(0, 2**64 - 1, seed=self.seed)
 
-    def size(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        return self.parts, self.latent if self.embedding == "autoencoder" else min(self.latent, prod(shape))
+    def size(self, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
+        return self.parts, classes * (1 + self.width(shape)) if self.labels else self.width(shape)
+
+    def width(self, shape: tuple[int, ...]) -> int:
+        """Numbers of an embedded sample."""
+        return min(self.latent, prod(shape))
 
     def encoder(self, fed: Federation) -> Params:
         shape, public = tuple(fed.x.shape[1:]), fed.x[fed.population.public.to(fed.device)]
-        if self.embedding == "pca":
-            return find_components(self.pretraining.load(public), self.size(shape)[1])
+        kind = self.choose(shape, public)
+        log.info("signatures: mean embeddings by %s", NAMES[kind])
+        if kind == "random":
+            return self.random_seed(fed.device)
+        if kind == "pca":
+            return find_components(self.pretraining.load(public), self.width(shape))
         return encoder_of(self.pretraining(self.network(shape), public))
 
+    def choose(self, shape: tuple[int, ...], public: Tensor) -> Embedding:
+        """The embedding that the samples of the server allow, unless one is set."""
+        if self.embedding != "auto":
+            return self.embedding
+        if self.pretraining.source.endswith(".safetensors"):
+            return "autoencoder"
+        if self.pretraining.source == "public" and not len(public):
+            return "random"
+        many = self.pretraining.source != "public" or len(public) >= ENOUGH
+        return "autoencoder" if many and len(shape) == 3 else "pca"
+
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
-        if self.embedding == "pca":
-            return (find_components(torch.zeros(1, *shape), self.size(shape)[1]),)
-        return (encoder_of(self.network(shape).init()),)
+        numbers = flatten(torch.zeros(1, *shape)).shape[1]
+        components = {"mean": torch.zeros(numbers), "directions": torch.zeros(numbers, self.width(shape))}
+        known = self.random_seed(torch.device("cpu")), components
+        return (*known, encoder_of(self.network(shape).init())) if len(shape) == 3 else known
 
     def needs_server_samples(self) -> bool:
-        return self.pretraining.source == "public"
+        return self.pretraining.source == "public" and self.embedding in ("pca", "autoencoder")
 
     def needs_shares(self) -> bool:
         return True
@@ -76,31 +102,69 @@ class PartMeans(Signature):
 
     def network(self, shape: tuple[int, ...]) -> AutoEncoder:
         """The auto-encoder for images of this shape."""
-        return make_network(self.autoencoder, shape, self.latent, self.seed)
+        return make_network(self.autoencoder, shape, self.width(shape), self.seed)
+
+    def random_seed(self, device: torch.device) -> Params:
+        """What random features are drawn from; clients are sent no weights."""
+        return {"seed": torch.tensor([float(self.seed % 2**24)], device=device)}
 
     def embed(self, encoder: Params, x: Tensor) -> Tensor:
         """Samples [b, ...] embedded: [b, e]."""
-        if self.embedding == "autoencoder":
-            return self.network(tuple(x.shape[1:])).embed(encoder, x)
-        return (flatten(x) - encoder["mean"]) @ encoder["directions"]
+        if "directions" in encoder:
+            return (flatten(x) - encoder["mean"]) @ encoder["directions"]
+        if set(encoder) == {"seed"}:
+            centred = flatten(x) if x.is_floating_point() else 4 * flatten(x) - 2
+            return (centred @ draw_features(encoder["seed"], centred.shape[1], self.width(tuple(x.shape[1:])))).relu()
+        return self.network(tuple(x.shape[1:])).embed(encoder, x)
 
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:
         """Client: the mean embedding of each part [parts, d], and in place of shares its number of samples [parts]."""
-        width = self.size(tuple(client.train.x.shape[1:]))[1]
-        sums = torch.zeros(self.parts, width, dtype=torch.double, device=client.key.device)
-        counts = torch.zeros(self.parts, dtype=torch.double, device=client.key.device)
+        counts, sums = torch.zeros(self.parts, dtype=torch.double, device=client.key.device), torch.zeros(())
         used = (client.train.size // max(1, self.protection.min_samples)).clamp(1, self.parts)
         for batch, part in split_batches(client.train, client.key, used):
-            belongs = one_hot(part, self.parts).bool() & batch.mask[:, None]
-            embedded = self.protection.clip_embeddings(self.embed(encoder, batch.x))[:, None].double()
-            sums = sums + torch.where(belongs[..., None], embedded, 0.0).sum(0)  # padding adds zeros: no bit changes
+            belongs = (one_hot(part, self.parts) * batch.mask[:, None]).double()
+            features, cells = self.embed(encoder, batch.x), belongs
+            if self.labels:
+                cells = (belongs[:, :, None] * share_labels(batch.y, classes)[:, None]).flatten(1)
+                features = pad(features, (1, 0), value=1.0)
+            features = self.protection.clip_embeddings(features).double()
+            sums = sums + cells.mT @ features.where(batch.mask[:, None], 0.0)  # padding adds zeros: no bit changes
             counts = counts + belongs.sum(0)
-        return self.protection.release_means(sums / counts.clamp(min=1)[:, None], counts, client)
+        return self.protection.release_means(
+            sums.reshape(self.parts, -1) / counts.clamp(min=1)[:, None], counts, client
+        )
+
+    def drop_labels(self, known: Signatures, shape: tuple[int, ...]) -> Signatures:
+        """What these signatures would be without labels: the mean embedding of each part."""
+        by_label = known.centroids.unflatten(2, (-1, 1 + self.width(shape)))
+        return Signatures(by_label.sum(2)[..., 1:], known.shares)
+
+
+NAMES = {
+    "autoencoder": "an auto-encoder",
+    "pca": "principal components of the server's samples",
+    "random": "random features",
+}
+
+
+def draw_features(seed: Tensor, numbers: int, width: int) -> Tensor:
+    """Weights of random features: [numbers, width]; the same on every device."""
+    key = fold(seed.long()[0], torch.arange(2 * numbers * width, device=seed.device))
+    drawn: Tensor = normal(key).view(numbers, width) / (numbers * width) ** 0.5
+    return drawn.float()
+
+
+def share_labels(y: Tensor, classes: int) -> Tensor:
+    """One for the label of a sample, and equal shares of all labels where it has none: [b, classes]."""
+    return one_hot(y.clamp(min=0), classes).double().where(y[:, None] >= 0, 1 / classes)
 
 
 def flatten(x: Tensor) -> Tensor:
-    """Samples as vectors, pixels scaled to 0..1: [b, d]."""
-    return x.flatten(1).float() / (1 if x.is_floating_point() else 255)
+    """Samples as vectors, pixels scaled to 0..1; large images are averaged down: [b, d]."""
+    x = x.float() if x.is_floating_point() else x.float() / 255
+    if x.dim() == 4 and x[0].numel() > WIDEST:
+        x = adaptive_avg_pool2d(x, max(1, int((WIDEST / x.shape[1]) ** 0.5)))
+    return x.flatten(1)
 
 
 def find_components(x: Tensor, width: int) -> Params:

@@ -21,8 +21,8 @@ class Signature(Protocol):
     """How a client is summarised as k weighted points. A plug-in inherits from it, and so has all defaults."""
 
     @abstractmethod
-    def size(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """k and d for samples of this shape: each signature is k points of d numbers."""
+    def size(self, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
+        """k and d for samples of this shape and so many classes: each signature is k points of d numbers."""
 
     @abstractmethod
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:

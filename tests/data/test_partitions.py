@@ -19,7 +19,7 @@ from kinfed.data.partitions import (
     Structured,
     Writers,
 )
-from kinfed.data.partitions.label_proportions import count_in_random_order, cut, favourites
+from kinfed.data.partitions.label_skew import count_in_random_order, cut, favourites
 from kinfed.data.partitions.planted_clusters import skew_sizes
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.registry import first_lines

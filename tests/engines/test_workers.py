@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.cancellation import raise_if_cancelled
 from kinfed.engines import Vectorised
 from kinfed.engines.workers import run_at_once, use_one_thread
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, raise_if_cancelled
 from kinfed.fastpath import explain
 from kinfed.methods import FedAvg, Local
 from kinfed.models import Model, make_model

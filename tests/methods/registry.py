@@ -14,6 +14,7 @@ from kinfed.methods import (
     METHODS,
     REPA,
     WD,
+    Auto,
     FedAvg,
     FedAvgFT,
     FedNova,
@@ -62,6 +63,7 @@ def statistics(**more) -> EmbeddingStatistics:
 def make(name: str, local: LocalTraining = LOCAL, **more):
     model = small_net()
     return {
+        "auto": lambda: Auto(model, local, **more),
         "fedavg": lambda: FedAvg(model, local, **more),
         "fedavg_ft": lambda: FedAvgFT(model, local, **more),
         "fedprox": lambda: FedProx(model, local, **more),

@@ -16,7 +16,7 @@ from kinfed.params import select
 from tests.methods.registry import make, population
 from tests.problems import assert_close, small_net
 
-PARTIAL = [name for name, kind in METHODS.items() if issubclass(kind, Clustered) and name != "flt"]
+PARTIAL = [name for name, kind in METHODS.items() if issubclass(kind, Clustered) and name not in ("auto", "flt")]
 SEVERAL = [*PARTIAL, "cfl"]
 
 

@@ -25,7 +25,7 @@ from kinfed.signatures import Signature, Signatures
 class LabelShares(Signature):
     scale: float = 1.0
 
-    def size(self, shape: tuple[int, ...]) -> tuple[int, int]:
+    def size(self, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
         return 1, 10
 
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:

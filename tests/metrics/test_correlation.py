@@ -52,6 +52,7 @@ def test_divergence_is_one_bit_for_those_who_share_nothing_and_none_for_equals()
     assert torch.equal(found, found.T)
 
 
+@pytest.mark.on_demand
 def test_clients_with_the_same_view_look_the_same_and_others_do_not():
     population = build_population(load("digits"), IID(6), 0, shift=Rotation((0, 90, 180)))
     similarity = drift_similarity(population, CPU)
@@ -62,6 +63,7 @@ def test_clients_with_the_same_view_look_the_same_and_others_do_not():
     assert torch.equal(drift_similarity(again, CPU), similarity)
 
 
+@pytest.mark.on_demand
 def test_pipelines_of_their_own_make_all_clients_look_different():
     population = build_population(load("digits"), IID(4), 0, shift=Augment(count=3))
     similarity = drift_similarity(population, CPU)

@@ -10,8 +10,8 @@ from torch import Tensor
 from benchmarks.scaling import planted
 from kinfed.errors import ConfigError
 from kinfed.relatedness import Relatedness
+from kinfed.relatedness.clusterer import neighbours_of_points, share_neighbours
 from kinfed.relatedness.set_distances import DISTANCES, candidates, farthest, near_sets, pair_distances, set_distances
-from kinfed.relatedness.shared_neighbours import neighbours_of_points, share_neighbours
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
 
@@ -27,7 +27,9 @@ def with_loners(clients: int, loners: int, noise: float, seed: int) -> Signature
     return Signatures(points, known.shares)
 
 
-@pytest.mark.parametrize("clients, loners, noise, seed", [(1500, 0, 1.0, 0), (1500, 30, 1.0, 1), (2500, 100, 1.5, 2)])
+@pytest.mark.parametrize(
+    "clients, loners, noise, seed", [(1500, 30, 1.0, 1), pytest.param(2500, 100, 1.5, 2, marks=pytest.mark.on_demand)]
+)
 def test_the_kernel_finds_the_same_clusters_and_neighbours(clients, loners, noise, seed, monkeypatch):
     monkeypatch.setattr("kinfed.relatedness.clusterer.MICRO_CLUSTERS", 300)  # far fewer than clients
     known = with_loners(clients, loners, noise, seed)
@@ -37,6 +39,7 @@ def test_the_kernel_finds_the_same_clusters_and_neighbours(clients, loners, nois
     assert len(many.neighbours().rows) >= 50
 
 
+@pytest.mark.on_demand
 def test_the_number_of_clusters_can_be_given_for_many_clients_too():
     known = with_loners(1200, 20, 1.0, 3)
     few, many = KERNEL.compare(known), MANY.compare(known)
@@ -76,6 +79,7 @@ def sets(number: int, seed: int) -> tuple[Tensor, Tensor]:
     return points, shares
 
 
+@pytest.mark.on_demand
 @pytest.mark.parametrize("kind", DISTANCES)
 def test_near_sets_are_those_of_the_matrix(kind):
     points, shares = sets(300, seed=1)

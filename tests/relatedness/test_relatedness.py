@@ -4,8 +4,8 @@ import torch
 from kinfed.errors import ConfigError
 from kinfed.metrics import agreement
 from kinfed.relatedness import Relatedness, nearest_clusters
+from kinfed.relatedness.clusterer import share_neighbours
 from kinfed.relatedness.embeddings import fit_kernel
-from kinfed.relatedness.shared_neighbours import share_neighbours
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
 

@@ -58,7 +58,7 @@ def test_samples_are_embedded_by_principal_components():
     samples = torch.tensor([[0.0, 0.0, 1.0], [4.0, 0.0, 1.0], [2.0, 1.0, 1.0], [2.0, -1.0, 1.0]])  # mean (2, 0, 1)
     embedded = PartMeans(latent=2).embed(find_components(samples, 2), samples)
     assert_close(embedded.abs(), torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 1.0]]))
-    assert PartMeans(latent=7).size((3,)) == (4, 3), "as many components as there are numbers"
+    assert PartMeans(latent=7).size((3,), 2) == (4, 3), "as many components as there are numbers"
 
 
 def test_fewer_than_two_parts_are_refused():

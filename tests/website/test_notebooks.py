@@ -24,6 +24,7 @@ def quick_encoder(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(clients form )?no clear (groups|clusters)")  # by an encoder that is hardly trained
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.on_demand
 def test_a_notebook_runs(path, quick_encoder, capsys: pytest.CaptureFixture[str]):
     names = {"__name__": "__main__"}
     for cell in json.loads(path.read_text())["cells"]:

@@ -1,8 +1,7 @@
 """Partitions: labels -> which samples each client has (recipes P1 to P10 of the papers)."""
 
 from kinfed.data.partitions.iid import IID, LabelSwapped, Writers
-from kinfed.data.partitions.label_proportions import Dirichlet, FavouredLabels
-from kinfed.data.partitions.label_skew import LabelSkew, Shards
+from kinfed.data.partitions.label_skew import Dirichlet, FavouredLabels, LabelSkew, Shards
 from kinfed.data.partitions.planted_clusters import DisjointClasses, SharedClass, Structured
 from kinfed.data.partitions.split import Labels, Partition, Promise, Split, check
 

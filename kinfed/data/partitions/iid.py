@@ -13,8 +13,7 @@ import numpy as np
 
 from kinfed.checks import at_least
 from kinfed.data.partitions.planted_clusters import contiguous_clusters
-from kinfed.data.partitions.split import Labels, Promise, Split, even_parts, need_samples
-from kinfed.data.sampling import Index
+from kinfed.data.partitions.split import Index, Labels, Promise, Split, even_parts, need_samples
 from kinfed.errors import ConfigError, DataError
 
 

@@ -16,8 +16,7 @@ from typing import Literal
 import numpy as np
 
 from kinfed.checks import at_least, one_of
-from kinfed.data.partitions.split import Labels, Promise, Split, need_samples, samples_of_labels
-from kinfed.data.sampling import Index
+from kinfed.data.partitions.split import Index, Labels, Promise, Split, need_samples, samples_of_labels
 from kinfed.errors import ConfigError, DataError
 
 TABLE_V_SAMPLES = 250  # CIFAR-10; MNIST would be 300

@@ -1,0 +1,216 @@
+"""The regret of each method by kind of heterogeneity: the best accuracy of a row minus the method's.
+
+    python -m benchmarks.regret --data-dir DATA --device cuda --jobs 8 --out regret.jsonl     # the whole table
+    python -m benchmarks.regret --data-dir DATA --only mnist-iid mnist-swap --seeds 0 1 --methods fedavg auto
+    python -m benchmarks.regret --show --out regret.jsonl        # the table of what has run
+
+Each run is a line of --out as soon as it ends, and runs that are there already are not run again. Methods that need
+a number of clusters get the true one, and 5 where nothing is planted; all average those who took part. The
+reference rows know the true clusters (`oracle`), or have all samples in one place (`centralised`, as many passes over
+them as the federation makes); they count in no regret.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.regret_cases import CASES, Case
+from kinfed.data import Dataset, Population, build_population, load
+from kinfed.experiment import Evaluation, Experiment
+from kinfed.federation import Federation
+from kinfed.method import Method
+from kinfed.methods import CFL, FLHC, FLT, IFCA, REPA, Auto, FedAvg, FedAvgFT, FedPer, FeSEM, Local
+from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale
+from kinfed.models import Model, make_model
+from kinfed.params import repeat, select
+from kinfed.relatedness import Calibrated
+from kinfed.signatures import EmbeddingStatistics, PartMeans, Pretraining
+from kinfed.training import LocalTraining
+
+REFERENCES = ("oracle", "centralised")
+METHODS = ("fedavg", "fedavg_ft", "local", "flt", "fesem", "ifca", "repa", "cfl", "flhc", "fedper", "auto")
+ENCODERS = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "cifar10": "cifar100"}  # others: fashion_mnist
+LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
+LOCAL_OF = {"lenet5": replace(LOCAL, lr=0.03)}
+
+
+@dataclass(frozen=True)
+class OracleState:
+    served: ClusterModels
+
+
+@dataclass(frozen=True)
+class Oracle(Clustered[OracleState]):
+    """FedAvg in each true cluster."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+    stale: Stale = "exclude"
+
+    def init(self, fed: Federation) -> OracleState:
+        served, planted = ClusterModels.init(self.model, self.stale, fed), true_clusters(fed.population).to(fed.device)
+        return OracleState(served.serve(planted, repeat(select(served.models, 0), int(planted.max()) + 1)))
+
+    def round(self, state: OracleState, t: int, fed: Federation) -> OracleState:
+        return OracleState(self.train_clusters(state.served, fed.sample(), fed))
+
+
+def true_clusters(population: Population) -> Tensor:
+    """The planted clusters: [clients]; one for all where none are."""
+    planted = population.true_clusters
+    return torch.zeros(population.clients, dtype=torch.long) if planted is None else planted
+
+
+def make_method(name: str, case: Case, population: Population, data_dir: str) -> Method[object]:
+    """The method; one that needs a number of clusters gets the true one."""
+    model = make_model(case.model, tuple(population.x.shape[1:]), population.classes)
+    local, source = LOCAL_OF.get(case.model, LOCAL), ENCODERS.get(case.dataset, "fashion_mnist")
+    planted = int(true_clusters(population).max()) + 1
+    clusters = planted if planted > 1 else 5
+    encoder = PartMeans(pretraining=Pretraining(source, data_dir, epochs=10, samples=20_000))
+    makers: dict[str, Callable[[], Method[Any]]] = {
+        "fedavg": lambda: FedAvg(model, local),
+        "fedavg_ft": lambda: FedAvgFT(model, local),
+        "local": lambda: Local(model, local),
+        "flt": lambda: FLT(model, local, signature=encoder, relatedness=Calibrated(), stale="exclude"),
+        "fesem": lambda: FeSEM(model, local, clusters=clusters, stale="exclude"),
+        "ifca": lambda: IFCA(model, local, clusters=clusters),
+        "repa": lambda: REPA(model, local, signature=EmbeddingStatistics(), clusters=clusters),
+        "cfl": lambda: CFL(model, local),
+        "flhc": lambda: FLHC(model, local),
+        "fedper": lambda: FedPer(model, local),
+        "auto": lambda: Auto(model, local),
+        "oracle": lambda: Oracle(model, local),
+        "centralised": lambda: FedAvg(model, local),
+    }
+    return makers[name]()
+
+
+@cache
+def load_once(name: str, data_dir: str) -> Dataset:
+    return load(name, data_dir or None)
+
+
+def make_population(case: Case, seed: int, data_dir: str) -> Population:
+    return build_population(
+        load_once(case.dataset, data_dir), case.partition, seed, train_samples=case.train_samples,
+        test_samples=case.test_samples, shift=case.shift,
+    )  # fmt: skip
+
+
+def pool_clients(population: Population) -> Population:
+    """The first client has all training samples, the others none but their test samples are judged alike."""
+    everything = torch.cat(population.train).unique()
+    test = torch.cat(population.test).unique()
+    return replace(population, train=(everything,), test=(test,), true_clusters=None, views=(), roles=())
+
+
+def measure(name: str, case: Case, population: Population, options: argparse.Namespace, seed: int) -> dict[str, object]:
+    """One run: accuracy in per cent, bytes, clusters."""
+    began, rounds, fraction = time.perf_counter(), options.rounds, case.fraction
+    if name == "centralised":
+        population, rounds, fraction = pool_clients(population), max(1, round(rounds * fraction)), 1.0
+    method = make_method(name, case, population, options.data_dir)
+    run = Experiment(
+        method, population, rounds=rounds, fraction=fraction, seed=seed, device=options.device,
+        evaluation=Evaluation(every=10**6, signatures="none"),
+    )  # fmt: skip
+    summary = run.run()
+    kept = {key: summary.get(key) for key in ("ari", "clusters", "bytes_down", "bytes_up")}
+    seconds = time.perf_counter() - began
+    return {"accuracy": 100 * float(summary["accuracy"] or 0), **kept, "seconds": round(seconds, 1)}
+
+
+def run_case(job: tuple[str, int, argparse.Namespace]) -> None:
+    """All methods on one draw of one case; each result is a line of the file."""
+    name, seed, options = job
+    torch.set_num_threads(options.threads)
+    case, done = CASES[name], {(line["case"], line["seed"], line["method"]) for line in read_lines(options.out)}
+    wanted = [method for method in options.methods if (name, seed, method) not in done]
+    population = make_population(case, seed, options.data_dir) if wanted else None
+    for method in wanted:
+        assert population is not None
+        result = {"case": name, "seed": seed, "method": method}
+        try:
+            result |= measure(method, case, population, options, seed)
+        except Exception as error:  # one method that fails must not end the table; it is shown as such
+            result |= {"error": f"{type(error).__name__}: {error}"[:300]}
+        with options.out.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+def read_lines(path: Path) -> Iterator[dict[str, object]]:
+    if path.exists():
+        yield from (json.loads(line) for line in path.read_text().splitlines())
+
+
+def show(path: Path, methods: list[str]) -> str:
+    """The table of accuracies, best of each row first, and of regrets, as Markdown."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    bytes_of: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for line in read_lines(path):
+        if "accuracy" in line:
+            found[str(line["case"]), str(line["method"])].append(float(str(line["accuracy"])))
+            bytes_of[str(line["case"]), str(line["method"])].append(float(line["bytes_down"]) + float(line["bytes_up"]))
+    cases = [name for name in CASES if any((name, m) in found for m in methods)]
+    lines = [
+        "| case | " + " | ".join(methods) + " | regret of auto | bytes of auto ÷ FedAvg's |",
+        "|---" * (len(methods) + 3) + "|",
+    ]
+    for case in cases:
+        means = {m: float(np.mean(found[case, m])) for m in methods if (case, m) in found}
+        best = max(v for m, v in means.items() if m not in REFERENCES)
+        cells = [show_cell(found.get((case, m), []), m not in REFERENCES and means.get(m) == best) for m in methods]
+        regret = f"{best - means['auto']:.2f}" if "auto" in means else "–"
+        ratio = (
+            np.mean(bytes_of[case, "auto"]) / np.mean(bytes_of[case, "fedavg"])
+            if {"auto", "fedavg"} <= set(means)
+            else np.nan
+        )
+        lines.append(f"| {case} | " + " | ".join(cells) + f" | {regret} | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
+def show_cell(values: list[float], is_best: bool) -> str:
+    if not values:
+        return "–"
+    text = f"{np.mean(values):.1f}" + (f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else "")
+    return f"**{text}**" if is_best else text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default="", help="folder with the datasets")
+    parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES), help="some of the cases")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--methods", nargs="*", default=[*METHODS, *REFERENCES])
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="draws of cases at once")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
+    parser.add_argument("--out", type=Path, default=Path("regret.jsonl"))
+    parser.add_argument("--show", action="store_true", help="only the table of what has run")
+    options = parser.parse_args()
+    if not options.show:
+        jobs = [(name, seed, options) for seed in options.seeds for name in options.only]
+        with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=None) as pool:
+            for _ in pool.imap_unordered(run_case, jobs):
+                pass
+    print(show(options.out, options.methods))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

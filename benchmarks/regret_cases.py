@@ -1,0 +1,89 @@
+"""Kinds of heterogeneity: what benchmarks/regret.py is run on."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kinfed.data import Partition
+from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, Labels, SharedClass, Split, Structured, Writers
+from kinfed.data.shifts import Augment, LabelSwap, Rotation, Shift
+
+CLIENTS = 100
+
+
+@dataclass(frozen=True)
+class Case:
+    """One dataset and how clients differ."""
+
+    dataset: str
+    partition: Partition
+    shift: Shift | None = None
+    train_samples: int | None = 500
+    test_samples: int | None = 200
+    model: str = "mlp_200"
+    fraction: float = 0.2
+
+
+@dataclass(frozen=True)
+class PlantedLabels:
+    """Clusters of these numbers of clients, with labels of their own in shares drawn from Dirichlet(beta) or even."""
+
+    sizes: tuple[int, ...]
+    samples: int = 300
+    beta: float = np.inf
+
+    def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
+        names = np.array_split(rng.permutation(labels.classes), len(self.sizes))
+        train, test, planted = [], [], []
+        for cluster, (own, clients) in enumerate(zip(names, self.sizes, strict=True)):
+            for _ in range(clients):
+                share = (
+                    np.full(len(own), 1 / len(own)) if np.isinf(self.beta) else rng.dirichlet([self.beta] * len(own))
+                )
+                train.append(draw(labels.train, own, share, self.samples, rng))
+                test.append(draw(labels.test, own, share, 200, rng))
+                planted.append(cluster)
+        return Split(train, test, np.array(planted))
+
+
+def draw(labels: np.ndarray, own: np.ndarray, share: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
+    """Indices of samples with these labels in these shares."""
+    counts = rng.multinomial(samples, share)
+    parts = []
+    for label, count in zip(own, counts, strict=True):
+        there = np.flatnonzero(labels == label)
+        parts.append(rng.choice(there, count, replace=count > len(there)))
+    return np.sort(np.concatenate(parts))
+
+
+def kinds(dataset: str, **given: object) -> dict[str, Case]:
+    """All kinds of heterogeneity of ten classes."""
+    case = Case(dataset, IID(CLIENTS), **given)  # type: ignore[arg-type]
+    cases = {
+        "iid": case,
+        "disjoint": replace(case, partition=DisjointClasses(CLIENTS, 5)),
+        "shared": replace(case, partition=SharedClass(CLIENTS, 5)),
+        "dirichlet-0.1": replace(case, partition=Dirichlet(CLIENTS, 0.1)),
+        "dirichlet-0.5": replace(case, partition=Dirichlet(CLIENTS, 0.5)),
+        "dirichlet-1": replace(case, partition=Dirichlet(CLIENTS, 1.0)),
+        "swap": replace(case, shift=LabelSwap()),
+        "rotation": replace(case, shift=Rotation()),
+        "style": replace(case, shift=Augment(pipelines=4)),
+        "groups-dirichlet": replace(case, partition=PlantedLabels((20,) * 5, beta=1.0)),
+        "unequal": replace(case, partition=PlantedLabels((60, 20, 20))),
+        "one-of-5": replace(case, partition=PlantedLabels((25, 25, 25, 20, 5))),
+        "two-groups": replace(case, partition=PlantedLabels((50, 50))),
+        "few": replace(case, partition=PlantedLabels((20,) * 5, samples=20)),
+        "few-rotation": replace(case, shift=Rotation(), train_samples=20),
+    }
+    return {f"{dataset}-{name}": each for name, each in cases.items()}
+
+
+CASES = {
+    **kinds("mnist"),
+    **kinds("fashion_mnist"),
+    **kinds("cifar10", model="lenet5"),
+    "emnist47-structured": Case("emnist47", Structured(600, 10), fraction=0.1),
+    "emnist47-twenty-groups": Case("emnist47", PlantedLabels((10,) * 20)),
+    "femnist-writers": Case("femnist", Writers(200, 20)),
+}

@@ -1,0 +1,187 @@
+"""Auto: clusters where they help, one model where they do not, personalised where that helps.
+
+For those who do not know how their clients differ; no paper's method. Clients' held-out samples judge (Mansour et al.
+2020: hypothesis clustering, model interpolation):
+- before training, signatures with labels give the clusters, of which there may be one; clients that are alike: FedAvg;
+- for `compare` of the rounds clients train a common model and that of their cluster side by side; then a cluster goes
+  on with its own, unless the common one does better;
+- clients say how well they do between the model they are served (α = 0) and their own training of it (α = 1); after
+  `judge` of the rounds each cluster takes the best α, and the last rounds train on all samples.
+A more personal model must win twice: on held-out samples as they come, and with the labels of a client weighted evenly.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kinfed.capabilities import NONE_SUMMED
+from kinfed.checks import within
+from kinfed.clustering.hierarchy import Dendrogram
+from kinfed.errors import ConfigError
+from kinfed.federation import Federation, Offer, Replies
+from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
+from kinfed.methods.held_out import AMOUNTS, Evidence, JudgesOnHeldOut
+from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits
+from kinfed.models import Model
+from kinfed.params import Params, repeat, select
+from kinfed.per_client import Each, Labels
+from kinfed.relatedness import Calibrated, Fit, nest_clusters
+from kinfed.signatures import PartMeans, Signatures
+from kinfed.training import LocalTraining
+
+STALE: Stale = "exclude"
+PHASES = ("compare", "judge", "all")
+log = logging.getLogger("kinfed")
+
+
+@dataclass(frozen=True)
+class AutoState:
+    served: ClusterModels  # model 0 is the common one, model 1 + c that of cluster c
+    encoder: Params
+    known: Signatures
+    clusters: Labels  # [clients] the cluster found for each; -1: none
+    merges: Merges
+    plan: Tensor  # [2] rounds until which clients compare models, and hold out samples
+    evidence: Evidence
+    chosen: Tensor  # [clusters] the model of each
+    fragile: Tensor  # [clusters] bool: its model is not better than the common one beyond chance
+    gains: Each  # [clients] held-out samples that the cluster's model classified rightly beyond the common one
+    amounts: Tensor  # [models] α
+
+
+@dataclass(frozen=True)
+class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState]):
+    """Finds clusters, and uses them, one model or personalised ones: what does best on clients' held-out samples."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+    signature: PartMeans = field(default_factory=lambda: PartMeans(embedding="random", labels=True, latent=64))
+    relatedness: Calibrated = field(default_factory=Calibrated)
+    hold_out: int = 10  # of so many samples of a client one is held out, until the last rounds
+    compare: float = 0.2  # share of the rounds that train the clusters' models beside the common one
+    judge: float = 0.5  # share of the rounds after which all samples are trained on
+    stale = STALE
+    newcomers = "nearest"
+    dynamic = False
+    summed_tasks = NONE_SUMMED  # the server compares replies of single clients
+    hides_clients = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(2, 1000, hold_out=self.hold_out)
+        if not 0 <= self.compare <= self.judge <= 1:
+            raise ConfigError(f"wanted 0 <= compare <= judge <= 1, got {self.compare} and {self.judge}")
+
+    def init(self, fed: Federation) -> AutoState:
+        served, encoder = ClusterModels.init(self.model, STALE, fed), self.signature.encoder(fed)
+        known, replied = drop_outliers(*self.collect(self.no_signatures(fed), encoder, fed.clients, fed), fed)
+        sent, shape = known.of(replied), tuple(fed.x.shape[1:])
+        labels, differ = nest_clusters(self.relatedness, self.signature.drop_labels(sent, shape), sent)
+        clusters = torch.full((fed.count,), -1, device=fed.device).index_copy(0, replied, labels)
+        number, merges = int(clusters.max()) + 1, Dendrogram.none(fed.device)
+        log.info("%s", summarise_clusters(number, differ))
+        served = served.serve(served.assignment, repeat(select(served.models, 0), 1 + number))
+        plan = self.make_plan(fed.rounds, number if differ else 0).to(fed.device)
+        evidence, zeros = Evidence.none(1 + number, fed.device), torch.zeros(1 + number, device=fed.device)
+        chosen, gains = zeros[1:].long(), torch.zeros(fed.count, device=fed.device)
+        return AutoState(
+            served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), gains, amounts=zeros
+        )
+
+    def make_plan(self, rounds: int, clusters: int) -> Tensor:
+        """Rounds until which clients compare, and hold out samples; no clusters: clients are alike. [2]"""
+        judged = round(self.judge * rounds) if clusters else 0
+        compared = min(max(2, round(self.compare * rounds)), judged) if clusters > 1 else 0
+        return torch.tensor([compared, judged])
+
+    def round(self, state: AutoState, t: int, fed: Federation) -> AutoState:
+        cohort, phase = fed.sample(), self.phase_of(state, t)
+        if phase == "compare":
+            state = self.train_beside(state, cohort, fed)
+        else:
+            task = self.train if phase == "all" else self.train_and_judge
+            replies = fed.run(task, cohort, state.served.offer(cohort))
+            state = replace(state, served=state.served.average(replies, fed, STALE))
+            state = self.weigh(state, replies, state.served.assignment) if phase == "judge" else state
+        return self.decide(state, phase) if self.phase_of(state, t + 1) != phase else state
+
+    def phase_of(self, state: AutoState, t: int) -> str:
+        """What round t is for."""
+        return PHASES[int((t >= state.plan).sum())]
+
+    def train_beside(self, state: AutoState, cohort: Tensor, fed: Federation) -> AutoState:
+        """A round in which clients train the common model, and that of their cluster beside it."""
+        own, models = torch.where(state.clusters >= 0, 1 + state.clusters, 0), state.served.models
+        replies = fed.run(self.train_both, cohort, Offer({"common": select(models, 0)}, {"own": models}, own[cohort]))
+        common = state.served.average(Replies(replies.cohort, {"params": replies.stack("common")}), fed, STALE)
+        both = common.serve(own.where(own > 0, -1), common.models)
+        both = both.average(Replies(replies.cohort, {"params": replies.stack("own")}), fed, STALE)
+        gains = state.gains.index_add(0, replies.cohort, replies["hits"][:, 1, 0] - replies["hits"][:, 0, 0])
+        return self.weigh(replace(state, served=replace(common, models=both.models), gains=gains), replies, own)
+
+    def weigh(self, state: AutoState, replies: Replies, models: Tensor) -> AutoState:
+        """With the evidence of these replies, each for one of the models [clients]."""
+        return replace(state, evidence=state.evidence.add(replies["hits"], models[replies.cohort]))
+
+    def decide(self, state: AutoState, phase: str) -> AutoState:
+        """The state at the end of a phase: which model each cluster takes, or how personal models are."""
+        evidence = Evidence.none(len(state.amounts), state.amounts.device)
+        if phase == "compare":
+            own = ~state.evidence.loses(1)
+            chosen = (own * torch.arange(len(own), device=own.device))[1:]
+            labels = torch.where(state.clusters >= 0, chosen[state.clusters], state.served.assignment)
+            log.info("%d of %d clusters go on with a model of their own", int(own[1:].sum()), len(chosen))
+            served = state.served.serve(labels, state.served.models)
+            fragile = (own & (state.evidence.choose() != 1))[1:]
+            return replace(state, served=served, chosen=chosen, fragile=fragile, evidence=evidence)
+        amounts = torch.tensor(AMOUNTS, device=evidence.gain.device)[state.evidence.choose()]
+        log.info("%d of %d models are personalised", int((amounts > 0).sum()), len(state.served.assignment.unique()))
+        return replace(state, amounts=amounts, evidence=evidence)
+
+    def offer(self, state: AutoState, cohort: Tensor, fed: Federation) -> Offer:
+        offer = state.served.offer(cohort)
+        is_personal = bool((state.amounts > 0).any())
+        return offer._replace(each={**offer.each, "amount": state.amounts}) if is_personal else offer
+
+    def admit(self, state: AutoState, unseen: Tensor, fed: Federation) -> AutoState:
+        """Unseen clients join the likeliest cluster; those that fit none are served the common model."""
+        state = replace(state, known=self.collect(state.known, state.encoder, unseen, fed)[0])
+        fit = self.judge_fit(state, unseen, fed)
+        log_misfits(fit)
+        labels = state.chosen[fit.clusters].where(fit.fits, 0)
+        served = state.served.serve(state.served.assignment.index_copy(0, unseen, labels), state.served.models)
+        return replace(state, served=served, clusters=state.clusters.index_copy(0, unseen, fit.clusters))
+
+    def judge_fit(self, state: AutoState, clients: Tensor, fed: Federation) -> Fit:
+        """Clients without labels are compared by what signatures would be without them."""
+        members = fed.clients[(state.clusters >= 0).index_fill(0, clients, False)[fed.clients]]
+        known, asked, clusters = state.known.of(members), state.known.of(clients), state.clusters[members]
+        fit = self.relatedness.fit_unseen(known, clusters, asked)
+        unlabelled = torch.isin(clients, fed.unlabelled)
+        if not bool(unlabelled.any()):
+            return fit
+        known, asked = (self.signature.drop_labels(each, tuple(fed.x.shape[1:])) for each in (known, asked))
+        return fit.replace_where(unlabelled, self.relatedness.fit_unseen(known, clusters, asked))
+
+    def cluster_assignment(self, state: AutoState) -> Tensor:
+        return state.served.assignment
+
+    def diagnosis(self, state: AutoState) -> str:
+        own, used = state.chosen > 0, state.served.assignment.unique()
+        found = summarise_clusters(len(own), bool(state.plan.any())).capitalize()
+        said = [f"{found}, {int(own.sum())} with a model of their own" if len(own) > 1 else f"{found}, one model"]
+        personal = state.amounts[used[used >= 0]]
+        said += [f"personalised: {int((personal > 0).sum())} of {len(personal)} models"] if bool(personal.any()) else []
+        fragile, worse = int(state.fragile.sum()), int(((state.gains < 0) & (state.served.assignment > 0)).sum())
+        said += [f"fragile: {fragile} clusters are not better off beyond chance"] if fragile else []
+        said += [f"{worse} clients did worse by their cluster's model on held-out samples"] if worse else []
+        return "; ".join(said) + "."
+
+
+def summarise_clusters(number: int, differ: bool) -> str:
+    """What was found, in one line."""
+    if number > 1:
+        return f"{number} clusters, well separated"
+    return "one cluster: clients differ by degrees" if differ else "one cluster: clients are alike"

@@ -1,0 +1,100 @@
+"""Held-out samples as judges: what a client's own training, or another model, has beyond the model it is served.
+
+A more personal model must win twice: on held-out samples as they come, and with the labels of a client weighted evenly.
+So a client with few samples of some labels does not lose these.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from kinfed.client import Client, Range, Reply, Samples, client_task
+from kinfed.models import Model, hits
+from kinfed.params import Params, Payload, interpolate, model_in, tensor_in
+from kinfed.training import LabelledGradient, LocalTraining
+
+AMOUNTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # α: how much of its own training a client adds to the model it is served
+CERTAIN = 2.0  # standard errors
+HITS = {"hits": Range(0, lambda facts: facts.train)}
+REMEMBERED = 0.9  # of the evidence of earlier rounds: models change
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What candidates have beyond the first, by model: held-out samples as they come, and labels weighted evenly."""
+
+    gain: Tensor  # [models, candidates, 2] summed over replies
+    square: Tensor  # [models, candidates, 2] its squares, by which chance is judged
+
+    @staticmethod
+    def none(models: int, device: torch.device) -> "Evidence":
+        """No client has replied yet."""
+        zero = torch.zeros(models, len(AMOUNTS), 2, device=device)
+        return Evidence(zero, zero.clone())
+
+    def add(self, hits: Tensor, models: Tensor) -> "Evidence":
+        """With the hits of clients [m, candidates, 2], each for one of the models [m]."""
+        gain, whose = hits - hits[:, :1], one_hot(models, len(self.gain)).float()
+        sums = [torch.einsum("mj,mak->jak", whose, value) for value in (gain, gain.square())]
+        return Evidence(REMEMBERED * self.gain + sums[0], REMEMBERED * self.square + sums[1])
+
+    def choose(self) -> Tensor:
+        """The candidate that gains most of those that gain both ways, beyond chance; else the first: [models]."""
+        gains = (self.gain > self.square.sqrt()).all(2)
+        return self.gain[..., 0].where(gains, 0.0).argmax(1)
+
+    def loses(self, candidate: int) -> Tensor:
+        """Whether this candidate has less than the first, beyond chance: bool [models]."""
+        lost = -self.gain[:, candidate, 0]
+        return lost > CERTAIN * self.square[:, candidate, 0].sqrt()
+
+
+class JudgesOnHeldOut:
+    """The client tasks of a method that lets held-out samples decide."""
+
+    model: Model
+    local: LocalTraining
+    hold_out: int
+
+    @client_task(ranges=HITS)
+    def train_and_judge(self, client: Client, params: Params) -> Reply:
+        """Client task: E epochs without the held-out samples, and how well each α of it does on these."""
+        rest, held = client.train.hold_out(self.hold_out)
+        trained, _ = self.local(client.with_train(rest), params, self.model.gradient)
+        candidates = [interpolate(params, trained, amount) for amount in AMOUNTS]
+        return Reply({"params": trained, "hits": self.count_hits(candidates, client, held)})
+
+    @client_task(ranges=HITS)
+    def train_both(self, client: Client, common: Params, own: Params) -> Reply:
+        """Client task: E epochs from either model, and how well these did on the held-out samples before."""
+        rest, held = client.train.hold_out(self.hold_out)
+        trained = [self.local(client.with_train(rest), start, self.model.gradient)[0] for start in (common, own)]
+        candidates = [common, own, *[common] * (len(AMOUNTS) - 2)]
+        return Reply({"common": trained[0], "own": trained[1], "hits": self.count_hits(candidates, client, held)})
+
+    def count_hits(self, candidates: list[Params], client: Client, held: Samples) -> Tensor:
+        """Client: held-out samples that each classifies rightly, and with its labels weighted evenly: [., 2]."""
+        counts = count_labels(client.train, self.model.classes)
+        total = torch.zeros(len(candidates), 2, device=counts.device)
+        for batch in held.in_order():
+            right = torch.stack([hits(self.model.logits(params, batch.x), batch) for params in candidates])
+            even = 1 / counts[batch.y.clamp(min=0)].clamp(min=1)
+            total = total + torch.stack([right.float(), right * even], 2).sum(1)
+        return total
+
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        params = model_in(offer, "params")
+        if "amount" not in offer:
+            return params
+        tuned, _ = self.local.for_adaptation()(client, params, LabelledGradient(self.model.gradient))
+        return interpolate(params, tuned, tensor_in(offer, "amount"))
+
+
+def count_labels(samples: Samples, classes: int) -> Tensor:
+    """How many samples have each label: [classes]."""
+    counts = torch.zeros(classes, device=samples.size.device)
+    for batch in samples.in_order():
+        counts = counts + (one_hot(batch.y.clamp(min=0), classes) * (batch.mask & (batch.y >= 0))[:, None]).sum(0)
+    return counts
