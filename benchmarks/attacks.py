@@ -3,6 +3,7 @@
     python -m benchmarks.attacks                                          # everything: about 40 minutes on a core
     python -m benchmarks.attacks --methods flt --attacks sign_flip alie --aggregations mean norm_clipping
     python -m benchmarks.attacks --liars 3 --seeds 0                      # three of twelve, in one cluster
+    python -m benchmarks.attacks --rounds 20 --lr 0.05                    # training that has not converged
 
 Twelve clients with the same labels, in two planted clusters of six whose images are upright or turned by 90 degrees;
 the liars are the first clients of the first cluster. They know the honest clients' replies. Prints one Markdown table
@@ -36,11 +37,9 @@ from kinfed.params import Payload, Stack, each_leaf, from_flat, select, to_flat
 CLIENTS, TARGET, CORNER = 12, 0, 3  # the label of the backdoor, and the side of its trigger in pixels
 BASE: dict[str, object] = {
     "fraction": 1.0,
-    "rounds": 50,
     "data": {"name": "digits", "public": 0.15, "global_test": True},
     "partition": {"name": "iid", "clients": CLIENTS},
     "shift": {"name": "rotation", "degrees": [0.0, 90.0]},
-    "training": {"epochs": 2, "batch_size": 10, "lr": 0.2},
 }
 METHODS: dict[str, dict[str, object]] = {
     "fedavg": {},
@@ -48,6 +47,18 @@ METHODS: dict[str, dict[str, object]] = {
     "repa": {"clusters": 2, "signature": {"reconstruction": 0.5, "encoder_rounds": 2}},
     "ifca": {"clusters": 2, "least_share": 0.2},
 }
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all cells of the tables have in common."""
+
+    liars: int = 1
+    rounds: int = 50
+    lr: float = 0.2
+
+
+USUAL = Setup()
 
 
 @dataclass(frozen=True)
@@ -191,14 +202,16 @@ def poison(population: Population, attack: Attack, liars: Iterable[int]) -> Popu
     return replace(population, x=torch.cat(x), y=torch.cat(y), train=tuple(train))
 
 
-def configure(method: str, seed: int) -> Config:
+def configure(method: str, seed: int, setup: Setup) -> Config:
     """The experiment that is attacked."""
-    return read(BASE | {"method": method, "seed": seed, "methods": {method: METHODS[method]}})
+    training = {"epochs": 2, "batch_size": 10, "lr": setup.lr}
+    own = {"method": method, "methods": {method: METHODS[method]}, "seed": seed}
+    return read(BASE | own | {"rounds": setup.rounds, "training": training})
 
 
-def measure(method: str, attack: Attack, rule: Aggregation, seed: int, liars: int) -> tuple[float, float]:
+def measure(method: str, attack: Attack, rule: Aggregation, seed: int, setup: Setup = USUAL) -> tuple[float, float]:
     """The mean accuracy of honest clients at the end, and how often the trigger works on them."""
-    config = configure(method, seed)
+    config, liars = configure(method, seed, setup), setup.liars
     population = poison(make_population(config), attack, range(liars))
     fed = Attacked(make_method(config, model_for(config, population)), population, seed=seed)
     fed.aggregation, fed.attack, fed.liars = rule, attack, torch.arange(liars)
@@ -264,12 +277,15 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
     parser.add_argument("--aggregations", nargs="+", default=list(AGGREGATIONS), choices=list(AGGREGATIONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--liars", type=int, default=1)
+    parser.add_argument("--liars", type=int, default=USUAL.liars)
+    parser.add_argument("--rounds", type=int, default=USUAL.rounds)
+    parser.add_argument("--lr", type=float, default=USUAL.lr)
     asked, began = parser.parse_args(), time.perf_counter()
+    setup = Setup(asked.liars, asked.rounds, asked.lr)
     for method in asked.methods:
         found: dict[Cell, list[tuple[float, float]]] = {
             (method, attack, rule): [
-                measure(method, ATTACKS[attack], AGGREGATIONS[rule](), seed, asked.liars) for seed in asked.seeds
+                measure(method, ATTACKS[attack], AGGREGATIONS[rule](), seed, setup) for seed in asked.seeds
             ]
             for attack in asked.attacks if is_meant(method, attack)
             for rule in asked.aggregations
