@@ -171,7 +171,7 @@ def test_parts_are_fewer_where_they_would_be_too_small():
 def collect(flt: FLT, engine: type) -> tuple[Signatures, torch.Tensor]:
     """The signatures of the tiny population by an encoder that nobody has trained, and who sent one."""
     fed = engine(flt, population())
-    none = Signatures.none(fed.count, *flt.signature.size((1, 8, 8)), fed.device)
+    none = Signatures.none(fed.count, *flt.signature.size((1, 8, 8), 3), fed.device)
     return flt.collect(none, flt.signature.networks((1, 8, 8))[0], fed.clients, fed)
 
 

@@ -146,11 +146,11 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         return offer._replace(each={**offer.each, "amount": state.amounts}) if is_personal else offer
 
     def admit(self, state: AutoState, unseen: Tensor, fed: Federation) -> AutoState:
-        """Unseen clients join the likeliest cluster; those that fit none are served the common model."""
+        """Unseen clients join the likeliest cluster; those that fit none are logged."""
         state = replace(state, known=self.collect(state.known, state.encoder, unseen, fed)[0])
         fit = self.judge_fit(state, unseen, fed)
         log_misfits(fit)
-        labels = state.chosen[fit.clusters].where(fit.fits, 0)
+        labels = state.chosen[fit.clusters]
         served = state.served.serve(state.served.assignment.index_copy(0, unseen, labels), state.served.models)
         return replace(state, served=served, clusters=state.clusters.index_copy(0, unseen, fit.clusters))
 

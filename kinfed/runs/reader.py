@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.cluster.hierarchy import is_valid_linkage
 
 from kinfed.checkpoint import FORMAT, explain_format
 from kinfed.config import Config, load_config, read_toml
@@ -249,6 +248,8 @@ def fits_tree(arrays: Arrays, clients: int) -> bool:
         return False
     if merges.shape != (len(members) - 1, 4) or not np.isfinite(merges).all():
         return False
+    from scipy.cluster.hierarchy import is_valid_linkage  # seconds: not for every command
+
     return not len(merges) or bool(is_valid_linkage(merges.astype(np.float64)))
 
 

@@ -22,5 +22,5 @@ def test_it_costs_what_fedavg_costs():
 
 
 def test_a_negative_pull_is_refused():
-    with pytest.raises(ConfigError, match="mu must be 0 or more, got -1"):
+    with pytest.raises(ConfigError, match="mu must be at least 0, got -1"):
         make("fedprox", mu=-1)

@@ -68,7 +68,7 @@ def test_it_costs_what_fedavg_costs():
 
 
 def test_impossible_rates_are_refused():
-    with pytest.raises(ConfigError, match="alpha > 0"):
+    with pytest.raises(ConfigError, match="alpha must be a number above 0"):
         make("per_fedavg", alpha=0)
 
 

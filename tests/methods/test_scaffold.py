@@ -85,7 +85,7 @@ def test_it_moves_model_and_control_both_ways():
 
 
 def test_a_server_that_stands_still_is_refused():
-    with pytest.raises(ConfigError, match="server_lr must be above 0, got 0"):
+    with pytest.raises(ConfigError, match="server_lr must be a number above 0, got 0"):
         make("scaffold", server_lr=0)
 
 
