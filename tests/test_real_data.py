@@ -38,6 +38,7 @@ def assert_found(flt: FLT, state: object, planted: torch.Tensor) -> None:
     assert torch.equal(flt.neighbours(state).matrix(), planted[:, None] == planted)
 
 
+@pytest.mark.on_demand
 def test_scenario_1_clusters_are_found_and_ten_rounds_give_95_per_cent():
     flt, population = method(), clients(DisjointClasses(100, 5))
     experiment = Experiment(flt, population, fraction=0.2, rounds=10, evaluation=Evaluation(every=10))

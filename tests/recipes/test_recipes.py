@@ -41,7 +41,12 @@ def test_every_cell_is_a_valid_config_of_known_data_and_says_under_which_protoco
         assert all(config.data.name in SHAPES for config in cell.variants)
 
 
-@pytest.mark.parametrize("name", NAMES)
+DEAR = ("flis-table-1", "flis-table-3", "flis-table-4")  # many cells, whose configs differ as those of flis-table-2 do
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.on_demand] if name in DEAR else []) for name in NAMES]
+)
 def test_the_quick_version_of_every_cell_can_be_assembled(name, data):
     cells = cells_of(load_recipe(name), Wanted(data_dir=str(data), quick=True))
     configs = {digest(config): config for cell in cells for config in cell.variants}
