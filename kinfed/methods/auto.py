@@ -74,7 +74,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def __post_init__(self) -> None:
         super().__post_init__()
         within(2, 1000, hold_out=self.hold_out)
-        if not (0 <= self.compare and 0 <= self.merge and self.compare + self.merge <= self.judge <= 1):
+        if min(self.compare, self.merge) < 0 or not self.compare + self.merge <= self.judge <= 1:
             raise ConfigError(
                 "wanted compare and merge >= 0 and compare + merge <= judge <= 1, "
                 f"got {self.compare}, {self.merge} and {self.judge}"

@@ -108,7 +108,8 @@ class JudgesOnHeldOut:
 def pair_nearest(models: Stack, chosen: Tensor) -> Tensor:
     """Pairs of the chosen models, model 0 left out, nearest first: each one's partner, or itself. [models]"""
     names, partners = chosen[chosen > 0].unique(), torch.arange(count(models), device=chosen.device)
-    distances = torch.cdist(*2 * [flatten(select(models, names)).float()]).fill_diagonal_(torch.inf)
+    points = flatten(select(models, names)).float()
+    distances = torch.cdist(points, points).fill_diagonal_(torch.inf)
     for _ in range(len(names) // 2):
         a, b = divmod(int(distances.argmin()), len(names))
         partners[names[a]], partners[names[b]] = names[b], names[a]
