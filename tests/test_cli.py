@@ -221,13 +221,16 @@ def test_replies_that_are_not_finite_are_logged_with_the_client_and_counted():
 
 
 def test_warnings_are_one_line_each_and_logged(monkeypatch: pytest.MonkeyPatch):
-    code = "from torch import nn\ndef net(s, c): return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, c))\n"
-    Path("dropping_net.py").write_text(code)
+    code = (
+        "from torch import nn\ndef net(s, c):\n    net = nn.Sequential(nn.Flatten(), nn.Linear(64, c))\n"
+        "    net.register_full_backward_hook(lambda *_: None)\n    return net\n"
+    )
+    Path("hooked_net.py").write_text(code)
     monkeypatch.syspath_prepend(".")
-    result = kinfed("run", "method=fedavg", *TINY, "model=dropping_net:net", "--out", "one")
+    result = kinfed("run", "method=fedavg", *TINY, "model=hooked_net:net", "--out", "one")
     assert result.exit_code == 0
     assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith(
-        "warning: Dropout is not vectorised: clients train sequentially"
+        "warning: a backward hook is not vectorised: clients train sequentially"
     )
     assert [json.loads(line)["event"] for line in Path("one/events.jsonl").read_text().splitlines()] == [
         "started", "warning", "ended",

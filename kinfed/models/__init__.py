@@ -10,6 +10,7 @@ from kinfed.models.autoencoders import conv_ae, repa_ae, residual_ae
 from kinfed.models.model import (
     AutoEncoder,
     EncoderNetwork,
+    FixedGradient,
     Model,
     SupervisedAutoEncoder,
     encoder_of,
@@ -20,7 +21,20 @@ from kinfed.models.model import (
 )
 from kinfed.models.module_checks import from_module
 from kinfed.models.network import Gradient, GradientFn, Network, NetworkGradient
-from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
+from kinfed.models.networks import (
+    Shape,
+    flhc_cnn,
+    leaf_cnn,
+    lenet5,
+    lenet5_dropout,
+    lstm,
+    mlp_200,
+    repa_cnn,
+    resnet9,
+    resnet18,
+    resnet20,
+    vit,
+)
 from kinfed.registry import look_up
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
@@ -30,6 +44,11 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "flhc_cnn": flhc_cnn,
     "repa_cnn": repa_cnn,
     "resnet9": resnet9,
+    "lenet5_dropout": lenet5_dropout,
+    "resnet20": resnet20,
+    "resnet18": resnet18,
+    "vit": vit,
+    "lstm": lstm,
 }
 AUTOENCODERS: dict[str, Callable[[Shape, int], nn.Module]] = {"conv_ae": conv_ae, "residual_ae": residual_ae}
 
@@ -55,7 +74,7 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 
 
 __all__ = [
-    "AUTOENCODERS", "MODELS", "AutoEncoder", "EncoderNetwork", "Gradient", "GradientFn", "Model", "Network",
-    "NetworkGradient", "Shape", "SupervisedAutoEncoder", "encoder_of", "fix_weights", "from_module", "has_decoder",
-    "hits", "is_last_layer", "make_autoencoder", "make_model", "repa_ae",
+    "AUTOENCODERS", "MODELS", "AutoEncoder", "EncoderNetwork", "FixedGradient", "Gradient", "GradientFn", "Model",
+    "Network", "NetworkGradient", "Shape", "SupervisedAutoEncoder", "encoder_of", "fix_weights", "from_module",
+    "has_decoder", "hits", "is_last_layer", "make_autoencoder", "make_model", "repa_ae",
 ]  # fmt: skip
