@@ -46,6 +46,7 @@ METHODS = ("fedavg", "fedavg_ft", "local", "flt", "fesem", "ifca", "repa", "cfl"
 ENCODERS = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "cifar10": "cifar100"}  # others: fashion_mnist
 LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
 LOCAL_OF = {"lenet5": replace(LOCAL, lr=0.03)}
+MEANS = {"cifar10": ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))}  # of the channels, and their deviations
 LARGER = 5  # batches of centralised training
 
 
@@ -76,9 +77,11 @@ def true_clusters(population: Population) -> Tensor:
     return torch.zeros(population.clients, dtype=torch.long) if planted is None else planted
 
 
-def make_method(name: str, case: Case, population: Population, data_dir: str) -> Method[object]:
+def make_method(name: str, case: Case, population: Population, data_dir: str, seed: int) -> Method[object]:
     """The method; one that needs a number of clusters gets the true one."""
-    model = make_model(case.model, tuple(population.x.shape[1:]), population.classes)
+    model = make_model(case.model, tuple(population.x.shape[1:]), population.classes, seed)
+    mean, std = MEANS.get(case.dataset, ((), ()))
+    model = replace(model, mean=mean, std=std)
     local, source = LOCAL_OF.get(case.model, LOCAL), ENCODERS.get(case.dataset, "fashion_mnist")
     planted = int(true_clusters(population).max()) + 1
     clusters = planted if planted > 1 else 5
@@ -127,7 +130,7 @@ def measure(name: str, case: Case, population: Population, options: argparse.Nam
     began, rounds, fraction = time.perf_counter(), options.rounds, case.fraction
     if name == "centralised":
         population, rounds, fraction = pool_clients(population), max(1, round(rounds * fraction)), 1.0
-    method = make_method(name, case, population, options.data_dir)
+    method = make_method(name, case, population, options.data_dir, seed)
     run = Experiment(
         method, population, rounds=rounds, fraction=fraction, seed=seed, device=options.device,
         evaluation=Evaluation(every=10**6, signatures="none"),

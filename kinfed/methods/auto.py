@@ -23,7 +23,7 @@ from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.held_out import AMOUNTS, Evidence, JudgesOnHeldOut, pair_nearest
+from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut, pair_nearest
 from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits
 from kinfed.models import Model
 from kinfed.params import Params, Stack, each_leaf, mix, repeat, select
@@ -159,7 +159,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             labels = torch.where(state.clusters >= 0, chosen[state.clusters], state.served.assignment)
             log.info("%d of %d clusters go on with a model of their own", int(own[1:].sum()), len(chosen))
             served = state.served.serve(labels, state.served.models)
-            fragile, partners = (own & (state.evidence.choose() != 1))[1:], pair_nearest(served.models, chosen)
+            fragile, partners = (own & (state.evidence.choose(LIKELY) != 1))[1:], pair_nearest(served.models, chosen)
             return replace(state, served=served, chosen=chosen, fragile=fragile, partners=partners, evidence=evidence)
         if phase == "merge":
             return replace(self.share_models(state, fed.weights), evidence=evidence)
@@ -170,7 +170,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def share_models(self, state: AutoState, sizes: Tensor) -> AutoState:
         """Two clusters share the mean of their models from now on, where it does better for both together."""
         alone, each = torch.arange(len(state.partners), device=sizes.device), state.evidence
-        better = (each.pool(state.partners).choose() == 1) & ~each.loses(1) & ~each.loses(1)[state.partners]
+        better = (each.pool(state.partners).choose(LIKELY) == 1) & ~each.loses(1) & ~each.loses(1)[state.partners]
         names = torch.where(better, state.partners.minimum(alone), alone)
         models = each_leaf(
             lambda both, own: torch.where(better.view(-1, *[1] * (own.dim() - 1)), both, own),

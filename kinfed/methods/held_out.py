@@ -16,7 +16,7 @@ from kinfed.params import Params, Payload, Stack, count, flatten, interpolate, m
 from kinfed.training import LabelledGradient, LocalTraining
 
 AMOUNTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # α: how much of its own training a client adds to the model it is served
-CERTAIN = 2.0  # standard errors
+LIKELY, CERTAIN = 1.0, 2.0  # standard errors
 HITS = {"hits": Range(0, lambda facts: facts.train)}
 REMEMBERED = 0.9  # of the evidence of earlier rounds: models change
 
@@ -45,9 +45,9 @@ class Evidence:
         paired = (partners != torch.arange(len(partners), device=partners.device))[:, None, None]
         return Evidence(*(paired * (sums + sums[partners]) for sums in (self.gain, self.square)))
 
-    def choose(self) -> Tensor:
-        """The candidate that gains most of those that gain both ways, beyond chance; else the first: [models]."""
-        gains = (self.gain > self.square.sqrt()).all(2)
+    def choose(self, errors: float = CERTAIN) -> Tensor:
+        """The candidate that gains most of those that gain both ways, by so many errors; else the first: [models]."""
+        gains = (self.gain > errors * self.square.sqrt()).all(2)
         return self.gain[..., 0].where(gains, 0.0).argmax(1)
 
     def loses(self, candidate: int) -> Tensor:

@@ -13,17 +13,17 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import Auto, FedAvg
-from kinfed.methods.held_out import Evidence, pair_nearest
+from kinfed.methods.held_out import LIKELY, Evidence, pair_nearest
 from kinfed.models import make_model
 from kinfed.params import each_leaf, interpolate, repeat, select
 from tests.methods.registry import LOCAL, make, population
 from tests.problems import small_net
 
 
-def evidence_of(*hits: tuple[float, float]) -> Evidence:
-    """Of one model: what five candidates classified rightly, in replies of three equal clients."""
-    reply = torch.tensor(hits, dtype=torch.float)[None].expand(3, -1, -1)
-    return Evidence.none(1, torch.device("cpu")).add(reply, torch.zeros(3, dtype=torch.long))
+def evidence_of(*hits: tuple[float, float], clients: int = 3) -> Evidence:
+    """Of one model: what five candidates classified rightly, in replies of equal clients."""
+    reply = torch.tensor(hits, dtype=torch.float)[None].expand(clients, -1, -1)
+    return Evidence.none(1, torch.device("cpu")).add(reply, torch.zeros(clients, dtype=torch.long))
 
 
 def test_every_third_sample_is_held_out_and_padding_stays_last():
@@ -34,8 +34,11 @@ def test_every_third_sample_is_held_out_and_padding_stays_last():
 
 
 def test_a_candidate_must_gain_both_ways():
-    assert evidence_of((5, 1), (6, 1), (7, 2), (7, 0.5), (6, 2)).choose().tolist() == [2]
-    assert evidence_of((5, 1), (9, 0.9), (9, 1), (4, 2), (5, 3)).choose().tolist() == [0]
+    five = evidence_of((5, 1), (6, 1), (7, 2), (7, 0.5), (6, 2), clients=5)
+    assert five.choose().tolist() == [2], "10 and 5 are more than 2 · √20 = 8.9 and 2 · √5 = 4.5"
+    assert evidence_of((5, 1), (9, 0.9), (9, 1), (4, 2), (5, 3), clients=5).choose().tolist() == [0]
+    three = evidence_of((5, 1), (6, 1), (7, 2), (7, 0.5), (6, 2))
+    assert three.choose().tolist() == [0] and three.choose(LIKELY).tolist() == [2], "6 of √12 = 3.5"
 
 
 def test_a_gain_within_chance_is_none():
