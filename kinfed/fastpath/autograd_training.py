@@ -21,6 +21,7 @@ from kinfed.fastpath.optimiser import Optimiser, OptimiserState
 from kinfed.keys import fold
 from kinfed.models.network import Network, take_gradients
 from kinfed.params import NOTHING, Params, Stack, stack
+from kinfed.targets import fill_unknown, is_known
 
 LEAST = 3  # lanes; products of fewer round differently
 MOST = 2  # trainings whose memory is kept for their graphs
@@ -49,7 +50,7 @@ class GradientRule:
     def _at(self, names: tuple[str, ...], moved: int, batch: "LaneBatch", values: list[Tensor]) -> list[Tensor]:
         x, y, mask, key = batch.x, batch.y, batch.mask, batch.key
         if self.labelled:
-            mask, y = mask & (y >= 0), y.clamp(min=0)
+            mask, y = mask & is_known(y.flatten(0, 1)).view(mask.shape), fill_unknown(y)
         return list(take_gradients(self.network, names, moved, x, y, mask, key, *values))
 
 
@@ -324,8 +325,7 @@ class ModuleTraining:
         """One step on a batch without padding."""
         network = self.rule.network
         if self.rule.labelled:
-            known = batch.y >= 0
-            batch = batch._replace(y=batch.y.clamp(min=0), mask=known)
+            batch = batch._replace(y=fill_unknown(batch.y), mask=is_known(batch.y))
         buffers = dict(self.module.named_buffers())
         with torch.enable_grad():
             with network.operations(batch, buffers) as operations:
