@@ -47,12 +47,12 @@ class PlantedLabels:
 
 
 def draw(labels: np.ndarray, own: np.ndarray, share: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
-    """Indices of samples with these labels in these shares."""
+    """Indices of samples with these labels in these shares; at most all there are of a label."""
     counts = rng.multinomial(samples, share)
     parts = []
     for label, count in zip(own, counts, strict=True):
         there = np.flatnonzero(labels == label)
-        parts.append(rng.choice(there, count, replace=count > len(there)))
+        parts.append(rng.choice(there, min(count, len(there)), replace=False))
     return np.sort(np.concatenate(parts))
 
 

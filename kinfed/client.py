@@ -20,11 +20,12 @@ class Batch(NamedTuple):
     mask: Tensor  # [b] bool: false: padding
     live: Tensor  # scalar bool: the batch has a real sample
     exact: bool = False  # no padding at all, known beforehand
+    key: Tensor | None = None  # scalar int64: of what a network draws in training (Dropout); None: of no client
 
     def part(self, which: slice) -> "Batch":
         """Some of its samples as a batch."""
-        mask = self.mask[which]
-        return Batch(self.x[which], self.y[which], mask, mask.any(), self.exact)
+        mask, key = self.mask[which], None if self.key is None else fold(self.key, 1 if which.start else 0)
+        return Batch(self.x[which], self.y[which], mask, mask.any(), self.exact, key)
 
 
 class Reply(NamedTuple):
@@ -47,11 +48,11 @@ class Samples:
     def __len__(self) -> int:
         return len(self.index)
 
-    def take(self, pick: Tensor, mask: Tensor, live: Tensor) -> Batch:
+    def take(self, pick: Tensor, mask: Tensor, live: Tensor, key: Tensor | None = None) -> Batch:
         """The samples `pick` as a batch."""
         raise_if_cancelled()
         at = self.index[pick]
-        return Batch(self.x[at], self.y[at], mask, live, self.exact)
+        return Batch(self.x[at], self.y[at], mask, live, self.exact, key)
 
     def in_order(self) -> Iterator[Batch]:
         """All samples once, in their own order.
@@ -103,6 +104,7 @@ class Execution:
 
 
 NOISE = base_key("noise") % 2**31  # apart from all other streams of a client's key
+DRAWS = base_key("draws of a network") % 2**31
 FAST_PATH = "fast path"  # in `Execution.reads`: the task trained by the fast path
 
 
@@ -170,16 +172,19 @@ class Client:
         momentum never meets an empty batch between two real ones.
         """
         if self.train.exact:
-            batch_size = self.train.clip(batch_size)
-            for epoch in range(epochs):
-                order = self.train.shuffle(fold(self.key, epoch))
-                for start in range(0, len(order), batch_size):
-                    pick = order[start : start + batch_size]
-                    yield self.train.take(pick, torch.ones_like(pick, dtype=torch.bool), torch.ones_like(pick[0] >= 0))
+            orders = [self.train.shuffle(fold(self.key, epoch)) for epoch in range(epochs if len(self.train) else 0)]
+            parts = (pick for order in orders for pick in order.split(self.train.clip(batch_size)))
+            for step, pick in enumerate(parts):
+                whole = torch.ones_like(pick, dtype=torch.bool)
+                yield self.train.take(pick, whole, torch.ones_like(pick[0] >= 0), self.step_key(step))
             return
         pick, mask = self.schedule(epochs, batch_size)
         for step in range(len(pick)):
-            yield self.train.take(pick[step], mask[step], mask[step].any())
+            yield self.train.take(pick[step], mask[step], mask[step].any(), self.step_key(step))
+
+    def step_key(self, step: int | Tensor) -> Tensor:
+        """The key of what a network draws in a step of training; the keys of several steps: [steps]."""
+        return fold(fold(self.key, DRAWS), step)
 
     def schedule(self, epochs: int, batch_size: int, parts: int = 1) -> tuple[Tensor, Tensor]:
         """Positions and masks of all batches of padded samples: [steps, b] each; the real batches come first.

@@ -5,6 +5,7 @@ For those who do not know how their clients differ; no paper's method. Clients' 
 - before training, signatures with labels give the clusters, of which there may be one; clients that are alike: FedAvg;
 - for `compare` of the rounds clients train a common model and that of their cluster side by side; then a cluster goes
   on with its own, unless the common one does better;
+- for `merge` of the rounds clusters with similar models try the mean of both; they share it, if it does better;
 - clients say how well they do between the model they are served (α = 0) and their own training of it (α = 1); after
   `judge` of the rounds each cluster takes the best α, and the last rounds train on all samples.
 A more personal model must win twice: on held-out samples as they come, and with the labels of a client weighted evenly.
@@ -22,17 +23,17 @@ from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.held_out import AMOUNTS, Evidence, JudgesOnHeldOut
+from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut, pair_nearest
 from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits
 from kinfed.models import Model
-from kinfed.params import Params, repeat, select
+from kinfed.params import Params, Stack, each_leaf, mix, repeat, select
 from kinfed.per_client import Each, Labels
 from kinfed.relatedness import Calibrated, Fit, nest_clusters
 from kinfed.signatures import PartMeans, Signatures
 from kinfed.training import LocalTraining
 
 STALE: Stale = "exclude"
-PHASES = ("compare", "judge", "all")
+PHASES = ("compare", "merge", "judge", "all")
 log = logging.getLogger("kinfed")
 
 
@@ -43,10 +44,11 @@ class AutoState:
     known: Signatures
     clusters: Labels  # [clients] the cluster found for each; -1: none
     merges: Merges
-    plan: Tensor  # [2] rounds until which clients compare models, and hold out samples
+    plan: Tensor  # [3] rounds until which clients compare models, try merged ones, and hold out samples
     evidence: Evidence
     chosen: Tensor  # [clusters] the model of each
     fragile: Tensor  # [clusters] bool: its model is not better than the common one beyond chance
+    partners: Tensor  # [models] the one that each may be merged with; itself: none
     gains: Each  # [clients] held-out samples that the cluster's model classified rightly beyond the common one
     amounts: Tensor  # [models] α
 
@@ -61,6 +63,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     relatedness: Calibrated = field(default_factory=Calibrated)
     hold_out: int = 10  # of so many samples of a client one is held out, until the last rounds
     compare: float = 0.2  # share of the rounds that train the clusters' models beside the common one
+    merge: float = 0.06  # share of the rounds that try one model for two clusters
     judge: float = 0.5  # share of the rounds after which all samples are trained on
     stale = STALE
     newcomers = "nearest"
@@ -71,8 +74,11 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def __post_init__(self) -> None:
         super().__post_init__()
         within(2, 1000, hold_out=self.hold_out)
-        if not 0 <= self.compare <= self.judge <= 1:
-            raise ConfigError(f"wanted 0 <= compare <= judge <= 1, got {self.compare} and {self.judge}")
+        if min(self.compare, self.merge) < 0 or not self.compare + self.merge <= self.judge <= 1:
+            raise ConfigError(
+                "wanted compare and merge >= 0 and compare + merge <= judge <= 1, "
+                f"got {self.compare}, {self.merge} and {self.judge}"
+            )
 
     def init(self, fed: Federation) -> AutoState:
         served, encoder = ClusterModels.init(self.model, STALE, fed), self.signature.encoder(fed)
@@ -86,26 +92,30 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         plan = self.make_plan(fed.rounds, number if differ else 0).to(fed.device)
         evidence, zeros = Evidence.none(1 + number, fed.device), torch.zeros(1 + number, device=fed.device)
         chosen, gains = zeros[1:].long(), torch.zeros(fed.count, device=fed.device)
+        partners = torch.arange(1 + number, device=fed.device)
         return AutoState(
-            served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), gains, amounts=zeros
+            served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), partners, gains, zeros
         )
 
     def make_plan(self, rounds: int, clusters: int) -> Tensor:
-        """Rounds until which clients compare, and hold out samples; no clusters: clients are alike. [2]"""
+        """Rounds until which clients compare, merge, and hold out samples; no clusters: clients are alike. [3]"""
         judged = round(self.judge * rounds) if clusters else 0
         compared = min(max(2, round(self.compare * rounds)), judged) if clusters > 1 else 0
-        return torch.tensor([compared, judged])
+        merged = min(compared + round(self.merge * rounds), judged) if clusters > 2 else compared
+        return torch.tensor([compared, merged, judged])
 
     def round(self, state: AutoState, t: int, fed: Federation) -> AutoState:
         cohort, phase = fed.sample(), self.phase_of(state, t)
         if phase == "compare":
             state = self.train_beside(state, cohort, fed)
+        elif phase == "merge":
+            state = self.try_merged(state, cohort, fed)
         else:
             task = self.train if phase == "all" else self.train_and_judge
             replies = fed.run(task, cohort, state.served.offer(cohort))
             state = replace(state, served=state.served.average(replies, fed, STALE))
             state = self.weigh(state, replies, state.served.assignment) if phase == "judge" else state
-        return self.decide(state, phase) if self.phase_of(state, t + 1) != phase else state
+        return self.decide(state, phase, fed) if self.phase_of(state, t + 1) != phase else state
 
     def phase_of(self, state: AutoState, t: int) -> str:
         """What round t is for."""
@@ -121,12 +131,27 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         gains = state.gains.index_add(0, replies.cohort, replies["hits"][:, 1, 0] - replies["hits"][:, 0, 0])
         return self.weigh(replace(state, served=replace(common, models=both.models), gains=gains), replies, own)
 
+    def try_merged(self, state: AutoState, cohort: Tensor, fed: Federation) -> AutoState:
+        """A round in which clients train as usual, and say how well they would do with the mean of two models."""
+        offer = state.served.offer(cohort)
+        merged = self.merge_models(state, fed.weights)
+        replies = fed.run(self.train_and_compare, cohort, offer._replace(each={**offer.each, "merged": merged}))
+        state = replace(state, served=state.served.average(replies, fed, STALE))
+        return self.weigh(state, replies, state.served.assignment)
+
+    def merge_models(self, state: AutoState, sizes: Tensor) -> Stack:
+        """The mean of each model and its partner, weighted by their clients' samples."""
+        served, partners = state.served, state.partners
+        own = torch.eye(len(partners), device=sizes.device)
+        weights = (own + own[partners]) * (served.contributors * sizes).sum(1).clamp(min=1)
+        return mix(weights / weights.sum(1, keepdim=True), served.models)
+
     def weigh(self, state: AutoState, replies: Replies, models: Tensor) -> AutoState:
         """With the evidence of these replies, each for one of the models [clients]."""
         return replace(state, evidence=state.evidence.add(replies["hits"], models[replies.cohort]))
 
-    def decide(self, state: AutoState, phase: str) -> AutoState:
-        """The state at the end of a phase: which model each cluster takes, or how personal models are."""
+    def decide(self, state: AutoState, phase: str, fed: Federation) -> AutoState:
+        """The state at the end of a phase: which model each cluster takes, which are merged, how personal they are."""
         evidence = Evidence.none(len(state.amounts), state.amounts.device)
         if phase == "compare":
             own = ~state.evidence.loses(1)
@@ -134,11 +159,27 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             labels = torch.where(state.clusters >= 0, chosen[state.clusters], state.served.assignment)
             log.info("%d of %d clusters go on with a model of their own", int(own[1:].sum()), len(chosen))
             served = state.served.serve(labels, state.served.models)
-            fragile = (own & (state.evidence.choose() != 1))[1:]
-            return replace(state, served=served, chosen=chosen, fragile=fragile, evidence=evidence)
+            fragile, partners = (own & (state.evidence.choose(LIKELY) != 1))[1:], pair_nearest(served.models, chosen)
+            return replace(state, served=served, chosen=chosen, fragile=fragile, partners=partners, evidence=evidence)
+        if phase == "merge":
+            return replace(self.share_models(state, fed.weights), evidence=evidence)
         amounts = torch.tensor(AMOUNTS, device=evidence.gain.device)[state.evidence.choose()]
         log.info("%d of %d models are personalised", int((amounts > 0).sum()), len(state.served.assignment.unique()))
         return replace(state, amounts=amounts, evidence=evidence)
+
+    def share_models(self, state: AutoState, sizes: Tensor) -> AutoState:
+        """Two clusters share the mean of their models from now on, where it does better for both together."""
+        alone, each = torch.arange(len(state.partners), device=sizes.device), state.evidence
+        better = (each.pool(state.partners).choose(LIKELY) == 1) & ~each.loses(1) & ~each.loses(1)[state.partners]
+        names = torch.where(better, state.partners.minimum(alone), alone)
+        models = each_leaf(
+            lambda both, own: torch.where(better.view(-1, *[1] * (own.dim() - 1)), both, own),
+            self.merge_models(state, sizes), state.served.models,
+        )  # fmt: skip
+        assignment = state.served.assignment
+        labels = torch.where(assignment >= 0, names[assignment], assignment)
+        log.info("%d pairs of clusters share a model", int(better.sum()) // 2)
+        return replace(state, served=state.served.serve(labels, models), chosen=names[state.chosen])
 
     def offer(self, state: AutoState, cohort: Tensor, fed: Federation) -> Offer:
         offer = state.served.offer(cohort)
@@ -172,6 +213,8 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         own, used = state.chosen > 0, state.served.assignment.unique()
         found = summarise_clusters(len(own), bool(state.plan.any())).capitalize()
         said = [f"{found}, {int(own.sum())} with a model of their own" if len(own) > 1 else f"{found}, one model"]
+        pairs = int(own.sum()) - len(state.chosen[own].unique())
+        said += [f"{2 * pairs} of them share one with another"] if pairs else []
         personal = state.amounts[used[used >= 0]]
         said += [f"personalised: {int((personal > 0).sum())} of {len(personal)} models"] if bool(personal.any()) else []
         fragile, worse = int(state.fragile.sum()), int(((state.gains < 0) & (state.served.assignment > 0)).sum())

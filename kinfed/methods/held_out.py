@@ -12,11 +12,11 @@ from torch.nn.functional import one_hot
 
 from kinfed.client import Client, Range, Reply, Samples, client_task
 from kinfed.models import Model, hits
-from kinfed.params import Params, Payload, interpolate, model_in, tensor_in
+from kinfed.params import Params, Payload, Stack, count, flatten, interpolate, model_in, select, tensor_in
 from kinfed.training import LabelledGradient, LocalTraining
 
 AMOUNTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # α: how much of its own training a client adds to the model it is served
-CERTAIN = 2.0  # standard errors
+LIKELY, CERTAIN = 1.0, 2.0  # standard errors
 HITS = {"hits": Range(0, lambda facts: facts.train)}
 REMEMBERED = 0.9  # of the evidence of earlier rounds: models change
 
@@ -40,9 +40,14 @@ class Evidence:
         sums = [torch.einsum("mj,mak->jak", whose, value) for value in (gain, gain.square())]
         return Evidence(REMEMBERED * self.gain + sums[0], REMEMBERED * self.square + sums[1])
 
-    def choose(self) -> Tensor:
-        """The candidate that gains most of those that gain both ways, beyond chance; else the first: [models]."""
-        gains = (self.gain > self.square.sqrt()).all(2)
+    def pool(self, partners: Tensor) -> "Evidence":
+        """The evidence of each model and its partner together ([models]; itself: none, so no evidence)."""
+        paired = (partners != torch.arange(len(partners), device=partners.device))[:, None, None]
+        return Evidence(*(paired * (sums + sums[partners]) for sums in (self.gain, self.square)))
+
+    def choose(self, errors: float = CERTAIN) -> Tensor:
+        """The candidate that gains most of those that gain both ways, by so many errors; else the first: [models]."""
+        gains = (self.gain > errors * self.square.sqrt()).all(2)
         return self.gain[..., 0].where(gains, 0.0).argmax(1)
 
     def loses(self, candidate: int) -> Tensor:
@@ -74,6 +79,14 @@ class JudgesOnHeldOut:
         candidates = [common, own, *[common] * (len(AMOUNTS) - 2)]
         return Reply({"common": trained[0], "own": trained[1], "hits": self.count_hits(candidates, client, held)})
 
+    @client_task(ranges=HITS)
+    def train_and_compare(self, client: Client, params: Params, merged: Params) -> Reply:
+        """Client task: E epochs without the held-out samples, and how well this model and a merged one did on these."""
+        rest, held = client.train.hold_out(self.hold_out)
+        trained, _ = self.local(client.with_train(rest), params, self.model.gradient)
+        candidates = [params, merged, *[params] * (len(AMOUNTS) - 2)]
+        return Reply({"params": trained, "hits": self.count_hits(candidates, client, held)})
+
     def count_hits(self, candidates: list[Params], client: Client, held: Samples) -> Tensor:
         """Client: held-out samples that each classifies rightly, and with its labels weighted evenly: [., 2]."""
         counts = count_labels(client.train, self.model.classes)
@@ -90,6 +103,18 @@ class JudgesOnHeldOut:
             return params
         tuned, _ = self.local.for_adaptation()(client, params, LabelledGradient(self.model.gradient))
         return interpolate(params, tuned, tensor_in(offer, "amount"))
+
+
+def pair_nearest(models: Stack, chosen: Tensor) -> Tensor:
+    """Pairs of the chosen models, model 0 left out, nearest first: each one's partner, or itself. [models]"""
+    names, partners = chosen[chosen > 0].unique(), torch.arange(count(models), device=chosen.device)
+    points = flatten(select(models, names)).float()
+    distances = torch.cdist(points, points).fill_diagonal_(torch.inf)
+    for _ in range(len(names) // 2):
+        a, b = divmod(int(distances.argmin()), len(names))
+        partners[names[a]], partners[names[b]] = names[b], names[a]
+        distances[[a, b]] = distances[:, [a, b]] = torch.inf
+    return partners
 
 
 def count_labels(samples: Samples, classes: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
-from kinfed.models.network import Gradient, GradientFn, Network
+from kinfed.models.network import Gradient, GradientFn, Network, in_evaluation
 from kinfed.params import Params
 
 
@@ -78,7 +78,7 @@ class EncoderNetwork(Network, ABC):
     def embed(self, params: Params, x: Tensor) -> Tensor:
         """Samples in latent space: [b, e]. Needs the encoder's weights alone."""
         own = {name.removeprefix("encoder."): w for name, w in encoder_of(params).items()}
-        with self.borrow(self.evaluation_template) as module:
+        with self.borrow(self.evaluation_template) as module, in_evaluation():
             embedding: Tensor = functional_call(module.get_submodule("encoder"), own, (self.inputs(x),))
             return embedding
 

@@ -3,11 +3,14 @@
 import copy
 from collections.abc import Callable
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from kinfed.errors import ModelError
+from kinfed.client import Batch
+from kinfed.errors import ModelError, SequentialOnly
+from kinfed.models.batch_operations import BatchOperations
 from kinfed.params import Params
 
 Forward = Callable[[Params, Tensor], Tensor]  # weights and samples -> the module's output
@@ -15,24 +18,36 @@ MIXES = "the network mixes the samples of a batch, padding would enter its outpu
 MOVES = "the network's buffers change in training, which is not vectorised"
 
 
-def find_flaw(module: nn.Module, forward: Forward, shape: torch.Size, dtype: torch.dtype) -> str:
-    """Why samples of this shape cannot be padded; empty when they can, or when the module refuses the probes.
+class Probe(NamedTuple):
+    """What a module does with its samples."""
 
-    The probes are two batches that differ in one sample.
-    """
+    flaw: str = ""  # why they cannot be padded; empty when they can, or when the module refuses the probes
+    draws: bool = True  # it draws numbers by chance, or refuses the probes
+    has_statistics: bool = True  # of its batches, or it refuses the probes
+
+
+def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: torch.dtype) -> Probe:
+    """What the module does with samples of this shape: two batches differ in one sample, which is padding."""
     weights, buffers = _nonzero_parameters(module), _buffers(module)
     outer, moved = list[Tensor](), buffers
+    mask = torch.tensor([True, False, True])
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for x in _probes(shape, dtype):
-                torch.default_generator.manual_seed(0)  # what is dropped by chance is the same each time
+                torch.default_generator.manual_seed(0)  # what else is drawn by chance is the same each time
                 moved = _buffers(module)
-                outer.append(forward(weights | moved, x)[::2])
+                batch = Batch(x, mask.long(), mask, mask.any()) if module.training else None
+                with BatchOperations(batch, moved) as operations:
+                    outer.append(forward(weights | moved, x)[::2])
+    except SequentialOnly as reason:
+        return Probe(str(reason))
     except (RuntimeError, ValueError, IndexError):
-        return ""
+        return Probe()
+    used = operations.used
+    facts = Probe("", "draw" in used, "batch statistics" in used)
     if not torch.allclose(outer[0], outer[1], rtol=1e-4, atol=1e-6, equal_nan=True):
-        return MIXES
-    return "" if all(torch.equal(b, moved[name]) for name, b in buffers.items()) else MOVES
+        return facts._replace(flaw=MIXES)
+    return facts if all(torch.equal(b, moved[name]) for name, b in buffers.items()) else facts._replace(flaw=MOVES)
 
 
 def _probes(shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

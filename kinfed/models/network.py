@@ -8,7 +8,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Lock
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError, SequentialOnly
-from kinfed.models.module_checks import MIXES, find_flaw, from_module, refuse_computed, weights_of
+from kinfed.models.batch_operations import BatchOperations
+from kinfed.models.module_checks import MIXES, Probe, from_module, probe_module, refuse_computed, weights_of
 from kinfed.params import NOTHING, Params
 
 
@@ -77,7 +77,7 @@ class Network(ABC):
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
         """The output for samples x, in evaluation mode."""
-        with self.borrow(self.evaluation_template) as module:
+        with self.borrow(self.evaluation_template) as module, in_evaluation():
             return self.forward(module, params, x)
 
     def forward(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
@@ -101,31 +101,49 @@ class Network(ABC):
         weights = {name: w for name, w in params.items() if name not in buffers}
         if batch.exact:
             return self._exact_gradient(weights, buffers, batch)
-        if reason := self.refuses or self._flaw(self.template, batch.x):
-            raise SequentialOnly(reason)
-
-        lane = (batch.x, batch.y, batch.mask, *weights.values(), *buffers.values())
+        self.check_padding(batch.x)
+        key = batch.mask.new_zeros((), dtype=torch.long) if batch.key is None else batch.key
+        lane = (batch.x, batch.y, batch.mask, key, *weights.values(), *buffers.values())
         apply = cast("Callable[..., tuple[Tensor, ...]]", _Gradient.apply)
-        return Gradient(dict(zip(weights, apply(self, (*weights, *buffers), len(weights), *lane), strict=True)))
+        gradients = apply(self, (*weights, *buffers), len(weights), *lane)
+        moved = dict(zip(buffers, gradients[len(weights) :], strict=True))
+        return Gradient(dict(zip(weights, gradients, strict=False)), moved)
 
     def training_loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean loss over the batch's real samples, in training mode."""
-        with self.borrow(self.template) as module:
-            return _mean(self.loss_of(self.forward(module, params, batch.x), batch), batch)
+        return self.training_pass(params, batch)[0]
+
+    def training_pass(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """The same, and what the pass makes of the buffers."""
+        buffers = {name: params[name] for name in self.buffers}
+        with self.borrow(self.template) as module, BatchOperations(batch, buffers) as operations:
+            output = self.forward(module, params, batch.x)
+        return _mean(self.loss_of(output, batch), batch), buffers | operations.moved
 
     def _exact_gradient(self, weights: Params, buffers: Params, batch: Batch) -> Gradient:
         moved = {name: b.clone() for name, b in buffers.items()}
         leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-        template = self.evaluation_template if self.needs_evaluation_mode(batch) else self.template
-        with torch.enable_grad(), self.borrow(template) as module:
-            output = self.forward(module, leaves | moved, batch.x)
+        with torch.enable_grad(), self.borrow(self.template) as module:
+            with self.operations(batch, moved) as operations:
+                output = self.forward(module, leaves | moved, batch.x)
             loss = _mean(self.loss_of(output, batch), batch)
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)  # 0: unused
-        return Gradient(dict(zip(leaves, gradients, strict=True)), moved)
+        return Gradient(dict(zip(leaves, gradients, strict=True)), moved | (operations.moved if operations else {}))
+
+    def operations(self, batch: Batch, buffers: Params) -> "BatchOperations | nullcontext[None]":
+        """The operations of an exact batch; torch's own where nothing is drawn and statistics are not of one sample."""
+        probe = self.probe(self.template, batch.x)
+        is_usual = not probe.draws and not (probe.has_statistics and len(batch.x) == 1)
+        return nullcontext() if is_usual else BatchOperations(batch, buffers)
+
+    def check_padding(self, x: Tensor) -> None:
+        """Raises SequentialOnly where clients cannot train on padded batches of such samples."""
+        if reason := self.refuses or self.probe(self.template, x).flaw:
+            raise SequentialOnly(reason)
 
     def needs_evaluation_mode(self, batch: Batch) -> bool:
         """Whether it cannot train on this batch: one sample has no batch statistics for BatchNorm."""
-        return len(batch.x) == 1 and self.refuses.startswith("BatchNorm")
+        return len(batch.x) == 1 and any(isinstance(part, _BatchNorm) for part in self.template.modules())
 
     def module_with(self, params: Params) -> nn.Module:
         """A module of its own with these weights, where they are."""
@@ -136,38 +154,33 @@ class Network(ABC):
 
     def check_independence(self, x: Tensor) -> None:
         """Raises ModelError where the output for such a sample depends on the others of its batch when evaluated."""
-        if self._flaw(self.evaluation_template, x) == MIXES:
+        if self.probe(self.evaluation_template, x).flaw == MIXES:
             raise ModelError(
                 "the network's output for a sample depends on the other samples of its batch, in evaluation mode too; "
                 "make it independent of them: softmax, means and norms over dim 1, batch_first=True"
             )
 
-    def _flaw(self, template: nn.Module, x: Tensor) -> str:
-        """Why samples like these cannot be padded, probed once; empty when they can."""
+    def probe(self, template: nn.Module, x: Tensor) -> Probe:
+        """What the module does with samples like these, found out once."""
         kind = template.training, x.shape[1:], x.dtype
-        if kind not in self._flaws:
+        if kind not in self._probes:
             with ThreadPoolExecutor(1) as thread:  # outside of this thread's vmap
-                self._flaws[kind] = thread.submit(self._probe, template, x.shape[1:], x.dtype).result()
-        return self._flaws[kind]
+                self._probes[kind] = thread.submit(self._probe, template, x.shape[1:], x.dtype).result()
+        return self._probes[kind]
 
-    def _probe(self, template: nn.Module, shape: torch.Size, dtype: torch.dtype) -> str:
+    def _probe(self, template: nn.Module, shape: torch.Size, dtype: torch.dtype) -> Probe:
         with self.borrow(template) as module, BUILDING:
-            return find_flaw(module, partial(self.forward, module), shape, dtype)
+            return probe_module(module, partial(self.forward, module), shape, dtype)
 
     @cached_property
-    def _flaws(self) -> dict[tuple[bool, torch.Size, torch.dtype], str]:
+    def _probes(self) -> dict[tuple[bool, torch.Size, torch.dtype], Probe]:
         return {}
 
     @cached_property
     def refuses(self) -> str:
-        """Why this network cannot train on padded batches of a block of clients; empty when it can."""
-        for module in self.template.modules():
-            if isinstance(module, _BatchNorm):
-                return "BatchNorm is not vectorised, padding would enter its statistics"
-            if isinstance(module, _DropoutNd) and module.p > 0:
-                return "Dropout is not vectorised"
-            if module._backward_hooks or module._backward_pre_hooks:
-                return "a backward hook is not vectorised"
+        """Why no batch of this network is vectorised; empty where it depends on the samples, or is."""
+        if any(part._backward_hooks or part._backward_pre_hooks for part in self.template.modules()):
+            return "a backward hook is not vectorised"
         return ""
 
     @cached_property
@@ -189,7 +202,11 @@ class Network(ABC):
         """A copy that shares nothing, should `build` give the same module each time."""
         module = self.build_module()
         refuse_computed(module)
-        return copy.deepcopy(module)
+        own = copy.deepcopy(module)
+        for part in own.modules():
+            if isinstance(part, nn.RNNBase):
+                part.flatten_parameters = _leave_apart  # type: ignore[method-assign]
+        return own
 
     @contextmanager
     def borrow(self, template: nn.Module) -> Iterator[nn.Module]:
@@ -237,7 +254,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(network: Network, names: tuple[str, ...], moved: int, *lane: Tensor) -> tuple[Tensor, ...]:
-        return _gradients(lambda *own: _lane_loss(network, names, *own), moved, lane)
+        return take_gradients(network, names, moved, *(t[None] for t in lane), squeeze=True)
 
     @staticmethod
     def setup_context(ctx: object, inputs: object, output: object) -> None:
@@ -247,8 +264,8 @@ class _Gradient(torch.autograd.Function):
     def vmap(
         info: object, dims: tuple[int | None, ...], network: Network, names: tuple[str, ...], moved: int, *lane: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        losses, every = vmap(partial(_lane_loss, network, names)), lanes_first(info, lane, dims[3:])
-        return _gradients(lambda *own: losses(*own).sum(), moved, every), (0,) * moved
+        answer = take_gradients(network, names, moved, *lanes_first(info, lane, dims[3:]))
+        return answer, (0,) * len(answer)
 
 
 def lanes_first(info: object, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
@@ -259,16 +276,34 @@ def lanes_first(info: object, tensors: Sequence[Tensor], dims: Sequence[int | No
     )
 
 
-def _lane_loss(network: Network, names: tuple[str, ...], x: Tensor, y: Tensor, mask: Tensor, *values: Tensor) -> Tensor:
-    return network.training_loss(dict(zip(names, values, strict=True)), Batch(x, y, mask, mask.any()))
-
-
-def _gradients(loss: Callable[..., Tensor], moved: int, lane: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The gradient by the first weights: those that move."""
-    samples, weights, buffers = lane[:3], lane[3 : 3 + moved], lane[3 + moved :]
+def take_gradients(
+    network: Network, names: tuple[str, ...], moved: int, x: Tensor, y: Tensor, mask: Tensor, key: Tensor,
+    *values: Tensor, squeeze: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of all lanes by the first `moved` values, their weights; then the buffers that they end with."""
     with torch.enable_grad():
-        leaves = [w.detach().requires_grad_() for w in weights]
-        return torch.autograd.grad(loss(*samples, *leaves, *buffers), leaves, materialize_grads=True)
+        leaves = [w.detach().requires_grad_() for w in values[:moved]]
+        losses, buffers = vmap(partial(_lane_pass, network, names))(x, y, mask, key, *leaves, *values[moved:])
+        gradients = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)  # 0: unused
+    answer = (*gradients, *(b.detach() for b in buffers))
+    return tuple(t[0] for t in answer) if squeeze else answer
+
+
+def _lane_pass(
+    network: Network, names: tuple[str, ...], x: Tensor, y: Tensor, mask: Tensor, key: Tensor, *values: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    params = dict(zip(names, values, strict=True))
+    loss, buffers = network.training_pass(params, Batch(x, y, mask, mask.any(), key=key))
+    return loss, tuple(buffers[name] for name in names if name in buffers)
+
+
+def in_evaluation() -> "BatchOperations | nullcontext[None]":
+    """Inside of a vmap, operations that it can take; elsewhere torch's own."""
+    return nullcontext() if torch._C._functorch.peek_interpreter_stack() is None else BatchOperations()
+
+
+def _leave_apart() -> None:
+    """Recurrent layers flatten their weights when they are replaced; ours are replaced at each call."""
 
 
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:

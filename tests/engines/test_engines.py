@@ -16,7 +16,9 @@ from kinfed.methods import FedAvg, Local, PerFedAvg
 from kinfed.models import MODELS, Model, make_model
 from kinfed.params import Params
 from kinfed.training import LocalTraining
+from tests.models.test_module_checks import Counting
 from tests.problems import SIZES, assert_close, assert_same_bits, fit, small_net, tiny_population
+from tests.zoo import ZOO
 
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05, momentum=0.9, decay=0.9, mu=0.1)
 
@@ -125,14 +127,20 @@ def test_another_seed_gives_other_bits():
     assert not torch.equal(a["1.weight"], b["1.weight"])
 
 
-def drop_out() -> Model:
-    return Model(
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)), classes=3
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "optimiser"), [*((name, "sgd") for name in ZOO), ("dropout", "adam"), ("lstm", "adam")]
+)
+def test_networks_of_every_kind_train_in_blocks_and_agree_with_the_reference(name, optimiser):
+    few = tiny_population((7, 13, 4, 1))
+    method = FedAvg(Model(ZOO[name], classes=3), LocalTraining(1, 6, 0.01, momentum=0.9, optimiser=optimiser))
+    slow, fast, cut = (
+        fit(method, engine, few, 1, **how)
+        for engine, how in ((Sequential, {}), (Vectorised, {}), (Vectorised, {"block": 2}))
     )
-
-
-def batch_norm() -> Model:
-    return Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), classes=3)
+    assert not fast[1].fallbacks
+    assert_close(slow[0].params, fast[0].params)
+    assert_same_bits(cut[0].params, fast[0].params)
 
 
 class Centred(nn.Module):
@@ -152,11 +160,8 @@ def centred() -> Model:
     return Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Centred(), nn.Linear(8, 3)), classes=3)
 
 
-@pytest.mark.parametrize(
-    ("model", "why"), [(drop_out, "Dropout"), (batch_norm, "BatchNorm"), (centred, "mixes the samples of a batch")]
-)
-def test_what_cannot_run_run_blocks_runs_one_by_one_and_says_why_once(model, why):
-    method = FedAvg(model(), LocalTraining(1, 6, 0.05))
+def test_what_cannot_run_run_blocks_runs_one_by_one_and_says_why_once():
+    method, why = FedAvg(centred(), LocalTraining(1, 6, 0.05)), "mixes the samples of a batch"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         fast, _ = trained(method, Vectorised)
@@ -176,10 +181,7 @@ def test_a_network_that_mixes_rows_in_evaluation_too_is_refused():
 
 
 def test_buffers_that_move_do_so_in_every_engine():
-    def build():
-        return nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 3))
-
-    method = Local(Model(build, classes=3), LOCAL)
+    method = Local(Model(Counting, classes=3), LOCAL)
     with pytest.warns(UserWarning, match="buffers change in training"):
         fast, _ = trained(method, Vectorised)
     assert_same_bits(fast, trained(method, Sequential)[0])

@@ -1,26 +1,29 @@
 """Auto: what is found, what clients report of held-out samples, and what follows from it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kinfed.client import Samples
 from kinfed.data import build_population, load
 from kinfed.data.partitions import IID
+from kinfed.data.shifts import Rotation
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import Auto, FedAvg
-from kinfed.methods.held_out import Evidence
+from kinfed.methods.held_out import LIKELY, Evidence, pair_nearest
 from kinfed.models import make_model
-from kinfed.params import interpolate
+from kinfed.params import each_leaf, interpolate, repeat, select
 from tests.methods.registry import LOCAL, make, population
 from tests.problems import small_net
 
 
-def evidence_of(*hits: tuple[float, float]) -> Evidence:
-    """Of one model: what five candidates classified rightly, in replies of three equal clients."""
-    reply = torch.tensor(hits, dtype=torch.float)[None].expand(3, -1, -1)
-    return Evidence.none(1, torch.device("cpu")).add(reply, torch.zeros(3, dtype=torch.long))
+def evidence_of(*hits: tuple[float, float], clients: int = 3) -> Evidence:
+    """Of one model: what five candidates classified rightly, in replies of equal clients."""
+    reply = torch.tensor(hits, dtype=torch.float)[None].expand(clients, -1, -1)
+    return Evidence.none(1, torch.device("cpu")).add(reply, torch.zeros(clients, dtype=torch.long))
 
 
 def test_every_third_sample_is_held_out_and_padding_stays_last():
@@ -31,8 +34,11 @@ def test_every_third_sample_is_held_out_and_padding_stays_last():
 
 
 def test_a_candidate_must_gain_both_ways():
-    assert evidence_of((5, 1), (6, 1), (7, 2), (7, 0.5), (6, 2)).choose().tolist() == [2]
-    assert evidence_of((5, 1), (9, 0.9), (9, 1), (4, 2), (5, 3)).choose().tolist() == [0]
+    five = evidence_of((5, 1), (6, 1), (7, 2), (7, 0.5), (6, 2), clients=5)
+    assert five.choose().tolist() == [2], "10 and 5 are more than 2 · √20 = 8.9 and 2 · √5 = 4.5"
+    assert evidence_of((5, 1), (9, 0.9), (9, 1), (4, 2), (5, 3), clients=5).choose().tolist() == [0]
+    three = evidence_of((5, 1), (6, 1), (7, 2), (7, 0.5), (6, 2))
+    assert three.choose().tolist() == [0] and three.choose(LIKELY).tolist() == [2], "6 of √12 = 3.5"
 
 
 def test_a_gain_within_chance_is_none():
@@ -55,7 +61,8 @@ def test_models_are_interpolated():
 
 
 @pytest.mark.parametrize(
-    "rounds, clusters, plan", [(50, 5, [10, 25]), (50, 1, [0, 25]), (50, 0, [0, 0]), (4, 2, [2, 2])]
+    "rounds, clusters, plan",
+    [(50, 5, [10, 13, 25]), (50, 2, [10, 10, 25]), (50, 1, [0, 0, 25]), (50, 0, [0, 0, 0]), (4, 3, [2, 2, 2])],
 )
 def test_rounds_are_planned(rounds, clusters, plan):
     assert Auto(small_net(), LOCAL).make_plan(rounds, clusters).tolist() == plan
@@ -81,3 +88,45 @@ def test_clients_that_are_alike_get_fedavg_to_the_bit():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match=r"hold_out|compare"):
         Auto(small_net(), LOCAL, **wrong)
+
+
+def test_models_are_paired_nearest_first_and_the_common_one_with_none():
+    models = {"w": torch.tensor([[0.0], [1.0], [9.0], [2.0], [6.0]])}
+    assert pair_nearest(models, torch.tensor([1, 2, 3, 4])).tolist() == [0, 3, 4, 1, 2]
+    assert pair_nearest(models, torch.tensor([1, 2, 0, 4])).tolist() == [0, 1, 4, 3, 2], "model 3 is not in use"
+    assert pair_nearest(models, torch.tensor([0, 0, 0, 0])).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_clusters_share_the_mean_of_their_models_only_where_both_do_better():
+    experiment = Experiment.over(Vectorised(auto := make("auto"), population()), rounds=8)
+    experiment.run()
+    state, sizes = experiment.state, torch.tensor([1.0] * population().clients)
+    pair, gain = torch.tensor([0, 2, 1]), torch.zeros(3, 5, 2)
+    gain[1, 1], gain[2, 1] = 30.0, 10.0
+    before = replace(state, partners=pair, evidence=Evidence(gain, gain.square() / 4))
+    after = auto.share_models(before, sizes)
+    assert after.chosen.tolist() == [1, 1] and after.served.assignment.unique().tolist() == [1]
+    mean = each_leaf(lambda w: (w[1] + w[2]) / 2, state.served.models)
+    for name, weight in select(after.served.models, 1).items():
+        torch.testing.assert_close(weight, mean[name])
+    gain[2, 1] = -10.0  # 10 of √(10²/4) = 5: the second cluster loses, the two together gain
+    apart = auto.share_models(replace(before, evidence=Evidence(gain, gain.square() / 5)), sizes)
+    assert apart.chosen.tolist() == [1, 2]
+
+
+def test_a_cluster_that_signatures_split_in_two_is_made_one_again():
+    turned = build_population(load("digits"), IID(40), 0, shift=Rotation())
+    method = Auto(make_model("mlp_200", (1, 8, 8), 10), LOCAL, merge=0.25)
+    fed = Vectorised(method, turned)
+    state, half = method.init(fed), torch.arange(fed.count) % 2
+    split, number = torch.where(turned.true_clusters == 0, 4 * half, turned.true_clusters), 5  # the first in two
+    models = repeat(select(state.served.models, 0), 1 + number)
+    state = replace(
+        state, clusters=split, plan=method.make_plan(20, number), evidence=Evidence.none(1 + number, fed.device),
+        chosen=torch.zeros(number, dtype=torch.long), partners=torch.arange(1 + number),
+        served=state.served.serve(state.served.assignment, models), amounts=torch.zeros(1 + number),
+    )  # fmt: skip
+    for t in range(int(state.plan[1])):
+        fed.begin(t)
+        state = method.round(state, t, fed)
+    assert state.chosen[0] == state.chosen[4] and len(state.chosen.unique()) == 4

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from kinfed.client import Batch
-from kinfed.errors import ModelError, SequentialOnly
+from kinfed.errors import ModelError
 from kinfed.models import Model, from_module, hits
 from tests.problems import small_net
 
@@ -103,13 +103,6 @@ def test_a_batch_of_one_sample_uses_the_running_statistics():
     gradient = model.gradient(model.init(), batch(1, 1, exact=True))
     assert torch.equal(gradient.buffers["2.running_mean"], torch.zeros(4))
     assert gradient.weights["3.weight"].abs().sum() > 0
-
-
-def test_batch_norm_and_dropout_refuse_padded_batches():
-    dropout = Model(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)), classes=3)
-    for model, why in ((batch_norm_net(), "BatchNorm"), (dropout, "Dropout")):
-        with pytest.raises(SequentialOnly, match=why):
-            model.gradient(model.init(), batch(6, 5))
 
 
 def test_a_users_module_is_copied_and_drawn_anew():
