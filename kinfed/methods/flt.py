@@ -33,7 +33,7 @@ from kinfed.methods.signature_tasks import (
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Labels
-from kinfed.relatedness import Calibrated, Clusterer, warn_if_isolated
+from kinfed.relatedness import Calibrated, Clusterer, warn_if_fewer, warn_if_isolated
 from kinfed.signatures import PartMeans, Signature, Signatures
 from kinfed.training import LocalTraining
 
@@ -82,6 +82,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         compared = self.relatedness.compare(known.of(clients))  # A
         clusters = compared.clusters(self.clusters)
         related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(clusters)  # Ã
+        warn_if_fewer(clusters, self.clusters)
         warn_if_isolated(related)
         merges = compared.dendrogram(clients, self.clusters)
         state = replace(state, known=known, merges=merges, flags=torch.zeros_like(state.flags))

@@ -45,6 +45,12 @@ def test_it_says_so_when_most_clients_would_train_alone():
     assert len(state.clusters.unique()) == 12
 
 
+def test_it_says_so_when_a_threshold_relates_everybody():
+    with pytest.warns(UserWarning, match=r"^relatedness.threshold = 2 relates all 12 clients, .* method = 'flt_paper'"):
+        state, _ = started(make(KERNEL, relatedness=Relatedness(threshold=2.0)))
+    assert len(state.clusters.unique()) == 1
+
+
 def test_related_clients_are_averaged_by_their_samples():
     # by hand: model g = Σ over its group of n · (what the client trained, or the old model)
     flt = make("flt", stale="aggregated")

@@ -10,6 +10,7 @@ from kinfed.training import LocalTraining
 from tests.methods.registry import KERNEL, LOCAL, make, population
 from tests.problems import assert_close, fit, small_net
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* which is FedAvg")
 EVERYBODY, NOBODY = Relatedness(threshold=1e9), Relatedness(threshold=1e-12, overlap=1.0)
 
 
