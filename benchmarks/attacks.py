@@ -227,7 +227,7 @@ def measure(method: str, attack: Attack, rule: Aggregation, seed: int, setup: Se
             experiment.run()
         except NetworkError:  # no signature is finite any more
             return nan, nan
-    accuracy = nan if experiment.scores is None else float(experiment.scores.accuracy[liars:].mean())
+    accuracy = nan if experiment.scores is None else float(experiment.scores.main[liars:].mean())
     return accuracy, trigger_success(experiment, liars)
 
 

@@ -34,7 +34,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 LAYERS = [  # a module may import its own name and the lines above it
     {"errors"},
-    {"registry", "params", "files", "keys", "checks"},
+    {"registry", "params", "files", "keys", "checks", "quality", "targets"},
+    {"learning_tasks"},
     {"client", "per_client", "cuda_graphs", "aggregation"},
     {"models", "data", "clustering"},
     {"privacy"},
@@ -62,7 +63,7 @@ LAYERS = [  # a module may import its own name and the lines above it
 ]
 FORBIDDEN = {"engines": ("kinfed.methods",), "methods": ("kinfed.engines", "flwr")}  # though a layer may permit it
 LIMITS = {
-    "files": 174,
+    "files": 179,
     "duplicates": 0,
     "participles": 20,
     "ignores": 15,

@@ -45,7 +45,8 @@ REFERENCES = ("oracle", "centralised")
 METHODS = ("fedavg", "fedavg_ft", "local", "flt", "fesem", "ifca", "repa", "cfl", "flhc", "fedper", "auto")
 ENCODERS = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "cifar10": "cifar100"}  # others: fashion_mnist
 LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
-LOCAL_OF = {"lenet5": replace(LOCAL, batch_size=50, lr=0.02, momentum=0.9)}
+LOCAL_OF = {"lenet5": replace(LOCAL, lr=0.03)}
+MEANS = {"cifar10": ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))}  # of the channels, and their deviations
 LARGER = 5  # batches of centralised training
 
 
@@ -79,6 +80,8 @@ def true_clusters(population: Population) -> Tensor:
 def make_method(name: str, case: Case, population: Population, data_dir: str, seed: int) -> Method[object]:
     """The method; one that needs a number of clusters gets the true one."""
     model = make_model(case.model, tuple(population.x.shape[1:]), population.classes, seed)
+    mean, std = MEANS.get(case.dataset, ((), ()))
+    model = replace(model, mean=mean, std=std)
     local, source = LOCAL_OF.get(case.model, LOCAL), ENCODERS.get(case.dataset, "fashion_mnist")
     planted = int(true_clusters(population).max()) + 1
     clusters = planted if planted > 1 else 5

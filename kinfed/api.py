@@ -73,8 +73,8 @@ class RunResult:
 
     @property
     def accuracy(self) -> list[float]:
-        """The accuracy of each client at the last evaluation."""
-        return [float(share) for share in self.run.accuracy]
+        """The accuracy of each client at the last evaluation; of other tasks, their main metric."""
+        return [float(share) for share in self.run.scores]
 
     def to_frame(self, table: str = "rounds") -> "DataFrame":
         """A table of the folder as a pandas DataFrame: rounds, clients, clusters, ledger, ledger_clients, timing."""
@@ -96,10 +96,11 @@ class RunResult:
 
     def __repr__(self) -> str:
         state = "" if self.run.has_ended else ", not ended"
-        return f"{self.run.method} seed {self.run.seed} at {self.path}{state}\n{as_text(summary_table(self.summary))}"
+        table = as_text(summary_table(self.summary, self.run.metric))
+        return f"{self.run.method} seed {self.run.seed} at {self.path}{state}\n{table}"
 
     def _repr_html_(self) -> str:
-        return as_html(summary_table(self.summary))
+        return as_html(summary_table(self.summary, self.run.metric))
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,10 @@ class Comparison:
     @cached_property
     def outcomes(self) -> list[Outcome]:
         """How each run ended."""
-        return [Outcome(each.run.method, each.run.seed, each.summary, each.run.seconds) for each in self.runs]
+        return [
+            Outcome(each.run.method, each.run.seed, each.summary, each.run.seconds, each.run.metric)
+            for each in self.runs
+        ]
 
     @property
     def summary(self) -> dict[str, dict[str, float | None]]:
@@ -183,7 +187,7 @@ def resume(
 
 def show_run(result: RunResult, display: Display) -> RunResult:
     """Shows how a run ended."""
-    display.table(summary_table(result.summary))
+    display.table(summary_table(result.summary, result.run.metric))
     say_diagnoses([result], display)
     display.say(f"written to {result.path}")
     return result

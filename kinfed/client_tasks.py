@@ -1,22 +1,31 @@
 """Client tasks that every method has: evaluation, and the update that a served model would get."""
 
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from kinfed.capabilities import SendsNetworks
-from kinfed.client import Client, Range, Reply, Samples, Task, client_task, mark_of
+from kinfed.client import FLAG, NUMBERS, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
+from kinfed.learning_tasks import MOST
 from kinfed.method import Method
-from kinfed.models import Model, hits
+from kinfed.models import Model
 from kinfed.params import Params, Value, subtract
+from kinfed.targets import fill_unknown
 
 State = TypeVar("State")
+
+
+def most_scores(facts: Facts) -> Tensor:
+    """What the scores of a client's test samples come to at most."""
+    task = cast("Method[object]", facts.method).model.task
+    return (facts.test * task.most()).clamp(max=MOST)
+
+
 SCORES = {
-    "correct": Range(0, lambda facts: facts.test),
+    "metric": Range(0, most_scores),
     "samples": Range(lambda facts: facts.test, lambda facts: facts.test),
     "loss": Range(0, torch.finfo().max),
 }
@@ -35,6 +44,29 @@ def evaluate_adapted(method: Method[object], client: Client, **offer: Value) -> 
     return Reply(score(method.model, adapted, client.test))
 
 
+@client_task(sequential=True, ranges={"values": NUMBERS, "known": FLAG})
+def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Reply:
+    """Client task: all metrics of the task on its test samples, and which of them are defined there."""
+    params, names = method.personalise(client, offer), measured_names(method)
+    found = measure(method.model, params, client.test)
+    values = torch.tensor([found.get(name, 0.0) for name in names], device=client.key.device)
+    return Reply({"values": values, "known": torch.tensor([name in found for name in names], device=values.device)})
+
+
+def measured_names(method: Method[State]) -> tuple[str, ...]:
+    """The names of the metrics that clients measure of their whole test sets, in order."""
+    return method.model.task.measured()
+
+
+def measure(model: Model, params: Params, samples: Samples) -> dict[str, float]:
+    """All metrics of the task on these samples; none where there are no samples."""
+    batches = list(samples.in_order()) if int(samples.size) else []
+    if not batches:
+        return {}
+    output = torch.cat([model.logits(params, batch.x)[batch.mask] for batch in batches])
+    return model.task.measure(output, torch.cat([batch.y[batch.mask] for batch in batches]))
+
+
 @client_task(key="differ_from_served")  # its first name: another key would draw other batches, and change results
 def compute_update(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: Δw, what local training changes in the model it uses."""
@@ -50,6 +82,7 @@ def train_update(method: Method[State], client: Client, params: Params) -> Reply
 COMMON: dict[str, Task] = {
     "evaluate": evaluate,
     "evaluate_adapted": evaluate_adapted,
+    "evaluate_all": evaluate_all,
     "compute_update": compute_update,
 }
 
@@ -76,11 +109,16 @@ def is_sequential(task: Task) -> bool:
 
 
 def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
-    """Samples classified rightly, samples in all, and the summed loss (the largest number if it is not finite)."""
-    correct, loss = torch.zeros_like(samples.size), torch.zeros((), device=samples.size.device)
+    """The summed scores, the samples in all, and the summed loss (the largest number if it is not finite).
+
+    The scores of a classifier are the samples classified rightly.
+    """
+    total, loss = torch.zeros_like(samples.size), torch.zeros((), device=samples.size.device)
     for batch in samples.in_order():
-        logits = model.logits(params, batch.x)
-        correct = correct + hits(logits, batch).sum()
-        loss = loss + (cross_entropy(logits, batch.y.clamp(min=0), reduction="none") * batch.mask).sum()
+        output = model.logits(params, batch.x)
+        total = total + model.scores_of(output, batch).sum()
+        loss = loss + (model.task.losses(output, fill_unknown(batch.y)) * batch.mask).sum()
+    if total.is_floating_point():
+        total = torch.nan_to_num(total, nan=MOST).clamp(max=MOST)
     finite = torch.nan_to_num(loss, nan=torch.finfo().max)
-    return {"correct": correct, "samples": samples.size.clone(), "loss": finite}
+    return {"metric": total, "samples": samples.size.clone(), "loss": finite}

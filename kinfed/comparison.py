@@ -8,6 +8,7 @@ from statistics import mean, stdev
 
 from kinfed.experiment import Summary
 from kinfed.progress import in_bytes, percent
+from kinfed.quality import ACCURACY, MEASURED, Metric
 
 NOTHING = "–"
 
@@ -20,6 +21,7 @@ class Outcome:
     seed: int
     summary: Summary
     seconds: float
+    metric: Metric = ACCURACY  # the main one
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Column:
     value: Callable[[Outcome], float | None]
     shown: str = ".2f"
     always: bool = True  # False: left out of the table where no run has the number
+    lower_is_better: bool = False
+    is_shown: bool = True  # False: in the CSV file alone
 
 
 def of_summary(name: str, scale: float = 1.0) -> Callable[[Outcome], float | None]:
@@ -48,35 +52,52 @@ def megabytes_of(outcome: Outcome) -> float:
     return sum(outcome.summary[name] or 0 for name in ("bytes_down", "bytes_up")) / 1e6
 
 
-COLUMNS = (
-    Column("accuracy %", "accuracy_percent", of_summary("accuracy", 100)),
-    Column("variance", "variance", of_summary("variance")),
-    Column("worst decile %", "worst_decile_percent", of_summary("worst_decile", 100)),
-    Column("at target %", "at_target_percent", of_summary("at_target", 100), ".1f"),
-    Column("ARI", "ari", of_summary("ari")),
-    Column("clusters", "clusters", of_summary("clusters"), ".3g"),
-    Column("adapted %", "accuracy_adapted_percent", of_summary("accuracy_adapted", 100), always=False),
-    Column("unseen %", "accuracy_unseen_percent", of_summary("accuracy_unseen", 100), always=False),
-    Column(
-        "unseen adapted %",
-        "accuracy_unseen_adapted_percent",
-        of_summary("accuracy_unseen_adapted", 100),
-        always=False,
-    ),
-    Column("uniformity", "uniformity", of_summary("uniformity"), always=False),
-    Column("robustness", "robustness", of_summary("robustness"), always=False),
-    Column("label correlation", "correlation_labels", of_summary("correlation_labels"), always=False),
-    Column("drift correlation", "correlation_drift", of_summary("correlation_drift"), always=False),
-    Column("ε of a signature", "signature_epsilon", of_summary("signature_epsilon"), always=False),
-    Column("ε of training", "training_epsilon", of_summary("training_epsilon"), always=False),
-    Column("MB moved", "megabytes", megabytes_of, ".1f"),
-    Column("seconds", "seconds", lambda outcome: outcome.seconds, ".1f"),
-)
+def columns_of(metric: Metric) -> tuple[Column, ...]:
+    """The columns of a comparison by this main metric."""
+    name, scale, unit = metric.name, metric.scale, " %" if metric.unit == "%" else ""
+    percent = "_percent" if unit else ""
+    shown, low = ".2f" if unit else ".4g", metric.lower_is_better
+    more = (
+        Column(m.column, m.csv_column, of_summary(m.name, m.scale), ".2f", False, m.lower_is_better, False)
+        for m in MEASURED.values()
+        if m.name != name
+    )
+    return (
+        Column(metric.column, metric.csv_column, of_summary(name, scale), shown, True, low),
+        Column("variance", "variance", of_summary("variance")),
+        Column(f"worst decile{unit}", f"worst_decile{percent}", of_summary("worst_decile", scale), shown, True, low),
+        Column("at target %", "at_target_percent", of_summary("at_target", 100), ".1f"),
+        Column("ARI", "ari", of_summary("ari")),
+        Column("clusters", "clusters", of_summary("clusters"), ".3g"),
+        Column(f"adapted{unit}", f"{name}_adapted{percent}", of_summary(f"{name}_adapted", scale), shown, False, low),
+        Column(f"unseen{unit}", f"{name}_unseen{percent}", of_summary(f"{name}_unseen", scale), shown, False, low),
+        Column(
+            f"unseen adapted{unit}", f"{name}_unseen_adapted{percent}", of_summary(f"{name}_unseen_adapted", scale),
+            shown, False, low,
+        ),
+        *more,
+        Column("uniformity", "uniformity", of_summary("uniformity"), always=False),
+        Column("robustness", "robustness", of_summary("robustness"), always=False),
+        Column("label correlation", "correlation_labels", of_summary("correlation_labels"), always=False),
+        Column("drift correlation", "correlation_drift", of_summary("correlation_drift"), always=False),
+        Column("ε of a signature", "signature_epsilon", of_summary("signature_epsilon"), always=False),
+        Column("ε of training", "training_epsilon", of_summary("training_epsilon"), always=False),
+        Column("MB moved", "megabytes", megabytes_of, ".1f"),
+        Column("seconds", "seconds", lambda outcome: outcome.seconds, ".1f"),
+    )  # fmt: skip
+
+
+COLUMNS = columns_of(ACCURACY)
+
+
+def columns_for(outcomes: Sequence[Outcome]) -> tuple[Column, ...]:
+    """The columns of these runs, by the main metric of the first; one with another has no number there."""
+    return columns_of(outcomes[0].metric) if outcomes else COLUMNS
 
 
 def comparison_table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """The table to show: a header, then one row a method; mean ± standard deviation over several seeds."""
-    columns = [column for column in COLUMNS if is_useful(column, outcomes)]
+    columns = [column for column in columns_for(outcomes) if is_useful(column, outcomes)]
     header = ["method", *(column.title for column in columns)]
     return [header, *([m, *(format_cell(c, runs) for c in columns)] for m, runs in by_method(outcomes).items())]
 
@@ -85,16 +106,21 @@ def is_useful(column: Column, outcomes: Sequence[Outcome]) -> bool:
     """Whether a column is shown: not if it is empty, and uniformity not where ground-truth clusters say more."""
     if column.name == "uniformity" and any(outcome.summary.get("ari") is not None for outcome in outcomes):
         return False
-    return column.always or any(column.value(outcome) is not None for outcome in outcomes)
+    return column.is_shown and (column.always or has_number(column, outcomes))
+
+
+def has_number(column: Column, outcomes: Sequence[Outcome]) -> bool:
+    """Whether some run has a number for a column."""
+    return any(column.value(outcome) is not None for outcome in outcomes)
 
 
 def as_csv(outcomes: Sequence[Outcome]) -> str:
     """The same as CSV, in full precision: mean and spread of each column."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "seeds", *(name for c in COLUMNS for name in (c.name, f"{c.name}_spread"))])
+    writer, columns = csv.writer(text, lineterminator="\n"), columns_for(outcomes)
+    writer.writerow(["method", "seeds", *(name for c in columns for name in (c.name, f"{c.name}_spread"))])
     for method, runs in by_method(outcomes).items():
-        cells = [number for column in COLUMNS for number in mean_and_spread(column, runs)]
+        cells = [number for column in columns for number in mean_and_spread(column, runs)]
         writer.writerow([method, " ".join(str(run.seed) for run in runs), *cells])
     return text.getvalue()
 
@@ -108,8 +134,8 @@ def by_method(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 def means_by_method(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
     """Method -> column -> mean over its seeds."""
-    methods = by_method(outcomes).items()
-    return {method: {c.name: mean_and_spread(c, runs)[0] for c in COLUMNS} for method, runs in methods}
+    methods, columns = by_method(outcomes).items(), columns_for(outcomes)
+    return {method: {c.name: mean_and_spread(c, runs)[0] for c in columns} for method, runs in methods}
 
 
 def mean_and_spread(column: Column, runs: Sequence[Outcome]) -> tuple[float | None, float | None]:
@@ -125,11 +151,16 @@ def format_cell(column: Column, runs: Sequence[Outcome]) -> str:
     return f"{middle:{column.shown}}" + ("" if spread is None else f" ± {spread:{column.shown}}")
 
 
-SHARES = {
-    "accuracy": "accuracy", "accuracy_adapted": "after adaptation", "accuracy_unseen": "unseen clients",
-    "accuracy_unseen_adapted": "unseen clients after adaptation", "worst_decile": "worst decile",
-    "at_target": "clients at target",
-}  # fmt: skip
+def metric_rows(summary: Summary, metric: Metric) -> list[tuple[str, str]]:
+    """The main metric, of all kinds of clients, and the other metrics of the task."""
+    name = metric.name
+    own = {name: metric.title, f"{name}_adapted": "after adaptation", f"{name}_unseen": "unseen clients",
+           f"{name}_unseen_adapted": "unseen clients after adaptation", "worst_decile": "worst decile"}  # fmt: skip
+    rows = [(title, metric.show(summary[name])) for name, title in own.items() if name in summary]
+    rows += [("clients at target", percent(summary["at_target"]))] if "at_target" in summary else []
+    return rows + [(m.title, m.show(summary[name])) for name, m in MEASURED.items() if name in summary.keys() - own]
+
+
 NUMBERS = {
     "variance": "variance over clients", "ari": "ARI with ground-truth clusters", "clusters": "clusters found",
     "clustering_error": "clustering error", "uniformity": "uniformity of labels", "robustness": "robustness",
@@ -141,9 +172,9 @@ NUMBERS = {
 BYTES = {"bytes_down": "sent to clients", "bytes_up": "sent by clients"}
 
 
-def summary_table(summary: Summary) -> list[tuple[str, str]]:
+def summary_table(summary: Summary, metric: Metric = ACCURACY) -> list[tuple[str, str]]:
     """The end of a run as a table."""
-    rows = [(title, percent(summary[name])) for name, title in SHARES.items() if name in summary]
+    rows = metric_rows(summary, metric)
     rows += [(title, format_number(summary[name])) for name, title in NUMBERS.items() if name in summary]
     unused = [name for name in summary if name.startswith("replies_")]
     rows += [(f"replies: {name[8:].replace('_', ' ')}", format_number(summary[name])) for name in unused]

@@ -24,24 +24,28 @@ from kinfed.metrics import (
     QUESTIONS,
     FoundClusters,
     Scores,
-    accuracies,
     assign_look_alikes,
     converged_at,
     correlations,
     current_clusters,
     drift_similarity,
+    dry_run,
     is_stuck,
+    measure_clients,
     originals_of,
     robustness,
     rounds_to_target,
     score_clients,
     standard_error,
+    summarise_scores,
 )
 from kinfed.models import Model
 from kinfed.privacy import OPEN, Privacy
+from kinfed.quality import ACCURACY, Metric
 from kinfed.signatures import Signature
 
 SIGNATURE_TASK = "compute_signature"
+MOST_MEASURED = 1000  # clients
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
 State = TypeVar("State")
@@ -54,13 +58,14 @@ class Evaluation:
 
     every: int = 1  # rounds between two evaluations; the last round is always evaluated
     adapt: bool = False  # also after local adaptation
-    target: float = 0.99  # accuracy a client should reach
+    target: float = 0.99  # accuracy, or other main metric of the task, that a client should reach
+    metrics: Literal["main", "all"] = "all"  # all: after the last round, all metrics of the task, on up to 1000 clients
     correlation: bool = False  # are clients with similar data similar to the method? All train once more for it
     signatures: Literal["own", "all", "none"] = "own"  # kept for reports; of "all" methods: clients train once more
 
     def __post_init__(self) -> None:
-        if self.every < 1 or not 0 <= self.target <= 1:
-            raise ConfigError(f"wanted every >= 1 and a target in [0, 1], got {self.every} and {self.target}")
+        if self.every < 1 or not self.target >= 0:
+            raise ConfigError(f"wanted every >= 1 and a target of at least 0, got {self.every} and {self.target}")
 
 
 EVALUATION = Evaluation()
@@ -77,6 +82,7 @@ class RoundResult:
     down: int  # bytes so far; evaluation does not count
     up: int
     seconds: float  # of this round
+    metric: Metric = ACCURACY  # the main one
 
 
 class Observer(Protocol):
@@ -93,8 +99,17 @@ def check_model(model: Model, fed: Federation) -> None:
     """Raise ModelError unless the model takes the clients' samples, where they are here, and has all their classes."""
     if model.classes < fed.population.classes:
         raise ModelError(f"the model has {model.classes} classes, wanted the {fed.population.classes} of the data")
+    check_targets(model, fed.population)
     if fed.sees_samples and len(fed.population.x) > 1:
         model.check(fed.population.x[:2])
+
+
+def check_targets(model: Model, population: Population) -> None:
+    """Raise ConfigError where the targets cannot be those of the model's task."""
+    task, y = model.task, population.y
+    if len(y) and y.is_floating_point() == task.has_classes():
+        kind = "numbers" if y.is_floating_point() else "classes"
+        raise ConfigError(f"the targets are {kind}, and the task is {type(task).__name__}: set another task.name")
 
 
 class Loop(TypedDict, total=False):
@@ -179,6 +194,13 @@ class Experiment(Generic[State]):
                 "no client trains from the first round on: leave some neither late, holdout nor unlabelled"
             )
         check_model(self.method.model, self.fed)
+        if self.metric.unit == "%" and self.evaluation.target > 1:
+            raise ConfigError(f"evaluation.target is a share from 0 to 1, got {self.evaluation.target}")
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric."""
+        return self.method.model.task.metric()
 
     def attach(self, observers: Sequence[Observer], checkpoint: Path) -> None:
         """Adds observers, and says where the checkpoint is."""
@@ -216,17 +238,17 @@ class Experiment(Generic[State]):
 
     def summary(self) -> Summary:
         """The last metrics, the cost, and how fast it went there."""
-        means = self._accuracies()
+        means = self._mean_scores()
         down, up = self._bytes()
-        reached = rounds_to_target(means, self.evaluation.target)
+        reached = rounds_to_target(means, self.evaluation.target, self.metric.lower_is_better)
         return {
             **self.history[-1][1],
             **self._means("clustering_error", "clustering_accuracy"),
             **self.final,
-            "standard_error": standard_error(means[-1][1], max(1, self.fed.test_samples)),
+            "standard_error": self._standard_error(means[-1][1]),
             "rounds_to_target": reached,
             "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),
-            "converged_at": converged_at(means),
+            "converged_at": converged_at(means, 0.01 if self.metric.unit == "%" else 0.01 * abs(means[-1][1])),
             "bytes_down": down,
             "bytes_up": up,
             "rejected_replies": sum(reply.was_dropped for reply in self.fed.rejected),
@@ -255,8 +277,16 @@ class Experiment(Generic[State]):
         k, width = signature.size(tuple(self.fed.x.shape[1:]), self.method.model.classes)
         return -(-int(sent.max()) // (4 * k * (width + 1)))  # floats: k points and k shares
 
-    def _accuracies(self) -> list[tuple[int, float]]:
-        return [(round, metrics["accuracy"]) for round, metrics in self.history]
+    def _mean_scores(self) -> list[tuple[int, float]]:
+        return [(round, metrics[self.metric.name]) for round, metrics in self.history]
+
+    def _standard_error(self, mean: float) -> float | None:
+        """Of a share, over test samples; of other metrics, over clients, where there are several."""
+        if self.metric.unit == "%":
+            return standard_error(mean, max(1, self.fed.test_samples))
+        known = torch.zeros(0) if self.scores is None else self.scores.main[self.scores.trains]
+        known = known[~known.isnan()]
+        return float(known.std() / len(known) ** 0.5) if len(known) > 1 else None
 
     def _count_unused(self) -> dict[str, int]:
         """How many replies were not used, or did not come, by reason, and how many clients were excluded."""
@@ -324,7 +354,7 @@ class Experiment(Generic[State]):
             self.history.append((done, metrics))
             self._warn_if_stuck()
         clusters = current_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
-        return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds)
+        return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds, self.metric)
 
     def _warn_if_short(self) -> None:
         if not isinstance(self.method, ClustersLater):
@@ -339,7 +369,9 @@ class Experiment(Generic[State]):
             )
 
     def _warn_if_stuck(self) -> None:
-        means, chance = self._accuracies(), 1 / self.method.model.classes
+        if not self.method.model.task.has_classes() or self.metric.unit != "%":
+            return
+        means, chance = self._mean_scores(), 1 / self.method.model.classes
         if is_stuck(means, chance) and not is_stuck(means[:-1], chance):
             best, (done, now) = max(mean for _, mean in means), means[-1]
             warnings.warn(
@@ -349,7 +381,7 @@ class Experiment(Generic[State]):
             )
 
     def _metrics(self, state: State, scores: Scores) -> dict[str, float]:
-        metrics = accuracies(scores, self.evaluation.target)
+        metrics = summarise_scores(scores, self.metric, self.evaluation.target)
         found = FoundClusters.by(self.method, state, self.fed)
         if found is not None:
             metrics |= self._cluster_metrics(found)
@@ -366,14 +398,23 @@ class Experiment(Generic[State]):
     def _close(self, state: State) -> Tensor | None:
         """The clusters with look-alikes in them; measures what is measured once, after the last round."""
         found = FoundClusters.by(self.method, state, self.fed)
+        self.final = self._measure_all(state)
         if found is None:
             return None
-        self.final = found.references(self.fed.seed)
+        self.final |= found.references(self.fed.seed)
         clusters = assign_look_alikes(self.method, state, self.fed)
         if clusters is None:
             return found.clusters
         self.final |= robustness(clusters, originals_of(self.fed), self.fed.clients.cpu())
         return clusters
+
+    def _measure_all(self, state: State) -> dict[str, float]:
+        """All metrics of the task but the main one, which is of every evaluation."""
+        if self.evaluation.metrics == "main" or len(self.fed.clients) > MOST_MEASURED:
+            return {}
+        with dry_run(self.fed):
+            found = measure_clients(self.method, state, self.fed)
+        return {name: value for name, value in found.items() if name != self.metric.name}
 
     def _bytes(self) -> tuple[int, int]:
         ledger = self.fed.ledger

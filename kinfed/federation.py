@@ -193,7 +193,12 @@ class Federation(ABC):
 
     @property
     def labels_held(self) -> Tensor:
-        """Training samples of each label that each client has now: [clients, classes]; samples without one are none."""
+        """Training samples of each label that each client has now: [clients, classes]; samples without one are none.
+
+        Where targets are no classes, all samples have the same.
+        """
+        if not self.population.has_classes:
+            return self.sizes.cpu()[:, None]
         if self.held is None:
             classes, owner = self.population.classes, self.everyone.repeat_interleave(self.sizes)
             y = self.y[torch.cat(self.train)]

@@ -158,7 +158,7 @@ BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyErro
 
 
 def read_arrays(path: Path) -> Arrays:
-    """The arrays of numbers in an .npz file, whose sizes are checked before anything is unpacked."""
+    """The arrays of numbers and text in an .npz file, whose sizes are checked before anything is unpacked."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -189,10 +189,10 @@ def _check_size(unpacked: int, packed: int) -> None:
 
 
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray[np.generic]:
-    """An array of numbers; its header must say as many bytes as follow it."""
+    """An array of numbers or text; its header must say as many bytes as follow it."""
     with archive.open(info) as file:
         shape, dtype = _read_header(file, info.filename)
-        if dtype.kind not in "biuf" or prod(shape) * dtype.itemsize != info.file_size - file.tell():
+        if dtype.kind not in "biufU" or prod(shape) * dtype.itemsize != info.file_size - file.tell():
             raise ValueError(f"{info.filename} is {dtype} {list(shape)}, which its {info.file_size} bytes cannot be")
     with archive.open(info) as file:
         found: npt.NDArray[np.generic] = npy.read_array(file, allow_pickle=False)

@@ -54,7 +54,7 @@ def choose_display(plain: bool = False, quiet: bool = False, markdown: bool = Fa
 
 @dataclass(frozen=True)
 class Bars:
-    """One bar a run: rounds, accuracy, bytes, time."""
+    """One bar a run: rounds, main metric, bytes, time."""
 
     console: Console
     progress: Progress
@@ -64,7 +64,7 @@ class Bars:
         """Bars on this terminal."""
         columns = (
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rounds]}"),
-            TextColumn("{task.fields[accuracy]}", style="bold"), TextColumn("{task.fields[moved]}"),
+            TextColumn("{task.fields[metric]}", style="bold"), TextColumn("{task.fields[moved]}"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
         )  # fmt: skip
         return cls(console, Progress(*columns, console=console))
@@ -73,7 +73,7 @@ class Bars:
         return self.progress
 
     def watch(self, label: str) -> Watcher:
-        return Bar(self.progress, self.progress.add_task(label, total=None, rounds="preparing", accuracy="", moved=""))
+        return Bar(self.progress, self.progress.add_task(label, total=None, rounds="preparing", metric="", moved=""))
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -100,17 +100,17 @@ class Bar:
         self.progress.update(self.task, rounds=f"{done}{text}")
 
     def on_start(self, rounds: int, done: int) -> None:
-        self.progress.reset(self.task, total=rounds, completed=done, rounds=f"{done}/{rounds}", accuracy="", moved="")
+        self.progress.reset(self.task, total=rounds, completed=done, rounds=f"{done}/{rounds}", metric="", moved="")
 
     def on_round(self, result: RoundResult) -> None:
         total = self.progress.tasks[self.task].total or result.round
         shown = {"rounds": f"{result.round}/{total:.0f}", "moved": in_bytes(result.down + result.up)}
         if result.metrics:
-            shown["accuracy"] = percent(result.metrics["accuracy"])
+            shown["metric"] = show_metric(result)
         self.progress.update(self.task, completed=result.round, **shown)  # type: ignore[arg-type]
 
     def on_end(self, summary: Summary) -> None:
-        self.progress.update(self.task, accuracy=percent(summary["accuracy"]))
+        """The last round was evaluated: its metric is shown already."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class LineByLine:
             return
         each = (time.monotonic() - self.start) / (result.round - self.first)
         self.display.say(
-            f"{self.label}: round {result.round}/{self.rounds}, accuracy {percent(result.metrics['accuracy'])}, "
+            f"{self.label}: round {result.round}/{self.rounds}, {result.metric.title} {show_metric(result)}, "
             f"{in_bytes(result.down + result.up)}, {each * (self.rounds - result.round):.0f} s left"
         )
 
@@ -221,6 +221,11 @@ def as_markdown(rows: Rows) -> str:
     """A table in Markdown, numbers to the right."""
     ruler = ["---", *("---:" for _ in rows[0][1:])]
     return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], ruler, *rows[1:]))
+
+
+def show_metric(result: RoundResult) -> str:
+    """The main metric of an evaluated round, in words."""
+    return result.metric.show(result.metrics.get(result.metric.name))
 
 
 def percent(share: float | int | None) -> str:

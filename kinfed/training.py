@@ -13,6 +13,7 @@ from kinfed.errors import ConfigError
 from kinfed.fastpath import SGD, FastPlan, NotSupported, Schedule, StepGraphs, plan_training, train
 from kinfed.models import Gradient, GradientFn, Network, NetworkGradient
 from kinfed.params import Params, each_leaf
+from kinfed.targets import fill_unknown, is_known
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,8 @@ class LabelledGradient:
     gradient: GradientFn
 
     def __call__(self, params: Params, batch: Batch) -> Gradient:
-        known = batch.mask & (batch.y >= 0)
-        weights, buffers = self.gradient(params, batch._replace(y=batch.y.clamp(min=0), mask=known))
+        known = batch.mask & is_known(batch.y)
+        weights, buffers = self.gradient(params, batch._replace(y=fill_unknown(batch.y), mask=known))
         return Gradient(weights, {name: torch.where(known.any(), b, params[name]) for name, b in buffers.items()})
 
 

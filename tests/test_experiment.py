@@ -50,7 +50,7 @@ def test_the_last_round_is_always_evaluated():
 def test_the_scores_of_the_last_evaluation_stay_at_hand():
     notes, summary, experiment = watched(FedAvg(small_net()))
     assert experiment.scores is notes.results[-1].scores
-    assert float(experiment.scores.accuracy.mean()) == pytest.approx(summary["accuracy"])
+    assert float(experiment.scores.main.mean()) == pytest.approx(summary["accuracy"])
 
 
 def test_an_extra_evaluation_changes_no_training():
@@ -70,8 +70,8 @@ def test_holdout_and_unlabelled_clients_are_served_and_scored_apart():
     notes, summary, _ = watched(FedAvg(small_net()), tiny_population(roles=roles))
     scores = notes.results[-1].scores
     assert scores.trains.tolist() == [True, True, False, True, True, False]
-    assert [r.scores.accuracy.isnan().tolist() for r in notes.results] == [[False] * 5 + [True]] * 2 + [[False] * 6]
-    assert summary["accuracy_unseen"] == pytest.approx(float(scores.accuracy[[2, 5]].mean()))
+    assert [r.scores.main.isnan().tolist() for r in notes.results] == [[False] * 5 + [True]] * 2 + [[False] * 6]
+    assert summary["accuracy_unseen"] == pytest.approx(float(scores.main[[2, 5]].mean()))
 
 
 def test_late_clients_take_part_from_their_round_on():
@@ -79,7 +79,7 @@ def test_late_clients_take_part_from_their_round_on():
     notes, _, experiment = watched(FedAvg(small_net()), tiny_population(roles=roles), rounds=4)
     assert [int(experiment.fed.ledger.up["train"][5] > 0)] == [1]
     assert experiment.fed.ledger.up["train"][5] * 2 == experiment.fed.ledger.up["train"][0]
-    assert notes.results[1].scores.accuracy[5].isnan() and not notes.results[2].scores.accuracy[5].isnan()
+    assert notes.results[1].scores.main[5].isnan() and not notes.results[2].scores.main[5].isnan()
 
 
 class Explodes(FedAvg):

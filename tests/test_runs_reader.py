@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_last_evaluated_round_is_what_clients_are_shown_by(folder: Path):
     run = Run(folder / "flt-0")
     assert len(run.clients) == 12 and set(run.clients["round"]) == {4}
-    assert run.accuracy[0] == pytest.approx(0.9) and run.accuracy[11] == pytest.approx(0.9 - 0.09)
+    assert run.scores[0] == pytest.approx(0.9) and run.scores[11] == pytest.approx(0.9 - 0.09)
     assert run.roles == ["trains"] * 12
     assert run.true_clusters is not None and run.true_clusters.tolist() == [0, 1, 2] * 4
 

@@ -62,8 +62,9 @@ def make_population(config: Config) -> Population:
     """The clients and their samples."""
     data = config.data
     refuse_own(data.name, "data")
+    dataset = load(data.name, data.dir or None, data.options).for_task(config.task)
     return build_population(
-        load(data.name, data.dir or None, data.options), config.partition, config.seed,
+        dataset, config.partition, config.seed,
         public_fraction=data.public, public_test=data.public_test, train_samples=data.train_samples,
         test_samples=data.test_samples, global_test=data.global_test, validation=data.validation,
         shift=config.shift, roles=config.roles, change=config.change,
@@ -71,15 +72,15 @@ def make_population(config: Config) -> Population:
 
 
 def model_for(config: Config, population: Population) -> Model:
-    """The classifier, tried on two samples."""
+    """The model of the task, tried on two samples."""
     refuse_own(config.model, "model")
     shape = cast("Shape", tuple(population.x.shape[1:]))
     if ":" in config.model:
         own = import_function(config.model, "model")
         build = partial(own_network, config.model, own, shape, population.classes)
-        model = Model(build, seed=config.seed, classes=population.classes)
+        model = Model(build, seed=config.seed, classes=population.classes, task=config.task)
     else:
-        model = make_model(config.model, shape, population.classes, seed=config.seed)
+        model = make_model(config.model, shape, population.classes, seed=config.seed, task=config.task)
     with in_one_line(f"model '{config.model}' was built, but failed on samples of shape {shape}"):
         model.check(population.x[:2])
     return model
@@ -218,10 +219,10 @@ def put_method(config: Config, method: Method[object] | None) -> Config:
     """The config with the name and all settings of a method object, if there is one."""
     if method is None:
         return config
-    name = name_method(method)
+    name, task = name_method(method), method.model.task
     settings = {f.name: getattr(method, f.name) for f in fields(method) if f.init and f.name not in GIVEN}  # type: ignore[arg-type]
-    model = name_model(method.model, config.seed)
-    return replace(config, method=name, model=model, training=method.local, methods={**config.methods, name: settings})
+    model, methods = name_model(method.model, config.seed), {**config.methods, name: settings}
+    return replace(config, method=name, model=model, task=task, training=method.local, methods=methods)
 
 
 def name_model(model: Model, seed: int) -> str:

@@ -20,6 +20,7 @@ from kinfed.aggregation import AGGREGATIONS, Aggregation
 from kinfed.data.partitions import PARTITIONS, Partition
 from kinfed.data.shifts import SHIFTS, Shift
 from kinfed.errors import ConfigError, UnknownKey
+from kinfed.learning_tasks import TASKS, LearningTask
 from kinfed.registry import find_class, name_of, suggest
 from kinfed.relatedness import Calibrated, Clusterer, Relatedness
 from kinfed.signatures import EncoderCentroids, PartMeans, Signature
@@ -44,6 +45,7 @@ class Parts:
 
 PARTS = {
     Aggregation: Parts("aggregation", Aggregation, AGGREGATIONS),
+    LearningTask: Parts("task", LearningTask, TASKS),
     Partition: Parts("partition", Partition, PARTITIONS),
     Signature: Parts("signature", Signature, {"encoder_centroids": EncoderCentroids, "part_means": PartMeans}),
     Clusterer: Parts("clusterer", Clusterer, {"relatedness": Relatedness, "calibrated": Calibrated}),

@@ -32,6 +32,7 @@ from kinfed.data.shifts import Shift
 from kinfed.engines import EngineSettings
 from kinfed.errors import ConfigError, UnknownKey
 from kinfed.experiment import Evaluation
+from kinfed.learning_tasks import Classification, LearningTask
 from kinfed.method import Method
 from kinfed.methods import METHODS, PRESETS
 from kinfed.privacy import OPEN, Privacy
@@ -91,6 +92,7 @@ class Config:
     model: str = "mlp_200"  # or package.module:function, a function (shape, classes) -> torch.nn.Module
     checkpoint_every: int = 10  # rounds between two checkpoints; more where one takes longer than a second
     trackers: tuple[str, ...] = ()  # what else logs the run: tensorboard, mlflow, wandb
+    task: LearningTask = Classification()  # what is learnt
     data: DataSettings = DataSettings()
     partition: Partition = DisjointClasses()
     shift: Shift | None = None

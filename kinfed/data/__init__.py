@@ -1,7 +1,8 @@
 """Data: named datasets, partitions, shifts, roles, and a user's own samples -> one `Population`."""
 
 from kinfed.data.build import ChangeSettings, build_population
-from kinfed.data.datasets import DATASETS, Dataset, Loader, data_root, is_stored, load
+from kinfed.data.dataset import Dataset
+from kinfed.data.datasets import DATASETS, Loader, data_root, is_stored, load
 from kinfed.data.own_samples import OwnSettings, from_arrays, from_clients, from_hub, from_torch
 from kinfed.data.partitions import PARTITIONS, Labels, Partition, Promise, Split, check
 from kinfed.data.population import LATER, Change, Population, Role, label_counts

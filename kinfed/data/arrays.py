@@ -14,8 +14,10 @@ from kinfed.data.partitions.split import Index
 from kinfed.data.population import NO_SAMPLES, Population, Role, check_classes
 from kinfed.errors import DataError, FileError
 from kinfed.files import Arrays, read_arrays, write_arrays
+from kinfed.learning_tasks import Classification, LearningTask
 
 Pixels = npt.NDArray[np.uint8]
+CLASSIFICATION = Classification()
 
 
 def channels_first(x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
@@ -63,9 +65,13 @@ def check_alike(samples: Sequence[Plain], name: str) -> None:
         raise DataError(f"{name} must be of one kind, uint8 images or other numbers, got {' and '.join(kinds)}")
 
 
-def as_features(x: Array) -> Plain:
-    """uint8 images with channels first; anything else as float32."""
+def as_features(x: Array, tokens: bool = False) -> Plain:
+    """uint8 images with channels first; anything else as float32, or token ids as int64."""
     array = array_of(x, "x")
+    if tokens:
+        if array.dtype.kind not in "iu" or array.ndim == 0 or (array.size and int(array.min()) < 0):
+            raise DataError(f"x is {array.dtype} {list(array.shape)}, wanted token ids: integers from 0 on")
+        return array.astype(np.int64)
     if array.dtype == np.uint8 and array.ndim in (3, 4):
         return channels_first(array).copy()  # the user may go on changing theirs
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_) or array.ndim == 0:
@@ -106,7 +112,7 @@ def as_owners(client: Array) -> Index:
 
 
 LARGEST_SAMPLE = 2**26  # numbers
-DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
+DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}  # the last: token ids
 
 
 @dataclass(frozen=True)
@@ -154,10 +160,10 @@ class SampleKind:
         blank = torch.zeros(2, *self.shape, dtype=DTYPES[self.dtype])
         return ServerSamples(blank, torch.zeros(2).long(), self.classes).population(1)
 
-    def check(self, x: Array, y: Array | None, what: str) -> tuple[Tensor, Tensor]:
-        """Samples and labels (-1 where there are none); raises where a model cannot take them."""
-        samples = torch.from_numpy(as_features(x))
-        labels = torch.full((len(samples),), -1) if y is None else torch.from_numpy(as_labels(y))
+    def check(self, x: Array, y: Array | None, what: str, task: LearningTask = CLASSIFICATION) -> tuple[Tensor, Tensor]:
+        """Samples and targets (-1 or NaN where there are none); raises where a model cannot take them."""
+        samples = torch.from_numpy(as_features(x, tokens=self.dtype == "int64"))
+        labels = self.targets(y, len(samples), task)
         if tuple(samples.shape[1:]) != self.shape or samples.dtype != DTYPES[self.dtype]:
             got = f"{str(samples.dtype).removeprefix('torch.')} {list(samples.shape[1:])}"
             raise DataError(f"{what} are {got}, wanted samples as in training: {self.dtype} {list(self.shape)}")
@@ -165,17 +171,28 @@ class SampleKind:
             raise DataError(f"{what}: there are none, wanted at least one")
         if not bool(torch.isfinite(samples).all()):
             raise DataError(f"{what} have a NaN or an infinity in them; leave such samples out")
+        if labels.is_floating_point() and len(labels) == len(samples):
+            return samples, labels
         if len(labels) != len(samples) or not -1 <= int(labels.min()) <= int(labels.max()) < self.classes:
             got = f"{len(labels)} labels" + (f" {int(labels.min())}..{int(labels.max())}" if len(labels) else "")
             raise DataError(f"{what}: wanted a label 0..{self.classes - 1} for each of {len(samples)}, got {got}")
         return samples, labels
 
+    def targets(self, y: Array | None, samples: int, task: LearningTask) -> Tensor:
+        """Targets of this task; without any, as many unknown ones as there are samples."""
+        if y is not None:
+            given = array_of(y, "y")
+            unknown = given.dtype.kind == "f" and bool(np.isnan(given).all())
+            return torch.from_numpy(given.astype(np.float32) if unknown else task.targets(given))
+        return torch.full((samples,), -1) if task.has_classes() else torch.full((samples, self.classes), torch.nan)
+
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("writer_train", "writer_test")
 IMAGES = "uint8 [n, height, width], [n, height, width, 1 or 3] or [n, 1 or 3, height, width]"
+FEATURES = "floats [n, ...] or token ids, integers [n, ...]"
 FORMAT = (
-    f"x_train, x_test: images, {IMAGES}; y_train, y_test: integer labels [n]; "
+    f"x_train, x_test: images, {IMAGES}, or {FEATURES}; y_train, y_test: integer labels [n], or numbers [n] or [n, k]; "
     "optional writer_train, writer_test: integers [n]"
 )
 
@@ -192,6 +209,8 @@ def read(path: Path, remedy: str = "replace it") -> Arrays:
         check_part(path, arrays, part)
     if len(shape := {arrays[f"x_{part}"].shape[1:] for part in ("train", "test")}) > 1:
         raise DataError(f"{path}: images of x_train and x_test must have one shape, got {sorted(shape)}")
+    if len(kinds := dict.fromkeys(arrays[f"x_{part}"].dtype for part in ("train", "test"))) > 1:
+        raise DataError(f"{path}: x_train and x_test must be of one kind, got {' and '.join(map(str, kinds))}")
     if ("writer_train" in arrays) != ("writer_test" in arrays):
         raise DataError(f"{path} must have both writer_train and writer_test, or neither")
     return arrays
@@ -212,12 +231,24 @@ def unpack(path: Path, remedy: str) -> Arrays:
     return {name: arrays[name] for name in (*REQUIRED, *OPTIONAL) if name in arrays}
 
 
+def as_samples(x: Plain) -> Plain:
+    """uint8 images with channels first, float32 features, or int64 token ids."""
+    if x.dtype == np.uint8:
+        return channels_first(x).astype(np.uint8, copy=False)
+    return x.astype(np.float32 if x.dtype.kind == "f" else np.int64)
+
+
 def check_part(path: Path, arrays: Arrays, part: str) -> None:
     """Raise DataError unless the train or test arrays are of the right type, not empty, and equally long."""
     x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-    if x.dtype != np.uint8 or x.ndim not in (3, 4):
-        raise DataError(f"{path}: x_{part} is {x.dtype} {list(x.shape)}, wanted {IMAGES}")
-    for name in (f"y_{part}", f"writer_{part}"):
+    is_image = x.dtype == np.uint8 and x.ndim in (3, 4)
+    if not is_image and (x.dtype.kind not in "fi" or x.ndim < 2):
+        raise DataError(f"{path}: x_{part} is {x.dtype} {list(x.shape)}, wanted {IMAGES}, or {FEATURES}")
+    if y.dtype.kind == "f" and (y.ndim > 2 or len(y) != len(x)):
+        raise DataError(
+            f"{path}: y_{part} is {y.dtype} {list(y.shape)}, wanted numbers [n] or [n, k], one for each sample"
+        )
+    for name in (f"writer_{part}",) if y.dtype.kind == "f" else (f"y_{part}", f"writer_{part}"):
         if name in arrays and (not np.issubdtype(arrays[name].dtype, np.integer) or arrays[name].ndim != 1):
             raise DataError(f"{path}: {name} is {arrays[name].dtype} {list(arrays[name].shape)}, wanted integers [n]")
         if name in arrays and len(arrays[name]) != len(x):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kinfed.checks import at_least, fraction
-from kinfed.data.datasets import Dataset
+from kinfed.data.dataset import Dataset
 from kinfed.data.partitions.split import (
     ANY_SPLIT,
     HasPromise,
@@ -107,7 +107,7 @@ def build_population(
     changes: list[Change] = []
     if change is not None and change.round:
         other = supply.draw(partition, tests, generator(seed, "change"))
-        changes.append(plan_change(change, split, other, dataset.y_train, generator(seed, "changed clients")))
+        changes.append(plan_change(change, split, other, dataset.labels_train, generator(seed, "changed clients")))
     population = plain = supply.pool(dataset, split, tuple(changes))
     if split.swaps:
         population = LabelSwap(split.swaps)(population, generator(seed, "swaps"))
@@ -181,12 +181,18 @@ class Supply:
     def of(cls, dataset: Dataset, public: PublicShare, seed: int) -> "Supply":
         """The samples of a dataset without the public ones."""
         fraction(public_fraction=public.fraction)
-        count, nobody = len(dataset.y_train), np.empty(0, np.int64)
-        public_train = public.draw(dataset.y_train, generator(seed, "public"))
-        public_test = public.draw(dataset.y_test, generator(seed, "public test")) if public.test else nobody
-        train, test = others(count, public_train), others(len(dataset.y_test), public_test)
+        count, nobody, known, unseen = (
+            len(dataset.y_train),
+            np.empty(0, np.int64),
+            dataset.labels_train,
+            dataset.labels_test,
+        )
+        public_train = public.draw(known, generator(seed, "public"))
+        public_test = public.draw(unseen, generator(seed, "public test")) if public.test else nobody
+        train, test = others(count, public_train), others(len(unseen), public_test)
         writers = (pick(dataset.writer_train, train), pick(dataset.writer_test, test))
-        labels = Labels(dataset.y_train[train], dataset.y_test[test], dataset.classes, *writers)
+        classes = dataset.classes if dataset.y_train.dtype.kind in "iub" and dataset.y_train.ndim == 1 else 1
+        labels = Labels(known[train], unseen[test], classes, *writers, dataset.client_clusters)
         return cls(labels, train, count + test, np.concatenate([public_train, count + public_test]))
 
     def draw(self, partition: Partition, tests: Tests, rng: np.random.Generator) -> Split:
@@ -217,6 +223,7 @@ class Supply:
             public=torch.from_numpy(self.public),
             changes=changes,
             held_out=torch.from_numpy(self.test),
+            class_names=dataset.class_names,
         )
 
 

@@ -3,7 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -12,8 +12,10 @@ import numpy.typing as npt
 import platformdirs
 
 from kinfed.data import hub
-from kinfed.data.arrays import FORMAT, Pixels, channels_first, read
-from kinfed.data.partitions.split import Index, draw_stratified, generator, others
+from kinfed.data.arrays import FORMAT, as_samples, read
+from kinfed.data.dataset import Dataset
+from kinfed.data.natural import NATURAL, NaturalLoader
+from kinfed.data.partitions.split import draw_stratified, generator, others
 from kinfed.data.population import check_classes
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown, import_function
@@ -28,22 +30,11 @@ DATASETS = {
     "cifar10": "CIFAR-10, 32x32 colour photographs, 10 classes",
     "cifar100": "CIFAR-100, 32x32 colour photographs, 100 classes",
     "svhn": "Street View House Numbers, 32x32 colour digits, 10 classes",
+    "har": "UCI HAR, 9 signals x 128 samples of phones, 30 subjects, 6 activities",
+    "shakespeare": "plays of Shakespeare, next character of 63, 639 roles",
+    "heart": "UCI heart disease, 13 measurements, 4 hospitals, 2 classes",
 }
 CLASSES = dict.fromkeys(DATASETS, 10) | {"emnist_balanced": 47, "femnist": 62, "cifar100": 100}
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Images with labels, split into train and test."""
-
-    name: str
-    x_train: Pixels  # [n, channels, height, width]
-    y_train: Index
-    x_test: Pixels
-    y_test: Index
-    classes: int
-    writer_train: Index | None = None  # the writer of sample i
-    writer_test: Index | None = None
 
 
 class Loader(Protocol):
@@ -56,6 +47,8 @@ def load(name: str, root: str | Path | None = None, options: Mapping[str, object
     """The dataset of this name, or of a user's own loader; a named one that is not under the data root is fetched."""
     if ":" in name:
         return load_own(name, options or {})
+    if name in NATURAL:
+        return load_natural(name, data_root(root) / f"{name}.npz", options or {})
     if options:
         raise ConfigError(f"data.options are for datasets of your own (module:name), '{name}' has none")
     if name == "digits":
@@ -64,6 +57,25 @@ def load(name: str, root: str | Path | None = None, options: Mapping[str, object
     if not path.exists():
         fetch(name, path)
     return from_file(name, path)
+
+
+def load_natural(name: str, path: Path, options: Mapping[str, object]) -> Dataset:
+    """A dataset of natural clients, with these options."""
+    kind = NATURAL[name]
+    try:
+        loader = kind(**options)
+    except TypeError:
+        known = [f.name for f in fields(kind)]
+        unknown = next((key for key in options if key not in known), "")
+        raise ConfigError(f"data.options of '{name}': {explain_unknown(unknown, known, 'option')}") from None
+    except ConfigError as error:
+        raise ConfigError(f"data.options of '{name}': {error}") from None
+    if not path.exists():
+        raise DataError(
+            f"dataset '{name}' is not at {path}: put {name}.npz into {path.parent}, or set KINFED_DATA to the folder "
+            "that has it (docs/natural-data.md says where it comes from)"
+        )
+    return cast("NaturalLoader", loader)(path)
 
 
 def load_own(name: str, options: Mapping[str, object]) -> Dataset:
@@ -116,15 +128,11 @@ def fetch(name: str, path: Path) -> None:
 def from_file(name: str, path: Path) -> Dataset:
     """The dataset in one .npz file."""
     arrays = read(path, "delete it to fetch it again, or replace it" if name in DATASETS else "replace it")
-    labels = {part: arrays[f"y_{part}"].astype(np.int64) for part in ("train", "test")}
-    top = max(int(y.max()) for y in labels.values())
-    classes = CLASSES.get(name, top + 1)
-    check_classes(classes)
-    low = min(int(y.min()) for y in labels.values())
-    if low < 0 or top >= classes:
-        raise DataError(f"{path}: labels must be 0..{classes - 1}, got {low}..{top}")
+    labels = {part: arrays[f"y_{part}"] for part in ("train", "test")}
+    classes = count_classes(name, labels, path) if labels["train"].dtype.kind in "iu" else 1
+    labels = {part: y.astype(np.int64) if y.dtype.kind in "iu" else y for part, y in labels.items()}
     writers = {part: arrays[f"writer_{part}"].astype(np.int64) for part in labels if f"writer_{part}" in arrays}
-    images = {part: channels_first(arrays[f"x_{part}"]).astype(np.uint8, copy=False) for part in labels}
+    images = {part: as_samples(arrays[f"x_{part}"]) for part in labels}
     return Dataset(
         name,
         images["train"],
@@ -135,6 +143,16 @@ def from_file(name: str, path: Path) -> Dataset:
         writers.get("train"),
         writers.get("test"),
     )
+
+
+def count_classes(name: str, labels: Mapping[str, npt.NDArray[np.generic]], path: Path) -> int:
+    """How many classes a dataset has; raises where labels are none of them."""
+    low, top = (int(f(int(getattr(y, f.__name__)()) for y in labels.values())) for f in (min, max))
+    classes = CLASSES.get(name, top + 1)
+    check_classes(classes)
+    if low < 0 or top >= classes:
+        raise DataError(f"{path}: labels must be 0..{classes - 1}, got {low}..{top}")
+    return classes
 
 
 def digits() -> Dataset:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.errors import DataError
+from kinfed.targets import is_known
 
 LATER = 2**31 - 1  # joins after training
 MOST_CLASSES = 2**16  # a label beyond is a mistake: every model has an output for each class
@@ -48,17 +49,18 @@ class Change:
 class Population:
     """All clients' samples, as indices into one pool."""
 
-    x: Tensor  # uint8 [N, channels, height, width], or float features [N, ...]
-    y: Tensor  # [N] int64
+    x: Tensor  # uint8 [N, channels, height, width], float features [N, ...], or token ids [N, length]
+    y: Tensor  # [N] int64: labels; [N, length] int64: tokens; [N] or [N, k] float32: numbers
     train: tuple[Tensor, ...]
     test: tuple[Tensor, ...]
-    classes: int
+    classes: int  # of labels or tokens; of numbers, how many a sample has
     true_clusters: Tensor | None = None  # [M] planted cluster of each client
     roles: tuple[Role, ...] = ()  # empty: all train from the start
     public: Tensor = field(default_factory=lambda: NO_SAMPLES)  # samples the server owns
     changes: tuple[Change, ...] = ()
     held_out: Tensor = field(default_factory=lambda: NO_SAMPLES)  # samples nobody trains on, as they are in the dataset
     views: tuple[tuple[View, ...], ...] = ()  # what shifts do to each client's samples, in order; empty: nothing
+    class_names: tuple[str, ...] = ()  # of the labels, where they are known
 
     def __post_init__(self) -> None:
         self.validate()
@@ -67,6 +69,11 @@ class Population:
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.train)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each sample has one label."""
+        return self.y.dtype == torch.int64 and self.y.dim() == 1
 
     def role(self, client: int) -> Role:
         """The role of one client."""
@@ -114,15 +121,33 @@ def check_pool(population: Population) -> None:
     x, y, classes = population.x, population.y, population.classes
     if len(x) != len(y):
         raise DataError(f"the pool has {len(x)} samples x but {len(y)} labels y; they must be equally long")
-    if y.dtype != torch.int64 or y.ndim != 1:
-        raise DataError(f"labels are {y.dtype} {list(y.shape)}, wanted int64 [N]; convert them with y.long()")
-    if len(y) and not (int(y.min()) >= -1 and int(y.max()) < classes):
+    if y.dtype not in (torch.int64, torch.float32) or y.ndim not in (1, 2):
+        raise DataError(
+            f"labels are {y.dtype} {list(y.shape)}, wanted int64 [N] (convert them with y.long()), tokens int64 [N, "
+            "length], or numbers float32 [N] or [N, k]"
+        )
+    check_tokens(x)
+    if y.is_floating_point():
+        if classes != (1 if y.ndim == 1 else y.shape[1]):
+            raise DataError(
+                f"targets are numbers {list(y.shape)}: `classes` must be how many a sample has, got {classes}"
+            )
+    elif len(y) and not (int(y.min()) >= -1 and int(y.max()) < classes):
         raise DataError(
             f"labels must be 0..{classes - 1} (-1: none), got {int(y.min())}..{int(y.max())}; check `classes`"
         )
     check_classes(classes)
     check_indices("public", population.public, len(y))
     check_indices("held_out", population.held_out, len(y))
+    if population.class_names and len(population.class_names) != classes:
+        raise DataError(f"got {len(population.class_names)} class names for {classes} classes; give one each, or none")
+
+
+def check_tokens(x: Tensor) -> None:
+    """Raise DataError where samples are integers below zero, which token ids cannot be."""
+    if x.dtype in (torch.int16, torch.int32, torch.int64) and len(x) and int(x.min()) < 0:
+        sick = int((x.flatten(1) < 0).any(1).nonzero()[0])
+        raise DataError(f"token ids must be 0, 1, 2, …, got {int(x.min())} (sample {sick}); pad with an id of its own")
 
 
 def check_classes(classes: int) -> None:
@@ -162,9 +187,10 @@ def check_client(population: Population, client: int, train: Tensor, test: Tenso
     if bool(is_public[own].any()):
         sample = int(own[is_public[own]][0])
         raise DataError(f"client {client}: sample {sample} is also public; remove public samples from the clients")
-    if bool((population.y[own if role.labelled else test] < 0).any()):
+    if not bool(is_known(population.y[own if role.labelled else test]).all()):
         raise DataError(
-            f"client {client} has samples without a label (-1), which only training samples of unlabelled may be"
+            f"client {client} has samples without a label (-1, of numbers NaN), which only training samples of "
+            "unlabelled may be"
         )
 
 
@@ -199,6 +225,8 @@ def check_indices(name: str, samples: Tensor, count: int) -> None:
 
 def label_counts(population: Population) -> Tensor:
     """How many training samples of each label each client has: [M, classes]; samples without a label do not count."""
+    if not population.has_classes:
+        raise DataError("the targets are no classes: there are no labels to count")
     labels = (population.y[samples] for samples in population.train)
     return torch.stack([torch.bincount(y[y >= 0], minlength=population.classes) for y in labels])
 

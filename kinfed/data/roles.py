@@ -13,6 +13,7 @@ from kinfed.data.partitions.split import Index
 from kinfed.data.population import LATER, NO_SAMPLES, UNCHANGED, Population, Role, View, copy_variants
 from kinfed.data.shifts import see
 from kinfed.errors import ConfigError, DataError
+from kinfed.targets import forget_targets
 
 
 class RoleColumns(NamedTuple):
@@ -93,7 +94,7 @@ def spread_over_clusters(population: Population, rng: np.random.Generator) -> li
 def without_labels(population: Population) -> Population:
     """The population whose unlabelled clients train on copies of their samples that have no label."""
     variants = [UNCHANGED if role.labelled else 0 for role in population.roles]
-    return copy_variants(population, variants, lambda _, x, y: (x, torch.full_like(y, -1)), tests=False)
+    return copy_variants(population, variants, lambda _, x, y: (x, forget_targets(y)), tests=False)
 
 
 FEW = 8  # a look-alike with so few samples is drawn again (the author's number)
@@ -131,6 +132,8 @@ def apply_own_views(population: Population, first: int, rng: np.random.Generator
 
 def alike_samples(plain: Population, client: int, scale: tuple[float, float], rng: np.random.Generator) -> Tensor:
     """Samples of the held-out ones, each once, with about the label shares of this client."""
+    if not plain.has_classes:
+        raise DataError("look-alikes have the label shares of a client, and the targets are no classes; leave them out")
     labels = plain.y[plain.held_out].numpy()
     held = np.bincount(plain.y[last_samples(plain, client)].numpy(), minlength=plain.classes)
     counts = alike_counts(held, np.bincount(labels, minlength=plain.classes), scale, rng)

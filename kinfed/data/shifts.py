@@ -93,6 +93,8 @@ class LabelSwap:
 
     def __call__(self, population: Population, rng: np.random.Generator) -> Population:
         top = max(max(pair) for pair in self.pairs)
+        if not population.has_classes:
+            raise DataError("label_swap exchanges labels, and the targets are no classes; leave it out")
         if top >= population.classes:
             raise DataError(f"pairs exchange label {top}, the data have labels 0..{population.classes - 1}")
         clustered = plant_clusters(population, len(self.pairs))

@@ -95,7 +95,8 @@ def supports(network: Network, device: torch.device) -> bool:
 def parse(network: Network) -> ParsedNetwork:
     """The network as the fast path sees it; one with a loss, forward or gradient of its own has no layers for it."""
     own = type(network)
-    usual = isinstance(network, Model) and own.loss_of is Model.loss_of and own.forward is Network.forward
+    usual = isinstance(network, Model) and network.task.is_plain() and own.loss_of is Model.loss_of
+    usual = usual and own.forward is Network.forward
     if not usual or own.compute_gradient is not Network.compute_gradient:
         return ParsedNetwork(network, None, ())
     return ParsedNetwork(network, parse_layers(network.template), parse_stages(network.template))

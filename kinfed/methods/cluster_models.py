@@ -283,14 +283,15 @@ SelectOn = Literal["train_loss", "test_accuracy"]  # the second looks at test sa
 def select_model(
     client: Client, model: Model, models: Stack, select_on: SelectOn, body: Mapping[str, Tensor] = NOTHING
 ) -> Tensor:
-    """Client: the model with the least loss on its training samples, or with the most hits on its test samples.
+    """Client: the model with the least loss on its training samples, or with the best main metric on its test samples.
 
     The models may be some layers, and `body` the others; ties go to the first.
     """
     own = client.test if select_on == "test_accuracy" else client.train
     scores = [score(model, {**body, **select(models, m)}, own) for m in range(count(models))]
     if select_on == "test_accuracy":
-        return torch.stack([s["correct"] for s in scores]).argmax()
+        found = torch.stack([s["metric"] for s in scores])
+        return found.argmin() if model.task.metric().lower_is_better else found.argmax()
     return torch.stack([s["loss"] for s in scores]).argmin()
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from kinfed.client import Client, Range, Reply, Samples, client_task
-from kinfed.models import Model, hits
+from kinfed.models import Model
 from kinfed.params import Params, Payload, Stack, count, flatten, interpolate, model_in, select, tensor_in
+from kinfed.targets import fill_unknown, is_known
 from kinfed.training import LabelledGradient, LocalTraining
 
 AMOUNTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # α: how much of its own training a client adds to the model it is served
@@ -88,12 +89,16 @@ class JudgesOnHeldOut:
         return Reply({"params": trained, "hits": self.count_hits(candidates, client, held)})
 
     def count_hits(self, candidates: list[Params], client: Client, held: Samples) -> Tensor:
-        """Client: held-out samples that each classifies rightly, and with its labels weighted evenly: [., 2]."""
-        counts = count_labels(client.train, self.model.classes)
-        total = torch.zeros(len(candidates), 2, device=counts.device)
+        """Client: held-out samples that each classifies rightly, and with its labels weighted evenly: [., 2].
+
+        Where targets are no classes, each sample counts by how its losses compare, and all samples weigh the same.
+        """
+        task, total = self.model.task, torch.zeros(len(candidates), 2, device=client.key.device)
+        counts = count_labels(client.train, self.model.classes) if is_classified(self.model, held) else None
         for batch in held.in_order():
-            right = torch.stack([hits(self.model.logits(params, batch.x), batch) for params in candidates])
-            even = 1 / counts[batch.y.clamp(min=0)].clamp(min=1)
+            outputs = torch.stack([self.model.logits(params, batch.x) for params in candidates])
+            right = task.compare(outputs, fill_unknown(batch.y)) * (batch.mask & is_known(batch.y))
+            even = 1.0 if counts is None else 1 / counts[batch.y.clamp(min=0)].clamp(min=1)
             total = total + torch.stack([right.float(), right * even], 2).sum(1)
         return total
 
@@ -103,6 +108,11 @@ class JudgesOnHeldOut:
             return params
         tuned, _ = self.local.for_adaptation()(client, params, LabelledGradient(self.model.gradient))
         return interpolate(params, tuned, tensor_in(offer, "amount"))
+
+
+def is_classified(model: Model, samples: Samples) -> bool:
+    """Whether each sample has one class."""
+    return model.task.has_classes() and samples.y.dim() == 1
 
 
 def pair_nearest(models: Stack, chosen: Tensor) -> Tensor:

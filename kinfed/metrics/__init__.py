@@ -27,13 +27,13 @@ from kinfed.metrics.found_clusters import (
 from kinfed.metrics.scores import (
     QUESTIONS,
     Scores,
-    accuracies,
     accuracy_of,
     converged_at,
     fedavg_parameters,
     flt_parameters,
     is_stuck,
     mean_accuracy,
+    measure_clients,
     megabits_per_client,
     method_bytes,
     repa_parameters,
@@ -42,16 +42,17 @@ from kinfed.metrics.scores import (
     score_clients,
     share_at_target,
     standard_error,
+    summarise_scores,
     variance,
     worst_decile,
 )
 
 __all__ = [
-    "QUESTIONS", "FoundClusters", "Scores", "accuracies", "accuracy_of", "agreement", "assign_look_alikes",
+    "QUESTIONS", "FoundClusters", "Scores", "accuracy_of", "agreement", "assign_look_alikes",
     "belong_together", "bootstrap_error", "clustering_error", "collect_signatures", "converged_at", "correlations",
     "cosines", "current_clusters", "divergences", "drift_similarity", "dry_run", "fedavg_parameters",
-    "flt_parameters", "is_stuck", "mean_accuracy", "megabits_per_client", "method_bytes", "originals_of",
-    "pair_quality", "pearson", "repa_parameters", "robustness", "rounds_to_target", "sample_accuracy",
-    "score_clients", "share_at_target", "standard_error", "uniformity", "uniformity_of_chance",
+    "flt_parameters", "is_stuck", "mean_accuracy", "measure_clients", "megabits_per_client", "method_bytes",
+    "originals_of", "pair_quality", "pearson", "repa_parameters", "robustness", "rounds_to_target", "sample_accuracy",
+    "score_clients", "share_at_target", "standard_error", "summarise_scores", "uniformity", "uniformity_of_chance",
     "uniformity_of_labels", "variance", "worst_decile",
 ]  # fmt: skip

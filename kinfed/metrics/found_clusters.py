@@ -41,7 +41,7 @@ class FoundClusters:
         related = method.neighbours(state) if isinstance(method, RelatesClients) and fed.count <= MANY else None
         neighbours, whose = (related.rows.cpu(), related.whose.cpu()) if related else (None, None)
         members = fed.clients.cpu()[clusters[fed.clients.cpu()] >= 0]
-        held = fed.labels_held[members] if fed.sees_samples else None
+        held = fed.labels_held[members] if fed.sees_samples and fed.population.has_classes else None
         return cls(clusters, neighbours, whose, members, held, fed.true_clusters)
 
     @property

@@ -1,6 +1,6 @@
 """How every client's model does on its test samples, and what that comes to (methods 5.1 to 5.4, 5.6, 5.12).
 
-Accuracies are fractions.
+The main metric of the model's task is what is compared: the accuracy of a classifier, which is a fraction.
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.client_tasks import evaluate, evaluate_adapted
+from kinfed.client_tasks import evaluate, evaluate_adapted, evaluate_all, measured_names
 from kinfed.federation import Federation, Ledger, Replies
 from kinfed.method import Method
+from kinfed.quality import Metric
 
 State = TypeVar("State")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Every client's accuracy after a round; not a number where a client was not scored."""
+    """Every client's main metric after a round; not a number where a client was not scored."""
 
-    accuracy: Tensor  # [clients], its model as served
+    main: Tensor  # [clients], its model as served
     adapted: Tensor  # [clients], after local adaptation
     loss: Tensor  # [clients], mean over its test samples
     samples: Tensor  # [clients], test samples
@@ -34,7 +35,7 @@ def score_clients(method: Method[State], state: State, fed: Federation, adapt: b
     replies = fed.run(evaluate, fed.real, method.offer(state, fed.real, fed))
     at, samples = replies.cohort.cpu(), replies["samples"].cpu()
     return Scores(
-        accuracy=blank.index_copy(0, at, accuracy_of(replies["correct"].cpu(), samples)),
+        main=blank.index_copy(0, at, main_metric(method, replies)),
         adapted=score_adapted(method, state, fed) if adapt else blank.clone(),
         loss=blank.index_copy(0, at, replies["loss"].cpu().double() / samples),
         samples=torch.zeros(fed.count, dtype=torch.long).index_copy(0, at, samples),
@@ -48,30 +49,44 @@ def score_adapted(method: Method[State], state: State, fed: Federation) -> Tenso
     able = [i for i in fed.real.tolist() if fed.roles[i].labelled and sizes[i]]
     clients = torch.tensor(able, dtype=torch.long, device=fed.device)
     replies: Replies = fed.run(evaluate_adapted, clients, method.offer(state, clients, fed))
-    accuracy = accuracy_of(replies["correct"].cpu(), replies["samples"].cpu())
-    return torch.full((fed.count,), torch.nan, dtype=torch.double).index_copy(0, replies.cohort.cpu(), accuracy)
+    found = main_metric(method, replies)
+    return torch.full((fed.count,), torch.nan, dtype=torch.double).index_copy(0, replies.cohort.cpu(), found)
 
 
-def accuracies(scores: Scores, target: float) -> dict[str, float]:
-    """Accuracies of the training clients, and of unseen ones where there are some, by name."""
-    scored, tuned = ~scores.accuracy.isnan(), ~scores.adapted.isnan()
+def main_metric(method: Method[State], replies: Replies) -> Tensor:
+    """The main metric of clients that replied to an evaluation: [replies]."""
+    return method.model.task.finish(accuracy_of(replies["metric"].cpu(), replies["samples"].cpu()))
+
+
+def summarise_scores(scores: Scores, metric: Metric, target: float) -> dict[str, float]:
+    """The main metric of the training clients, and of unseen ones where there are some, by name."""
+    scored, tuned = ~scores.main.isnan(), ~scores.adapted.isnan()
     ours, unseen = scored & scores.trains, scored & ~scores.trains
-    own = scores.accuracy[ours]
+    own, name = scores.main[ours], metric.name
     metrics = {
-        "accuracy": mean_accuracy(own),
-        "accuracy_val": sample_accuracy(own, scores.samples[ours]),
-        "variance": variance(own),
-        "worst_decile": worst_decile(own),
-        "at_target": share_at_target(own, target),
+        name: mean_accuracy(own),
+        f"{name}_val": sample_accuracy(own, scores.samples[ours]),
+        "variance": variance(own, metric.scale),
+        "worst_decile": worst_decile(own, metric.lower_is_better),
+        "at_target": share_at_target(own, target, metric.lower_is_better),
     }
     if bool((ours & tuned).any()):
-        metrics["accuracy_adapted"] = mean_accuracy(scores.adapted[ours & tuned])
+        metrics[f"{name}_adapted"] = mean_accuracy(scores.adapted[ours & tuned])
     if bool(unseen.any()):
-        metrics["accuracy_unseen"] = mean_accuracy(scores.accuracy[unseen])
-        metrics["accuracy_holdout"] = sample_accuracy(scores.accuracy[unseen], scores.samples[unseen])
+        metrics[f"{name}_unseen"] = mean_accuracy(scores.main[unseen])
+        metrics[f"{name}_holdout"] = sample_accuracy(scores.main[unseen], scores.samples[unseen])
     if bool((unseen & tuned).any()):
-        metrics["accuracy_unseen_adapted"] = mean_accuracy(scores.adapted[unseen & tuned])
+        metrics[f"{name}_unseen_adapted"] = mean_accuracy(scores.adapted[unseen & tuned])
     return metrics
+
+
+def measure_clients(method: Method[State], state: State, fed: Federation) -> dict[str, float]:
+    """All metrics of the task, each the mean over the training clients whose test samples define it."""
+    replies = fed.run(evaluate_all, fed.clients, method.offer(state, fed.clients, fed))
+    names = measured_names(method)
+    values, known = replies["values"].cpu().double(), replies["known"].cpu()
+    held = zip(names, values.T, known.T, strict=True)
+    return {name: float(value[defined].mean()) for name, value, defined in held if bool(defined.any())}
 
 
 def accuracy_of(correct: Tensor, samples: Tensor) -> Tensor:
@@ -94,25 +109,25 @@ def standard_error(mean: float, samples: int) -> float:
     return float((mean * (1 - mean) / samples) ** 0.5)
 
 
-def variance(accuracy: Tensor) -> float:
+def variance(accuracy: Tensor, scale: float = 100.0) -> float:
     """Fairness: population variance over clients in squared percentage points; lower is fairer."""
-    return float((100 * accuracy.double()).var(correction=0)) if len(accuracy) else float("nan")
+    return float((scale * accuracy.double()).var(correction=0)) if len(accuracy) else float("nan")
 
 
-def worst_decile(accuracy: Tensor) -> float:
+def worst_decile(accuracy: Tensor, lower_is_better: bool = False) -> float:
     """The mean over the tenth of the clients (at least one) that fare worst."""
-    worst = accuracy.double().sort().values[: max(1, len(accuracy) // 10)]
+    worst = accuracy.double().sort(descending=lower_is_better).values[: max(1, len(accuracy) // 10)]
     return float(worst.mean())
 
 
-def share_at_target(accuracy: Tensor, target: float) -> float:
-    """The share of clients that reach the target accuracy."""
-    return float((accuracy >= target).double().mean())
+def share_at_target(accuracy: Tensor, target: float, lower_is_better: bool = False) -> float:
+    """The share of clients that reach the target."""
+    return float((accuracy <= target if lower_is_better else accuracy >= target).double().mean())
 
 
-def rounds_to_target(means: Sequence[tuple[int, float]], target: float) -> int | None:
-    """The first evaluated round at which the mean accuracy reaches the target; None if none does."""
-    return next((round for round, mean in means if mean >= target), None)
+def rounds_to_target(means: Sequence[tuple[int, float]], target: float, lower_is_better: bool = False) -> int | None:
+    """The first evaluated round at which the mean over clients reaches the target; None if none does."""
+    return next((round for round, mean in means if (mean <= target if lower_is_better else mean >= target)), None)
 
 
 def converged_at(means: Sequence[tuple[int, float]], within: float = 0.01) -> int | None:
@@ -133,7 +148,7 @@ def is_stuck(means: Sequence[tuple[int, float]], chance: float) -> bool:
     return len(last) == 2 and last[0] == last[1] < best / 2 and best > 1.5 * chance
 
 
-QUESTIONS = ("evaluate", "evaluate_adapted")  # asked by the experiment, not by a method
+QUESTIONS = ("evaluate", "evaluate_adapted", "evaluate_all")  # asked by the experiment, not by a method
 
 
 def method_bytes(ledger: Ledger) -> int:

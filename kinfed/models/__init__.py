@@ -6,6 +6,7 @@ from functools import partial
 from torch import nn
 
 from kinfed.errors import ConfigError
+from kinfed.learning_tasks import Classification, LearningTask
 from kinfed.models.autoencoders import conv_ae, repa_ae, residual_ae
 from kinfed.models.model import (
     AutoEncoder,
@@ -15,34 +16,50 @@ from kinfed.models.model import (
     encoder_of,
     fix_weights,
     has_decoder,
-    hits,
     is_last_layer,
 )
 from kinfed.models.module_checks import from_module
 from kinfed.models.network import Gradient, GradientFn, Network, NetworkGradient
-from kinfed.models.networks import Shape, flhc_cnn, leaf_cnn, lenet5, mlp_200, repa_cnn, resnet9
+from kinfed.models.networks import (
+    Shape,
+    Sizes,
+    char_cnn,
+    flhc_cnn,
+    har_cnn,
+    leaf_cnn,
+    lenet5,
+    linear,
+    mlp_200,
+    repa_cnn,
+    resnet9,
+)
 from kinfed.registry import look_up
 
-MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp_200": mlp_200,
     "leaf_cnn": leaf_cnn,
     "lenet5": lenet5,
     "flhc_cnn": flhc_cnn,
     "repa_cnn": repa_cnn,
     "resnet9": resnet9,
+    "linear": linear,
+    "har_cnn": har_cnn,
+    "char_cnn": char_cnn,
 }
+IMAGES = "images [channels, height, width]"
+TAKES = {"mlp_200": "", "linear": "", "har_cnn": "series [channels, length]", "char_cnn": "token ids [length]"}
 AUTOENCODERS: dict[str, Callable[[Shape, int], nn.Module]] = {"conv_ae": conv_ae, "residual_ae": residual_ae}
 
 
-def make_model(name: str, shape: Shape, classes: int, seed: int = 0) -> Model:
-    """The built-in classifier of this name for samples of this shape, which only `mlp_200` takes if no images."""
+def make_model(name: str, shape: Sizes, classes: int, seed: int = 0, task: LearningTask | None = None) -> Model:
+    """The built-in network of this name for samples of this shape, and so many classes or numbers; a classifier."""
     build = look_up(name, MODELS, "model")
-    if len(shape) != 3 and build is not mlp_200:
+    wanted = TAKES.get(name, IMAGES)
+    if wanted and len(shape) != wanted.count(",") + 1:
         raise ConfigError(
-            f"model '{name}' is for images [channels, height, width], got samples of shape {list(shape)}: "
-            "take mlp_200, or a model of your own"
+            f"model '{name}' is for {wanted}, got samples of shape {list(shape)}: take mlp_200, or a model of your own"
         )
-    return Model(partial(build, shape, classes), seed=seed, classes=classes)
+    return Model(partial(build, shape, classes), seed=seed, classes=classes, task=task or Classification())
 
 
 def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) -> AutoEncoder:
@@ -57,5 +74,5 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 __all__ = [
     "AUTOENCODERS", "MODELS", "AutoEncoder", "EncoderNetwork", "Gradient", "GradientFn", "Model", "Network",
     "NetworkGradient", "Shape", "SupervisedAutoEncoder", "encoder_of", "fix_weights", "from_module", "has_decoder",
-    "hits", "is_last_layer", "make_autoencoder", "make_model", "repa_ae",
+    "is_last_layer", "make_autoencoder", "make_model", "repa_ae",
 ]  # fmt: skip

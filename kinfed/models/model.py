@@ -1,4 +1,4 @@
-"""Classifiers and encoders as pure functions of their weights."""
+"""Models of a task, and encoders, as pure functions of their weights."""
 
 from abc import ABC
 from collections.abc import Mapping
@@ -11,22 +11,29 @@ from torch.nn.functional import cross_entropy
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
+from kinfed.learning_tasks import Classification, LearningTask
 from kinfed.models.network import Gradient, GradientFn, Network, in_evaluation
 from kinfed.params import Params
 
 
 @dataclass(frozen=True)
 class Model(Network):
-    """A classifier into `classes` classes, trained by cross-entropy."""
+    """A network for a task; of a classifier, `classes` are its classes, of a regression the numbers it predicts."""
 
     classes: int = 10
+    task: LearningTask = Classification()
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
-        """Scores of the classes: [b, classes]."""
+        """Scores of the classes, or whatever the task's loss is of: [b, classes]."""
         return self.apply(params, x)
 
     def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
-        return cross_entropy(output, batch.y, reduction="none")
+        return self.task.losses(output, batch.y)
+
+    def scores_of(self, output: Tensor, batch: Batch) -> Tensor:
+        """What each real sample adds to the task's main metric: [b]."""
+        scores = self.task.scores(output, batch.y)
+        return scores & batch.mask if scores.dtype == torch.bool else torch.where(batch.mask, scores, 0.0)
 
     def check(self, x: Tensor) -> None:
         """Raises unless the network takes such samples, each independently, and its output fits the classes."""
@@ -36,21 +43,13 @@ class Model(Network):
             raise
         except RuntimeError as error:
             raise ModelError(f"the model does not take samples of shape {tuple(x.shape[1:])}: {error}") from error
-        if shape != (len(x[:2]), self.classes):
-            raise ModelError(
-                f"the model's output for 2 samples has shape {shape}, wanted (2, {self.classes}): "
-                f"the data has {self.classes} classes"
-            )
+        if reason := self.task.check_output((2, *shape[1:]), self.classes):
+            raise ModelError(f"the model's output for 2 samples has shape {shape}, {reason}")
         self.check_independence(x)
 
     def parameters(self) -> int:
         """The number of weights."""
         return sum(w.numel() for w in self.init().values())
-
-
-def hits(logits: Tensor, batch: Batch) -> Tensor:
-    """Which real samples are classified correctly: [b] bool."""
-    return (logits.argmax(1) == batch.y) & batch.mask & torch.isfinite(logits).all(1)
 
 
 def is_last_layer(network: Network, name: str) -> bool:

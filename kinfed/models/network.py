@@ -32,6 +32,7 @@ class Gradient(NamedTuple):
 
 
 GradientFn = Callable[[Params, Batch], Gradient]
+TOKENS = (torch.int16, torch.int32, torch.int64)
 BUILDING = Lock()  # modules draw their weights from the generator that all threads share
 
 
@@ -68,6 +69,8 @@ class Network(ABC):
 
     def inputs(self, x: Tensor) -> Tensor:
         """Samples as the network wants them: float, scaled."""
+        if x.dtype in TOKENS:
+            return x.long()
         x = x / 255 if x.dtype == torch.uint8 else x
         if not self.mean:
             return x

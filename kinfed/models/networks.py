@@ -7,11 +7,17 @@ from torch import Tensor, nn
 from kinfed.errors import ConfigError
 
 Shape = tuple[int, int, int]  # channels, height, width
+Sizes = tuple[int, ...]  # of a sample
 
 
-def mlp_200(shape: Shape, classes: int) -> nn.Module:
+def mlp_200(shape: Sizes, classes: int) -> nn.Module:
     """One hidden layer of 200 (FLT, IFCA), for samples of any shape; no dropout, the papers have none."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 200), nn.ReLU(), nn.Linear(200, classes))
+
+
+def linear(shape: Sizes, classes: int) -> nn.Module:
+    """One linear layer, for samples of any shape: logistic or linear regression (FLamby's baseline)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
 
 
 def leaf_cnn(shape: Shape, classes: int, hidden: int = 2048) -> nn.Module:
@@ -80,3 +86,52 @@ def resnet9(shape: Shape, classes: int) -> nn.Module:
         Residual(nn.Sequential(_block(512, 512), _block(512, 512))),
         nn.MaxPool2d(shape[1] // 8), nn.Flatten(), nn.Linear(512, classes),
     )  # fmt: skip
+
+
+class SeriesConv(nn.Conv1d):
+    """A convolution of series without padding; on a GPU, a product with the series' windows.
+
+    The clients of a block have a weight each, and torch's convolution of so many groups is slow there.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.product(input) if input.is_cuda else super().forward(input)
+
+    def product(self, input: Tensor) -> Tensor:
+        """The same as a product."""
+        seen = input.unfold(2, self.kernel_size[0], 1).movedim(1, 2).flatten(2)  # [b, length, channels · window]
+        product = (seen @ self.weight.flatten(1).T).movedim(2, 1)
+        return product if self.bias is None else product + self.bias[:, None]
+
+
+def har_cnn(shape: Sizes, classes: int) -> nn.Module:
+    """HAR-CNN of PFLlib and GPFL: convolutions over time to 32 and 64 channels, window 9, then 1024 and 512 units."""
+    channels, length = shape
+    flat = 64 * (((length - 8) // 2 - 8) // 2)
+    if flat <= 0:
+        raise ConfigError(f"har_cnn needs series of at least 28 samples, got {length}: use another model")
+    return nn.Sequential(
+        SeriesConv(channels, 32, 9), nn.ReLU(), nn.MaxPool1d(2),
+        SeriesConv(32, 64, 9), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Flatten(), nn.Linear(flat, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, classes),
+    )  # fmt: skip
+
+
+class Transpose(nn.Module):
+    """Embedded tokens [b, length, e] as series [b, e, length]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
+def char_cnn(shape: Sizes, classes: int) -> nn.Module:
+    """The next token of a window: embeddings of 32, three convolutions that halve the window, 256 units."""
+    (length,) = shape
+    parts: list[nn.Module] = [nn.Embedding(classes, 32), Transpose()]
+    channels = 32
+    for wider in (64, 128, 128):
+        if length < 10:
+            break
+        parts += [SeriesConv(channels, wider, 5), nn.ReLU(), nn.MaxPool1d(2)]
+        channels, length = wider, (length - 4) // 2
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(channels * length, 256), nn.ReLU(), nn.Linear(256, classes))

@@ -126,7 +126,7 @@ def metric_after(run: Run, round: int, metric: str) -> float | None:
 
 def place_of_target(run: Run, target: float) -> int | None:
     """The row of the first evaluated round whose mean accuracy is at least the target."""
-    hits = np.flatnonzero(run.rounds["accuracy"] >= target)
+    hits = np.flatnonzero(run.main >= target)
     return int(hits[0]) if len(hits) else None
 
 

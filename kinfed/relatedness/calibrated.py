@@ -83,11 +83,18 @@ class Calibrated(Clusterer):
         return Fit(names[found.clusters], found.p_values, found.p_values >= self.level, distances)
 
     def fit(self, known: Signatures, clusters: int = 0) -> "ClusterModel":
-        """The model of these clients, with so many clusters or with as many as are found."""
+        """The model of these clients, with so many clusters or with as many as are found.
+
+        Clusters that clients lie between count as one: such clients differ by degrees.
+        """
         pooled = PooledParts.of(known.of(self.draw(known)))
         coordinates = fit_coordinates(pooled)
         seen, most = observe(coordinates, pooled), self.most_clusters if coordinates.kept else 1
-        return calibrate(coordinates, fit_ward(seen, clusters) if clusters else choose_mixture(seen, most), pooled)
+        if clusters:
+            return calibrate(coordinates, fit_ward(seen, clusters), pooled)
+        found = calibrate(coordinates, choose_mixture(seen, most), pooled)
+        is_final = found.is_separated or len(found.mixture) == 1
+        return found if is_final else calibrate(coordinates, choose_mixture(seen, 1), pooled)
 
     def draw(self, known: Signatures) -> Tensor:
         """Ids of clients that the model is fitted on, ascending."""

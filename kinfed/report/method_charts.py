@@ -4,15 +4,28 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from kinfed.report.series import Curve, Metric, OnDisk, Place, Series, Spread, curves, gather, metric_named, spreads
+from kinfed.quality import Metric
+from kinfed.report.series import (
+    Curve,
+    OnDisk,
+    Place,
+    Series,
+    Spread,
+    curves,
+    gather,
+    main_metric,
+    metric_named,
+    spreads,
+)
 from kinfed.report.vega import DASHES, FAINT, Chart, Rows, Spec, digits, mark_line, number, show
 
 Runs = Iterable[Place] | Sequence[Series] | Place
 
 
-def plot_convergence(runs: Runs, metric: str = "accuracy") -> Chart:
-    """A metric over rounds, a band of one standard deviation over seeds around each mean."""
-    series, of = as_series(runs), metric_named(metric)
+def plot_convergence(runs: Runs, metric: str = "") -> Chart:
+    """A metric, else the main one, over rounds, a band of one standard deviation over seeds around each mean."""
+    series = as_series(runs)
+    of = metric_named(metric, series)
     found = curves(series, of)
     x = number("x", title="round", axis={"tickMinStep": 1, "grid": False, "format": "d"}, scale=from_first(found))
     over: Spec = {"type": "point", "fields": ["x"], "on": "pointerover", "clear": "pointerout"}
@@ -29,9 +42,10 @@ def plot_convergence(runs: Runs, metric: str = "accuracy") -> Chart:
     return Chart((add_layer(panel, pointer),), {"curves": rows, "rounds": round_rows(found, of)}, found)
 
 
-def plot_cost(runs: Runs, metric: str = "accuracy") -> Chart:
-    """A metric over the megabytes moved both ways."""
-    series, of = as_series(runs), metric_named(metric)
+def plot_cost(runs: Runs, metric: str = "") -> Chart:
+    """A metric, else the main one, over the megabytes moved both ways."""
+    series = as_series(runs)
+    of = metric_named(metric, series)
     found = curves(series, of)
     x = number("x", title="MB moved both ways", axis={"grid": False}, scale={"domainMin": 0, "nice": False})
     tips = show(method="method", round="round", x="MB", value=of.title)
@@ -140,17 +154,24 @@ def series_dash(series: Sequence[Series]) -> Spec:
 
 def spread_panel(series: Sequence[Series], one: Spread, table: str, top: float, is_last: bool) -> Spec:
     """The histogram of one method; the last one has the axis of all."""
-    axis: Spec | None = {"title": "accuracy of a client, %", "grid": False} if is_last else None
+    metric = main_metric(series)
+    unit, after = (" %", 1) if metric.unit == "%" else ("", 3)
+    axis: Spec | None = (
+        {"title": f"{metric.title} of a client{',' * bool(unit)}{unit}", "grid": False} if is_last else None
+    )
+    most = 100.0 if unit else float(one.edges[-1])
     lines = ((one.mean, [1, 0]), (one.worst_decile, [3, 3]))
     bars: Spec = {
-        "x": number("from", scale={"domain": [float(one.edges[0]), 100], "nice": False}, axis=axis),
+        "x": number("from", scale={"domain": [float(one.edges[0]), most], "nice": False}, axis=axis),
         "x2": {"field": "to"}, "y": number("share", scale={"domain": [0, top]}, axis=None), "y2": {"datum": 0},
         "color": {"datum": one.name, "scale": {"domain": [other.name for other in series]}, "legend": None},
-        "tooltip": show(**{"from": "from %", "to": "to %", "clients": "clients"}),
+        "tooltip": show(**{"from": f"from{unit}", "to": f"to{unit}", "clients": "clients"}),
     }  # fmt: skip
+    ends = f"worst decile {one.worst_decile:.{after}f}{unit}, mean {one.mean:.{after}f}{unit}"
+    said = f"{metric.title} of {one.counts.sum()} clients with {one.name}"
     return {
-        "title": {"text": one.name, "subtitle": f"worst decile {one.worst_decile:.1f} %, mean {one.mean:.1f} %"},
-        "description": f"Accuracies of {one.counts.sum()} clients with {one.name}", "width": 640, "height": 60,
+        "title": {"text": one.name, "subtitle": ends},
+        "description": said, "width": 640, "height": 60,
         "layer": [
             {"data": {"name": table}, "mark": "rect", "encoding": bars},
             *(mark_line({"x": {"datum": value}}, dash) for value, dash in lines),

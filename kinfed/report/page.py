@@ -33,7 +33,7 @@ from kinfed.report.run_charts import (
     plot_relatedness,
     plot_signatures,
 )
-from kinfed.report.series import Series, gather, list_metrics
+from kinfed.report.series import Series, gather, list_metrics, main_metric
 from kinfed.report.vega import THEMES, Chart, Spec, bundle_scripts
 from kinfed.runs.lifecycle import free_folder
 from kinfed.runs.logs import write_text
@@ -245,25 +245,26 @@ def either(series: Sequence[Series], *path: str) -> str:
 
 def lede(series: Sequence[Series]) -> str:
     """The result in a sentence or two."""
-    accuracy = useful_columns(series)[0]
-    ranked = sorted(series, key=lambda one: -(cell_of(accuracy, one).value or 0))
-    best = cell_of(accuracy, ranked[0])
+    main, metric = useful_columns(series)[0], main_metric(series)
+    ranked = sorted(series, key=lambda one: -metric.gain(cell_of(main, one).value or 0))
+    best, unit = cell_of(main, ranked[0]), " %" if metric.unit == "%" else f" {metric.title}"
     spread = f" {best.spread}" if best.spread else ""
     if len(ranked) == 1:
-        return f"Clients are served at {best.shown}{spread} % accuracy on average." + cluster_sentence(ranked[0])
+        said = f"{unit} {metric.title}" if metric.unit else unit
+        return f"Clients are served at {best.shown}{spread}{said} on average." + cluster_sentence(ranked[0])
     first, second = ranked[:2]
-    if cell_of(accuracy, second).shown == best.shown:
-        return f"{first.name} and {second.name} serve clients best, both at {best.shown} % on average."
-    said = f"{first.name} serves clients best: {best.shown}{spread} % on average, {ahead_of(ranked, accuracy)}."
+    if cell_of(main, second).shown == best.shown:
+        return f"{first.name} and {second.name} serve clients best, both at {best.shown}{unit} on average."
+    said = f"{first.name} serves clients best: {best.shown}{spread}{unit} on average, {ahead_of(ranked, main)}."
     return said + cluster_sentence(first)
 
 
 def ahead_of(ranked: Sequence[Series], column: Column) -> str:
     """How far the first is ahead of the second, and whether seeds differ by more than that."""
     (first, spread), (second, other) = (mean_and_spread(column, one.outcomes) for one in ranked[:2])
-    ahead = (first or 0) - (second or 0)
+    ahead, below = abs((first or 0) - (second or 0)), column.lower_is_better
     within = ", which is less than seeds differ by" if ahead < max(spread or 0, other or 0) else ""
-    return f"{ahead:.2f} points above {ranked[1].name}{within}"
+    return f"{ahead:.2f} {'below' if below else 'points above'} {ranked[1].name}{within}"
 
 
 def cluster_sentence(one: Series) -> str:

@@ -7,8 +7,9 @@ from html import escape
 
 import numpy as np
 
-from kinfed.comparison import COLUMNS, NOTHING, Column, comparison_table, is_useful, mean_and_spread
+from kinfed.comparison import NOTHING, Column, columns_for, comparison_table, is_useful, mean_and_spread
 from kinfed.progress import as_markdown
+from kinfed.quality import Metric
 from kinfed.report.series import Series, settings_of
 from kinfed.runs.reader import Run
 
@@ -39,7 +40,7 @@ def results(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
 def useful_columns(series: Sequence[Series]) -> list[Column]:
     """The columns of a comparison that some run has a number for."""
     outcomes = [outcome for one in series for outcome in one.outcomes]
-    some = [column for column in COLUMNS if is_useful(column, outcomes)]
+    some = [column for column in columns_for(outcomes) if is_useful(column, outcomes)]
     return [column for column in some if any(column.value(outcome) is not None for outcome in outcomes)]
 
 
@@ -56,7 +57,7 @@ def mark_best(column: Column, cells: Sequence[Cell]) -> list[Cell]:
     shown = {float(cell.shown) for cell in cells if cell.value is not None}
     if column.name in NO_MATTER or len(shown) < 2:
         return list(cells)
-    best = (min if column.name in LESS_IS_BETTER else max)(shown)
+    best = (min if column.name in LESS_IS_BETTER or column.lower_is_better else max)(shown)
     return [Cell(c.shown, c.value, c.spread, c.value is not None and float(c.shown) == best) for c in cells]
 
 
@@ -100,7 +101,7 @@ def client_table(run: Run) -> str:
     if run.labels is not None:
         samples = run.labels.sum(1)
         columns["training samples"] = lambda c: Cell(f"{samples[c]:,}", float(samples[c]))
-    columns["accuracy %"] = lambda c: percent_cell(float(run.accuracy[c]))
+    columns[run.metric.column] = lambda c: metric_cell(run.metric, float(run.scores[c]))
     rows = [[cell(client) for cell in columns.values()] for client in range(min(run.count, LISTED))]
     more = f"; the first {LISTED:,} of {run.count:,}" if run.count > LISTED else ""
     return as_html(list(columns), rows, f"Clients{more}", text=("role",))
@@ -111,17 +112,18 @@ def cluster_table(run: Run) -> str:
     if run.found is None:
         return '<p class="empty">This method looks for no clusters.</p>'
     names, sizes = np.unique(run.found[run.found >= 0], return_counts=True)
-    header = ["cluster", "clients", "mean accuracy %", "worst client %"]
+    header = ["cluster", "clients", f"mean {run.metric.column}", f"worst client {run.metric.unit}".strip()]
     header += [] if run.true_clusters is None else ["most frequent ground-truth cluster"]
     rows = [cluster_row(run, int(names[at]), run.found == names[at]) for at in np.argsort(-sizes, kind="stable")]
     return as_html(header, rows, "Clusters found, the largest first")
 
 
 def cluster_row(run: Run, name: int, members: "np.typing.NDArray[np.bool_]") -> list[Cell]:
-    """A cluster: its size, its clients' accuracies, and the ground truth that most of them share."""
-    scored = run.accuracy[members][~np.isnan(run.accuracy[members])]
+    """A cluster: its size, its clients' scores, and the ground truth that most of them share."""
+    scored = run.scores[members][~np.isnan(run.scores[members])]
+    worst = np.max if run.metric.lower_is_better else np.min
     row = [Cell(str(name)), Cell(f"{members.sum():,}", float(members.sum()))]
-    row += [percent_cell(float(f(scored)) if len(scored) else np.nan) for f in (np.mean, np.min)]
+    row += [metric_cell(run.metric, float(f(scored)) if len(scored) else np.nan) for f in (np.mean, worst)]
     if run.true_clusters is None:
         return row
     names, counts = np.unique(run.true_clusters[members], return_counts=True)
@@ -135,9 +137,10 @@ def cluster_cell(clusters: "np.typing.NDArray[np.int64]", client: int) -> Cell:
     return Cell(NOTHING) if clusters[client] < 0 else Cell(str(clusters[client]), float(clusters[client]))
 
 
-def percent_cell(share: float) -> Cell:
-    """A share in percent."""
-    return Cell(NOTHING) if np.isnan(share) else Cell(f"{100 * share:.2f}", share)
+def metric_cell(metric: Metric, value: float) -> Cell:
+    """A value of the main metric: a share in percent."""
+    shown = f"{metric.scale * value:.2f}" if metric.unit == "%" else f"{metric.scale * value:.4g}"
+    return Cell(NOTHING) if np.isnan(value) else Cell(shown, value)
 
 
 def as_html(header: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, text: Sequence[str] = ()) -> str:

@@ -283,13 +283,14 @@ def client_row(run: Run, client: int) -> dict[str, object]:
     row: dict[str, object] = {"client": client, "role": run.roles[client]}
     row |= {} if run.found is None else {"found": name_of(run.found, client)}
     row |= {} if run.true_clusters is None else {"true": name_of(run.true_clusters, client)}
-    row |= {} if np.isnan(run.accuracy[client]) else {"accuracy": round(100 * float(run.accuracy[client]), 2)}
+    score = run.metric.scale * float(run.scores[client])
+    row |= {} if np.isnan(score) else {"score": round(score, 2 if run.metric.unit == "%" else 4)}
     return row if run.labels is None else row | {"samples": int(run.labels[client].sum())}
 
 
 def client_tips(run: Run) -> list[Spec]:
     """The fields of a client that pointing at it shows."""
-    titles = {"client": "client", "found": "found cluster", "true": "ground-truth cluster", "accuracy": "accuracy %",
+    titles = {"client": "client", "found": "found cluster", "true": "ground-truth cluster", "score": run.metric.column,
               "samples": "training samples", "role": "role"}  # fmt: skip
     missing = {"found": run.found is None, "true": run.true_clusters is None, "samples": run.labels is None}
     return [{"field": name, "title": title} for name, title in titles.items() if not missing.get(name)]

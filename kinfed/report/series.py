@@ -1,7 +1,7 @@
 """Series: runs that differ only in the seed; their metrics over rounds and bytes, their accuracies over clients."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +10,7 @@ import numpy as np
 from kinfed.comparison import Outcome
 from kinfed.config import flatten
 from kinfed.errors import ConfigError
+from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import explain_unknown
 from kinfed.runs.reader import Numbers, Run, Whole, read_runs
 
@@ -55,7 +56,7 @@ class Series:
     @property
     def outcomes(self) -> list[Outcome]:
         """How its runs ended, under the series' name."""
-        return [Outcome(self.name, run.seed, run.summary, run.seconds) for run in self.runs]
+        return [Outcome(self.name, run.seed, run.summary, run.seconds, run.metric) for run in self.runs]
 
 
 def title_of(method: str) -> str:
@@ -110,31 +111,28 @@ def _methods(run: Run) -> list[str]:
     return list(methods) if isinstance(methods, dict) else []
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A column of rounds.csv and how it is shown."""
-
-    name: str
-    title: str
-    scale: float = 1.0
-    unit: str = ""
+def main_metric(series: Sequence["Series"]) -> Metric:
+    """The main metric of these series: that of the first."""
+    return series[0].runs[0].metric if series and series[0].runs else ACCURACY
 
 
-METRICS = (
-    Metric("accuracy", "Mean accuracy", 100, "%"),
-    Metric("worst_decile", "Worst decile", 100, "%"),
-    Metric("at_target", "Clients at target", 100, "%"),
-    Metric("variance", "Variance over clients"),
-    Metric("accuracy_adapted", "After adaptation", 100, "%"),
-    Metric("accuracy_unseen", "Unseen clients", 100, "%"),
-    Metric("accuracy_unseen_adapted", "Unseen clients, adapted", 100, "%"),
-    Metric("ari", "ARI with ground-truth clusters"),
-    Metric("clusters", "Clusters found"),
-    Metric("clustering_error", "Clustering error"),
-    Metric("uniformity", "Uniformity of labels"),
-    Metric("correlation_labels", "Correlation with labels"),
-    Metric("correlation_drift", "Correlation with drift"),
-)
+def metrics_by(main: Metric) -> tuple[Metric, ...]:
+    """The columns of rounds.csv by this main metric, and how they are shown."""
+    return (
+        replace(main, title=f"Mean {main.title}"),
+        replace(main, name="worst_decile", title="Worst decile"),
+        Metric("at_target", "Clients at target", 100, "%"),
+        Metric("variance", "Variance over clients", lower_is_better=True),
+        replace(main, name=f"{main.name}_adapted", title="After adaptation"),
+        replace(main, name=f"{main.name}_unseen", title="Unseen clients"),
+        replace(main, name=f"{main.name}_unseen_adapted", title="Unseen clients, adapted"),
+        Metric("ari", "ARI with ground-truth clusters"),
+        Metric("clusters", "Clusters found"),
+        Metric("clustering_error", "Clustering error"),
+        Metric("uniformity", "Uniformity of labels"),
+        Metric("correlation_labels", "Correlation with labels"),
+        Metric("correlation_drift", "Correlation with drift"),
+    )
 
 
 @dataclass(frozen=True)
@@ -150,17 +148,18 @@ class Curve:
     high: Numbers
 
 
-def metric_named(name: str) -> Metric:
-    """The metric of this name."""
-    by_name = {metric.name: metric for metric in METRICS}
+def metric_named(name: str, series: Sequence[Series] = ()) -> Metric:
+    """The metric of this name; none: the main one."""
+    main = main_metric(series)
+    by_name = {"": metrics_by(main)[0]} | {metric.name: metric for metric in metrics_by(main)}
     if name not in by_name:
-        raise ConfigError(explain_unknown(name, by_name, "metric"))
+        raise ConfigError(explain_unknown(name, list(by_name)[1:], "metric"))
     return by_name[name]
 
 
 def list_metrics(series: Sequence[Series]) -> list[Metric]:
     """The metrics that some run has."""
-    return [metric for metric in METRICS if any(curves(series, metric))]
+    return [metric for metric in metrics_by(main_metric(series)) if any(curves(series, metric))]
 
 
 def curves(series: Sequence[Series], metric: Metric) -> list[Curve]:
@@ -199,7 +198,7 @@ def megabytes_at(run: Run, rounds: Sequence[int]) -> Numbers:
 
 @dataclass(frozen=True)
 class Spread:
-    """Accuracies in percent of the training clients of all runs of a series, as a histogram."""
+    """Accuracies in percent, or the main metric, of the training clients of all runs of a series, as a histogram."""
 
     name: str
     edges: Numbers  # of the bins; the same for all series
@@ -210,17 +209,20 @@ class Spread:
 
 def spreads(series: Sequence[Series]) -> list[Spread]:
     """The spread of each series, in common bins."""
-    scored = [(one.name, [100 * run.training_accuracies for run in one.runs]) for one in series]
+    metric = main_metric(series)
+    scored = [(one.name, [metric.scale * run.training_scores for run in one.runs]) for one in series]
     scored = [(name, some) for name, runs in scored if (some := [values for values in runs if len(values)])]
     if not scored:
         return []
-    edges = bins(min(float(values.min()) for _, runs in scored for values in runs))
-    return [spread_of(name, runs, edges) for name, runs in scored]
+    low, high = (f(float(f(values)) for _, runs in scored for values in runs) for f in (min, max))
+    edges = bins(low) if metric.unit == "%" else np.linspace(low, high if high > low else low + 1, MOST + 1)
+    return [spread_of(name, runs, edges, metric.lower_is_better) for name, runs in scored]
 
 
-def spread_of(name: str, runs: Sequence[Numbers], edges: Numbers) -> Spread:
-    """The spread of the accuracies of these runs."""
-    worst = [np.sort(values)[: max(1, len(values) // 10)].mean() for values in runs]
+def spread_of(name: str, runs: Sequence[Numbers], edges: Numbers, lower_is_better: bool = False) -> Spread:
+    """The spread of the scores of these runs."""
+    sign = -1 if lower_is_better else 1
+    worst = [sign * np.sort(sign * values)[: max(1, len(values) // 10)].mean() for values in runs]
     counts = np.histogram(np.concatenate(runs), edges)[0].astype(np.int64)
     return Spread(name, edges, counts, float(np.mean([values.mean() for values in runs])), float(np.mean(worst)))
 

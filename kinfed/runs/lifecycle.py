@@ -89,7 +89,7 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
         (path / SUMMARY).unlink(missing_ok=True)
         experiment.fed.settle(path)
         about: dict[str, str | int] = {"method": config.method, "dataset": config.data.name, "seed": config.seed}
-        writer = RunWriter(path, experiment.fed, about | {"rounds": config.rounds})
+        writer = RunWriter(path, experiment.fed, about | {"rounds": config.rounds}, metric=experiment.metric)
         watcher = display.watch(f"{config.method} seed {config.seed}")
         experiment.attach((writer, watcher, *make_trackers(config, path)), path / CHECKPOINT)
         writer.events.repair()

@@ -14,19 +14,34 @@ from kinfed.files import reason_of, write_bytes
 
 Cell = str | int | float | None
 CONFIG, CHECKPOINT, SUMMARY, COMPARISON = "config.toml", "checkpoint.safetensors", "summary.json", "compare.toml"
+TASK = "task.json"  # the main metric and the names of the classes, where they are not plain
 METRICS = (
     "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_unseen",
     "accuracy_unseen_adapted", "accuracy_val", "accuracy_holdout", "ari", "nmi", "purity", "clusters",
     "clustering_error", "clustering_accuracy", "uniformity", "correlation_labels", "correlation_labels_se",
     "correlation_drift", "correlation_drift_se",
 )  # fmt: skip
-ROUND_COLUMNS = ("round", *METRICS, "bytes_down", "bytes_up")
-CLIENT_COLUMNS = (
-    "round", "client", "role", "true_cluster", "cluster", "accuracy", "accuracy_adapted", "loss", "test_samples",
-)  # fmt: skip
+
+
+def metrics_of(main: str) -> tuple[str, ...]:
+    """The metrics of a round where this is the main one."""
+    own = {name: name.replace("accuracy", main, 1) for name in METRICS if name.startswith("accuracy")}
+    return tuple(own.get(name, name) for name in METRICS)
+
+
+def round_columns(main: str) -> tuple[str, ...]:
+    """The columns of rounds.csv where this is the main metric."""
+    return ("round", *metrics_of(main), "bytes_down", "bytes_up")
+
+
+def client_columns(main: str) -> tuple[str, ...]:
+    """The columns of clients.csv where this is the main metric."""
+    return ("round", "client", "role", "true_cluster", "cluster", main, f"{main}_adapted", "loss", "test_samples")
+
+
 FILES = (
     CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv",
-    "timing.csv", "events.jsonl", "relatedness.npz", "tree.npz", "signatures.npz", "labels.csv",
+    "timing.csv", "events.jsonl", "relatedness.npz", "tree.npz", "signatures.npz", "labels.csv", TASK,
     "mlflow_run.txt", "wandb_run.txt",
 )  # fmt: skip
 TRACKED = ("tensorboard", "wandb")  # folders of trackers

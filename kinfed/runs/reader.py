@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from kinfed.checkpoint import FORMAT, explain_format
 from kinfed.config import Config, load_config, read_toml
-from kinfed.config.schema import Table
+from kinfed.config.schema import Table, build
 from kinfed.data.population import MOST_CLASSES
 from kinfed.errors import CheckpointError, FileError, KinfedError
 from kinfed.experiment import Summary
 from kinfed.files import Arrays, read_arrays
+from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import refuse_code
-from kinfed.runs.logs import CLIENT_COLUMNS, COMPARISON, CONFIG, SUMMARY, whole_lines
+from kinfed.runs.logs import COMPARISON, CONFIG, SUMMARY, TASK, client_columns, whole_lines
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -29,7 +30,7 @@ PARTS = {
     CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
     "ledger.csv": "ledger",    "timing.csv": "seconds", SUMMARY: "summary",
 }  # fmt: skip
-TRAINS = ("trains", "late")  # roles whose accuracy the means are of
+TRAINS = ("trains", "late")  # roles whose scores the means are of
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,28 @@ class Run:
     @cached_property
     def rounds(self) -> Columns:
         """Metrics and bytes by round."""
-        return columns(whole_lines(self.path / "rounds.csv"), ("round", "accuracy"))
+        return columns(whole_lines(self.path / "rounds.csv"), ("round", self.metric.name))
+
+    @cached_property
+    def task(self) -> Table:
+        """What task.json says: the main metric and the names of the classes; empty where it is not there."""
+        return read_json(self.path / TASK) if (self.path / TASK).exists() else {}
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The main metric."""
+        return build(Metric, self.task["metric"], TASK) if "metric" in self.task else ACCURACY
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, where they are known."""
+        names = self.task.get("class_names", [])
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    @property
+    def main(self) -> Numbers:
+        """The main metric of each row of `rounds`."""
+        return self.rounds[self.metric.name]
 
     @cached_property
     def clients(self) -> Columns:
@@ -97,7 +119,7 @@ class Run:
         lines = whole_lines(self.path / "clients.csv")
         last = lines[-1].split(",", 1)[0] + "," if len(lines) > 1 else ""
         first = next((i for i in range(len(lines) - 1, 0, -1) if not lines[i].startswith(last)), 0) + 1
-        return columns([*lines[:1], *lines[first:]], CLIENT_COLUMNS)
+        return columns([*lines[:1], *lines[first:]], client_columns(self.metric.name))
 
     @cached_property
     def clusters(self) -> list[tuple[int, Whole]]:
@@ -139,7 +161,7 @@ class Run:
         if (self.path / SUMMARY).exists():
             whole = read_json(self.path / SUMMARY)
             return {name: v for name, v in whole.items() if v is None or isinstance(v, int | float)}
-        last = int(np.flatnonzero(~np.isnan(self.rounds["accuracy"]))[-1])
+        last = int(np.flatnonzero(~np.isnan(self.main))[-1])
         numbers = {name: float(column[last]) for name, column in self.rounds.numbers.items() if name != "round"}
         return {name: None if np.isnan(value) else value for name, value in numbers.items()}
 
@@ -160,8 +182,8 @@ class Run:
         return float(found[0]) if len(found) and not np.isnan(found[0]) else None
 
     def first_round_at(self, target: float) -> int | None:
-        """The first evaluated round whose mean accuracy is at least the target."""
-        reached = np.flatnonzero(self.rounds["accuracy"] >= target)
+        """The first evaluated round whose mean over clients reaches the target."""
+        reached = np.flatnonzero(self.main <= target if self.metric.lower_is_better else self.main >= target)
         return int(self.rounds["round"][reached[0]]) if len(reached) else None
 
     @property
@@ -185,10 +207,10 @@ class Run:
         return self._by_client("true_cluster")
 
     @cached_property
-    def accuracy(self) -> Numbers:
-        """Every client's accuracy at the last evaluation; NaN for a client that was not scored."""
+    def scores(self) -> Numbers:
+        """Every client's main metric at the last evaluation; NaN for a client that was not scored."""
         every = np.full(self.count, np.nan)
-        every[self.clients.whole("client", 0)] = self.clients["accuracy"]
+        every[self.clients.whole("client", 0)] = self.clients[self.metric.name]
         return every
 
     @cached_property
@@ -198,10 +220,10 @@ class Run:
         return [named.get(client, "") for client in range(self.count)]
 
     @property
-    def training_accuracies(self) -> Numbers:
-        """The accuracies of the clients that train, which means and deciles are of."""
+    def training_scores(self) -> Numbers:
+        """The main metric of the clients that train, which means and deciles are of."""
         takes_part = np.array([role in TRAINS for role in self.clients.text["role"]], dtype=bool)
-        scored: Numbers = self.clients["accuracy"][takes_part]
+        scored: Numbers = self.clients[self.metric.name][takes_part]
         found: Numbers = scored[~np.isnan(scored)]
         return found
 
@@ -325,7 +347,7 @@ def check_run(path: Path) -> Run:
     """The run; raises where nothing was evaluated yet, or a file is damaged."""
     run = Run(path)
     read_part(run, "rounds.csv", "rounds")
-    if not len(run.rounds) or np.isnan(run.rounds["accuracy"]).all():
+    if not len(run.rounds) or np.isnan(run.main).all():
         remedy = "its rounds.csv is lost" if run.has_ended else f"wait, or go on with `kinfed resume {path}`"
         raise CheckpointError(f"{path} has no evaluated round yet: {remedy}")
     for file, part in PARTS.items():

@@ -45,16 +45,18 @@ from kinfed.experiment import Experiment, RoundResult, Summary
 from kinfed.federation import EXCLUDED, Federation, Rejected
 from kinfed.files import write_arrays, write_bytes
 from kinfed.metrics import Scores, collect_signatures
+from kinfed.quality import ACCURACY, Metric
 from kinfed.runs.logs import (
-    CLIENT_COLUMNS,
     CONFIG,
-    METRICS,
-    ROUND_COLUMNS,
     SUMMARY,
+    TASK,
     Cell,
     CsvLog,
     EventLog,
     as_csv,
+    client_columns,
+    metrics_of,
+    round_columns,
     write_text,
 )
 
@@ -72,6 +74,7 @@ class RunWriter:
     about: Mapping[str, str | int]  # goes into the summary
     opened: float = field(default_factory=time.perf_counter)
     last_clusters: list[int] = field(default_factory=list)  # as clusters.csv has them
+    metric: Metric = ACCURACY  # the main one
 
     @property
     def events(self) -> EventLog:
@@ -79,11 +82,11 @@ class RunWriter:
 
     @property
     def rounds(self) -> CsvLog:
-        return CsvLog(self.path / "rounds.csv", ROUND_COLUMNS)
+        return CsvLog(self.path / "rounds.csv", round_columns(self.metric.name))
 
     @property
     def clients(self) -> CsvLog:
-        return CsvLog(self.path / "clients.csv", CLIENT_COLUMNS)
+        return CsvLog(self.path / "clients.csv", client_columns(self.metric.name))
 
     @property
     def clusters(self) -> CsvLog:
@@ -106,6 +109,7 @@ class RunWriter:
         if done == 0:
             self.timing.append([(0, round(time.perf_counter() - self.opened, 3))])
         self._read_clusters()
+        write_task(self.path, self.metric, self.fed.population.class_names)
 
     def on_round(self, result: RoundResult) -> None:
         """Adds the rows of a round."""
@@ -114,9 +118,10 @@ class RunWriter:
         if result.scores is not None:
             self.clients.append(client_rows(self.fed, result.round, result.scores, result.clusters))
         self.add_clusters(result.round, result.clusters)
-        if unknown := sorted(result.metrics.keys() - set(METRICS)):
+        names = metrics_of(self.metric.name)
+        if unknown := sorted(result.metrics.keys() - set(names)):
             raise ValueError(f"rounds.csv has no column for the metrics {unknown}: add them to METRICS")
-        metrics = (result.metrics.get(name) for name in METRICS)
+        metrics = (result.metrics.get(name) for name in names)
         self.rounds.append([(result.round, *metrics, result.down, result.up)])
         self._note_rejected(result.round)
 
@@ -164,6 +169,13 @@ def write_config(folder: Path, config: Config, name: str = CONFIG) -> None:
     write_text(folder / name, HEADER.format(FORMAT) + to_toml(config.resolve()))
 
 
+def write_task(folder: Path, metric: Metric, class_names: Sequence[str]) -> None:
+    """Writes the main metric and the names of the classes; nothing for a classifier of classes without names."""
+    if metric != ACCURACY or class_names:
+        table = {"metric": vars(metric), "class_names": list(class_names)}
+        write_text(folder / TASK, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+
+
 def write_findings(folder: Path, experiment: Experiment[object]) -> None:
     """Writes labels.csv, and relatedness.npz, tree.npz and signatures.npz where the method has them."""
     method, state, fed = experiment.method, experiment.state, experiment.fed
@@ -207,11 +219,11 @@ def refuse_damaged(folder: Path, done: int) -> None:
     """Raises unless the tables have all that the checkpoint knows of."""
     if done:
         refuse_missing(folder, GROWING)
-    log = CsvLog(folder / "rounds.csv", ROUND_COLUMNS)
+    log = CsvLog(folder / "rounds.csv", round_columns(""))
     rows = [row for row in log.rows() if int(row[0]) <= done]
     if len(rows) != done:
         refuse_table(folder, log.path, f"has {len(rows)} rounds, the checkpoint {done}")
-    scored = {int(row[0]) for row in CsvLog(folder / "clients.csv", CLIENT_COLUMNS).rows()}
+    scored = {int(row[0]) for row in CsvLog(folder / "clients.csv", client_columns("")).rows()}
     if lost := [row[0] for row in rows if row[1] and int(row[0]) not in scored]:
         refuse_table(folder, folder / "clients.csv", f"has no client of round {lost[0]}, which was evaluated")
 
@@ -259,7 +271,7 @@ def ledger_by_client(fed: Federation) -> Iterator[tuple[Cell, ...]]:
 def client_rows(fed: Federation, round: int, scores: Scores, clusters: Tensor | None) -> Iterator[tuple[Cell, ...]]:
     """One row for each client that is present."""
     present = fed.present.tolist()
-    parts = (fed.true_clusters, clusters, scores.accuracy, scores.adapted, scores.loss, scores.samples)
+    parts = (fed.true_clusters, clusters, scores.main, scores.adapted, scores.loss, scores.samples)
     columns = ([None] * fed.count if part is None or part.isnan().all() else part.tolist() for part in parts)
     here = ([column[i] for i in present] for column in columns)
     return zip(repeat(round), present, (name_role(fed.roles[i]) for i in present), *here, strict=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.capabilities import AssignsUnseen, FindsClusters, JudgesAssignment
-from kinfed.client import Client
+from kinfed.client import Client, Samples
 from kinfed.client_tasks import score
 from kinfed.data.arrays import Array, SampleKind
 from kinfed.data.population import NO_SAMPLES, Population, Role
@@ -20,6 +20,7 @@ from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import Params, select
 from kinfed.runs.logs import write_text
+from kinfed.targets import forget_targets, is_known
 
 LabelledSamples = tuple[Tensor, Tensor]  # x and y
 MODEL, ASSIGNMENT = "model.safetensors", "assignment.json"
@@ -37,7 +38,7 @@ class Assignment:
     distances: dict[int, float]  # to each cluster, by the method's own measure; empty where it has none
     samples: int  # by which it was assigned
     test_samples: int
-    test_correct: int
+    test_metric: float | None  # the main metric on test samples; None: there are none
     fits: bool | None = None  # whether it fits any cluster; None: the method does not test it
     p_value: float | None = None  # how often a client of its cluster is as far from it
 
@@ -53,10 +54,11 @@ class Assignment:
         return 1 - first[0] / first[1] if len(first) == 2 and first[1] > 0 else None
 
     def predict(self, x: Array) -> Tensor:
-        """The probability of each class for samples as in training: [n, classes]."""
-        samples, _ = self.kind.check(x, None, "the samples to predict")
+        """The task's prediction for samples as in training: [n, classes] probabilities, or [n, k] numbers."""
+        samples, _ = self.kind.check(x, None, "the samples to predict", self.model.task)
         with torch.no_grad():
-            return torch.cat([self.model.logits(self.params, part).softmax(1) for part in samples.split(BATCH)])
+            outputs = torch.cat([self.model.logits(self.params, part) for part in samples.split(BATCH)])
+            return self.model.task.predict(outputs)
 
     def module(self) -> nn.Module:
         """The network itself with its weights, in evaluation mode; it takes images scaled to 0..1."""
@@ -74,7 +76,7 @@ class Assignment:
             "distances": {str(cluster): self.distances[cluster] for cluster in self.nearest},
             "samples": self.samples,
             "test_samples": self.test_samples,
-            "test_accuracy": self.test_correct / self.test_samples if self.test_samples else None,
+            f"test_{self.model.task.metric().name}": self.test_metric,
             **judged,
         }
 
@@ -93,9 +95,10 @@ class UnseenClientFederation(Sequential):
     def __init__(
         self, method: Method[object], sizes: Tensor, server_samples: Tensor, own: LabelledSamples, test: LabelledSamples
     ) -> None:
-        parts = [(server_samples, torch.full((len(server_samples),), -1)), own, test]
+        unknown = forget_targets(own[1].new_empty(len(server_samples), *own[1].shape[1:]))
+        parts = [(server_samples, unknown), own, test]
         public, mine, tests = torch.arange(sum(len(y) for _, y in parts)).split([len(y) for _, y in parts])
-        unseen = Role(holdout=True, labelled=bool((own[1] >= 0).all()))
+        unseen = Role(holdout=True, labelled=bool(is_known(own[1]).all()))
         empty = (NO_SAMPLES,) * len(sizes)
         roles = (*(Role(holdout=True),) * len(sizes), unseen)
         pool = (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
@@ -127,7 +130,7 @@ class UnseenClientFederation(Sequential):
             cluster=None if clusters is None or int(clusters[unseen]) < 0 else int(clusters[unseen]),
             distances={} if distances is None else finite_distances(distances[0]),
             samples=len(client.train), test_samples=len(client.test),
-            test_correct=int(score(method.model, params, client.test)["correct"]),
+            test_metric=test_metric(method.model, params, client.test),
             fits=None if fit is None else bool(fit.fits), p_value=None if fit is None else float(fit.p_values),
         )  # fmt: skip
 
@@ -142,6 +145,14 @@ class UnseenClientFederation(Sequential):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
             return method.personalise(client, offer)
+
+
+def test_metric(model: Model, params: Params, samples: Samples) -> float | None:
+    """The main metric on these samples; None where there are none."""
+    if not len(samples):
+        return None
+    found = score(model, params, samples)
+    return float(model.task.finish(found["metric"].double() / found["samples"]))
 
 
 def finite_distances(distances: Tensor) -> dict[int, float]:

@@ -36,10 +36,11 @@ from kinfed.files import (
 from kinfed.method import Method
 from kinfed.registry import refuse_code
 from kinfed.serving.assignment import Assignment, UnseenClientFederation
+from kinfed.targets import is_known
 
 FORMAT = 3
 JSON, TENSORS = "bundle.json", "bundle.safetensors"
-CONFIG = ("method", "model", "seed", "training")  # and the method's own settings
+CONFIG = ("method", "model", "seed", "task", "training")  # and the method's own settings
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,13 @@ class Bundle:
     def assign(self, x: Array, y: Array | None = None, test: tuple[Array, Array] | None = None) -> Assignment:
         """The model of a client with these samples: x [n, ...], and y [n] where it has labels.
 
-        `test` (x, y) are samples that it does not learn from; the assignment has the model's accuracy on them.
+        `test` (x, y) are samples that it does not learn from; the assignment has the model's main metric on them.
         """
-        samples, labels = self.kind.check(x, y, "the client's samples")
+        samples, labels = self.kind.check(x, y, "the client's samples", self.config.task)
         reason = reason_for_labels(self.method)
-        if reason and bool((labels < 0).any()):
+        if reason and not bool(is_known(labels).all()):
             raise DataError(f"labels are missing, but {reason}; give y, or export a run of flt")
-        tests = self.kind.check(*test, "its test samples") if test else (samples[:0], labels[:0])
+        tests = self.kind.check(*test, "its test samples", self.config.task) if test else (samples[:0], labels[:0])
         fed = UnseenClientFederation(self.method, self.sizes, self.server_samples, (samples, labels), tests)
         try:
             return fed.assign(self.state, self.kind)

@@ -60,8 +60,9 @@ def make_bundle(run: Path, population: Population | None, config: Config, kind: 
     with checkpoint.explain_damage(run / CHECKPOINT):
         exported = method.export_state(state, clients["training"], clients["sizes"])
         assignment = method.cluster_assignment(exported) if isinstance(method, FindsClusters) else None
-        clusters = summarise_clusters(assignment, clients["training"].tolist(), Run(run))
-        summary = summarise_method(config, method) | {"clusters": clusters}
+        saved = Run(run)
+        clusters = summarise_clusters(assignment, clients["training"].tolist(), saved)
+        summary = summarise_method(config, method) | {"clusters": clusters, "class_names": list(saved.class_names)}
         return Bundle(config, kind, exported, clients["sizes"][clients["training"]], own, summary)
 
 
@@ -104,17 +105,17 @@ def summarise_method(config: Config, method: Method[object]) -> Table:
 
 def summarise_clusters(assignment: Tensor | None, clients: list[int], run: Run) -> list[Table]:
     """Each cluster of these clients with its size and mean accuracy; cluster None is for clients without one."""
-    pairs = zip(run.clients.whole("client").tolist(), run.clients["accuracy"].tolist(), strict=True)
-    scores = {client: accuracy for client, accuracy in pairs if not isnan(accuracy)}
+    pairs = zip(run.clients.whole("client").tolist(), run.clients[run.metric.name].tolist(), strict=True)
+    scores = {client: score for client, score in pairs if not isnan(score)}
     clusters = [-1] * len(clients) if assignment is None else assignment[: len(clients)].tolist()
     members: dict[int, list[int]] = {cluster: [] for cluster in sorted(clusters)}
     for client, cluster in zip(clients, clusters, strict=True):
         members[cluster].append(client)
-    return [summarise_cluster(cluster, inside, scores) for cluster, inside in members.items()]
+    return [summarise_cluster(cluster, inside, scores, run.metric.name) for cluster, inside in members.items()]
 
 
-def summarise_cluster(cluster: int, members: list[int], scores: dict[int, float]) -> Table:
+def summarise_cluster(cluster: int, members: list[int], scores: dict[int, float], metric: str = "accuracy") -> Table:
     """One cluster in numbers."""
     known = [scores[client] for client in members if client in scores]
     mean = sum(known) / len(known) if known else None
-    return {"cluster": cluster if cluster >= 0 else None, "clients": len(members), "accuracy": mean}
+    return {"cluster": cluster if cluster >= 0 else None, "clients": len(members), metric: mean}

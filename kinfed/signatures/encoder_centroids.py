@@ -118,6 +118,8 @@ def make_network(name: str, shape: tuple[int, ...], latent: int, seed: int) -> A
 
 def count_labels(client: Client, classes: int) -> Tensor:
     """How many different labels the client's training samples have."""
+    if client.train.y.is_floating_point() or client.train.y.dim() > 1:
+        raise ConfigError("k_by_labels counts a client's labels, and the targets are no classes: leave it out")
     held = torch.zeros(classes, dtype=torch.bool, device=client.key.device)
     for batch in client.train.in_order():
         samples = one_hot(batch.y.clamp(min=0), classes).bool() & (batch.mask & (batch.y >= 0))[:, None]

@@ -164,6 +164,8 @@ def draw_features(seed: Tensor, numbers: int, width: int) -> Tensor:
 
 def share_labels(y: Tensor, classes: int) -> Tensor:
     """One for the label of a sample, and equal shares of all labels where it has none: [b, classes]."""
+    if y.is_floating_point() or y.dim() > 1:  # targets that are no classes
+        return torch.full((len(y), classes), 1 / classes, dtype=torch.double, device=y.device)
     return one_hot(y.clamp(min=0), classes).double().where(y[:, None] >= 0, 1 / classes)
 
 

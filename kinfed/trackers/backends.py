@@ -75,8 +75,8 @@ class TensorBoard:
         for name, value in numbers(result).items():
             self.writer.add_scalar(name, value, result.round)
         if result.scores is not None:
-            accuracy = result.scores.accuracy
-            self.writer.add_histogram("clients/accuracy", accuracy[accuracy.isfinite()], result.round)
+            scores = result.scores.main
+            self.writer.add_histogram(f"clients/{result.metric.name}", scores[scores.isfinite()], result.round)
         self.writer.flush()
 
     def on_end(self, summary: Summary) -> None:
@@ -157,8 +157,8 @@ class WandB:
         if result.scores is not None:
             from wandb import Histogram
 
-            accuracy = result.scores.accuracy
-            logged["clients/accuracy"] = Histogram(accuracy[accuracy.isfinite()].tolist())
+            scores = result.scores.main
+            logged[f"clients/{result.metric.name}"] = Histogram(scores[scores.isfinite()].tolist())
         self.run.log(logged, step=result.round)
 
     def on_end(self, summary: Summary) -> None:

@@ -6,6 +6,7 @@ import pytest
 from kinfed.data import DATASETS, data_root, load
 from kinfed.data import hub as hub_module
 from kinfed.data.arrays import store
+from kinfed.data.natural import NATURAL
 from kinfed.errors import ConfigError, DataError
 
 
@@ -125,9 +126,10 @@ def test_missing_arrays_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"x_train": np.zeros((6, 4, 4))}, "x_train is float64 [6, 4, 4], wanted uint8"),
+        ({"x_train": np.zeros((6, 4, 4), bool)}, "x_train is bool [6, 4, 4], wanted uint8"),
+        ({"x_train": np.zeros((6, 28, 28))}, "x_train and x_test must be of one kind, got float64 and uint8"),
         ({"x_test": np.zeros((3, 16), np.uint8)}, "x_test is uint8 [3, 16], wanted uint8 [n, height, width]"),
-        ({"y_train": np.zeros(6)}, "y_train is float64 [6], wanted integers"),
+        ({"y_train": np.zeros(6, bool)}, "y_train is bool [6], wanted integers"),
         ({"y_train": np.zeros(5, np.uint8)}, "x_train has 6 samples but y_train has 5"),
         ({"y_train": np.array([0, 1, 2, -1, 0, 1])}, "labels must be 0..2, got -1..2"),
         ({"x_test": np.zeros((3, 5, 5), np.uint8)}, "must have one shape"),
@@ -169,8 +171,8 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):
     assert "no route" in message(tmp_path, "svhn")
 
 
-def test_every_dataset_but_digits_has_a_place_on_the_hub():
-    assert set(hub_module.SOURCES) == set(DATASETS) - {"digits"}
+def test_every_dataset_of_images_but_digits_has_a_place_on_the_hub():
+    assert set(hub_module.SOURCES) == set(DATASETS) - {"digits"} - set(NATURAL)
 
 
 def test_real_files_have_the_samples_they_should(real_root):

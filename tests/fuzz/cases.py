@@ -600,7 +600,7 @@ def use_run(run: Run) -> None:
         "true_clusters",
         "accuracy",
         "roles",
-        "training_accuracies",
+        "training_scores",
         "method",
         "seed",
         "place",

@@ -173,7 +173,7 @@ def test_a_client_is_scored_with_what_it_trained_last_or_with_the_first_model(na
     for client in range(12):
         same = all(torch.equal(own[key][client], first[key]) for key in first)
         assert same != bool(asked[client])
-    accuracy = score_clients(method, experiment.state, fed, adapt=False).accuracy
+    accuracy = score_clients(method, experiment.state, fed, adapt=False).main
     for client in range(12):
         at = fed.test[client]
         said = method.model.logits(select(own, client), fed.x[at]).argmax(1)

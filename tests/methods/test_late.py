@@ -72,7 +72,7 @@ def watched(method: Method, people: Population):  # type: ignore[type-arg, no-un
 
 def test_a_client_that_joins_is_served_at_once_and_trains_from_then_on(method):
     results, fed = watched(method, population(roles=roles()))
-    served = [[not result.scores.accuracy[i].isnan() for i in LATE] for result in results]
+    served = [[not result.scores.main[i].isnan() for i in LATE] for result in results]
     assert served == [[False, False]] * JOINS + [[True, True]] * (ROUNDS - JOINS)
     asked = [clients for _, task, clients, _, _ in fed.ledger.rounds if task in TRAINING]
     assert asked == [10] * JOINS + [12] * (ROUNDS - JOINS)

@@ -4,7 +4,7 @@ from torch import nn
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
-from kinfed.models import Model, from_module, hits
+from kinfed.models import Model, from_module
 from tests.problems import small_net
 
 
@@ -161,7 +161,7 @@ def test_weight_norm_as_a_parametrization_is_taken():
 def test_hits_count_real_samples_only_and_never_a_nan():
     logits = torch.tensor([[9.0, 0, 0], [0, 9.0, 0], [0, 0, 9.0], [torch.nan, 0, 0]])
     mask = torch.tensor([True, True, False, True])
-    assert hits(logits, Batch(logits, torch.tensor([0, 2, 2, 0]), mask, mask.any())).tolist() == [
+    assert small_net().scores_of(logits, Batch(logits, torch.tensor([0, 2, 2, 0]), mask, mask.any())).tolist() == [
         True,
         False,
         False,

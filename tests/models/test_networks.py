@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from kinfed.errors import ConfigError
-from kinfed.models import MODELS, make_autoencoder, make_model
+from kinfed.models import MODELS, TAKES, make_autoencoder, make_model
 from kinfed.models.autoencoders import Tiles, Windows
+from kinfed.models.networks import SeriesConv
 
 
 @pytest.mark.parametrize(
@@ -46,10 +47,22 @@ def test_autoencoders_give_images_back_in_their_shape(shape):
     assert network.embed(network.init(), x).shape == (2, 16)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if not TAKES.get(name)])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_every_classifier_takes_grey_and_colour_images(name, shape):
     make_model(name, shape, 7).check(torch.zeros(2, *shape, dtype=torch.uint8))
+
+
+def test_a_series_network_takes_series_and_a_token_network_tokens():
+    make_model("har_cnn", (9, 128), 6).check(torch.zeros(2, 9, 128))
+    make_model("char_cnn", (80,), 63).check(torch.zeros(2, 80, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=r"'har_cnn' is for series \[channels, length\], got samples of shape \[80\]"):
+        make_model("har_cnn", (80,), 6)
+
+
+def test_a_convolution_of_series_equals_its_product():
+    layer, series = SeriesConv(3, 4, 5), torch.rand(2, 3, 20)
+    assert torch.allclose(layer.product(series), layer(series), atol=1e-6)
 
 
 def test_an_unknown_model_names_the_nearest():

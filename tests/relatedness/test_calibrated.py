@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from torch.testing import assert_close
 
 from kinfed.errors import ConfigError, DataError
 from kinfed.relatedness import Calibrated
-from kinfed.relatedness.noise_model import PooledParts, edge_of_noise, fit_coordinates
+from kinfed.relatedness.calibrated import observe
+from kinfed.relatedness.noise_model import PooledParts, choose_mixture, edge_of_noise, fit_coordinates
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
 
@@ -68,6 +70,15 @@ def test_clients_along_a_line_differ_by_degrees():
     assert Calibrated().fit(draw(means, SIZES)).summary() == (
         "one cluster: clients differ by degrees (within-cluster share of variance 1.00)"
     )
+
+
+def test_clusters_that_clients_lie_between_count_as_one():
+    means = torch.zeros(100, WIDTH)
+    means[:, :10] = 6 * torch.from_numpy(np.random.default_rng(13).dirichlet([0.1] * 10, 100))
+    known = draw(means, torch.full((100,), 400), seed=13)
+    seen = observe(fit_coordinates(pooled := PooledParts.of(known)), pooled)
+    assert len(choose_mixture(seen, 50)) == 2, "a mixture of two would fit better"
+    assert find(known).unique().tolist() == [0]
 
 
 def test_a_number_of_clusters_that_is_asked_for_is_given(planted):

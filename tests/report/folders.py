@@ -14,7 +14,8 @@ from kinfed.data.population import Population
 from kinfed.engines import Vectorised
 from kinfed.experiment import RoundResult
 from kinfed.federation import Federation
-from kinfed.metrics import Scores, accuracies
+from kinfed.metrics import Scores, summarise_scores
+from kinfed.quality import ACCURACY
 from kinfed.runs import RunWriter, write_config
 from kinfed.runs.writer import write_arrays, write_labels, write_relatedness, write_tree
 
@@ -50,7 +51,9 @@ def write_run(
         clusters = assign(true, round, made) if has_clusters else None
         scores = score(round / made.rounds, made)
         listed = scores if round % made.every == 0 or round == made.rounds else None
-        metrics = accuracies(scores, 0.99) | ({"ari": 1.0, "clusters": float(made.clusters)} if has_clusters else {})
+        metrics = summarise_scores(scores, ACCURACY, 0.99) | (
+            {"ari": 1.0, "clusters": float(made.clusters)} if has_clusters else {}
+        )
         fed.ledger.count(round - 1, "train", torch.arange(made.clients), 1000, torch.arange(made.clients), 1000)
         moved = 1000 * made.clients * round
         folder.on_round(RoundResult(round, metrics, listed, clusters, moved, moved, 0.5))

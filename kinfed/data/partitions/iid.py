@@ -84,21 +84,53 @@ class Writers:
             raise DataError(
                 "the writers partition needs the writer of each sample (femnist); this dataset does not have it"
             )
-        train, test = samples_by_writer(labels.writer_train), samples_by_writer(labels.writer_test)
-        known = [w for w in sorted(train.keys() & test.keys()) if len(train[w]) + len(test[w]) >= self.min_samples]
-        if not train.keys() & test.keys():
+        return split_by_writer(labels, self, rng)
+
+
+@dataclass(frozen=True)
+class Natural:
+    """The dataset's own clients: subjects, roles, hospitals, writers, or a column of a table."""
+
+    max_clients: int | None = None  # clients at most; none: all
+    min_samples: int = 1  # clients with fewer samples (train and test together) are dropped
+    random_clients: bool = False  # False: the first ones by number
+
+    def __post_init__(self) -> None:
+        at_least(1, min_samples=self.min_samples, max_clients=1 if self.max_clients is None else self.max_clients)
+
+    @property
+    def promise(self) -> Promise:
+        return Promise()
+
+    def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
+        if labels.writer_train is None or labels.writer_test is None:
             raise DataError(
-                f"no writer has training and test samples: writer_train has {list_first(train)}, "
-                f"writer_test has {list_first(test)}; a writer must have the same number in both"
+                "partition.name = 'natural' needs the client of each sample, which this dataset does not have; choose "
+                "another partition, or name the column of clients (data.options.client)"
             )
-        if not known:
-            raise DataError(
-                f"no writer has training and test samples and at least {self.min_samples} of them; lower min_samples"
-            )
-        if self.random_writers:
-            known = [int(writer) for writer in rng.permutation(known)]
-        chosen = known[: self.max_writers]
-        return Split([train[writer] for writer in chosen], [test[writer] for writer in chosen])
+        return split_by_writer(labels, Writers(self.max_clients, self.min_samples, self.random_clients), rng)
+
+
+def split_by_writer(labels: Labels, settings: Writers, rng: np.random.Generator) -> Split:
+    """A client for each writer that these settings choose."""
+    train, test = (
+        {} if writers is None else samples_by_writer(writers) for writers in (labels.writer_train, labels.writer_test)
+    )
+    known = [w for w in sorted(train.keys() & test.keys()) if len(train[w]) + len(test[w]) >= settings.min_samples]
+    if not train.keys() & test.keys():
+        raise DataError(
+            f"no writer has training and test samples: writer_train has {list_first(train)}, "
+            f"writer_test has {list_first(test)}; a writer must have the same number in both"
+        )
+    if not known:
+        raise DataError(
+            f"no writer has training and test samples and at least {settings.min_samples} of them; lower min_samples"
+        )
+    if settings.random_writers:
+        known = [int(writer) for writer in rng.permutation(known)]
+    chosen = known[: settings.max_writers]
+    clusters = None if labels.writer_clusters is None else labels.writer_clusters[np.array(chosen)]
+    return Split([train[writer] for writer in chosen], [test[writer] for writer in chosen], clusters)
 
 
 def list_first(writers: Iterable[int]) -> str:

@@ -58,6 +58,7 @@ class Labels:
     classes: int
     writer_train: Index | None = None
     writer_test: Index | None = None
+    writer_clusters: Index | None = None  # ground-truth cluster of each writer, by number
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,10 +41,10 @@ def lie(task, **fields):
 
 
 LIES = {
-    "more right than there are samples": ("fedavg", "evaluate", {"correct": 10**6}),
-    "fewer right than none": ("fedavg", "evaluate", {"correct": -5}),
+    "more right than there are samples": ("fedavg", "evaluate", {"metric": 10**6}),
+    "fewer right than none": ("fedavg", "evaluate", {"metric": -5}),
     "more samples than it has": ("fedavg", "evaluate", {"samples": 10**12}),
-    "one sample, all right": ("fedavg", "evaluate", {"samples": 1, "correct": 1}),
+    "one sample, all right": ("fedavg", "evaluate", {"samples": 1, "metric": 1}),
     "a loss that is no number": ("fedavg", "evaluate", {"loss": math.nan}),
     "a negative loss": ("fedavg", "evaluate", {"loss": -1e9}),
     "FedNova's steps": ("fednova", "train", {"steps": 1e9}),
@@ -81,7 +81,7 @@ def test_a_number_out_of_its_range_is_counted_and_not_used(kind):
 
 def test_a_lying_evaluation_neither_ends_a_run_nor_enters_its_checkpoint(tmp_path, caplog):
     method = make("fedavg")
-    fed = make_flower(method, population(), Loopback(12, lie("evaluate", correct=10**6)))
+    fed = make_flower(method, population(), Loopback(12, lie("evaluate", metric=10**6)))
     run = Experiment.over(fed, rounds=4, checkpoint=tmp_path / "saved", checkpoint_every=1)
     with caplog.at_level(logging.WARNING, "kinfed"):
         summary = run.run()

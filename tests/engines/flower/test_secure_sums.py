@@ -130,7 +130,8 @@ def test_the_server_receives_no_single_update():
         "share_keys": {"sealed"},
         "mask": {"masked"},
         "unmask": {"shares"},
-        "evaluate": {"correct", "samples", "loss"},
+        "evaluate": {"metric", "samples", "loss"},
+        "evaluate_all": {"values", "known"},
     }
     own = {c: quantise(t, len(PEOPLE.train[c])) for task, c, t in plain.received if task == "train"}
     masked = {client: t["masked"] for task, client, t in grid.received if task == "mask"}

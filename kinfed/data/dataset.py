@@ -1,0 +1,71 @@
+"""A dataset: samples of one shape with their targets, split into train and test."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kinfed.data.partitions.split import Index
+from kinfed.errors import DataError
+from kinfed.learning_tasks import LearningTask
+
+Plain = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples with targets; x: uint8 images [n, channels, height, width], float features [n, ...], or token ids."""
+
+    name: str
+    x_train: Plain
+    y_train: Plain
+    x_test: Plain
+    y_test: Plain
+    classes: int  # of numbers as targets: how many a sample has
+    writer_train: Index | None = None  # the natural client of sample i
+    writer_test: Index | None = None
+    class_names: tuple[str, ...] = ()
+    client_clusters: Index | None = None  # ground-truth cluster of each natural client
+    client_names: tuple[str, ...] = ()  # of the natural clients
+
+    def __post_init__(self) -> None:
+        for part, x in (("x_train", self.x_train), ("x_test", self.x_test)):
+            check_samples(x, part)
+
+    def for_task(self, task: LearningTask) -> "Dataset":
+        """The same with targets as this task has them; classes can be numbers, but not the other way round."""
+        train, test = task.targets(self.y_train), task.targets(self.y_test)
+        if task.has_classes():
+            return replace(self, y_train=train, y_test=test)
+        return replace(self, y_train=train, y_test=test, classes=task.count_outputs(train), class_names=())
+
+    @property
+    def labels_train(self) -> Index:
+        """What partitions know of the training samples: their labels; where targets are no classes, all 0."""
+        return labels_of(self.y_train)
+
+    @property
+    def labels_test(self) -> Index:
+        return labels_of(self.y_test)
+
+
+def labels_of(y: Plain) -> Index:
+    """Classes as they are; other targets as one class for all."""
+    if y.ndim == 1 and y.dtype.kind in "iub":
+        return y.astype(np.int64)
+    return np.zeros(len(y), np.int64)
+
+
+def check_samples(x: Plain, name: str) -> None:
+    """Raise DataError where samples are no numbers, have gaps, or are token ids below zero."""
+    if x.dtype.kind not in "iufb":
+        raise DataError(f"{name} is {x.dtype} {list(x.shape)}, wanted numbers: encode text as numbers or token ids")
+    if x.dtype.kind == "f" and x.size and not (np.isfinite(x.min()) and np.isfinite(x.max())):
+        sick = np.flatnonzero([not np.isfinite(sample).all() for sample in x])
+        raise DataError(
+            f"{len(sick)} of {len(x)} samples of {name} have a NaN or an infinity, the first is sample {sick[0]}: "
+            "fill gaps, or leave such samples out"
+        )
+    if x.dtype.kind == "i" and x.size and int(x.min()) < 0:
+        sick = np.flatnonzero(np.less(x.reshape(len(x), -1).astype(np.int64), 0).any(1))
+        raise DataError(f"token ids of {name} must be 0, 1, 2, …, got {int(x.min())} (sample {sick[0]})")

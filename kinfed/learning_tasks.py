@@ -1,0 +1,317 @@
+"""What is learnt: the loss, the predictions and the metrics of classification, regression, next tokens and labels.
+
+A model has a task. The main metric is what tables, reports and model selection compare; a client sends its sum over
+test samples. All metrics of a task (`measure`) are of the whole test set of a client, after the last round.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from kinfed.errors import ConfigError, DataError
+from kinfed.quality import (
+    ACCURACY,
+    LABEL_ACCURACY,
+    MAE,
+    PERPLEXITY,
+    RMSE,
+    Metric,
+    area_under_curve,
+    calibration_error,
+    count_confusions,
+    drop_undefined,
+)
+from kinfed.targets import Array, as_classes, as_columns, as_numbers
+
+MOST = 1e12  # of a sum of errors; one that is not finite counts as this
+
+
+@runtime_checkable
+class LearningTask(Protocol):
+    """What a model learns. A task of one's own inherits from it, as a frozen dataclass, and so has all defaults."""
+
+    @abstractmethod
+    def metric(self) -> Metric:
+        """The main metric."""
+
+    @abstractmethod
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample: [b]. A pure tensor program."""
+
+    @abstractmethod
+    def scores(self, output: Tensor, y: Tensor) -> Tensor:
+        """What each sample adds to the main metric: [b], not negative. A pure tensor program."""
+
+    def finish(self, mean: Tensor) -> Tensor:
+        """The main metric from the mean of the scores."""
+        return mean
+
+    def most(self) -> float:
+        """The largest score that a sample can have."""
+        return 1.0
+
+    def compare(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """How good each candidate's output [candidates, b, ...] is beside the first: [candidates, b], 0 to 1."""
+        losses = torch.stack([self.losses(output, y) for output in outputs])
+        return 0.5 + 0.5 * ((losses[:1] - losses) / (losses[:1] + losses)).nan_to_num(0.0)
+
+    def predict(self, output: Tensor) -> Tensor:
+        """What a user is given for an output: [b, ...]."""
+        return output
+
+    def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
+        """All metrics of a test set, by name; those that it does not define are left out."""
+        mean = self.scores(output, y).double().mean()
+        return {self.metric().name: float(self.finish(mean))}
+
+    def measured(self) -> tuple[str, ...]:
+        """The names of all metrics that `measure` may find."""
+        return (self.metric().name,)
+
+    def targets(self, y: Array) -> Array:
+        """Targets as the pool holds them; DataError where they cannot be this task's."""
+        return as_classes(y, "y")
+
+    def count_outputs(self, y: Array) -> int:
+        """How many outputs a model needs for these targets: its classes, or numbers."""
+        return int(y.max()) + 1 if y.size else 1
+
+    def check_output(self, shape: tuple[int, ...], outputs: int) -> str:
+        """Why an output of this shape for 2 samples does not fit; empty where it does."""
+        return "" if shape == (2, outputs) else f"wanted (2, {outputs}): the data has {outputs} classes"
+
+    def has_classes(self) -> bool:
+        """Whether a target is one of some classes: whether clients' labels can be counted and compared."""
+        return False
+
+    def is_plain(self) -> bool:
+        """Whether the loss is plain cross-entropy of one class a sample, which the fast path knows."""
+        return False
+
+
+@dataclass(frozen=True)
+class Classification(LearningTask):
+    """One class a sample: cross-entropy; accuracy, macro-F1, AUROC, balanced accuracy, calibration error."""
+
+    label_smoothing: float = 0.0  # share of the target that is spread evenly over all classes
+    class_weights: tuple[float, ...] = ()  # factor of the loss of each class; none: 1 for all
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"label_smoothing must be a share from 0 to below 1, got {self.label_smoothing}")
+        if any(not isfinite(weight) or weight < 0 for weight in self.class_weights):
+            raise ConfigError(f"class_weights must be finite and at least 0, got {list(self.class_weights)}")
+
+    def metric(self) -> Metric:
+        return ACCURACY
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        each = cross_entropy(output, y, reduction="none", label_smoothing=self.label_smoothing)
+        if not self.class_weights:
+            return each
+        weights = torch.stack([each.new_full((), weight) for weight in self.class_weights])  # no copy to the device
+        return each * weights[y]
+
+    def scores(self, output: Tensor, y: Tensor) -> Tensor:
+        return (output.argmax(1) == y) & torch.isfinite(output).all(1)
+
+    def compare(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([self.scores(output, y) for output in outputs])
+
+    def predict(self, output: Tensor) -> Tensor:
+        return output.softmax(1)
+
+    def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
+        confusion = count_confusions(output, y)
+        right, named, held = confusion.diagonal(), confusion.sum(0), confusion.sum(1)
+        recall, f1 = right / held, 2 * right / (named + held)
+        areas = [area_under_curve(output[:, c], y == c) for c in range(output.shape[1])]
+        found = {
+            "macro_f1": f1[held > 0].mean(),
+            "balanced_accuracy": recall[held > 0].mean(),
+            "auroc": torch.tensor([area for area in areas if area is not None]).double().mean(),
+            "calibration_error": calibration_error(output, y),
+        }
+        return super().measure(output, y) | drop_undefined(found)
+
+    def measured(self) -> tuple[str, ...]:
+        return ("accuracy", "macro_f1", "balanced_accuracy", "auroc", "calibration_error")
+
+    def check_output(self, shape: tuple[int, ...], outputs: int) -> str:
+        if len(self.class_weights) not in (0, outputs):
+            return f"task.class_weights has {len(self.class_weights)} numbers, and the data has {outputs} classes"
+        return super().check_output(shape, outputs)
+
+    def has_classes(self) -> bool:
+        return True
+
+    def is_plain(self) -> bool:
+        return not self.label_smoothing and not self.class_weights
+
+
+@dataclass(frozen=True)
+class NextToken(LearningTask):
+    """The next token, or that after each token of a sequence: cross-entropy; accuracy, perplexity."""
+
+    main: Literal["accuracy", "perplexity"] = "accuracy"  # main metric
+
+    def metric(self) -> Metric:
+        return ACCURACY if self.main == "accuracy" else PERPLEXITY
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        each = cross_entropy(output.movedim(-1, 1), y, reduction="none")
+        return each if each.dim() == 1 else each.flatten(1).mean(1)
+
+    def scores(self, output: Tensor, y: Tensor) -> Tensor:
+        if self.main == "perplexity":
+            return self.losses(output, y)
+        right = (output.argmax(-1) == y) & torch.isfinite(output).all(-1)
+        return right if right.dim() == 1 else right.float().flatten(1).mean(1)
+
+    def finish(self, mean: Tensor) -> Tensor:
+        return mean.exp() if self.main == "perplexity" else mean
+
+    def most(self) -> float:
+        return MOST if self.main == "perplexity" else 1.0
+
+    def predict(self, output: Tensor) -> Tensor:
+        return output.softmax(-1)
+
+    def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
+        loss = self.losses(output, y).double().mean()
+        accuracy = NextToken("accuracy").scores(output, y).double().mean()
+        return {"accuracy": float(accuracy), **drop_undefined({"perplexity": loss.exp()})}
+
+    def measured(self) -> tuple[str, ...]:
+        return ("accuracy", "perplexity")
+
+    def targets(self, y: Array) -> Array:
+        return as_classes(y, "y", most_dims=2)
+
+    def check_output(self, shape: tuple[int, ...], outputs: int) -> str:
+        if len(shape) in (2, 3) and shape[0] == 2 and shape[-1] == outputs:
+            return ""
+        return f"wanted (2, {outputs}) or (2, length, {outputs}): the data has {outputs} tokens"
+
+    def has_classes(self) -> bool:
+        return True
+
+    def is_plain(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Regression(LearningTask):
+    """Numbers: squared or absolute error; MAE, RMSE, R²."""
+
+    loss: Literal["squared", "absolute", "huber"] = "squared"  # of which gradients are
+    main: Literal["mae", "rmse"] = "mae"  # main metric
+    mean: float = 0.0  # the network's output times std plus mean is the prediction
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.mean) and isfinite(self.std) and self.std > 0):
+            raise ConfigError(f"wanted a finite mean and a std above 0, got {self.mean} and {self.std}")
+
+    def metric(self) -> Metric:
+        return MAE if self.main == "mae" else RMSE
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        error = (output - (as_columns(y) - self.mean) / self.std).abs()
+        match self.loss:
+            case "absolute":
+                each = error
+            case "huber":
+                each = torch.where(error < 1, error.square() / 2, error - 0.5)
+            case _:
+                each = error.square()
+        return each.mean(1)
+
+    def scores(self, output: Tensor, y: Tensor) -> Tensor:
+        error = (self.predict(output) - as_columns(y)).abs()
+        return (error if self.main == "mae" else error.square()).mean(1)
+
+    def finish(self, mean: Tensor) -> Tensor:
+        return mean if self.main == "mae" else mean.sqrt()
+
+    def most(self) -> float:
+        return MOST
+
+    def predict(self, output: Tensor) -> Tensor:
+        return output * self.std + self.mean
+
+    def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
+        wanted, said = as_columns(y).double(), self.predict(output).double()
+        squares, spread = (said - wanted).square(), (wanted - wanted.mean(0)).square().sum(0)
+        explained = (1 - squares.sum(0) / spread)[spread > 0].mean()
+        found = {"mae": (said - wanted).abs().mean(), "rmse": squares.mean().sqrt(), "r2": explained}
+        return drop_undefined(found)
+
+    def measured(self) -> tuple[str, ...]:
+        return ("mae", "rmse", "r2")
+
+    def targets(self, y: Array) -> Array:
+        return as_numbers(y, "y")
+
+    def count_outputs(self, y: Array) -> int:
+        return 1 if y.ndim == 1 else int(y.shape[1])
+
+    def check_output(self, shape: tuple[int, ...], outputs: int) -> str:
+        return "" if shape == (2, outputs) else f"wanted (2, {outputs}): the data has {outputs} numbers a sample"
+
+
+@dataclass(frozen=True)
+class MultiLabel(LearningTask):
+    """Any number of labels a sample: binary cross-entropy; label accuracy, exact match, macro-F1, AUROC."""
+
+    def metric(self) -> Metric:
+        return LABEL_ACCURACY
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(output, y, reduction="none").mean(1)
+
+    def scores(self, output: Tensor, y: Tensor) -> Tensor:
+        return (((output > 0) == (y > 0.5)) & torch.isfinite(output)).float().mean(1)
+
+    def compare(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([self.scores(output, y) for output in outputs])
+
+    def predict(self, output: Tensor) -> Tensor:
+        return output.sigmoid()
+
+    def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
+        said, held = output > 0, y > 0.5
+        f1 = 2 * (said & held).sum(0).double() / (said.sum(0) + held.sum(0))
+        areas = [area_under_curve(output[:, c], held[:, c]) for c in range(output.shape[1])]
+        found = {
+            "exact_match": (said == held).all(1).double().mean(),
+            "macro_f1": f1[held.any(0)].mean(),
+            "auroc": torch.tensor([area for area in areas if area is not None]).double().mean(),
+        }
+        return super().measure(output, y) | drop_undefined(found)
+
+    def measured(self) -> tuple[str, ...]:
+        return ("label_accuracy", "exact_match", "macro_f1", "auroc")
+
+    def targets(self, y: Array) -> Array:
+        numbers = as_numbers(y, "y")
+        if numbers.ndim != 2 or not np.isin(numbers, (0, 1)).all():
+            raise DataError(f"y is {y.dtype} {list(y.shape)}, wanted 0 or 1 for each label: [n, labels]")
+        return numbers
+
+    def count_outputs(self, y: Array) -> int:
+        return int(y.shape[1])
+
+
+TASKS: dict[str, type[LearningTask]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "next_token": NextToken,
+    "multi_label": MultiLabel,
+}

@@ -1,0 +1,169 @@
+from dataclasses import replace
+from math import log
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kinfed.data import Population
+from kinfed.engines import Sequential, Vectorised
+from kinfed.errors import ConfigError, DataError
+from kinfed.experiment import Evaluation, Experiment
+from kinfed.learning_tasks import Classification, MultiLabel, NextToken, Regression
+from kinfed.methods import IFCA, Auto, FedAvg, FedPer
+from kinfed.models import Model
+from kinfed.quality import Metric, area_under_curve
+from kinfed.training import LocalTraining
+from tests.problems import assert_close, fit
+
+SIZES = (7, 16, 9, 12)
+
+
+def samples_of(task, sizes=SIZES) -> Population:
+    """Vectors of 6 numbers, or 6 tokens of 4; half of the clients have the opposite targets."""
+    draw = torch.Generator().manual_seed(0)
+    rows = sum(sizes) + 5 * len(sizes)
+    x = torch.randn(rows, 6, generator=draw)
+    ends = torch.tensor([size + 5 for size in sizes]).cumsum(0).tolist()
+    owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor([size + 5 for size in sizes]))
+    total = x[:, :3].sum(1) * (1 - 2 * (owner % 2))
+    match task:
+        case Regression():
+            y, classes = total, 1
+        case MultiLabel():
+            y, classes = torch.stack([total > 0, x[:, 0] > 0, x[:, 1] > 0], 1).float(), 3
+        case NextToken():
+            x = torch.randint(4, (rows, 6), generator=draw)
+            y, classes = (x + 1 + owner[:, None] % 2) % 4, 4
+        case _:
+            y, classes = (total > 0).long() + (total > 1).long(), 3
+    cut = [(end - size - 5, end - 5, end) for size, end in zip(sizes, ends, strict=True)]
+    train, test = (tuple(torch.arange(c[i], c[i + 1]) for c in cut) for i in (0, 1))
+    return Population(x, y, train, test, classes)
+
+
+def model_of(task, classes: int) -> Model:
+    if isinstance(task, NextToken):
+        return Model(lambda: nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, classes)), classes=classes, task=task)
+    return Model(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, classes)), classes=classes, task=task)
+
+
+TASKS = (
+    Classification(label_smoothing=0.1, class_weights=(1.0, 2.0, 0.5)),
+    Regression(), Regression("huber", "rmse", mean=1.0, std=2.0), NextToken(), NextToken("perplexity"), MultiLabel(),
+)  # fmt: skip
+LOCAL = LocalTraining(2, 5, 0.1)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_engines_agree_on_every_task(task):
+    population = samples_of(task)
+    method = FedAvg(model_of(task, population.classes), LOCAL)
+    (slow, a), (fast, b) = (fit(method, engine, population, 2) for engine in (Sequential, Vectorised))
+    assert_close(slow.params, fast.params)
+    scores = [fed.run(method.train, fed.clients, method.offer(slow, fed.clients, fed)) for fed in (a, b)]
+    assert_close(*(reply.stack("params") for reply in scores))
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_training_improves_the_main_metric_of_every_task(task):
+    population, metric = samples_of(task, (60, 60)), task.metric()
+    same = replace(population, train=population.train[:1], test=population.test[:1])
+    method = FedAvg(model_of(task, population.classes), LocalTraining(5, 5, 0.1))
+    experiment = Experiment(method, same, rounds=8)
+    summary = experiment.run()
+    first, last = (metric.gain(experiment.history[i][1][metric.name]) for i in (0, -1))
+    assert last > first or last == metric.gain(1.0)
+    assert set(task.measured()) >= summary.keys() & set(task.measured()) > set()
+
+
+def test_metrics_of_a_classifier_by_hand():
+    output = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0], [2.0, 0.0]])  # says 0 1 1 0
+    found = Classification().measure(output, torch.tensor([0, 0, 1, 1]))
+    assert found["accuracy"] == found["balanced_accuracy"] == found["macro_f1"] == found["auroc"] == 0.5
+    confidence = float(torch.tensor(2.0).exp() / (torch.tensor(2.0).exp() + 1))
+    assert found["calibration_error"] == pytest.approx(confidence - 0.5)
+
+
+def test_macro_f1_and_balanced_accuracy_are_of_classes_that_occur():
+    output = torch.eye(3)[[0, 0, 1, 0]]
+    found = Classification().measure(output, torch.tensor([0, 0, 1, 1]))
+    assert found["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
+    assert found["macro_f1"] == pytest.approx((2 * 2 / (3 + 2) + 2 * 1 / (1 + 2)) / 2)
+
+
+def test_the_area_under_the_curve_counts_ties_half():
+    assert area_under_curve(torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([False, False, True, True])) == 3.5 / 4
+    assert area_under_curve(torch.tensor([0.1, 0.4]), torch.tensor([True, True])) is None
+
+
+def test_metrics_of_a_regression_by_hand():
+    found = Regression(mean=1.0, std=2.0).measure(torch.tensor([[0.0], [1.0]]), torch.tensor([0.0, 3.0]))  # says 1, 3
+    assert found["mae"] == 0.5 and found["rmse"] == pytest.approx(0.5**0.5)
+    assert found["r2"] == pytest.approx(1 - 1 / 4.5)
+
+
+def test_metrics_of_next_tokens_and_labels_by_hand():
+    output = torch.zeros(2, 3, 4)
+    output[0, :, 1] = 100.0
+    found = NextToken().measure(output, torch.tensor([[1, 1, 2], [0, 0, 0]]))
+    assert found["accuracy"] == pytest.approx((2 + 3) / 6)  # a tie goes to the first
+    assert NextToken().measure(torch.zeros(1, 4), torch.tensor([2]))["perplexity"] == pytest.approx(4)
+    found = MultiLabel().measure(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    assert found["label_accuracy"] == 0.75 and found["exact_match"] == 0.5
+    assert found["macro_f1"] == pytest.approx((2 / 3 + 1) / 2)
+
+
+def test_label_smoothing_and_class_weights_are_in_the_loss_by_hand():
+    task = Classification(label_smoothing=0.5, class_weights=(1.0, 3.0))
+    loss = task.losses(torch.zeros(2, 2), torch.tensor([0, 1]))
+    assert loss.tolist() == pytest.approx([log(2), 3 * log(2)])
+    assert not task.is_plain() and Classification().is_plain()
+
+
+def test_a_client_takes_the_model_with_the_lower_error():
+    task = Regression()
+    population = samples_of(task, (20, 20, 20, 20))
+    experiment = Experiment(IFCA(model_of(task, 1), LocalTraining(3, 5, 0.1), clusters=2), population, rounds=8, seed=1)
+    experiment.run()
+    chosen = experiment.method.cluster_assignment(experiment.state).tolist()
+    assert chosen[0] == chosen[2] != chosen[1] == chosen[3]
+
+
+def test_held_out_samples_judge_a_regression():
+    task = Regression()
+    experiment = Experiment(Auto(model_of(task, 1), LOCAL), samples_of(task, (20, 20, 20, 20)), rounds=4)
+    assert 0 < experiment.run()["mae"] < 3
+
+
+def test_a_diverged_regression_has_a_finite_score():
+    task, population = Regression(), samples_of(Regression())
+    experiment = Experiment(FedAvg(model_of(task, 1), LocalTraining(3, 5, 1e6)), population, rounds=2)
+    assert np.isfinite(experiment.run()["mae"])
+
+
+def test_a_target_may_be_an_error():
+    task, population = Regression(), samples_of(Regression())
+    local = LocalTraining(1, 5, 0.01)
+    experiment = Experiment(FedAvg(model_of(task, 1), local), population, rounds=1, evaluation=Evaluation(target=100.0))
+    summary = experiment.run()
+    assert summary["at_target"] == 1 and summary["rounds_to_target"] == 1
+    assert summary["worst_decile"] >= summary["mae"]
+
+
+def test_targets_must_be_those_of_the_task():
+    population = samples_of(Regression())
+    with pytest.raises(ConfigError, match="the targets are numbers, and the task is Classification"):
+        Experiment(FedPer(model_of(Classification(), 3), LOCAL), replace(population, classes=1), rounds=1)
+    with pytest.raises(DataError, match=r"wanted integers .*task\.name = 'regression'"):
+        Classification().targets(np.zeros(3))
+    with pytest.raises(DataError, match="1 of 2 targets are a NaN"):
+        Regression().targets(np.array([0.0, np.nan]))
+    with pytest.raises(DataError, match="wanted 0 or 1 for each label"):
+        MultiLabel().targets(np.array([[0, 2]]))
+
+
+def test_a_metric_is_shown_in_its_unit():
+    assert Metric("accuracy", "accuracy", 100, "%").show(0.5) == "50.00 %"
+    assert Metric("mae", "MAE").show(0.5) == "0.5" and Metric("mae", "MAE").show(None) == "–"
