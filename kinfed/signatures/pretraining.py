@@ -38,9 +38,7 @@ NAMED = {  # FLT's encoders: by channels of an image
 class Pretraining:
     """Auto-encoder training on the server (FLT: Adam, mean squared error)."""
 
-    source: str = (
-        "public"  # "public": the server's own samples; datasets by name; enc1, enc2: FLT's; or a .safetensors file
-    )
+    source: str = "public"  # the server's own samples; or datasets by name (enc1, enc2: FLT's), a .safetensors file
     data_dir: str = ""  # where the dataset is; empty: the usual place
     epochs: int = 25  # of the auto-encoder
     batch_size: int = 64  # samples of a step
