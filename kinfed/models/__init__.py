@@ -17,6 +17,7 @@ from kinfed.models.model import (
     fix_weights,
     has_decoder,
     is_last_layer,
+    is_normalisation,
 )
 from kinfed.models.module_checks import from_module
 from kinfed.models.network import Gradient, GradientFn, Network, NetworkGradient
@@ -74,5 +75,5 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 __all__ = [
     "AUTOENCODERS", "MODELS", "AutoEncoder", "EncoderNetwork", "Gradient", "GradientFn", "Model", "Network",
     "NetworkGradient", "Shape", "SupervisedAutoEncoder", "encoder_of", "fix_weights", "from_module", "has_decoder",
-    "is_last_layer", "make_autoencoder", "make_model", "repa_ae",
+    "is_last_layer", "is_normalisation", "make_autoencoder", "make_model", "repa_ae",
 ]  # fmt: skip
