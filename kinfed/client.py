@@ -99,6 +99,7 @@ class Execution:
     """What the engine of a client task owns, and what it learns from the task."""
 
     graphs: object | None = None  # a `fastpath.StepGraphs`: CUDA graphs that outlive the task
+    autograd_graphs: object | None = None  # a `fastpath.TrainingGraphs`: those of networks without kernels of ours
     reads: set[str] = field(default_factory=set)  # the parts of its client that the task read
     entropy: Callable[[int], Tensor] | None = None  # random 64-bit numbers that nobody else knows; None: keyed ones
 
@@ -106,6 +107,7 @@ class Execution:
 NOISE = base_key("noise") % 2**31  # apart from all other streams of a client's key
 DRAWS = base_key("draws of a network") % 2**31
 FAST_PATH = "fast path"  # in `Execution.reads`: the task trained by the fast path
+AUTOGRAD = "autograd"  # the same: it trained by autograd, whose steps are captured one by one
 
 
 class Client:

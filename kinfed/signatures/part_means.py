@@ -80,13 +80,13 @@ class PartMeans(Signature):
         if self.pretraining.source == "public" and not len(public):
             return "random"
         many = self.pretraining.source != "public" or len(public) >= ENOUGH
-        return "autoencoder" if many and len(shape) == 3 else "pca"
+        return "autoencoder" if many and self.has_network(shape) else "pca"
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
         numbers = flatten(torch.zeros(1, *shape)).shape[1]
         components = {"mean": torch.zeros(numbers), "directions": torch.zeros(numbers, self.width(shape))}
         known = self.random_seed(torch.device("cpu")), components
-        return (*known, encoder_of(self.network(shape).init())) if len(shape) == 3 else known
+        return (*known, encoder_of(self.network(shape).init())) if self.has_network(shape) else known
 
     def needs_server_samples(self) -> bool:
         return self.pretraining.source == "public" and self.embedding in ("pca", "autoencoder")
@@ -103,6 +103,14 @@ class PartMeans(Signature):
     def network(self, shape: tuple[int, ...]) -> AutoEncoder:
         """The auto-encoder for images of this shape."""
         return make_network(self.autoencoder, shape, self.width(shape), self.seed)
+
+    def has_network(self, shape: tuple[int, ...]) -> bool:
+        """Whether the auto-encoder takes samples of this shape."""
+        try:
+            self.network(shape)
+        except ConfigError:
+            return False
+        return True
 
     def random_seed(self, device: torch.device) -> Params:
         """What random features are drawn from; clients are sent no weights."""
