@@ -70,13 +70,13 @@ class Samples:
         return min(batch_size, max(1, len(self) if self.exact else self.longest))
 
     def hold_out(self, every: int) -> tuple["Samples", "Samples"]:
-        """Every so many samples one is held out: those that are left, and those held out."""
-        size = self.size // every
-        rest = torch.arange(len(self) - len(self) // every, device=self.index.device)
-        rest = rest + rest // (every - 1)  # without every - 1, 2 every - 1, …
-        longest = self.longest - self.longest // every
-        kept = replace(self, index=self.index[rest], size=self.size - size, longest=longest)
-        return kept, replace(self, index=self.index[every - 1 :: every], size=size)
+        """Every so many samples one is held out: the samples to train on, and those held out.
+
+        The sample before it stands in for it, so that training takes as many steps as with all samples.
+        """
+        position = torch.arange(len(self), device=self.index.device)
+        kept = self.index[position - ((position + 1) % every == 0).long()]
+        return replace(self, index=kept), replace(self, index=self.index[every - 1 :: every], size=self.size // every)
 
     def shuffle(self, key: Tensor) -> Tensor:
         """Positions of all samples in a random order fixed by key; padding comes last."""
@@ -99,6 +99,7 @@ class Execution:
     """What the engine of a client task owns, and what it learns from the task."""
 
     graphs: object | None = None  # a `fastpath.StepGraphs`: CUDA graphs that outlive the task
+    autograd_graphs: object | None = None  # a `fastpath.TrainingGraphs`: those of networks without kernels of ours
     reads: set[str] = field(default_factory=set)  # the parts of its client that the task read
     entropy: Callable[[int], Tensor] | None = None  # random 64-bit numbers that nobody else knows; None: keyed ones
 
@@ -106,6 +107,7 @@ class Execution:
 NOISE = base_key("noise") % 2**31  # apart from all other streams of a client's key
 DRAWS = base_key("draws of a network") % 2**31
 FAST_PATH = "fast path"  # in `Execution.reads`: the task trained by the fast path
+AUTOGRAD = "autograd"  # the same: it trained by autograd, whose steps are captured one by one
 
 
 class Client:

@@ -11,6 +11,7 @@ from kinfed.models.autoencoders import conv_ae, repa_ae, residual_ae
 from kinfed.models.model import (
     AutoEncoder,
     EncoderNetwork,
+    FixedGradient,
     Model,
     SupervisedAutoEncoder,
     encoder_of,
@@ -29,10 +30,15 @@ from kinfed.models.networks import (
     har_cnn,
     leaf_cnn,
     lenet5,
+    lenet5_dropout,
     linear,
+    lstm,
     mlp_200,
     repa_cnn,
     resnet9,
+    resnet18,
+    resnet20,
+    vit,
 )
 from kinfed.registry import look_up
 
@@ -43,6 +49,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "flhc_cnn": flhc_cnn,
     "repa_cnn": repa_cnn,
     "resnet9": resnet9,
+    "lenet5_dropout": lenet5_dropout,
+    "resnet20": resnet20,
+    "resnet18": resnet18,
+    "vit": vit,
+    "lstm": lstm,
     "linear": linear,
     "har_cnn": har_cnn,
     "char_cnn": char_cnn,
@@ -73,7 +84,7 @@ def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) 
 
 
 __all__ = [
-    "AUTOENCODERS", "MODELS", "AutoEncoder", "EncoderNetwork", "Gradient", "GradientFn", "Model", "Network",
-    "NetworkGradient", "Shape", "SupervisedAutoEncoder", "encoder_of", "fix_weights", "from_module", "has_decoder",
-    "is_last_layer", "is_normalisation", "make_autoencoder", "make_model", "repa_ae",
+    "AUTOENCODERS", "MODELS", "AutoEncoder", "EncoderNetwork", "FixedGradient", "Gradient", "GradientFn", "Model",
+    "Network", "NetworkGradient", "Shape", "SupervisedAutoEncoder", "encoder_of", "fix_weights", "from_module",
+    "has_decoder", "is_last_layer", "is_normalisation", "make_autoencoder", "make_model", "repa_ae",
 ]  # fmt: skip
