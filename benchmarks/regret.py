@@ -174,8 +174,8 @@ def show(path: Path, methods: list[str]) -> str:
             bytes_of[str(line["case"]), str(line["method"])].append(float(line["bytes_down"]) + float(line["bytes_up"]))
     cases = [name for name in CASES if any((name, m) in found for m in methods)]
     lines = [
-        "| case | " + " | ".join(methods) + " | regret of auto | bytes of auto ÷ FedAvg's |",
-        "|---" * (len(methods) + 3) + "|",
+        "| case | seeds | " + " | ".join(methods) + " | regret of auto | bytes of auto ÷ FedAvg's |",
+        "|---" * (len(methods) + 4) + "|",
     ]
     for case in cases:
         means = {m: float(np.mean(found[case, m])) for m in methods if (case, m) in found}
@@ -187,7 +187,8 @@ def show(path: Path, methods: list[str]) -> str:
             if {"auto", "fedavg"} <= set(means)
             else np.nan
         )
-        lines.append(f"| {case} | " + " | ".join(cells) + f" | {regret} | {ratio:.2f} |")
+        seeds = min(len(found[case, m]) for m in means if m not in REFERENCES)
+        lines.append(f"| {case} | {seeds} | " + " | ".join(cells) + f" | {regret} | {ratio:.2f} |")
     return "\n".join(lines)
 
 

@@ -70,13 +70,13 @@ class Samples:
         return min(batch_size, max(1, len(self) if self.exact else self.longest))
 
     def hold_out(self, every: int) -> tuple["Samples", "Samples"]:
-        """Every so many samples one is held out: those that are left, and those held out."""
-        size = self.size // every
-        rest = torch.arange(len(self) - len(self) // every, device=self.index.device)
-        rest = rest + rest // (every - 1)  # without every - 1, 2 every - 1, …
-        longest = self.longest - self.longest // every
-        kept = replace(self, index=self.index[rest], size=self.size - size, longest=longest)
-        return kept, replace(self, index=self.index[every - 1 :: every], size=size)
+        """Every so many samples one is held out: the samples to train on, and those held out.
+
+        The sample before it stands in for it, so that training takes as many steps as with all samples.
+        """
+        position = torch.arange(len(self), device=self.index.device)
+        kept = self.index[position - ((position + 1) % every == 0).long()]
+        return replace(self, index=kept), replace(self, index=self.index[every - 1 :: every], size=self.size // every)
 
     def shuffle(self, key: Tensor) -> Tensor:
         """Positions of all samples in a random order fixed by key; padding comes last."""
