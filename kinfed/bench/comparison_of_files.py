@@ -19,9 +19,9 @@ def compare_files(before: Path, now: Path) -> tuple[list[tuple[str, ...]], bool]
     both = [key for key in old if key in new]
     if not both:
         raise ConfigError(f"{before} and {now} have no workload and contender in common")
-    rows = [make_row(key, old[key], new[key]) for key in both]
+    table = [make_row(key, old[key], new[key]) for key in both]
     is_slower = any(key[1].startswith("kinfed") and times_as_fast(old[key], new[key]) < SLOWER for key in both)
-    return [HEADER, *rows], is_slower
+    return [HEADER, *table], is_slower
 
 
 def read_timings(file: Path) -> Timings:

@@ -77,8 +77,8 @@ def bench(
         from kinfed.progress import Lines
 
         if compare:
-            rows, is_slower = compare_files(*compare)
-            Lines(sys.stdout, markdown, quiet).table(rows)
+            table, is_slower = compare_files(*compare)
+            Lines(sys.stdout, markdown, quiet).table(table)
             raise typer.Exit(1 if is_slower else 0)
         if json_file and not json_file.resolve().parent.is_dir():
             raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}")
