@@ -67,6 +67,14 @@ def small_net(classes: int = 3, inputs: int = 64) -> Model:
     )
 
 
+def norm_net(classes: int = 3) -> Model:
+    """The same with a normalisation layer."""
+    return Model(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, classes)),
+        classes=classes,
+    )
+
+
 def fit(
     method: Method,
     engine: type[Federation] = Vectorised,
@@ -118,6 +126,7 @@ __all__ = [
     "assert_close",
     "assert_same_bits",
     "fit",
+    "norm_net",
     "real_data",
     "rows_of_memory",
     "same_clusters",

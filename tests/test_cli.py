@@ -84,6 +84,8 @@ def test_everything_that_can_be_named_is_listed_with_a_line():
     for name in ("fedavg", "flt", "digits", "dirichlet", "rotation", "mlp_200", "vectorised"):
         assert any(line.split()[:1] == [name] and len(line.split()) > 3 for line in lines), name
     assert kinfed("list", "models").output.startswith("models:\n  mlp_200")
+    listed = kinfed("list", "methods").output
+    assert " personalised: Each client has" in listed and "(Collins et al., ICML 2021)." in listed
     assert_refused(kinfed("list", "modles"), "did you mean 'models'?")
     schema = json.loads(kinfed("list", "schema").output)
     assert "lr" in schema["properties"]["training"]["properties"]

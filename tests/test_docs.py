@@ -7,16 +7,32 @@ import pytest
 
 from benchmarks.house import LAYERS
 from kinfed.capabilities import reason_for_labels
-from kinfed.methods import METHODS
+from kinfed.methods import FAMILIES, METHODS
 from kinfed.registry import first_lines
+from website.families_page import PAGE as FAMILIES_PAGE
+from website.families_page import README, families_page, put, summary
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_readme_lists_every_method_with_its_own_words(name):
+def test_the_pages_list_every_method_with_its_own_words(name):
     placed = "no" if reason_for_labels(METHODS[name]) else "yes"
-    assert f"| `{name}` | {first_lines(METHODS)[name]} | {placed} |" in (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "methods" / "families.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+    assert line.startswith(f"| `{name}` | {first_lines(METHODS)[name]} | [") and line.endswith(f") | {placed} |")
+    assert f"`{name}`" in (ROOT / "README.md").read_text().partition("<!-- families -->")[2].partition("<!-- end")[0]
+
+
+def test_every_method_is_of_one_family():
+    named = [name for family in FAMILIES.values() for name in family.papers]
+    assert sorted(named) == sorted(METHODS)
+
+
+def test_the_tables_of_families_are_those_of_the_code():
+    renew = "renew them with: python -m website.families_page"
+    for page, block in ((README, summary()), (FAMILIES_PAGE, families_page())):
+        assert put(page.read_text(), block) == page.read_text(), renew
 
 
 def test_the_serving_page_says_of_every_method_what_a_stranger_gets():

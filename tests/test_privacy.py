@@ -310,7 +310,8 @@ def test_overlapping_neighbours_cannot_be_hidden():
         served.release(Replies(torch.tensor([0, 1]), {"params": {"w": torch.zeros(2, 1)}}), None, "exclude")
 
 
-HIDING = {"fedavg", "fedavg_ft", "fedprox", "fedper", "lg_fedavg", "per_fedavg", "flt", "pca_km_hc", "repa"}
+HIDING = {"fedavg", "fedavg_ft", "fedprox", "fedper", "lg_fedavg", "per_fedavg", "flt", "pca_km_hc", "repa",
+          "ditto", "apfl", "pfedme", "fedala", "fedrep", "fedbabu", "fedbn"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", METHODS)

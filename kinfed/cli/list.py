@@ -1,6 +1,7 @@
 """`kinfed list`"""
 
 import json
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -34,8 +35,11 @@ def list_(
             return print_schema()
         for title, lines in list_parts(kind).items():
             print(f"{title}:")
-            for name, line in lines.items():
-                print(f"  {name:<18}{line}")
+            for family, names in group_by_family(title, lines).items():
+                if family:
+                    print(f" {family}")
+                for name in names:
+                    print(f"  {name:<18}{lines[name]}")
 
 
 def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
@@ -43,12 +47,13 @@ def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
     from kinfed.aggregation import AGGREGATIONS
     from kinfed.data import DATASETS, PARTITIONS, SHIFTS
     from kinfed.engines import ENGINES
-    from kinfed.methods import METHODS, PRESETS
+    from kinfed.methods import FAMILIES, METHODS, PRESETS
     from kinfed.models import MODELS
     from kinfed.registry import first_lines, look_up
 
+    papers = {name: paper for family in FAMILIES.values() for name, paper in family.papers.items()}
     kinds = {
-        "methods": first_lines(METHODS)
+        "methods": {name: f"{line[:-1]} ({papers[name]})." for name, line in first_lines(METHODS).items()}
         | {name: preset.says for name, preset in PRESETS.items()}
         | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
         "datasets": dict(DATASETS),
@@ -59,6 +64,17 @@ def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
         "engines": first_lines(ENGINES),
     }
     return kinds if kind is None else {kind: look_up(kind, kinds, "kind of thing to list")}
+
+
+def group_by_family(kind: str, names: Iterable[str]) -> dict[str, list[str]]:
+    """The head of each group -> its names; only methods have families."""
+    from kinfed.methods import FAMILIES
+
+    if kind != "methods":
+        return {"": list(names)}
+    groups = {f"{family}: {known.says}": list(known.papers) for family, known in FAMILIES.items()}
+    grouped = {name for group in groups.values() for name in group}
+    return groups | {"a paper's settings, and your own:": [name for name in names if name not in grouped]}
 
 
 def print_schema() -> None:

@@ -3,13 +3,19 @@
 from typing import Any, NamedTuple
 
 from kinfed.method import Method
+from kinfed.methods.apfl import APFL
 from kinfed.methods.auto import Auto
 from kinfed.methods.cfl import CFL
+from kinfed.methods.ditto import Ditto
+from kinfed.methods.fedala import FedALA
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedavg_ft import FedAvgFT
+from kinfed.methods.fedbabu import FedBABU
+from kinfed.methods.fedbn import FedBN
 from kinfed.methods.fednova import FedNova
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.fedprox import FedProx
+from kinfed.methods.fedrep import FedRep
 from kinfed.methods.fesem import FeSEM
 from kinfed.methods.flhc import FLHC
 from kinfed.methods.flis_dc import FLISDC
@@ -20,6 +26,7 @@ from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.methods.local import Local
 from kinfed.methods.pca_km_hc import PCAKMeansHC
 from kinfed.methods.per_fedavg import PerFedAvg
+from kinfed.methods.pfedme import PFedMe
 from kinfed.methods.repa import REPA
 from kinfed.methods.scaffold import Scaffold
 from kinfed.methods.wd import WD
@@ -34,6 +41,13 @@ METHODS: dict[str, type[Method[Any]]] = {
     "lg_fedavg": LGFedAvg,
     "fedper": FedPer,
     "per_fedavg": PerFedAvg,
+    "ditto": Ditto,
+    "apfl": APFL,
+    "pfedme": PFedMe,
+    "fedala": FedALA,
+    "fedrep": FedRep,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
     "local": Local,
     "flt": FLT,
     "pca_km_hc": PCAKMeansHC,
@@ -45,6 +59,64 @@ METHODS: dict[str, type[Method[Any]]] = {
     "flis_hc": FLISHC,
     "repa": REPA,
     "wd": WD,
+}
+
+
+class Family(NamedTuple):
+    """Methods of one kind."""
+
+    says: str
+    papers: dict[str, str]  # method -> its reference
+
+
+FAMILIES = {
+    "one model": Family(
+        "Everybody uses the same model.",
+        {
+            "fedavg": "McMahan et al., AISTATS 2017",
+            "fedprox": "Li et al., MLSys 2020",
+            "fednova": "Wang et al., NeurIPS 2020",
+            "scaffold": "Karimireddy et al., ICML 2020",
+        },
+    ),
+    "personalised": Family(
+        "Each client has a model, or layers, of its own beside what all share.",
+        {
+            "fedavg_ft": "baseline",
+            "per_fedavg": "Fallah et al., NeurIPS 2020",
+            "pfedme": "T. Dinh et al., NeurIPS 2020",
+            "ditto": "Li et al., ICML 2021",
+            "apfl": "Deng et al., 2020",
+            "fedala": "Zhang et al., AAAI 2023",
+            "fedper": "Arivazhagan et al., 2019",
+            "lg_fedavg": "Liang et al., 2020",
+            "fedrep": "Collins et al., ICML 2021",
+            "fedbabu": "Oh et al., ICLR 2022",
+            "fedbn": "Li et al., ICLR 2021",
+        },
+    ),
+    "clustered before training": Family(
+        "Clusters are found once, by signatures of clients' samples.",
+        {
+            "flt": "Jamali-Rad et al., TNNLS 2022",
+            "pca_km_hc": "baseline of FLT",
+            "repa": "Radovič and Pejović, 2023",
+        },
+    ),
+    "clustered while training": Family(
+        "Clusters are found by what clients train, or by how well models fit them.",
+        {
+            "ifca": "Ghosh et al., NeurIPS 2020",
+            "fesem": "Xie et al., WWW 2023",
+            "cfl": "Sattler et al., TNNLS 2021",
+            "flhc": "Briggs et al., IJCNN 2020",
+            "flis_dc": "Morafah et al., OJCS 2023",
+            "flis_hc": "Morafah et al., OJCS 2023",
+            "wd": "baseline of REPA",
+        },
+    ),
+    "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
+    "reference points": Family("What a federation is held against.", {"local": "baseline"}),
 }
 
 
@@ -76,13 +148,26 @@ PRESETS = {
         {"signature": {"name": "part_means"}, "relatedness": {"name": "calibrated"}, "stale": "exclude"},
         "FLT without an oracle: clients are compared by the measured noise of their signatures.",
     ),
+    "fedavgm": Preset("fedavg", {"server": {"momentum": 0.9}}, "FedAvg whose server has momentum (Hsu et al., 2019)."),
+    "fedadam": Preset(
+        "fedavg",
+        {"server": {"name": "adam", "lr": 0.01, "momentum": 0.9}},
+        "FedAvg whose server steps by Adam (Reddi et al., ICLR 2021).",
+    ),
+    "fedyogi": Preset(
+        "fedavg",
+        {"server": {"name": "yogi", "lr": 0.01, "momentum": 0.9}},
+        "FedAvg whose server steps by Yogi (Reddi et al., ICLR 2021).",
+    ),
     "fedsem": Preset(
         "fesem", {"assignment": "kmeans"}, "FeSEM as FLT's authors compare with it: k-means of all models."
     ),
 }
 
 __all__ = [
+    "APFL",
     "CFL",
+    "FAMILIES",
     "FLHC",
     "FLISDC",
     "FLISHC",
@@ -93,15 +178,21 @@ __all__ = [
     "REPA",
     "WD",
     "Auto",
+    "Ditto",
     "FeSEM",
+    "FedALA",
     "FedAvg",
     "FedAvgFT",
+    "FedBABU",
+    "FedBN",
     "FedNova",
     "FedPer",
     "FedProx",
+    "FedRep",
     "LGFedAvg",
     "Local",
     "PCAKMeansHC",
+    "PFedMe",
     "PerFedAvg",
     "Scaffold",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kinfed.client import Client, Reply, client_task
 from kinfed.methods.one_model import AggregateOver, Averaged
+from kinfed.methods.server_optimiser import ServerOptimiser
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.training import LocalTraining
@@ -20,6 +21,7 @@ class FedAvg(Averaged):
     model: Model
     local: LocalTraining = LocalTraining()
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
+    server: ServerOptimiser = ServerOptimiser()
 
     @client_task
     def train(self, client: Client, params: Params) -> Reply:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kinfed.client import Client, Reply, client_task
 from kinfed.methods.one_model import AggregateOver, Averaged
+from kinfed.methods.server_optimiser import ServerOptimiser
 from kinfed.models import Model
 from kinfed.params import Params, Payload, model_in
 from kinfed.training import LabelledGradient, LocalTraining
@@ -21,6 +22,7 @@ class FedAvgFT(Averaged):
     model: Model
     local: LocalTraining = LocalTraining()
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
+    server: ServerOptimiser = ServerOptimiser()
 
     @client_task
     def train(self, client: Client, params: Params) -> Reply:

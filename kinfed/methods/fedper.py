@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kinfed.errors import ConfigError
 from kinfed.methods.one_model import OnePart
-from kinfed.models import Model
+from kinfed.models import Model, is_last_layer
 from kinfed.training import LocalTraining
 
 
@@ -26,10 +26,4 @@ class FedPer(OnePart):
             raise ConfigError(f"personal_layers must be at least 1, got {self.personal_layers}; for none use 'fedavg'")
 
     def is_shared(self, name: str) -> bool:
-        layers = list(dict.fromkeys(map(layer_of, self.model.weights)))
-        return layer_of(name) not in layers[-self.personal_layers :]
-
-
-def layer_of(name: str) -> str:
-    """The layer that a weight belongs to."""
-    return name.rpartition(".")[0]
+        return not is_last_layer(self.model, name, self.personal_layers)

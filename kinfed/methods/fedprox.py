@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
 from kinfed.methods.one_model import AggregateOver, Averaged
+from kinfed.methods.server_optimiser import ServerOptimiser
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.training import LocalTraining
@@ -23,6 +24,7 @@ class FedProx(Averaged):
     local: LocalTraining = LocalTraining()
     mu: float = 0.001  # μ, how strongly a client is pulled towards the model it received
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
+    server: ServerOptimiser = ServerOptimiser()
 
     def __post_init__(self) -> None:
         at_least(0, mu=self.mu)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from kinfed.capabilities import TRAIN_SUMMED, Exportable
@@ -16,7 +17,8 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.method import Method
-from kinfed.params import Params, Payload, each_leaf, model_in
+from kinfed.methods.server_optimiser import NO_MOMENTS, Moments, ServerOptimiser
+from kinfed.params import Params, Payload, Value, each_leaf, model_in
 
 AggregateOver = Literal["participants", "all_clients"]
 
@@ -24,6 +26,7 @@ AggregateOver = Literal["participants", "all_clients"]
 @dataclass(frozen=True)
 class OneModelState:
     params: Params
+    moments: Moments = NO_MOMENTS  # of the server's optimiser
 
 
 class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
@@ -50,18 +53,50 @@ class OneModel(Method[OneModelState], Exportable[OneModelState], ABC):
 
 
 class Averaged(OneModel, ABC):
-    """The mean of what the clients trained, weighted by their samples; FedAvg's file explains `aggregate_over`."""
+    """The mean of what the clients trained, weighted by their samples, and a step of the server's optimiser to it.
+
+    FedAvg's file explains `aggregate_over`.
+    """
 
     aggregate_over: AggregateOver
     summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
     hides_clients: ClassVar[bool] = True
+
+    server: ServerOptimiser
+
+    def init(self, fed: Federation) -> OneModelState:
+        state = super().init(fed)
+        return replace(state, moments=self.server.init(state.params))
 
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
         mean = fed.average(replies, "params", state.params)
         if self.aggregate_over == "all_clients":
             fresh = fed.weights[replies.cohort].sum() / fed.weights[fed.clients].sum()
             mean = each_leaf(lambda new, old: fresh * new + (1 - fresh) * old, mean, state.params)
-        return replace(state, params=mean)
+        params, moments = self.server.step(state.params, mean, state.moments, self.model.buffers)
+        return OneModelState(params, moments)
+
+
+class KeepsModel(Averaged, ABC):
+    """Beside the one model each client keeps one of its own, which starts as what it is served when it first trains."""
+
+    def initial_memory(self) -> dict[str, Value]:
+        return {"own": self.model.init(), "has_trained": torch.tensor(False)}
+
+    def recall_own(self, client: Client, served: Params) -> Params:
+        """Client: its own model; the served one as long as it has not trained."""
+        has_trained = client.recall("has_trained")
+        return each_leaf(lambda own, common: torch.where(has_trained, own, common), client.recall_model("own"), served)
+
+    def keep_own(self, client: Client, own: Params) -> dict[str, Value]:
+        """Client: what it remembers once it has trained its own model."""
+        return {"own": own, "has_trained": torch.ones_like(client.recall("has_trained"))}
+
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        return self.recall_own(client, model_in(offer, "params"))
+
+    def assignment_rule(self) -> str:
+        return "everybody is served the same model, and uses it until it has trained one of its own"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from kinfed.checks import above_zero, at_least
 from kinfed.client import Client, Reply, client_task
 from kinfed.methods.one_model import AggregateOver, Averaged
+from kinfed.methods.server_optimiser import ServerOptimiser
 from kinfed.models import Model
 from kinfed.params import Params, Payload, model_in
 from kinfed.training import LabelledGradient, LocalTraining, MetaGradient
@@ -27,6 +28,7 @@ class PerFedAvg(Averaged):
     beta: float = 0.001  # β, of the outer step
     adapt_epochs: int = 1  # before a client uses the model; 0: as served
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
+    server: ServerOptimiser = ServerOptimiser()
 
     def __post_init__(self) -> None:
         above_zero(alpha=self.alpha, beta=self.beta)

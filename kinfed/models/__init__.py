@@ -18,6 +18,7 @@ from kinfed.models.model import (
     fix_weights,
     has_decoder,
     is_last_layer,
+    is_normalisation,
 )
 from kinfed.models.module_checks import from_module
 from kinfed.models.network import Gradient, GradientFn, Network, NetworkGradient
@@ -108,5 +109,6 @@ __all__ = [
     "AUTOENCODERS", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork", "Gradient",
     "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes", "SupervisedAutoEncoder",
     "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes", "fix_weights",
-    "from_module", "has_decoder", "is_last_layer", "make_autoencoder", "make_model", "repa_ae", "repa_series",
+    "from_module", "has_decoder", "is_last_layer", "is_normalisation", "make_autoencoder", "make_model", "repa_ae",
+    "repa_series",
 ]  # fmt: skip

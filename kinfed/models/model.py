@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
@@ -14,6 +15,8 @@ from kinfed.learning_tasks import Classification, LearningTask
 from kinfed.models.network import Gradient, GradientFn, Network, in_evaluation
 from kinfed.models.token_features import TOKENS, count_tokens
 from kinfed.params import Params
+
+NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first: batch and instance norms
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,20 @@ class Model(Network):
         return sum(w.numel() for w in self.init().values())
 
 
-def is_last_layer(network: Network, name: str) -> bool:
-    """Whether this weight belongs to the network's last layer."""
-    return name.rpartition(".")[0] == network.weights[-1].rpartition(".")[0]
+def is_last_layer(network: Network, name: str, layers: int = 1) -> bool:
+    """Whether this weight, or statistic, belongs to one of the network's last so many layers that have weights."""
+    order = list(dict.fromkeys(map(layer_of, network.weights)))
+    return layer_of(name) in order[-layers:]
+
+
+def is_normalisation(network: Network, name: str) -> bool:
+    """Whether this weight, or statistic, belongs to a normalisation layer."""
+    return isinstance(network.template.get_submodule(layer_of(name)), NORMALISATIONS)
+
+
+def layer_of(name: str) -> str:
+    """The layer that a weight belongs to."""
+    return name.rpartition(".")[0]
 
 
 def fix_weights(gradient: GradientFn, fixed: Mapping[str, Tensor]) -> GradientFn:

@@ -22,7 +22,10 @@ from tests.methods.planted import LOCAL, NESTED, net, renamed
 from tests.methods.registry import make, population
 from tests.problems import fit
 
-pytestmark = pytest.mark.xdist_group("roles")  # one process makes the table
+pytestmark = [
+    pytest.mark.xdist_group("roles"),  # one process makes the table
+    pytest.mark.filterwarnings("ignore:.* which is FedAvg"),  # FedBN, whose network has no norms here
+]
 REFUSING = [name for name, method in METHODS.items() if reason_for_labels(method)]
 WHY = re.compile(
     r"clients \[.+\] have no labelled training samples, but .+; use a method that needs none, such as (\w+)"

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from kinfed.methods import (
+    APFL,
     CFL,
     FLHC,
     FLISDC,
@@ -15,25 +16,33 @@ from kinfed.methods import (
     REPA,
     WD,
     Auto,
+    Ditto,
+    FedALA,
     FedAvg,
     FedAvgFT,
+    FedBABU,
+    FedBN,
     FedNova,
     FedPer,
     FedProx,
+    FedRep,
     FeSEM,
     LGFedAvg,
     Local,
     PCAKMeansHC,
     PerFedAvg,
+    PFedMe,
     Scaffold,
 )
 from kinfed.methods.split_tree import SplitRule
 from kinfed.relatedness import Calibrated, Relatedness
 from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, PartMeans, Pretraining
 from kinfed.training import LocalTraining
-from tests.problems import small_net, tiny_population
+from tests.problems import norm_net, small_net, tiny_population
 
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05)
+SHORT = LocalTraining(epochs=1, batch_size=16, lr=0.05)
+SLOW = {"ditto", "apfl", "pfedme", "fedala", "fedrep", "fedbabu", "fedbn"}  # their gradients are not for the fast path
 CALIBRATED = "flt, calibrated"  # a second case of FLT: its other signature and clusterer
 EAGER = SplitRule(mean_below=9.0, some_above=0.1)
 
@@ -60,8 +69,8 @@ def statistics(**more) -> EmbeddingStatistics:
     return EmbeddingStatistics(**({"encoder_rounds": 1, "training": training} | more))
 
 
-def make(name: str, local: LocalTraining = LOCAL, **more):
-    model = small_net()
+def make(name: str, local: LocalTraining | None = None, **more):
+    model, local = small_net(), local or (SHORT if name in SLOW else LOCAL)
     return {
         "auto": lambda: Auto(model, local, **more),
         "fedavg": lambda: FedAvg(model, local, **more),
@@ -72,6 +81,13 @@ def make(name: str, local: LocalTraining = LOCAL, **more):
         "lg_fedavg": lambda: LGFedAvg(model, local, **({"shared_tensors": 2} | more)),
         "fedper": lambda: FedPer(model, local, **more),
         "per_fedavg": lambda: PerFedAvg(model, local, **({"alpha": 0.1, "beta": 0.1} | more)),
+        "ditto": lambda: Ditto(model, local, **more),
+        "apfl": lambda: APFL(model, local, **more),
+        "pfedme": lambda: PFedMe(model, local, **({"pull": 2.0, "inner_steps": 2} | more)),
+        "fedala": lambda: FedALA(model, local, **more),
+        "fedrep": lambda: FedRep(model, local, **({"head_epochs": 1} | more)),
+        "fedbabu": lambda: FedBABU(model, local, **more),
+        "fedbn": lambda: FedBN(norm_net(), local, **more),
         "local": lambda: Local(model, local, **more),
         "flt": lambda: FLT(model, local, **({"signature": signature(), "relatedness": Relatedness()} | more)),
         CALIBRATED: lambda: FLT(model, local, **({"signature": part_means(), "relatedness": Calibrated()} | more)),

@@ -7,12 +7,13 @@ import pytest
 
 from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.methods import METHODS, FedAvg
+from kinfed.models import Gradient, Model
 from kinfed.params import Params, select
 from kinfed.relatedness import Relatedness
 from kinfed.training import LocalTraining
-from tests.methods.registry import LOCAL, make, population, statistics
+from tests.methods.registry import LOCAL, SHORT, make, population, statistics
 from tests.methods.test_identities_one_model import SecondHalf
-from tests.problems import assert_close, fit, small_net, tiny_population
+from tests.problems import assert_close, fit, norm_net, small_net, tiny_population
 
 SEVERAL = population()
 TWELVE = tiny_population((20,) * 12)
@@ -47,6 +48,34 @@ def half_of_each_pair() -> tuple[Params, Params]:
     return ends(meta, ALIKE), ends(half, ALIKE)
 
 
+class FixedHead(Model):
+    """Its last layer is not trained."""
+
+    def compute_gradient(self, params, batch):
+        weights, buffers = super().compute_gradient(params, batch)
+        return Gradient({name: 0 * g if name.startswith("3.") else g for name, g in weights.items()}, buffers)
+
+
+def is_fedavg_of_the_body(name: str, **settings) -> Callable[[], tuple[Params, Params]]:
+    """What it averages is what FedAvg makes of a network whose last layer is not trained."""
+
+    def both() -> tuple[Params, Params]:
+        body, _ = fit(make(name, local=SHORT, **settings), population=SEVERAL, fraction=0.5)
+        whole = ends(FedAvg(FixedHead(small_net().build, classes=3), SHORT), SEVERAL)
+        return body.shared, {name: w for name, w in whole.items() if name in body.shared}
+
+    return both
+
+
+def steps_of_the_envelope() -> tuple[Params, Params]:
+    one_step = make("pfedme", local=replace(SHORT, lr=0.1), pull=5.0, inner_steps=1, inner_lr=0.1)
+    return ends(one_step, SEVERAL), ends(make("fedavg", local=replace(SHORT, lr=0.05, momentum=0.0)), SEVERAL)
+
+
+def one_client_with_norms() -> tuple[Params, Params]:
+    return ends(make("fedbn", local=SHORT), ONE), ends(FedAvg(norm_net(), SHORT), ONE)
+
+
 IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "fedavg": is_fedavg("fedavg", ONE, aggregate_over="all_clients"),
     "fedavg_ft": is_fedavg("fedavg_ft"),  # before it is tuned
@@ -56,8 +85,15 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "lg_fedavg": is_fedavg("lg_fedavg", shared_tensors=4),
     "fedper": is_fedavg("fedper", ONE),
     "per_fedavg": half_of_each_pair,
+    "ditto": is_fedavg("ditto", local=SHORT),  # what is sent
+    "apfl": is_fedavg("apfl", local=SHORT),
+    "pfedme": steps_of_the_envelope,
+    "fedala": is_fedavg("fedala", local=SHORT, mixing_lr=0.0),
+    "fedrep": is_fedavg_of_the_body("fedrep", head_epochs=0),
+    "fedbabu": is_fedavg_of_the_body("fedbabu"),
+    "fedbn": one_client_with_norms,
     "local": is_fedavg("local", ONE),
-    "auto": is_fedavg("auto", compare=0.0, judge=0.0),
+    "auto": is_fedavg("auto", compare=0.0, merge=0.0, judge=0.0),
     "flt": is_fedavg("flt", relatedness=Relatedness(threshold=1e9), stale="exclude"),
     "pca_km_hc": is_fedavg("pca_km_hc", threshold=1e9, stale="exclude"),
     "ifca": is_fedavg("ifca", clusters=1),

@@ -20,6 +20,8 @@ IN_COMMON = (
     "require_members(",
     "@client_task",
     "stale: Stale",
+    "aggregate_over: AggregateOver",
+    "server: ServerOptimiser",
     "encoder: Params",
     "known: Signatures",
     "def ",

@@ -6,9 +6,10 @@ import pytest
 
 from benchmarks.recovery import FOUND, PLAN, UNSEEN, config_of, measure, read_plan, reference, shown, verdict
 from kinfed.methods import METHODS
+from tests.methods.registry import SLOW
 
 CELLS = read_plan()
-DEAR = {"repa", "flt"}  # they train encoders: one kind of theirs in every run, the others on demand
+DEAR = {"repa", "flt", *SLOW}  # encoders, or no fast path: one kind of theirs in every run, the others on demand
 
 
 def cell_of(method: str, kind: str):

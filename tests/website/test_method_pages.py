@@ -17,7 +17,7 @@ ROUNDS, SHAPE, TRAINING = 3, torch.Size((1, 8, 8)), ("train",)
 SETTINGS = {
     "flt": {"signature": signature(pretraining=Pretraining("digits", epochs=1, least_steps=1))},
     "cfl": {"after": 99},  # a split asks further clients
-    "auto": {"compare": 0.0, "judge": 0.0},
+    "auto": {"compare": 0.0, "merge": 0.0, "judge": 0.0},
     "pca_km_hc": {"components": 16},
     "repa": {"signature": statistics(encoder_rounds=2)},
 }
@@ -72,4 +72,6 @@ def values(name, method):
     extra = {"pca_km_hc": {"signature": 4 * 3 * 16}, "ifca": {"C": 2}, "wd": {"R": 1}}
     extra |= {"auto": {"encoder": 4, "signature": 4 * 4 * (3 * (1 + 64) + 1)}}  # a seed; four parts of three labels
     extra |= {"lg_fedavg": {"shared": 4 * (8 * 3 + 3)}, "fedper": {"shared": 4 * (64 * 8 + 8)}}
+    extra |= {name: {"shared": 4 * (64 * 8 + 8)} for name in ("fedrep", "fedbabu")}
+    extra |= {"fedbn": {"shared": 4 * (64 * 8 + 8 + 8 * 3 + 3)}}
     return extra.get(name, {})

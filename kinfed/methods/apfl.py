@@ -1,0 +1,70 @@
+"""APFL: Adaptive Personalized Federated Learning (Deng et al., 2020, arXiv 2003.13461, Algorithm 1).
+
+A client uses αv + (1 - α)w: its own model v mixed with the common one. A step moves w along ∇f(w), and v along
+α∇f(αv + (1 - α)w), on the same mini-batch. α follows its gradient ⟨v - w, ∇f(αv + (1 - α)w)⟩ by one step a round, on
+the first mini-batch, as in the authors' code (paper: each step). Deviations: parameters are mixed, as in the paper
+(authors' code: outputs); α is clipped to [0, 1] and has no decay (authors' code: 0.02α); means are weighted by samples;
+v starts from the model that a client receives when it first trains.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from kinfed.checks import fraction
+from kinfed.client import Batch, Client, Reply, client_task
+from kinfed.methods.one_model import AggregateOver, KeepsModel
+from kinfed.methods.server_optimiser import ServerOptimiser
+from kinfed.models import Gradient, Model
+from kinfed.params import Params, Payload, Value, from_flat, interpolate, model_in, to_flat
+from kinfed.training import LocalTraining
+
+
+@dataclass(frozen=True)
+class APFL(KeepsModel):
+    """Each client mixes the common model with one of its own, and learns how much of either it needs."""
+
+    model: Model
+    local: LocalTraining = LocalTraining()
+    alpha: float = 0.5  # α, the share of the own model; at first if it is adaptive
+    adaptive: bool = True  # each client learns its α
+    aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
+    server: ServerOptimiser = ServerOptimiser()
+
+    def __post_init__(self) -> None:
+        fraction(alpha=self.alpha)
+
+    def initial_memory(self) -> dict[str, Value]:
+        return super().initial_memory() | {"alpha": torch.tensor(self.alpha)}
+
+    @client_task
+    def train(self, client: Client, params: Params) -> Reply:
+        """Client task: w and v side by side, as one training of both."""
+        own = self.recall_own(client, params)
+        alpha = self.adapt(client, own, params)
+
+        def gradient(both: Params, batch: Batch) -> Gradient:
+            w, v = (model_in(from_flat(both), name) for name in ("common", "own"))
+            common, mixed = self.model.gradient(w, batch), self.model.gradient(interpolate(w, v, alpha), batch)
+            moved = {name: alpha * g for name, g in mixed.weights.items()}
+            buffers = to_flat({"common": common.buffers, "own": mixed.buffers})
+            return Gradient(to_flat({"common": common.weights, "own": moved}), buffers)
+
+        both = from_flat(self.local(client, to_flat({"common": params, "own": own}), gradient)[0])
+        keep = self.keep_own(client, model_in(both, "own")) | {"alpha": alpha}
+        return Reply({"params": model_in(both, "common")}, keep=keep)
+
+    def adapt(self, client: Client, own: Params, params: Params) -> Tensor:
+        """Client: α after its step of this round."""
+        alpha = client.recall("alpha")
+        for batch in islice(client.batches(1, self.local.batch_size), 1 if self.adaptive else 0):
+            mixed = self.model.gradient(interpolate(params, own, alpha), batch).weights
+            gradient = torch.stack([((own[name] - params[name]) * g).sum() for name, g in mixed.items()]).sum()
+            alpha = (alpha - self.local.rate(client) * batch.live * gradient).clamp(0, 1)
+        return alpha
+
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        params = model_in(offer, "params")
+        return interpolate(params, self.recall_own(client, params), client.recall("alpha"))
