@@ -109,9 +109,9 @@ class PartMeans(Signature):
     def protect(self, protection: SignaturePrivacy) -> "PartMeans":
         return replace(self, protection=protection)
 
-    def network(self, shape: tuple[int, ...], width: int) -> AutoEncoder:
-        """The auto-encoder for samples of this shape, embedded as so many numbers."""
-        return make_autoencoder(self.autoencoder, shape, width, self.seed)
+    def network(self, shape: tuple[int, ...], width: int = 0) -> AutoEncoder:
+        """The auto-encoder for samples of this shape, embedded as so many numbers; 0: as many as they allow."""
+        return make_autoencoder(self.autoencoder, shape, width or self.width(shape), self.seed)
 
     def random_seed(self, device: torch.device) -> Params:
         """What random features are drawn from; clients are sent no weights."""
