@@ -6,7 +6,7 @@ DOCS_READY := $(VENV)/.docs-ready
 
 .PHONY: demo test test-all fuzz lint check format docs notebooks lock audit sbom clean
 
-demo: $(READY)  ## the main job: FedAvg, Local and FLT compared on digits with planted clusters
+demo: $(READY)  ## the main job: FedAvg, Local, FLT and Auto compared on digits with planted clusters
 	$(BIN)/kinfed compare --out demo --force
 
 test: $(READY)  ## the tests

@@ -62,7 +62,9 @@ def write_signatures(options: argparse.Namespace) -> None:
                 for k, by_labels in ((5, False), (labels, True)):
                     began = time.perf_counter()
                     asked = replace(signature, tuning=tuning, k=k, k_by_labels=by_labels)
-                    flt = FLT(make_model("mlp_200", (1, 28, 28), rows.classes), signature=asked)
+                    flt = FLT(
+                        make_model("mlp_200", (1, 28, 28), rows.classes), signature=asked, relatedness=Relatedness()
+                    )
                     known = compute_signatures(population, flt, weights, options.device, seed)
                     name = f"{scenario}.{tuning}.{'labels' if by_labels else 5}.{seed}.safetensors"
                     assert population.true_clusters is not None

@@ -29,7 +29,8 @@ from kinfed.methods import METHODS, FedAvg
 from kinfed.methods.split_tree import SplitRule
 from kinfed.models import Model, make_model
 from kinfed.params import Params, Payload, bytes_of, from_flat, select, to_flat
-from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, Pretraining
+from kinfed.relatedness import Relatedness
+from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, Pretraining, Tuning
 from kinfed.training import LocalTraining
 
 PAGE = Path(__file__).parents[1] / "docs" / "roles.md"
@@ -39,15 +40,22 @@ UNSEEN = {"late": Role(joins=JOINS), "holdout": Role(JOINS, holdout=True), "unla
 QUICK = Pretraining("public", epochs=1, least_steps=1)  # how well an encoder was trained changes no cost
 SETTINGS: dict[str, dict[str, object]] = {  # the others have their defaults
     "lg_fedavg": {"shared_tensors": 2},
-    "flt": {"signature": EncoderCentroids(pretraining=QUICK)},
     "fesem": {"clusters": 2},
     "cfl": {"rule": SplitRule(mean_below=1e9, some_above=0.0), "after": 1},  # one split before unseen clients come
     "flhc": {"rounds_before": 1},
     "repa": {"clusters": 2, "signature": EmbeddingStatistics(encoder_rounds=0)},
     "wd": {"clusters": 2, "rounds_before": 1},
 }
+
+
+def paper_settings(tuning: Tuning) -> dict[str, object]:
+    """FLT's signature as published."""
+    return {"signature": EncoderCentroids(tuning=tuning, pretraining=QUICK), "relatedness": Relatedness()}
+
+
 VARIANTS: list[tuple[str, str, dict[str, object]]] = [  # other settings that change the cost
-    ("flt", "signature.tuning=none", {"signature": EncoderCentroids(tuning="none", pretraining=QUICK)}),
+    ("flt", "signature.name=encoder_centroids", paper_settings("own_copy")),
+    ("flt", "signature.name=encoder_centroids signature.tuning=none", paper_settings("none")),
     ("flis_hc", "newcomers=loss", {"newcomers": "loss", "beta": 2.0}),  # as many clusters as training clients
 ]
 AGAIN = {"fesem": "when others change sides", "cfl": "when its cluster is split"}  # nothing of it in these rounds

@@ -1,7 +1,7 @@
 """Clustered federated learning: find clusters of related clients, and train one model for each cluster.
 
 >>> import kinfed
->>> result = kinfed.run("flt", "digits", rounds=30)
+>>> result = kinfed.run("auto", "digits", rounds=30)
 >>> result.summary["accuracy"], result.clusters
 
 Names are imported when they are first used, so that `import kinfed` loads nothing heavy.

@@ -129,6 +129,19 @@ def test_the_nearest_key_is_looked_for_in_all_sections(key, meant):
 
 
 @pytest.mark.parametrize(
+    ("setting", "owner"),
+    [
+        ("methods.flt.signature.tuning=none", "encoder_centroids"),
+        ("methods.flt.relatedness.threshold=1", "relatedness"),
+        ("methods.flt_paper.relatedness.level=0.1", "calibrated"),
+    ],
+)
+def test_a_setting_of_another_part_is_refused_with_the_name_of_its_part(setting, owner):
+    with pytest.raises(ConfigError, match=rf"has no setting '\w+': it goes with name = '{owner}'"):
+        load_config(None, [setting])
+
+
+@pytest.mark.parametrize(
     ("key", "new"),
     [
         ("partition.groups", "partition.clusters"),
@@ -168,7 +181,7 @@ def test_a_resolved_config_reads_back_as_the_same(names: str):
 
 def test_a_config_file_is_readable():
     text = to_toml(load_config(None, ["shift.name=label_swap", "method=local"]).resolve())
-    assert 'compare = ["fedavg", "local", "flt"]\n' in text
+    assert 'compare = ["fedavg", "local", "flt", "auto"]\n' in text
     assert '\n[shift]\nname = "label_swap"\npairs = [[0, 1], [2, 3], [4, 5], [6, 7]]\n' in text
     assert text.endswith("\n[methods.local]\n")
 

@@ -58,11 +58,10 @@ def test_the_deployment_page_names_the_settings_that_an_app_has_from_the_demo():
 
     page = (ROOT / "docs" / "deployment.md").read_text()
     demo = load_config(DEMO)
-    training, signature = demo.training, demo.resolve()["methods"]["flt"]["signature"]
+    training = demo.training
     assert f"| `model` | `{demo.model}` |" in page
     assert f"| `rounds`, `fraction` | {demo.rounds}, {demo.fraction} |" in page
     assert f"| {training.epochs} epoch, batches of {training.batch_size}, lr {training.lr} |" in page
-    assert f'`latent = {signature["latent"]}`, `tuning = "{signature["tuning"]}"`' in page
     assert f"| `engine.timeout` | {demo.engine.timeout:.0f} |" in page
 
 

@@ -18,8 +18,7 @@ from kinfed.config import DEMO, load_config
 from kinfed.runs import CHECKPOINT, logs
 
 SETTINGS = ["method=flt", "rounds=2", "checkpoint_every=1", "partition.clients=10", "data.public=0.1", "roles.late=0.2",
-            "methods.flt.signature.tuning=none", "methods.flt.signature.latent=8",
-            "methods.flt.signature.pretraining.epochs=1", "methods.flt.signature.pretraining.least_steps=1"]
+            "methods.flt.signature.latent=8"]
 UNEQUAL = ("timing.csv", "events.jsonl", ".lock")
 done = 0
 

@@ -14,7 +14,7 @@ from kinfed.experiment import Experiment
 from kinfed.signatures import Pretraining
 
 TINY = ["partition.clients=10", "fraction=0.5", "rounds=2", "training.lr=0.05", "data.public=0.1"]
-FLT = ["method=flt", "methods.flt.signature.tuning=none", "methods.flt.signature.latent=16"]
+FLT = ["method=flt_kernel", "methods.flt_kernel.signature.tuning=none", "methods.flt_kernel.signature.latent=16"]
 FLHC = ["method=flhc", "methods.flhc.rounds_before=1"]
 
 

@@ -22,7 +22,7 @@ from kinfed.privacy import Privacy, SignaturePrivacy, TrainingPrivacy, find_epsi
 from kinfed.relatedness import Calibrated, Relatedness
 from kinfed.signatures import PartMeans, Pretraining, Signatures
 from kinfed.signatures.part_means import split_batches
-from tests.methods.registry import make, population, signature
+from tests.methods.registry import KERNEL, make, population, signature
 from tests.problems import small_net
 
 PRIVATE = SignaturePrivacy(epsilon=2.0, clip=0.5)
@@ -185,7 +185,7 @@ def test_engines_draw_the_same_private_signatures(source):
 
 
 def test_clients_below_the_floor_count_as_those_without_a_signature():
-    flt = FLT(small_net(), signature=signature().protect(SignaturePrivacy(min_samples=9)))
+    flt = make(KERNEL, signature=signature().protect(SignaturePrivacy(min_samples=9)))
     enough = [i for i, rows in enumerate(population().train) if len(rows) >= 9]
     assert collect(flt, Vectorised)[1].tolist() == enough and len(enough) < 12
 

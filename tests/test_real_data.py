@@ -12,7 +12,7 @@ from kinfed.experiment import Evaluation, Experiment
 from kinfed.methods import FLT
 from kinfed.metrics import agreement
 from kinfed.models import make_model
-from kinfed.signatures import EncoderCentroids, Pretraining
+from kinfed.signatures import PartMeans, Pretraining
 from kinfed.training import LocalTraining
 from tests.problems import real_data
 
@@ -24,7 +24,7 @@ def method() -> FLT:
     """One epoch of pre-training on every third sample is enough to tell digits apart."""
     root = str(real_data("mnist", "fashion_mnist"))
     pretraining = Pretraining("fashion_mnist", root, epochs=1, samples=20_000)
-    signature = EncoderCentroids(tuning="none", restarts=3, pretraining=pretraining)
+    signature = PartMeans(pretraining=pretraining)
     return FLT(make_model("mlp_200", (1, 28, 28), 10), LocalTraining(1, 10, 0.01), signature)
 
 

@@ -248,8 +248,9 @@ def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
 
 
 def test_trees_signatures_and_labels_are_written_at_the_end(tmp_path: Path):
-    quick = [f"methods.flt.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")]
-    settings = config("method=flt", "rounds=1", "data.public=0.1", "methods.flt.relatedness.threshold=0.3", *quick)
+    quick = [f"methods.flt_kernel.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")]
+    threshold = "methods.flt_kernel.relatedness.threshold=0.3"
+    settings = config("method=flt_kernel", "rounds=1", "data.public=0.1", threshold, *quick)
     path = api.run(settings, out=tmp_path, quiet=True).path
     with np.load(path / "tree.npz", allow_pickle=False) as tree:
         assert tree["merges"].shape == (9, 4) and sorted(tree["members"]) == list(range(10))
@@ -317,8 +318,9 @@ def test_a_file_of_tensors_that_is_no_checkpoint_is_told(tmp_path: Path):
 
 
 QUICK_FLT = (
-    "method=flt", "rounds=1", "data.public=0.1", "methods.flt.signature.tuning=none", "methods.flt.signature.latent=8",
-    "methods.flt.signature.pretraining.epochs=1", "methods.flt.signature.pretraining.least_steps=1",
+    "method=flt_kernel", "rounds=1", "data.public=0.1", "methods.flt_kernel.signature.tuning=none",
+    "methods.flt_kernel.signature.latent=8", "methods.flt_kernel.signature.pretraining.epochs=1",
+    "methods.flt_kernel.signature.pretraining.least_steps=1",
 )  # fmt: skip
 FOUND = {"relatedness.npz", "tree.npz", "signatures.npz", "labels.csv", "summary.json", "ledger_clients.csv"}
 

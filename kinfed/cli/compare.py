@@ -27,7 +27,7 @@ from kinfed.cli.options import (
 def compare(
     settings: Settings = None,
     methods: Annotated[
-        str | None, typer.Option(help="Methods to compare, as in fedavg,local,flt.", show_default=False)
+        str | None, typer.Option(help="Methods to compare, as in fedavg,flt,auto.", show_default=False)
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="Seeds to run each method with, as in 0,1,2.", show_default=False)
@@ -42,7 +42,7 @@ def compare(
 
     **Examples**
 
-    `kinfed compare` — FedAvg, Local and FLT on digits
+    `kinfed compare` — FedAvg, Local, FLT and Auto on digits
 
     `kinfed compare --methods fedavg,flt --seeds 0,1,2` — mean ± standard deviation over three seeds
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kinfed.checks import at_least
-from kinfed.clustering.micro_clusters import cut_into, link
+from kinfed.clustering.micro_clusters import cut_into, link, refuse_too_many
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
 
@@ -183,19 +183,24 @@ def ward(related: Tensor, clusters: int) -> Tensor:
     """At most `clusters` clusters of clients whose rows of the graph are alike (Ward's linkage, Euclidean)."""
     from scipy.cluster.hierarchy import fcluster, linkage
 
-    if clusters > len(related):
-        raise ConfigError(f"{clusters} clusters were asked for, but there are only {len(related)} clients")
+    refuse_too_many(clusters, len(related))
     if len(related) == 1:
         return torch.zeros(1, dtype=torch.long)
     tree = linkage(related.cpu().float().numpy(), method="ward")
     return torch.from_numpy(fcluster(tree, clusters, criterion="maxclust")).long() - 1
 
 
+def cut_distances(apart: Tensor, clusters: int, linkage: Linkage) -> Tensor:
+    """So many clusters of clients that are so far apart ([m, m]): [m]."""
+    refuse_too_many(clusters, len(apart))
+    tree = merges(apart, linkage)
+    return cut_into(tree, clusters)
+
+
 def ward_of_neighbours(neighbours: NeighbourSets, clusters: int) -> Tensor:
     """The same from the different rows of the graph alone: [clients]."""
     clients = len(neighbours.whose)
-    if clusters > clients:
-        raise ConfigError(f"{clusters} clusters were asked for, but there are only {clients} clients")
+    refuse_too_many(clusters, clients)
     if len(neighbours.rows) > MOST_ROWS:
         raise ConfigError(
             f"Ward's linkage compares up to {MOST_ROWS} different sets of neighbours, got {len(neighbours.rows)} of "

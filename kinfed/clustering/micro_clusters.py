@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kinfed.errors import ConfigError
+
 FINEST = 1e-6  # of the height: points nearer than this are one
 
 
@@ -53,6 +55,25 @@ def average_clusters(points: Tensor, height: float, most: int) -> Tensor:
     everyone = torch.arange(len(micro_clusters), device=points.device)
     tree = link(micro_clusters.distances(everyone, everyone), micro_clusters.counts, "average")
     return cut_at(tree, height).to(points.device)[whose]
+
+
+def refuse_too_many(clusters: int, clients: int) -> None:
+    """Raises ConfigError where there are fewer clients than clusters."""
+    if clusters > clients:
+        raise ConfigError(f"{clusters} clusters were asked for, but there are only {clients} clients")
+
+
+def cut_points(points: Tensor, clusters: int, height: float, most: int) -> Tensor:
+    """So many of Ward's clusters of points, from at most so many micro-clusters, which may reach this height: [n]."""
+    refuse_too_many(clusters, len(points))
+    micro_clusters, whose = condense(points.double(), height, most)
+    while len(micro_clusters) > most:
+        height *= 2
+        micro_clusters, whose = condense(points.double(), height, most)
+    counts = micro_clusters.counts
+    weight = (2 * counts[:, None] * counts / (counts[:, None] + counts)).sqrt()
+    tree = link(weight * torch.cdist(micro_clusters.means, micro_clusters.means), counts, "ward")
+    return cut_into(tree, clusters).to(points.device)[whose]
 
 
 def condense(points: Tensor, height: float, most: int) -> tuple[MicroClusters, Tensor]:

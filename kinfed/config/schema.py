@@ -223,7 +223,17 @@ def read_part(parts: Parts, default: str, is_optional: bool, table: object) -> o
     if name == "":
         raise ValueError(f"name is missing: wanted one of {', '.join(parts.registry)}, or module:Class")
     kind = find_class(str(name), parts.registry, parts.kind, parts.protocol)
+    refuse_others(rest, kind, str(name), parts)
     return kind(**validator_of(kind).validate_python(rest))
+
+
+def refuse_others(settings: Table, kind: type, name: str, parts: Parts) -> None:
+    """Raise for a setting that only other parts of the same protocol have."""
+    for key in (key for key in settings if key not in field_schemas(kind)):
+        owners = [other for other, others in parts.registry.items() if key in field_schemas(others)]
+        if owners:
+            wanted = " or ".join(f"'{owner}'" for owner in owners)
+            raise ValueError(f"{parts.kind} '{name}' has no setting '{key}': it goes with name = {wanted}")
 
 
 def refuse_unknown(known: tuple[str, ...], table: object) -> object:

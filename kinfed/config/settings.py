@@ -84,7 +84,7 @@ class Config:
     """An experiment; `run` runs `method`, `compare` runs the methods in `compare` for all `seeds`."""
 
     method: str = "flt"  # what `run` runs; or package.module:Class, a method of your own
-    compare: tuple[str, ...] = ("fedavg", "local", "flt")  # what `compare` runs
+    compare: tuple[str, ...] = ("fedavg", "local", "flt", "auto")  # what `compare` runs
     seed: int = 0  # fixes clients, first weights and every draw
     seeds: tuple[int, ...] = ()  # of `compare`; empty: `seed` alone
     rounds: int = 100  # T, rounds of training

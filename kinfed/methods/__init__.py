@@ -128,25 +128,51 @@ class Preset(NamedTuple):
     says: str
 
 
-FLT_SIGNATURE = {"name": "encoder_centroids", "k": 5, "tuning": "own_copy"}
+CENTROIDS: dict[str, Any] = {"name": "encoder_centroids", "k": 5, "tuning": "own_copy"}
+BY_LABELS = CENTROIDS | {"k_by_labels": True}
+MATCHED = {"name": "relatedness", "distance": "matching", "threshold": 1.0}
 PRESETS = {
     "flt_paper": Preset(
         "flt",
-        {"signature": FLT_SIGNATURE, "relatedness": {"name": "relatedness", "distance": "min", "threshold": 1.0}},
+        {
+            "signature": CENTROIDS,
+            "relatedness": {"name": "relatedness", "distance": "min", "threshold": 1.0},
+            "stale": "aggregated",
+        },
         "FLT as printed: k = 5 centroids of an encoder that clients tune, UMAP, nearest centroids, γ = 1.",
     ),
     "flt_code": Preset(
         "flt",
-        {
-            "signature": FLT_SIGNATURE | {"k_by_labels": True},
-            "relatedness": {"name": "relatedness", "distance": "matching"},
-        },
+        {"signature": BY_LABELS, "relatedness": MATCHED, "stale": "aggregated"},
         "FLT as in its authors' code: as many centroids as a client has labels, UMAP, matched centroids, γ = 1.",
+    ),
+    "flt_enc1": Preset(
+        "flt",
+        {
+            "signature": BY_LABELS | {"tuning": "none", "pretraining": {"source": "enc1"}},
+            "relatedness": MATCHED,
+            "stale": "aggregated",
+        },
+        "flt_code with Enc1 of the paper: an encoder that has seen the clients' kind of images, and stays as it is.",
+    ),
+    "flt_enc2": Preset(
+        "flt",
+        {
+            "signature": BY_LABELS | {"pretraining": {"source": "enc2"}},
+            "relatedness": MATCHED,
+            "stale": "aggregated",
+        },
+        "flt_code with Enc2 of the paper: an encoder trained on other images, which each client tunes.",
+    ),
+    "flt_kernel": Preset(
+        "flt",
+        {"signature": CENTROIDS, "relatedness": {"name": "relatedness", "distance": "kernel"}},
+        "FLT with the kernel distance of centroids, kinfed's default before `calibrated`.",
     ),
     "flt_calibrated": Preset(
         "flt",
         {"signature": {"name": "part_means"}, "relatedness": {"name": "calibrated"}, "stale": "exclude"},
-        "FLT without an oracle: clients are compared by the measured noise of their signatures.",
+        "FLT's default by name: clients are compared by the measured noise of their signatures.",
     ),
     "fedavgm": Preset("fedavg", {"server": {"momentum": 0.9}}, "FedAvg whose server has momentum (Hsu et al., 2019)."),
     "fedadam": Preset(
@@ -160,7 +186,9 @@ PRESETS = {
         "FedAvg whose server steps by Yogi (Reddi et al., ICLR 2021).",
     ),
     "fedsem": Preset(
-        "fesem", {"assignment": "kmeans"}, "FeSEM as FLT's authors compare with it: k-means of all models."
+        "fesem",
+        {"assignment": "kmeans", "stale": "aggregated"},
+        "FeSEM as FLT's authors compare with it: k-means of all models, stale ones too.",
     ),
 }
 

@@ -40,7 +40,7 @@ class FeSEM(Clustered[FeSEMState]):
     local: LocalTraining = LocalTraining()
     clusters: int = 5  # C, it must be given
     assignment: Literal["kmeans", "nearest"] = "kmeans"  # FLT's code, or the paper's E-step
-    stale: Stale = "aggregated"  # what a client that was not sampled contributes
+    stale: Stale = "exclude"  # what a client that was not sampled contributes
     seed: int = 43  # of k-means
 
     summed_tasks = NONE_SUMMED

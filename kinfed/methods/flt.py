@@ -4,8 +4,8 @@
 - related means a distance *below* the threshold; the printed Sign(A - γ) has it the other way round;
 - relatedness is found anew as it was at first; the paper always lets clients tune the encoder then;
 - weights are normalised over related clients (printed: diag(pₘ/‖Ãₘ‖₀)); `raise_flags` bounds how often a flag counts;
-- the default set distance needs no oracle for k, and a wider threshold where no clusters are clear. Presets have the
-  others: `flt_paper` (`min`, printed), `flt_code` (`matching`), `flt_calibrated` (the noise of signatures is measured).
+- by default signatures are mean embeddings of random parts of a client's samples, whose noise says which clients differ
+  (`calibrated`). Presets have the paper's centroids: `flt_paper` (`min`, γ = 1, as printed), `flt_code` (`matching`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from kinfed.client import FLAG, Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
-from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
+from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale, check_clusters
 from kinfed.methods.signature_tasks import (
     ComputesSignatures,
     Flagged,
@@ -33,8 +33,8 @@ from kinfed.methods.signature_tasks import (
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Labels
-from kinfed.relatedness import Clusterer, Relatedness, warn_if_isolated
-from kinfed.signatures import EncoderCentroids, Signature, Signatures
+from kinfed.relatedness import Calibrated, Clusterer, warn_if_fewer, warn_if_isolated
+from kinfed.signatures import PartMeans, Signature, Signatures
 from kinfed.training import LocalTraining
 
 
@@ -49,15 +49,15 @@ class FLTState(Flagged):
 
 @dataclass(frozen=True)
 class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
-    """Related clients are found before training by encoder signatures; every model is averaged among them."""
+    """Related clients are found before training by signatures of their samples; every model is averaged among them."""
 
     model: Model
     local: LocalTraining = LocalTraining()
-    signature: Signature = field(default_factory=EncoderCentroids)
-    relatedness: Clusterer = field(default_factory=Relatedness)
+    signature: Signature = field(default_factory=PartMeans)
+    relatedness: Clusterer = field(default_factory=Calibrated)
     case: Literal["related", "clusters"] = "related"  # I: the full matrix; II: disjoint clusters
     clusters: int = 0  # C, clusters to form; 0: found
-    stale: Stale = "aggregated"  # what a client that was not sampled contributes
+    stale: Stale = "exclude"  # what a client that was not sampled contributes
     newcomers: Newcomers = "nearest"  # join the cluster of the nearest mean, or the clients they are near to
     dynamic: bool = False  # clients flag changed data, and relatedness is found anew
     recluster_share: float = 0.05  # λ: relatedness is found anew when more clients than this share flag
@@ -69,6 +69,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         fraction(recluster_share=self.recluster_share)
 
     def init(self, fed: Federation) -> FLTState:
+        check_clusters(self.clusters or 1, fed)
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
         known = self.no_signatures(fed)
         encoder, merges = self.signature.encoder(fed), Dendrogram.none(fed.device)
@@ -81,6 +82,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         compared = self.relatedness.compare(known.of(clients))  # A
         clusters = compared.clusters(self.clusters)
         related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(clusters)  # Ã
+        warn_if_fewer(clusters, self.clusters)
         warn_if_isolated(related)
         merges = compared.dendrogram(clients, self.clusters)
         state = replace(state, known=known, merges=merges, flags=torch.zeros_like(state.flags))

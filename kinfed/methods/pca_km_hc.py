@@ -43,7 +43,7 @@ class PCAKMeansHC(Clustered[PCAState], AssignsUnseen[PCAState]):
     threshold: float = 1.2  # γ: clients nearer than this are related
     clusters: int = 0  # C, by Ward's linkage; 0: the relatedness graph as it is
     restarts: int = 10  # of k-means
-    stale: Stale = "aggregated"  # what a client that was not sampled contributes
+    stale: Stale = "exclude"  # what a client that was not sampled contributes
 
     def __post_init__(self) -> None:
         if self.components < 1 or not 1 <= self.k <= 6 or self.restarts < 1:

@@ -86,11 +86,18 @@ class ComputesSignatures(
     stores_signatures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.relatedness.needs_parts() != self.signature.has_parts():
+        if self.relatedness.needs_parts() == self.signature.has_parts():
+            return
+        got = f"got {type(self.relatedness).__name__} and {type(self.signature).__name__}"
+        if self.signature.has_parts():
             raise ConfigError(
-                "relatedness.name = 'calibrated' and signature.name = 'part_means' go together, since it measures "
-                f"noise between parts; got {type(self.relatedness).__name__} and {type(self.signature).__name__}"
+                "signature.name = 'part_means' goes with relatedness.name = 'calibrated'; other relatedness compares "
+                f"centroids: set signature.name = 'encoder_centroids'; {got}"
             )
+        raise ConfigError(
+            "relatedness.name = 'calibrated' measures noise between parts of a client's samples, which only "
+            f"signature.name = 'part_means' has: set that, or relatedness.name = 'relatedness'; {got}"
+        )
 
     @client_task(
         key="describe", ranges={"shares": SHARES}
@@ -167,8 +174,12 @@ class ComputesSignatures(
     def diagnosis(self, state: Z) -> str:
         if not isinstance(self.relatedness, Calibrated):
             return ""
-        found = self.relatedness.fit(state.known.of(state.known.exist())).summary()
-        return found[0].upper() + found[1:] + "."
+        exist = state.known.exist()
+        model, used = self.relatedness.fit(state.known.of(exist)), len(state.clusters[exist].unique())
+        if used != len(model.mixture):  # their number was set, or clients joined later
+            return f"{used} clusters in use; all signatures together show {model.summary()}."
+        found = model.summary()
+        return f"{found[0].upper()}{found[1:]}."
 
     def assignment_rule(self) -> str:
         if isinstance(self.relatedness, JudgesFit):

@@ -2,10 +2,17 @@
 
 from kinfed.relatedness.calibrated import Calibrated, nest_clusters
 from kinfed.relatedness.clusterer import Clusterer, Comparison, Fit, JudgesFit, Partition
-from kinfed.relatedness.relatedness import Relatedness, cluster_distances, nearest_clusters, warn_if_isolated
+from kinfed.relatedness.relatedness import (
+    Relatedness,
+    cluster_distances,
+    nearest_clusters,
+    warn_if_fewer,
+    warn_if_isolated,
+)
 from kinfed.relatedness.set_distances import DISTANCES, set_distances
 
 __all__ = [
     "DISTANCES", "Calibrated", "Clusterer", "Comparison", "Fit", "JudgesFit", "Partition", "Relatedness",
-    "cluster_distances", "nearest_clusters", "nest_clusters", "set_distances", "warn_if_isolated",
+    "cluster_distances", "nearest_clusters", "nest_clusters", "set_distances", "warn_if_fewer",
+    "warn_if_isolated",
 ]  # fmt: skip

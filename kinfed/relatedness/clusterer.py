@@ -13,8 +13,15 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from kinfed.clustering.hierarchy import Dendrogram, average_linkage, components, ward, ward_of_neighbours
-from kinfed.clustering.micro_clusters import average_clusters, radius_neighbours
+from kinfed.clustering.hierarchy import (
+    Dendrogram,
+    average_linkage,
+    components,
+    cut_distances,
+    ward,
+    ward_of_neighbours,
+)
+from kinfed.clustering.micro_clusters import average_clusters, cut_points, radius_neighbours
 from kinfed.clustering.neighbour_sets import Block, NeighbourSets, SparseGraph, draw_weights, find_distinct
 from kinfed.errors import ConfigError
 from kinfed.signatures import Signatures
@@ -66,7 +73,7 @@ class JudgesFit(Protocol):
 
 class Comparison(Protocol):
     def clusters(self, clusters: int = 0) -> Tensor:
-        """The cluster of each client: [M]; so many of Ward's clusters of the graph's rows, or as many as there are."""
+        """The cluster of each client: [M]; so many, or as many as there are."""
 
     def neighbours(self) -> NeighbourSets:
         """Who is related to whom."""
@@ -93,24 +100,37 @@ class Partition:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Few clients: whether each two are related (bool [M, M]), and their distances where clusters are cut by them."""
+    """Few clients: whether each two are related (bool [M, M]), and their distances.
+
+    Clusters are cut by distances where these are of points (`of_points`), else by the graph. A number of clusters that
+    is smaller than that of the graph's parts says nothing of which parts to join: distances do.
+    """
 
     related: Tensor
-    distances: Tensor | None
+    distances: Tensor
     near: float
+    of_points: bool
 
     def clusters(self, clusters: int = 0) -> Tensor:
-        if clusters:
-            return ward(self.related, clusters).to(self.related.device)
-        if self.distances is None:
-            return components(self.related).to(self.related.device)
-        return average_linkage(self.distances, self.near).to(self.related.device)
+        return self._cut(clusters).to(self.related.device)
+
+    def _cut(self, clusters: int) -> Tensor:
+        if not clusters and self.of_points:
+            return average_linkage(self.distances, self.near)
+        if clusters and self.of_points:
+            return cut_distances(self.distances, clusters, "ward")
+        parts = components(self.related)
+        if not clusters:
+            return parts
+        if clusters < len(parts.unique()):
+            return cut_distances(self.distances, clusters, "average")
+        return ward(self.related, clusters)
 
     def neighbours(self) -> NeighbourSets:
         return NeighbourSets.of_matrix(self.related)
 
     def dendrogram(self, members: Tensor, clusters: int = 0) -> Dendrogram:
-        if clusters or self.distances is None:
+        if clusters or not self.of_points:
             return Dendrogram.none(members.device)
         made = nextafter(self.near, inf)  # a merge at the threshold is
         return Dendrogram.of(members, self.distances, "average", made)
@@ -126,7 +146,7 @@ class Points:
 
     def clusters(self, clusters: int = 0) -> Tensor:
         if clusters:
-            return ward_of_neighbours(self.neighbours(), clusters).to(self.points.device)
+            return cut_points(self.points, clusters, self.near, MICRO_CLUSTERS)
         return average_clusters(self.points, self.near, MICRO_CLUSTERS)
 
     def neighbours(self) -> NeighbourSets:
@@ -144,8 +164,13 @@ class Pairs:
     device: torch.device  # of the answers; the graph itself is in main memory
 
     def clusters(self, clusters: int = 0) -> Tensor:
-        found = ward_of_neighbours(self.neighbours(), clusters) if clusters else self.graph.components()
-        return found.to(self.device)
+        parts = self.graph.components()
+        if clusters and clusters < len(parts.unique()):
+            raise ConfigError(
+                f"wanted {clusters} clusters of a graph of {len(parts.unique())} unconnected parts, which says nothing "
+                "of which parts to join: set a larger relatedness.threshold, or clusters = 0"
+            )
+        return (ward_of_neighbours(self.neighbours(), clusters) if clusters else parts).to(self.device)
 
     def neighbours(self) -> NeighbourSets:
         return self.graph.neighbours().to(self.device)

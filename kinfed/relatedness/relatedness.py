@@ -65,6 +65,7 @@ class Relatedness(Clusterer):
     def threshold_for(self, distances: Tensor) -> float:
         """The threshold γ in force among clients with these distances: [M, M]."""
         if self.threshold or self.distance != "kernel":
+            self._warn_if_wide(distances)
             return self.near
         some = sample_positions(len(distances), self.seed).to(distances.device)
         return adapt_threshold(distances[some][:, some], self.near)
@@ -96,9 +97,10 @@ class Relatedness(Clusterer):
         return self._all_pairs(distances).related
 
     def clusters(self, distances: Tensor, clusters: int = 0) -> Tensor:
-        """Disjoint clusters: [M]. So many of Ward's clusters of the graph's rows, or as many as there are.
+        """Disjoint clusters: [M], so many, or as many as there are.
 
-        Kernel distances are cut by average linkage at the threshold; those of the UMAP graph are its components.
+        Kernel distances are cut by average linkage at the threshold, or by Ward's into so many. Those of the UMAP graph
+        are its components, or so many of Ward's clusters of its rows.
         """
         return self._all_pairs(distances).clusters(clusters)
 
@@ -121,9 +123,18 @@ class Relatedness(Clusterer):
         threshold = self.threshold_for(distances)
         near = distances < threshold
         near = near | near.T | torch.eye(len(near), dtype=torch.bool, device=near.device)
-        if self.distance == "kernel":
-            return Matrix(share_neighbours(near, self.overlap), distances, threshold)
-        return Matrix(near, None, threshold)
+        of_points = self.distance == "kernel"
+        return Matrix(share_neighbours(near, self.overlap) if of_points else near, distances, threshold, of_points)
+
+    def _warn_if_wide(self, distances: Tensor) -> None:
+        """Warns where a threshold that was set relates everybody, as the paper's γ = 1 does by another distance."""
+        farthest = float(distances.max())
+        if self.distance == "kernel" and farthest < self.near and len(distances) >= MANY:
+            warnings.warn(
+                f"relatedness.threshold = {self.near:g} relates all {len(distances)} clients, which is FedAvg: their "
+                f"distances are {farthest:.2g} at most; the paper's γ = 1 is for its own, method = 'flt_paper'",
+                stacklevel=3,
+            )
 
     def _threshold_among(self, points: Tensor) -> float:
         some = points[sample_positions(len(points), self.seed).to(points.device)]
@@ -180,6 +191,14 @@ def cluster_distances(known: Signatures, clusters: Tensor, unseen: Signatures) -
     """Distances from each unseen client to each cluster's mean signature: [S, clusters]; infinite if it is empty."""
     names, apart = distances_to_means(known, clusters, unseen)
     return torch.full((len(unseen), int(names.max()) + 1), torch.inf).index_copy(1, names.cpu(), apart.cpu())
+
+
+def warn_if_fewer(found: Tensor, wanted: int) -> None:
+    """Warns where fewer clusters were found ([M]) than were wanted."""
+    if len(found.unique()) < wanted:
+        warnings.warn(
+            f"{len(found.unique())} clusters are found instead of {wanted}: clients are too alike", stacklevel=3
+        )
 
 
 def warn_if_isolated(related: NeighbourSets) -> None:

@@ -87,14 +87,15 @@ class PartMeans(Signature):
         if self.pretraining.source == "public" and not len(public):
             return "random"
         many = self.pretraining.source != "public" or len(public) >= ENOUGH
-        return "autoencoder" if many else "pca"
+        return "autoencoder" if many and self.has_network(shape) else "pca"
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
         width, known = self.width(shape), [self.random_seed(torch.device("cpu"))]
         for each in encoder_shapes(shape):
             numbers = flatten(torch.zeros(1, *each)).shape[1]
             known.append({"mean": torch.zeros(numbers), "directions": torch.zeros(numbers, width)})
-            known.append(encoder_of(self.network(each, width).init()))
+            if self.has_network(each):
+                known.append(encoder_of(self.network(each, width).init()))
         return tuple(known)
 
     def needs_server_samples(self) -> bool:
@@ -112,6 +113,14 @@ class PartMeans(Signature):
     def network(self, shape: tuple[int, ...], width: int = 0) -> AutoEncoder:
         """The auto-encoder for samples of this shape, embedded as so many numbers; 0: as many as they allow."""
         return make_autoencoder(self.autoencoder, shape, width or self.width(shape), self.seed)
+
+    def has_network(self, shape: tuple[int, ...]) -> bool:
+        """Whether the auto-encoder takes samples of this shape."""
+        try:
+            self.network(shape)
+        except ConfigError:
+            return False
+        return True
 
     def random_seed(self, device: torch.device) -> Params:
         """What random features are drawn from; clients are sent no weights."""

@@ -1,14 +1,14 @@
 """How the server gets an encoder: trained on another dataset or on its own public samples, or read from a file.
 
 A source is "mnist", or several datasets with some of their labels: "cifar10+cifar100[11,20]" is all of CIFAR-10 and two
-classes of CIFAR-100 (FLT's encoders for colour images).
+classes of CIFAR-100. "enc1" and "enc2" are the datasets of FLT's encoders (section V), for grey and for colour images.
 """
 
 import hashlib
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +28,17 @@ from kinfed.models.module_checks import weights_of
 from kinfed.params import Params
 
 log = logging.getLogger("kinfed")
+NAMED = {  # FLT's encoders: by channels of an image
+    "enc1": {1: "emnist_balanced", 3: "cifar10+cifar100[11,20,22,31,37,51,54,65,86,90]"},
+    "enc2": {1: "fashion_mnist", 3: "cifar100[3,8,13,15,20,22,25,29,31,37,43,46,51,54,65,84,85,86,90,92]"},
+}
 
 
 @dataclass(frozen=True)
 class Pretraining:
     """Auto-encoder training on the server (FLT: Adam, mean squared error)."""
 
-    source: str = "public"  # "public": the server's own samples; datasets by name, see `Source`; or a .safetensors file
+    source: str = "public"  # the server's own samples; or datasets by name (enc1, enc2: FLT's), a .safetensors file
     data_dir: str = ""  # where the dataset is; empty: the usual place
     epochs: int = 25  # of the auto-encoder
     batch_size: int = 64  # samples of a step
@@ -51,14 +55,29 @@ class Pretraining:
         """The weights of the auto-encoder, on the device of the public samples."""
         if self.source.endswith(".safetensors"):
             return from_file(Path(self.source), autoencoder.init(), public.device)
-        return self._train(autoencoder, public) if self._is_public(public) else self._cached(autoencoder, public)
+        if self._is_public(public):
+            return self._train(autoencoder, public)
+        return self.name_datasets(public.shape[1:])._cached(autoencoder, public)
 
     def load(self, public: Tensor) -> Tensor:
         """The samples that encoders are trained on: the public ones, or others that are as these are."""
         if self._is_public(public):
             return public
-        parts = [part.load_as(public.shape[1:], self.data_dir) for part in parse_sources(self.source)]
+        sources = parse_sources(self.name_datasets(public.shape[1:]).source)
+        parts = [part.load_as(public.shape[1:], self.data_dir) for part in sources]
         return torch.cat(parts)[:: self._stride(sum(map(len, parts)))].to(public.device)
+
+    def name_datasets(self, shape: torch.Size) -> "Pretraining":
+        """The same with the datasets of FLT's encoder for samples of this shape, where its source is one by name."""
+        if self.source not in NAMED:
+            return self
+        found = NAMED[self.source].get(shape[0]) if len(shape) == 3 else None
+        if found is None:
+            raise ConfigError(
+                f"FLT's encoder '{self.source}' is for images of one or three channels, got samples of shape "
+                f"{list(shape)}: name a dataset of that shape as the source"
+            )
+        return replace(self, source=found)
 
     def _is_public(self, public: Tensor) -> bool:
         """Whether the server's own samples are meant, of which there must be some then."""

@@ -38,9 +38,10 @@ def table() -> str:
     return roles.table()
 
 
-def cells(table: str, name: str) -> dict[str, str]:
-    """The row of a method, by column."""
-    row = next(line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
+def cells(table: str, name: str, setting: str = "") -> dict[str, str]:
+    """The row of a method, with other settings where they are named, by column."""
+    title = f"`{name}`, `{setting}`" if setting else f"`{name}`"
+    row = next(line for line in table.splitlines() if line.startswith(f"| {title} |"))
     return dict(zip(roles.HEAD, row.strip("| ").split(" | "), strict=True))
 
 
@@ -76,9 +77,15 @@ def test_costs_are_those_derived_by_hand(table, name, down, up, served):
     assert found == [down, up, served]
 
 
-def test_flt_costs_an_auto_encoder_down_and_its_centroids_and_shares_up(table):
-    weights = EncoderCentroids().network(torch.Size((1, 28, 28))).init()
+def test_flt_costs_principal_components_down_and_mean_embeddings_and_counts_up(table):
     row = cells(table, "flt")
+    assert row["placing: down"].startswith(f"{4 * 784 * (128 + 1)} ")
+    assert row["placing: up"].startswith(f"{4 * 4 * (128 + 1)} ")
+
+
+def test_flts_centroids_cost_an_auto_encoder_down_and_shares_up(table):
+    weights = EncoderCentroids().network(torch.Size((1, 28, 28))).init()
+    row = cells(table, "flt", "signature.name=encoder_centroids")
     assert row["placing: down"].startswith(f"{4 * sum(w.numel() for w in weights.values())} ")
     assert row["placing: up"].startswith(f"{4 * 5 * (128 + 1)} ")
 

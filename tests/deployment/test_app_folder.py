@@ -180,7 +180,7 @@ def test_nodes_may_bring_their_own_samples():
     assert not (folder / "data").exists()
 
 
-@pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])
+@pytest.mark.parametrize("method", ["flt_paper", "flis_dc", "flis_hc"])
 def test_a_method_whose_server_needs_samples_gets_a_folder_for_them(method):
     words = [f"method={method}", "--shape", "3,32,32", "--classes", "10", "--clients", "20"]
     result = CliRunner().invoke(app, ["deploy", "new", "mine", *words])
@@ -206,8 +206,8 @@ def test_the_command_on_the_deployment_page_writes_an_app_whose_server_starts(tm
 
 
 def test_an_encoder_from_another_dataset_takes_no_samples_of_the_server():
-    folder = write_app("methods.flt.signature.pretraining.source=emnist", "--shape", "1,28,28", "--classes", "10",
-                 "--clients", "3")  # fmt: skip
+    source = "methods.flt_paper.signature.pretraining.source=emnist"
+    folder = write_app("method=flt_paper", source, "--shape", "1,28,28", "--classes", "10", "--clients", "3")
     assert read_plan(folder / "kinfed_app" / "plan.toml").server_samples == ""
 
 
@@ -231,8 +231,14 @@ def test_what_is_there_is_not_written_over_unless_forced():
         (["mine", "--shape", "-1,8,8", "--classes", "2", "--clients", "2"], "at least 1 as in 3,32,32, got [-1, 8, 8]"),
         (["mine", "model=lenet5"], "of shape (1, 8, 8)"),
         (["mine", "evaluation.correlation=true"], "which a deployed server has not"),
-        (["mine", "--shape", "3,30,30", "--classes", "2", "--clients", "2"], "image sides that 4 divides, got 30x30"),
-        (["mine", "data.public=0"], "flt needs samples of the server's own, but there are none: set data.public = 0.1"),
+        (
+            ["mine", "method=flt_paper", "--shape", "3,30,30", "--classes", "2", "--clients", "2"],
+            "image sides that 4 divides, got 30x30",
+        ),
+        (
+            ["mine", "method=flt_paper", "data.public=0"],
+            "flt_paper needs samples of the server's own, but there are none: set data.public = 0.1",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(words, part):

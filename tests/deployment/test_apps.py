@@ -104,8 +104,7 @@ def test_a_client_detects_that_its_samples_have_changed(folders, has_home):
     (folders / "server").mkdir()
     np.savez(folders / "server" / "samples.npz", x=POPULATION.x.numpy(), y=POPULATION.y.numpy())
     config = load_config(None, ["method=flt", "rounds=3", "fraction=1.0", "methods.flt.dynamic=true",
-                                "methods.flt.signature.tuning=none", "engine.timeout=5",
-                                "methods.flt.signature.pretraining.least_steps=20"])  # fmt: skip
+                                "engine.timeout=5"])  # fmt: skip
     grid = federation(folders, config, tamper=tamper)
     for node in grid.online.values() if not has_home else ():
         del node["home"]
@@ -131,7 +130,7 @@ def test_samples_that_are_not_as_planned_are_refused_on_the_node_and_sent_nowher
     assert "node 105 cannot take part: code 8" in output and "connected: 5 of 6 clients" in output
 
 
-@pytest.mark.parametrize("method", ["flt", "flis_dc", "flis_hc"])
+@pytest.mark.parametrize("method", ["flt_paper", "flis_dc", "flis_hc"])
 def test_a_server_without_the_samples_it_needs_says_so_before_it_waits(method, tmp_path, capsys):
     config = replace(CONFIG, method=method)
     with pytest.raises(ConfigError, match=rf"{method} needs samples of the server's own.* server_samples of plan.toml"):
@@ -148,17 +147,17 @@ def test_a_server_that_cannot_go_on_says_why_in_one_line(tmp_path, caplog):
     flower = logging.getLogger("flwr")
     flower.addHandler(caplog.handler)
     try:
-        serve(Loopback(0), tmp_path / "run", replace(CONFIG, method="flt"))
+        serve(Loopback(0), tmp_path / "run", replace(CONFIG, method="flt_paper"))
     except ConfigError as error:
         flower.error("ServerApp raised an exception", exc_info=error)  # as Flower does
     flower.removeHandler(caplog.handler)
-    assert caplog.messages[-1].startswith("error: flt needs samples of the server's own")
+    assert caplog.messages[-1].startswith("error: flt_paper needs samples of the server's own")
     assert "Traceback" not in caplog.text
 
 
 def test_a_plan_whose_samples_the_method_cannot_take_is_refused_by_the_server(tmp_path):
     with pytest.raises(ConfigError, match="image sides that 4 divides, got 8x9"):
-        serve(Loopback(0), tmp_path / "run", replace(CONFIG, method="flt"), replace(PLAN, shape=(1, 8, 9)))
+        serve(Loopback(0), tmp_path / "run", replace(CONFIG, method="flt_paper"), replace(PLAN, shape=(1, 8, 9)))
 
 
 def test_a_file_that_cannot_be_read_is_a_clear_error(tmp_path):

@@ -50,10 +50,16 @@ SECONDS = 120  # far more than any case takes on a slow machine: what takes long
 REFUSED = (KinfedError, OSError)  # what the command line shows in one line
 TINY = ["rounds=1", "partition.clients=10", "data.public=0.1"]
 QUICK = {
-    "flt": ["methods.flt.signature.latent=8", "methods.flt.signature.pretraining.epochs=1"],
+    "flt": ["methods.flt.signature.latent=8"],
     "repa": ["methods.repa.clusters=2", "methods.repa.signature.encoder_rounds=1"],
     "wd": ["methods.wd.rounds_before=1", "methods.wd.clusters=2"],
 }
+
+
+PAPER = [  # FLT's own signature, and a clusterer that goes with it
+    "methods.flt.signature.name=encoder_centroids", "methods.flt.signature.latent=8",
+    "methods.flt.signature.pretraining.epochs=1", "methods.flt.relatedness.name=relatedness",
+]  # fmt: skip
 
 
 class Luck(random.Random):
@@ -239,7 +245,8 @@ def part_cases(rng: Luck) -> Iterator[Case]:
         section, name, key, default = rng.choice(part_keys())
         value = rng.choice(HARMFUL if rng.random() < 0.4 else ODD)
         method = "flt" if "flt" in section else "fedavg"
-        base = load_config(DEMO, [f"method={method}", *TINY, *QUICK.get(method, [])]).resolve()
+        more = PAPER if name in ("encoder_centroids", "relatedness") else QUICK.get(method, [])
+        base = load_config(DEMO, [f"method={method}", *TINY, *more]).resolve()
         table = set_value(base, section, {"name": name, key: value})
         meaningless = is_number(default) and (
             (value in HARMFUL and key != "seed") or (is_number(value) and cast(float, value) == -1)

@@ -35,15 +35,15 @@ from kinfed.methods import (
     Scaffold,
 )
 from kinfed.methods.split_tree import SplitRule
-from kinfed.relatedness import Calibrated, Relatedness
+from kinfed.relatedness import Relatedness
 from kinfed.signatures import EmbeddingStatistics, EncoderCentroids, PartMeans, Pretraining
 from kinfed.training import LocalTraining
 from tests.problems import norm_net, small_net, tiny_population
 
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05)
+KERNEL = "flt, kernel"  # a second case of FLT: the paper's signature, and the kernel distance
 SHORT = LocalTraining(epochs=1, batch_size=16, lr=0.05)
 SLOW = {"ditto", "apfl", "pfedme", "fedala", "fedrep", "fedbabu", "fedbn"}  # their gradients are not for the fast path
-CALIBRATED = "flt, calibrated"  # a second case of FLT: its other signature and clusterer
 EAGER = SplitRule(mean_below=9.0, some_above=0.1)
 
 
@@ -89,8 +89,8 @@ def make(name: str, local: LocalTraining | None = None, **more):
         "fedbabu": lambda: FedBABU(model, local, **more),
         "fedbn": lambda: FedBN(norm_net(), local, **more),
         "local": lambda: Local(model, local, **more),
-        "flt": lambda: FLT(model, local, **({"signature": signature(), "relatedness": Relatedness()} | more)),
-        CALIBRATED: lambda: FLT(model, local, **({"signature": part_means(), "relatedness": Calibrated()} | more)),
+        "flt": lambda: FLT(model, local, **({"signature": part_means()} | more)),
+        KERNEL: lambda: FLT(model, local, **({"signature": signature(), "relatedness": Relatedness()} | more)),
         "pca_km_hc": lambda: PCAKMeansHC(model, local, **({"k": 3, "threshold": 0.5, "restarts": 2} | more)),
         "ifca": lambda: IFCA(model, local, **more),
         "fesem": lambda: FeSEM(model, local, **({"clusters": 2} | more)),
@@ -103,4 +103,4 @@ def make(name: str, local: LocalTraining | None = None, **more):
     }[name]()
 
 
-CASES = [*METHODS, CALIBRATED]
+CASES = [*METHODS, KERNEL]

@@ -11,7 +11,7 @@ from kinfed.models import Gradient, Model
 from kinfed.params import Params, select
 from kinfed.relatedness import Relatedness
 from kinfed.training import LocalTraining
-from tests.methods.registry import LOCAL, SHORT, make, population, statistics
+from tests.methods.registry import KERNEL, LOCAL, SHORT, make, population, statistics
 from tests.methods.test_identities_one_model import SecondHalf
 from tests.problems import assert_close, fit, norm_net, small_net, tiny_population
 
@@ -94,7 +94,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "fedbn": one_client_with_norms,
     "local": is_fedavg("local", ONE),
     "auto": is_fedavg("auto", compare=0.0, merge=0.0, judge=0.0),
-    "flt": is_fedavg("flt", relatedness=Relatedness(threshold=1e9), stale="exclude"),
+    "flt": is_fedavg(KERNEL, relatedness=Relatedness(threshold=1e9), stale="exclude"),
     "pca_km_hc": is_fedavg("pca_km_hc", threshold=1e9, stale="exclude"),
     "ifca": is_fedavg("ifca", clusters=1),
     "fesem": is_fedavg("fesem", clusters=1, stale="exclude"),

@@ -42,7 +42,7 @@ def test_one_cluster_is_fedavg(stale, over, assignment):
 
 
 def test_a_round_by_hand_with_stale_slots():
-    fesem = make("fesem")
+    fesem = make("fesem", stale="aggregated")
     fed, twin = (Vectorised(fesem, population(), fraction=0.5) for _ in range(2))
     before = fesem.init(fed)
     after = fesem.round(before, 0, fed)

@@ -15,7 +15,7 @@ from kinfed.metrics import flt_parameters, method_bytes
 from kinfed.models import encoder_of
 from kinfed.params import Params
 from kinfed.relatedness import Relatedness
-from tests.methods.registry import CALIBRATED, make, population, signature
+from tests.methods.registry import KERNEL, make, population, signature
 from tests.problems import fit, same_clusters, small_net, tiny_population
 
 
@@ -36,7 +36,7 @@ def test_it_finds_the_planted_clusters_and_serves_one_model_each():
 
 
 def test_it_says_so_when_most_clients_would_train_alone():
-    strict = make("flt", relatedness=Relatedness(threshold=1e-6))
+    strict = make(KERNEL, relatedness=Relatedness(threshold=1e-6))
     with pytest.warns(
         UserWarning,
         match=r"^12 of 12 clients are related to no other and train alone: .+ relatedness.threshold, or none",
@@ -45,9 +45,15 @@ def test_it_says_so_when_most_clients_would_train_alone():
     assert len(state.clusters.unique()) == 12
 
 
+def test_it_says_so_when_a_threshold_relates_everybody():
+    with pytest.warns(UserWarning, match=r"^relatedness.threshold = 2 relates all 12 clients, .* method = 'flt_paper'"):
+        state, _ = started(make(KERNEL, relatedness=Relatedness(threshold=2.0)))
+    assert len(state.clusters.unique()) == 1
+
+
 def test_related_clients_are_averaged_by_their_samples():
     # by hand: model g = Σ over its group of n · (what the client trained, or the old model)
-    flt = make("flt")
+    flt = make("flt", stale="aggregated")
     state, fed = started(flt, fraction=0.25)
     after = flt.round(state, 0, fed)
     cohort = [i for i in range(12) if fed.ledger.up["train"][i] > 0]
@@ -72,7 +78,7 @@ def test_related_clients_are_averaged_by_their_samples():
 
 @pytest.mark.xdist_group("umap")  # which takes long to compile: once
 def test_the_ledger_equals_the_papers_formula():
-    flt = make("flt", relatedness=Relatedness(distance="matching"))
+    flt = make(KERNEL, relatedness=Relatedness(distance="matching"))
     _, fed = fit(flt, population=population(), rounds=4, fraction=0.5)
     network = flt.signature.network(torch.Size((1, 8, 8)))
     encoder = sum(w.numel() for w in encoder_of(network.init()).values())
@@ -81,7 +87,7 @@ def test_the_ledger_equals_the_papers_formula():
 
 
 def test_tuning_costs_the_decoder_and_the_kernel_costs_the_shares():
-    flt = make("flt", signature=signature(tuning="own_copy", tuning_epochs=1))
+    flt = make(KERNEL, signature=signature(tuning="own_copy", tuning_epochs=1))
     _, fed = started(flt)
     whole = sum(w.numel() for w in flt.signature.network(torch.Size((1, 8, 8))).init().values())
     assert fed.ledger.down["compute_signature"].tolist() == [4 * whole] * 12
@@ -90,8 +96,8 @@ def test_tuning_costs_the_decoder_and_the_kernel_costs_the_shares():
 
 @pytest.mark.filterwarnings("ignore:no clear clusters")  # by encoders of which each is another
 def test_own_copies_start_from_the_same_weights_and_sequential_ones_do_not():
-    own, _ = started(make("flt", signature=signature(tuning="own_copy", tuning_epochs=1)))
-    passed, fed = started(make("flt", signature=signature(tuning="sequential", tuning_epochs=1)))
+    own, _ = started(make(KERNEL, signature=signature(tuning="own_copy", tuning_epochs=1)))
+    passed, fed = started(make(KERNEL, signature=signature(tuning="sequential", tuning_epochs=1)))
     assert not torch.allclose(own.known.centroids[5], passed.known.centroids[5])
     assert fed.ledger.up["tune_in_turn"].min() > fed.ledger.down["tune_in_turn"].min()
 
@@ -190,7 +196,7 @@ def test_a_static_run_raises_no_flags_and_sends_none():
 
 
 def test_more_clusters_than_clients_are_refused():
-    with pytest.raises(ConfigError, match="13 clusters"):
+    with pytest.raises(ConfigError, match=r"clusters must be 1\.\.12, the clients that train, got 13"):
         started(make("flt", clusters=13))
 
 
@@ -205,7 +211,7 @@ def test_the_number_of_clusters_can_be_given():
 
 
 def test_k_by_labels_uses_as_many_centroids_as_the_client_has_labels():
-    flt = make("flt", signature=signature(k=5, k_by_labels=True))
+    flt = make(KERNEL, signature=signature(k=5, k_by_labels=True))
     state, _ = started(flt)
     assert (state.known.shares > 0).sum(1).tolist() == [3] * 12
 
@@ -227,7 +233,7 @@ def test_without_public_rows_the_error_says_what_to_do():
     from kinfed.signatures import Pretraining
 
     with pytest.raises(ConfigError, match=r"data\.public = 0\.1 \(in Python: Population\.public\)"):
-        started(make("flt", signature=signature(pretraining=Pretraining("public"))), tiny_population())
+        started(make(KERNEL, signature=signature(pretraining=Pretraining("public"))), tiny_population())
 
 
 @pytest.mark.parametrize("rule", ["nearest", "relate"])
@@ -259,7 +265,7 @@ def test_an_unseen_client_that_fits_no_cluster_is_logged_and_served_the_nearest(
     people = population(roles=tuple(Role(holdout=i in (2, 5)) for i in range(12)))
     odd = people.x.clone()
     odd[people.train[5]] = 255 - odd[people.train[5]]  # dark stripes on white: no cluster has these
-    flt = make(CALIBRATED)
+    flt = make("flt")
     state, fed = started(flt, replace(people, x=odd))
     with caplog.at_level(logging.INFO, "kinfed"):
         state = flt.admit(state, torch.tensor([2, 5]), fed)
@@ -269,9 +275,9 @@ def test_an_unseen_client_that_fits_no_cluster_is_logged_and_served_the_nearest(
     assert state.clusters[2] == state.clusters[0] and state.clusters[5] in state.clusters[fed.clients]
 
 
-def test_the_default_relatedness_does_not_judge_the_fit_of_unseen_clients():
-    state, fed = started(make("flt"), population(roles=tuple(Role(holdout=i == 2) for i in range(12))))
-    assert make("flt").judge_fit(state, torch.tensor([2]), fed) is None
+def test_a_threshold_does_not_judge_the_fit_of_unseen_clients():
+    state, fed = started(make(KERNEL), population(roles=tuple(Role(holdout=i == 2) for i in range(12))))
+    assert make(KERNEL).judge_fit(state, torch.tensor([2]), fed) is None
 
 
 class Alarmed(FLT):

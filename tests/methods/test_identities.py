@@ -7,9 +7,10 @@ from kinfed.methods import FedAvg
 from kinfed.params import average, select
 from kinfed.relatedness import Relatedness
 from kinfed.training import LocalTraining
-from tests.methods.registry import LOCAL, make, population
+from tests.methods.registry import KERNEL, LOCAL, make, population
 from tests.problems import assert_close, fit, small_net
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* which is FedAvg")
 EVERYBODY, NOBODY = Relatedness(threshold=1e9), Relatedness(threshold=1e-12, overlap=1.0)
 
 
@@ -18,14 +19,14 @@ def final(name, **more):
 
 
 def test_flt_with_everybody_related_and_no_stale_slots_is_fedavg():
-    flt, _ = final("flt", relatedness=EVERYBODY, stale="exclude")
+    flt, _ = final(KERNEL, relatedness=EVERYBODY, stale="exclude")
     fedavg, _ = final("fedavg")
     assert_close(select(flt.served.models, 0), fedavg.params)
     assert flt.served.assignment.unique().tolist() == [0]
 
 
 def test_flt_with_everybody_related_is_fedavg_over_all_clients():
-    flt, _ = final("flt", relatedness=EVERYBODY, stale="aggregated")
+    flt, _ = final(KERNEL, relatedness=EVERYBODY, stale="aggregated")
     fedavg, _ = final("fedavg", aggregate_over="all_clients")
     assert_close(select(flt.served.models, 0), fedavg.params)
 
@@ -33,7 +34,7 @@ def test_flt_with_everybody_related_is_fedavg_over_all_clients():
 @pytest.mark.filterwarnings("ignore:12 of 12 clients are related to no other")
 @pytest.mark.parametrize("stale", ["aggregated", "exclude", "last_local"])
 def test_flt_with_nobody_related_is_local_training(stale):
-    flt, _ = final("flt", relatedness=NOBODY, stale=stale)
+    flt, _ = final(KERNEL, relatedness=NOBODY, stale=stale)
     _, alone = final("local")
     own = {f"params/{name}": w[flt.served.assignment] for name, w in flt.served.models.items()}
     assert_close(own, alone.memory)
@@ -49,7 +50,7 @@ def test_case_two_is_case_one_with_a_block_matrix():
 def test_last_local_slots_start_from_the_first_model():
     model = small_net()
     flt, fed = fit(
-        make("flt", relatedness=EVERYBODY, stale="last_local"), population=population(), rounds=1, fraction=0.5
+        make(KERNEL, relatedness=EVERYBODY, stale="last_local"), population=population(), rounds=1, fraction=0.5
     )
     slots = flt.served.last_trained
     assert_close(select(flt.served.models, 0), average(slots, fed.sizes.float()))

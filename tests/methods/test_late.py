@@ -13,7 +13,7 @@ from kinfed.method import Method
 from kinfed.methods import CFL, FLHC, IFCA, WD, FeSEM
 from kinfed.methods.split_tree import SplitRule
 from tests.methods.planted import LOCAL, net, renamed
-from tests.methods.registry import CALIBRATED, CASES, make, population
+from tests.methods.registry import CASES, KERNEL, make, population
 from tests.problems import same_clusters
 
 CLIENTS, LATE, JOINS, ROUNDS = 12, (4, 5), 2, 4  # who is late: one of either planted group
@@ -37,7 +37,7 @@ TRAINING = ("train", "train_both", "train_and_judge")
 SEPARATED = {  # method -> settings and clients with which it separates the planted groups before anybody is late
     "auto": (lambda: make("auto"), population),
     "flt": (lambda: make("flt"), population),
-    CALIBRATED: (lambda: make(CALIBRATED), population),
+    KERNEL: (lambda: make(KERNEL), population),
     "pca_km_hc": (lambda: make("pca_km_hc", threshold=0.8), dimmed),
     "ifca": (lambda: IFCA(net(), LOCAL, least_share=0.35), renamed),
     "fesem": (lambda: FeSEM(net(), LOCAL, clusters=2), renamed),

@@ -10,7 +10,7 @@ from kinfed.errors import NetworkError
 from kinfed.methods import FLHC, FLISHC
 from kinfed.signatures import EmbeddingStatistics
 from tests.methods.planted import LOCAL, net, renamed
-from tests.methods.registry import CALIBRATED, make, population, statistics
+from tests.methods.registry import KERNEL, make, population, statistics
 from tests.problems import same_clusters
 
 LIAR, HONEST = 3, torch.tensor([i for i in range(12) if i != 3])
@@ -50,7 +50,7 @@ def encoder_once() -> EmbeddingStatistics:
     return statistics(encoder_rounds=0)  # the liar is to forge its signature alone
 
 
-@pytest.mark.parametrize("name", ["flt", CALIBRATED])
+@pytest.mark.parametrize("name", ["flt", KERNEL])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_forged_signature_changes_no_cluster_of_flt_and_its_client_trains_alone(name):
     found, _ = find(make(name), DEPLOYED, population())

@@ -75,21 +75,21 @@ def test_what_is_no_clusterer_is_refused_with_what_it_lacks():
         run_flt("methods.flt.relatedness.name=own_relatedness:Half")
 
 
-PART_MEANS, CALIBRATED = "methods.flt.signature.name=part_means", "methods.flt.relatedness.name=calibrated"
-
-
 def test_the_demo_runs_with_calibrated_relatedness(caplog):
     with caplog.at_level(logging.INFO, "kinfed"):
-        summary = assemble(
-            load_config(DEMO, ["method=flt", "rounds=1", "methods.flt.signature.latent=32", PART_MEANS, CALIBRATED])
-        ).run()
+        summary = assemble(load_config(DEMO, ["method=flt", "rounds=1"])).run()
     assert summary["ari"] == 1.0 and summary["clusters"] == 5
     assert "5 clusters, well separated (within-cluster share of variance 0." in caplog.text
 
 
-@pytest.mark.parametrize("one", [PART_MEANS, CALIBRATED])
-def test_calibrated_relatedness_and_part_means_go_together(one):
-    with pytest.raises(
-        ConfigError, match=r"methods\.flt: .*'calibrated' and signature.name = 'part_means' go together"
-    ):
-        assemble(load_config(DEMO, ["method=flt", one]))
+CENTROIDS, THRESHOLD = "methods.flt.signature.name=encoder_centroids", "methods.flt.relatedness.name=relatedness"
+
+
+@pytest.mark.parametrize(
+    ("one", "wanted"),
+    [(CENTROIDS, "set that, or relatedness.name = 'relatedness'"), (THRESHOLD, "signature.name = 'encoder_centroids'")],
+)
+def test_calibrated_relatedness_and_part_means_go_together(one, wanted):
+    with pytest.raises(ConfigError, match=rf"methods\.flt: .*'part_means'.*{wanted}"):
+        load_config(DEMO, ["method=flt", one])
+    load_config(DEMO, ["method=flt", CENTROIDS, THRESHOLD])

@@ -9,7 +9,7 @@ from kinfed.methods import METHODS
 from tests.methods.registry import SLOW
 
 CELLS = read_plan()
-DEAR = {"repa", "flt", *SLOW}  # encoders, or no fast path: one kind of theirs in every run, the others on demand
+DEAR = {"repa", *SLOW}  # an encoder, or no fast path: one kind of theirs in every run, the others on demand
 
 
 def cell_of(method: str, kind: str):

@@ -44,3 +44,17 @@ def test_an_encoder_is_trained_on_all_parts_and_at_most_so_many_rows(tmp_path, m
     settings = Pretraining("one+two[1]", str(tmp_path), samples=10)
     settings(make_autoencoder("conv_ae", (1, 8, 8), 4), torch.zeros(0, 1, 8, 8))
     assert seen[0][:, 0, 0, 0].tolist() == [5] * 7 + [200] * 3  # every third of 20 + 10 rows
+
+
+@pytest.mark.parametrize(("shape", "dataset"), [((1, 8, 8), "fashion_mnist"), ((3, 8, 8), "cifar100")])
+def test_flts_encoders_are_named_and_their_datasets_follow_from_the_channels(shape, dataset):
+    found = Pretraining("enc2").name_datasets(torch.Size(shape))
+    assert parse_sources(found.source)[0].name == dataset
+    assert len(parse_sources(Pretraining("enc1").name_datasets(torch.Size((3, 32, 32))).source)[1].labels) == 10
+    assert Pretraining("mnist").name_datasets(torch.Size(shape)).source == "mnist"
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8), (12,)])
+def test_flts_encoders_are_refused_for_other_samples_than_images(shape):
+    with pytest.raises(ConfigError, match="encoder 'enc1' is for images of one or three channels, got samples of"):
+        Pretraining("enc1")(make_autoencoder("conv_ae", (1, 8, 8), 4), torch.zeros(0, *shape))

@@ -7,15 +7,15 @@ from kinfed.methods import METHODS
 from kinfed.metrics import QUESTIONS
 from kinfed.models import encoder_of
 from kinfed.params import bytes_of
-from kinfed.signatures import Pretraining
-from tests.methods.registry import make, population, signature, statistics
+from kinfed.signatures import PartMeans, Pretraining
+from tests.methods.registry import make, population, statistics
 from tests.problems import fit, small_net
 from website.measured import read_tables
 from website.method_pages import SYMBOLS, facts, method_page, overview, symbols
 
 ROUNDS, SHAPE, TRAINING = 3, torch.Size((1, 8, 8)), ("train",)
 SETTINGS = {
-    "flt": {"signature": signature(pretraining=Pretraining("digits", epochs=1, least_steps=1))},
+    "flt": {"signature": PartMeans(latent=8, pretraining=Pretraining("digits", epochs=1, least_steps=1))},
     "cfl": {"after": 99},  # a split asks further clients
     "auto": {"compare": 0.0, "merge": 0.0, "judge": 0.0},
     "pca_km_hc": {"components": 16},
@@ -60,7 +60,7 @@ def values(name, method):
     """Bytes of what only some methods send, counted by hand on the tiny network of 64, 8 and 3 units."""
     if name == "flt":
         encoder = bytes_of(encoder_of(method.signature.network(SHAPE).init()))
-        return {"encoder": encoder, "signature": 4 * 3 * (8 + 1)}  # three centroids of eight numbers, and their shares
+        return {"encoder": encoder, "signature": 4 * 4 * (8 + 1)}  # four means of eight numbers, and their counts
     if name == "repa":
         whole = method.signature.network(method.model, SHAPE).init()
         return {
