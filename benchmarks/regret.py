@@ -19,7 +19,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,9 @@ from torch import Tensor
 from benchmarks.regret_cases import CASES, Case
 from kinfed.data import Dataset, Population, build_population, load
 from kinfed.experiment import Evaluation, Experiment
-from kinfed.federation import Federation
 from kinfed.method import Method
-from kinfed.methods import CFL, FLHC, FLT, IFCA, REPA, Auto, FedAvg, FedAvgFT, FedPer, FeSEM, Local
-from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale
-from kinfed.models import Model, make_model
-from kinfed.params import repeat, select
+from kinfed.methods import CFL, FLHC, FLT, IFCA, REPA, Auto, FedAvg, FedAvgFT, FedPer, FeSEM, Local, Oracle
+from kinfed.models import make_model
 from kinfed.relatedness import Calibrated
 from kinfed.signatures import EmbeddingStatistics, PartMeans, Pretraining
 from kinfed.training import LocalTraining
@@ -48,27 +45,6 @@ LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
 LOCAL_OF = {"lenet5": replace(LOCAL, lr=0.03)}
 MEANS = {"cifar10": ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))}  # of the channels, and their deviations
 LARGER = 5  # batches of centralised training
-
-
-@dataclass(frozen=True)
-class OracleState:
-    served: ClusterModels
-
-
-@dataclass(frozen=True)
-class Oracle(Clustered[OracleState]):
-    """FedAvg in each true cluster."""
-
-    model: Model
-    local: LocalTraining = LocalTraining()
-    stale: Stale = "exclude"
-
-    def init(self, fed: Federation) -> OracleState:
-        served, planted = ClusterModels.init(self.model, self.stale, fed), true_clusters(fed.population).to(fed.device)
-        return OracleState(served.serve(planted, repeat(select(served.models, 0), int(planted.max()) + 1)))
-
-    def round(self, state: OracleState, t: int, fed: Federation) -> OracleState:
-        return OracleState(self.train_clusters(state.served, fed.sample(), fed))
 
 
 def true_clusters(population: Population) -> Tensor:
@@ -174,8 +150,8 @@ def show(path: Path, methods: list[str]) -> str:
             bytes_of[str(line["case"]), str(line["method"])].append(float(line["bytes_down"]) + float(line["bytes_up"]))
     cases = [name for name in CASES if any((name, m) in found for m in methods)]
     lines = [
-        "| case | " + " | ".join(methods) + " | regret of auto | bytes of auto ÷ FedAvg's |",
-        "|---" * (len(methods) + 3) + "|",
+        "| case | seeds | " + " | ".join(methods) + " | regret of auto | bytes of auto ÷ FedAvg's |",
+        "|---" * (len(methods) + 4) + "|",
     ]
     for case in cases:
         means = {m: float(np.mean(found[case, m])) for m in methods if (case, m) in found}
@@ -187,7 +163,8 @@ def show(path: Path, methods: list[str]) -> str:
             if {"auto", "fedavg"} <= set(means)
             else np.nan
         )
-        lines.append(f"| {case} | " + " | ".join(cells) + f" | {regret} | {ratio:.2f} |")
+        seeds = min(len(found[case, m]) for m in means if m not in REFERENCES)
+        lines.append(f"| {case} | {seeds} | " + " | ".join(cells) + f" | {regret} | {ratio:.2f} |")
     return "\n".join(lines)
 
 

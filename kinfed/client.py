@@ -71,13 +71,13 @@ class Samples:
         return min(batch_size, max(1, len(self) if self.exact else self.longest))
 
     def hold_out(self, every: int) -> tuple["Samples", "Samples"]:
-        """Every so many samples one is held out: those that are left, and those held out."""
-        size = self.size // every
-        rest = torch.arange(len(self) - len(self) // every, device=self.index.device)
-        rest = rest + rest // (every - 1)  # without every - 1, 2 every - 1, …
-        longest = self.longest - self.longest // every
-        kept = replace(self, index=self.index[rest], size=self.size - size, longest=longest)
-        return kept, replace(self, index=self.index[every - 1 :: every], size=size)
+        """Every so many samples one is held out: the samples to train on, and those held out.
+
+        The sample before it stands in for it, so that training takes as many steps as with all samples.
+        """
+        position = torch.arange(len(self), device=self.index.device)
+        kept = self.index[position - ((position + 1) % every == 0).long()]
+        return replace(self, index=kept), replace(self, index=self.index[every - 1 :: every], size=self.size // every)
 
     def shuffle(self, key: Tensor) -> Tensor:
         """Positions of all samples in a random order fixed by key; padding comes last."""
@@ -100,6 +100,7 @@ class Execution:
     """What the engine of a client task owns, and what it learns from the task."""
 
     graphs: object | None = None  # a `fastpath.StepGraphs`: CUDA graphs that outlive the task
+    autograd_graphs: object | None = None  # a `fastpath.TrainingGraphs`: those of networks without kernels of ours
     reads: set[str] = field(default_factory=set)  # the parts of its client that the task read
     entropy: Callable[[int], Tensor] | None = None  # random 64-bit numbers that nobody else knows; None: keyed ones
 
@@ -107,6 +108,7 @@ class Execution:
 NOISE = base_key("noise") % 2**31  # apart from all other streams of a client's key
 DRAWS = base_key("draws of a network") % 2**31
 FAST_PATH = "fast path"  # in `Execution.reads`: the task trained by the fast path
+AUTOGRAD = "autograd"  # the same: it trained by autograd, whose steps are captured one by one
 
 
 class Client:
@@ -174,20 +176,25 @@ class Client:
         an optimiser's momentum never meets an empty batch between two real ones.
         """
         if self.train.exact:
-            batch_size = self.train.clip(batch_size)
-            yield from islice(self._exact_batches(steps or epochs, batch_size, drop_last), steps or None)
+            picks = self._exact_picks(steps or epochs, self.train.clip(batch_size), drop_last)
+            for step, pick in enumerate(islice(picks, steps or None)):
+                whole = torch.ones_like(pick, dtype=torch.bool)
+                yield self.train.take(pick, whole, torch.ones_like(pick[0] >= 0), self.step_key(step))
             return
         pick, mask = self.schedule(epochs, batch_size, steps=steps, drop_last=drop_last)
         for step in range(len(pick)):
-            yield self.train.take(pick[step], mask[step], mask[step].any())
+            yield self.train.take(pick[step], mask[step], mask[step].any(), self.step_key(step))
 
-    def _exact_batches(self, epochs: int, batch_size: int, drop_last: bool) -> Iterator[Batch]:
-        for epoch in range(epochs):
+    def _exact_picks(self, epochs: int, batch_size: int, drop_last: bool) -> Iterator[Tensor]:
+        """Positions of the samples of each batch, where there is no padding."""
+        for epoch in range(epochs if len(self.train) else 0):
             order = self.train.shuffle(fold(self.key, epoch))
-            end = len(order) // batch_size * batch_size if drop_last else 0
-            for start in range(0, end or len(order), batch_size):
-                pick = order[start : start + batch_size]
-                yield self.train.take(pick, torch.ones_like(pick, dtype=torch.bool), torch.ones_like(pick[0] >= 0))
+            whole = len(order) // batch_size * batch_size if drop_last else 0
+            yield from order[: whole or len(order)].split(batch_size)
+
+    def step_key(self, step: int | Tensor) -> Tensor:
+        """The key of what a network draws in a step of training; the keys of several steps: [steps]."""
+        return fold(fold(self.key, DRAWS), step)
 
     def schedule(
         self, epochs: int, batch_size: int, parts: int = 1, steps: int = 0, drop_last: bool = False

@@ -1,18 +1,36 @@
 """Local training: mini-batch SGD or Adam on a client, and rules that change its gradient."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from kinfed.checks import at_least
-from kinfed.client import FAST_PATH, Batch, Client
+from kinfed.client import AUTOGRAD, FAST_PATH, Batch, Client
 from kinfed.errors import ConfigError
-from kinfed.fastpath import SGD, FastPlan, NotSupported, Schedule, StepGraphs, plan_training, train
-from kinfed.models import Gradient, GradientFn, Network, NetworkGradient
-from kinfed.params import Params, each_leaf
+from kinfed.fastpath import (
+    SGD,
+    AutogradPlan,
+    FastPlan,
+    GradientRule,
+    Lane,
+    NotSupported,
+    Optimiser,
+    OptimiserName,
+    Schedule,
+    StepGraphs,
+    TrainingGraphs,
+    plan_autograd,
+    plan_training,
+    train,
+    train_by_autograd,
+    train_module,
+)
+from kinfed.models import FixedGradient, Gradient, GradientFn, Network, NetworkGradient
+from kinfed.params import NOTHING, Params, each_leaf
 from kinfed.targets import fill_unknown, is_known
 
 
@@ -26,7 +44,9 @@ class LocalTraining:
     momentum: float = 0.5  # of SGD; 0: none
     decay: float = 1.0  # the learning rate is multiplied by this after every round
     mu: float = 0.0  # μ, FedProx: proximal term, gradient μ (w - w_received)
-    optimiser: Literal["sgd", "adam"] = "sgd"  # of the client; it starts anew every round
+    optimiser: OptimiserName = "sgd"  # sgd, adam or adamw; it starts anew every round
+    weight_decay: float = 0.0  # added to the gradient, weight_decay · w; adamw: apart from it
+    clip_norm: float = 0.0  # the largest norm of a gradient, a longer one is scaled down; 0: any
     adapt_epochs: int = 0  # when a client tunes the model it is served; 0: as `epochs`
     steps: int = 0  # optimiser steps in a round, in place of `epochs`; 0: epochs
     drop_last: bool = False  # leave out an epoch's last, incomplete mini-batch
@@ -45,29 +65,61 @@ class LocalTraining:
             )
         at_least(0, adapt_epochs=self.adapt_epochs, steps=self.steps, warm_up=self.warm_up)
         at_least(0 if self.schedule == "exponential" else 1, schedule_rounds=self.schedule_rounds)
-        if self.optimiser not in ("sgd", "adam"):
-            raise ConfigError(f"optimiser must be 'sgd' or 'adam', got '{self.optimiser}'")
+        at_least(0, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        if self.optimiser not in get_args(OptimiserName):
+            raise ConfigError(f"optimiser must be one of {', '.join(get_args(OptimiserName))}, got '{self.optimiser}'")
 
     def __call__(self, client: Client, start: Params, gradient: GradientFn) -> tuple[Params, Tensor]:
         """The weights after training from `start`, and the number of steps taken."""
-        plan, steps = self.plan(client, start, gradient), client.steps(*self.passes)
+        steps, shift = client.steps(*self.passes), getattr(gradient, "shift", {})
+        plan = self.plan(client, start, gradient)
         if isinstance(plan, FastPlan):
-            shift = gradient.shift if isinstance(gradient, ShiftedGradient) else {}
             return self._train_fast(plan, client, start, shift), steps
+        by_autograd = self.plan_autograd(client, start, gradient)
+        if by_autograd:
+            return self._train_by_autograd(
+                by_autograd, client, start, shift, getattr(gradient, "fixed", NOTHING)
+            ), steps
         return self._train(client, start, gradient), steps
 
     def plan(self, client: Client, start: Params, gradient: GradientFn) -> FastPlan | NotSupported:
         """How the fast path trains these weights, or why it does not."""
-        rule = _fast_rule(gradient)
+        rule = _parse_rule(gradient)
         if rule is None or set(start) != set(rule.network.weights):
             return NotSupported("the gradient is not that of a whole network's loss")
-        if client.train.exact or self.optimiser != "sgd":
-            return NotSupported("the fast path is for SGD on padded samples")
+        if client.train.exact or self.optimiser != "sgd" or self.weight_decay or self.clip_norm:
+            return NotSupported("the fast path is for plain SGD on padded samples")
         if rule.inner_lr and self.batch_size != 2 * rule.inner_size:
             return NotSupported("look-ahead steps take pairs of equal mini-batches")
         graphs, sgd = client.execution.graphs, SGD(self.momentum, self.mu, rule.inner_lr)
         kept = graphs if isinstance(graphs, StepGraphs) else None
         return plan_training(rule.network, client.key.device, sgd, isinstance(gradient, ShiftedGradient), kept)
+
+    def plan_autograd(self, client: Client, start: Params, gradient: GradientFn) -> AutogradPlan | None:
+        """How autograd trains these weights, of a block of clients at once; None where the rule is not known."""
+        rule = _parse_rule(gradient)
+        if rule is None or not _is_usual(rule, client.train.exact):
+            return None
+        held = {*start, *getattr(gradient, "fixed", NOTHING)}
+        if held != {*rule.network.weights, *rule.network.buffers} or len({w.dtype for w in start.values()}) > 1:
+            return None
+        graphs = client.execution.autograd_graphs
+        kept = graphs if isinstance(graphs, TrainingGraphs) else None
+        optimiser = Optimiser(self.optimiser, self.momentum, self.mu, self.weight_decay, self.clip_norm)
+        return plan_autograd(rule, client.key.device, optimiser, kept)
+
+    def _train_by_autograd(
+        self, plan: AutogradPlan, client: Client, start: Params, shift: Params, fixed: Mapping[str, Tensor]
+    ) -> Params:
+        client.execution.reads.add(AUTOGRAD)
+        rate = self.rate(client)
+        if client.train.exact:
+            batches = ((batch, rate) for batch in client.batches(*self.passes))
+            return train_module(plan, batches, start, shift, fixed)
+        pick, mask = client.pool_schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
+        keys = client.step_key(torch.arange(len(pick), device=pick.device))
+        lane = Lane(pick, mask, keys, rate * mask.any(1), start, shift, fixed)
+        return train_by_autograd(plan, client.train.x, client.train.y, lane)
 
     def _train_fast(self, plan: FastPlan, client: Client, start: Params, shift: Params) -> Params:
         client.execution.reads.add(FAST_PATH)
@@ -82,8 +134,11 @@ class LocalTraining:
             weights, buffers = gradient(params, batch)
             if self.mu:
                 weights = each_leaf(lambda g, w, w0: g + self.mu * (w - w0), weights, params, start)
-            moments = self._update_moments(moments, weights)
             lr = rate * batch.live  # an empty batch moves nothing
+            weights = self._regularise(params, weights)
+            if self.optimiser == "adamw":
+                params = params | {name: params[name] * (1 - lr * self.weight_decay) for name in weights}
+            moments = self._update_moments(moments, weights)
             params = params | _step(params, lr, self._direction(moments, step)) | dict(buffers)
         return {name: params[name] for name in start}
 
@@ -109,7 +164,7 @@ class LocalTraining:
 
         That is the number of steps for plain SGD; momentum makes it larger, and the proximal term smaller.
         """
-        if self.optimiser == "sgd" and not self.mu:
+        if self.optimiser == "sgd" and not (self.mu or self.weight_decay or self.clip_norm):
             steps = client.steps(*self.passes).float()  # FedNova's formula, without taking them
             return (steps - self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)) / (1 - self.momentum)
         start = torch.zeros((), device=client.key.device)
@@ -120,8 +175,18 @@ class LocalTraining:
         """The same training with the epochs of adaptation."""
         return replace(self, epochs=self.adapt_epochs or self.epochs, steps=0 if self.adapt_epochs else self.steps)
 
+    def _regularise(self, params: Params, gradient: Params) -> Params:
+        """The gradient, clipped and with weight decay."""
+        if self.clip_norm:
+            norm = torch.stack([g.norm() for g in gradient.values()]).norm()
+            scale = (self.clip_norm / (norm + 1e-6)).clamp(max=1)
+            gradient = each_leaf(lambda g: g * scale, gradient)
+        if self.weight_decay and self.optimiser != "adamw":
+            gradient = each_leaf(lambda g, w: g + self.weight_decay * w, gradient, params)
+        return gradient
+
     def _zero_moments(self, start: Params) -> list[Params]:
-        return [each_leaf(torch.zeros_like, start) for _ in range(2 if self.optimiser == "adam" else 1)]
+        return [each_leaf(torch.zeros_like, start) for _ in range(1 if self.optimiser == "sgd" else 2)]
 
     def _update_moments(self, moments: list[Params], gradient: Params) -> list[Params]:
         if self.optimiser == "sgd":
@@ -185,20 +250,22 @@ class LabelledGradient:
         return Gradient(weights, {name: torch.where(known.any(), b, params[name]) for name, b in buffers.items()})
 
 
-class _FastRule(NamedTuple):
-    """A gradient rule that the fast path knows; it leaves samples without a label out in any case."""
-
-    network: Network
-    inner_lr: float = 0.0
-    inner_size: int = 0  # samples of the first mini-batch of a pair
-
-
-def _fast_rule(gradient: GradientFn) -> _FastRule | None:
+def _parse_rule(gradient: GradientFn) -> GradientRule | None:
+    """The rule of a gradient, where whole blocks can train by it; the fast path leaves samples without a label out."""
     match gradient:
-        case NetworkGradient(network):
-            return _FastRule(network)
-        case ShiftedGradient(NetworkGradient(network), _) | LabelledGradient(NetworkGradient(network)):
-            return _FastRule(network)
+        case NetworkGradient(network) | ShiftedGradient(NetworkGradient(network), _):
+            return GradientRule(network)
+        case FixedGradient(NetworkGradient(network), _):
+            return GradientRule(network)
+        case LabelledGradient(NetworkGradient(network)):
+            return GradientRule(network, labelled=True)
         case MetaGradient(NetworkGradient(network), alpha, size):
-            return _FastRule(network, alpha, size)
+            return GradientRule(network, inner_lr=alpha, inner_size=size)
     return None
+
+
+def _is_usual(rule: GradientRule, exact: bool) -> bool:
+    """Whether a network computes its gradient, and without padding its output, as all do."""
+    own = type(rule.network)
+    takes_modules = own.forward is Network.forward and not rule.inner_lr
+    return own.compute_gradient is Network.compute_gradient and (takes_modules or not exact)

@@ -223,13 +223,16 @@ def test_replies_that_are_not_finite_are_logged_with_the_client_and_counted():
 
 
 def test_warnings_are_one_line_each_and_logged(monkeypatch: pytest.MonkeyPatch):
-    code = "from torch import nn\ndef net(s, c): return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, c))\n"
-    Path("dropping_net.py").write_text(code)
+    code = (
+        "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        x = x.flatten(1)\n"
+        "        return super().forward(x - x.mean(0) if self.training else x)\ndef net(s, c): return Net(64, c)\n"
+    )
+    Path("mixing_net.py").write_text(code)
     monkeypatch.syspath_prepend(".")
-    result = kinfed("run", "method=fedavg", *TINY, "model=dropping_net:net", "--out", "one")
+    result = kinfed("run", "method=fedavg", *TINY, "model=mixing_net:net", "--out", "one")
     assert result.exit_code == 0
     assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith(
-        "warning: Dropout is not vectorised: clients train sequentially"
+        "warning: the network mixes the samples of a batch, padding would enter its output: clients train sequentially"
     )
     assert [json.loads(line)["event"] for line in Path("one/events.jsonl").read_text().splitlines()] == [
         "started", "warning", "ended",

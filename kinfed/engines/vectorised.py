@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from kinfed.client import FAST_PATH, Client, Execution, Samples
+from kinfed.client import AUTOGRAD, FAST_PATH, Client, Execution, Samples
 from kinfed.client_tasks import find_task, is_sequential
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.data.population import Change, Population
@@ -41,7 +41,7 @@ from kinfed.engines.blocks import (
 from kinfed.engines.sequential import loop
 from kinfed.engines.workers import ProgressLog, run_at_once
 from kinfed.errors import ConfigError, SequentialOnly
-from kinfed.fastpath import StepGraphs, supports
+from kinfed.fastpath import StepGraphs, TrainingGraphs, supports
 from kinfed.federation import Offer, Resident
 from kinfed.models import Network
 from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, select, to_flat
@@ -98,7 +98,7 @@ class Vectorised(Resident):
         if self.on_gpu:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             self.free = torch.cuda.mem_get_info(self.device)[0] // 2
-        self.graphs, self.step_graphs = CudaGraphs(MOST_GRAPHS), StepGraphs()
+        self.graphs, self.step_graphs, self.training_graphs = CudaGraphs(MOST_GRAPHS), StepGraphs(), TrainingGraphs()
         self.tables: dict[str, SampleTable] = {}
         self.fallbacks: set[str] = set()  # tasks that vmap refuses
         self.reads: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it reads of a client
@@ -205,6 +205,7 @@ class Vectorised(Resident):
                 raise
             self.lanes[name] = half
             self.step_graphs.clear()
+            self.training_graphs.clear()
             self.graphs.clear()
             return self._run_blocks(name, ids, cohort, keys, offer)
         order = [position for block in blocks for position in block.order]
@@ -230,8 +231,8 @@ class Vectorised(Resident):
         self.tables.clear()
 
     def _captures_steps(self, reads: set[str] | frozenset[str]) -> bool:
-        """Whether CUDA graphs are of steps, not of blocks: where clients that train by the fast path are uneven."""
-        return self.on_gpu and FAST_PATH in reads and not self._table("train").are_even
+        """Whether CUDA graphs are of steps, not of blocks: by autograd, or of uneven clients of the fast path."""
+        return self.on_gpu and (AUTOGRAD in reads or (FAST_PATH in reads and not self._table("train").are_even))
 
     def _run_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> tuple[Stack, Stack]:
         """What a block's clients send and what they keep."""
@@ -265,7 +266,8 @@ class Vectorised(Resident):
     ) -> Params:
         """What a block's clients answer, as a function of nothing but tensors."""
         task = find_task(self.method, name)
-        execution = Execution(step_graphs)
+        is_eager = self.on_gpu and not torch.cuda.is_current_stream_capturing()
+        execution = Execution(step_graphs, self.training_graphs if is_eager else None)
 
         def lane(own: Params) -> Params:
             train, test = (

@@ -8,16 +8,25 @@ the package is used from outside: engines own a `StepGraphs` and hand it to thei
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from kinfed.errors import SequentialOnly
-from kinfed.fastpath import cpu_training, gpu_training
+from kinfed.fastpath import autograd_training, cpu_training, gpu_training
+from kinfed.fastpath.autograd_training import (
+    AutogradPlan,
+    GradientRule,
+    Steps,
+    TrainingGraphs,
+    plan_autograd,
+    train_module,
+)
 from kinfed.fastpath.cpu_training import LEAST, LayeredNetwork
 from kinfed.fastpath.gpu_training import StepGraphs, has_kernels
 from kinfed.fastpath.layers import Layers, parse_layers
+from kinfed.fastpath.optimiser import Optimiser, OptimiserName
 from kinfed.fastpath.stages import SGD, Schedule, Stage, parse_stages
 from kinfed.models import Model, Network
 from kinfed.models.network import lanes_first
@@ -108,7 +117,8 @@ def explain(network: Network) -> str:
         return f"sequentially: {network.refuses}"
     layers = parse(network).layers
     if layers is None:
-        return "vectorised: one vmap of autograd for a block"
+        plan = plan_autograd(GradientRule(network), torch.device("cpu"), Optimiser(), None)
+        return f"autograd, {'one client after the other' if plan.in_turn else 'a block in one vmap'}"
     return "fast path, one client after the other" if layers.has_convolutions else "fast path, a block in one product"
 
 
@@ -151,6 +161,64 @@ class _Train(torch.autograd.Function):
         return tuple(ends.values()), (0,) * len(ends)
 
 
+class Lane(NamedTuple):
+    """What one client trains with; inside a vmap, all its clients."""
+
+    pick: Tensor  # [steps, b] indices into the pool
+    mask: Tensor  # [steps, b]
+    key: Tensor  # [steps]
+    lr: Tensor  # [steps]
+    start: Params
+    shift: Mapping[str, Tensor] = NOTHING
+    fixed: Mapping[str, Tensor] = NOTHING  # weights that do not move
+
+    def flat(self) -> Params:
+        """All tensors by name."""
+        parts = {"start": self.start, "shift": self.shift, "fixed": self.fixed}
+        named = {f"{part} {name}": t for part, own in parts.items() for name, t in own.items()}
+        return {"pick": self.pick, "mask": self.mask, "key": self.key, "lr": self.lr} | named
+
+
+def train_by_autograd(plan: AutogradPlan, x: Tensor, y: Tensor, lane: Lane) -> Params:
+    """The weights and buffers of one client after all its batches; inside a vmap, those of all its clients at once."""
+    flat, apply = lane.flat(), cast("Callable[..., tuple[Tensor, ...]]", _TrainByAutograd.apply)
+    return dict(zip(lane.start, apply(plan, tuple(flat), x, y, *flat.values()), strict=True))
+
+
+class _TrainByAutograd(torch.autograd.Function):
+    """A whole training as one operation, so that a vmap hands over the plain tensors of all its clients."""
+
+    @staticmethod
+    def forward(plan: AutogradPlan, names: tuple[str, ...], x: Tensor, y: Tensor, *lane: Tensor) -> tuple[Tensor, ...]:
+        ends = _run_autograd(plan, names, x, y, [t[None] for t in lane])
+        return tuple(w[0] for w in ends)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Nothing is kept: nobody differentiates through a whole training."""
+
+    @staticmethod
+    def vmap(
+        info: object, dims: tuple[int | None, ...], plan: AutogradPlan, names: tuple[str, ...], x: Tensor, y: Tensor,
+        *lane: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
+        if any(dim is not None for dim in dims[2:4]):
+            raise SequentialOnly("the clients of a block have different pools of samples")
+        ends = _run_autograd(plan, names, x, y, list(lanes_first(info, lane, dims[4:])))
+        return ends, (0,) * len(ends)
+
+
+def _run_autograd(
+    plan: AutogradPlan, names: tuple[str, ...], x: Tensor, y: Tensor, lanes: list[Tensor]
+) -> tuple[Tensor, ...]:
+    parts: dict[str, dict[str, Tensor]] = {"start": {}, "shift": {}, "fixed": {}}
+    for name, t in zip(names[4:], lanes[4:], strict=True):
+        part, _, own = name.partition(" ")
+        parts[part][own] = t
+    ends = autograd_training.train_lanes(plan, Steps(x, y, *lanes[:4]), **parts)
+    return tuple(ends[name] for name in parts["start"])
+
+
 def _by_name(names: tuple[str, ...], weights: list[Tensor]) -> tuple[Stack, Stack]:
     """The start, and the shift if there is one."""
     return dict(zip(names, weights, strict=False)), dict(zip(names, weights[len(names) :], strict=False))
@@ -167,5 +235,8 @@ def train_lanes(plan: FastPlan, schedule: Schedule, lr: Tensor, start: Stack, sh
         )
 
 
-__all__ = ["LEAST", "SGD", "FastPlan", "NotSupported", "Schedule", "StepGraphs", "explain", "plan_training", "supports",
-           "train"]  # fmt: skip
+__all__ = [
+    "LEAST", "SGD", "AutogradPlan", "FastPlan", "GradientRule", "Lane", "NotSupported", "Optimiser", "OptimiserName",
+    "Schedule", "StepGraphs", "TrainingGraphs", "explain", "plan_autograd", "plan_training", "supports", "train",
+    "train_by_autograd", "train_module",
+]  # fmt: skip

@@ -6,12 +6,14 @@ from kinfed.method import Method
 from kinfed.methods.apfl import APFL
 from kinfed.methods.auto import Auto
 from kinfed.methods.cfl import CFL
+from kinfed.methods.clove import CLoVE
 from kinfed.methods.ditto import Ditto
 from kinfed.methods.fedala import FedALA
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedavg_ft import FedAvgFT
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedbn import FedBN
+from kinfed.methods.fedclust import FedClust
 from kinfed.methods.fednova import FedNova
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.fedprox import FedProx
@@ -24,6 +26,7 @@ from kinfed.methods.flt import FLT
 from kinfed.methods.ifca import IFCA
 from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.methods.local import Local
+from kinfed.methods.oracle import Oracle
 from kinfed.methods.pca_km_hc import PCAKMeansHC
 from kinfed.methods.per_fedavg import PerFedAvg
 from kinfed.methods.pfedme import PFedMe
@@ -59,6 +62,9 @@ METHODS: dict[str, type[Method[Any]]] = {
     "flis_hc": FLISHC,
     "repa": REPA,
     "wd": WD,
+    "fedclust": FedClust,
+    "clove": CLoVE,
+    "oracle": Oracle,
 }
 
 
@@ -113,10 +119,12 @@ FAMILIES = {
             "flis_dc": "Morafah et al., OJCS 2023",
             "flis_hc": "Morafah et al., OJCS 2023",
             "wd": "baseline of REPA",
+            "fedclust": "Islam et al., 2024",
+            "clove": "Bhatia et al., 2025",
         },
     ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
-    "reference points": Family("What a federation is held against.", {"local": "baseline"}),
+    "reference points": Family("What a federation is held against.", {"local": "baseline", "oracle": "baseline"}),
 }
 
 
@@ -206,6 +214,7 @@ __all__ = [
     "REPA",
     "WD",
     "Auto",
+    "CLoVE",
     "Ditto",
     "FeSEM",
     "FedALA",
@@ -213,12 +222,14 @@ __all__ = [
     "FedAvgFT",
     "FedBABU",
     "FedBN",
+    "FedClust",
     "FedNova",
     "FedPer",
     "FedProx",
     "FedRep",
     "LGFedAvg",
     "Local",
+    "Oracle",
     "PCAKMeansHC",
     "PFedMe",
     "PerFedAvg",

@@ -19,6 +19,8 @@ from kinfed.training import LabelledGradient, LocalTraining
 AMOUNTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # α: how much of its own training a client adds to the model it is served
 LIKELY, CERTAIN = 1.0, 2.0  # standard errors
 HITS = {"hits": Range(0, lambda facts: facts.train)}
+FEW = 10  # a label with fewer samples than these weighs by their number
+TINY = 1e-9
 REMEMBERED = 0.9  # of the evidence of earlier rounds: models change
 
 
@@ -28,28 +30,34 @@ class Evidence:
 
     gain: Tensor  # [models, candidates, 2] summed over replies
     square: Tensor  # [models, candidates, 2] its squares, by which chance is judged
+    total: Tensor  # [models, 2] what a candidate would have that is always right
 
     @staticmethod
     def none(models: int, device: torch.device) -> "Evidence":
         """No client has replied yet."""
         zero = torch.zeros(models, len(AMOUNTS), 2, device=device)
-        return Evidence(zero, zero.clone())
+        return Evidence(zero, zero.clone(), zero[:, 0].clone())
 
     def add(self, hits: Tensor, models: Tensor) -> "Evidence":
-        """With the hits of clients [m, candidates, 2], each for one of the models [m]."""
-        gain, whose = hits - hits[:, :1], one_hot(models, len(self.gain)).float()
-        sums = [torch.einsum("mj,mak->jak", whose, value) for value in (gain, gain.square())]
-        return Evidence(REMEMBERED * self.gain + sums[0], REMEMBERED * self.square + sums[1])
+        """With the hits of clients [m, candidates + 1, 2], each for one of the models [m]; the last are the totals."""
+        gain, whose = hits[:, :-1] - hits[:, :1], one_hot(models, len(self.gain)).float()
+        sums = [torch.einsum("mj,m...->j...", whose, value) for value in (gain, gain.square(), hits[:, -1])]
+        return Evidence(*(REMEMBERED * old + new for old, new in zip(self.sums(), sums, strict=True)))
+
+    def sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All that is summed over replies."""
+        return self.gain, self.square, self.total
 
     def pool(self, partners: Tensor) -> "Evidence":
         """The evidence of each model and its partner together ([models]; itself: none, so no evidence)."""
-        paired = (partners != torch.arange(len(partners), device=partners.device))[:, None, None]
-        return Evidence(*(paired * (sums + sums[partners]) for sums in (self.gain, self.square)))
+        paired = partners != torch.arange(len(partners), device=partners.device)
+        return Evidence(*(torch.einsum("j,j...->j...", paired, sums + sums[partners]) for sums in self.sums()))
 
     def choose(self, errors: float = CERTAIN) -> Tensor:
-        """The candidate that gains most of those that gain both ways, by so many errors; else the first: [models]."""
+        """The candidate that gains most in the worse of both ways, if by so many errors; else the first: [models]."""
         gains = (self.gain > errors * self.square.sqrt()).all(2)
-        return self.gain[..., 0].where(gains, 0.0).argmax(1)
+        worse = (self.gain / self.total.clamp(min=TINY)[:, None]).amin(2)
+        return worse.where(gains, 0.0).argmax(1)
 
     def loses(self, candidate: int) -> Tensor:
         """Whether this candidate has less than the first, beyond chance: bool [models]."""
@@ -89,17 +97,19 @@ class JudgesOnHeldOut:
         return Reply({"params": trained, "hits": self.count_hits(candidates, client, held)})
 
     def count_hits(self, candidates: list[Params], client: Client, held: Samples) -> Tensor:
-        """Client: held-out samples that each classifies rightly, and with its labels weighted evenly: [., 2].
+        """Client: held-out samples that each classifies rightly, and with its labels weighted evenly; all in the end.
 
-        Where targets are no classes, each sample counts by how its losses compare, and all samples weigh the same.
+        [candidates + 1, 2]. Where targets are no classes, each sample counts by how its losses compare, and all samples
+        weigh the same.
         """
-        task, total = self.model.task, torch.zeros(len(candidates), 2, device=client.key.device)
+        task, total = self.model.task, torch.zeros(len(candidates) + 1, 2, device=client.key.device)
         counts = count_labels(client.train, self.model.classes) if is_classified(self.model, held) else None
         for batch in held.in_order():
             outputs = torch.stack([self.model.logits(params, batch.x) for params in candidates])
-            right = task.compare(outputs, fill_unknown(batch.y)) * (batch.mask & is_known(batch.y))
-            even = 1.0 if counts is None else 1 / counts[batch.y.clamp(min=0)].clamp(min=1)
-            total = total + torch.stack([right.float(), right * even], 2).sum(1)
+            known = (batch.mask & is_known(batch.y)).float()
+            right = torch.cat([task.compare(outputs, fill_unknown(batch.y)) * known, known[None]])
+            even = 1.0 if counts is None else 1 / counts[batch.y.clamp(min=0)].clamp(min=FEW)
+            total = total + torch.stack([right, right * even], 2).sum(1)
         return total
 
     def personalise(self, client: Client, offer: Payload) -> Params:

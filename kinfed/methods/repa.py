@@ -18,7 +18,7 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Stale
 from kinfed.methods.signature_tasks import ENCODER_SUMMED, ClusteredByKMeans, KMeansState
-from kinfed.models import Model, encoder_shapes
+from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.signatures import EmbeddingStatistics
 from kinfed.training import LocalTraining
@@ -54,8 +54,7 @@ class REPA(ClusteredByKMeans, AssignsUnseen[KMeansState], SendsNetworks):
         return Reply({"statistics": self.signature.compute(self.model, client, encoder)})
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
-        encoders = (self.signature.network(self.model, each).init() for each in encoder_shapes(shape))
-        return self.model.init(), *encoders
+        return self.model.init(), *self.signature.networks(self.model, shape)
 
     def assignment_rule(self) -> str:
         return "a client joins the cluster whose centre is nearest to the statistics of its embedded samples"

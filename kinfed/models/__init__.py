@@ -12,6 +12,7 @@ from kinfed.models.autoencoders import conv_ae, is_series, repa_ae, repa_series,
 from kinfed.models.model import (
     AutoEncoder,
     EncoderNetwork,
+    FixedGradient,
     Model,
     SupervisedAutoEncoder,
     encoder_of,
@@ -30,10 +31,15 @@ from kinfed.models.networks import (
     har_cnn,
     leaf_cnn,
     lenet5,
+    lenet5_dropout,
     linear,
+    lstm,
     mlp_200,
     repa_cnn,
     resnet9,
+    resnet18,
+    resnet20,
+    vit,
 )
 from kinfed.models.token_features import TOKEN_SHAPE, TOKENS, count_tokens, encoder_shape, encoder_shapes
 from kinfed.registry import import_function, look_up
@@ -45,6 +51,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "flhc_cnn": flhc_cnn,
     "repa_cnn": repa_cnn,
     "resnet9": resnet9,
+    "lenet5_dropout": lenet5_dropout,
+    "resnet20": resnet20,
+    "resnet18": resnet18,
+    "vit": vit,
+    "lstm": lstm,
     "linear": linear,
     "har_cnn": har_cnn,
     "char_cnn": char_cnn,
@@ -106,8 +117,8 @@ def build_own(name: str, build: Callable[..., object], shape: Sizes, latent: int
 
 
 __all__ = [
-    "AUTOENCODERS", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork", "Gradient",
-    "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes", "SupervisedAutoEncoder",
+    "AUTOENCODERS", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork", "FixedGradient",
+    "Gradient", "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes", "SupervisedAutoEncoder",
     "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes", "fix_weights",
     "from_module", "has_decoder", "is_last_layer", "is_normalisation", "make_autoencoder", "make_model", "repa_ae",
     "repa_series",

@@ -73,15 +73,20 @@ def layer_of(name: str) -> str:
 
 def fix_weights(gradient: GradientFn, fixed: Mapping[str, Tensor]) -> GradientFn:
     """The gradient of some weights where the others are fixed; where there are none, the gradient itself."""
-    if not fixed:
-        return gradient
+    return FixedGradient(gradient, fixed) if fixed else gradient
 
-    def rule(params: Params, batch: Batch) -> Gradient:
-        weights, buffers = gradient({**fixed, **params}, batch)
+
+@dataclass(frozen=True)
+class FixedGradient:
+    """The gradient of some weights where the others are fixed."""
+
+    gradient: GradientFn
+    fixed: Mapping[str, Tensor]
+
+    def __call__(self, params: Params, batch: Batch) -> Gradient:
+        weights, buffers = self.gradient({**self.fixed, **params}, batch)
         free, moved = ({name: w for name, w in part.items() if name in params} for part in (weights, buffers))
         return Gradient(free, moved)
-
-    return rule
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,11 @@ class Network(ABC):
         buffers = {name: params[name] for name in self.buffers}
         with self.borrow(self.template) as module, BatchOperations(batch, buffers) as operations:
             output = self.forward(module, params, batch.x)
-        return _mean(self.loss_of(output, batch), batch), buffers | operations.moved
+        return self.mean_loss(output, batch), buffers | operations.moved
+
+    def mean_loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """The mean loss of these outputs over the batch's real samples."""
+        return _mean(self.loss_of(output, batch), batch)
 
     def _exact_gradient(self, weights: Params, buffers: Params, batch: Batch) -> Gradient:
         moved = {name: b.clone() for name, b in buffers.items()}
@@ -129,8 +133,11 @@ class Network(ABC):
         with torch.enable_grad(), self.borrow(self.template) as module:
             with self.operations(batch, moved) as operations:
                 output = self.forward(module, leaves | moved, batch.x)
-            loss = _mean(self.loss_of(output, batch), batch)
-            gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)  # 0: unused
+            gradients = torch.autograd.grad(
+                self.mean_loss(output, batch),
+                list(leaves.values()),
+                materialize_grads=True,  # 0: unused
+            )
         return Gradient(dict(zip(leaves, gradients, strict=True)), moved | (operations.moved if operations else {}))
 
     def operations(self, batch: Batch, buffers: Params) -> "BatchOperations | nullcontext[None]":

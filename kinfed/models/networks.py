@@ -2,6 +2,7 @@
 
 from math import prod
 
+import torch
 from torch import Tensor, nn
 
 from kinfed.errors import ConfigError
@@ -77,8 +78,112 @@ def _block(channels: int, wider: int, pool: bool = False) -> nn.Sequential:
     return nn.Sequential(*parts, nn.MaxPool2d(2)) if pool else nn.Sequential(*parts)
 
 
+class Shortcut(nn.Module):
+    """relu(block(x) + short(x))."""
+
+    def __init__(self, block: nn.Module, short: nn.Module) -> None:
+        super().__init__()
+        self.block, self.short = block, short
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.block(x) + self.short(x)).relu()  # type: ignore[no-any-return]
+
+
+def _normalised(channels: int, wider: int, size: int, stride: int = 1) -> nn.Sequential:
+    layer = nn.Conv2d(channels, wider, size, stride, size // 2, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(wider))
+
+
+def _shortcuts(channels: int, wider: int, count: int, stride: int) -> list[nn.Module]:
+    """Some residual blocks with BatchNorm, the first with a stride."""
+    blocks: list[nn.Module] = []
+    for i in range(count):
+        before, by = (channels, stride) if i == 0 else (wider, 1)
+        block = nn.Sequential(_normalised(before, wider, 3, by), nn.ReLU(), _normalised(wider, wider, 3))
+        same = before == wider and by == 1
+        blocks.append(Shortcut(block, nn.Identity() if same else _normalised(before, wider, 1, by)))
+    return blocks
+
+
+def _resnet(shape: Shape, classes: int, widths: tuple[int, ...], count: int) -> nn.Module:
+    blocks = []
+    for i, (before, wider) in enumerate(zip((widths[0], *widths), widths, strict=False)):
+        blocks += _shortcuts(before, wider, count, 1 if i == 0 else 2)
+    first = _normalised(shape[0], widths[0], 3)
+    return nn.Sequential(
+        first, nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)
+    )
+
+
+def resnet20(shape: Shape, classes: int) -> nn.Module:
+    """ResNet-20 for small images with BatchNorm: 16, 32 and 64 channels, three blocks each (He et al. 2016)."""
+    return _resnet(shape, classes, (16, 32, 64), 3)
+
+
+def resnet18(shape: Shape, classes: int) -> nn.Module:
+    """ResNet-18 with BatchNorm, its first layer 3x3 for small images: 64 to 512 channels, two blocks each."""
+    return _resnet(shape, classes, (64, 128, 256, 512), 2)
+
+
+class Patches(nn.Module):
+    """Images as tokens: one for each patch, a class token before them, and learnt positions."""
+
+    def __init__(self, shape: Shape, patch: int, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(shape[0], width, patch, patch)
+        tokens = (shape[1] // patch) * (shape[2] // patch) + 1
+        self.first, self.position = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.empty(1, tokens, width))
+        nn.init.trunc_normal_(self.position, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.layer(x).flatten(2).transpose(1, 2)
+        return torch.cat([self.first.expand(len(x), -1, -1), tokens], 1) + self.position
+
+
+class FirstToken(nn.Module):
+    """The first of all tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+
+def vit(shape: Shape, classes: int, width: int = 128, dropout: float = 0.1) -> nn.Module:
+    """A small vision transformer: patches of 4x4, four layers, 128 wide, four heads, dropout 0.1."""
+    if shape[1] % 4 or shape[2] % 4:
+        raise ConfigError(f"vit needs image sides that 4 divides, got {shape[1]}x{shape[2]}: use another model")
+    layers = [
+        nn.TransformerEncoderLayer(width, 4, 2 * width, dropout, "gelu", batch_first=True, norm_first=True)
+        for _ in range(4)
+    ]
+    ends = FirstToken(), nn.LayerNorm(width), nn.Linear(width, classes)
+    return nn.Sequential(Patches(shape, 4, width), nn.Dropout(dropout), *layers, *ends)
+
+
+class ReadRows(nn.Module):
+    """An LSTM that reads an image row by row; its last output."""
+
+    def __init__(self, shape: Shape, hidden: int) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(shape[0] * shape[2], hidden, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x.transpose(1, 2).flatten(2))[0]
+        return outputs[:, -1]
+
+
+def lstm(shape: Shape, classes: int, hidden: int = 128) -> nn.Module:
+    """An LSTM of 128 units that reads an image row by row."""
+    return nn.Sequential(ReadRows(shape, hidden), nn.Linear(hidden, classes))
+
+
+def lenet5_dropout(shape: Shape, classes: int) -> nn.Module:
+    """LeNet-5 with dropout of one half before its last two layers."""
+    parts = list(lenet5(shape, classes).children())
+    return nn.Sequential(*parts[:-3], nn.Dropout(), parts[-3], parts[-2], nn.Dropout(), parts[-1])
+
+
 def resnet9(shape: Shape, classes: int) -> nn.Module:
-    """ResNet-9 with GroupNorm, which is vectorised, unlike BatchNorm (FLIS on CIFAR-100)."""
+    """ResNet-9 with GroupNorm (FLIS on CIFAR-100)."""
     return nn.Sequential(
         _block(shape[0], 64), _block(64, 128, pool=True),
         Residual(nn.Sequential(_block(128, 128), _block(128, 128))),

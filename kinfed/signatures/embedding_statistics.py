@@ -18,7 +18,7 @@ from kinfed.client import Client, Task
 from kinfed.clustering.kmeans import Part
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, run_fedavg
-from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, encoder_shape, repa_ae, repa_series
+from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, encoder_shape, encoder_shapes, repa_ae, repa_series
 from kinfed.params import Params, each_leaf
 from kinfed.signatures.pretraining import from_file
 from kinfed.training import LocalTraining
@@ -151,6 +151,10 @@ class EmbeddingStatistics:
             partial(cast("Callable[..., nn.Module]", build), shape, model.classes, self.reconstruction),
             model.seed, model.mean, model.std, model.classes, self.reconstruction, model.task,
         )  # fmt: skip
+
+    def networks(self, model: Model, shape: tuple[int, ...]) -> tuple[Params, ...]:
+        """Client: the networks whose weights it may be sent, for samples of this shape."""
+        return tuple(self.network(model, each).init() for each in encoder_shapes(shape))
 
     def check_targets(self, y: Tensor) -> None:
         """Raise ConfigError where the encoder would learn from targets that are sequences."""

@@ -47,5 +47,5 @@ def test_local_training_asks_its_gradient_rule_for_the_network():
 
 
 def test_how_a_network_trains_is_explained():
-    assert explain(batch_norm_net()).startswith("vectorised: one vmap")
+    assert explain(batch_norm_net()).startswith("autograd, a block in one vmap")
     assert explain(small_net()).startswith("fast path")

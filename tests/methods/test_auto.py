@@ -22,14 +22,14 @@ from tests.problems import small_net
 
 def evidence_of(*hits: tuple[float, float], clients: int = 3) -> Evidence:
     """Of one model: what five candidates classified rightly, in replies of equal clients."""
-    reply = torch.tensor(hits, dtype=torch.float)[None].expand(clients, -1, -1)
+    reply = torch.tensor([*hits, (20, 4)], dtype=torch.float)[None].expand(clients, -1, -1)
     return Evidence.none(1, torch.device("cpu")).add(reply, torch.zeros(clients, dtype=torch.long))
 
 
-def test_every_third_sample_is_held_out_and_padding_stays_last():
+def test_every_third_sample_is_held_out_and_the_one_before_stands_in_for_it():
     samples = Samples(torch.zeros(9, 1), torch.zeros(9), torch.arange(8), torch.tensor(7))
     rest, held = samples.hold_out(3)
-    assert rest.index.tolist() == [0, 1, 3, 4, 6, 7] and int(rest.size) == 5, "7 is padding"
+    assert rest.index.tolist() == [0, 1, 1, 3, 4, 4, 6, 7] and int(rest.size) == 7, "7 is padding"
     assert held.index.tolist() == [2, 5] and int(held.size) == 2
 
 
@@ -41,9 +41,14 @@ def test_a_candidate_must_gain_both_ways():
     assert three.choose().tolist() == [0] and three.choose(LIKELY).tolist() == [2], "6 of √12 = 3.5"
 
 
+def test_the_candidate_is_taken_that_gains_most_in_the_worse_way():
+    hits = ((5, 1), (8, 1.4), (9, 1.3), (11, 1.2), (5, 1))  # of 20 and 4: 15 and 10 %, 20 and 7.5 %, 30 and 5 %
+    assert evidence_of(*hits, clients=5).choose().tolist() == [1]
+
+
 def test_a_gain_within_chance_is_none():
     hits = torch.tensor([[[5.0, 1.0], [9.0, 2.0]], [[5.0, 1.0], [2.0, 0.5]]])
-    hits = torch.cat([hits, hits[:, :1].expand(-1, 3, -1)], 1)
+    hits = torch.cat([hits, hits[:, :1].expand(-1, 3, -1), torch.full((2, 1, 2), 20.0)], 1)
     found = Evidence.none(1, torch.device("cpu")).add(hits, torch.zeros(2, dtype=torch.long))
     assert found.gain[0, 1].tolist() == [1.0, 0.5] and found.square[0, 1].tolist() == [25.0, 1.25]
     assert found.choose().tolist() == [0] and found.loses(1).tolist() == [False]
@@ -51,7 +56,8 @@ def test_a_gain_within_chance_is_none():
 
 def test_a_model_loses_beyond_two_standard_errors():
     assert evidence_of((5, 1), (1, 1), (5, 1), (5, 1), (5, 1)).loses(1).tolist() == [False], "12 of √48 = 6.93"
-    many = Evidence(torch.tensor([[[0.0, 0.0], [-20.0, 0.0]]]), torch.tensor([[[0.0, 0.0], [80.0, 0.0]]]))
+    gain, square = torch.tensor([[[0.0, 0.0], [-20.0, 0.0]]]), torch.tensor([[[0.0, 0.0], [80.0, 0.0]]])
+    many = Evidence(gain, square, torch.ones(1, 2))
     assert many.loses(1).tolist() == [True], "20 is more than 2 · √80 = 17.9"
 
 
@@ -103,14 +109,14 @@ def test_clusters_share_the_mean_of_their_models_only_where_both_do_better():
     state, sizes = experiment.state, torch.tensor([1.0] * population().clients)
     pair, gain = torch.tensor([0, 2, 1]), torch.zeros(3, 5, 2)
     gain[1, 1], gain[2, 1] = 30.0, 10.0
-    before = replace(state, partners=pair, evidence=Evidence(gain, gain.square() / 4))
+    before = replace(state, partners=pair, evidence=Evidence(gain, gain.square() / 4, torch.full((3, 2), 100.0)))
     after = auto.share_models(before, sizes)
     assert after.chosen.tolist() == [1, 1] and after.served.assignment.unique().tolist() == [1]
     mean = each_leaf(lambda w: (w[1] + w[2]) / 2, state.served.models)
     for name, weight in select(after.served.models, 1).items():
         torch.testing.assert_close(weight, mean[name])
     gain[2, 1] = -10.0  # 10 of √(10²/4) = 5: the second cluster loses, the two together gain
-    apart = auto.share_models(replace(before, evidence=Evidence(gain, gain.square() / 5)), sizes)
+    apart = auto.share_models(replace(before, evidence=Evidence(gain, gain.square() / 5, before.evidence.total)), sizes)
     assert apart.chosen.tolist() == [1, 2]
 
 

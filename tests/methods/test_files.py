@@ -24,6 +24,9 @@ IN_COMMON = (
     "server: ServerOptimiser",
     "encoder: Params",
     "known: Signatures",
+    "served: ClusterModels",
+    "merges: Merges",
+    "members: Members",
     "def ",
     "return ",
 )

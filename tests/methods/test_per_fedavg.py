@@ -80,7 +80,6 @@ def test_a_model_is_better_after_adaptation():
     assert accuracy(3) > accuracy(0) + 0.1
 
 
-@pytest.mark.filterwarnings("ignore:.*BatchNorm:UserWarning")
 def test_batch_norm_survives_a_missing_second_mini_batch():
     model = Model(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)), classes=3)
     state, fed = fit(PerFedAvg(model, LocalTraining(2, 5)), population=tiny_population((3, 14, 20)), rounds=2)

@@ -73,5 +73,6 @@ def values(name, method):
     extra |= {"auto": {"encoder": 4, "signature": 4 * 4 * (3 * (1 + 64) + 1)}}  # a seed; four parts of three labels
     extra |= {"lg_fedavg": {"shared": 4 * (8 * 3 + 3)}, "fedper": {"shared": 4 * (64 * 8 + 8)}}
     extra |= {name: {"shared": 4 * (64 * 8 + 8)} for name in ("fedrep", "fedbabu")}
+    extra |= {"fedclust": {"shared": 4 * (8 * 3 + 3)}, "clove": {"C": 2, "R": ROUNDS}}
     extra |= {"fedbn": {"shared": 4 * (64 * 8 + 8 + 8 * 3 + 3)}}
     return extra.get(name, {})

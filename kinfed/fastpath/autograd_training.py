@@ -1,0 +1,376 @@
+"""Local training of any network by autograd: a block of clients at once, or one client after the other.
+
+At once, a `vmap` of the forward pass makes the losses of all clients, and autograd takes the gradient of their sum. All
+weights of a client are one row of a matrix, which the optimiser updates in place; so on a GPU a CUDA graph of one step
+is replayed for all steps, whoever trains. One after the other, which is faster for convolutions on a CPU, a module of
+torch trains on batches without padding, as in a plain loop.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.client import Batch
+from kinfed.cuda_graphs import CudaGraphs
+from kinfed.errors import raise_if_cancelled
+from kinfed.fastpath.optimiser import Optimiser, OptimiserState
+from kinfed.keys import fold
+from kinfed.models.network import Network, take_gradients
+from kinfed.params import NOTHING, Params, Stack, stack
+from kinfed.targets import fill_unknown, is_known
+
+LEAST = 3  # lanes; products of fewer round differently
+MOST = 2  # trainings whose memory is kept for their graphs
+SHARE = 0.6  # of the free memory of a GPU that a step may take
+SEQUENTIAL_KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class GradientRule:
+    """Which gradient is taken: of a network's loss, perhaps over labelled samples alone, or Per-FedAvg's of pairs."""
+
+    network: Network
+    labelled: bool = False  # samples without a label have no part in it
+    inner_lr: float = 0.0  # of the look-ahead step on the first samples of a batch; 0: none
+    inner_size: int = 0  # of these
+
+    def gradients(self, names: tuple[str, ...], moved: int, batch: "LaneBatch", values: list[Tensor]) -> list[Tensor]:
+        """Of all lanes by the first `moved` values, and then the buffers that they end with."""
+        if not self.inner_lr:
+            return self._at(names, moved, batch, values)
+        first, second = batch.split(self.inner_size)
+        inner = self._at(names, moved, first, values)[:moved]
+        ahead = [w - self.inner_lr * g for w, g in zip(values, inner, strict=False)]
+        return self._at(names, moved, second, [*ahead, *values[moved:]])
+
+    def _at(self, names: tuple[str, ...], moved: int, batch: "LaneBatch", values: list[Tensor]) -> list[Tensor]:
+        x, y, mask, key = batch.x, batch.y, batch.mask, batch.key
+        if self.labelled:
+            mask, y = mask & is_known(y.flatten(0, 1)).view(mask.shape), fill_unknown(y)
+        return list(take_gradients(self.network, names, moved, x, y, mask, key, *values))
+
+
+@dataclass(frozen=True)
+class LaneBatch:
+    """A mini-batch of all lanes."""
+
+    x: Tensor  # [lanes, b, ...]
+    y: Tensor  # [lanes, b]
+    mask: Tensor  # [lanes, b]
+    key: Tensor  # [lanes]
+
+    def split(self, size: int) -> "tuple[LaneBatch, LaneBatch]":
+        """The first samples, and the rest."""
+        parts = (slice(size), slice(size, None))
+        first, second = (
+            LaneBatch(self.x[:, part], self.y[:, part], self.mask[:, part], fold(self.key, i))
+            for i, part in enumerate(parts)
+        )
+        return first, second
+
+
+@dataclass(frozen=True)
+class Steps:
+    """All mini-batches of some lanes; a lane's real batches come first, and in a batch its real samples."""
+
+    x: Tensor  # the pool of samples
+    y: Tensor
+    pick: Tensor  # [lanes, steps, b] indices into the pool
+    mask: Tensor  # [lanes, steps, b]
+    key: Tensor  # [lanes, steps]
+    lr: Tensor  # [lanes, steps]; 0: the lane does not move
+
+    def lanes(self, which: slice | Tensor) -> "Steps":
+        """Those of some lanes."""
+        return Steps(self.x, self.y, *(t[which] for t in (self.pick, self.mask, self.key, self.lr)))
+
+    def at(self, step: int, lanes: int) -> Params:
+        """A step of the first lanes, as inputs of a CUDA graph."""
+        parts = {"pick": self.pick, "mask": self.mask, "key": self.key, "lr": self.lr}
+        return {name: t[:lanes, step].contiguous() for name, t in parts.items()}
+
+
+@dataclass(frozen=True)
+class LaneTraining:
+    """The training of some lanes: their weights as rows of a matrix, and buffers that no gradient moves."""
+
+    rule: GradientRule
+    shapes: dict[str, torch.Size]  # of the weights that move
+    state: OptimiserState
+    buffers: dict[str, Tensor]  # [lanes, ...] each
+    fixed: Stack  # weights that do not move
+    pool: tuple[Tensor, Tensor]
+
+    def first(self, lanes: int) -> "LaneTraining":
+        """The first lanes, in the same memory."""
+        buffers, fixed = ({name: t[:lanes] for name, t in part.items()} for part in (self.buffers, self.fixed))
+        return LaneTraining(self.rule, self.shapes, self.state.first(lanes), buffers, fixed, self.pool)
+
+    def step(self, inputs: Params) -> Params:
+        """One step; a function that a CUDA graph can capture."""
+        x, y = (t[inputs["pick"]] for t in self.pool)
+        batch = LaneBatch(x, y, inputs["mask"], inputs["key"])
+        names = (*self.shapes, *self.fixed, *self.buffers)
+        values = [*self.weights().values(), *self.fixed.values(), *self.buffers.values()]
+        answer = self.rule.gradients(names, len(self.shapes), batch, values)
+        self.state.step(torch.cat([g.flatten(1) for g in answer[: len(self.shapes)]], 1), inputs["lr"])
+        for buffer, now in zip(self.buffers.values(), answer[len(self.shapes) :], strict=True):
+            buffer.copy_(now)
+        return {}
+
+    def weights(self) -> Stack:
+        """The weights by name: parts of the matrix."""
+        parts = self.state.weights.split([shape.numel() for shape in self.shapes.values()], 1)
+        return {name: part.unflatten(1, shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+
+    def restart(self, weights: Tensor, shift: Tensor | None, buffers: Stack, fixed: Stack) -> None:
+        """Starts anew from other weights, in the same memory."""
+        self.state.restart(weights, shift)
+        for own, other in ((self.buffers, buffers), (self.fixed, fixed)):
+            for name, t in own.items():
+                t.copy_(other[name])
+
+    def end(self) -> Stack:
+        """What training has led to, in memory of its own."""
+        return {name: w.clone(memory_format=torch.contiguous_format) for name, w in self.weights().items()} | {
+            name: b.clone() for name, b in self.buffers.items()
+        }
+
+
+@dataclass
+class TrainingGraphs:
+    """Trainings whose memory is kept, by all that they depend on, and the CUDA graphs of their steps."""
+
+    trainings: dict[object, LaneTraining] = field(default_factory=dict)
+    graphs: CudaGraphs = field(default_factory=lambda: CudaGraphs(8 * MOST))
+    bytes_each: dict[object, int] = field(default_factory=dict)  # of a lane in a step
+
+    def keep(self, key: object, training: LaneTraining) -> None:
+        """Keeps a training; the oldest goes."""
+        self.trainings[key] = training
+        for old in list(self.trainings)[:-MOST]:
+            del self.trainings[old]
+            for lanes in [shaped[0] for shaped in list(self.graphs.calls) if isinstance(shaped, tuple)]:
+                if isinstance(lanes, tuple) and lanes[0] == old:
+                    self.graphs.discard(lanes)
+
+    def clear(self) -> None:
+        """Gives all memory back."""
+        self.trainings.clear()
+        self.graphs.clear()
+
+
+@dataclass(frozen=True)
+class AutogradPlan:
+    """A training by autograd."""
+
+    rule: GradientRule
+    optimiser: Optimiser
+    in_turn: bool  # one client after the other
+    graphs: TrainingGraphs | None = None
+
+    @property
+    def batches_a_step(self) -> int:
+        """Mini-batches that a step takes: two where it looks ahead."""
+        return 2 if self.rule.inner_lr else 1
+
+
+def plan_autograd(
+    rule: GradientRule, device: torch.device, optimiser: Optimiser, graphs: TrainingGraphs | None
+) -> AutogradPlan:
+    """How such a training runs best on a device: on a CPU convolutions gain nothing from other clients."""
+    convolves = any(isinstance(part, SEQUENTIAL_KINDS) for part in rule.network.template.modules())
+    is_usual = type(rule.network).forward is Network.forward and not rule.inner_lr
+    return AutogradPlan(rule, optimiser, device.type == "cpu" and convolves and is_usual, graphs)
+
+
+def train_lanes(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> Stack:
+    """The weights and buffers of all lanes after all their batches."""
+    plan.rule.network.check_padding(steps.x[:1])
+    with torch.no_grad():
+        if plan.in_turn:
+            return _train_in_turn(plan, steps, start, shift, fixed)
+        parts = range(0, len(steps.pick), at_once := _lanes_at_once(plan, steps, start, fixed))
+        ends = []
+        for begin in parts:
+            some = slice(begin, begin + at_once)
+            own = ({name: t[some] for name, t in part.items()} for part in (start, shift, fixed))
+            ends.append(_train_together(plan, steps.lanes(some), *own))
+        return ends[0] if len(ends) == 1 else {name: torch.cat([end[name] for end in ends]) for name in ends[0]}
+
+
+def _train_together(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> Stack:
+    """The weights of all lanes, updated by the same operations; those that are done drop out, at least three stay."""
+    taken = steps.mask.any(2).sum(1)
+    order = taken.argsort(descending=True, stable=True)
+    start, shift, fixed = ({name: t[order] for name, t in part.items()} for part in (start, shift, fixed))
+    training, key = _prepare(plan, steps, start, shift, fixed)
+    steps = steps.lanes(order)
+    parts: dict[int, LaneTraining] = {}
+    for begin, end, active in _phases(taken[order].tolist(), plan.graphs is not None):
+        part = parts.setdefault(active, training.first(active))
+        for step in range(begin, end):
+            raise_if_cancelled()
+            inputs = steps.at(step, active)
+            if plan.graphs and key is not None:
+                plan.graphs.graphs.run((key, active), part.step, inputs)
+            else:
+                part.step(inputs)
+    back = order.argsort()
+    return {name: t[back] for name, t in training.end().items()}
+
+
+def _prepare(
+    plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack
+) -> tuple[LaneTraining, object | None]:
+    """A training at its start; where graphs are kept, one of the same shapes starts anew."""
+    moving = [name for name in plan.rule.network.weights if name in start]
+    rows, shifts = (_as_rows([part[name] for name in moving]) if part else None for part in (start, shift))
+    assert rows is not None
+    buffers = {name: start[name] for name in start if name not in moving}
+    key = plan.rule, plan.optimiser, steps.x.data_ptr(), steps.pick.shape[::2], rows.shape, bool(shift), tuple(fixed)
+    known = plan.graphs.trainings.pop(key, None) if plan.graphs else None
+    if isinstance(known, LaneTraining):
+        known.restart(rows, shifts, buffers, fixed)
+        training = known
+    else:
+        state = OptimiserState.at(plan.optimiser, rows, shifts)
+        shapes = {name: start[name].shape[1:] for name in moving}
+        buffers, fixed = ({name: t.clone() for name, t in part.items()} for part in (buffers, fixed))
+        training = LaneTraining(plan.rule, shapes, state, buffers, fixed, (steps.x, steps.y))
+    if plan.graphs:
+        plan.graphs.keep(key, training)
+    return training, key if plan.graphs else None
+
+
+def _as_rows(weights: list[Tensor]) -> Tensor:
+    return torch.cat([w.reshape(len(w), -1) for w in weights], 1)
+
+
+def _phases(taken: list[int], few_sizes: bool) -> Iterator[tuple[int, int, int]]:
+    """Stretches of steps (begin, end, lanes that take part); `taken` falls. Few sizes: halves, quarters, and so on."""
+    lanes = len(taken)
+    halves = [-(-lanes // 2**i) for i in range(lanes.bit_length())]
+    sizes = sorted({n for n in (halves if few_sizes else range(lanes + 1)) if n >= LEAST} | {lanes})
+    begin = 0
+    while begin < taken[0]:
+        at = bisect_left(sizes, sum(n > begin for n in taken))
+        end = taken[sizes[at - 1]] if at else taken[0]
+        yield begin, end, sizes[at]
+        begin = end
+
+
+def _lanes_at_once(plan: AutogradPlan, steps: Steps, start: Stack, fixed: Stack) -> int:
+    """How many lanes a GPU has memory for; all on a CPU, whose blocks are small."""
+    lanes = len(steps.pick)
+    if not steps.x.is_cuda or torch.cuda.is_current_stream_capturing() or lanes <= LEAST:
+        return lanes
+    key = plan.rule, plan.optimiser, steps.pick.shape[2], steps.x.shape[1:]
+    known = plan.graphs.bytes_each if plan.graphs else {}
+    if key not in known:
+        known[key] = _measure_lane(plan, steps, start, fixed)
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    most = max(LEAST, int(SHARE * free / known[key]))
+    return -(-lanes // -(-lanes // most))
+
+
+def _measure_lane(plan: AutogradPlan, steps: Steps, start: Stack, fixed: Stack) -> int:
+    """Bytes of a lane in a step, measured with a few."""
+    few = slice(LEAST)
+    own, held = ({name: t[few] for name, t in part.items()} for part in (start, fixed))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    training, _ = _prepare(AutogradPlan(plan.rule, plan.optimiser, False), steps.lanes(few), own, {}, held)
+    training.step(steps.lanes(few).at(0, LEAST))
+    return max(1, (torch.cuda.max_memory_allocated() - before) // LEAST)
+
+
+def _train_in_turn(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> Stack:
+    """The weights of all lanes, one after the other; engines fill small blocks up with copies, which cost nothing."""
+    ends: list[Params] = []
+    every = (steps.pick, steps.mask, steps.key, *start.values(), *shift.values(), *fixed.values())
+    for lane in range(len(steps.pick)):
+        twins = (i for i in range(lane) if all(torch.equal(part[i], part[lane]) for part in every))
+        twin = next(twins, None)
+        own = ({name: t[lane] for name, t in part.items()} for part in (start, shift, fixed))
+        ends.append(train_module(plan, _lane_batches(steps, lane), *own) if twin is None else ends[twin])
+    return stack(ends)
+
+
+def _lane_batches(steps: Steps, lane: int) -> Iterator[tuple[Batch, Tensor]]:
+    """The real samples of the batches of one lane, and the learning rate of each."""
+    for step, real in enumerate(steps.mask[lane].sum(1).tolist()):
+        if real:
+            raise_if_cancelled()
+            pick, mask = steps.pick[lane, step, :real], steps.mask[lane, step, :real]
+            batch = Batch(steps.x[pick], steps.y[pick], mask, mask[0], True, steps.key[lane, step])
+            yield batch, steps.lr[lane, step]
+
+
+@dataclass(frozen=True)
+class ModuleTraining:
+    """The training of one client: a module whose weights are parts of the optimiser's one row."""
+
+    rule: GradientRule
+    module: nn.Module
+    parameters: list[nn.Parameter]  # that move
+    state: OptimiserState
+
+    def step(self, batch: Batch, lr: Tensor) -> None:
+        """One step on a batch without padding."""
+        network = self.rule.network
+        if self.rule.labelled:
+            batch = batch._replace(y=fill_unknown(batch.y), mask=is_known(batch.y))
+        buffers = dict(self.module.named_buffers())
+        with torch.enable_grad():
+            with network.operations(batch, buffers) as operations:
+                output = self.module(network.inputs(batch.x))
+            loss = network.mean_loss(output, batch)
+            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)  # 0: unused
+        if operations:
+            for name, now in operations.moved.items():
+                buffers[name].copy_(now)
+        self.state.step(torch.cat([g.reshape(-1) for g in gradients])[None], lr[None])
+
+
+def train_module(
+    plan: AutogradPlan, batches: Iterator[tuple[Batch, Tensor]], start: Params, shift: Params = NOTHING,  # type: ignore[assignment]
+    fixed: Mapping[str, Tensor] = NOTHING,
+) -> Params:  # fmt: skip
+    """The weights and buffers of one client after a step on each of these batches, which have no padding."""
+    network = plan.rule.network
+    moving = [name for name in network.weights if name in start]
+    with torch.no_grad(), network.borrow(network.template) as module, _hold(module, {**fixed, **start}, moving) as row:
+        shifts = _as_rows([shift[name][None] for name in moving]) if shift else None
+        named = dict(module.named_parameters())
+        state = OptimiserState.at(plan.optimiser, row[None], shifts)
+        training = ModuleTraining(plan.rule, module, [named[name] for name in moving], state)
+        for batch, lr in batches:
+            training.step(batch, lr)
+        named_now = named | dict(module.named_buffers())
+        return {name: named_now[name].detach().clone() for name in start}
+
+
+@contextmanager
+def _hold(module: nn.Module, values: Params, moving: list[str]) -> Iterator[Tensor]:
+    """Inside it the module has these values; those that move are parts of one row."""
+    row = torch.cat([values[name].reshape(-1) for name in moving])
+    parts = dict(zip(moving, row.split([values[name].numel() for name in moving]), strict=True))
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    before = {name: t.data for name, t in own.items()}
+    try:
+        for name, t in own.items():
+            value = parts[name].view(values[name].shape) if name in parts else values.get(name, t)
+            t.data = value if name in parts else value.detach().clone().to(row.device)
+        yield row
+    finally:
+        for name, t in own.items():
+            t.data = before[name]
+
+
+__all__ = ["AutogradPlan", "GradientRule", "Steps", "TrainingGraphs", "plan_autograd", "train_lanes", "train_module"]

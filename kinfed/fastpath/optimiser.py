@@ -1,0 +1,87 @@
+"""Optimisers of several clients at once: all weights of a client are one row, so a step is a few operations in all."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+FIRST, SECOND, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as in torch
+OptimiserName = Literal["sgd", "adam", "adamw"]
+
+
+class Optimiser(NamedTuple):
+    """The settings of a client's optimiser; its gradient is ∇loss + shift + mu · (w - start), then clipped."""
+
+    name: OptimiserName = "sgd"
+    momentum: float = 0.0  # of SGD
+    mu: float = 0.0  # μ of FedProx
+    weight_decay: float = 0.0  # adamw: apart from the gradient
+    clip_norm: float = 0.0  # the largest norm of a gradient; 0: any
+
+    @property
+    def moments(self) -> int:
+        """Rows as long as the weights that it remembers."""
+        return int(self.momentum > 0) if self.name == "sgd" else 2
+
+
+@dataclass(frozen=True)
+class OptimiserState:
+    """Weights of all lanes, [lanes, numbers], and what their optimiser remembers; updated in place."""
+
+    optimiser: Optimiser
+    weights: Tensor
+    moments: tuple[Tensor, ...]
+    steps: Tensor  # taken so far: scalar, double
+    start: Tensor | None
+    shift: Tensor | None
+
+    @classmethod
+    def at(cls, optimiser: Optimiser, weights: Tensor, shift: Tensor | None) -> "OptimiserState":
+        """An optimiser that starts at these weights, which it takes over."""
+        moments = tuple(torch.zeros_like(weights) for _ in range(optimiser.moments))
+        steps = torch.zeros((), dtype=torch.double, device=weights.device)
+        return cls(optimiser, weights, moments, steps, weights.clone() if optimiser.mu else None, shift)
+
+    def restart(self, weights: Tensor, shift: Tensor | None) -> None:
+        """Starts anew from other weights, in the same memory."""
+        self.weights.copy_(weights)
+        for moment in (*self.moments, self.steps):
+            moment.zero_()
+        for own, other in ((self.start, weights), (self.shift, shift)):
+            if own is not None and other is not None:
+                own.copy_(other)
+
+    def first(self, lanes: int) -> "OptimiserState":
+        """The first lanes, in the same memory."""
+        some = (t if t is None else t[:lanes] for t in (self.start, self.shift))
+        moments = tuple(moment[:lanes] for moment in self.moments)
+        return OptimiserState(self.optimiser, self.weights[:lanes], moments, self.steps, *some)
+
+    def step(self, gradient: Tensor, lr: Tensor) -> None:
+        """One step of all lanes, each at its own rate, lr: [lanes], 0 moves nothing; the gradient is overwritten."""
+        how, rate = self.optimiser, lr[:, None]
+        if self.shift is not None:
+            gradient.add_(self.shift)
+        if self.start is not None:
+            gradient.add_(self.weights - self.start, alpha=how.mu)
+        if how.clip_norm:
+            gradient.mul_((how.clip_norm / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp_(max=1))
+        if how.weight_decay and how.name == "adamw":
+            self.weights.mul_(1 - how.weight_decay * rate)
+        elif how.weight_decay:
+            gradient.add_(self.weights, alpha=how.weight_decay)
+        self.weights.addcmul_(rate.expand_as(gradient), self._direction(gradient), value=-1)
+
+    def _direction(self, gradient: Tensor) -> Tensor:
+        if not self.moments:
+            return gradient
+        if self.optimiser.name == "sgd":
+            return self.moments[0].mul_(self.optimiser.momentum).add_(gradient)
+        self.steps.add_(1)
+        first, second = self.moments
+        first.mul_(FIRST).add_(gradient, alpha=1 - FIRST)
+        second.mul_(SECOND).addcmul_(gradient, gradient, value=1 - SECOND)
+        scales = ((1 - base**self.steps).to(gradient.dtype) for base in (FIRST, SECOND))
+        by_first, by_second = scales
+        return (first / by_first).div_((second / by_second).sqrt_().add_(EPSILON))
