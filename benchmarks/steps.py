@@ -56,7 +56,9 @@ def training_seconds(workload: Workload, device: str, tf32: bool, repeats: int) 
     """The median seconds of the task `train` for a cohort, after its CUDA graph was captured."""
     with tempfile.TemporaryDirectory() as folder:
         job = workload.make_job(Path(folder), torch.get_num_threads(), device)
-        fed, fedavg = make_federation(job, "vectorised", {"tf32": tf32, "workers": job.threads})
+        fed, fedavg = make_federation(
+            job, "vectorised", {"precision": "tf32" if tf32 else "float32", "workers": job.threads}
+        )
     cohort, taken = fed.sample(), []
     offer = fedavg.offer(fedavg.init(fed), cohort, fed)
     for _ in range(repeats + 3):

@@ -77,9 +77,7 @@ class LocalTraining:
             return self._train_fast(plan, client, start, shift), steps
         by_autograd = self.plan_autograd(client, start, gradient)
         if by_autograd:
-            return self._train_by_autograd(
-                by_autograd, client, start, shift, getattr(gradient, "fixed", NOTHING)
-            ), steps
+            return self._train_by_autograd(by_autograd, client, start, shift, _find_fixed(gradient)), steps
         return self._train(client, start, gradient), steps
 
     def plan(self, client: Client, start: Params, gradient: GradientFn) -> FastPlan | NotSupported:
@@ -100,7 +98,7 @@ class LocalTraining:
         rule = _parse_rule(gradient)
         if rule is None or not _is_usual(rule, client.train.exact):
             return None
-        held = {*start, *getattr(gradient, "fixed", NOTHING)}
+        held = {*start, *_find_fixed(gradient)}
         if held != {*rule.network.weights, *rule.network.buffers} or len({w.dtype for w in start.values()}) > 1:
             return None
         graphs = client.execution.autograd_graphs
@@ -257,11 +255,17 @@ def _parse_rule(gradient: GradientFn) -> GradientRule | None:
             return GradientRule(network)
         case FixedGradient(NetworkGradient(network), _):
             return GradientRule(network)
-        case LabelledGradient(NetworkGradient(network)):
+        case LabelledGradient(NetworkGradient(network)) | LabelledGradient(FixedGradient(NetworkGradient(network), _)):
             return GradientRule(network, labelled=True)
         case MetaGradient(NetworkGradient(network), alpha, size):
             return GradientRule(network, inner_lr=alpha, inner_size=size)
     return None
+
+
+def _find_fixed(gradient: GradientFn) -> Mapping[str, Tensor]:
+    """The weights that a rule keeps fixed."""
+    inner = gradient.gradient if isinstance(gradient, LabelledGradient) else gradient
+    return inner.fixed if isinstance(inner, FixedGradient) else NOTHING
 
 
 def _is_usual(rule: GradientRule, exact: bool) -> bool:

@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from kinfed.bench import contenders
 from kinfed.bench.contenders import CHECKOUT, CONTENDERS, Absent, choose_contenders, find_processes, last_error, start
+from kinfed.bench.drivers import NETWORKS
 from kinfed.bench.race import Heat, Plan, Timing, make_table
-from kinfed.bench.workloads import WORKLOADS
+from kinfed.bench.workloads import WEIGHTS, WORKLOADS
 from kinfed.cli import app
+from kinfed.models import make_autoencoder, make_model
 
 SMALL = ("--scale", "0.02", "--threads", "1", "--rounds", "2")
 
@@ -31,6 +33,49 @@ def test_workloads_have_the_sizes_of_their_papers():
     assert flt4.least_bytes == 20 * 166_447 * 480 * 25  # momentum is read and written too
     assert (flt4.scale(0.1).clients, flt4.scale(0.1).cohort) == (240, 48)
     assert mlp.scale(1e-6).clients == 1
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_workloads_know_how_many_weights_their_networks_have(name):
+    model, shape = NETWORKS[name]
+    network = make_autoencoder(model, shape) if name == "tuning" else make_model(model, shape, 10)
+    weights = network.init()
+    assert WORKLOADS[name].weights == sum(weights[key].numel() for key in network.weights)
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_networks_of_every_kind_race(name):
+    scale = "0.01" if name == "tuning" else "0.05"
+    result = bench("--workloads", name, "--contenders", "kinfed,plain", "--scale", scale, "--rounds", "1")
+    lines = [line for line in result.output.splitlines() if line.startswith(f"{name} ")]
+    assert result.exit_code == 0 and {line.split()[1] for line in lines} == {"kinfed", "plain"}
+
+
+def write_timings(file: Path, **speeds: float) -> Path:
+    timings = [
+        {"workload": "mlp", "contender": name, "rounds": [1.0], "median": 1.0, "speed": speed}
+        for name, speed in speeds.items()
+    ]
+    file.write_text(json.dumps({"timings": [*timings, {"workload": "cnn", "contender": "pfl", "rounds": []}]}))
+    return file
+
+
+@pytest.mark.parametrize(("speed", "said", "code"), [(3.8, "0.95", 0), (2.0, "0.50 slower", 1)])
+def test_two_files_are_set_side_by_side_and_a_slow_down_is_seen(speed, said, code, tmp_path):
+    before = write_timings(tmp_path / "before.json", kinfed=4.0, plain=1.0)
+    now = write_timings(tmp_path / "now.json", kinfed=speed)
+    result = bench("--compare", str(before), str(now))
+    assert result.exit_code == code and "plain" not in result.output.splitlines()[-1]
+    assert result.output.splitlines()[-1].endswith(said) and "kinfed" in result.output
+
+
+def test_files_that_cannot_be_compared_are_one_line(tmp_path):
+    whole, other = write_timings(tmp_path / "a.json", kinfed=4.0), tmp_path / "b.json"
+    other.write_text("{}")
+    for pair, said in (((whole, other), "wanted a file of kinfed bench --json"), ((whole, tmp_path), "wanted a file")):
+        result = bench("--compare", *map(str, pair))
+        assert result.exit_code == 2 and said in result.stderr
 
 
 def test_uneven_clients_have_samples_from_few_to_many(tmp_path):

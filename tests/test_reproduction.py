@@ -72,9 +72,9 @@ def test_what_has_ended_can_be_shown_without_running_the_rest():
 
 
 def test_coarse_products_are_noted_and_make_no_other_run():
-    assert reproduce("tiny.toml", "-q", "--rows", "local", "--tf32").exit_code == 0
+    assert reproduce("tiny.toml", "-q", "--rows", "local", "--precision", "tf32").exit_code == 0
     (run,) = Path("runs/reproduce/runs").iterdir()
-    assert "tf32 = true" in (run / CONFIG).read_text(encoding="utf-8")
+    assert 'precision = "tf32"' in (run / CONFIG).read_text(encoding="utf-8")
     assert "1 runs, 1 of them done before" in reproduce("tiny.toml", "--rows", "local").output
 
 

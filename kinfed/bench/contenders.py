@@ -60,7 +60,10 @@ class Contender:
 
 CONTENDERS = {
     "kinfed": Contender("kinfed", "this engine, vectorised", "kinfed", ("vectorised",)),
-    "kinfed-tf32": Contender("kinfed-tf32", "the same with engine.tf32, on a GPU", "kinfed", ("vectorised", "tf32")),
+    "kinfed-tf32": Contender(
+        "kinfed-tf32", "the same with engine.precision = tf32, on a GPU", "kinfed", ("vectorised", "tf32")
+    ),
+    "kinfed-bf16": Contender("kinfed-bf16", "the same with bf16", "kinfed", ("vectorised", "bf16")),
     "sequential": Contender("sequential", "kinfed's reference engine", "kinfed", ("sequential",)),
     "plain": Contender("plain", "a plain PyTorch loop", "plain"),
     "plain-1": Contender("plain-1", "the same with one thread", "plain", threads=1),
@@ -201,7 +204,7 @@ def start(contender: Contender, job: Job, folder: Path) -> Iterator[Runner]:
 
 def find_code(contender: Contender, folder: Path) -> str:
     """Where its interpreter finds its driver; peers see copies of drivers and nothing else of kinfed."""
-    if contender.is_kinfed:
+    if not contender.is_peer:
         return str(HERE.parents[1])
     if contender.is_peer and not (contender.drivers and (contender.drivers / f"{contender.name}.py").exists()):
         raise Absent(

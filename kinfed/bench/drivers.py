@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
     from kinfed.federation import Federation
     from kinfed.methods import FedAvg
+    from kinfed.models import Model
 
 MARK = "@bench "
-NETWORKS = {"mlp": ("mlp_200", (1, 28, 28)), "cnn": ("flhc_cnn", (1, 28, 28)), "lenet": ("lenet5", (3, 32, 32))}
+COLOUR = (3, 32, 32)
+NETWORKS = {  # the model of kinfed, and the shape of its samples
+    "mlp": ("mlp_200", (1, 28, 28)), "cnn": ("flhc_cnn", (1, 28, 28)), "lenet": ("lenet5", COLOUR),
+    "dropout": ("lenet5_dropout", COLOUR), "batchnorm": ("resnet20", COLOUR), "vit": ("vit", COLOUR),
+    "lstm": ("lstm", COLOUR), "resnet9": ("resnet9", COLOUR), "tuning": ("residual_ae", COLOUR),
+}  # fmt: skip
 Round = Callable[[int], object]  # runs the round of this number
 
 
@@ -32,7 +38,7 @@ class Job:
     """A workload as drivers see it."""
 
     folder: str  # of the samples
-    network: str  # mlp, cnn or lenet
+    network: str  # one of NETWORKS
     clients: int
     samples: int  # of each client, or of the one with most
     classes: int
@@ -41,6 +47,7 @@ class Job:
     lr: float
     epochs: int
     momentum: float
+    optimiser: str
     lengths: list[int]  # samples of each client: the first of its images
     threads: int
     device: str
@@ -120,8 +127,15 @@ class Clock:
 
 
 def make_network(name: str, classes: int) -> "nn.Module":
-    """MLP-200, FL+HC's CNN (two 5x5 convolutions with "same" padding, 512 units), or LeNet-5; for flat images."""
+    """MLP-200, FL+HC's CNN (two 5x5 convolutions with "same" padding, 512 units), LeNet-5, or kinfed's; flat images."""
     from torch import nn
+
+    if name not in ("mlp", "cnn", "lenet"):
+        from kinfed.models import AUTOENCODERS, MODELS
+
+        model, shape = NETWORKS[name]
+        own = AUTOENCODERS[model](shape, 128) if name == "tuning" else MODELS[model](shape, classes)
+        return nn.Sequential(nn.Unflatten(1, shape), own)
 
     if name == "mlp":
         return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, classes))
@@ -148,6 +162,11 @@ def start_plain(job: Job) -> Round:
     x, y = (torch.from_numpy(samples).to(job.device) for samples in (job.floats(), job.labels()))
     server = [w.detach().clone() for w in module.parameters()]
 
+    def compute_loss(output: "torch.Tensor", images: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+        if job.network == "tuning":
+            return (output.flatten(1) - images).square().mean()
+        return torch.nn.functional.cross_entropy(output, labels)
+
     def run(round: int) -> None:
         total = [torch.zeros_like(w) for w in server]
         for client in job.sample_cohort(round):
@@ -160,11 +179,13 @@ def start_plain(job: Job) -> Round:
             torch.cuda.synchronize()
 
     def train(client: int) -> None:
-        optimiser = torch.optim.SGD(module.parameters(), lr=job.lr, momentum=job.momentum)
+        weights, is_adam = module.parameters(), job.optimiser == "adam"
+        sgd = torch.optim.SGD
+        optimiser = torch.optim.Adam(weights, job.lr) if is_adam else sgd(weights, job.lr, job.momentum)
         for _ in range(job.epochs):
             for pick in torch.randperm(job.lengths[client], device=job.device).split(job.batch):
                 optimiser.zero_grad(set_to_none=True)
-                torch.nn.functional.cross_entropy(module(x[client, pick]), y[client, pick]).backward()
+                compute_loss(module(x[client, pick]), x[client, pick], y[client, pick]).backward()
                 optimiser.step()
 
     return run
@@ -178,7 +199,9 @@ def start_kinfed(job: Job) -> Round:
     if job.device != "cpu":
         send(copy_bandwidth=measure_bandwidth(job.device))
     engine, *options = sys.argv[3:]
-    settings = {"workers": job.threads, "tf32": "tf32" in options} if engine == "vectorised" else {}
+    settings = (
+        {"workers": job.threads, "precision": options[0] if options else "float32"} if engine == "vectorised" else {}
+    )
     fed, fedavg = make_federation(job, engine, settings)
     state = fedavg.init(fed)
 
@@ -201,7 +224,7 @@ def make_federation(job: Job, engine: str, settings: Mapping[str, object]) -> "t
     from kinfed.data import Population
     from kinfed.engines import ENGINES
     from kinfed.methods import FedAvg
-    from kinfed.models import make_model
+    from kinfed.models import make_autoencoder, make_model
     from kinfed.training import LocalTraining
 
     name, shape = NETWORKS[job.network]
@@ -210,8 +233,12 @@ def make_federation(job: Job, engine: str, settings: Mapping[str, object]) -> "t
     test = torch.tensor([len(x)])  # nothing is tested, but each client must have a test sample
     x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
     population = Population(x, y, train, (test,) * job.clients, job.classes)
-    local = LocalTraining(job.epochs, job.batch, job.lr, momentum=job.momentum)
-    fedavg = FedAvg(make_model(name, shape, job.classes), local)
+    local = LocalTraining(
+        job.epochs, job.batch, job.lr, momentum=job.momentum, optimiser=cast("Literal['sgd', 'adam']", job.optimiser)
+    )
+    is_encoder = job.network == "tuning"
+    network = make_autoencoder(name, shape) if is_encoder else make_model(name, shape, job.classes)
+    fedavg = FedAvg(cast("Model", network), local)
     kind = cast("Callable[..., Federation]", ENGINES[engine])
     return kind(fedavg, population, fraction=job.cohort / job.clients, device=job.device, **settings), fedavg
 

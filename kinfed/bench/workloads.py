@@ -1,21 +1,24 @@
 """What is measured: clients, samples and networks. Samples are random: their content does not change the time."""
 
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from kinfed.bench.drivers import Job
+from kinfed.bench.drivers import NETWORKS, Job
 from kinfed.errors import ConfigError
 
-PIXELS = {"mlp": 784, "cnn": 784, "lenet": 3 * 32 * 32}
+WEIGHTS = {  # of networks for 10 classes
+    "dropout": 62_006, "batchnorm": 272_474, "vit": 546_186, "lstm": 117_002, "resnet9": 6_575_370, "tuning": 877_723,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Workload:
     """Rounds of FedAvg: some epochs of SGD on every client of the cohort."""
 
-    network: str  # mlp: 784-200-classes; cnn: two 5x5 convolutions with "same" padding, 512 units; lenet: LeNet-5
+    network: str  # mlp: 784-200-classes; cnn: two 5x5 convolutions with "same" padding, 512 units; see `NETWORKS`
     clients: int
     samples: int  # of each client, or of the one with most
     classes: int
@@ -25,11 +28,13 @@ class Workload:
     epochs: int = 1
     momentum: float = 0.0
     fewest: int = 0  # samples of the client with fewest; 0: all have as many
+    optimiser: str = "sgd"  # or adam
 
     @property
     def is_common(self) -> bool:
         """Whether other simulators' drivers support it: an epoch of plain SGD, equal clients, 28x28 pixels."""
-        return self.epochs == 1 and not self.momentum and not self.fewest and self.network in ("mlp", "cnn")
+        is_plain = self.epochs == 1 and not self.momentum and not self.fewest and self.optimiser == "sgd"
+        return is_plain and self.network in ("mlp", "cnn")
 
     @property
     def lengths(self) -> list[int]:
@@ -49,6 +54,8 @@ class Workload:
     @property
     def weights(self) -> int:
         """Parameters of the network."""
+        if self.network in WEIGHTS:
+            return WEIGHTS[self.network]
         if self.network == "mlp":
             return 785 * 200 + 201 * self.classes
         if self.network == "lenet":
@@ -74,7 +81,8 @@ class Workload:
         """Writes the samples into the folder; gives back what drivers need to know."""
         draw = np.random.default_rng(0)
         labels = draw.integers(0, self.classes, (self.clients, self.samples))
-        images = draw.integers(0, 256, (self.clients, self.samples, PIXELS[self.network]), dtype=np.uint8)
+        pixels = prod(NETWORKS[self.network][1])
+        images = draw.integers(0, 256, (self.clients, self.samples, pixels), dtype=np.uint8)
         np.save(folder / "x.npy", images)
         np.save(folder / "y.npy", labels)
         shared = {name: value for name, value in asdict(self).items() if name != "fewest"}
@@ -88,4 +96,10 @@ WORKLOADS = {
     "leaf": Workload("cnn", 120, 200, classes=47, cohort=120, momentum=0.5),
     "lenet": Workload("lenet", 20, 500, classes=10, cohort=20, epochs=5, momentum=0.5),
     "uneven": Workload("lenet", 100, 2000, classes=10, cohort=10, momentum=0.5, fewest=15),
+    "dropout": Workload("dropout", 20, 500, classes=10, cohort=20, batch=20, momentum=0.5),
+    "batchnorm": Workload("batchnorm", 20, 500, classes=10, cohort=20, batch=20, momentum=0.5),
+    "vit": Workload("vit", 20, 500, classes=10, cohort=20, batch=20, momentum=0.5),
+    "lstm": Workload("lstm", 20, 500, classes=10, cohort=20, batch=20, momentum=0.5),
+    "resnet9": Workload("resnet9", 20, 500, classes=10, cohort=20, batch=20, momentum=0.5),
+    "tuning": Workload("tuning", 100, 100, classes=10, cohort=100, lr=1e-3, optimiser="adam"),  # FLT's residual encoder
 }

@@ -16,13 +16,17 @@ def assign(
     predict: Annotated[
         Path | None, typer.Option(help="Samples to classify: the same, or an .npz file.", show_default=False)
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Write nothing and exit with 2 if the client fits no cluster.")
+    ] = False,
     trust: Trust = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
 ) -> None:
     """Assign an unseen client to a cluster by its own samples, and write its model; nothing leaves this machine.
 
     Its `samples.npz` has `x`, and `y` where it has labels: FLT, REPA and others need none. With `test_x` and `test_y`
-    the model is evaluated too. Writes `model.safetensors` and `assignment.json` (cluster, distances, margin).
+    the model is evaluated too. Writes `model.safetensors` and `assignment.json` (cluster, distances, margin;
+    of FLT and Auto also whether the client fits any cluster, and the p-value).
 
     **Examples**
 
@@ -34,5 +38,5 @@ def assign(
         from kinfed.serving.assignment import OutputFolder
         from kinfed.serving.client_files import assign_client
 
-        for line in assign_client(bundle, data, OutputFolder(out, force), trust, predict):
+        for line in assign_client(bundle, data, OutputFolder(out, force), trust, predict, strict):
             print(line)

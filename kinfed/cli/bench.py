@@ -16,14 +16,15 @@ def bench(
         str,
         typer.Option(
             help="mlp (MLP-200, 20 of 100 clients), cnn (the same), flt4 (480 of 2400, 47 classes), leaf, lenet, "
-            "uneven (10 of 100 with 15 to 2000 samples)."
+            "uneven (10 of 100 with 15 to 2000 samples); dropout, batchnorm, vit, lstm, resnet9 (20 clients, 3x32x32), "
+            "tuning (an auto-encoder by Adam, 100 clients)."
         ),
     ] = "mlp,cnn",
     contenders: Annotated[
         str | None,
         typer.Option(
-            help="kinfed, kinfed-tf32, sequential, plain, plain-1 (one thread), flower, pfl, fedlab, fedjax. Default: "
-            "kinfed, sequential, plain, and the other simulators in a checkout of the repository.",
+            help="kinfed, kinfed-tf32, kinfed-bf16, sequential, plain, plain-1 (one thread), flower, pfl, fedlab, "
+            "fedjax. Default: kinfed, sequential, plain, and the other simulators in a checkout of the repository.",
             show_default=False,
         ),
     ] = None,
@@ -42,6 +43,10 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda, for kinfed and the plain loop.")] = "cpu",
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write all that was measured to this file.",
                                                    show_default=False)] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Run nothing: set two files of --json side by side, the older first.", show_default=False),
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table in Markdown.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the table and nothing else.")] = False,
 ) -> None:  # fmt: skip
@@ -60,14 +65,21 @@ def bench(
 
     `kinfed bench --workloads mlp,flt4 --contenders kinfed,plain --device cuda` — and the share of the GPU's bandwidth
 
+    `kinfed bench --compare old.json new.json` — what became slower; the exit code is 1 if kinfed did by a tenth
+
     docs/performance.md tells how to install the other simulators; one that is not found is left out, with the reason.
     """
     with plain_errors():
+        from kinfed.bench.comparison_of_files import compare_files
         from kinfed.bench.contenders import choose_contenders
         from kinfed.bench.race import Plan, run_bench
         from kinfed.engines import choose_device
         from kinfed.progress import Lines
 
+        if compare:
+            table, is_slower = compare_files(*compare)
+            Lines(sys.stdout, markdown, quiet).table(table)
+            raise typer.Exit(1 if is_slower else 0)
         if json_file and not json_file.resolve().parent.is_dir():
             raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}")
         chosen = choose_contenders(split_names(contenders) or [], split_pairs(peer_python or []), drivers)

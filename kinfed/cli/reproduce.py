@@ -33,9 +33,9 @@ def reproduce(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, each in a process of its own.")] = 1,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: the tables of what has ended so far.")] = False,
-    tf32: Annotated[
-        bool, typer.Option("--tf32", help="TF32 products on a GPU: faster, less precise.")
-    ] = False,
+    precision: Annotated[
+        str, typer.Option(help="Of products on a GPU: float32, tf32 or bf16; the last two are faster, less precise.")
+    ] = "float32",
     data_dir: DataDir = None, device: Device = None, plain: Plain = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run tables of the papers, and set published against measured.
@@ -64,7 +64,7 @@ def reproduce(
         if list_all:
             return print("\n".join(f"{name:<16}{title}" for name, title in reproduction.list_tables()))
         chosen = [tuple(split_names(words) or ()) for words in (rows, only, protocol)]
-        options: dict[str, object] = {"engine": {"device": device or "cpu", "tf32": tf32}}
+        options: dict[str, object] = {"engine": {"device": device or "cpu", "precision": precision}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
         order = reproduction.Order(tuple(tables or ()), wanted, folder, page, fetch, jobs, show)

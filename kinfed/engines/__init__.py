@@ -8,7 +8,7 @@ from kinfed.checks import above_zero, at_least
 from kinfed.data.population import Population
 from kinfed.engines.flower import NODES, Flower
 from kinfed.engines.sequential import Sequential
-from kinfed.engines.vectorised import Vectorised
+from kinfed.engines.vectorised import Precision, Vectorised
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.method import Method
@@ -17,7 +17,8 @@ from kinfed.registry import look_up
 ENGINES = {"vectorised": Vectorised, "sequential": Sequential, "flower": Flower}
 
 __all__ = [
-    "ENGINES", "NODES", "EngineSettings", "Flower", "Sequential", "Vectorised", "choose_device", "make_federation",
+    "ENGINES", "NODES", "EngineSettings", "Flower", "Precision", "Sequential", "Vectorised", "choose_device",
+    "make_federation",
 ]  # fmt: skip
 
 
@@ -29,7 +30,7 @@ class EngineSettings:
     device: str = "cpu"  # auto: cuda where there is one
     block: int = 0  # clients in a block at most; 0: chosen by memory
     workers: int = 0  # blocks at once on the CPU, 0: autotuned; flower: clients at once, 0: one
-    tf32: bool = False  # TF32 products on a GPU: faster, less precise
+    precision: Precision = "float32"  # of products on a GPU; tf32, bf16: faster, less precise
     timeout: float = 600.0  # flower: seconds that clients have for a task; a client without a reply is left out
     attempts: int = 2  # flower: how often a client without a reply is asked, before the first round
 
@@ -50,7 +51,7 @@ def make_federation(
     if kind is Vectorised:
         return Vectorised(
             method, population, fraction=fraction, seed=seed, device=where,
-            block=settings.block, workers=settings.workers, tf32=settings.tf32,
+            block=settings.block, workers=settings.workers, precision=settings.precision,
         )  # fmt: skip
     if kind is Flower:
         return Flower(

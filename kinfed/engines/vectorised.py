@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -44,9 +44,11 @@ from kinfed.errors import ConfigError, SequentialOnly
 from kinfed.fastpath import StepGraphs, TrainingGraphs, supports
 from kinfed.federation import Offer, Resident
 from kinfed.models import Network
+from kinfed.models.network import BFLOAT16
 from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, select, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
+Precision = Literal["float32", "tf32", "bf16"]  # of the products that clients compute on a GPU
 GIBIBYTE = 2**30
 FEW = 32  # clients of a block; a task that fails with so few is not failing for their number
 MANY = {"cuda": 4096, "cpu": 32}  # more lanes gain nothing and make activations large
@@ -55,14 +57,15 @@ EVERYTHING = frozenset({"train", "test", "key", "round", "since", "memory"})  # 
 
 
 @contextmanager
-def allow_tf32(allowed: bool) -> Iterator[None]:
-    """Inside it a GPU multiplies in TF32 (10 bits instead of 23), if that is allowed."""
+def multiply_in(precision: Precision) -> Iterator[None]:
+    """Inside it products on a GPU have this precision: TF32 has 10 bits instead of 23, bfloat16 has 7."""
     matrices, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matrices.allow_tf32, convolutions.allow_tf32
-    matrices.allow_tf32 = convolutions.allow_tf32 = allowed
+    before, token = (matrices.allow_tf32, convolutions.allow_tf32), BFLOAT16.set(precision == "bf16")
+    matrices.allow_tf32 = convolutions.allow_tf32 = precision != "float32"
     try:
         yield
     finally:
+        BFLOAT16.reset(token)
         matrices.allow_tf32, convolutions.allow_tf32 = before
 
 
@@ -80,15 +83,17 @@ class Vectorised(Resident):
         block: int = 0,
         workers: int = 1,
         sequential: bool = False,
-        tf32: bool = False,
+        precision: Precision = "float32",
     ) -> None:
         if block < 0 or workers < 0:
             raise ConfigError(
                 "block must be at least 1, or 0 to choose by memory, and workers at least 1, or 0 to autotune, "
                 f"got {block} and {workers}"
             )
+        if precision not in get_args(Precision):
+            raise ConfigError(f"precision must be one of {', '.join(get_args(Precision))}, got '{precision}'")
         super().__init__(method, population, fraction=fraction, seed=seed, device=device)
-        self.block, self.tf32 = block, tf32
+        self.block, self.precision = block, precision
         self.on_gpu = self.device.type == "cuda"
         self.tunes = not workers and not self.on_gpu  # a GPU takes one block after the other
         self.plan = ExecutionPlan(1 if self.on_gpu else workers or cores(), sequential)  # where none was tuned
@@ -106,7 +111,7 @@ class Vectorised(Resident):
         self.layouts: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
-        with allow_tf32(self.tf32):  # never for what the server does with the replies
+        with multiply_in(self.precision):  # never for what the server does with the replies
             return self._run_task(name, cohort, keys, offer)
 
     def _run_task(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:

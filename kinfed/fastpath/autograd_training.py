@@ -84,6 +84,11 @@ class Steps:
     key: Tensor  # [lanes, steps]
     lr: Tensor  # [lanes, steps]; 0: the lane does not move
 
+    def steps_first(self) -> "Steps":
+        """The same with a step's numbers side by side in memory."""
+        parts = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in (self.pick, self.mask, self.key, self.lr))
+        return Steps(self.x, self.y, *parts)
+
     def lanes(self, which: slice | Tensor) -> "Steps":
         """Those of some lanes."""
         return Steps(self.x, self.y, *(t[which] for t in (self.pick, self.mask, self.key, self.lr)))
@@ -91,7 +96,7 @@ class Steps:
     def at(self, step: int, lanes: int) -> Params:
         """A step of the first lanes, as inputs of a CUDA graph."""
         parts = {"pick": self.pick, "mask": self.mask, "key": self.key, "lr": self.lr}
-        return {name: t[:lanes, step].contiguous() for name, t in parts.items()}
+        return {name: t[:lanes, step] for name, t in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -209,7 +214,7 @@ def _train_together(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack
     order = taken.argsort(descending=True, stable=True)
     start, shift, fixed = ({name: t[order] for name, t in part.items()} for part in (start, shift, fixed))
     training, key = _prepare(plan, steps, start, shift, fixed)
-    steps = steps.lanes(order)
+    steps = steps.lanes(order).steps_first()
     parts: dict[int, LaneTraining] = {}
     for begin, end, active in _phases(taken[order].tolist(), plan.graphs is not None):
         part = parts.setdefault(active, training.first(active))

@@ -268,7 +268,7 @@ def log_misfits(fit: Fit | None) -> Fit | None:
     """The same, once it is logged how many unseen clients fit none of the clusters, where there are some."""
     if fit is not None and not bool(fit.fits.all()):
         number = int(fit.distances.isfinite().any(0).sum())
-        log.info("%d of %d unseen clients fit none of the %d clusters: each is served the nearest",
+        log.info("%d of %d unseen clients fit none of the %d clusters: each is served the likeliest",
                  int((~fit.fits).sum()), len(fit.fits), number)  # fmt: skip
     return fit
 

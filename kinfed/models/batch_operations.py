@@ -19,6 +19,7 @@ from kinfed.client import Batch
 from kinfed.keys import fold, hash_bits
 from kinfed.models.convolutions import CONVOLUTIONS
 from kinfed.models.recurrent import CELLS, RECURRENT, Recurrence, run_layers
+from kinfed.registry import is_installed
 
 ALPHA = -1.7580993408473766  # what SELU tends to for large negative numbers
 Shape = tuple[int, ...]
@@ -38,8 +39,11 @@ class BatchOperations(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        rule = RULES.get(func)
-        return rule(self, *args, **(kwargs or {})) if rule else func(*args, **(kwargs or {}))
+        rule, named = RULES.get(func), kwargs or {}
+        if rule is None:
+            return func(*args, **named)
+        first = (named.pop("input"),) if "input" in named else ()
+        return rule(self, *first, *args, **named)
 
     @property
     def is_exact(self) -> bool:
@@ -197,10 +201,24 @@ class _Keep(torch.autograd.Function):
 
 def _factors(keys: Tensor, count: int, dropped: float, dtype: torch.dtype) -> Tensor:
     """The factors of each key: [keys, count]."""
+    if keys.is_cuda and is_installed("triton"):
+        from kinfed.models.dropout_kernel import draw_factors  # Triton's own import is heavy, and needs a GPU
+
+        return draw_factors(keys.contiguous(), count, threshold_of(dropped), scale_of(dropped), dtype)
     position = hash_bits(torch.arange(-(-count // 4), device=keys.device) * 2 + 1)
     bits = hash_bits(keys[:, None] + position).view(torch.int16)[:, :count]
-    kept = bits >= round(dropped * 2**16) - 2**15
-    return kept.to(dtype) * (1 / (1 - dropped) if dropped < 1 else 0.0)
+    kept = bits >= threshold_of(dropped)
+    return kept.to(dtype) * scale_of(dropped)
+
+
+def threshold_of(dropped: float) -> int:
+    """The least signed 16-bit number that is kept."""
+    return round(dropped * 2**16) - 2**15
+
+
+def scale_of(dropped: float) -> float:
+    """What the numbers that are kept are multiplied by."""
+    return 1 / (1 - dropped) if dropped < 1 else 0.0
 
 
 class _BatchNorm(torch.autograd.Function):

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Lock
@@ -33,6 +34,7 @@ class Gradient(NamedTuple):
 
 
 GradientFn = Callable[[Params, Batch], Gradient]
+BFLOAT16 = ContextVar("bfloat16", default=False)  # whether blocks of clients train with products in bfloat16
 BUILDING = Lock()  # modules draw their weights from the generator that all threads share
 
 
@@ -293,7 +295,8 @@ def take_gradients(
     """The gradients of all lanes by the first `moved` values, their weights; then the buffers that they end with."""
     with torch.enable_grad():
         leaves = [w.detach().requires_grad_() for w in values[:moved]]
-        losses, buffers = vmap(partial(_lane_pass, network, names))(x, y, mask, key, *leaves, *values[moved:])
+        with torch.autocast(x.device.type, torch.bfloat16, BFLOAT16.get(), cache_enabled=False):
+            losses, buffers = vmap(partial(_lane_pass, network, names))(x, y, mask, key, *leaves, *values[moved:])
         gradients = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)  # 0: unused
     answer = (*gradients, *(b.detach() for b in buffers))
     return tuple(t[0] for t in answer) if squeeze else answer

@@ -89,7 +89,7 @@ class Shortcut(nn.Module):
         return (self.block(x) + self.short(x)).relu()  # type: ignore[no-any-return]
 
 
-def _normalised(channels: int, wider: int, size: int, stride: int = 1) -> nn.Sequential:
+def _normalise(channels: int, wider: int, size: int, stride: int = 1) -> nn.Sequential:
     layer = nn.Conv2d(channels, wider, size, stride, size // 2, bias=False)
     return nn.Sequential(layer, nn.BatchNorm2d(wider))
 
@@ -99,9 +99,9 @@ def _shortcuts(channels: int, wider: int, count: int, stride: int) -> list[nn.Mo
     blocks: list[nn.Module] = []
     for i in range(count):
         before, by = (channels, stride) if i == 0 else (wider, 1)
-        block = nn.Sequential(_normalised(before, wider, 3, by), nn.ReLU(), _normalised(wider, wider, 3))
+        block = nn.Sequential(_normalise(before, wider, 3, by), nn.ReLU(), _normalise(wider, wider, 3))
         same = before == wider and by == 1
-        blocks.append(Shortcut(block, nn.Identity() if same else _normalised(before, wider, 1, by)))
+        blocks.append(Shortcut(block, nn.Identity() if same else _normalise(before, wider, 1, by)))
     return blocks
 
 
@@ -109,7 +109,7 @@ def _resnet(shape: Shape, classes: int, widths: tuple[int, ...], count: int) -> 
     blocks = []
     for i, (before, wider) in enumerate(zip((widths[0], *widths), widths, strict=False)):
         blocks += _shortcuts(before, wider, count, 1 if i == 0 else 2)
-    first = _normalised(shape[0], widths[0], 3)
+    first = _normalise(shape[0], widths[0], 3)
     return nn.Sequential(
         first, nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)
     )

@@ -159,7 +159,7 @@ def _fold_lanes(lanes: int, dims: tuple[int | None, ...], parts: tuple[Tensor, .
     first = (
         t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(parts, dims, strict=True)
     )
-    return [t.flatten(0, 1).contiguous() for t in first]
+    return [t.flatten(0, 1).to(parts[-1].dtype).contiguous() for t in first]
 
 
 def _lstm_cell(x: Tensor, state: list[Tensor], *weights: Tensor | None) -> State:

@@ -22,9 +22,12 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".we
 
 
 def assign_client(
-    bundle_folder: Path, data: Path, target: OutputFolder, trust: bool, predict: Path | None
+    bundle_folder: Path, data: Path, target: OutputFolder, trust: bool, predict: Path | None, strict: bool = False
 ) -> Iterator[str]:
-    """Assigns the client with these samples, writes its model and predictions; says what was written."""
+    """Assigns the client with these samples, writes its model and predictions; says what was written.
+
+    With `strict`, raises DataError for a client that fits no cluster, and writes nothing.
+    """
     target.check(ASSIGNMENT)
     bundle = load(bundle_folder, trust)
     samples = load_samples(data, bundle.kind)
@@ -33,6 +36,8 @@ def assign_client(
     )
     test = (samples.test_x, samples.test_y) if len(samples.test_y) else None
     assignment = bundle.assign(samples.x, samples.y, test)
+    if strict and assignment.fits is False:
+        raise DataError(f"{summarise(assignment, bundle)} without --strict")
     assignment.save(target.folder, {"bundle": bundle.about})
     yield summarise(assignment, bundle)
     if asked is not None:
@@ -50,13 +55,13 @@ def summarise(assignment: Assignment, bundle: Bundle) -> str:
         return f"{line}: {bundle.about['assignment_rule']}"
     if assignment.fits is False:
         number = len(assignment.distances)
-        return (
-            f"{line}: fits none of the {number} clusters (p = {assignment.p_value:.2g}); served the nearest, {cluster}"
-        )
+        why = f"(p = {assignment.p_value:.2g}): no client that trained is like it"
+        return f"{line}: fits none of the {number} clusters {why}; the likeliest, cluster {cluster}, is served"
     line += f" to cluster {cluster}"
     if cluster in assignment.distances:
         margin = "" if assignment.margin is None else f", margin {assignment.margin:.2f} to the next cluster"
-        line += f" (distance {assignment.distances[cluster]:.3g}{margin})"
+        p_value = "" if assignment.p_value is None else f", p = {assignment.p_value:.2g}"
+        line += f" (distance {assignment.distances[cluster]:.3g}{margin}{p_value})"
     return line
 
 

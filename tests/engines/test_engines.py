@@ -332,8 +332,8 @@ def products() -> tuple[bool, bool]:
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-def test_only_what_clients_do_uses_tf32(tf32):
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_only_what_clients_do_has_the_precision(precision):
     seen = []
 
     class Noting(FedAvg):
@@ -343,9 +343,18 @@ def test_only_what_clients_do_uses_tf32(tf32):
             return super().train(client, params)
 
     before, method = products(), Noting(small_net(), LOCAL)
-    fed = Vectorised(method, tiny_population(), tf32=tf32)
+    fed = Vectorised(method, tiny_population(), precision=precision)
     method.round(method.init(fed), 0, fed)
-    assert set(seen) == {(tf32, tf32)} and products() == before
+    assert set(seen) == {(precision != "float32",) * 2} and products() == before
+
+
+@pytest.mark.parametrize("name", ["batch norm of images", "transformer", "transposed convolution"])
+def test_bfloat16_is_near_full_precision_and_its_weights_are_float32(name):
+    method = FedAvg(Model(ZOO[name], classes=3), LocalTraining(1, 6, 0.01))
+    few = tiny_population((7, 13, 4))
+    low, full = (fit(method, Vectorised, few, 1, precision=how)[0].params for how in ("bf16", "float32"))
+    assert {w.dtype for w in low.values()} == {torch.float32}
+    assert_close(low, full, atol=1e-2)
 
 
 def test_padding_never_shows_a_client_the_rows_of_another():

@@ -115,7 +115,7 @@ def test_blocks_and_padding_change_no_bit_of_the_fast_path(block):
 def test_tf32_is_near_full_precision():
     method = FedAvg(make_model("lenet5", (1, 28, 28), 3), LocalTraining(1, 5, 0.01))
     population = tiny_population(shape=(1, 28, 28))
-    fast = trained(method, population=population, device="cuda", tf32=True)[0]
+    fast = trained(method, population=population, device="cuda", precision="tf32")[0]
     precise = trained(method, population=population, device="cuda")[0]
     assert_close(fast, precise, atol=1e-3)
     assert not torch.equal(fast["0.weight"], precise["0.weight"])

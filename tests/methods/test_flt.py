@@ -261,7 +261,7 @@ def test_many_newcomers_make_relatedness_be_found_anew_but_holdout_clients_do_no
         assert described == [9, 3, 12][: times + 1], "at first, the newcomers, and all of them again"
 
 
-def test_an_unseen_client_that_fits_no_cluster_is_logged_and_served_the_nearest(caplog):
+def test_an_unseen_client_that_fits_no_cluster_is_logged_and_served_the_likeliest(caplog):
     people = population(roles=tuple(Role(holdout=i in (2, 5)) for i in range(12)))
     odd = people.x.clone()
     odd[people.train[5]] = 255 - odd[people.train[5]]  # dark stripes on white: no cluster has these
@@ -269,7 +269,7 @@ def test_an_unseen_client_that_fits_no_cluster_is_logged_and_served_the_nearest(
     state, fed = started(flt, replace(people, x=odd))
     with caplog.at_level(logging.INFO, "kinfed"):
         state = flt.admit(state, torch.tensor([2, 5]), fed)
-    assert "1 of 2 unseen clients fit none of the 2 clusters: each is served the nearest" in caplog.text
+    assert "1 of 2 unseen clients fit none of the 2 clusters: each is served the likeliest" in caplog.text
     fit = flt.judge_fit(state, torch.tensor([2, 5]), fed)
     assert fit.fits.tolist() == [True, False] and float(fit.p_values[1]) < 0.025 <= float(fit.p_values[0])
     assert state.clusters[2] == state.clusters[0] and state.clusters[5] in state.clusters[fed.clients]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from kinfed.client import Batch
 from kinfed.models import Model, convolutions
-from kinfed.models.batch_operations import BatchOperations
+from kinfed.models.batch_operations import BatchOperations, _factors
 from tests.problems import assert_close, assert_same_bits
 from tests.zoo import ZOO
 
@@ -112,11 +112,28 @@ def test_transposed_convolutions_as_products_are_transposed_convolutions(how):
     assert_same_gradients(ours, theirs, x, weight)
 
 
+@pytest.mark.parametrize("rows", [700, 1024, 1031])
+def test_products_summed_in_parts_are_products(rows):
+    draw = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(2, rows, width, generator=draw) for width in (5, 3))
+    torch.testing.assert_close(convolutions.multiply_deep(left, right), left.mT @ right, atol=1e-4, rtol=0)
+
+
 def assert_same_gradients(ours: torch.Tensor, theirs: torch.Tensor, *by: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     towards = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1))
     for mine, other in zip(*(torch.autograd.grad(y, by, towards) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_draws_the_same_masks():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    keys = torch.tensor([3, -7, 2**62])
+    for count, dropped in ((1, 0.5), (1003, 0.1), (4096, 0.9)):
+        here, there = (_factors(t, count, dropped, torch.float32) for t in (keys, keys.cuda()))
+        assert torch.equal(here, there.cpu())
 
 
 LAYERS = {

@@ -111,3 +111,14 @@ def test_the_number_of_clusters_can_be_given():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError):
         Relatedness(**wrong)
+
+
+@pytest.mark.parametrize("distance", ["kernel", "matching"])
+def test_a_number_of_clusters_is_cut_by_distances_where_nobody_is_related(distance):
+    # three pairs on a line; the graph has no edge, so that Ward's linkage of its rows would split by position
+    place = torch.tensor([0.0, 9.0, 0.2, 5.0, 9.2, 5.2])
+    distances, planted = (place[:, None] - place).abs(), torch.tensor([0, 2, 0, 1, 2, 1])
+    rule = Relatedness(distance=distance, threshold=0.1)
+    assert torch.equal(rule.related(distances), torch.eye(6, dtype=torch.bool))
+    assert same_clusters(rule.clusters(distances, 3), planted)
+    assert same_clusters(rule.clusters(distances, 2), (planted > 0).long())  # those at 5 and 9 are nearest

@@ -242,13 +242,8 @@ def test_a_run_whose_config_was_changed_afterwards_is_not_exported(runs, tmp_pat
     assert_refused(kinfed("export", copy, tmp_path / "bundle"), "another config", "method was 'repa'")
 
 
-def test_a_client_that_fits_no_cluster_is_served_the_nearest_and_says_so(runs, folder_of, tmp_path):
-    run = runs(
-        "flt",
-        "methods.flt.signature.name=part_means",
-        "methods.flt.relatedness.name=calibrated",
-        "partition.clients=20",
-    )
+def test_a_client_that_fits_no_cluster_is_served_the_likeliest_unless_strict(runs, folder_of, tmp_path):
+    run = runs("flt", "partition.clients=20")
     export(run).save(tmp_path / "bundle")
     population = make_population(load_config(run / "config.toml"))
     genuine, noise = folder_of(population, 0, labelled=False), tmp_path / "noise"
@@ -258,7 +253,11 @@ def test_a_client_that_fits_no_cluster_is_served_the_nearest_and_says_so(runs, f
     shown = kinfed("assign", tmp_path / "bundle", "--data", noise, "--out", tmp_path / "odd").output
     said = json.loads((tmp_path / "odd" / "assignment.json").read_text())
     assert said["fits"] is False and said["p_value"] < 0.025 and said["cluster"] is not None
-    assert f": fits none of the {len(said['distances'])} clusters (p = " in shown and "served the nearest" in shown
+    assert f": fits none of the {len(said['distances'])} clusters (p = " in shown
+    assert f"the likeliest, cluster {said['cluster']}, is served" in shown
+    strict = kinfed("assign", tmp_path / "bundle", "--data", noise, "--out", tmp_path / "none", "--strict")
+    assert_refused(strict, "fits none of the")
+    assert not (tmp_path / "none").exists()
     shown = kinfed("assign", tmp_path / "bundle", "--data", genuine, "--out", tmp_path / "usual").output
     said = json.loads((tmp_path / "usual" / "assignment.json").read_text())
     assert said["fits"] is True and f"to cluster {said['cluster']} (distance " in shown
