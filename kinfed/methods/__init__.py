@@ -14,6 +14,7 @@ from kinfed.methods.fedavg_ft import FedAvgFT
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedbn import FedBN
 from kinfed.methods.fedclust import FedClust
+from kinfed.methods.fedgroup import FedGroup
 from kinfed.methods.fednova import FedNova
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.fedprox import FedProx
@@ -63,6 +64,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     "repa": REPA,
     "wd": WD,
     "fedclust": FedClust,
+    "fedgroup": FedGroup,
     "clove": CLoVE,
     "oracle": Oracle,
 }
@@ -120,6 +122,7 @@ FAMILIES = {
             "flis_hc": "Morafah et al., OJCS 2023",
             "wd": "baseline of REPA",
             "fedclust": "Islam et al., 2024",
+            "fedgroup": "Duan et al., 2020",
             "clove": "Bhatia et al., 2025",
         },
     ),
@@ -223,6 +226,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedClust",
+    "FedGroup",
     "FedNova",
     "FedPer",
     "FedProx",

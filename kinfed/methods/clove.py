@@ -44,6 +44,7 @@ class CLoVE(Clustered[CLoVEState]):
     stale: Stale = "exclude"  # what a client that was not sampled contributes
 
     needs_labels: ClassVar[str] = "CLoVE assigns clients by the losses of its models"
+    hides_clients: ClassVar[bool] = False  # losses are not protected
 
     def __post_init__(self) -> None:
         at_least(1, clusters=self.clusters, stable_rounds=self.stable_rounds)

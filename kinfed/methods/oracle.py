@@ -5,7 +5,7 @@ what perfect clustering would give. Where data change, so do the true clusters, 
 FedAvg. Unseen clients get the model of their true cluster; after the run nobody knows theirs, and nothing is exported.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,19 +36,15 @@ class Oracle(Clustered[OracleState]):
         later = [change.true_clusters for change in changes if change.true_clusters is not None]
         number = max(int(planted.max()) for planted in (find_planted(fed), *later)) + 1
         models = repeat(select(served.models, 0), number)
-        return OracleState(self.assign(served.serve(served.assignment, models), fed.clients, fed))
-
-    def assign(self, served: ClusterModels, clients: Tensor, fed: Federation) -> ClusterModels:
-        """Server: these clients are in their true clusters."""
-        return served.assign(clients, clients, find_planted(fed)[clients], fed)
+        return self.admit(OracleState(served.serve(served.assignment, models)), fed.clients, fed)
 
     def round(self, state: OracleState, t: int, fed: Federation) -> OracleState:
         moved = state.served.assignment[fed.present] != find_planted(fed)[fed.present]
-        served = self.assign(state.served, fed.present[moved], fed)
+        served = self.admit(state, fed.present[moved], fed).served
         return OracleState(self.train_clusters(served, fed.sample(), fed))
 
     def admit(self, state: OracleState, unseen: Tensor, fed: Federation) -> OracleState:
-        return replace(state, served=self.assign(state.served, unseen, fed))
+        return OracleState(state.served.assign(unseen, unseen, find_planted(fed)[unseen], fed))
 
     def export_state(self, state: OracleState, clients: Tensor, sizes: Tensor) -> OracleState:
         raise RoleError("oracle cannot serve clients after the run: nobody knows their true clusters")

@@ -105,6 +105,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "repa": is_fedavg("repa", clusters=1, signature=statistics(encoder_rounds=0)),
     "wd": is_fedavg("wd", clusters=1, rounds_before=0),
     "fedclust": is_fedavg("fedclust", hierarchy=Hierarchy(threshold=1e9)),
+    "fedgroup": is_fedavg("fedgroup", clusters=1),
     "clove": is_fedavg("clove", clusters=1),
     "oracle": is_fedavg("oracle", replace(SEVERAL, true_clusters=None)),
 }
