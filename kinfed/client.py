@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar, get_origin, overload, runtime_checkable
 
 import torch
@@ -167,44 +168,61 @@ class Client:
         """The same client with other training samples."""
         return Client(samples, self._test, self._key, self._round, self._since, self._memory, self.execution)
 
-    def batches(self, epochs: int, batch_size: int) -> Iterator[Batch]:
+    def batches(self, epochs: int, batch_size: int, steps: int = 0, drop_last: bool = False) -> Iterator[Batch]:
         """Mini-batches of the training samples, reshuffled every epoch; the last, incomplete one is kept.
 
-        With padding, all real batches of all epochs come first and empty ones last, so that an optimiser's
-        momentum never meets an empty batch between two real ones.
+        With `steps`, so many, for as many epochs as that takes; with `drop_last` incomplete ones are left out, but for
+        a client that has no other. With padding, all real batches of all epochs come first and empty ones last, so that
+        an optimiser's momentum never meets an empty batch between two real ones.
         """
         if self.train.exact:
-            orders = [self.train.shuffle(fold(self.key, epoch)) for epoch in range(epochs if len(self.train) else 0)]
-            parts = (pick for order in orders for pick in order.split(self.train.clip(batch_size)))
-            for step, pick in enumerate(parts):
+            picks = self._exact_picks(steps or epochs, self.train.clip(batch_size), drop_last)
+            for step, pick in enumerate(islice(picks, steps or None)):
                 whole = torch.ones_like(pick, dtype=torch.bool)
                 yield self.train.take(pick, whole, torch.ones_like(pick[0] >= 0), self.step_key(step))
             return
-        pick, mask = self.schedule(epochs, batch_size)
+        pick, mask = self.schedule(epochs, batch_size, steps=steps, drop_last=drop_last)
         for step in range(len(pick)):
             yield self.train.take(pick[step], mask[step], mask[step].any(), self.step_key(step))
+
+    def _exact_picks(self, epochs: int, batch_size: int, drop_last: bool) -> Iterator[Tensor]:
+        """Positions of the samples of each batch, where there is no padding."""
+        for epoch in range(epochs if len(self.train) else 0):
+            order = self.train.shuffle(fold(self.key, epoch))
+            whole = len(order) // batch_size * batch_size if drop_last else 0
+            yield from order[: whole or len(order)].split(batch_size)
 
     def step_key(self, step: int | Tensor) -> Tensor:
         """The key of what a network draws in a step of training; the keys of several steps: [steps]."""
         return fold(fold(self.key, DRAWS), step)
 
-    def schedule(self, epochs: int, batch_size: int, parts: int = 1) -> tuple[Tensor, Tensor]:
+    def schedule(
+        self, epochs: int, batch_size: int, parts: int = 1, steps: int = 0, drop_last: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Positions and masks of all batches of padded samples: [steps, b] each; the real batches come first.
 
         No batch, and no part of one that will be cut into equal parts, is wider than the longest client has samples.
         """
         batch_size = parts * self.train.clip(batch_size // parts)
+        epochs = steps or epochs  # a client may have a single batch
         orders = [self.train.shuffle(fold(self.key, epoch)) for epoch in range(epochs)]
         order, n, size = torch.stack(orders).flatten(), len(self.train), self.train.size
-        per_epoch = (size + batch_size - 1) // batch_size
-        step = torch.arange(epochs * -(-n // batch_size), device=size.device)[:, None]
+        per_epoch = self._batches_an_epoch(batch_size, drop_last)
+        step = torch.arange(steps or epochs * -(-n // batch_size), device=size.device)[:, None]
         epoch, slot = step // per_epoch, (step % per_epoch) * batch_size + torch.arange(batch_size, device=size.device)
         mask = (slot < size) & (epoch < epochs)
         return order[epoch.clamp(max=epochs - 1) * n + slot.clamp(max=n - 1)], mask
 
-    def pool_schedule(self, epochs: int, batch_size: int, parts: int = 1) -> tuple[Tensor, Tensor]:
+    def _batches_an_epoch(self, batch_size: int, drop_last: bool) -> Tensor:
+        """How many batches it has in an epoch."""
+        size = self.train.size
+        return (size // batch_size).clamp(min=1) if drop_last else (size + batch_size - 1) // batch_size
+
+    def pool_schedule(
+        self, epochs: int, batch_size: int, parts: int = 1, steps: int = 0, drop_last: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """The same with indices into the pool: what the fast path takes."""
-        pick, mask = self.schedule(epochs, batch_size, parts)
+        pick, mask = self.schedule(epochs, batch_size, parts, steps, drop_last)
         return self.train.index[pick], mask
 
     def recall(self, name: str) -> Tensor:
@@ -221,10 +239,11 @@ class Client:
             raise TypeError(f"'{name}' is one tensor: use client.recall('{name}')")
         return dict(value)
 
-    def steps(self, epochs: int, batch_size: int) -> Tensor:
+    def steps(self, epochs: int, batch_size: int, steps: int = 0, drop_last: bool = False) -> Tensor:
         """How many of these batches are real."""
-        batch_size = self.train.clip(batch_size)
-        return epochs * ((self.train.size + batch_size - 1) // batch_size)
+        if steps:
+            return torch.full_like(self.train.size, steps)
+        return epochs * self._batches_an_epoch(self.train.clip(batch_size), drop_last)
 
 
 Task = Callable[..., Reply]

@@ -128,7 +128,9 @@ def digest_content(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
     digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        flat = tensor.contiguous().reshape(-1)
+        flat = flat if flat.stride() == (1,) else flat.clone(memory_format=torch.contiguous_format)  # a single number
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

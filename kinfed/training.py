@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -48,6 +48,11 @@ class LocalTraining:
     weight_decay: float = 0.0  # added to the gradient, weight_decay · w; adamw: apart from it
     clip_norm: float = 0.0  # the largest norm of a gradient, a longer one is scaled down; 0: any
     adapt_epochs: int = 0  # when a client tunes the model it is served; 0: as `epochs`
+    steps: int = 0  # optimiser steps in a round, in place of `epochs`; 0: epochs
+    drop_last: bool = False  # leave out an epoch's last, incomplete mini-batch
+    schedule: Literal["exponential", "step", "cosine"] = "exponential"  # of the learning rate over rounds
+    schedule_rounds: int = 0  # rounds from one step to the next, or of a cosine's way to 0
+    warm_up: int = 0  # rounds in which the learning rate rises to `lr`, in equal steps
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -58,13 +63,15 @@ class LocalTraining:
                 "wanted lr > 0, decay > 0, mu >= 0 and 0 <= momentum < 1, all finite, got "
                 f"lr={self.lr}, decay={self.decay}, mu={self.mu}, momentum={self.momentum}"
             )
-        at_least(0, adapt_epochs=self.adapt_epochs, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        at_least(0, adapt_epochs=self.adapt_epochs, steps=self.steps, warm_up=self.warm_up)
+        at_least(0 if self.schedule == "exponential" else 1, schedule_rounds=self.schedule_rounds)
+        at_least(0, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         if self.optimiser not in get_args(OptimiserName):
             raise ConfigError(f"optimiser must be one of {', '.join(get_args(OptimiserName))}, got '{self.optimiser}'")
 
     def __call__(self, client: Client, start: Params, gradient: GradientFn) -> tuple[Params, Tensor]:
         """The weights after training from `start`, and the number of steps taken."""
-        steps, shift = client.steps(self.epochs, self.batch_size), getattr(gradient, "shift", {})
+        steps, shift = client.steps(*self.passes), getattr(gradient, "shift", {})
         plan = self.plan(client, start, gradient)
         if isinstance(plan, FastPlan):
             return self._train_fast(plan, client, start, shift), steps
@@ -105,23 +112,23 @@ class LocalTraining:
         client.execution.reads.add(AUTOGRAD)
         rate = self.rate(client)
         if client.train.exact:
-            batches = ((batch, rate) for batch in client.batches(self.epochs, self.batch_size))
+            batches = ((batch, rate) for batch in client.batches(*self.passes))
             return train_module(plan, batches, start, shift, fixed)
-        pick, mask = client.pool_schedule(self.epochs, self.batch_size, plan.batches_a_step)
+        pick, mask = client.pool_schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
         keys = client.step_key(torch.arange(len(pick), device=pick.device))
         lane = Lane(pick, mask, keys, rate * mask.any(1), start, shift, fixed)
         return train_by_autograd(plan, client.train.x, client.train.y, lane)
 
     def _train_fast(self, plan: FastPlan, client: Client, start: Params, shift: Params) -> Params:
         client.execution.reads.add(FAST_PATH)
-        pick, mask = client.pool_schedule(self.epochs, self.batch_size, plan.batches_a_step)
+        pick, mask = client.pool_schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
         schedule = Schedule(client.train.x, client.train.y, pick, mask)
         return train(plan, schedule, self.rate(client), start, {name: shift[name] for name in start if shift})
 
     def _train(self, client: Client, start: Params, gradient: GradientFn) -> Params:
         rate = self.rate(client)
         params, moments = start, self._zero_moments(start)
-        for step, batch in enumerate(client.batches(self.epochs, self.batch_size), 1):
+        for step, batch in enumerate(client.batches(*self.passes), 1):
             weights, buffers = gradient(params, batch)
             if self.mu:
                 weights = each_leaf(lambda g, w, w0: g + self.mu * (w - w0), weights, params, start)
@@ -135,7 +142,20 @@ class LocalTraining:
 
     def rate(self, client: Client) -> Tensor:
         """The learning rate of the round the client is in."""
-        return self.lr * self.decay**client.round
+        t = client.round
+        rise = ((t + 1) / self.warm_up).clamp(max=1.0) if self.warm_up else 1.0
+        match self.schedule:
+            case "step":
+                return rise * self.lr * self.decay ** (t // self.schedule_rounds)
+            case "cosine":
+                done = (t / self.schedule_rounds).clamp(max=1.0)
+                return rise * self.lr * 0.5 * (1 + torch.cos(torch.pi * done))
+        return self.lr * self.decay**t * rise
+
+    @property
+    def passes(self) -> tuple[int, int, int, bool]:
+        """Which mini-batches a round has: what `Client.batches` takes."""
+        return self.epochs, self.batch_size, self.steps, self.drop_last
 
     def effective_steps(self, client: Client) -> Tensor:
         """FedNova's ‖a‖₁: how far a weight whose gradient is always one would get, in learning rates.
@@ -143,7 +163,7 @@ class LocalTraining:
         That is the number of steps for plain SGD; momentum makes it larger, and the proximal term smaller.
         """
         if self.optimiser == "sgd" and not (self.mu or self.weight_decay or self.clip_norm):
-            steps = client.steps(self.epochs, self.batch_size).float()  # FedNova's formula, without taking them
+            steps = client.steps(*self.passes).float()  # FedNova's formula, without taking them
             return (steps - self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)) / (1 - self.momentum)
         start = torch.zeros((), device=client.key.device)
         end, _ = self(client, {"w": start}, lambda params, batch: Gradient({"w": torch.ones_like(start)}))
@@ -151,7 +171,7 @@ class LocalTraining:
 
     def for_adaptation(self) -> "LocalTraining":
         """The same training with the epochs of adaptation."""
-        return replace(self, epochs=self.adapt_epochs or self.epochs)
+        return replace(self, epochs=self.adapt_epochs or self.epochs, steps=0 if self.adapt_epochs else self.steps)
 
     def _regularise(self, params: Params, gradient: Params) -> Params:
         """The gradient, clipped and with weight decay."""

@@ -329,3 +329,8 @@ def test_tensors_of_the_user_need_no_digest_and_ours_need_one(tmp_path: Path):
         files.load_tensors(tmp_path / "plain")
     files.save_tensors(tmp_path / "ours", {"w": torch.ones(2), "none": torch.empty(0), "one": torch.tensor(True)})
     assert load_file(tmp_path / "ours")["w"].equal(files.load_tensors(tmp_path / "ours")[0]["w"])
+
+
+def test_a_single_number_of_a_wider_table_is_written_as_any_other(tmp_path):
+    files.save_tensors(tmp_path / "one", {"one": torch.arange(28).view(1, 28)[:, :1].view(1)})
+    assert files.load_tensors(tmp_path / "one")[0]["one"].tolist() == [0]

@@ -232,3 +232,45 @@ def test_a_shift_goes_the_fast_path_unless_there_is_a_proximal_term(monkeypatch,
     monkeypatch.setattr(training, "train", lambda *given: calls.append(1) or train(*given))
     fit(method(small_net(), LocalTraining(1, 5, 0.05, momentum=0.5, mu=mu)), rounds=1)
     assert bool(calls) == fast
+
+
+def passes(client, **more):
+    return [(b.x[b.mask].flatten(1).sum(1).tolist()) for b in client.batches(2, 4, **more) if bool(b.live)]
+
+
+@pytest.mark.parametrize("more", [{}, {"steps": 7}, {"drop_last": True}, {"steps": 3, "drop_last": True}])
+def test_padded_and_exact_samples_have_the_same_batches(more):
+    x = torch.arange(1.0, 13.0)[:, None]
+    key, size = torch.tensor(5), torch.tensor(10)
+    exact = Samples(x, torch.zeros(12).long(), torch.arange(10), size, exact=True)
+    padded = Samples(x, torch.zeros(12).long(), torch.arange(12), size, longest=12)
+    made = [Client(own, own, key, torch.tensor(0), torch.tensor(0), {}) for own in (exact, padded)]
+    a, b = (passes(client, **more) for client in made)
+    assert a == b and len(a) == int(made[1].steps(2, 4, **more))
+    assert len(a) == more.get("steps", 4 if more else 6)
+    if more.get("drop_last"):
+        assert all(len(batch) == 4 for batch in a)
+
+
+def test_a_client_smaller_than_a_batch_keeps_its_only_one():
+    own = Samples(torch.ones(3, 1), torch.zeros(3).long(), torch.arange(3), torch.tensor(3), longest=9)
+    client = Client(own, own, torch.tensor(1), torch.tensor(0), torch.tensor(0), {})
+    assert int(client.steps(1, 4, drop_last=True)) == 1
+
+
+def test_the_learning_rate_follows_its_schedule():
+    def rates(**more):
+        local, own = (
+            LocalTraining(lr=1.0, **more),
+            Samples(torch.ones(1, 1), torch.zeros(1).long(), *[torch.tensor(0)] * 2),
+        )
+        return [
+            float(local.rate(Client(own, own, torch.tensor(0), torch.tensor(t), torch.tensor(0), {}))) for t in range(5)
+        ]
+
+    assert rates(decay=0.5) == [1, 0.5, 0.25, 0.125, 0.0625]
+    assert rates(decay=0.1, schedule="step", schedule_rounds=2) == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    assert rates(schedule="cosine", schedule_rounds=4) == pytest.approx([1, 0.853553, 0.5, 0.146447, 0], abs=1e-5)
+    assert rates(warm_up=4) == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+    with pytest.raises(ConfigError, match="schedule_rounds must be at least 1"):
+        LocalTraining(schedule="cosine")

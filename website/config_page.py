@@ -6,13 +6,14 @@ from kinfed.aggregation import AGGREGATIONS
 from kinfed.config import Config, DataSettings, EngineSettings
 from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings, RoleSettings
 from kinfed.experiment import Evaluation
+from kinfed.learning_tasks import TASKS
 from kinfed.methods import METHODS
 from kinfed.registry import first_lines
 from kinfed.training import LocalTraining
 from website.method_pages import facts
 from website.settings import settings_of, table
 
-BY_NAME = ("partition", "shift", "aggregation", "methods")  # sections whose keys depend on a name
+BY_NAME = ("task", "partition", "shift", "aggregation", "methods")  # sections whose keys depend on a name
 SECTIONS: dict[str, type] = {
     "data": DataSettings,
     "training": LocalTraining,
@@ -42,6 +43,12 @@ def config_page(demo: str) -> str:
     parts += [table(settings_of(Config, (*BY_NAME, *SECTIONS)))]
     for name, kind in SECTIONS.items():
         parts += [f"## `[{name}]`", (kind.__doc__ or "").split("\n")[0], table(settings_of(kind))]
+    parts += chosen(
+        "task",
+        TASKS,
+        "What is learnt: loss, predictions and metrics ([tasks](../tasks.md)). `name` is one of these, or your own "
+        "`module:Class`.",
+    )
     parts += chosen(
         "partition",
         PARTITIONS,

@@ -60,9 +60,9 @@ class DataSettings:
     """Where the samples come from."""
 
     name: str = (
-        "digits"  # one that `kinfed list datasets` names, NAME of your own NAME.npz, or your own module:function
+        "digits"  # of `kinfed list datasets`, of your NAME.npz, FILE.csv, FILE.parquet, FOLDER/, module:function
     )
-    options: Mapping[str, object] = field(default_factory=dict)  # arguments of your own module:function
+    options: Mapping[str, object] = field(default_factory=dict)  # of natural datasets, tables, folders and functions
     dir: str = ""  # folder of the .npz files; empty: $KINFED_DATA, else the user's cache folder
     public: float = 0.0  # share of the training samples that the server owns
     public_test: bool = False  # the same share of the test samples too

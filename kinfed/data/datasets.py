@@ -17,6 +17,7 @@ from kinfed.data.dataset import Dataset
 from kinfed.data.natural import NATURAL, NaturalLoader
 from kinfed.data.partitions.split import draw_stratified, generator, others
 from kinfed.data.population import check_classes
+from kinfed.data.readers import is_file_name, read_dataset
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown, import_function
 
@@ -45,6 +46,8 @@ class Loader(Protocol):
 
 def load(name: str, root: str | Path | None = None, options: Mapping[str, object] | None = None) -> Dataset:
     """The dataset of this name, or of a user's own loader; a named one that is not under the data root is fetched."""
+    if is_file_name(name):
+        return read_dataset(name, options or {})
     if ":" in name:
         return load_own(name, options or {})
     if name in NATURAL:
@@ -94,7 +97,7 @@ def load_own(name: str, options: Mapping[str, object]) -> Dataset:
 
 def is_stored(name: str, root: str | Path | None = None) -> bool:
     """Whether this dataset can be loaded without fetching it."""
-    return name == "digits" or ":" in name or (data_root(root) / f"{name}.npz").exists()
+    return name == "digits" or ":" in name or is_file_name(name) or (data_root(root) / f"{name}.npz").exists()
 
 
 def data_root(root: str | Path | None = None) -> Path:

@@ -20,7 +20,7 @@ from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, find_components
-from kinfed.models import Model
+from kinfed.models import TOKENS, Model, count_tokens
 from kinfed.relatedness import set_distances
 from kinfed.signatures import Signatures
 from kinfed.training import LocalTraining
@@ -68,7 +68,7 @@ class PCAKMeansHC(Clustered[PCAState], AssignsUnseen[PCAState]):
     @client_task(key="describe")  # its first name: another key would draw other centres, and change results
     def compute_signature(self, client: Client) -> Reply:
         """Client task: k-means centres of its samples in its own principal components."""
-        parts = [Part(self.model.inputs(b.x).flatten(1).double(), b.mask) for b in client.train.in_order()]
+        parts = [Part(as_vectors(self.model, b.x), b.mask) for b in client.train.in_order()]
         mean, directions = principal_directions(parts, self.components)
         projected = [Part((x - mean) @ directions, mask) for x, mask in parts]
         return Reply({"centroids": kmeans(projected, self.k, client.key, restarts=self.restarts).points.float()})
@@ -100,3 +100,8 @@ class PCAKMeansHC(Clustered[PCAState], AssignsUnseen[PCAState]):
 
     def assignment_rule(self) -> str:
         return "a client is served as the one is whose k-means centres match its own best"
+
+
+def as_vectors(model: Model, x: Tensor) -> Tensor:
+    """Samples as the model takes them, flat, in double; token ids as frequencies: [b, d]."""
+    return (count_tokens(x) if x.dtype in TOKENS else model.inputs(x).flatten(1)).double()

@@ -54,7 +54,7 @@ class REPA(ClusteredByKMeans, AssignsUnseen[KMeansState], SendsNetworks):
         return Reply({"statistics": self.signature.compute(self.model, client, encoder)})
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
-        return self.model.init(), self.signature.network(self.model, shape).init()
+        return self.model.init(), *self.signature.networks(self.model, shape)
 
     def assignment_rule(self) -> str:
         return "a client joins the cluster whose centre is nearest to the statistics of its embedded samples"

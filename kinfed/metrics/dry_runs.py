@@ -193,7 +193,7 @@ def encode_views(plain: Tensor, views: Sequence[Tensor], device: torch.device) -
         raise ConfigError(
             f"evaluation.correlation under drift needs images, got samples of shape {tuple(plain.shape[1:])}"
         )
-    network = make_autoencoder("auto", (plain.shape[1], plain.shape[2], plain.shape[3]))
+    network = make_autoencoder("auto", tuple(plain.shape[1:]))
     weights = ENCODER(network, plain.to(device))
     embeddings = [network.embed(weights, view.to(device)) for view in views]
     return torch.stack(embeddings).double().softmax(2).cpu()

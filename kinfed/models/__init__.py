@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from torch import nn
 
 from kinfed.errors import ConfigError
 from kinfed.learning_tasks import Classification, LearningTask
-from kinfed.models.autoencoders import conv_ae, repa_ae, residual_ae
+from kinfed.models.autoencoders import conv_ae, is_series, repa_ae, repa_series, residual_ae, series_ae, vector_ae
 from kinfed.models.model import (
     AutoEncoder,
     EncoderNetwork,
@@ -40,7 +41,8 @@ from kinfed.models.networks import (
     resnet20,
     vit,
 )
-from kinfed.registry import look_up
+from kinfed.models.token_features import TOKEN_SHAPE, TOKENS, count_tokens, encoder_shape, encoder_shapes
+from kinfed.registry import import_function, look_up
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp_200": mlp_200,
@@ -60,7 +62,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 IMAGES = "images [channels, height, width]"
 TAKES = {"mlp_200": "", "linear": "", "har_cnn": "series [channels, length]", "char_cnn": "token ids [length]"}
-AUTOENCODERS: dict[str, Callable[[Shape, int], nn.Module]] = {"conv_ae": conv_ae, "residual_ae": residual_ae}
+AUTOENCODERS: dict[str, Callable[..., nn.Module]] = {
+    "conv_ae": conv_ae,
+    "residual_ae": residual_ae,
+    "series_ae": series_ae,
+    "vector_ae": vector_ae,
+}
 
 
 def make_model(name: str, shape: Sizes, classes: int, seed: int = 0, task: LearningTask | None = None) -> Model:
@@ -74,17 +81,45 @@ def make_model(name: str, shape: Sizes, classes: int, seed: int = 0, task: Learn
     return Model(partial(build, shape, classes), seed=seed, classes=classes, task=task or Classification())
 
 
-def make_autoencoder(name: str, shape: Shape, latent: int = 128, seed: int = 0) -> AutoEncoder:
-    """The built-in auto-encoder of this name; `auto` takes the one FLT used for so many channels."""
+def make_autoencoder(name: str, shape: Sizes, latent: int = 128, seed: int = 0) -> AutoEncoder:
+    """The auto-encoder of this name, or a function (shape, latent) of one's own; `auto` chooses by the shape."""
     if name == "auto":
-        name = "conv_ae" if shape[0] == 1 else "residual_ae"
-    if shape[1] % 4 or shape[2] % 4:
-        raise ConfigError(f"auto-encoders need image sides that 4 divides, got {shape[1]}x{shape[2]}")
-    return AutoEncoder(partial(look_up(name, AUTOENCODERS, "auto-encoder"), shape, latent), seed=seed)
+        name = choose_autoencoder(shape)
+    if ":" in name:
+        own = cast("Callable[..., nn.Module]", import_function(name, "auto-encoder"))
+        return AutoEncoder(partial(build_own, name, own, shape, latent), seed=seed)
+    build = look_up(name, AUTOENCODERS, "auto-encoder")
+    if name in ("conv_ae", "residual_ae") and (len(shape) != 3 or shape[1] % 4 or shape[2] % 4):
+        raise ConfigError(
+            f"auto-encoder '{name}' needs images whose sides 4 divides, got samples of shape {list(shape)}: use 'auto'"
+        )
+    if name == "series_ae" and not is_series(shape):
+        raise ConfigError(f"series_ae needs series [channels, 28 or more], got samples of shape {list(shape)}")
+    return AutoEncoder(partial(build, shape, latent), seed=seed)
+
+
+def choose_autoencoder(shape: Sizes) -> str:
+    """The auto-encoder that FLT used for images of so many channels; for other samples, one that takes them."""
+    if len(shape) == 3 and shape[1] % 4 == shape[2] % 4 == 0:
+        return "conv_ae" if shape[0] == 1 else "residual_ae"
+    return "series_ae" if is_series(shape) else "vector_ae"
+
+
+def build_own(name: str, build: Callable[..., object], shape: Sizes, latent: int) -> nn.Module:
+    """What a function of the user's own builds; it must have parts `encoder` and `decoder`."""
+    found = build(shape, latent)
+    if not (isinstance(found, nn.Module) and hasattr(found, "encoder") and hasattr(found, "decoder")):
+        raise ConfigError(
+            f"auto-encoder '{name}' must be a function (shape, latent) -> torch.nn.Module with parts encoder and "
+            f"decoder, got a {type(found).__name__}"
+        )
+    return found
 
 
 __all__ = [
-    "AUTOENCODERS", "MODELS", "AutoEncoder", "EncoderNetwork", "FixedGradient", "Gradient", "GradientFn", "Model",
-    "Network", "NetworkGradient", "Shape", "SupervisedAutoEncoder", "encoder_of", "fix_weights", "from_module",
-    "has_decoder", "is_last_layer", "is_normalisation", "make_autoencoder", "make_model", "repa_ae",
+    "AUTOENCODERS", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork", "FixedGradient",
+    "Gradient", "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes", "SupervisedAutoEncoder",
+    "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes", "fix_weights",
+    "from_module", "has_decoder", "is_last_layer", "is_normalisation", "make_autoencoder", "make_model", "repa_ae",
+    "repa_series",
 ]  # fmt: skip

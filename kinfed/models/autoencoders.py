@@ -1,6 +1,7 @@
 """FLT's auto-encoders and REPA's supervised one as plain torch modules; each has a part `encoder`."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from kinfed.errors import ConfigError
-from kinfed.models.networks import Shape
+from kinfed.models.networks import SeriesConv, Shape, Sizes
 
 WIDTHS = (16, 32, 64, 96)  # channels of REPA's encoder
 PADDINGS = {28: (1, 0, 1, 0), 32: (1, 0, 0, 0)}  # of its decoder's layers, by side, as published
@@ -170,6 +171,46 @@ def residual_ae(shape: Shape, latent: int = 128) -> nn.Module:
         nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(64, channels, 4, 2, 1),
     )  # fmt: skip
     return ConvAE(encoder, decoder)
+
+
+def vector_ae(shape: Sizes, latent: int = 128) -> nn.Module:
+    """An auto-encoder for samples of any shape, of numbers around 0: one hidden layer either way."""
+    return ConvAE(_dense(shape, latent), _dense_back(shape, latent))
+
+
+def series_ae(shape: Sizes, latent: int = 128) -> nn.Module:
+    """An auto-encoder for series [channels, length]: two convolutions over time, and one hidden layer back."""
+    return ConvAE(_over_time(shape, latent), _dense_back(shape, latent))
+
+
+def repa_series(shape: Sizes, outputs: int, reconstruction: float = 0.1, latent: int = 64) -> nn.Module:
+    """REPA's encoder with its heads for what is no image: convolutions for series, else one hidden layer."""
+    encoder = _over_time(shape, latent) if is_series(shape) else _dense(shape, latent)
+    head = nn.Sequential(nn.Linear(latent, 64), nn.ReLU(), nn.Linear(64, outputs))
+    return TwoHeads(
+        encoder, _dense_back(shape, latent) if reconstruction > 0 else None, head if reconstruction < 1 else None
+    )
+
+
+def is_series(shape: Sizes) -> bool:
+    """Whether samples are [channels, length] with a length that convolutions over time are worth."""
+    return len(shape) == 2 and shape[1] >= 28
+
+
+def _over_time(shape: Sizes, latent: int) -> nn.Sequential:
+    flat = 32 * (((shape[1] - 8) // 2 - 8) // 2)
+    return nn.Sequential(
+        SeriesConv(shape[0], 16, 9), nn.ReLU(), nn.MaxPool1d(2),
+        SeriesConv(16, 32, 9), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(flat, latent),
+    )  # fmt: skip
+
+
+def _dense(shape: Sizes, latent: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 2 * latent), nn.ReLU(), nn.Linear(2 * latent, latent))
+
+
+def _dense_back(shape: Sizes, latent: int) -> nn.Sequential:
+    return nn.Sequential(Affine(latent, 2 * latent), nn.ReLU(), Affine(2 * latent, prod(shape)), nn.Unflatten(1, shape))
 
 
 class TwoHeads(nn.Module):

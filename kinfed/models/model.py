@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _NormBase
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
 from kinfed.learning_tasks import Classification, LearningTask
 from kinfed.models.network import Gradient, GradientFn, Network, in_evaluation
+from kinfed.models.token_features import TOKENS, count_tokens
 from kinfed.params import Params
 
 NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first: batch and instance norms
@@ -91,7 +91,10 @@ class FixedGradient:
 
 @dataclass(frozen=True)
 class EncoderNetwork(Network, ABC):
-    """A module with a part `encoder`, whose output is a sample's embedding."""
+    """A module with a part `encoder`, whose output is a sample's embedding; it takes token ids as frequencies."""
+
+    def inputs(self, x: Tensor) -> Tensor:
+        return count_tokens(x) if x.dtype in TOKENS else super().inputs(x)
 
     def embed(self, params: Params, x: Tensor) -> Tensor:
         """Samples in latent space: [b, e]. Needs the encoder's weights alone."""
@@ -111,10 +114,11 @@ class AutoEncoder(EncoderNetwork):
 
 @dataclass(frozen=True)
 class SupervisedAutoEncoder(EncoderNetwork):
-    """Trained by λ · mean squared error + (1 - λ) · cross-entropy; its output is all pixels, then all logits."""
+    """Trained by λ · mean squared error + (1 - λ) · the task's loss; its output is all pixels, then all logits."""
 
     classes: int = 10
     reconstruction: float = 0.1  # λ; 0: a classifier alone (CLF), 1: an auto-encoder alone (AE)
+    task: LearningTask = Classification()
 
     def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
         images, loss = self.inputs(batch.x).flatten(1), torch.zeros_like(output[:, 0])
@@ -122,8 +126,7 @@ class SupervisedAutoEncoder(EncoderNetwork):
             error = (output[:, : images.shape[1]] - images).square().mean(1)
             loss = loss + self.reconstruction * error
         if self.reconstruction < 1:
-            entropy = cross_entropy(output[:, -self.classes :], batch.y, reduction="none")
-            loss = loss + (1 - self.reconstruction) * entropy
+            loss = loss + (1 - self.reconstruction) * self.task.losses(output[:, -self.classes :], batch.y)
         return loss
 
 

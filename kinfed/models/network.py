@@ -24,6 +24,7 @@ from kinfed.client import Batch
 from kinfed.errors import ModelError, SequentialOnly
 from kinfed.models.batch_operations import BatchOperations
 from kinfed.models.module_checks import MIXES, Probe, from_module, probe_module, refuse_computed, weights_of
+from kinfed.models.token_features import TOKENS
 from kinfed.params import NOTHING, Params
 
 
@@ -33,7 +34,6 @@ class Gradient(NamedTuple):
 
 
 GradientFn = Callable[[Params, Batch], Gradient]
-TOKENS = (torch.int16, torch.int32, torch.int64)
 BFLOAT16 = ContextVar("bfloat16", default=False)  # whether blocks of clients train with products in bfloat16
 BUILDING = Lock()  # modules draw their weights from the generator that all threads share
 

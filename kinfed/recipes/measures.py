@@ -146,9 +146,28 @@ def megabits_to_target(run: Run, config: Config) -> float | None:
     return float(moved) * 8 / 1e6 / clients
 
 
+def best_of_rounds(metric: str, scale: float = 1.0) -> Value:
+    """The metric in the evaluated round where it is largest: chosen on test samples, as some papers do."""
+
+    def value(run: Run, config: Config) -> float | None:
+        found = run.rounds[metric]
+        return None if np.isnan(found).all() else scale * float(np.nanmax(found))
+
+    return value
+
+
+def deviation(run: Run, config: Config) -> float | None:
+    """The standard deviation of accuracies over clients at the end, in percentage points."""
+    found = run.summary.get("variance")
+    return None if found is None else float(found) ** 0.5
+
+
 ACCURACY, PERCENT_OF_CLIENTS = 1.0, 5.0  # points
 MEASURES = {
     "accuracy": Measure("accuracy %", accuracy_in_use, ACCURACY),
+    "accuracy_best": Measure("best round %", best_of_rounds("accuracy_val", 100), ACCURACY),
+    "accuracy_weighted": Measure("last round %", last("accuracy_val", 100), ACCURACY),
+    "deviation": Measure("deviation", deviation, 2.0, share=0.25, lower_is_better=True),
     "variance": Measure("variance", last("variance"), 1.0, share=0.25, lower_is_better=True),
     "at_target": Measure("% at target", last("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"),
     "accuracy_after_clustering": Measure("accuracy % after clustering", after_clustering("accuracy", 100), ACCURACY),

@@ -4,26 +4,28 @@ No labels are needed, and the order of the samples does not matter. As in torch,
 and `covariance`; for a single sample they are 0.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfed.client import Client, Task
 from kinfed.clustering.kmeans import Part
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, run_fedavg
-from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, repa_ae
+from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, encoder_shape, encoder_shapes, repa_ae, repa_series
 from kinfed.params import Params, each_leaf
 from kinfed.signatures.pretraining import from_file
 from kinfed.training import LocalTraining
 
 Statistic = Literal["mean", "quartiles", "std", "var", "min", "max", "covariance", "correlation"]
 Parts = Sequence[Part]
+log = logging.getLogger("kinfed")
 QUARTILES = (0.25, 0.5, 0.75)
 
 
@@ -142,19 +144,28 @@ class EmbeddingStatistics:
             raise ConfigError(f"wanted encoder_rounds >= 0 and reconstruction in [0, 1], got {got}")
 
     def network(self, model: Model, shape: tuple[int, ...]) -> SupervisedAutoEncoder:
-        """The encoder and its heads, for the images and classes of this classifier."""
-        if len(shape) != 3:
-            raise ConfigError(
-                f"REPA's encoder needs images [channels, height, width], got samples of shape {tuple(shape)}"
-            )
+        """The encoder and its heads, for samples as encoders take them and the outputs of this model."""
+        is_image = len(shape) == 3 and min(shape[1:]) >= 4 and shape[1] % 2 == shape[2] % 2 == 0
+        build = repa_ae if is_image else repa_series
         return SupervisedAutoEncoder(
-            partial(repa_ae, (shape[0], shape[1], shape[2]), model.classes, self.reconstruction),
-            model.seed, model.mean, model.std, model.classes, self.reconstruction,
+            partial(cast("Callable[..., nn.Module]", build), shape, model.classes, self.reconstruction),
+            model.seed, model.mean, model.std, model.classes, self.reconstruction, model.task,
         )  # fmt: skip
+
+    def networks(self, model: Model, shape: tuple[int, ...]) -> tuple[Params, ...]:
+        """Client: the networks whose weights it may be sent, for samples of this shape."""
+        return tuple(self.network(model, each).init() for each in encoder_shapes(shape))
+
+    def check_targets(self, y: Tensor) -> None:
+        """Raise ConfigError where the encoder would learn from targets that are sequences."""
+        if y.dim() == 2 and not y.is_floating_point() and self.reconstruction < 1:
+            raise ConfigError("REPA's encoder learns one target a sample, got sequences: set reconstruction = 1")
 
     def learn(self, model: Model, task: Task, fed: Federation) -> Params:
         """The encoder's weights: FedAvg of the whole network among the training clients, or a file's."""
-        whole = self.network(model, tuple(fed.x.shape[1:])).init()
+        self.check_targets(fed.y)
+        log.info("signatures: %s of samples embedded by an encoder that clients learn", ", ".join(self.statistics))
+        whole = self.network(model, encoder_shape(fed.x)).init()
         if self.encoder:
             return from_file(Path(self.encoder), encoder_of(whole), fed.device)
         whole = each_leaf(lambda w: w.to(fed.device), whole)
@@ -162,10 +173,10 @@ class EmbeddingStatistics:
 
     def train(self, model: Model, client: Client, params: Params) -> Params:
         """The weights of encoder and heads after some epochs on the client's samples."""
-        return self.training(client, params, self.network(model, tuple(client.train.x.shape[1:])).gradient)[0]
+        return self.training(client, params, self.network(model, encoder_shape(client.train.x)).gradient)[0]
 
     def compute(self, model: Model, client: Client, encoder: Params) -> Tensor:
         """Statistics of the client's embedded samples: [numbers]. It needs neither labels nor training."""
-        network = self.network(model, tuple(client.train.x.shape[1:]))
+        network = self.network(model, encoder_shape(client.train.x))
         parts = [Part(network.embed(encoder, batch.x), batch.mask) for batch in client.train.in_order()]
         return summarise(parts, self.statistics)

@@ -3,6 +3,7 @@
 No labels are needed, and nothing but k points (and the share of samples near each) leaves it.
 """
 
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,7 +16,7 @@ from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids, Part, kmeans
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
-from kinfed.models import AutoEncoder, encoder_of, make_autoencoder
+from kinfed.models import AutoEncoder, choose_autoencoder, encoder_of, encoder_shape, encoder_shapes, make_autoencoder
 from kinfed.params import Params
 from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
 from kinfed.signatures.pretraining import Pretraining
@@ -23,6 +24,7 @@ from kinfed.signatures.signature import Signature
 from kinfed.training import LocalTraining
 
 Tuning = Literal["none", "own_copy", "sequential"]
+log = logging.getLogger("kinfed")
 MOST = 10_000  # centroids, each a row of a table for every client
 
 
@@ -36,8 +38,8 @@ class EncoderCentroids(Signature):
     tuning_epochs: int = 5  # J, of a client's tuning
     tuning_batch_size: int = 10  # samples of a step
     tuning_lr: float = 1e-3  # learning rate of Adam
-    autoencoder: str = "auto"  # conv_ae for one channel, residual_ae for three
-    latent: int = 128  # e, numbers of an embedded image
+    autoencoder: str = "auto"  # by the samples' shape; or package.module:function, (shape, latent) -> torch.nn.Module
+    latent: int = 128  # e, numbers of an embedded sample
     restarts: int = 10  # of k-means
     seed: int = 0  # of the auto-encoder's first weights
     pretraining: Pretraining = field(default_factory=Pretraining)
@@ -61,12 +63,14 @@ class EncoderCentroids(Signature):
         return self.k, self.latent
 
     def encoder(self, fed: Federation) -> Params:
-        shape, public = tuple(fed.x.shape[1:]), fed.x[fed.population.public.to(fed.device)]
+        shape, public = encoder_shape(fed.x), fed.x[fed.population.public.to(fed.device)]
+        network = choose_autoencoder(shape) if self.autoencoder == "auto" else self.autoencoder
+        log.info("signatures: k-means centroids in the latent space of the auto-encoder %s", network)
         weights = self.pretraining(self.network(shape), public)
         return encoder_of(weights) if self.tuning == "none" else weights
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
-        return (self.network(shape).init(),)
+        return tuple(self.network(each).init() for each in encoder_shapes(shape))
 
     def tunes_in_turn(self) -> bool:
         return self.tuning == "sequential"
@@ -86,18 +90,18 @@ class EncoderCentroids(Signature):
         return replace(self, protection=protection)
 
     def network(self, shape: tuple[int, ...]) -> AutoEncoder:
-        """The auto-encoder for images of this shape."""
-        return make_network(self.autoencoder, shape, self.latent, self.seed)
+        """The auto-encoder for samples of this shape; for token ids, of that of their frequencies."""
+        return make_autoencoder(self.autoencoder, shape, self.latent, self.seed)
 
     def tune(self, client: Client, encoder: Params) -> Params:
         """Client: the weights after J epochs of reconstruction training on the client's own images."""
-        network = self.network(tuple(client.train.x.shape[1:]))
+        network = self.network(encoder_shape(client.train.x))
         training = LocalTraining(self.tuning_epochs, self.tuning_batch_size, self.tuning_lr, optimiser="adam")
         return training(client, encoder, network.gradient)[0]
 
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:
         """Client: its samples, embedded and summed up by k-means; it may tune its own copy of the encoder before."""
-        network = self.network(tuple(client.train.x.shape[1:]))
+        network = self.network(encoder_shape(client.train.x))
         weights = self.tune(client, encoder) if self.tuning == "own_copy" else encoder
         clip = self.protection.clip_embeddings
         parts = [Part(clip(network.embed(weights, batch.x)), batch.mask) for batch in client.train.in_order()]
@@ -105,15 +109,6 @@ class EncoderCentroids(Signature):
             return self.protection.cluster_privately(parts, self.k, client)
         used = count_labels(client, classes) if self.k_by_labels else None
         return self.protection.release_centroids(kmeans(parts, self.k, client.key, used, self.restarts), client)
-
-
-def make_network(name: str, shape: tuple[int, ...], latent: int, seed: int) -> AutoEncoder:
-    """The auto-encoder of this name for images of this shape."""
-    if len(shape) != 3:
-        raise ConfigError(
-            f"encoder signatures need images [channels, height, width], got samples of shape {tuple(shape)}"
-        )
-    return make_autoencoder(name, (shape[0], shape[1], shape[2]), latent, seed)
 
 
 def count_labels(client: Client, classes: int) -> Tensor:

@@ -20,10 +20,17 @@ from kinfed.clustering.kmeans import Centroids
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.keys import fold, normal
-from kinfed.models import AutoEncoder, encoder_of
+from kinfed.models import (
+    TOKENS,
+    AutoEncoder,
+    count_tokens,
+    encoder_of,
+    encoder_shape,
+    encoder_shapes,
+    make_autoencoder,
+)
 from kinfed.params import Params
 from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
-from kinfed.signatures.encoder_centroids import make_network
 from kinfed.signatures.pretraining import Pretraining
 from kinfed.signatures.signature import Signature, Signatures
 
@@ -42,7 +49,7 @@ class PartMeans(Signature):
     embedding: Embedding = "auto"  # auto: an auto-encoder, pca or random features, by the samples that the server has
     labels: bool = False  # one mean embedding for each label, and the labels' shares; else one for all
     latent: int = 128  # e, numbers of an embedded sample, at most as many as it has
-    autoencoder: str = "auto"  # conv_ae for one channel, residual_ae for three
+    autoencoder: str = "auto"  # by the samples' shape; or package.module:function, (shape, latent) -> torch.nn.Module
     seed: int = 0  # of the auto-encoder's first weights, and of random features
     pretraining: Pretraining = field(default_factory=Pretraining)  # of the auto-encoder; its samples are those of pca
     protection: Protection = UNPROTECTED  # by the section [privacy.signature]
@@ -69,7 +76,7 @@ class PartMeans(Signature):
             return self.random_seed(fed.device)
         if kind == "pca":
             return find_components(self.pretraining.load(public), self.width(shape))
-        return encoder_of(self.pretraining(self.network(shape), public))
+        return encoder_of(self.pretraining(self.network(encoder_shape(fed.x), self.width(shape)), public))
 
     def choose(self, shape: tuple[int, ...], public: Tensor) -> Embedding:
         """The embedding that the samples of the server allow, unless one is set."""
@@ -83,10 +90,13 @@ class PartMeans(Signature):
         return "autoencoder" if many and self.has_network(shape) else "pca"
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
-        numbers = flatten(torch.zeros(1, *shape)).shape[1]
-        components = {"mean": torch.zeros(numbers), "directions": torch.zeros(numbers, self.width(shape))}
-        known = self.random_seed(torch.device("cpu")), components
-        return (*known, encoder_of(self.network(shape).init())) if self.has_network(shape) else known
+        width, known = self.width(shape), [self.random_seed(torch.device("cpu"))]
+        for each in encoder_shapes(shape):
+            numbers = flatten(torch.zeros(1, *each)).shape[1]
+            known.append({"mean": torch.zeros(numbers), "directions": torch.zeros(numbers, width)})
+            if self.has_network(each):
+                known.append(encoder_of(self.network(each, width).init()))
+        return tuple(known)
 
     def needs_server_samples(self) -> bool:
         return self.pretraining.source == "public" and self.embedding in ("pca", "autoencoder")
@@ -100,9 +110,9 @@ class PartMeans(Signature):
     def protect(self, protection: SignaturePrivacy) -> "PartMeans":
         return replace(self, protection=protection)
 
-    def network(self, shape: tuple[int, ...]) -> AutoEncoder:
-        """The auto-encoder for images of this shape."""
-        return make_network(self.autoencoder, shape, self.width(shape), self.seed)
+    def network(self, shape: tuple[int, ...], width: int = 0) -> AutoEncoder:
+        """The auto-encoder for samples of this shape, embedded as so many numbers; 0: as many as they allow."""
+        return make_autoencoder(self.autoencoder, shape, width or self.width(shape), self.seed)
 
     def has_network(self, shape: tuple[int, ...]) -> bool:
         """Whether the auto-encoder takes samples of this shape."""
@@ -121,9 +131,9 @@ class PartMeans(Signature):
         if "directions" in encoder:
             return (flatten(x) - encoder["mean"]) @ encoder["directions"]
         if set(encoder) == {"seed"}:
-            centred = flatten(x) if x.is_floating_point() else 4 * flatten(x) - 2
+            centred = 4 * flatten(x) - 2 if x.dtype == torch.uint8 else flatten(x)
             return (centred @ draw_features(encoder["seed"], centred.shape[1], self.width(tuple(x.shape[1:])))).relu()
-        return self.network(tuple(x.shape[1:])).embed(encoder, x)
+        return self.network(encoder_shape(x), self.width(tuple(x.shape[1:]))).embed(encoder, x)
 
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:
         """Client: the mean embedding of each part [parts, d], and in place of shares its number of samples [parts]."""
@@ -170,7 +180,9 @@ def share_labels(y: Tensor, classes: int) -> Tensor:
 
 
 def flatten(x: Tensor) -> Tensor:
-    """Samples as vectors, pixels scaled to 0..1; large images are averaged down: [b, d]."""
+    """Samples as vectors, pixels scaled to 0..1, tokens as frequencies; large images are averaged down: [b, d]."""
+    if x.dtype in TOKENS:
+        return count_tokens(x)
     x = x.float() if x.is_floating_point() else x.float() / 255
     if x.dim() == 4 and x[0].numel() > WIDEST:
         x = adaptive_avg_pool2d(x, max(1, int((WIDEST / x.shape[1]) ** 0.5)))

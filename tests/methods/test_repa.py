@@ -169,6 +169,7 @@ def test_more_clusters_than_training_clients_are_refused():
         started(make("repa", clusters=12), people)
 
 
-def test_rows_that_are_no_images_are_refused():
-    with pytest.raises(ConfigError, match=r"samples of shape \(64,\)"):
-        statistics().network(small_net(), (64,))
+def test_samples_that_are_no_images_have_an_encoder_too():
+    for shape in ((64,), (9, 128), (3, 5, 7)):
+        network = statistics().network(small_net(), shape)
+        assert network.embed(network.init(), torch.zeros(2, *shape)).shape == (2, 64)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kinfed.errors import ConfigError
-from kinfed.models import MODELS, TAKES, make_autoencoder, make_model
+from kinfed.models import MODELS, TAKES, TOKEN_SHAPE, count_tokens, make_autoencoder, make_model
 from kinfed.models.autoencoders import Tiles, Windows
 from kinfed.models.networks import SeriesConv
 
@@ -70,9 +70,24 @@ def test_an_unknown_model_names_the_nearest():
         make_model("lenet", (1, 28, 28), 10)
 
 
-def test_an_autoencoder_needs_sides_that_four_divides():
-    with pytest.raises(ConfigError, match="30x30"):
-        make_autoencoder("auto", (1, 30, 30))
+def test_a_convolutional_autoencoder_needs_sides_that_four_divides():
+    with pytest.raises(ConfigError, match=r"shape \[1, 30, 30\]: use 'auto'"):
+        make_autoencoder("conv_ae", (1, 30, 30))
+
+
+@pytest.mark.parametrize("shape", [(1, 30, 30), (13,), (9, 128), (2, 5)])
+def test_an_autoencoder_gives_samples_of_any_shape_back(shape):
+    network = make_autoencoder("auto", shape, 8)
+    x = torch.rand(2, *shape)
+    assert network.apply(network.init(), x).shape == x.shape and network.embed(network.init(), x).shape == (2, 8)
+
+
+def test_an_autoencoder_takes_tokens_as_frequencies():
+    network, x = make_autoencoder("auto", TOKEN_SHAPE, 8), torch.tensor([[0, 0, 1, 2]])
+    assert network.embed(network.init(), x).shape == (1, 8)
+    counts = count_tokens(x)
+    assert counts[0, :3].tolist() == [1.0, 0.5, 0.5] and counts.shape == (1, *TOKEN_SHAPE)
+    assert float(counts[0, 256:].sum()) == pytest.approx(3 / 3**0.5)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.data.test_natural import write_har
+
 SHAPES = {
     "mnist": ((28, 28), 10, 300),
     "fashion_mnist": ((28, 28), 10, 400),
@@ -13,6 +15,7 @@ SHAPES = {
     "cifar100": ((32, 32, 3), 100, 1000),
     "svhn": ((32, 32, 3), 10, 400),
 }
+NAMES_OF_DATA = {*SHAPES, "har"}
 
 TINY = """
 title = "a tiny table"
@@ -65,6 +68,7 @@ rounds = 1
 def store_all(folder: Path) -> Path:
     """A small file for every dataset that recipes name."""
     draw = np.random.default_rng(0)
+    write_har(folder)
     for name, (shape, classes, rows) in SHAPES.items():
         x = draw.integers(0, 256, (rows + 200, *shape), dtype=np.uint8)
         y = (np.arange(rows + 200) % classes).astype(np.uint8)

@@ -66,9 +66,10 @@ def test_fewer_than_two_parts_are_refused():
         PartMeans(parts=1)
 
 
-@pytest.mark.parametrize("shape", [(1, 30, 30), (3, 8, 9), (12,)])
-def test_samples_that_no_auto_encoder_takes_are_embedded_by_principal_components(shape):
-    many = torch.zeros(2000, *shape)
-    assert PartMeans().choose(shape, many) == "pca" and PartMeans().choose(shape, many[:0]) == "random"
-    assert [sorted(known) for known in PartMeans().networks(shape)] == [["seed"], ["directions", "mean"]]
+@pytest.mark.parametrize("shape", [(1, 30, 30), (3, 8, 9), (1, 12)])
+def test_samples_that_an_auto_encoder_does_not_take_are_embedded_by_principal_components(shape):
+    many, means = torch.zeros(2000, *shape), PartMeans(autoencoder="conv_ae")
+    assert means.choose(shape, many) == "pca" and means.choose(shape, many[:0]) == "random"
+    assert [sorted(known) for known in means.networks(shape)] == [["seed"], ["directions", "mean"]]
+    assert PartMeans().choose(shape, many) == "autoencoder"
     assert PartMeans().choose((1, 8, 8), torch.zeros(2000, 1, 8, 8)) == "autoencoder"

@@ -1,0 +1,252 @@
+"""Tables and folders of images with a client for each sample -> a dataset: CSV, Parquet, FOLDER/client/class/image.
+
+The same reader takes the file or folder of one client, for a node and for `kinfed assign`. Pillow and pyarrow, which
+read images and Parquet, come with the extra `hub`.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kinfed.checks import fraction, one_of
+from kinfed.data.dataset import Dataset
+from kinfed.data.natural import scale_by_client
+from kinfed.data.partitions.split import Index, draw_stratified, generator, others, samples_of_each
+from kinfed.errors import ConfigError, DataError
+from kinfed.registry import explain_unknown, suggest
+
+TABLES = (".csv", ".parquet")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+GAPS = ("", "na", "nan", "null", "none", "?")
+Floats = npt.NDArray[np.float32]
+Column = list[str] | npt.NDArray[np.generic]
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a dataset's name is the path of a table or a folder."""
+    return name.lower().endswith(TABLES) or (("/" in name or "\\" in name) and Path(name).expanduser().is_dir())
+
+
+def read_dataset(name: str, options: Mapping[str, object]) -> Dataset:
+    """The dataset in a table or a folder of images."""
+    path = Path(name).expanduser()
+    kind = ImageFolder if path.is_dir() else Table
+    known = [f.name for f in fields(kind)]
+    if unknown := [key for key in options if key not in known]:
+        raise ConfigError(f"data.options of '{name}': {explain_unknown(unknown[0], known, 'option')}")
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    return kind(**given)(path)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A CSV or Parquet file with a row for each sample, a column of clients and one of targets."""
+
+    client: str = "client"  # the column that says whose sample it is
+    target: str = "target"  # the column that is learnt: classes as text or integers, or numbers
+    features: tuple[str, ...] = ()  # columns; none: all others
+    test: float = 0.2  # share of a client's samples that is for testing
+    seed: int = 0  # of that split
+    scale: bool = True  # columns have mean 0 and deviation 1 over a client's own training samples
+    gaps: Literal["refuse", "fill"] = "refuse"  # fill: 0, and a column that says where gaps are
+
+    def __post_init__(self) -> None:
+        fraction(test=self.test)
+        one_of(("refuse", "fill"), gaps=self.gaps)
+
+    def __call__(self, path: Path) -> Dataset:
+        """The dataset in this file."""
+        table = read_columns(path)
+        owner = pick_column(table, self.client, "client", path)
+        targets = pick_column(table, self.target, "target", path)
+        x = self.read_features(table, path)
+        clients, client = np.unique(np.asarray(owner).astype(str), return_inverse=True)
+        y, names = read_targets(targets, self.target)
+        strata = y if y.dtype.kind == "i" else np.zeros(len(y), np.int64)
+        test = hold_out(client.astype(np.int64), strata.astype(np.int64), self.test, self.seed)
+        train = others(len(y), test)
+        is_train = np.isin(np.arange(len(y)), train)
+        if self.scale or np.isnan(x).any():
+            x = scale_by_client(x, client.astype(np.int64), is_train)
+        return Dataset(
+            path.stem, x[train], y[train], x[test], y[test], len(names) or 1, client[train].astype(np.int64),
+            client[test].astype(np.int64), class_names=names, client_names=tuple(clients),
+        )  # fmt: skip
+
+    def read_features(self, table: Mapping[str, Column], path: Path) -> Floats:
+        """The columns of features as numbers: [n, columns]."""
+        rest = [name for name in table if name not in (self.client, self.target)]
+        chosen = {name: pick_column(table, name, "features", path) for name in self.features or rest}
+        if not chosen:
+            raise DataError(f"{path} has no columns beside '{self.client}' and '{self.target}': nothing to learn from")
+        x = np.stack([read_numbers(column, name) for name, column in chosen.items()], 1)
+        if self.gaps == "refuse" and (gaps := np.isnan(x).sum(0)).any():
+            names = [f"{name} ({n})" for name, n in zip(chosen, gaps.tolist(), strict=True) if n]
+            raise DataError(
+                f"{path}: missing values in {', '.join(names[:5])}: fill them, leave the columns out by "
+                "data.options.features, or set data.options.gaps = 'fill'"
+            )
+        return x
+
+
+def hold_out(client: Index, strata: Index, share: float, seed: int) -> Index:
+    """Samples for testing: this share of each client's, stratified; it keeps at least one to train on."""
+    held = []
+    for owner, own in enumerate(samples_of_each(client)):
+        wanted = min(max(round(share * len(own)), int(share > 0)), len(own) - 1)
+        held.append(own[draw_stratified(strata[own], wanted, generator(seed, "table", owner))])
+    return np.sort(np.concatenate(held))
+
+
+def read_columns(path: Path) -> dict[str, Column]:
+    """The columns of a table by name."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    if path.suffix.lower() == ".parquet":
+        return read_parquet(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header, *rows = csv.reader(file)
+    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise DataError(f"{path} cannot be read as a CSV table with a header: {error}") from error
+    rows = [row for row in rows if row]
+    if ragged := next((i for i, row in enumerate(rows) if len(row) != len(header)), None):
+        raise DataError(f"{path}: row {ragged + 2} has {len(rows[ragged])} fields, the header {len(header)}")
+    if not rows:
+        raise DataError(f"{path} has no rows below its header")
+    return {name.strip(): list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
+
+
+def read_parquet(path: Path) -> dict[str, Column]:
+    """The columns of a Parquet file."""
+    try:
+        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise DataError("Parquet files need pyarrow: pip install 'kinfed[hub]', or write a CSV file") from error
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ArrowException) as error:
+        raise DataError(f"{path} cannot be read as a Parquet table: {error}") from error
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    return {name: ["" if value is None else str(value) for value in column] for name, column in columns.items()}
+
+
+def pick_column(table: Mapping[str, Column], name: str, option: str, path: Path) -> Column:
+    """A column; raises an error that names the nearest, and how to map it."""
+    if name in table:
+        return table[name]
+    raise DataError(
+        f"{path} has no column '{name}'{suggest(name, list(table))} (it has: {', '.join(list(table)[:20])}); say which "
+        f"one it is by data.options.{option}"
+    )
+
+
+def read_numbers(column: Column, name: str) -> Floats:
+    """A column as numbers, NaN for gaps; raises DataError for the first text."""
+    values = np.full(len(column), np.nan, np.float32)
+    for at, cell in enumerate(column):
+        text = str(cell).strip()
+        try:
+            values[at] = np.nan if text.lower() in GAPS else float(text)
+        except ValueError:
+            raise DataError(
+                f"column '{name}' has text, '{text[:40]}' in row {at + 2}: encode it as numbers, or leave it out by "
+                "data.options.features"
+            ) from None
+    return values
+
+
+def read_targets(
+    column: Column, name: str, known: Sequence[str] = ()
+) -> tuple[npt.NDArray[np.generic], tuple[str, ...]]:
+    """Targets and the names of their classes: numbers with a fraction stay numbers, all else are classes.
+
+    Where the classes are `known`, others are refused.
+    """
+    text = [str(cell).strip() for cell in column]
+    if gap := next((i for i, word in enumerate(text) if word.lower() in GAPS), None):
+        raise DataError(f"column '{name}' has no value in row {gap + 2}: every sample needs a target")
+    if not known and any(is_fraction(word) for word in text) and all(is_number(word) for word in text):
+        return np.array(text, np.float32), ()
+    names = tuple(known) or tuple(
+        sorted(set(text), key=lambda word: (not is_number(word), float(word) if is_number(word) else 0, word))
+    )
+    if unknown := sorted(set(text) - set(names)):
+        raise DataError(
+            f"column '{name}' has the class '{unknown[0]}', which the server does not know"
+            f"{suggest(unknown[0], names)}; known: {', '.join(names)}"
+        )
+    place = {word: at for at, word in enumerate(names)}
+    return np.array([place[word] for word in text], np.int64), names
+
+
+def is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def is_fraction(word: str) -> bool:
+    return is_number(word) and float(word) % 1 != 0
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """Images as FOLDER/client/class/image.png; the names of folders are those of clients and classes."""
+
+    size: int = 0  # side to which images are scaled; 0: as they are, all of one size
+    grey: bool = False  # one channel in place of three
+    test: float = 0.2  # share of a client's samples that is for testing
+    seed: int = 0  # of that split
+
+    def __post_init__(self) -> None:
+        fraction(test=self.test)
+
+    def __call__(self, path: Path) -> Dataset:
+        """The dataset in this folder."""
+        files = sorted(file for file in path.glob("*/*/*") if file.suffix.lower() in IMAGES)
+        if not files:
+            raise DataError(f"no images in {path}: wanted them as {path}/CLIENT/CLASS/IMAGE.png")
+        classes = tuple(sorted({file.parent.name for file in files}))
+        clients = tuple(sorted({file.parent.parent.name for file in files}))
+        x = read_images(files, self.size, self.grey)
+        y = np.array([classes.index(file.parent.name) for file in files], np.int64)
+        client = np.array([clients.index(file.parent.parent.name) for file in files], np.int64)
+        test = hold_out(client, y, self.test, self.seed)
+        train = others(len(y), test)
+        return Dataset(
+            path.name, x[train], y[train], x[test], y[test], len(classes), client[train], client[test],
+            class_names=classes, client_names=clients,
+        )  # fmt: skip
+
+
+def read_images(files: Sequence[Path], size: int, grey: bool) -> npt.NDArray[np.uint8]:
+    """Images as uint8 [n, channels, height, width]; all must have one size, unless one is given."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError("images need Pillow: pip install 'kinfed[hub]'") from error
+    found: list[npt.NDArray[np.uint8]] = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                plain = image.convert("L" if grey else "RGB")
+                pixels = np.asarray(plain.resize((size, size)) if size else plain, np.uint8)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read as an image: {error}") from error
+        if found and pixels.shape != found[0].shape:
+            high, wide = pixels.shape[:2]
+            raise DataError(
+                f"{file} has {high}x{wide} pixels, {files[0].name} {found[0].shape[0]}x{found[0].shape[1]}: scale them "
+                "to one size by data.options.size"
+            )
+        found.append(pixels)
+    x = np.stack(found)
+    return x[:, None] if grey else np.ascontiguousarray(x.transpose(0, 3, 1, 2))

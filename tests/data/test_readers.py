@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from kinfed.config import load_config
+from kinfed.config.assembly import make_population
+from kinfed.data import load
+from kinfed.data.readers import read_targets
+from kinfed.errors import ConfigError, DataError
+
+HEADER = "hospital,age,chol,ill\n"
+ROWS = [f"{'AB'[i % 2]},{40 + i},{200 + 3 * i},{'yes' if i % 3 else 'no'}\n" for i in range(20)]
+OPTIONS = {"client": "hospital", "target": "ill"}
+
+
+def write(folder, text: str):
+    path = folder / "patients.csv"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_table_becomes_natural_clients_with_named_classes(tmp_path):
+    path = write(tmp_path, HEADER + "".join(ROWS))
+    found = load(path, options=OPTIONS)
+    assert found.class_names == ("no", "yes") and found.client_names == ("A", "B") and found.x_train.shape == (16, 2)
+    own = found.x_train[found.writer_train == 0]
+    assert own.mean(0) == pytest.approx([0, 0], abs=1e-5) and own.std(0, ddof=1) == pytest.approx([1, 1], abs=1e-4)
+    config = load_config(None, [f"data.name={path}", "data.options={client='hospital', target='ill'}",
+                                "partition.name=natural"])  # fmt: skip
+    assert make_population(config).class_names == ("no", "yes")
+
+
+def test_a_column_of_numbers_is_a_regression_and_integers_are_classes(tmp_path):
+    path = write(tmp_path, HEADER + "".join(ROWS))
+    ages = load(path, options={"client": "hospital", "target": "age", "features": ["chol"], "scale": False})
+    assert ages.class_names[0] == "40" and ages.classes == 20
+    assert read_targets(["1.5", "2"], "y")[0].dtype == np.float32
+    assert read_targets(["10", "9", "9"], "y")[0].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        (HEADER + "".join(ROWS), {"target": "ill"}, "has no column 'client'"),
+        (HEADER + "".join(ROWS), OPTIONS | {"client": "hospitl"}, "did you mean 'hospital'.*data.options.client"),
+        (HEADER + "A,x,1,no\n" + "".join(ROWS), OPTIONS, "column 'age' has text, 'x' in row 2"),
+        (HEADER + "".join(ROWS) + "A,,1,no\n", OPTIONS, "missing values in age .1.*gaps = 'fill'"),
+        (HEADER + "".join(ROWS) + "A,1,1,\n", OPTIONS, "column 'ill' has no value in row 22"),
+        (HEADER + "".join(ROWS) + "A,1\n", OPTIONS, "row 22 has 2 fields, the header 4"),
+        (HEADER, OPTIONS, "has no rows below its header"),
+    ],
+)
+def test_a_bad_table_says_where_and_what_to_do(tmp_path, text, options, expected):
+    with pytest.raises(DataError, match=expected):
+        load(write(tmp_path, text), options=options)
+
+
+def test_gaps_can_be_filled(tmp_path):
+    found = load(write(tmp_path, HEADER + "".join(ROWS) + "A,,1,no\n" * 3), options=OPTIONS | {"gaps": "fill"})
+    assert found.x_train.shape[1] == 3 and np.isfinite(found.x_train).all()
+
+
+def test_a_class_that_the_server_does_not_know_is_refused():
+    with pytest.raises(DataError, match="the class 'mabe', which the server does not know: did you mean 'maybe'"):
+        read_targets(["yes", "mabe"], "ill", known=("no", "yes", "maybe"))
+
+
+def test_an_unknown_option_names_the_nearest(tmp_path):
+    with pytest.raises(ConfigError, match="unknown option 'clients': did you mean 'client'"):
+        load(write(tmp_path, HEADER), options={"clients": "hospital"})
+
+
+def test_a_folder_of_images_has_clients_and_classes(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for client in ("anna", "ben"):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "pets" / client / name
+            folder.mkdir(parents=True)
+            for i in range(5):
+                image.new("RGB", (8, 8), (40 * i, 0, 255 * (name == "dog"))).save(folder / f"{i}.png")
+    found = load(str(tmp_path / "pets"))
+    assert found.class_names == ("cat", "dog") and found.client_names == ("anna", "ben")
+    assert found.x_train.shape == (16, 3, 8, 8) and sorted(found.y_test.tolist()) == [0, 0, 1, 1]
+    image.new("RGB", (9, 8)).save(tmp_path / "pets" / "ben" / "dog" / "wide.png")
+    with pytest.raises(DataError, match=r"8x9 pixels.*data\.options\.size"):
+        load(str(tmp_path / "pets"))
+    assert load(str(tmp_path / "pets"), options={"size": 4, "grey": True}).x_train.shape[1:] == (1, 4, 4)
