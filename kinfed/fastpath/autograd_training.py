@@ -27,7 +27,15 @@ LEAST = 3  # lanes; products of fewer round differently
 MOST = 2  # trainings whose memory is kept for their graphs
 TOGETHER, SMALL = 5, 2**18  # steps in a graph of networks with fewer weights; otherwise one
 SHARE = 0.6  # of the free memory of a GPU that a step may take
-SEQUENTIAL_KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+SEQUENTIAL_KINDS = (
+    nn.RNNBase,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
 
 
 @dataclass(frozen=True)
@@ -199,10 +207,10 @@ class AutogradPlan:
 def plan_autograd(
     rule: GradientRule, device: torch.device, optimiser: Optimiser, graphs: TrainingGraphs | None
 ) -> AutogradPlan:
-    """How such a training runs best on a device: on a CPU convolutions gain nothing from other clients."""
-    convolves = any(isinstance(part, SEQUENTIAL_KINDS) for part in rule.network.template.modules())
+    """How such a training runs best: on a CPU convolutions and recurrent layers gain nothing from other clients."""
+    gains_nothing = any(isinstance(part, SEQUENTIAL_KINDS) for part in rule.network.template.modules())
     is_usual = type(rule.network).forward is Network.forward and not rule.inner_lr
-    return AutogradPlan(rule, optimiser, device.type == "cpu" and convolves and is_usual, graphs)
+    return AutogradPlan(rule, optimiser, device.type == "cpu" and gains_nothing and is_usual, graphs)
 
 
 def train_lanes(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> Stack:
