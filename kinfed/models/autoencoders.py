@@ -151,7 +151,7 @@ class ResidualLayer(nn.Module):
 
 
 def residual_ae(shape: Shape, latent: int = 128) -> nn.Module:
-    """FLT's residual auto-encoder for colour images; its BatchNorm makes clients tune it sequentially."""
+    """FLT's residual auto-encoder for colour images."""
     channels, height, width = shape
     inner = (8, height // 4, width // 4)
     flat = inner[0] * inner[1] * inner[2]

@@ -91,6 +91,8 @@ class BatchOperations(TorchFunctionMode):
         """Normalised by the batch's statistics; a single sample by the running ones, where there are some."""
         self.used.add("batch statistics")
         batch = self.batch
+        if not training and running_mean is not None and running_var is not None and not self.is_exact:
+            return normalise(x, running_mean, running_var, weight, bias, eps)
         if not training or batch is None or (batch.exact and len(batch.x) > 1):
             return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
         share, count, has_several = self.shares
@@ -303,6 +305,14 @@ def _copy_without_overrides(function: FunctionType) -> Callable[..., Any]:
 
 def _bind(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
     return lambda ops, *args, **kwargs: method(ops, *first, *args, **kwargs)
+
+
+def normalise(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """torch's `batch_norm` by running statistics; on a GPU that asks for a memory format, which a `vmap` cannot tell."""
+    scale = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
+    shift = -mean * scale if bias is None else bias - mean * scale
+    wide = (-1,) + (1,) * (x.dim() - 2)
+    return x * scale.view(wide) + shift.view(wide)
 
 
 MULTI_HEAD_ATTENTION = _copy_without_overrides(cast("FunctionType", F.multi_head_attention_forward))

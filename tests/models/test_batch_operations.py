@@ -43,6 +43,17 @@ def test_batch_norm_on_padding_is_torchs_own_without_it():
     assert_close(dict(got.buffers), {f"1.{key}": getattr(module[1], key) for key in ("running_mean", "running_var")})
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_in_evaluation_is_torchs_own_though_a_block_does_not_call_it(affine, monkeypatch):
+    layer = nn.BatchNorm2d(3, affine=affine).eval()
+    layer.running_mean, layer.running_var = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([4.0, 0.25, 1.0])
+    x = torch.randn(2, 5, 3, 4, 4)
+    expected = torch.stack([layer(client) for client in x])
+    monkeypatch.setattr(torch, "batch_norm", None)  # on a GPU it refuses to be in a vmap
+    with BatchOperations():
+        torch.testing.assert_close(vmap(layer)(x), expected)
+
+
 def test_an_empty_batch_moves_no_buffer_and_stays_finite():
     model = Model(ZOO["batch norm twice"], classes=3)
     gradient = model.gradient(model.init(), batch(6, 0))
