@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,13 +33,16 @@ from kinfed.data import Dataset, Population, build_population, load
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.method import Method
 from kinfed.methods import CFL, FLHC, FLT, IFCA, REPA, Auto, FedAvg, FedAvgFT, FedPer, FeSEM, Local, Oracle
+from kinfed.methods import METHODS as REGISTERED
 from kinfed.models import make_model
+from kinfed.registry import explain_unknown
 from kinfed.relatedness import Calibrated
 from kinfed.signatures import EmbeddingStatistics, PartMeans, Pretraining
 from kinfed.training import LocalTraining
 
 REFERENCES = ("oracle", "centralised")
 METHODS = ("fedavg", "fedavg_ft", "local", "flt", "fesem", "ifca", "repa", "cfl", "flhc", "fedper", "auto")
+GIVEN = {"fedgroup", "clove", "wd"}  # of the others that may be asked for: they are given the number of clusters
 ENCODERS = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "cifar10": "cifar100"}  # others: fashion_mnist
 LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
 LOCAL_OF = {"lenet5": replace(LOCAL, lr=0.03)}
@@ -79,7 +82,12 @@ def make_method(name: str, case: Case, population: Population, data_dir: str, se
             model, replace(local, batch_size=LARGER * local.batch_size, lr=LARGER * local.lr)
         ),
     }
-    return makers[name]()
+    if name in makers:
+        return makers[name]()
+    if name not in REGISTERED:
+        raise SystemExit(explain_unknown(name, [*REGISTERED, *REFERENCES], "method"))
+    given: dict[str, Any] = {"clusters": clusters} if name in GIVEN else {}
+    return cast("Callable[..., Method[Any]]", REGISTERED[name])(model, local, **given)
 
 
 @cache
@@ -180,7 +188,9 @@ def main() -> None:
     parser.add_argument("--data-dir", default="", help="folder with the datasets")
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES), help="some of the cases")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--methods", nargs="*", default=[*METHODS, *REFERENCES])
+    parser.add_argument(
+        "--methods", nargs="*", default=[*METHODS, *REFERENCES], help="or others of `kinfed list methods`"
+    )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="draws of cases at once")

@@ -43,7 +43,7 @@ log = logging.getLogger("kinfed")
 
 
 class SignatureState(Protocol):
-    """A server state that holds signatures, and the clusters and merges found by them."""
+    """A server state that holds signatures, the clusters and merges found by them, and their models."""
 
     @property
     def known(self) -> Signatures: ...
@@ -53,6 +53,9 @@ class SignatureState(Protocol):
 
     @property
     def merges(self) -> Dendrogram: ...
+
+    @property
+    def served(self) -> ClusterModels: ...
 
 
 Z = TypeVar("Z", bound=SignatureState)
@@ -176,10 +179,20 @@ class ComputesSignatures(
             return ""
         exist = state.known.exist()
         model, used = self.relatedness.fit(state.known.of(exist)), len(state.clusters[exist].unique())
+        found, misfits = model.summary(), self._count_misfits(self.relatedness, state)
         if used != len(model.mixture):  # their number was set, or clients joined later
-            return f"{used} clusters in use; all signatures together show {model.summary()}."
-        found = model.summary()
-        return f"{found[0].upper()}{found[1:]}."
+            found = f"{used} clusters in use; all signatures together show {found}"
+        return f"{found[0].upper()}{found[1:]}{misfits}."
+
+    def _count_misfits(self, by: Calibrated, state: Z) -> str:
+        """How many of the clients that never train fit no cluster, in words; empty where all fit."""
+        placed, trains = state.known.exist() & (state.clusters >= 0), state.served.contributors.any(0)
+        unseen, members = placed & ~trains, placed & trains
+        if not bool(unseen.any()) or not bool(members.any()):
+            return ""
+        fits = by.fit_unseen(state.known.of(members), state.clusters[members], state.known.of(unseen)).fits
+        some = f"; {int((~fits).sum())} of {len(fits)} clients that never train fit none of the clusters"
+        return "" if bool(fits.all()) else some
 
     def assignment_rule(self) -> str:
         if isinstance(self.relatedness, JudgesFit):

@@ -273,6 +273,7 @@ def test_an_unseen_client_that_fits_no_cluster_is_logged_and_served_the_likelies
     fit = flt.judge_fit(state, torch.tensor([2, 5]), fed)
     assert fit.fits.tolist() == [True, False] and float(fit.p_values[1]) < 0.025 <= float(fit.p_values[0])
     assert state.clusters[2] == state.clusters[0] and state.clusters[5] in state.clusters[fed.clients]
+    assert flt.diagnosis(state).endswith("; 1 of 2 clients that never train fit none of the clusters.")
 
 
 def test_a_threshold_does_not_judge_the_fit_of_unseen_clients():
