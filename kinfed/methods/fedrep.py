@@ -45,7 +45,7 @@ class FedRep(OnePart):
         """Client: the head after some epochs with this body."""
         gradient = fix_weights(self.model.gradient, body)
         rule = LabelledGradient(gradient) if labelled else gradient
-        return replace(self.local, epochs=epochs)(client, head, rule)[0] if epochs else head
+        return replace(self.local, epochs=epochs, steps=0)(client, head, rule)[0] if epochs else head
 
     def personalise(self, client: Client, offer: Payload) -> Params:
         body, head = model_in(offer, "shared"), {name: client.recall(name) for name in client.memory}
