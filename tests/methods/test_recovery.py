@@ -9,7 +9,8 @@ from kinfed.methods import METHODS
 from tests.methods.registry import SLOW
 
 CELLS = read_plan()
-DEAR = {"repa", *SLOW}  # an encoder, or no fast path: one kind of theirs in every run, the others on demand
+SIMILAR = {"clove", "fedclust", "fedgroup", "oracle"}  # ifca, flhc and wd are much like them
+DEAR = {"repa", *SLOW, *SIMILAR}  # an encoder, or no fast path: one kind of theirs in every run, the others on demand
 
 
 def cell_of(method: str, kind: str):
