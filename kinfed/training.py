@@ -152,6 +152,11 @@ class LocalTraining:
                 return rise * self.lr * 0.5 * (1 + torch.cos(torch.pi * done))
         return self.lr * self.decay**t * rise
 
+    def most_steps(self, samples: Tensor) -> Tensor:
+        """The steps, at most, of clients with so many samples: [clients]."""
+        each = self.epochs * (samples / self.batch_size).ceil()
+        return torch.full_like(each, self.steps) if self.steps else each
+
     @property
     def passes(self) -> tuple[int, int, int, bool]:
         """Which mini-batches a round has: what `Client.batches` takes."""

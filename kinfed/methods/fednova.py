@@ -10,7 +10,6 @@ batch-norm statistics, which no gradient moves, are averaged as they are.
 from dataclasses import dataclass, replace
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from kinfed.capabilities import TRAIN_SUMMED
@@ -25,9 +24,7 @@ from kinfed.training import LocalTraining
 def most_steps(facts: Facts) -> Tensor:
     """The most that a client can add to τ_eff: its steps, each weighed by all that momentum makes of it."""
     local = cast("FedNova", facts.method).local
-    steps = local.epochs * (facts.train / local.batch_size).ceil()
-    steps = torch.full_like(steps, local.steps) if local.steps else steps
-    return 1.001 * steps / (1 - local.momentum)  # rounded
+    return 1.001 * local.most_steps(facts.train) / (1 - local.momentum)  # rounded
 
 
 @dataclass(frozen=True)
