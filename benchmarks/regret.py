@@ -148,32 +148,33 @@ def read_lines(path: Path) -> Iterator[dict[str, object]]:
         yield from (json.loads(line) for line in path.read_text().splitlines())
 
 
+Runs = dict[str, dict[int, dict[str, Any]]]  # method -> seed -> its line
+
+
 def show(path: Path, methods: list[str]) -> str:
-    """The table of accuracies, best of each row first, and of regrets, as Markdown."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    bytes_of: dict[tuple[str, str], list[float]] = defaultdict(list)
+    """The table of accuracies and of regrets, as Markdown; the methods of a row are compared on seeds all have."""
+    found: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
     for line in read_lines(path):
-        if "accuracy" in line:
-            found[str(line["case"]), str(line["method"])].append(float(str(line["accuracy"])))
-            bytes_of[str(line["case"]), str(line["method"])].append(float(line["bytes_down"]) + float(line["bytes_up"]))
-    cases = [name for name in CASES if any((name, m) in found for m in methods)]
-    lines = [
-        "| case | seeds | " + " | ".join(methods) + " | regret of auto | bytes of auto ÷ FedAvg's |",
-        "|---" * (len(methods) + 4) + "|",
-    ]
-    for case in cases:
-        means = {m: float(np.mean(found[case, m])) for m in methods if (case, m) in found}
-        best = max(v for m, v in means.items() if m not in REFERENCES)
-        cells = [show_cell(found.get((case, m), []), m not in REFERENCES and means.get(m) == best) for m in methods]
-        regret = f"{best - means['auto']:.2f}" if "auto" in means else "–"
-        ratio = (
-            np.mean(bytes_of[case, "auto"]) / np.mean(bytes_of[case, "fedavg"])
-            if {"auto", "fedavg"} <= set(means)
-            else np.nan
-        )
-        seeds = min(len(found[case, m]) for m in means if m not in REFERENCES)
-        lines.append(f"| {case} | {seeds} | " + " | ".join(cells) + f" | {regret} | {ratio:.2f} |")
-    return "\n".join(lines)
+        if "accuracy" in line and line["method"] in methods:
+            found[str(line["case"])][str(line["method"])][int(str(line["seed"]))] = line
+    header = ["case", "seeds", *methods, "regret of auto", "bytes of auto ÷ FedAvg's"]
+    rows = [show_row(name, found[name], methods) for name in CASES if name in found]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
+
+
+def show_row(case: str, runs: Runs, methods: list[str]) -> list[str]:
+    """The cells of one case; reference rows count in no regret."""
+    rivals = [method for method in methods if method in runs and method not in REFERENCES]
+    seeds = sorted(set.intersection(*(set(runs[method]) for method in rivals)))
+    values = {m: [runs[m][seed]["accuracy"] for seed in seeds if seed in runs[m]] for m in methods if m in runs}
+    means = {method: float(np.mean(values[method])) for method in rivals} if seeds else {}
+    best = max(means.values(), default=np.nan)
+    moved = {m: sum(run["bytes_down"] + run["bytes_up"] for run in runs[m].values()) / len(runs[m]) for m in rivals}
+    return [
+        case, str(len(seeds)), *(show_cell(values.get(m, []), means.get(m) == best) for m in methods),
+        f"{best - means['auto']:.2f}" if "auto" in means else "–",
+        f"{moved['auto'] / moved['fedavg']:.2f}" if {"auto", "fedavg"} <= set(moved) else "–",
+    ]  # fmt: skip
 
 
 def show_cell(values: list[float], is_best: bool) -> str:

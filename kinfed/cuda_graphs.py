@@ -64,7 +64,11 @@ class CudaGraphs:
 
     def discard(self, key: Hashable) -> None:
         """Drops the graphs of this key: what they depend on is about to go."""
-        for shaped in [shaped for shaped in self.calls if isinstance(shaped, tuple) and shaped[0] == key]:
+        self.discard_all(lambda known: known == key)
+
+    def discard_all(self, goes: Callable[..., bool]) -> None:
+        """Drops the graphs of all keys that go."""
+        for shaped in [shaped for shaped in self.calls if isinstance(shaped, tuple) and goes(shaped[0])]:
             self.calls.pop(shaped)
             self.graphs.pop(shaped, None)
 

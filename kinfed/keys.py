@@ -28,9 +28,17 @@ def hash_bits(numbers: Tensor) -> Tensor:
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number: streams that do not depend on each other."""
-    if isinstance(number, int):
-        number = torch.full((), number, dtype=torch.long, device=key.device)  # filled there, not sent there
-    return hash_bits(key + hash_bits(number * 2 + 1))
+    other = _hash_number(number * 2 + 1) if isinstance(number, int) else hash_bits(number * 2 + 1)
+    return hash_bits(key + other)
+
+
+def _hash_number(number: int) -> int:
+    """`hash_bits` of one number, without a tensor."""
+    x = number % 2**64
+    for shift, multiplier in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ (x >> shift)) * multiplier % 2**64
+    x ^= x >> 31
+    return x - 2**64 if x > LAST else x
 
 
 def uniform(key: Tensor, count: int) -> Tensor:

@@ -44,8 +44,12 @@ def join(*stacks: Stack) -> Stack:
 
 
 def join_in_order(order: list[int], stacks: list[Stack]) -> Stack:
-    """Stacks as one, in which row order[i] is the i-th of them all; nothing is copied where that changes nothing."""
-    whole = stacks[0] if len(stacks) == 1 else join(*stacks)
+    """Stacks as one, in which row order[i] is the i-th of them all; nothing is copied where that changes nothing.
+
+    Several stacks are used up.
+    """
+    names = list(stacks[0])  # one after the other: parts of a model that are joined are not held twice
+    whole = stacks[0] if len(stacks) == 1 else {name: torch.cat([part.pop(name) for part in stacks]) for name in names}
     if order == list(range(len(order))):
         return whole
     back = torch.tensor(order).argsort()

@@ -54,9 +54,9 @@ def test_bytes_are_counted_by_element_size():
 
 
 def test_stacks_are_joined_in_an_order():
-    both = [stack([A]), stack([B])]
-    assert join_in_order([1, 0], both)["b"].tolist() == [[11.0], [3.0]]
-    assert join_in_order([0, 1], both)["b"].tolist() == [[3.0], [11.0]]
+    assert join_in_order([1, 0], [stack([A]), stack([B])])["b"].tolist() == [[11.0], [3.0]]
+    assert join_in_order([0, 1], [stack([A]), stack([B])])["b"].tolist() == [[3.0], [11.0]]
     three = join_in_order([2, 0, 1], [stack([A, B, B])])  # the first of them belongs last
     assert three["b"].tolist() == [[11.0], [11.0], [3.0]]
-    assert join_in_order([0], both[:1])["w"] is both[0]["w"]
+    alone = stack([A])
+    assert join_in_order([0], [alone])["w"] is alone["w"]

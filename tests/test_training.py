@@ -5,12 +5,14 @@ from kinfed import training
 from kinfed.client import Batch, Client, Samples
 from kinfed.errors import ConfigError
 from kinfed.fastpath import train
+from kinfed.methods import Local
 from kinfed.methods.ifca import IFCA
 from kinfed.methods.scaffold import Scaffold
-from kinfed.models import Gradient
+from kinfed.models import Gradient, Model
 from kinfed.params import Params
 from kinfed.training import LabelledGradient, LocalTraining, MetaGradient, ShiftedGradient
-from tests.problems import fit, small_net
+from tests.problems import assert_close, fit, rows_of_memory, small_net, tiny_population
+from tests.zoo import ZOO
 
 
 def client(size: int = 2, padded: int = 2, round: int = 0) -> Client:
@@ -66,6 +68,51 @@ def test_adam_agrees_with_torch():
     assert trained(LocalTraining(7, 2, 0.05, optimiser="adam"), client()) == pytest.approx(float(w.detach()), abs=1e-6)
 
 
+REGULARISED = {
+    "weight decay": ({"weight_decay": 0.3}, lambda w: torch.optim.SGD(w, 0.05, 0.5, weight_decay=0.3), 0.0),
+    "adam with weight decay": (
+        {"optimiser": "adam", "weight_decay": 0.3},
+        lambda w: torch.optim.Adam(w, 0.05, weight_decay=0.3),
+        0.0,
+    ),
+    "adamw": (
+        {"optimiser": "adamw", "weight_decay": 0.3},
+        lambda w: torch.optim.AdamW(w, 0.05, weight_decay=0.3),
+        0.0,
+    ),
+    "clipping": ({"clip_norm": 0.2}, lambda w: torch.optim.SGD(w, 0.05, 0.5), 0.2),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs", "clip"), REGULARISED.values(), ids=REGULARISED)
+def test_optimisers_are_torchs(ours, theirs, clip):
+    w = torch.tensor(0.0, requires_grad=True)
+    optimiser = theirs([w])
+    for _ in range(7):
+        optimiser.zero_grad()
+        (0.5 * (w - 3) ** 2).backward()
+        torch.nn.utils.clip_grad_norm_([w], clip or 1e9)
+        optimiser.step()
+    assert trained(LocalTraining(7, 2, 0.05, **ours), client()) == pytest.approx(float(w.detach()), abs=1e-5)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "clip"), REGULARISED.values(), ids=REGULARISED)
+def test_optimisers_of_blocks_are_torchs(ours, theirs, clip):
+    model, population = Model(ZOO["layer norm"], classes=3), tiny_population((6, 12, 9))
+    _, fed = fit(Local(model, LocalTraining(3, 20, 0.05, **ours)), population=population, rounds=1)
+    for i, own in enumerate(population.train):
+        module = model.build_module()
+        module.load_state_dict(model.init())
+        optimiser = theirs(module.parameters())
+        for _ in range(3):  # one batch of all samples, in any order
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(module(population.x[own] / 255), population.y[own]).backward()
+            torch.nn.utils.clip_grad_norm_(module.parameters(), clip or 1e9)
+            optimiser.step()
+        own_model = {name.removeprefix("params/"): t for name, t in rows_of_memory(fed, i).items()}
+        assert_close(own_model, {name: w.detach() for name, w in module.named_parameters()})
+
+
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_empty_batches_move_nothing_not_even_by_momentum(optimiser):
     local = LocalTraining(2, 1, 0.1, momentum=0.9, mu=0.5, optimiser=optimiser)
@@ -99,6 +146,8 @@ def test_adaptation_has_epochs_of_its_own():
         {"lr": float("inf")},
         {"decay": float("inf")},
         {"mu": float("nan")},
+        {"weight_decay": -1},
+        {"clip_norm": -1},
     ],
 )
 def test_impossible_settings_are_refused(wrong):

@@ -21,29 +21,32 @@ class Sequential(Resident):
 
 
 def loop(
-    fed: Resident, name: str, cohort: Tensor, keys: Tensor, offer: Offer, workers: int = 1
+    fed: Resident, name: str, cohort: Tensor, keys: Tensor, offer: Offer, workers: int = 1, *, serialises: bool = True
 ) -> tuple[Payload, Payload]:
     """What every client of the cohort sends and keeps, asked one after the other, or some at once.
 
-    Where several are asked at once, nobody may draw from torch's global generator; vmap allows nobody to.
+    The reference serialises all that crosses the wire; elsewhere that would only take time. Where several are asked at
+    once, nobody may draw from torch's global generator; vmap allows nobody to.
     """
     memory, ids = fed.remembered(cohort), cohort.tolist()
 
     def one(i: int) -> tuple[Params, Params]:
-        method, given = copy_method(fed.method), unpack_offer(fed, offer, i)
+        method, given = copy_method(fed.method), unpack_offer(fed, offer, i, serialises)
         client = make_client(fed, ids[i], keys[i], select(memory, i))
         reply = find_task(method, name)(client, **given) if workers > 1 else ask(method, name, client, given)
-        return serialise(to_flat(reply.send), fed.device), to_flat(reply.keep)
+        send = to_flat(reply.send)
+        return serialise(send, fed.device) if serialises else send, to_flat(reply.keep)
 
     everyone, log = range(len(ids)), ProgressLog(name, len(ids)).wrap(one, lambda _: 1)
     answers = run_at_once(log, everyone, workers) if workers > 1 else [log(i) for i in everyone]
     return from_flat(stack([send for send, _ in answers])), from_flat(stack([keep for _, keep in answers]))
 
 
-def unpack_offer(fed: Federation, offer: Offer, i: int) -> Payload:
+def unpack_offer(fed: Federation, offer: Offer, i: int, serialises: bool = True) -> Payload:
     """What the i-th client of a cohort is offered, after serialisation."""
     own = select(to_flat(offer.each), i if offer.pick is None else int(offer.pick[i]))
-    return from_flat(serialise(to_flat(offer.shared) | own, fed.device))
+    flat = to_flat(offer.shared) | own
+    return from_flat(serialise(flat, fed.device) if serialises else flat)
 
 
 def make_client(fed: Federation, client_id: int, key: Tensor, memory: Params) -> Client:

@@ -117,12 +117,12 @@ class Vectorised(Resident):
     def _run_task(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         task = find_task(self.method, name)
         if name in self.fallbacks or is_sequential(task) or not len(cohort):
-            return loop(self, name, cohort, keys, offer)
+            return loop(self, name, cohort, keys, offer, serialises=False)
         if name in self.slow and name not in self.tuned:  # what comes once is not tuned
             self.tuned[name] = self._tune(name, cohort, keys, offer)
         plan = self._plan(name)
         if plan.sequential:
-            return loop(self, name, cohort, keys, offer, plan.workers)
+            return loop(self, name, cohort, keys, offer, plan.workers, serialises=False)
         began = time.perf_counter()
         try:
             answer = self._run_once_per_test_set(name, cohort, keys, offer)
@@ -137,7 +137,7 @@ class Vectorised(Resident):
     def _fall_back(
         self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, refusal: Exception
     ) -> tuple[Payload, Payload]:
-        answer = loop(self, name, cohort, keys, offer)
+        answer = loop(self, name, cohort, keys, offer, serialises=False)
         reason = str(refusal).strip().splitlines()[0].split(". ")[0].rstrip(".")
         warnings.warn(f"{reason}: clients {_verb(name)} sequentially", stacklevel=5)
         if not isinstance(refusal, torch.OutOfMemoryError):  # others may have left room next time
@@ -230,6 +230,10 @@ class Vectorised(Resident):
         if part not in self.tables:
             self.tables[part] = SampleTable.of(self.train if part == "train" else self.test, self.device)
         return self.tables[part]
+
+    @property
+    def sizes(self) -> Tensor:
+        return self._table("train").sizes  # counted once, not in every round
 
     def _change(self, change: Change) -> None:
         super()._change(change)

@@ -25,8 +25,17 @@ from kinfed.targets import fill_unknown, is_known
 
 LEAST = 3  # lanes; products of fewer round differently
 MOST = 2  # trainings whose memory is kept for their graphs
+TOGETHER, SMALL = 5, 2**18  # steps in a graph of networks with fewer weights; otherwise one
 SHARE = 0.6  # of the free memory of a GPU that a step may take
-SEQUENTIAL_KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+SEQUENTIAL_KINDS = (
+    nn.RNNBase,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
 
 
 @dataclass(frozen=True)
@@ -93,10 +102,10 @@ class Steps:
         """Those of some lanes."""
         return Steps(self.x, self.y, *(t[which] for t in (self.pick, self.mask, self.key, self.lr)))
 
-    def at(self, step: int, lanes: int) -> Params:
-        """A step of the first lanes, as inputs of a CUDA graph."""
+    def at(self, steps: slice, lanes: int) -> Params:
+        """Some steps of the first lanes, steps first, as inputs of a CUDA graph."""
         parts = {"pick": self.pick, "mask": self.mask, "key": self.key, "lr": self.lr}
-        return {name: t[:lanes, step] for name, t in parts.items()}
+        return {name: t[:lanes, steps].transpose(0, 1) for name, t in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -115,8 +124,19 @@ class LaneTraining:
         buffers, fixed = ({name: t[:lanes] for name, t in part.items()} for part in (self.buffers, self.fixed))
         return LaneTraining(self.rule, self.shapes, self.state.first(lanes), buffers, fixed, self.pool)
 
-    def step(self, inputs: Params) -> Params:
-        """One step; a function that a CUDA graph can capture."""
+    @property
+    def is_small(self) -> bool:
+        """Whether launching a step takes about as long as running it."""
+        return self.state.weights.shape[1] < SMALL
+
+    def take_steps(self, inputs: Params) -> Params:
+        """Some steps; a function that a CUDA graph can capture."""
+        for step in range(len(inputs["lr"])):
+            self.step({name: t[step] for name, t in inputs.items()})
+        return {}
+
+    def step(self, inputs: Params) -> None:
+        """One step of all lanes."""
         x, y = (t[inputs["pick"]] for t in self.pool)
         batch = LaneBatch(x, y, inputs["mask"], inputs["key"])
         names = (*self.shapes, *self.fixed, *self.buffers)
@@ -125,7 +145,6 @@ class LaneTraining:
         self.state.step(torch.cat([g.flatten(1) for g in answer[: len(self.shapes)]], 1), inputs["lr"])
         for buffer, now in zip(self.buffers.values(), answer[len(self.shapes) :], strict=True):
             buffer.copy_(now)
-        return {}
 
     def weights(self) -> Stack:
         """The weights by name: parts of the matrix."""
@@ -152,16 +171,17 @@ class TrainingGraphs:
 
     trainings: dict[object, LaneTraining] = field(default_factory=dict)
     graphs: CudaGraphs = field(default_factory=lambda: CudaGraphs(8 * MOST))
+    numbers: dict[object, int] = field(default_factory=dict)  # of trainings, which graphs are kept by
     bytes_each: dict[object, int] = field(default_factory=dict)  # of a lane in a step
 
-    def keep(self, key: object, training: LaneTraining) -> None:
-        """Keeps a training; the oldest goes."""
+    def keep(self, key: object, training: LaneTraining) -> int:
+        """Keeps a training, of which this is the number; the oldest goes."""
         self.trainings[key] = training
+        number = self.numbers.setdefault(key, len(self.numbers))
         for old in list(self.trainings)[:-MOST]:
             del self.trainings[old]
-            for lanes in [shaped[0] for shaped in list(self.graphs.calls) if isinstance(shaped, tuple)]:
-                if isinstance(lanes, tuple) and lanes[0] == old:
-                    self.graphs.discard(lanes)
+            self.graphs.discard_all(lambda known, old=old: known[0] == self.numbers[old])
+        return number
 
     def clear(self) -> None:
         """Gives all memory back."""
@@ -187,10 +207,10 @@ class AutogradPlan:
 def plan_autograd(
     rule: GradientRule, device: torch.device, optimiser: Optimiser, graphs: TrainingGraphs | None
 ) -> AutogradPlan:
-    """How such a training runs best on a device: on a CPU convolutions gain nothing from other clients."""
-    convolves = any(isinstance(part, SEQUENTIAL_KINDS) for part in rule.network.template.modules())
+    """How such a training runs best: on a CPU convolutions and recurrent layers gain nothing from other clients."""
+    gains_nothing = any(isinstance(part, SEQUENTIAL_KINDS) for part in rule.network.template.modules())
     is_usual = type(rule.network).forward is Network.forward and not rule.inner_lr
-    return AutogradPlan(rule, optimiser, device.type == "cpu" and convolves and is_usual, graphs)
+    return AutogradPlan(rule, optimiser, device.type == "cpu" and gains_nothing and is_usual, graphs)
 
 
 def train_lanes(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> Stack:
@@ -213,25 +233,24 @@ def _train_together(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack
     taken = steps.mask.any(2).sum(1)
     order = taken.argsort(descending=True, stable=True)
     start, shift, fixed = ({name: t[order] for name, t in part.items()} for part in (start, shift, fixed))
-    training, key = _prepare(plan, steps, start, shift, fixed)
+    training, number = _prepare(plan, steps, start, shift, fixed)
+    together = TOGETHER if training.is_small else 1
     steps = steps.lanes(order).steps_first()
     parts: dict[int, LaneTraining] = {}
     for begin, end, active in _phases(taken[order].tolist(), plan.graphs is not None):
         part = parts.setdefault(active, training.first(active))
-        for step in range(begin, end):
+        for few in _groups(begin, end, together if plan.graphs else 1):
             raise_if_cancelled()
-            inputs = steps.at(step, active)
-            if plan.graphs and key is not None:
-                plan.graphs.graphs.run((key, active), part.step, inputs)
+            inputs = steps.at(few, active)
+            if plan.graphs:
+                plan.graphs.graphs.run((number, active), part.take_steps, inputs)
             else:
-                part.step(inputs)
+                part.take_steps(inputs)
     back = order.argsort()
     return {name: t[back] for name, t in training.end().items()}
 
 
-def _prepare(
-    plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack
-) -> tuple[LaneTraining, object | None]:
+def _prepare(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> tuple[LaneTraining, int]:
     """A training at its start; where graphs are kept, one of the same shapes starts anew."""
     moving = [name for name in plan.rule.network.weights if name in start]
     rows, shifts = (_as_rows([part[name] for name in moving]) if part else None for part in (start, shift))
@@ -247,9 +266,7 @@ def _prepare(
         shapes = {name: start[name].shape[1:] for name in moving}
         buffers, fixed = ({name: t.clone() for name, t in part.items()} for part in (buffers, fixed))
         training = LaneTraining(plan.rule, shapes, state, buffers, fixed, (steps.x, steps.y))
-    if plan.graphs:
-        plan.graphs.keep(key, training)
-    return training, key if plan.graphs else None
+    return training, plan.graphs.keep(key, training) if plan.graphs else 0
 
 
 def _as_rows(weights: list[Tensor]) -> Tensor:
@@ -267,6 +284,13 @@ def _phases(taken: list[int], few_sizes: bool) -> Iterator[tuple[int, int, int]]
         end = taken[sizes[at - 1]] if at else taken[0]
         yield begin, end, sizes[at]
         begin = end
+
+
+def _groups(begin: int, end: int, size: int) -> Iterator[slice]:
+    """Steps from `begin` on, so many at a time, then those that are left one by one."""
+    whole = begin + (end - begin) // size * size
+    yield from (slice(step, step + size) for step in range(begin, whole, size))
+    yield from (slice(step, step + 1) for step in range(whole, end))
 
 
 def _lanes_at_once(plan: AutogradPlan, steps: Steps, start: Stack, fixed: Stack) -> int:
@@ -291,7 +315,7 @@ def _measure_lane(plan: AutogradPlan, steps: Steps, start: Stack, fixed: Stack) 
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     training, _ = _prepare(AutogradPlan(plan.rule, plan.optimiser, False), steps.lanes(few), own, {}, held)
-    training.step(steps.lanes(few).at(0, LEAST))
+    training.take_steps(steps.lanes(few).at(slice(1), LEAST))
     return max(1, (torch.cuda.max_memory_allocated() - before) // LEAST)
 
 

@@ -22,11 +22,12 @@ from kinfed.checks import within
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
+from kinfed.methods.cluster_merging import merge_pairs, pair_nearest, share_models
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut, pair_nearest
+from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut
 from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits
 from kinfed.models import Model
-from kinfed.params import Params, Stack, each_leaf, mix, repeat, select
+from kinfed.params import Params, repeat, select
 from kinfed.per_client import Each, Labels
 from kinfed.relatedness import Calibrated, Fit, nest_clusters
 from kinfed.signatures import PartMeans, Signatures
@@ -133,18 +134,10 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
 
     def try_merged(self, state: AutoState, cohort: Tensor, fed: Federation) -> AutoState:
         """A round in which clients train as usual, and say how well they would do with the mean of two models."""
-        offer = state.served.offer(cohort)
-        merged = self.merge_models(state, fed.weights)
+        offer, merged = state.served.offer(cohort), merge_pairs(state.served, state.partners, fed.weights)
         replies = fed.run(self.train_and_compare, cohort, offer._replace(each={**offer.each, "merged": merged}))
         state = replace(state, served=state.served.average(replies, fed, STALE))
         return self.weigh(state, replies, state.served.assignment)
-
-    def merge_models(self, state: AutoState, sizes: Tensor) -> Stack:
-        """The mean of each model and its partner, weighted by their clients' samples."""
-        served, partners = state.served, state.partners
-        own = torch.eye(len(partners), device=sizes.device)
-        weights = (own + own[partners]) * (served.contributors * sizes).sum(1).clamp(min=1)
-        return mix(weights / weights.sum(1, keepdim=True), served.models)
 
     def weigh(self, state: AutoState, replies: Replies, models: Tensor) -> AutoState:
         """With the evidence of these replies, each for one of the models [clients]."""
@@ -162,24 +155,12 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             fragile, partners = (own & (state.evidence.choose(LIKELY) != 1))[1:], pair_nearest(served.models, chosen)
             return replace(state, served=served, chosen=chosen, fragile=fragile, partners=partners, evidence=evidence)
         if phase == "merge":
-            return replace(self.share_models(state, fed.weights), evidence=evidence)
+            served, names = share_models(state.served, state.partners, state.evidence, fed.weights)
+            log.info("%d pairs of clusters share a model", len(names) - len(names.unique()))
+            return replace(state, served=served, chosen=names[state.chosen], evidence=evidence)
         amounts = torch.tensor(AMOUNTS, device=evidence.gain.device)[state.evidence.choose()]
         log.info("%d of %d models are personalised", int((amounts > 0).sum()), len(state.served.assignment.unique()))
         return replace(state, amounts=amounts, evidence=evidence)
-
-    def share_models(self, state: AutoState, sizes: Tensor) -> AutoState:
-        """Two clusters share the mean of their models from now on, where it does better for both together."""
-        alone, each = torch.arange(len(state.partners), device=sizes.device), state.evidence
-        better = (each.pool(state.partners).choose(LIKELY) == 1) & ~each.loses(1) & ~each.loses(1)[state.partners]
-        names = torch.where(better, state.partners.minimum(alone), alone)
-        models = each_leaf(
-            lambda both, own: torch.where(better.view(-1, *[1] * (own.dim() - 1)), both, own),
-            self.merge_models(state, sizes), state.served.models,
-        )  # fmt: skip
-        assignment = state.served.assignment
-        labels = torch.where(assignment >= 0, names[assignment], assignment)
-        log.info("%d pairs of clusters share a model", int(better.sum()) // 2)
-        return replace(state, served=state.served.serve(labels, models), chosen=names[state.chosen])
 
     def offer(self, state: AutoState, cohort: Tensor, fed: Federation) -> Offer:
         offer = state.served.offer(cohort)

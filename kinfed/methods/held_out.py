@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from kinfed.client import Client, Range, Reply, Samples, client_task
 from kinfed.models import Model
-from kinfed.params import Params, Payload, Stack, count, flatten, interpolate, model_in, select, tensor_in
+from kinfed.params import Params, Payload, interpolate, model_in, tensor_in
 from kinfed.targets import fill_unknown, is_known
 from kinfed.training import LabelledGradient, LocalTraining
 
@@ -123,18 +123,6 @@ class JudgesOnHeldOut:
 def is_classified(model: Model, samples: Samples) -> bool:
     """Whether each sample has one class."""
     return model.task.has_classes() and samples.y.dim() == 1
-
-
-def pair_nearest(models: Stack, chosen: Tensor) -> Tensor:
-    """Pairs of the chosen models, model 0 left out, nearest first: each one's partner, or itself. [models]"""
-    names, partners = chosen[chosen > 0].unique(), torch.arange(count(models), device=chosen.device)
-    points = flatten(select(models, names)).float()
-    distances = torch.cdist(points, points).fill_diagonal_(torch.inf)
-    for _ in range(len(names) // 2):
-        a, b = divmod(int(distances.argmin()), len(names))
-        partners[names[a]], partners[names[b]] = names[b], names[a]
-        distances[[a, b]] = distances[:, [a, b]] = torch.inf
-    return partners
 
 
 def count_labels(samples: Samples, classes: int) -> Tensor:

@@ -6,6 +6,7 @@ it. Batch statistics leave padding out. Attention and recurrent layers, which a 
 """
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from math import prod
 from types import FunctionType
 from typing import Any, cast
@@ -92,19 +93,32 @@ class BatchOperations(TorchFunctionMode):
         batch = self.batch
         if not training or batch is None or (batch.exact and len(batch.x) > 1):
             return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-        mask = batch.mask | ~batch.live  # an empty batch moves nothing, but must stay finite
-        count = mask.sum()
-        own = torch.ones_like(batch.live) if running_mean is None else count > 1
-        zeros, ones = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
-        before = (zeros, ones) if running_mean is None or running_var is None else (running_mean, running_var)
-        affine = ones if weight is None else weight, zeros if bias is None else bias
+        share, count, has_several = self.shares
+        own = torch.ones_like(has_several) if running_mean is None else has_several
+        before = [
+            x.new_full((x.shape[1],), value) if t is None else t
+            for t, value in ((running_mean, 0.0), (running_var, 1.0))
+        ]
+        affine = [x.new_full((x.shape[1],), value) if t is None else t for t, value in ((weight, 1.0), (bias, 0.0))]
         apply = cast("Callable[..., tuple[Tensor, Tensor, Tensor]]", _BatchNorm.apply)
-        y, mean, var = apply(x, mask / count, own, *before, *affine, eps)
-        numbers = count * prod(x.shape[2:])
-        unbiased = var * (numbers / (numbers - 1).clamp(min=1))
-        for running, now in ((running_mean, mean), (running_var, unbiased)):
-            self._move(running, now, momentum, own & batch.live)
+        y, mean, var = apply(x, share, own, *before, *affine, eps)
+        if running_mean is not None:
+            numbers = count * prod(x.shape[2:])
+            unbiased = var * (numbers / (numbers - 1).clamp(min=1))
+            for running, now in ((running_mean, mean), (running_var, unbiased)):
+                self._move(running, now, momentum, own & batch.live)
         return y
+
+    @cached_property
+    def shares(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What each sample counts in batch statistics, how many samples do, and whether several; for all layers.
+
+        An empty batch moves nothing, but must stay finite: there padding counts.
+        """
+        assert self.batch is not None
+        mask = self.batch.mask | ~self.batch.live
+        count = mask.sum()
+        return mask / count, count, count > 1
 
     def instance_norm(
         self, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,

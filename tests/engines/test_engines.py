@@ -10,6 +10,7 @@ from kinfed.client_tasks import evaluate
 from kinfed.data import PARTITIONS, Role, build_population, load
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines.blocks import Cut
+from kinfed.engines.sequential import make_client
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Experiment
 from kinfed.methods import FedAvg, Local, PerFedAvg
@@ -141,6 +142,45 @@ def test_networks_of_every_kind_train_in_blocks_and_agree_with_the_reference(nam
     assert not fast[1].fallbacks
     assert_close(slow[0].params, fast[0].params)
     assert_same_bits(cut[0].params, fast[0].params)
+
+
+def train_by_hand(model: Model, fed: Vectorised, client: int, local: LocalTraining, key: torch.Tensor) -> dict:
+    """A plain loop of torch over the batches of one client."""
+    module = model.build_module().train()
+    module.load_state_dict(model.init(), strict=False)
+    optimiser = torch.optim.SGD(module.parameters(), local.lr, local.momentum)
+    for batch in make_client(fed, client, key, {}).batches(local.epochs, local.batch_size):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(module(batch.x / 255), batch.y).backward()
+        optimiser.step()
+    return module.state_dict()
+
+
+def test_batch_norm_of_uneven_clients_is_that_of_a_plain_loop():
+    model, local = Model(ZOO["batch norm of images"], classes=3), LocalTraining(2, 5, 0.05, momentum=0.9)
+    population = tiny_population((7, 23, 12, 29, 9))  # last batches of 2, 3, 2, 4 and 4 samples
+    method = FedAvg(model, local)
+    fed, keys = Vectorised(method, population), []
+    run = fed._run
+    fed._run = lambda name, cohort, key, offer: keys.append(key) or run(name, cohort, key, offer)
+    state = method.round(method.init(fed), 0, fed)
+    ends = [train_by_hand(model, fed, i, local, keys[0][i]) for i in range(5)]
+    share = torch.tensor([7, 23, 12, 29, 9]) / 80
+    wanted = {name: sum(s * end[name] for s, end in zip(share, ends, strict=True)) for name in state.params}
+    assert_close(state.params, wanted)
+
+
+@pytest.mark.parametrize("name", ["dropout", "batch norm of images"])
+def test_a_run_resumed_with_dropout_or_batch_norm_has_the_same_bits(name, tmp_path):
+    method, few = FedAvg(Model(ZOO[name], classes=3), LocalTraining(1, 6, 0.05)), tiny_population((7, 13, 9))
+
+    def run(rounds: int, folder: str, resume: bool = False) -> Params:
+        experiment = Experiment.over(Vectorised(method, few), rounds=rounds, checkpoint=tmp_path / folder)
+        experiment.run(resume=resume)
+        return experiment.state.params
+
+    run(1, "cut")
+    assert_same_bits(run(3, "cut", resume=True), run(3, "whole"))
 
 
 class Centred(nn.Module):

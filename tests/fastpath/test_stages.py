@@ -20,7 +20,10 @@ def lanes_of(model: Model, lanes: int = 3) -> dict[str, torch.Tensor]:
     return {name: torch.stack([params[name] for params in drawn]) for name in drawn[0]}
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"resnet9", "har_cnn", "char_cnn"}))
+OTHERS = {"resnet9", "har_cnn", "char_cnn", "lenet5_dropout", "resnet20", "resnet18", "vit", "lstm"}  # by autograd
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - OTHERS))
 def test_weights_come_back_as_they_were_packed(name):
     model = make_model(name, (3, 32, 32), 5)
     start, ends = lanes_of(model), {}

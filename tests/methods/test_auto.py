@@ -13,9 +13,11 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import Auto, FedAvg
-from kinfed.methods.held_out import LIKELY, Evidence, pair_nearest
+from kinfed.methods.cluster_merging import pair_nearest, share_models
+from kinfed.methods.cluster_models import ClusterModels
+from kinfed.methods.held_out import LIKELY, Evidence
 from kinfed.models import make_model
-from kinfed.params import each_leaf, interpolate, repeat, select
+from kinfed.params import interpolate, one_hot, repeat, select
 from tests.methods.registry import LOCAL, make, population
 from tests.problems import small_net
 
@@ -104,20 +106,15 @@ def test_models_are_paired_nearest_first_and_the_common_one_with_none():
 
 
 def test_clusters_share_the_mean_of_their_models_only_where_both_do_better():
-    experiment = Experiment.over(Vectorised(auto := make("auto"), population()), rounds=8)
-    experiment.run()
-    state, sizes = experiment.state, torch.tensor([1.0] * population().clients)
-    pair, gain = torch.tensor([0, 2, 1]), torch.zeros(3, 5, 2)
+    stacked, labels = {"w": torch.tensor([[0.0], [2.0], [5.0]])}, torch.tensor([1, 1, 2, -1])
+    first, sizes = ClusterModels(stacked, labels, one_hot(labels, 3).bool(), {}), torch.tensor([1.0, 1.0, 1.0, 1.0])
+    pair, gain, total = torch.tensor([0, 2, 1]), torch.zeros(3, 5, 2), torch.full((3, 2), 100.0)
     gain[1, 1], gain[2, 1] = 30.0, 10.0
-    before = replace(state, partners=pair, evidence=Evidence(gain, gain.square() / 4, torch.full((3, 2), 100.0)))
-    after = auto.share_models(before, sizes)
-    assert after.chosen.tolist() == [1, 1] and after.served.assignment.unique().tolist() == [1]
-    mean = each_leaf(lambda w: (w[1] + w[2]) / 2, state.served.models)
-    for name, weight in select(after.served.models, 1).items():
-        torch.testing.assert_close(weight, mean[name])
-    gain[2, 1] = -10.0  # 10 of √(10²/4) = 5: the second cluster loses, the two together gain
-    apart = auto.share_models(replace(before, evidence=Evidence(gain, gain.square() / 5, before.evidence.total)), sizes)
-    assert apart.chosen.tolist() == [1, 2]
+    after, names = share_models(first, pair, Evidence(gain, gain.square() / 4, total), sizes)
+    assert names.tolist() == [0, 1, 1] and after.assignment.tolist() == [1, 1, 1, -1]
+    assert after.models["w"].tolist() == [[0.0], [3.0], [3.0]], "two clients with 2, one with 5"
+    gain[2, 1] = -10.0  # of √(10²/5) = 4.5: the second cluster loses, the two together gain
+    assert share_models(first, pair, Evidence(gain, gain.square() / 5, total), sizes)[1].tolist() == [0, 1, 2]
 
 
 def test_a_cluster_that_signatures_split_in_two_is_made_one_again():

@@ -1,0 +1,101 @@
+"""What a round of FedAvg costs by the number of clients in the population, at a fixed cohort: seconds and memory.
+
+    python benchmarks/population.py [--clients 1000 10000 100000] [--cohort 1000] [--samples 50] [--side 28]
+                                    [--device cpu] [--rounds 5] [--plot docs/population.png]
+
+Every client has samples of its own. Training alone is measured, after a round that warms up; seconds on a CPU are those
+of the processor. "Beside samples" is the peak of memory in a round less what the samples take, which grows with the
+population by definition.
+"""
+
+import argparse
+import resource
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kinfed.data import Population
+from kinfed.engines import Vectorised
+from kinfed.methods import FedAvg
+from kinfed.models import make_model
+from kinfed.training import LocalTraining
+
+HEADER = "| clients | cohort | s a round | MiB of samples | MiB beside samples |\n|---:|---:|---:|---:|---:|"
+
+
+def make_population(clients: int, samples: int, side: int) -> Population:
+    """Clients with random images of their own, and one test sample that all share."""
+    draw = torch.Generator().manual_seed(0)
+    count = clients * samples
+    x = torch.randint(0, 256, (count + 1, 1, side, side), dtype=torch.uint8, generator=draw)
+    y = torch.randint(0, 10, (count + 1,), generator=draw)
+    train = torch.arange(count).split(samples)
+    return Population(x, y, tuple(train), (torch.tensor([count]),) * clients, 10)
+
+
+def measure(clients: int, cohort: int, samples: int, side: int, device: str, rounds: int) -> dict[str, float]:
+    """Seconds of a round, and bytes."""
+    population = make_population(clients, samples, side)
+    method = FedAvg(make_model("mlp_200", (1, side, side), 10), LocalTraining(1, 10, 0.01))
+    fed = Vectorised(method, population, fraction=cohort / clients, device=device)
+    state, taken = method.init(fed), list[float]()
+    for t in range(rounds + 1):
+        began = read_clock(fed.x)
+        fed.begin(t)
+        state = method.round(state, t, fed)
+        taken.append(read_clock(fed.x) - began)
+    held = population.x.numel() + 16 * population.y.numel()  # images, labels, and sample numbers
+    return {"clients": clients, "cohort": cohort, "seconds": sorted(taken[1:])[rounds // 2],
+            "samples": held, "beside": max(0, peak_bytes(fed.x) - held)}  # fmt: skip
+
+
+def read_clock(x: Tensor) -> float:
+    """Seconds: on a GPU of the clock when it is done, on a CPU of the processor."""
+    if x.is_cuda:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+def peak_bytes(x: Tensor) -> int:
+    """The peak of a GPU's memory, or of this process's."""
+    return torch.cuda.max_memory_allocated() if x.is_cuda else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def table_row(found: dict[str, float]) -> str:
+    """One row of the table."""
+    sizes = " | ".join(f"{found[name] / 2**20:,.0f}" for name in ("samples", "beside"))
+    return f"| {found['clients']:,} | {found['cohort']:,} | {found['seconds']:.3f} | {sizes} |"
+
+
+def plot(table: list[dict[str, float]], path: Path) -> None:
+    """Seconds of a round against clients, on logarithmic axes."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5, 3))
+    axes.loglog([found["clients"] for found in table], [found["seconds"] for found in table], "o-")
+    axes.set(xlabel="clients in the population", ylabel="seconds of a round", ylim=(1e-3, 1e2))
+    figure.savefig(path, dpi=80, bbox_inches="tight")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", nargs="*", type=int, default=[1000, 10_000, 100_000])
+    for name, usual in (("cohort", 1000), ("samples", 50), ("side", 28), ("rounds", 5)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--plot", type=Path)
+    said = parser.parse_args()
+    table = []
+    print(HEADER)
+    for clients in said.clients:
+        table.append(measure(clients, said.cohort, said.samples, said.side, said.device, said.rounds))
+        print(table_row(table[-1]), flush=True)
+    if said.plot:
+        plot(table, said.plot)
+
+
+if __name__ == "__main__":
+    main()

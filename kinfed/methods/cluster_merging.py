@@ -1,0 +1,46 @@
+"""Two clusters that share a model: which may, and which do better by it on held-out samples."""
+
+import torch
+from torch import Tensor
+
+from kinfed.methods.cluster_models import ClusterModels
+from kinfed.methods.held_out import LIKELY, Evidence
+from kinfed.params import Stack, count, each_leaf, flatten, mix, select
+
+
+def pair_nearest(models: Stack, chosen: Tensor) -> Tensor:
+    """Pairs of the chosen models, model 0 left out, nearest first: each one's partner, or itself. [models]"""
+    names, partners = chosen[chosen > 0].unique(), torch.arange(count(models), device=chosen.device)
+    points = flatten(select(models, names)).float()
+    distances = torch.cdist(points, points).fill_diagonal_(torch.inf)
+    for _ in range(len(names) // 2):
+        a, b = divmod(int(distances.argmin()), len(names))
+        partners[names[a]], partners[names[b]] = names[b], names[a]
+        distances[[a, b]] = distances[:, [a, b]] = torch.inf
+    return partners
+
+
+def merge_pairs(served: ClusterModels, partners: Tensor, sizes: Tensor) -> Stack:
+    """The mean of each model and its partner ([models]), weighted by their clients' samples ([clients])."""
+    own = torch.eye(len(partners), device=sizes.device)
+    weights = (own + own[partners]) * (served.contributors * sizes).sum(1).clamp(min=1)
+    return mix(weights / weights.sum(1, keepdim=True), served.models)
+
+
+def share_models(
+    served: ClusterModels, partners: Tensor, evidence: Evidence, sizes: Tensor
+) -> tuple[ClusterModels, Tensor]:
+    """Pairs that do better together, none of the two worse, share the mean of their models from now on.
+
+    Also which model each has now: [models].
+    """
+    alone = torch.arange(len(partners), device=sizes.device)
+    loses, better = evidence.loses(1), evidence.pool(partners).choose(LIKELY) == 1
+    better = better & ~loses & ~loses[partners]
+    names = torch.where(better, partners.minimum(alone), alone)
+    models = each_leaf(
+        lambda both, own: torch.where(better.view(-1, *[1] * (own.dim() - 1)), both, own),
+        merge_pairs(served, partners, sizes), served.models,
+    )  # fmt: skip
+    labels = torch.where(served.assignment >= 0, names[served.assignment], served.assignment)
+    return served.serve(labels, models), names

@@ -1,0 +1,18 @@
+"""The regret table: the methods of a row meet on the seeds that all of them have run."""
+
+import json
+
+from benchmarks.regret import show
+
+
+def test_methods_are_compared_on_the_seeds_that_all_have_and_references_count_in_no_regret(tmp_path):
+    path = tmp_path / "regret.jsonl"
+    runs = [("fedavg", 0, 90, 10), ("auto", 0, 88, 12), ("oracle", 0, 99, 10), ("fedavg", 1, 10, 10)]
+    lines = [
+        {"case": "mnist-iid", "method": m, "seed": s, "accuracy": a, "bytes_down": b, "bytes_up": b}
+        for m, s, a, b in runs
+    ]
+    failed = {"case": "mnist-iid", "method": "auto", "seed": 1, "error": "out of memory"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, failed]))
+    row = show(path, ["fedavg", "auto", "oracle"]).splitlines()[2]
+    assert row == "| mnist-iid | 1 | **90.0** | 88.0 | 99.0 | 2.00 | 1.20 |"
