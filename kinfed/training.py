@@ -176,7 +176,11 @@ class LocalTraining:
 
     def for_adaptation(self) -> "LocalTraining":
         """The same training with the epochs of adaptation."""
-        return replace(self, epochs=self.adapt_epochs or self.epochs, steps=0 if self.adapt_epochs else self.steps)
+        return self.for_epochs(self.adapt_epochs) if self.adapt_epochs else self
+
+    def for_epochs(self, epochs: int) -> "LocalTraining":
+        """The same training with so many epochs."""
+        return replace(self, epochs=epochs, steps=0)
 
     def _regularise(self, params: Params, gradient: Params) -> Params:
         """The gradient, clipped and with weight decay."""
