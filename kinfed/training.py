@@ -152,6 +152,11 @@ class LocalTraining:
                 return rise * self.lr * 0.5 * (1 + torch.cos(torch.pi * done))
         return self.lr * self.decay**t * rise
 
+    def most_steps(self, samples: Tensor) -> Tensor:
+        """The steps, at most, of clients with so many samples: [clients]."""
+        each = self.epochs * (samples / self.batch_size).ceil()
+        return torch.full_like(each, self.steps) if self.steps else each
+
     @property
     def passes(self) -> tuple[int, int, int, bool]:
         """Which mini-batches a round has: what `Client.batches` takes."""
@@ -171,7 +176,11 @@ class LocalTraining:
 
     def for_adaptation(self) -> "LocalTraining":
         """The same training with the epochs of adaptation."""
-        return replace(self, epochs=self.adapt_epochs or self.epochs, steps=0 if self.adapt_epochs else self.steps)
+        return self.for_epochs(self.adapt_epochs) if self.adapt_epochs else self
+
+    def for_epochs(self, epochs: int) -> "LocalTraining":
+        """The same training with so many epochs."""
+        return replace(self, epochs=epochs, steps=0)
 
     def _regularise(self, params: Params, gradient: Params) -> Params:
         """The gradient, clipped and with weight decay."""

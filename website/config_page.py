@@ -8,6 +8,7 @@ from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings, RoleSettings
 from kinfed.experiment import Evaluation
 from kinfed.learning_tasks import TASKS
 from kinfed.methods import METHODS
+from kinfed.models.inputs import Inputs
 from kinfed.registry import first_lines
 from kinfed.training import LocalTraining
 from website.method_pages import facts
@@ -16,6 +17,7 @@ from website.settings import settings_of, table
 BY_NAME = ("task", "partition", "shift", "aggregation", "methods")  # sections whose keys depend on a name
 SECTIONS: dict[str, type] = {
     "data": DataSettings,
+    "inputs": Inputs,
     "training": LocalTraining,
     "evaluation": Evaluation,
     "engine": EngineSettings,

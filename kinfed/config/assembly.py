@@ -25,6 +25,7 @@ from kinfed.experiment import Experiment, Loop
 from kinfed.method import Method
 from kinfed.methods import FLT, METHODS
 from kinfed.models import MODELS, Model, Shape, make_model
+from kinfed.models.inputs import Inputs
 from kinfed.privacy import UNPROTECTED, Privacy
 from kinfed.registry import import_function, look_up
 from kinfed.signatures import Signature
@@ -81,9 +82,17 @@ def model_for(config: Config, population: Population) -> Model:
         model = Model(build, seed=config.seed, classes=population.classes, task=config.task)
     else:
         model = make_model(config.model, shape, population.classes, seed=config.seed, task=config.task)
+    model = put_inputs(model, config.inputs, shape)
     with in_one_line(f"model '{config.model}' was built, but failed on samples of shape {shape}"):
         model.check(population.x[:2])
     return model
+
+
+def put_inputs(model: Model, inputs: Inputs, shape: tuple[int, ...]) -> Model:
+    """The model with this normalisation and augmentation of its inputs."""
+    inputs.check(shape)
+    model = replace(model, mean=inputs.mean, std=inputs.std) if inputs.mean else model
+    return replace(model, build=partial(inputs.wrap, model.build)) if inputs.augment else model
 
 
 def refuse_own(name: str, kind: str) -> None:

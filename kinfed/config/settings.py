@@ -35,6 +35,7 @@ from kinfed.experiment import Evaluation
 from kinfed.learning_tasks import Classification, LearningTask
 from kinfed.method import Method
 from kinfed.methods import METHODS, PRESETS
+from kinfed.models.inputs import Inputs
 from kinfed.privacy import OPEN, Privacy
 from kinfed.registry import import_object, look_up
 from kinfed.training import LocalTraining
@@ -98,6 +99,7 @@ class Config:
     shift: Shift | None = None
     roles: RoleSettings = RoleSettings()
     change: ChangeSettings = ChangeSettings(round=0)
+    inputs: Inputs = Inputs()
     training: LocalTraining = LocalTraining()
     aggregation: Aggregation | None = None  # none: the mean in simulation, norm clipping in deployment
     privacy: Privacy = OPEN

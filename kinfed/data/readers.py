@@ -197,6 +197,23 @@ def is_fraction(word: str) -> bool:
     return is_number(word) and float(word) % 1 != 0
 
 
+TABLE = Table()
+
+
+def read_own_table(
+    path: Path, class_names: Sequence[str] = (), settings: Table = TABLE
+) -> tuple[Floats, npt.NDArray[np.generic] | None, Index]:
+    """One client's features, targets (None: it has none) and samples for testing, of a table without other clients."""
+    table = {name: column for name, column in read_columns(path).items() if name != settings.client}
+    x = settings.read_features(table, path)
+    y = read_targets(table[settings.target], settings.target, class_names)[0] if settings.target in table else None
+    nobody, mine = np.empty(0, np.int64), np.zeros(len(x), np.int64)
+    strata = y.astype(np.int64) if y is not None and y.dtype.kind == "i" else mine
+    test = nobody if y is None or len(x) < 2 else hold_out(mine, strata, settings.test, settings.seed)
+    is_train = ~np.isin(np.arange(len(x)), test)
+    return (scale_by_client(x, mine, is_train) if settings.scale else x), y, test
+
+
 @dataclass(frozen=True)
 class ImageFolder:
     """Images as FOLDER/client/class/image.png; the names of folders are those of clients and classes."""

@@ -6,7 +6,7 @@ samples, builds its own copy of the method, and runs tasks by name.
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
 from kinfed.progress import Lines, forward_log
 from kinfed.runs import CHECKPOINT, can_resume, conduct
+from kinfed.targets import is_known
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -103,11 +104,11 @@ NodeConfig = Mapping[str, bool | bytes | float | int | str]
 Loader = Callable[[NodeConfig], ClientData]
 
 
-def load_node_data(node: NodeConfig) -> ClientData:
-    """The samples in the node's folder."""
+def load_node_data(node: NodeConfig, class_names: Sequence[str] = ()) -> ClientData:
+    """The samples in the node's folder; where its table names classes, these are the known ones."""
     if "data" not in node:
         raise ConfigError('the node\'s config has no data: start it with --node-config \'name="…" data="FOLDER"\'')
-    return load_folder(Path(str(node["data"])))
+    return load_folder(Path(str(node["data"])), class_names)
 
 
 def make_client_app(config: Config, plan: Plan, load: Loader = load_node_data) -> "ClientApp":
@@ -130,9 +131,9 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> Cli
     """The client of a node."""
     if not node.get("name"):
         raise ConfigError('the node\'s config has no name: start it with --node-config \'name="…" data="FOLDER"\'')
-    data = plan.check(load(node))
+    data = plan.check(load_node_data(node, plan.class_names) if load is load_node_data else load(node))
     model = model_for(config, ServerSamples(data.x[:2], data.y[:2], plan.classes).population(1))
-    labelled = bool((data.y >= 0).all())
+    labelled = bool(is_known(data.y).all())
     return ClientNode(
         str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,
         holdout=bool(node.get("holdout", False)), device=str(node.get("device", "cpu")), detects_changes=True,

@@ -1,9 +1,12 @@
 """What server and nodes of a deployment agree on beside the config, since nobody sees all the samples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,14 +17,17 @@ from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
 from kinfed.data.arrays import LARGEST_SAMPLE, ServerSamples, as_features, as_labels
+from kinfed.data.partitions.split import others
 from kinfed.data.population import check_classes
+from kinfed.data.readers import TABLES, read_own_table
 from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError, FileError
 from kinfed.files import Arrays, read_arrays, write_arrays
 from kinfed.method import Method
+from kinfed.targets import as_numbers
 
-KINDS = {"uint8": torch.uint8, "float32": torch.float32}
+KINDS = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,14 @@ class Plan:
     clients: int  # at most, late-joining ones included
     shape: tuple[int, ...]  # of one sample
     classes: int
-    dtype: str = "uint8"  # of samples: uint8 for images, else float32
+    dtype: str = "uint8"  # of samples: uint8 for images, int64 for token ids, else float32
     wait_for: int = 1  # clients that must have enrolled before training begins
     wait_seconds: float = 600.0
     server_samples: str = ""  # a folder with the server's own samples, where the method needs some
     quorum: float = DEPLOYED_PATIENCE.quorum  # share of the asked clients that must reply before a deadline is set
     grace_seconds: float = DEPLOYED_PATIENCE.grace  # that the others have then, or as long again
     max_samples: int = 10**7  # that a client may say it has
+    class_names: tuple[str, ...] = ()  # of the classes, where tables of clients name them
     bind_names: bool = True  # a name belongs to one node's key; false only where nodes have no keys of their own
 
     def __post_init__(self) -> None:
@@ -67,15 +74,24 @@ class Plan:
 
     def check(self, data: ClientData) -> ClientData:
         """The same data; raises DataError where the samples are not as planned."""
+        if self.dtype == "int64":
+            data = data._replace(x=as_tokens(data.x), test_x=as_tokens(data.test_x))
         for x, y in ((data.x, data.y), (data.test_x, data.test_y)):
             if tuple(x.shape[1:]) != self.shape or x.dtype != KINDS[self.dtype] or len(x) != len(y):
                 raise DataError(
                     f"wanted samples {self.dtype} {list(self.shape)} and as many labels, got {x.dtype} "
                     f"{list(x.shape[1:])}, {len(x)} samples and {len(y)} labels"
                 )
-            if len(y) and not (int(y.min()) >= -1 and int(y.max()) < self.classes):
+            if not y.is_floating_point() and len(y) and not (int(y.min()) >= -1 and int(y.max()) < self.classes):
                 raise DataError(f"wanted labels 0..{self.classes - 1}, -1 for none, got {int(y.min())}..{int(y.max())}")
         return data
+
+
+def as_tokens(x: Tensor) -> Tensor:
+    """Token ids; DataError where these are none."""
+    if len(x) and (bool((x < 0).any()) or bool((x != x.long()).any())):
+        raise DataError(f"token ids must be whole numbers from 0 on, got {x.min():g}..{x.max():g}")
+    return x.long()
 
 
 def make_planned_method(config: Config, plan: Plan, samples: ServerSamples) -> Method[object]:
@@ -98,8 +114,11 @@ def read_plan(path: Path) -> Plan:
 FILE, OLD_FILE = "samples.npz", "rows.npz"
 
 
-def load_folder(folder: Path) -> ClientData:
-    """The samples in the folder's `samples.npz`."""
+def load_folder(folder: Path, class_names: Sequence[str] = ()) -> ClientData:
+    """The samples in the folder's `samples.npz`, or in its table `samples.csv` or `samples.parquet`."""
+    for suffix in TABLES:
+        if not has_samples(folder) and (table := folder / f"samples{suffix}").exists():
+            return load_file(table, class_names)
     if not has_samples(folder) and (folder / OLD_FILE).exists():
         raise DataError(f"{OLD_FILE} was renamed {FILE}: rename {folder / OLD_FILE}")
     return load_file(folder / FILE)
@@ -110,21 +129,36 @@ def has_samples(folder: Path) -> bool:
     return (folder / FILE).exists()
 
 
-def load_file(path: Path) -> ClientData:
-    """The samples in an .npz file: x and test_x, and y and test_y where there are labels.
+def load_file(path: Path, class_names: Sequence[str] = ()) -> ClientData:
+    """The samples in an .npz file: x and test_x, and y and test_y where there are labels; or in a table.
 
     Images are uint8 [n, h, w], [n, h, w, 3] or [n, 3, h, w], other samples are taken as float32. Without `y` a client
     wants a model and does not train; without `test_x` it is not evaluated.
     """
+    if path.suffix.lower() in TABLES:
+        return load_table(path, class_names)
     arrays = read_samples(path)
     x = torch.from_numpy(as_features(arrays["x"]))
-    y = torch.from_numpy(as_labels(arrays["y"])) if "y" in arrays else torch.full((len(x),), -1)
+    y = as_targets(arrays["y"]) if "y" in arrays else torch.full((len(x),), -1)
     if len(alone := {"test_x", "test_y"} & set(arrays)) == 1:
         raise DataError(f"{path} has {alone.pop()} alone; wanted test_x and test_y, or neither")
     if "test_x" not in arrays:
         return ClientData(x, y, x[:0], y[:0])
-    test_x, test_y = as_features(arrays["test_x"]), as_labels(arrays["test_y"])
-    return ClientData(x, y, torch.from_numpy(test_x), torch.from_numpy(test_y))
+    return ClientData(x, y, torch.from_numpy(as_features(arrays["test_x"])), as_targets(arrays["test_y"]))
+
+
+def load_table(path: Path, class_names: Sequence[str]) -> ClientData:
+    """The samples in a table of one client; a class that is not among those known is refused."""
+    features, targets, test = read_own_table(path, class_names)
+    x = torch.from_numpy(features)
+    y = torch.full((len(x),), -1) if targets is None else as_targets(targets)
+    train = torch.from_numpy(others(len(x), test))
+    return ClientData(x[train], y[train], x[test], y[test])
+
+
+def as_targets(y: npt.NDArray[np.generic]) -> Tensor:
+    """Labels as int64, numbers as float32."""
+    return torch.from_numpy(as_numbers(y, "y") if y.dtype.kind == "f" else as_labels(y))
 
 
 def read_samples(path: Path) -> Arrays:

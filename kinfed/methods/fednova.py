@@ -24,8 +24,7 @@ from kinfed.training import LocalTraining
 def most_steps(facts: Facts) -> Tensor:
     """The most that a client can add to τ_eff: its steps, each weighed by all that momentum makes of it."""
     local = cast("FedNova", facts.method).local
-    steps = local.epochs * (facts.train / local.batch_size).ceil()
-    return 1.001 * steps / (1 - local.momentum)  # rounded
+    return 1.001 * local.most_steps(facts.train) / (1 - local.momentum)  # rounded
 
 
 @dataclass(frozen=True)

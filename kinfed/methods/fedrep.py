@@ -6,7 +6,7 @@ common first model (authors' code: an alias makes it the mean of others' heads).
 more after the last round: `tune_epochs`. A client that never trained has a blank head, unless it tunes it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
@@ -45,7 +45,7 @@ class FedRep(OnePart):
         """Client: the head after some epochs with this body."""
         gradient = fix_weights(self.model.gradient, body)
         rule = LabelledGradient(gradient) if labelled else gradient
-        return replace(self.local, epochs=epochs)(client, head, rule)[0] if epochs else head
+        return self.local.for_epochs(epochs)(client, head, rule)[0] if epochs else head
 
     def personalise(self, client: Client, offer: Payload) -> Params:
         body, head = model_in(offer, "shared"), {name: client.recall(name) for name in client.memory}

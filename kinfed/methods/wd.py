@@ -57,4 +57,4 @@ class WD(ClusteredByKMeans):
     @client_task
     def tune(self, client: Client, params: Params) -> Reply:
         """Client task: Δθ of f epochs."""
-        return train_update(replace(self, local=replace(self.local, epochs=self.tuning_epochs)), client, params)
+        return train_update(replace(self, local=self.local.for_epochs(self.tuning_epochs)), client, params)

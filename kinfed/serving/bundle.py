@@ -40,7 +40,7 @@ from kinfed.targets import is_known
 
 FORMAT = 3
 JSON, TENSORS = "bundle.json", "bundle.safetensors"
-CONFIG = ("method", "model", "seed", "task", "training")  # and the method's own settings
+CONFIG = ("method", "model", "seed", "task", "inputs", "training")  # and the method's own settings
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,19 @@
 Pillow, which reads images, comes with the extra `hub`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+from torch import Tensor
 
 from kinfed.data.arrays import Pixels, SampleKind
+from kinfed.data.readers import TABLES
 from kinfed.deployment.plan import FILE, OLD_FILE, has_samples, load_file, load_folder
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import DataError
+from kinfed.learning_tasks import LearningTask
 from kinfed.runs.logs import as_csv, write_text
 from kinfed.serving.assignment import ASSIGNMENT, MODEL, Assignment, OutputFolder
 from kinfed.serving.bundle import Bundle, load
@@ -30,9 +34,12 @@ def assign_client(
     """
     target.check(ASSIGNMENT)
     bundle = load(bundle_folder, trust)
-    samples = load_samples(data, bundle.kind)
+    names = tuple(map(str, cast("list[str]", bundle.about.get("class_names", []))))
+    samples = load_samples(data, bundle.kind, names)
     asked = (
-        bundle.kind.check(load_samples(predict, bundle.kind).x, None, "the samples to predict")[0] if predict else None
+        bundle.kind.check(load_samples(predict, bundle.kind, names).x, None, "the samples to predict")[0]
+        if predict
+        else None
     )
     test = (samples.test_x, samples.test_y) if len(samples.test_y) else None
     assignment = bundle.assign(samples.x, samples.y, test)
@@ -41,11 +48,21 @@ def assign_client(
     assignment.save(target.folder, {"bundle": bundle.about})
     yield summarise(assignment, bundle)
     if asked is not None:
-        best = assignment.predict(asked).max(1)
-        lines = zip(range(len(asked)), best.indices.tolist(), best.values.tolist(), strict=True)
-        write_text(target.folder / PREDICTIONS, as_csv([HEADER]) + as_csv(lines))
+        write_text(
+            target.folder / PREDICTIONS, list_predictions(assignment.predict(asked), assignment.model.task, names)
+        )
         yield f"{len(asked)} predictions written to {target.folder / PREDICTIONS}"
     yield f"model written to {target.folder / MODEL}, the assignment to {target.folder / ASSIGNMENT}"
+
+
+def list_predictions(predicted: Tensor, task: LearningTask, names: Sequence[str]) -> str:
+    """Predictions as CSV: the likeliest class and its probability, or all numbers."""
+    if not task.has_classes() or predicted.dim() != 2:
+        columns = ("sample", *(f"value_{i}" for i in range(predicted.flatten(1).shape[1])))
+        return as_csv([columns]) + as_csv((i, *row) for i, row in enumerate(predicted.flatten(1).tolist()))
+    best = predicted.max(1)
+    classes = [names[c] if names else c for c in best.indices.tolist()]
+    return as_csv([HEADER]) + as_csv(zip(range(len(predicted)), classes, best.values.tolist(), strict=True))
 
 
 def summarise(assignment: Assignment, bundle: Bundle) -> str:
@@ -65,14 +82,14 @@ def summarise(assignment: Assignment, bundle: Bundle) -> str:
     return line
 
 
-def load_samples(path: Path, kind: SampleKind) -> ClientData:
-    """The samples in an .npz file, or in a folder: those of its samples.npz, else its images."""
+def load_samples(path: Path, kind: SampleKind, class_names: Sequence[str] = ()) -> ClientData:
+    """The samples in an .npz file or a table, or in a folder: those of its samples.npz, else its images."""
     if path.is_file():
-        return load_file(path)
+        return load_file(path, class_names)
     if not path.is_dir():
         raise DataError(f"{path}: no such file or folder")
-    if has_samples(path) or (path / OLD_FILE).exists():
-        return load_folder(path)
+    if has_samples(path) or (path / OLD_FILE).exists() or any((path / f"samples{end}").exists() for end in TABLES):
+        return load_folder(path, class_names)
     images = list_images(path)
     if not images:
         raise DataError(

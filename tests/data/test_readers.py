@@ -1,11 +1,17 @@
 import numpy as np
 import pytest
+import torch
 
 from kinfed.config import load_config
 from kinfed.config.assembly import make_population
 from kinfed.data import load
+from kinfed.data.arrays import SampleKind
 from kinfed.data.readers import read_targets
+from kinfed.deployment.apps import load_node_data
+from kinfed.deployment.plan import Plan, load_folder
+from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError
+from kinfed.serving.client_files import load_samples
 
 HEADER = "hospital,age,chol,ill\n"
 ROWS = [f"{'AB'[i % 2]},{40 + i},{200 + 3 * i},{'yes' if i % 3 else 'no'}\n" for i in range(20)]
@@ -84,3 +90,29 @@ def test_a_folder_of_images_has_clients_and_classes(tmp_path):
     with pytest.raises(DataError, match=r"8x9 pixels.*data\.options\.size"):
         load(str(tmp_path / "pets"))
     assert load(str(tmp_path / "pets"), options={"size": 4, "grey": True}).x_train.shape[1:] == (1, 4, 4)
+
+
+def test_a_clients_own_table_is_read_as_a_node_and_an_unseen_client_read_it(tmp_path):
+    rows = [f"{40 + i},{200 + 3 * i},{'yes' if i % 3 else 'no'}\n" for i in range(20)]
+    (tmp_path / "samples.csv").write_text("age,chol,target\n" + "".join(rows))
+    data = load_folder(tmp_path, ("no", "yes"))
+    assert len(data.y) == 16 and len(data.test_y) == 4 and sorted(data.y.unique().tolist()) == [0, 1]
+    kind = SampleKind((2,), "float32", 2)
+    assert load_samples(tmp_path, kind, ("no", "yes")).x.shape == (16, 2)
+    with pytest.raises(DataError, match="the class 'no', which the server does not know"):
+        load_folder(tmp_path, ("maybe", "yes"))
+    plan = Plan(clients=1, shape=(2,), classes=2, dtype="float32", class_names=("no", "yes"))
+    assert make_node_data(plan, tmp_path).x.shape == (16, 2)
+
+
+def make_node_data(plan, folder):
+    return plan.check(load_node_data({"name": "a", "data": str(folder)}, plan.class_names))
+
+
+def test_token_ids_of_a_node_are_whole_and_not_negative():
+    plan = Plan(clients=1, shape=(3,), classes=2, dtype="int64")
+    y = torch.tensor([0, 1])
+    data = ClientData(torch.tensor([[0.0, 1, 2], [2, 1, 0]]), y, torch.zeros(0, 3), y[:0])
+    assert plan.check(data).x.dtype == torch.int64
+    with pytest.raises(DataError, match="token ids must be whole numbers from 0 on"):
+        plan.check(data._replace(x=data.x - 1))

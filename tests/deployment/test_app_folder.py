@@ -232,8 +232,8 @@ def test_what_is_there_is_not_written_over_unless_forced():
         (["mine", "model=lenet5"], "of shape (1, 8, 8)"),
         (["mine", "evaluation.correlation=true"], "which a deployed server has not"),
         (
-            ["mine", "method=flt_paper", "--shape", "3,30,30", "--classes", "2", "--clients", "2"],
-            "image sides that 4 divides, got 30x30",
+            ["mine", "model=har_cnn", "--shape", "3,30,30", "--classes", "2", "--clients", "2"],
+            "is for series [channels, length], got samples of shape [3, 30, 30]",
         ),
         (
             ["mine", "method=flt_paper", "data.public=0"],

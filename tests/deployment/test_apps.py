@@ -156,8 +156,8 @@ def test_a_server_that_cannot_go_on_says_why_in_one_line(tmp_path, caplog):
 
 
 def test_a_plan_whose_samples_the_method_cannot_take_is_refused_by_the_server(tmp_path):
-    with pytest.raises(ConfigError, match="image sides that 4 divides, got 8x9"):
-        serve(Loopback(0), tmp_path / "run", replace(CONFIG, method="flt_paper"), replace(PLAN, shape=(1, 8, 9)))
+    with pytest.raises(ConfigError, match=r"model 'har_cnn' is for series .*, got samples of shape \[1, 8, 9\]"):
+        serve(Loopback(0), tmp_path / "run", replace(CONFIG, model="har_cnn"), replace(PLAN, shape=(1, 8, 9)))
 
 
 def test_a_file_that_cannot_be_read_is_a_clear_error(tmp_path):

@@ -56,3 +56,9 @@ def test_batch_norm_statistics_are_averaged_as_they_are():
     mean = trained["1.running_var"][0] / 4 + 3 * trained["1.running_var"][1] / 4
     torch.testing.assert_close(after.params["1.running_var"], mean)
     assert not torch.allclose(after.params["2.weight"], trained["2.weight"][0] / 4 + 3 * trained["2.weight"][1] / 4)
+
+
+def test_a_fixed_number_of_steps_is_within_its_range():
+    method = FedNova(small_net(), LocalTraining(1, 5, 0.01, steps=40))
+    _, fed = fit(method, Vectorised, tiny_population(), 2)
+    assert not fed.rejected
