@@ -308,7 +308,7 @@ def _bind(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
 
 
 def normalise(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """torch's `batch_norm` by running statistics; on a GPU that asks for a memory format, which a `vmap` cannot tell."""
+    """torch's `batch_norm` by running statistics; on a GPU it asks for a memory format, unknown in a `vmap`."""
     scale = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
     shift = -mean * scale if bias is None else bias - mean * scale
     wide = (-1,) + (1,) * (x.dim() - 2)
