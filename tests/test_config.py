@@ -229,7 +229,8 @@ def test_a_resolved_config_has_every_default():
     assert resolved["partition"] == {
         "name": "disjoint_classes", "clients": 10, "clusters": 5, "labels_per_cluster": 2, "samples_per_class": "none",
     }  # fmt: skip
-    assert resolved["methods"] == {"fedavg": {"aggregate_over": "participants"}}
+    assert resolved["methods"]["fedavg"]["aggregate_over"] == "participants"
+    assert resolved["methods"]["fedavg"]["server"]["name"] == "sgd"
 
 
 def test_methods_of_one_seed_meet_the_same_clients():

@@ -64,6 +64,7 @@ ROWS_OF_TABLES = (
     "kinfed/api.py",
     "kinfed/clustering/",
     "kinfed/comparison.py",
+    "kinfed/data/readers.py",
     "kinfed/fastpath/",
     "kinfed/federation.py",
     "kinfed/methods/cluster_models.py",
