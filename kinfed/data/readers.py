@@ -111,15 +111,16 @@ def read_columns(path: Path) -> dict[str, Column]:
         return read_parquet(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = csv.reader(file)
+            header, *lines = csv.reader(file)
     except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
         raise DataError(f"{path} cannot be read as a CSV table with a header: {error}") from error
-    rows = [row for row in rows if row]
-    if ragged := next((i for i, row in enumerate(rows) if len(row) != len(header)), None):
-        raise DataError(f"{path}: row {ragged + 2} has {len(rows[ragged])} fields, the header {len(header)}")
-    if not rows:
-        raise DataError(f"{path} has no rows below its header")
-    return {name.strip(): list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
+    lines = [line for line in lines if line]
+    ragged = next((i for i, line in enumerate(lines) if len(line) != len(header)), None)
+    if ragged is not None:
+        raise DataError(f"{path}: row {ragged + 2} has {len(lines[ragged])} fields, the header {len(header)}")
+    if not lines:
+        raise DataError(f"{path} has nothing below its header")
+    return {name.strip(): list(column) for name, column in zip(header, zip(*lines, strict=True), strict=True)}
 
 
 def read_parquet(path: Path) -> dict[str, Column]:
@@ -169,7 +170,8 @@ def read_targets(
     Where the classes are `known`, others are refused.
     """
     text = [str(cell).strip() for cell in column]
-    if gap := next((i for i, word in enumerate(text) if word.lower() in GAPS), None):
+    gap = next((i for i, word in enumerate(text) if word.lower() in GAPS), None)
+    if gap is not None:
         raise DataError(f"column '{name}' has no value in row {gap + 2}: every sample needs a target")
     if not known and any(is_fraction(word) for word in text) and all(is_number(word) for word in text):
         return np.array(text, np.float32), ()

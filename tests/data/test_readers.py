@@ -51,8 +51,10 @@ def test_a_column_of_numbers_is_a_regression_and_integers_are_classes(tmp_path):
         (HEADER + "A,x,1,no\n" + "".join(ROWS), OPTIONS, "column 'age' has text, 'x' in row 2"),
         (HEADER + "".join(ROWS) + "A,,1,no\n", OPTIONS, "missing values in age .1.*gaps = 'fill'"),
         (HEADER + "".join(ROWS) + "A,1,1,\n", OPTIONS, "column 'ill' has no value in row 22"),
+        (HEADER + "A,1\n" + "".join(ROWS), OPTIONS, "row 2 has 2 fields, the header 4"),
+        (HEADER + "A,1,1,\n" + "".join(ROWS), OPTIONS, "column 'ill' has no value in row 2"),
         (HEADER + "".join(ROWS) + "A,1\n", OPTIONS, "row 22 has 2 fields, the header 4"),
-        (HEADER, OPTIONS, "has no rows below its header"),
+        (HEADER, OPTIONS, "has nothing below its header"),
     ],
 )
 def test_a_bad_table_says_where_and_what_to_do(tmp_path, text, options, expected):
