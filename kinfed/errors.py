@@ -10,7 +10,7 @@ KinfedError
 ├── BundleError        a bundle cannot be read, or is not for this kinfed
 ├── FileError          a file is damaged, or cannot be written
 ├── RoleError          a method cannot serve a client of this role
-├── NetworkError       clients cannot be reached, or do not answer
+├── NetworkError       clients cannot be reached, do not answer, or are all excluded
 ├── OutOfMemory        a GPU has not enough memory for a run
 └── SequentialOnly     a task is not vectorised; engines catch it and loop over the clients
 """

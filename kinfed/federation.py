@@ -19,7 +19,7 @@ from kinfed.aggregation import MEAN, Aggregation
 from kinfed.client import NUMBERS, UNMARKED, Facts, HasMemory, Range, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, NetworkError
 from kinfed.keys import base_key, fold, normal, to_uniform, uniform
 from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, select, to_flat
 from kinfed.privacy import OPEN, Privacy
@@ -242,7 +242,13 @@ class Federation(ABC):
         If training is private, each is drawn by itself; in a deployment nobody else can know who is, for that hides
         clients, too.
         """
-        ids = self._leave_out(ids, self.excluded)
+        excluded = self.excluded
+        ids = self._leave_out(ids, excluded)
+        if not len(ids) and not len(self._leave_out(self.clients, excluded)):
+            raise NetworkError(
+                f"no client is left to train: all {len(self.clients)} were excluded, for {MAX_OFFENCES} replies of each "
+                "were malformed or out of range (events.jsonl, rejected replies)"
+            )
         if self.privacy.training.is_on:
             luck = to_uniform(self._draw_bits("sample", len(ids)))
             drawn = ids[(luck < self.fraction).nonzero()[:, 0].to(self.device)]

@@ -6,8 +6,8 @@ import torch
 from kinfed.client import Range, Reply, client_task
 from kinfed.data import Change, Role
 from kinfed.engines import Sequential
-from kinfed.errors import ConfigError
-from kinfed.federation import Offer
+from kinfed.errors import ConfigError, NetworkError
+from kinfed.federation import EXCLUDED, Offer, Rejected
 from kinfed.methods import FedAvg, Local
 from tests.problems import ENGINES, assert_close, fit, small_net, tiny_population
 
@@ -209,6 +209,13 @@ def test_a_client_whose_numbers_are_out_of_range_is_excluded_after_three(engine,
     assert fed.run(fed.method.look, fed.clients)["seen"].tolist() == [5] * 5  # nothing of it is kept, nor asked for
     assert not len(fed.run(fed.method.look, torch.tensor([1]))["seen"])
     assert 1 not in fed.sample().tolist() and len(caplog.messages) == 1
+
+
+def test_a_run_whose_clients_are_all_excluded_says_so():
+    fed = probe(ENGINES[0])
+    fed.rejected += [Rejected(0, "train", client, EXCLUDED) for client in fed.clients.tolist()]
+    with pytest.raises(NetworkError, match="no client is left to train: all 6 were excluded"):
+        fed.sample()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
