@@ -246,8 +246,8 @@ class Federation(ABC):
         ids = self._leave_out(ids, excluded)
         if not len(ids) and not len(self._leave_out(self.clients, excluded)):
             raise NetworkError(
-                f"no client is left to train: all {len(self.clients)} were excluded, for {MAX_OFFENCES} replies of each "
-                "were malformed or out of range (events.jsonl, rejected replies)"
+                f"no client is left to train: all {len(self.clients)} were excluded, since {MAX_OFFENCES} replies of "
+                "each were malformed or out of range; events.jsonl of the run has them"
             )
         if self.privacy.training.is_on:
             luck = to_uniform(self._draw_bits("sample", len(ids)))
