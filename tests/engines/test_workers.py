@@ -129,7 +129,7 @@ def test_the_engine_says_how_it_cut_a_cohort_and_the_fast_path_how_a_model_is_tr
     assert ways == {
         "mlp_200": "fast path, a block in one product",
         "lenet5": "fast path, one client after the other",
-        "own": "vectorised",
+        "own": "autograd, a block in one vmap",
     }
 
 

@@ -50,8 +50,8 @@ LIES = {
     "FedNova's steps": ("fednova", "train", {"steps": 1e9}),
     "IFCA's choice": ("ifca", "train", {"choice": 99}),
     "IFCA's negative choice": ("ifca", "choose", {"choice": -1}),
-    "absurd counts in a signature": ("flt, calibrated", "compute_signature", {"shares": 1e9}),
-    "negative counts in a signature": ("flt, calibrated", "compute_signature", {"shares": -3.0}),
+    "absurd counts in a signature": ("flt", "compute_signature", {"shares": 1e9}),
+    "negative counts in a signature": ("flt", "compute_signature", {"shares": -3.0}),
 }
 
 

@@ -13,21 +13,25 @@ import torch
 
 from kinfed import checkpoint
 from kinfed.capabilities import FindsClusters
-from kinfed.data import Role
+from kinfed.data import Role, build_population, load
+from kinfed.data.partitions import Natural
 from kinfed.engines import Flower, Vectorised
 from kinfed.engines.flower import simulation
 from kinfed.errors import ConfigError
 from kinfed.experiment import Evaluation, Experiment
+from kinfed.methods import FLT, FedAvg
+from kinfed.models import make_model
+from kinfed.training import LocalTraining
 from tests.methods.registry import CASES, make, population
-from tests.problems import assert_close
+from tests.problems import assert_close, real_data
 
 FIVE = ("fedavg", "scaffold", "flt", "ifca", "repa")
 CHOSEN = CASES if os.environ.get("KINFED_FLOWER") == "all" else FIVE
 ROLES = tuple(Role(holdout=i == 2, joins={4: 2}.get(i, 0)) for i in range(12))
 
 
-def run(method, engine, **settings):
-    clients = replace(population(), roles=ROLES)
+def run(method, engine, clients=None, **settings):
+    clients = clients or replace(population(), roles=ROLES)
     experiment = Experiment.over(
         engine(method, clients, fraction=0.5, **settings), rounds=3, evaluation=Evaluation(every=3, adapt=True)
     )
@@ -52,6 +56,18 @@ def test_simulated_nodes_give_what_the_vectorised_engine_gives():
     assert processes and all(process.returncode is not None for process in processes)  # waited for: none leaks
 
 
+@pytest.mark.flower
+@pytest.mark.on_demand
+def test_sensors_of_thirty_subjects_give_the_same_on_simulated_nodes():
+    pytest.importorskip("flwr")
+    har = load("har", real_data("har"))
+    subjects = build_population(har, Natural(), seed=0, train_samples=30, test_samples=20)
+    with closing(simulation.Simulation(nodes=30, workers=2)) as nodes:
+        for kind in (FedAvg, FLT):
+            method = kind(make_model("har_cnn", (9, 128), 6), LocalTraining(epochs=1, batch_size=10, lr=0.01))
+            compare(method, nodes, subjects)
+
+
 def list_addresses() -> set[str]:
     """The addresses on which this process, and all that it started, wait for others to connect."""
     me = psutil.Process()
@@ -59,9 +75,9 @@ def list_addresses() -> set[str]:
     return {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}
 
 
-def compare(method, nodes):
-    wanted, there, reference = run(method, Vectorised)
-    summary, here, ours = run(method, Flower, simulation=nodes)
+def compare(method, nodes, clients=None):
+    wanted, there, reference = run(method, Vectorised, clients)
+    summary, here, ours = run(method, Flower, clients, simulation=nodes)
     assert_close(here, there)
     if isinstance(method, FindsClusters):
         assert torch.equal(method.cluster_assignment(ours.state), method.cluster_assignment(reference.state))
