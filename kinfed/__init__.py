@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         PerFedAvg,
         PFedMe,
         Scaffold,
+        StoCFL,
     )
     from kinfed.models import Model, make_model
     from kinfed.training import LocalTraining
@@ -71,7 +72,7 @@ PLACES = {
         "Auto", "CFL", "FLHC", "FLISDC", "FLISHC", "FLT", "IFCA", "REPA", "WD", "FeSEM", "FedAvg", "FedAvgFT",
         "FedNova", "FedPer", "FedProx", "LGFedAvg", "Local", "PCAKMeansHC", "PerFedAvg", "Scaffold",
         "APFL", "Ditto", "FedALA", "FedBABU", "FedBN", "FedRep", "PFedMe", "CLoVE", "FedClust",
-        "FedGroup", "Oracle",
+        "FedGroup", "Oracle", "StoCFL",
     ),
     "kinfed.models": ("Model", "make_model"),
     "kinfed.training": ("LocalTraining",),
@@ -121,6 +122,7 @@ __all__ = [
     "Role",
     "RunResult",
     "Scaffold",
+    "StoCFL",
     "__version__",
     "compare",
     "from_arrays",

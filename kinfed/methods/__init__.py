@@ -33,6 +33,7 @@ from kinfed.methods.per_fedavg import PerFedAvg
 from kinfed.methods.pfedme import PFedMe
 from kinfed.methods.repa import REPA
 from kinfed.methods.scaffold import Scaffold
+from kinfed.methods.stocfl import StoCFL
 from kinfed.methods.wd import WD
 
 METHODS: dict[str, type[Method[Any]]] = {
@@ -66,6 +67,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     "fedclust": FedClust,
     "fedgroup": FedGroup,
     "clove": CLoVE,
+    "stocfl": StoCFL,
     "oracle": Oracle,
 }
 
@@ -124,6 +126,7 @@ FAMILIES = {
             "fedclust": "Islam et al., 2024",
             "fedgroup": "Duan et al., 2020",
             "clove": "Bhatia et al., 2025",
+            "stocfl": "Zeng et al., 2023",
         },
     ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
@@ -238,4 +241,5 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
+    "StoCFL",
 ]

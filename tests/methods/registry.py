@@ -37,6 +37,7 @@ from kinfed.methods import (
     PerFedAvg,
     PFedMe,
     Scaffold,
+    StoCFL,
 )
 from kinfed.methods.split_tree import SplitRule
 from kinfed.relatedness import Relatedness
@@ -104,6 +105,7 @@ def make(name: str, local: LocalTraining | None = None, **more):
         "fedclust": lambda: FedClust(model, local, **more),
         "fedgroup": lambda: FedGroup(model, local, **({"clusters": 2} | more)),
         "clove": lambda: CLoVE(model, local, **more),
+        "stocfl": lambda: StoCFL(model, local, **({"threshold": 0.3, "anchor_epochs": 2} | more)),
         "oracle": lambda: Oracle(model, local, **more),
         "flhc": lambda: FLHC(model, local, **({"rounds_before": 1} | more)),
         "flis_dc": lambda: FLISDC(model, local, **more),
