@@ -24,10 +24,12 @@ from kinfed.methods.flhc import FLHC
 from kinfed.methods.flis_dc import FLISDC
 from kinfed.methods.flis_hc import FLISHC
 from kinfed.methods.flt import FLT
+from kinfed.methods.flux import FLUX
 from kinfed.methods.ifca import IFCA
 from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.methods.local import Local
 from kinfed.methods.oracle import Oracle
+from kinfed.methods.pacfl import PACFL
 from kinfed.methods.pca_km_hc import PCAKMeansHC
 from kinfed.methods.per_fedavg import PerFedAvg
 from kinfed.methods.pfedme import PFedMe
@@ -63,11 +65,13 @@ METHODS: dict[str, type[Method[Any]]] = {
     "flis_dc": FLISDC,
     "flis_hc": FLISHC,
     "repa": REPA,
+    "pacfl": PACFL,
     "wd": WD,
     "fedclust": FedClust,
     "fedgroup": FedGroup,
     "clove": CLoVE,
     "stocfl": StoCFL,
+    "flux": FLUX,
     "oracle": Oracle,
 }
 
@@ -111,6 +115,7 @@ FAMILIES = {
             "flt": "Jamali-Rad et al., TNNLS 2022",
             "pca_km_hc": "baseline of FLT",
             "repa": "Radovič and Pejović, 2023",
+            "pacfl": "Vahidian et al., AAAI 2023",
         },
     ),
     "clustered while training": Family(
@@ -127,6 +132,7 @@ FAMILIES = {
             "fedgroup": "Duan et al., 2020",
             "clove": "Bhatia et al., 2025",
             "stocfl": "Zeng et al., 2023",
+            "flux": "Fenoglio et al., NeurIPS 2025",
         },
     ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
@@ -214,8 +220,10 @@ __all__ = [
     "FLISDC",
     "FLISHC",
     "FLT",
+    "FLUX",
     "IFCA",
     "METHODS",
+    "PACFL",
     "PRESETS",
     "REPA",
     "WD",

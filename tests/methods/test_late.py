@@ -46,10 +46,12 @@ SEPARATED = {  # method -> settings and clients with which it separates the plan
     "flis_dc": (lambda: make("flis_dc", local=LONG, beta=0.6), population),
     "flis_hc": (lambda: make("flis_hc", local=LONG), population),
     "repa": (lambda: make("repa"), population),
+    "pacfl": (lambda: make("pacfl"), population),
     "fedclust": (lambda: FedClust(net(), LONG), renamed),
     "fedgroup": (lambda: FedGroup(net(), LOCAL, clusters=2), renamed),
     "clove": (lambda: CLoVE(net(), LOCAL, seed=1), renamed),
     "stocfl": (lambda: StoCFL(net(), LOCAL, threshold=0.5), renamed),
+    "flux": (lambda: make("flux", radius=1.5), population),
     "oracle": (lambda: make("oracle"), population),
     "wd": (lambda: WD(net(), LOCAL, rounds_before=3, clusters=2), renamed),
 }

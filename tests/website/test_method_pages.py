@@ -71,7 +71,11 @@ def values(name, method):
         }
     extra = {"pca_km_hc": {"signature": 4 * 3 * 16}, "ifca": {"C": 2}, "wd": {"R": 1}}
     extra |= {"auto": {"encoder": 4, "signature": 4 * 4 * (3 * (1 + 64) + 1)}}  # a seed; four parts of three labels
-    extra |= {"stocfl": {"M": 11}}  # of twelve, so many were sampled
+    extra |= {
+        "stocfl": {"M": 11},
+        "pacfl": {"signature": 4 * 3 * 64 * 3},
+        "flux": {"signature": 4 * (1 + 3) * 2 * 8},
+    }  # of twelve, so many were sampled
     extra |= {"lg_fedavg": {"shared": 4 * (8 * 3 + 3)}, "fedper": {"shared": 4 * (64 * 8 + 8)}}
     extra |= {name: {"shared": 4 * (64 * 8 + 8)} for name in ("fedrep", "fedbabu")}
     extra |= {"fedclust": {"shared": 4 * (8 * 3 + 3)}, "clove": {"C": 2, "R": ROUNDS}}
