@@ -119,7 +119,8 @@ def test_methods_are_compared_in_one_table():
     table = Path("both/compare.md").read_text()
     assert result.output == table
     assert table.startswith(
-        "| method | accuracy % | to best (95 % CI) | variance | worst decile % | at target % | ARI | clusters | MB moved | seconds |"
+        "| method | accuracy % | to best (95 % CI) | variance | worst decile % | at target % | ARI | clusters | "
+        "MB moved | seconds |"
     )
     assert [line.split(" | ")[0] for line in table.splitlines()[2:4]] == ["| fedavg", "| local"]
     assert " clients of 2 seeds)." in table.splitlines()[5]
