@@ -72,6 +72,7 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
         if right is None:
             return state
         absent = (state.assignment == cluster) & ~torch.isin(fed.everyone, replies.cohort)
+        absent &= torch.isin(fed.everyone, fed.present)
         tree = state.tree.split(cluster, select(state.models, cluster), updates, right)
         models = join(state.models, select(state.models, slice(cluster, cluster + 1)))
         assignment = state.assignment.index_fill(0, replies.cohort[here[right]], count(state.models))
