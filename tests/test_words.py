@@ -63,7 +63,7 @@ ROWS_OF_TABLES = (
     "kinfed/aggregation.py",
     "kinfed/api.py",
     "kinfed/clustering/",
-    "kinfed/comparison.py",
+    "kinfed/comparison/",
     "kinfed/data/readers.py",
     "kinfed/fastpath/",
     "kinfed/federation.py",

@@ -17,6 +17,7 @@ from kinfed.config import Config
 from kinfed.config.assembly import loop_settings, make_method, model_for
 from kinfed.data.arrays import ServerSamples
 from kinfed.deployment.plan import Plan, choose_aggregation, load_folder, make_planned_method
+from kinfed.deployment.run_settings import OUT, apply_run_config
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
 def make_server_app(config: Config, out: Path, plan: Plan) -> "ServerApp":
     """The app that Flower's server runs; it writes a run folder, and a later run of it resumes there.
 
-    The run's config may name another folder as `out`.
+    The run's config (`flwr run --run-config`) may name another folder as `out`, and set keys of config and plan.
     """
     from kinfed.engines.flower.transport import build_server_app
 
     def main(grid: "Grid", context: "Context") -> None:
         logging.getLogger("flwr").addFilter(shorten_traceback)
-        run_server(config, Path(str(context.run_config.get("out", out))), plan, grid)
+        chosen = apply_run_config(config, plan, context.run_config)
+        run_server(chosen[0], Path(str(context.run_config.get(OUT) or out)), chosen[1], grid)
 
     return build_server_app(main)
 
@@ -119,7 +121,7 @@ def make_client_app(config: Config, plan: Plan, load: Loader = load_node_data) -
     from kinfed.engines.flower.transport import build_client_app
 
     def load_node(context: "Context", run: str) -> ClientNode:
-        return make_node(config, plan, context.node_config, load)
+        return make_node(*apply_run_config(config, plan, context.run_config), context.node_config, load)
 
     def find_folder(context: "Context", run: str) -> Path | None:
         return Path(str(context.node_config["home"])) if "home" in context.node_config else None

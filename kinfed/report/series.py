@@ -58,7 +58,7 @@ class Series:
     @property
     def outcomes(self) -> list[Outcome]:
         """How its runs ended, under the series' name."""
-        return [Outcome(self.name, run.seed, run.summary, run.seconds, run.metric) for run in self.runs]
+        return [Outcome.of(run, self.name) for run in self.runs]
 
 
 def title_of(method: str) -> str:
