@@ -1,5 +1,6 @@
-"""`kinfed deploy new` and `kinfed deploy gate`"""
+"""`kinfed deploy new`, `kinfed deploy gate` and `kinfed deploy status`"""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,6 +80,38 @@ def gate(
         from kinfed.deployment.fleet_gate import GateSettings, serve
 
         serve(GateSettings(host, port, superlink, root_certificates, ssl_certfile, ssl_keyfile, max_megabytes))
+
+
+@deploy.command()
+def status(
+    run: Annotated[Path, typer.Argument(help="The run's folder, on the server.", metavar="RUN")] = Path("runs/first"),
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew until the run is over.")] = False,
+    serve: Annotated[
+        int | None, typer.Option(help="Serve it as a page on 127.0.0.1.", metavar="PORT", show_default=False)
+    ] = None,
+) -> None:  # fmt: skip
+    """Show who is connected, the round, and the last errors of a deployed run.
+
+    The exit code is 1 where the run failed or its server is gone, which that of `flwr run` does not say.
+
+    `kinfed deploy status runs/first --watch`
+
+    `kinfed deploy status runs/first --serve 8500` — a page for a browser, through `ssh -L 8500:127.0.0.1:8500 SERVER`
+    """
+    with plain_errors():
+        from kinfed.deployment.live_status import ENDED, RUNNING, WAITING, make_server, read_status, show_status
+
+        if serve is not None:
+            with make_server(run, serve) as server:
+                print(f"http://127.0.0.1:{server.server_port}/ until Ctrl-C")
+                server.serve_forever()
+        while watch and not read_status(run).is_over:
+            typer.clear()
+            print(show_status(run))
+            time.sleep(2)
+        print(show_status(run))
+        if read_status(run).state not in (ENDED, RUNNING, WAITING):
+            raise typer.Exit(1)
 
 
 def plan_own(shape: str | None, classes: int | None, clients: int | None) -> "Plan | None":

@@ -16,6 +16,7 @@ from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings, make_method, model_for
 from kinfed.data.arrays import ServerSamples
+from kinfed.deployment.live_status import StatusWriter
 from kinfed.deployment.plan import Plan, choose_aggregation, load_folder, make_planned_method
 from kinfed.deployment.run_settings import OUT, apply_run_config
 from kinfed.engines import choose_device
@@ -31,6 +32,9 @@ from kinfed.targets import is_known
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
+
+
+SHOW = "kinfed deploy status"
 
 
 def make_server_app(config: Config, out: Path, plan: Plan) -> "ServerApp":
@@ -67,12 +71,13 @@ def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
         state = checkpoint.read_engine_state(out / CHECKPOINT)
         fed.load_state_dict(state)  # clients must be known before they come back
     display = Lines(sys.stdout)
-    display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
-    with forward_log(display.say):
-        fed.wait_for_clients(plan.wait_for, plan.wait_seconds)
-    display.say(f"{len(fed.nodes)} clients are connected")
-    experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))
-    conduct(config, out, display, experiment, resume=resuming)
+    with StatusWriter(out, config.method, config.rounds, plan).watch(fed):
+        display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most; see `{SHOW} {out}`")
+        with forward_log(display.say):
+            fed.wait_for_clients(plan.wait_for, plan.wait_seconds)
+        display.say(f"{len(fed.nodes)} clients are connected")
+        experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))
+        conduct(config, out, display, experiment, resume=resuming)
 
 
 def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> DeployedFederation:

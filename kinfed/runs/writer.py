@@ -16,6 +16,7 @@
     summary.json             the last metrics, what is measured at the end, the cost; written last: the run has ended
     checkpoint.safetensors   all that is needed to resume
     roster.csv               of a deployment: the name and the number of each client
+    status.json              of a deployment: who is connected, the round, and what went wrong, as of now
     tensorboard/, wandb/     of these trackers, where the config asks for them; their ids of the run are in NAME_run.txt
     nodes/                   what clients remember, where the engine is `flower` and they remember something
 
