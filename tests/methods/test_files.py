@@ -17,6 +17,7 @@ MOST = {
     "ifca": 90,
     "flis_dc": 90,
     "stocfl": 107,
+    "flux": 80,
 }  # two algorithm boxes, or four decisions
 IN_COMMON = (
     "model: Model",
