@@ -80,7 +80,8 @@ def _compare_labels(one: Tensor, others: Tensor) -> Tensor:
 def _orthonormalise(vectors: Tensor) -> Tensor:
     """Orthonormal vectors that span the same, 0 where there are fewer: [clients, d, vectors]."""
     left, values, _ = torch.linalg.svd(vectors, full_matrices=False)
-    return left * (values > 1e-6 * values[:, :1].clamp(min=TINY))[:, None]
+    kept: Tensor = left * (values > 1e-6 * values[:, :1].clamp(min=TINY))[:, None]
+    return kept
 
 
 def _to_degrees(cosines: Tensor) -> Tensor:

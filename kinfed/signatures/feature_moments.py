@@ -31,14 +31,15 @@ def project(features: Tensor, dimensions: int) -> Tensor:
     size = features.shape[1]
     key = torch.tensor(base_key("directions of features"), device=features.device)
     drawn = normal(fold(key, torch.arange(2 * size * size, device=key.device)[: 2 * size * dimensions]))
-    directions = torch.linalg.qr(drawn.view(size, -1))[0]
+    directions: Tensor = torch.linalg.qr(drawn.view(size, -1))[0]
     return features.double() @ directions
 
 
 def scale_moments(moments: Tensor, limits: Tensor) -> Tensor:
     """Each block of moments (one label, one moment) within its limits, 0 to 1: [clients, 1 + labels, 2, d]."""
     least, largest = limits
-    return (moments - least) / (largest - least).where(largest > least, 1.0)
+    scaled: Tensor = (moments - least) / (largest - least).where(largest > least, 1.0)
+    return scaled
 
 
 def find_limits(moments: Tensor) -> Tensor:
