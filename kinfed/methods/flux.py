@@ -106,6 +106,8 @@ class FLUX(Clustered[FLUXState], AssignsUnseen[FLUXState]):
         return replies, torch.where(has_labels[:, None], apart, by_overall)
 
     def distances_to_clusters(self, state: FLUXState, clients: Tensor, fed: Federation) -> Tensor:
+        if not state.root:  # all are served the common model
+            return torch.zeros(len(clients), len(state.served.contributors), device=fed.device)
         return self.compare(state, clients, fed)[1]
 
     def assignment_rule(self) -> str:
