@@ -25,6 +25,9 @@ def new(
     ] = None,
     classes: Annotated[int | None, typer.Option(help="With --shape: number of classes.", show_default=False)] = None,
     clients: Annotated[int | None, typer.Option(help="With --shape: clients at most.", show_default=False)] = None,
+    class_names: Annotated[
+        str | None, typer.Option(help="With --shape: names in place of --classes: cat,dog.", show_default=False)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over what is in the folder.")] = False,
     data_dir: DataDir = None, seed: Seed = None, rounds: Rounds = None,
 ) -> None:  # fmt: skip
@@ -46,7 +49,7 @@ def new(
 
         config = read_words(settings, options)
         require_free_folder(folder, force)
-        plan = plan_own(shape, classes, clients)
+        plan = plan_own(shape, classes, clients, class_names)
         written = write_app_folder(config, folder, plan or make_population(config), force)
         tried = "put samples into data/ as it says" if plan else f"try it here with: cd {folder} && ./try.sh"
         print(f"written to {folder}: read its README.md, and {tried}")
@@ -114,16 +117,24 @@ def status(
             raise typer.Exit(1)
 
 
-def plan_own(shape: str | None, classes: int | None, clients: int | None) -> "Plan | None":
+def plan_own(
+    shape: str | None, classes: int | None, clients: int | None, class_names: str | None = None
+) -> "Plan | None":
     """The plan of a federation whose nodes bring their own samples; None if no option is given."""
     from kinfed.deployment import Plan
 
+    names = tuple(name.strip() for name in (class_names or "").split(",") if name.strip())
+    classes = classes if classes is not None or not names else len(names)
     if shape is None and classes is None and clients is None:
         return None
     if shape is None or classes is None or clients is None:
-        raise ConfigError("where nodes bring their own samples, all of --shape, --classes and --clients are needed")
+        raise ConfigError(
+            "where nodes bring their own samples, all of --shape, --classes and --clients are needed; --class-names "
+            "may stand for --classes"
+        )
     try:
         sizes = tuple(int(size) for size in shape.split(","))
     except ValueError:
         raise ConfigError(f"--shape: wanted whole numbers as in 3,32,32, got '{shape}'") from None
-    return Plan(clients, sizes, classes, dtype="uint8" if len(sizes) == 3 else "float32", wait_for=clients)
+    dtype = "uint8" if len(sizes) == 3 else "float32"
+    return Plan(clients, sizes, classes, dtype, wait_for=clients, class_names=names)

@@ -6,7 +6,7 @@ samples, builds its own copy of the method, and runs tasks by name.
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,8 @@ from kinfed.config import Config
 from kinfed.config.assembly import loop_settings, make_method, model_for
 from kinfed.data.arrays import ServerSamples
 from kinfed.deployment.live_status import StatusWriter
-from kinfed.deployment.plan import Plan, choose_aggregation, load_folder, make_planned_method
+from kinfed.deployment.node_data import NodeConfig, load_node_data
+from kinfed.deployment.plan import Plan, choose_aggregation, make_planned_method
 from kinfed.deployment.run_settings import OUT, apply_run_config
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
@@ -107,21 +108,14 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
 
-NodeConfig = Mapping[str, bool | bytes | float | int | str]
 Loader = Callable[[NodeConfig], ClientData]
 
 
-def load_node_data(node: NodeConfig, class_names: Sequence[str] = ()) -> ClientData:
-    """The samples in the node's folder; where its table names classes, these are the known ones."""
-    if "data" not in node:
-        raise ConfigError('the node\'s config has no data: start it with --node-config \'name="…" data="FOLDER"\'')
-    return load_folder(Path(str(node["data"])), class_names)
+def make_client_app(config: Config, plan: Plan, load: Loader | None = None) -> "ClientApp":
+    """The app of a node. Its config has `name` (for good), and where its samples are, as `load_node_data` reads them.
 
-
-def make_client_app(config: Config, plan: Plan, load: Loader = load_node_data) -> "ClientApp":
-    """The app of a node. Its config has `name` (for good), and for `load` where its samples are.
-
-    `home` is the folder of the client's memory; `holdout=true` says that it wants a model without training.
+    `load` reads them instead. `home` is the folder of the client's memory; `holdout=true` says that it wants a model
+    without training.
     """
     from kinfed.engines.flower.transport import build_client_app
 
@@ -134,11 +128,11 @@ def make_client_app(config: Config, plan: Plan, load: Loader = load_node_data) -
     return build_client_app(load_node, find_folder)
 
 
-def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> ClientNode:
+def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader | None = None) -> ClientNode:
     """The client of a node."""
     if not node.get("name"):
         raise ConfigError('the node\'s config has no name: start it with --node-config \'name="…" data="FOLDER"\'')
-    data = plan.check(load_node_data(node, plan.class_names) if load is load_node_data else load(node))
+    data = plan.check(load(node) if load else load_node_data(node, plan.kind, plan.class_names))
     model = model_for(config, ServerSamples(data.x[:2], data.y[:2], plan.classes).population(1))
     labelled = bool(is_known(data.y).all())
     return ClientNode(
