@@ -110,7 +110,7 @@ def write_table(name: str, table: str) -> None:
     text, (begin, end) = PAGE.read_text(encoding="utf-8"), (mark.format(name) for mark in (BEGIN, END))
     before, _, rest = text.partition(begin)
     if not rest:
-        raise SystemExit(f"{PAGE.name} has no place for {name}: add '{begin}' and '{end}'")
+        before = f"{text}\n### {name}\n\n"
     PAGE.write_text(f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 

@@ -31,7 +31,7 @@ from kinfed.per_client import Each
 from kinfed.training import LocalTraining
 
 
-def bound(facts: Facts) -> float:
+def most_quality(facts: Facts) -> float:
     """The largest mean score."""
     return cast("Method[object]", facts.method).model.task.most()
 
@@ -119,7 +119,7 @@ class FedDrift(Clustered[FedDriftState]):
         served, uses = merge_named(state.served, names, state.uses)
         return replace(state, served=served, uses=uses, born=state.born[names.unique()])
 
-    @client_task(ranges={"quality": Range(lambda facts: -bound(facts), bound)})
+    @client_task(ranges={"quality": Range(lambda facts: -most_quality(facts), most_quality)})
     def assess(self, client: Client, models: Stack) -> Reply:
         """Client task: how good each model is on its training samples, its accuracy; the larger the better."""
         totals = [score(self.model, select(models, m), client.train)["metric"] for m in range(count(models))]
