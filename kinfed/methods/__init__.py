@@ -14,6 +14,7 @@ from kinfed.methods.fedavg_ft import FedAvgFT
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedbn import FedBN
 from kinfed.methods.fedclust import FedClust
+from kinfed.methods.feddrift import FedDrift
 from kinfed.methods.fedgroup import FedGroup
 from kinfed.methods.fednova import FedNova
 from kinfed.methods.fedper import FedPer
@@ -72,6 +73,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     "clove": CLoVE,
     "stocfl": StoCFL,
     "flux": FLUX,
+    "feddrift": FedDrift,
     "oracle": Oracle,
 }
 
@@ -133,6 +135,7 @@ FAMILIES = {
             "clove": "Bhatia et al., 2025",
             "stocfl": "Zeng et al., 2023",
             "flux": "Fenoglio et al., NeurIPS 2025",
+            "feddrift": "Jothimurugesan et al., AISTATS 2023",
         },
     ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
@@ -237,6 +240,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedClust",
+    "FedDrift",
     "FedGroup",
     "FedNova",
     "FedPer",

@@ -110,6 +110,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "clove": is_fedavg("clove", clusters=1),
     "stocfl": is_fedavg("stocfl", threshold=-1.0, pull=0.0),
     "flux": is_fedavg("flux", rounds_before=99),
+    "feddrift": is_fedavg("feddrift", first="one", delta=1.0),
     "oracle": is_fedavg("oracle", replace(SEVERAL, true_clusters=None)),
 }
 

@@ -18,6 +18,7 @@ MOST = {
     "flis_dc": 90,
     "stocfl": 107,
     "flux": 80,
+    "feddrift": 97,
 }  # two algorithm boxes, or four decisions
 IN_COMMON = (
     "model: Model",
