@@ -57,6 +57,8 @@ def find_angles(some: Tensor, others: Tensor, angle: Angle) -> Tensor:
     smallest: between any vector of the one and any of the other; principal: the first principal angle between what all
     vectors of either span; by_label: the mean over labels and their vectors, 90° where only one of both has one.
     """
+    if not len(some):
+        return some.new_zeros(0, len(others))
     if angle == "by_label":
         return torch.stack([_compare_labels(one, others) for one in some])
     flat, rest = (bases.movedim(2, 1).flatten(2) for bases in (some, others))  # [clients, d, labels · p]

@@ -102,8 +102,8 @@ class FLUX(Clustered[FLUXState], AssignsUnseen[FLUXState]):
             distances(scaled[:, part].flatten(1), state.centroids[:, part].flatten(1), "l2")
             for part in (slice(None), overall)
         )
-        has_labels = torch.tensor([fed.roles[i].labelled for i in replies.cohort.tolist()], device=apart.device)
-        return replies, torch.where(has_labels[:, None], apart, by_overall)
+        has_labels = torch.tensor([fed.roles[i].labelled for i in replies.cohort.tolist()], dtype=torch.bool)
+        return replies, torch.where(has_labels.to(apart.device)[:, None], apart, by_overall)
 
     def distances_to_clusters(self, state: FLUXState, clients: Tensor, fed: Federation) -> Tensor:
         if not state.root:  # all are served the common model
