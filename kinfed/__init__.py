@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Scaffold,
     )
     from kinfed.models import Model, make_model
+    from kinfed.sweeps import Sweep, sweep
     from kinfed.training import LocalTraining
 
     __version__: str
@@ -74,6 +75,7 @@ PLACES = {
         "FedGroup", "Oracle",
     ),
     "kinfed.models": ("Model", "make_model"),
+    "kinfed.sweeps": ("Sweep", "sweep"),
     "kinfed.training": ("LocalTraining",),
 }  # fmt: skip
 __all__ = [
@@ -121,6 +123,7 @@ __all__ = [
     "Role",
     "RunResult",
     "Scaffold",
+    "Sweep",
     "__version__",
     "compare",
     "from_arrays",
@@ -135,6 +138,7 @@ __all__ = [
     "report",
     "resume",
     "run",
+    "sweep",
 ]  # fmt: skip
 
 
