@@ -334,8 +334,8 @@ def run_beside(configs: Sequence[Config], folder: Path, display: Display, force:
         raise Interrupted(f"interrupted; resume with: {resume_command(folder, configs[0])}") from None
     if failed:
         first, why = next(iter(failed.items()))
-        go_on = resume_command(folder, configs[0])
-        raise KinfedError(f"{len(failed)} of {len(configs)} runs failed, {first.name}: {why}; mend it, then: {go_on}")
+        then = resume_command(folder, configs[0])
+        raise KinfedError(f"{len(failed)} of {len(configs)} runs failed, {first.name}: {why}; mend it, then: {then}")
     return [RunResult(path) for path in paths]
 
 

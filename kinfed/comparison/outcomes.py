@@ -14,7 +14,14 @@ from kinfed.runs.logs import as_csv as rows_as_csv
 from kinfed.runs.reader import Run
 
 NOTHING = "–"
-CLIENTS = ("data", "partition", "shift", "roles", "change")  # settings that a population depends on, beside the seed
+CLIENTS = (
+    "data",
+    "partition",
+    "shift",
+    "roles",
+    "change",
+    "drift",
+)  # settings that a population depends on, beside the seed
 SIGNIFICANT = 4  # digits of numbers of any size
 
 
@@ -115,6 +122,10 @@ def columns_of(metric: Metric) -> tuple[Column, ...]:
         Column("robustness", "robustness", of_summary("robustness"), always=False),
         Column("label correlation", "correlation_labels", of_summary("correlation_labels"), always=False),
         Column("drift correlation", "correlation_drift", of_summary("correlation_drift"), always=False),
+        Column("noticed after", "drift_delay", of_summary("drift_delay"), 1, False, True),
+        Column("noticed %", "drift_delay_share_percent", of_summary("drift_delay_share", 100), 1, False),
+        Column("recovered after", "drift_recovery", of_summary("drift_recovery"), 1, False, True),
+        Column("recovered %", "drift_recovery_share_percent", of_summary("drift_recovery_share", 100), 1, False),
         Column("ε of a signature", "signature_epsilon", of_summary("signature_epsilon"), 2, False, True),
         Column("ε of training", "training_epsilon", of_summary("training_epsilon"), 2, False, True),
         Column("MB moved", "megabytes", megabytes_of, 1, lower_is_better=True),
@@ -204,6 +215,7 @@ NUMBERS = {
     "variance": "variance over clients", "ari": "ARI with ground-truth clusters", "clusters": "clusters found",
     "clustering_error": "clustering error", "uniformity": "uniformity of labels", "robustness": "robustness",
     "correlation_labels": "correlation with labels", "correlation_drift": "correlation with drift",
+    "drift_delay": "rounds until a change is noticed", "drift_recovery": "rounds until clients recover",
     "rounds_to_target": "rounds to target", "converged_at": "converged at round",
     "rejected_replies": "rejected replies", "signature_epsilon": "ε of a signature, for a sample",
     "training_epsilon": "ε of training, for a client",

@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaV
 from pydantic_core import core_schema as core
 
 from kinfed.aggregation import AGGREGATIONS, Aggregation
+from kinfed.data.drift import DRIFTS, Drift
 from kinfed.data.partitions import PARTITIONS, Partition
 from kinfed.data.shifts import SHIFTS, Shift
 from kinfed.errors import ConfigError, UnknownKey
@@ -50,6 +51,7 @@ PARTS = {
     Signature: Parts("signature", Signature, {"encoder_centroids": EncoderCentroids, "part_means": PartMeans}),
     Clusterer: Parts("clusterer", Clusterer, {"relatedness": Relatedness, "calibrated": Calibrated}),
     Shift: Parts("shift", Shift, SHIFTS),
+    Drift: Parts("drift", Drift, DRIFTS),
 }
 
 
@@ -86,10 +88,17 @@ def default_fields(kind: type, without: tuple[str, ...] = ()) -> Table:
 
 def to_table(settings: "DataclassInstance") -> Table:
     """The table that holds this dataclass, defaults included."""
-    kind, hints = type(settings), get_type_hints(type(settings))
-    given = {name: to_plain(getattr(settings, name), hints[name]) for name in field_schemas(kind)}
-    values = validator_of(kind).validate_python(given)  # floats where a default is written as 0
+    hints = held_fields(type(settings))
+    given = {name: to_plain(getattr(settings, name), hint) for name, hint in hints.items()}
+    values = validator_of(type(settings)).validate_python(given)  # floats where a default is written as 0
     return {name: to_plain(value, hints[name]) for name, value in values.items()}
+
+
+@cache
+def held_fields(kind: type) -> dict[str, object]:
+    """The fields that a table can hold, and their types; not to be changed."""
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in field_schemas(kind)}
 
 
 def to_plain(value: object, hint: object = None) -> object:

@@ -18,7 +18,15 @@ BY_NAME = (
     "aggregation",
     "task",
 )  # sections whose keys depend on the name in them
-NAMED = ("partition", "shift", "aggregation", "task", "data", "engine")  # sections that a name alone can stand for
+NAMED = (
+    "partition",
+    "shift",
+    "drift",
+    "aggregation",
+    "task",
+    "data",
+    "engine",
+)  # sections that a name alone can stand for
 DEEPEST = 50  # tables in tables
 DOTS = re.compile(r"""\.(?=(?:[^"']*["'][^"']*["'])*[^"']*$)""")  # but for those in quotes
 

@@ -10,7 +10,8 @@ from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config, to_toml
 from kinfed.config.schema import to_table
 from kinfed.data.population import Population
-from kinfed.deployment.plan import KINDS, Plan, choose_aggregation, make_planned_method, save_folder
+from kinfed.deployment.node_data import save_folder
+from kinfed.deployment.plan import KINDS, Plan, choose_aggregation, make_planned_method
 from kinfed.deployment.run_settings import list_run_keys
 from kinfed.engines.flower.simulation import OFFLINE
 from kinfed.errors import ConfigError

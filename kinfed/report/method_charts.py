@@ -11,6 +11,7 @@ from kinfed.report.series import (
     Place,
     Series,
     Spread,
+    change_rounds,
     curves,
     gather,
     main_metric,
@@ -39,6 +40,8 @@ def plot_convergence(runs: Runs, metric: str = "") -> Chart:
     single = {curve.name for curve in found if len(curve.rounds) == 1}
     rows = [row | {"x": row["round"], "still": row["method"] in single} for row in curve_rows(found, of)]
     panel = curve_panel(series, found, of, x, "round", has_points=bool(single))
+    for round in sorted({round for one in series for run in one.runs for round in change_rounds(run)}):
+        panel = add_layer(panel, mark_line({"x": {"datum": round}}, [3, 3]))
     return Chart((add_layer(panel, pointer),), {"curves": rows, "rounds": round_rows(found, of)}, found)
 
 

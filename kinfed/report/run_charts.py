@@ -8,7 +8,7 @@ import numpy as np
 from kinfed.errors import ConfigError
 from kinfed.report.cluster_order import BANDS, Coloring, Membership, color_clusters, membership_of
 from kinfed.report.run_views import Tree, labels_of, map_of, matrix_of, tree_of
-from kinfed.report.series import Place, folder_of
+from kinfed.report.series import Place, change_rounds, folder_of
 from kinfed.report.vega import FAINT, SHAPES, Chart, Rows, Spec, digits, mark_line, number, show
 from kinfed.runs.reader import Numbers, Run, Whole
 
@@ -114,6 +114,8 @@ def plot_membership(run: Place) -> Chart:
     rounds: Spec = {"tickMinStep": 1, "grid": False, "format": "d"}
     panel: Spec = {
         "description": f"Clusters over rounds: {bands.changes} changes", "width": 640, "height": 280,
+    }  # fmt: skip
+    layer: Spec = {
         "data": {"name": "bands"}, "mark": {"type": "rect", "stroke": "white", "strokeWidth": 0.3},
         "encoding": {
             "x": number("from", title="round", axis=rounds, scale={"zero": False, "nice": False}),
@@ -123,7 +125,10 @@ def plot_membership(run: Place) -> Chart:
             "tooltip": show(rounds="rounds", cluster="cluster", clients="clients", moved="moved here"),
         },
     }  # fmt: skip
-    return Chart((panel,), {"bands": band_rows(bands, domain)}, bands)
+    lines = [mark_line({"x": {"datum": round}}, [3, 3]) for round in change_rounds(run)]
+    return Chart(
+        (panel | ({"layer": [layer, *lines]} if lines else layer),), {"bands": band_rows(bands, domain)}, bands
+    )
 
 
 def heat_panel(cells: str, columns: int, strip: str, labels: int | None = None) -> Spec:

@@ -26,7 +26,7 @@ from kinfed.progress import Display, Silence
 from kinfed.runs.lifecycle import Given, Place, resume, start
 from kinfed.runs.logs import CHECKPOINT, CONFIG
 
-CLIENTS = ("seed", "data", "partition", "shift", "roles", "change", "task")  # settings that a population depends on
+CLIENTS = ("seed", "data", "partition", "shift", "roles", "change", "drift", "task")  # what a population depends on
 
 
 @dataclass(frozen=True)

@@ -297,6 +297,13 @@ def test_a_file_of_that_name_is_refused():
     assert "mine is a file" in read_refusal("mine", *SMALL)
 
 
+def test_class_names_are_planned():
+    words = ["--shape", "1,8,8", "--clients", "3", "--class-names", "cat, dog"]
+    plan = read_plan(write_app("method=fedavg", *words) / "kinfed_app" / "plan.toml")
+    assert plan.class_names == ("cat", "dog") and plan.classes == 2
+    assert "different class_names" in read_refusal("other", *words, "--classes", "3")
+
+
 def test_a_plan_with_a_misspelt_key_names_the_nearest(tmp_path):
     (tmp_path / "plan.toml").write_text("clients = 3\nshape = [1, 8, 8]\nclases = 3\n")
     with pytest.raises(ConfigError, match=r"'plan.clases': did you mean 'plan.classes'"):
