@@ -41,7 +41,7 @@ def client_columns(main: str) -> tuple[str, ...]:
 
 FILES = (
     CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv",
-    "timing.csv", "events.jsonl", "relatedness.npz", "tree.npz", "signatures.npz", "labels.csv", TASK,
+    "timing.csv", "events.jsonl", "relatedness.npz", "tree.npz", "signatures.npz", "confusion.npz", "labels.csv", TASK,
     "mlflow_run.txt", "wandb_run.txt",
 )  # fmt: skip
 TRACKED = ("tensorboard", "wandb")  # folders of trackers

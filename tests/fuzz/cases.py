@@ -560,6 +560,7 @@ TABLES = (
     "summary.json",
     "config.toml",
     "signatures.npz",
+    "confusion.npz",
     "events.jsonl",
 )
 
