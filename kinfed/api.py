@@ -13,7 +13,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from kinfed.comparison import Outcome, as_csv, comparison_table, means_by_method, summary_table
+from kinfed.comparison import (
+    Outcome,
+    as_csv,
+    comparison_table,
+    headline,
+    markdown_table,
+    means_by_method,
+    pairs_as_csv,
+    runs_as_csv,
+    summary_table,
+    win_matrix,
+)
 from kinfed.config import Config, assemble, build, find_method, make_population, read_toml
 from kinfed.config.assembly import ConfigLike, DataLike, MethodLike, configure, is_config, name_method, put_method
 from kinfed.data.population import Population
@@ -113,10 +124,7 @@ class Comparison:
     @cached_property
     def outcomes(self) -> list[Outcome]:
         """How each run ended."""
-        return [
-            Outcome(each.run.method, each.run.seed, each.summary, each.run.seconds, each.run.metric)
-            for each in self.runs
-        ]
+        return [Outcome.of(each.run) for each in self.runs]
 
     @property
     def summary(self) -> dict[str, dict[str, float | None]]:
@@ -134,9 +142,20 @@ class Comparison:
         frame: DataFrame = load_pandas().DataFrame(rows)
         return frame
 
+    @property
+    def headline(self) -> str:
+        """Which method is best and by how much, by paired intervals; empty for one method."""
+        return headline(self.outcomes)
+
+    @property
+    def wins(self) -> list[list[str]]:
+        """For how many clients and seeds a method is better than another: a header, then one row a method."""
+        return win_matrix(self.outcomes)
+
     def to_markdown(self) -> str:
-        """The table in Markdown."""
-        return as_markdown(self.table)
+        """The table in Markdown, the headline and the win matrix."""
+        wins = as_markdown(self.wins) if self.wins else ""
+        return "\n\n".join(part for part in (markdown_table(self.outcomes), self.headline, wins) if part)
 
     def report(self, out: Text | None = None, figures: Sequence[str] = ()) -> Path:
         """Writes the report of all runs; gives back the page."""
@@ -255,12 +274,21 @@ def run_all(
                 mine = put_method(replace(config, method=name, seed=seed), method)
                 results.append(run_one(mine, folder, display, Given(clients, method), force))
     comparison = Comparison(folder, tuple(results))
-    write_text(folder / "compare.csv", as_csv(comparison.outcomes))
-    write_text(folder / "compare.md", comparison.to_markdown() + "\n")
+    write_tables(comparison)
     display.table(comparison.table)
+    if comparison.headline:
+        display.say(comparison.headline)
     say_diagnoses(results, display)
     display.say(f"written to {folder}")
     return comparison
+
+
+def write_tables(comparison: Comparison) -> None:
+    """Writes a comparison's tables: by method, by run and by pair of methods."""
+    made = {"compare.csv": as_csv, "runs.csv": runs_as_csv, "pairs.csv": pairs_as_csv}
+    for name, make in made.items():
+        write_text(comparison.path / name, make(comparison.outcomes))
+    write_text(comparison.path / "compare.md", comparison.to_markdown() + "\n")
 
 
 def say_diagnoses(results: Sequence[RunResult], display: Display) -> None:

@@ -334,7 +334,15 @@ QUICK_FLT = (
     "methods.flt_kernel.signature.latent=8", "methods.flt_kernel.signature.pretraining.epochs=1",
     "methods.flt_kernel.signature.pretraining.least_steps=1",
 )  # fmt: skip
-FOUND = {"relatedness.npz", "tree.npz", "signatures.npz", "confusion.npz", "labels.csv", "summary.json", "ledger_clients.csv"}
+FOUND = {
+    "relatedness.npz",
+    "tree.npz",
+    "signatures.npz",
+    "confusion.npz",
+    "labels.csv",
+    "summary.json",
+    "ledger_clients.csv",
+}
 
 
 @pytest.mark.parametrize("killed_at", ["write_labels", "write_relatedness", "write_tree", "write_arrays"])

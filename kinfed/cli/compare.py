@@ -48,7 +48,8 @@ def compare(
 
     `kinfed compare experiment.toml rounds=50 --out runs/mine --markdown` — a file, and a table to paste
 
-    **The folder** has one run folder for each method and seed, and the table as `compare.csv` and `compare.md`.
+    **The folder** has one run folder for each method and seed, the table as `compare.csv` and `compare.md`, one row a
+    run in `runs.csv`, and one row a pair of methods in `pairs.csv`: differences on the same seeds and clients.
     A comparison that was stopped goes on with `kinfed resume FOLDER`: finished runs are not run again.
     """
     options = {"data.dir": absolute(data_dir), "engine.device": device, "engine.name": engine, "rounds": rounds}

@@ -68,7 +68,7 @@ def make_population(config: Config) -> Population:
         dataset, config.partition, config.seed,
         public_fraction=data.public, public_test=data.public_test, train_samples=data.train_samples,
         test_samples=data.test_samples, global_test=data.global_test, validation=data.validation,
-        shift=config.shift, roles=config.roles, change=config.change,
+        shift=config.shift, roles=config.roles, change=config.change, drift=config.drift,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaV
 from pydantic_core import core_schema as core
 
 from kinfed.aggregation import AGGREGATIONS, Aggregation
+from kinfed.data.drift import DRIFTS, Drift
 from kinfed.data.partitions import PARTITIONS, Partition
 from kinfed.data.shifts import SHIFTS, Shift
 from kinfed.errors import ConfigError, UnknownKey
@@ -50,6 +51,7 @@ PARTS = {
     Signature: Parts("signature", Signature, {"encoder_centroids": EncoderCentroids, "part_means": PartMeans}),
     Clusterer: Parts("clusterer", Clusterer, {"relatedness": Relatedness, "calibrated": Calibrated}),
     Shift: Parts("shift", Shift, SHIFTS),
+    Drift: Parts("drift", Drift, DRIFTS),
 }
 
 

@@ -26,6 +26,7 @@ from kinfed.config.schema import (
 )
 from kinfed.config.toml import apply_overrides, flatten, merge_tables, read_toml, set_value
 from kinfed.data.build import ChangeSettings
+from kinfed.data.drift import Drift
 from kinfed.data.partitions import DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
 from kinfed.data.shifts import Shift
@@ -99,6 +100,7 @@ class Config:
     shift: Shift | None = None
     roles: RoleSettings = RoleSettings()
     change: ChangeSettings = ChangeSettings(round=0)
+    drift: Drift | None = None
     inputs: Inputs = Inputs()
     training: LocalTraining = LocalTraining()
     aggregation: Aggregation | None = None  # none: the mean in simulation, norm clipping in deployment

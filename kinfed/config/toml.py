@@ -10,7 +10,14 @@ import tomli_w
 from kinfed.config.schema import Table
 from kinfed.errors import ConfigError
 
-BY_NAME = ("partition", "shift", "signature", "clusterer")  # sections whose keys depend on the name in them
+BY_NAME = (
+    "partition",
+    "shift",
+    "signature",
+    "clusterer",
+    "aggregation",
+    "task",
+)  # sections whose keys depend on the name in them
 DEEPEST = 50  # tables in tables
 DOTS = re.compile(r"""\.(?=(?:[^"']*["'][^"']*["'])*[^"']*$)""")  # but for those in quotes
 

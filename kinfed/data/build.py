@@ -1,4 +1,4 @@
-"""From a dataset and a partition to a population: public samples, clients, change, shift, roles, look-alikes."""
+"""From a dataset and a partition to a population: public samples, clients, change, shift, drift, roles, look-alikes."""
 
 from dataclasses import dataclass, replace
 
@@ -7,6 +7,7 @@ import torch
 
 from kinfed.checks import at_least, fraction
 from kinfed.data.dataset import Dataset
+from kinfed.data.drift import Drift
 from kinfed.data.partitions.split import (
     ANY_SPLIT,
     HasPromise,
@@ -93,6 +94,7 @@ def build_population(
     shift: Shift | None = None,
     roles: RoleSettings | None = None,
     change: ChangeSettings | None = None,
+    drift: Drift | None = None,
 ) -> Population:
     """The population that this partition makes of the dataset; the same seed gives the same bits.
 
@@ -116,10 +118,22 @@ def build_population(
         if not isinstance(population, Population):
             raise DataError(f"a shift must return a kinfed.data.Population, got a {type(population).__name__}")
     roles = roles or RoleSettings()
+    if drift is not None:
+        population = apply_drift(drift, population, roles, seed)
     population = assign_roles(population, roles, generator(seed, "roles"))
     if roles.look_alikes:
         population = add_look_alikes(population, plain, roles, generator(seed, "look-alikes"))
     return population
+
+
+def apply_drift(drift: Drift, population: Population, roles: RoleSettings, seed: int) -> Population:
+    """The population after a drift; look-alikes cannot be made of clients that change."""
+    if roles.look_alikes:
+        raise ConfigError("look-alikes resemble clients that stay as they are: set roles.look_alikes = 0, or no drift")
+    found = drift(population, generator(seed, "drift"))
+    if not isinstance(found, Population):
+        raise DataError(f"a drift must return a kinfed.data.Population, got a {type(found).__name__}")
+    return found
 
 
 @dataclass(frozen=True)

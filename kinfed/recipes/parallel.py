@@ -28,7 +28,7 @@ from kinfed.registry import as_file
 from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY, Given, Place, resume, start
 from kinfed.runs.reader import Run
 
-CLIENTS = ("seed", "data", "partition", "shift", "roles", "change")  # settings that a population depends on
+CLIENTS = ("seed", "data", "partition", "shift", "roles", "change", "drift")  # settings that a population depends on
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from kinfed.report.series import (
     Place,
     Series,
     Spread,
+    change_rounds,
     curves,
     gather,
     main_metric,
@@ -43,9 +44,11 @@ def plot_convergence(runs: Runs, metric: str = "") -> Chart:
     }  # fmt: skip
     single = {curve.name for curve in found if len(curve.rounds) == 1}
     rows = [row | {"x": row["round"], "still": row["method"] in single} for row in curve_rows(found, of)]
-    panel = add_layer(curve_panel(series, found, of, x, "round", has_points=bool(single)), pointer)
+    panel = curve_panel(series, found, of, x, "round", has_points=bool(single))
+    for round in sorted({round for one in series for run in one.runs for round in change_rounds(run)}):
+        panel = add_layer(panel, mark_line({"x": {"datum": round}}, [3, 3]))
     tables = {"curves": rows, "rounds": round_rows(found, of), "ends": end_rows(found, [c.rounds[-1] for c in found])}
-    return Chart((name_ends(panel, series, found, x),), tables, found)
+    return Chart((name_ends(add_layer(panel, pointer), series, found, x),), tables, found)
 
 
 def plot_cost(runs: Runs, metric: str = "") -> Chart:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from kinfed.comparison import Column, mean_and_spread
+from kinfed.comparison import columns_for, headline, make_cell
 from kinfed.config import Table, to_toml
 from kinfed.errors import ConfigError
 from kinfed.registry import suggest
@@ -18,16 +18,15 @@ from kinfed.report.matrix_charts import plot_confusion, plot_distances, plot_lab
 from kinfed.report.method_charts import plot_accuracies, plot_convergence, plot_cost
 from kinfed.report.report_tables import (
     as_html,
-    cell_of,
     client_table,
     cluster_table,
     differences,
     latex_table,
     ledger,
     markdown_table,
+    outcomes_of,
     results,
     targets_table,
-    useful_columns,
 )
 from kinfed.report.run_charts import plot_cluster_curves, plot_dendrogram, plot_membership, plot_signatures
 from kinfed.report.series import Series, gather, list_metrics, main_metric
@@ -252,35 +251,24 @@ def either(series: Sequence[Series], *path: str) -> str:
 
 def lede(series: Sequence[Series]) -> str:
     """The result in a sentence or two."""
-    main, metric = useful_columns(series)[0], main_metric(series)
-    ranked = sorted(series, key=lambda one: -metric.gain(cell_of(main, one).value or 0))
-    best, unit = cell_of(main, ranked[0]), " %" if metric.unit == "%" else f" {metric.title}"
-    spread = f" {best.spread}" if best.spread else ""
-    if len(ranked) == 1:
-        said = f"{unit} {metric.title}" if metric.unit else unit
-        return f"Clients are served at {best.shown}{spread}{said} on average." + cluster_sentence(ranked[0])
-    first, second = ranked[:2]
-    if cell_of(main, second).shown == best.shown:
-        return f"{first.name} and {second.name} serve clients best, both at {best.shown}{unit} on average."
-    said = f"{first.name} serves clients best: {best.shown}{spread}{unit} on average, {ahead_of(ranked, main)}."
-    return said + cluster_sentence(first)
-
-
-def ahead_of(ranked: Sequence[Series], column: Column) -> str:
-    """How far the first is ahead of the second, and whether seeds differ by more than that."""
-    (first, spread), (second, other) = (mean_and_spread(column, one.outcomes) for one in ranked[:2])
-    ahead, below = abs((first or 0) - (second or 0)), column.lower_is_better
-    within = ", which is less than seeds differ by" if ahead < max(spread or 0, other or 0) else ""
-    return f"{ahead:.2f} {'below' if below else 'points above'} {ranked[1].name}{within}"
+    outcomes, metric = outcomes_of(series), main_metric(series)
+    if said := headline(outcomes):
+        best = [one for one in series if said.startswith(f"{one.name} ")]
+        return said + "".join(map(cluster_sentence, best))
+    unit = f" % {metric.title}" if metric.unit == "%" else f" {metric.title}"
+    return (
+        f"Clients are served at {make_cell(columns_for(outcomes)[0], outcomes)}{unit} on average."
+        + cluster_sentence(series[0])
+    )
 
 
 def cluster_sentence(one: Series) -> str:
     """What it found, if it looked for clusters."""
-    numbers = {column.name: cell_of(column, one) for column in useful_columns([one])}
-    clusters, ari = numbers.get("clusters"), numbers.get("ari")
-    if clusters is None or clusters.value is None:
+    numbers = {column.name: make_cell(column, one.outcomes) for column in columns_for(one.outcomes)}
+    clusters, ari = numbers["clusters"], numbers["ari"]
+    if clusters.value is None:
         return ""
-    fit = f" (ARI {ari.shown} with the ground truth)" if ari and ari.value is not None else ""
+    fit = f" (ARI {ari.shown} with the ground truth)" if ari.value is not None else ""
     return f" It found {clusters.shown} cluster{'' if clusters.value == 1 else 's'}{fit}."
 
 

@@ -1,65 +1,31 @@
 """Tables of a report: in HTML, LaTeX and Markdown."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from html import escape
 
 import numpy as np
 
-from kinfed.comparison import NOTHING, Column, columns_for, comparison_table, is_useful, mean_and_spread
-from kinfed.progress import as_markdown
+from kinfed.comparison import NOTHING, Cell, Outcome, make_cells
+from kinfed.comparison import markdown_table as markdown_results
 from kinfed.quality import Metric
 from kinfed.report.series import Series, main_metric, megabytes_at, settings_of
 from kinfed.runs.reader import Run
 
-LESS_IS_BETTER = ("variance", "megabytes", "seconds")
-NO_MATTER = ("clusters",)
 LEVELS = (20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 92, 94, 95, 96, 97, 98, 99, 99.5)  # accuracies in percent, as targets
 LISTED = 5000  # clients at most in the table of a run; clients.csv has them all
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "±": r"$\pm$"}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A number and how it is shown; without a number it is text, or nothing."""
-
-    shown: str
-    value: float | None = None
-    spread: str = ""
-    is_best: bool = False
-
-
 def results(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
     """The header and one row a series: means over seeds, the best of each column marked."""
-    columns = useful_columns(series)
-    by_column = [mark_best(column, [cell_of(column, one) for one in series]) for column in columns]
-    rows = [[Cell(one.name), *(cells[at] for cells in by_column)] for at, one in enumerate(series)]
-    return ["method", *(column.title for column in columns)], rows
+    return make_cells(outcomes_of(series), filled=True)
 
 
-def useful_columns(series: Sequence[Series]) -> list[Column]:
-    """The columns of a comparison that some run has a number for."""
-    outcomes = [outcome for one in series for outcome in one.outcomes]
-    some = [column for column in columns_for(outcomes) if is_useful(column, outcomes)]
-    return [column for column in some if any(column.value(outcome) is not None for outcome in outcomes)]
-
-
-def cell_of(column: Column, one: Series) -> Cell:
-    """A mean over seeds, and its spread."""
-    middle, spread = mean_and_spread(column, one.outcomes)
-    if middle is None:
-        return Cell(NOTHING)
-    return Cell(f"{middle:{column.shown}}", middle, "" if spread is None else f"± {spread:{column.shown}}")
-
-
-def mark_best(column: Column, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with the best marked, as they are shown; none is where all are equal or there is one."""
-    shown = {float(cell.shown) for cell in cells if cell.value is not None}
-    if column.name in NO_MATTER or len(shown) < 2:
-        return list(cells)
-    best = (min if column.name in LESS_IS_BETTER or column.lower_is_better else max)(shown)
-    return [Cell(c.shown, c.value, c.spread, c.value is not None and float(c.shown) == best) for c in cells]
+def outcomes_of(series: Sequence[Series]) -> list[Outcome]:
+    """How all runs of these series ended."""
+    return [outcome for one in series for outcome in one.outcomes]
 
 
 def targets_table(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
@@ -226,7 +192,7 @@ def text_class(is_text: bool) -> str:
 
 def markdown_table(series: Sequence[Series]) -> str:
     """The results in Markdown."""
-    return as_markdown(comparison_table([outcome for one in series for outcome in one.outcomes])) + "\n"
+    return markdown_results(outcomes_of(series)) + "\n"
 
 
 def latex_table(series: Sequence[Series]) -> str:

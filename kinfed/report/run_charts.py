@@ -9,7 +9,7 @@ from kinfed.errors import ConfigError
 from kinfed.report.cluster_order import BANDS, Membership, color_clusters, membership_of
 from kinfed.report.method_charts import LINE, spread_apart
 from kinfed.report.run_views import ClusterCurves, Tree, curves_of, map_of, tree_of
-from kinfed.report.series import Place, folder_of
+from kinfed.report.series import Place, change_rounds, folder_of
 from kinfed.report.vega import BESIDE, CLUSTERS, FAINT, SHAPES, Chart, Rows, Spec, digits, mark_line, number, show
 from kinfed.runs.reader import Numbers, Run, Whole
 
@@ -82,6 +82,8 @@ def plot_membership(run: Place) -> Chart:
     rounds: Spec = {"tickMinStep": 1, "grid": False, "format": "d"}
     panel: Spec = {
         "description": f"Clusters over rounds: {bands.changes} changes", "width": 640, "height": 280,
+    }  # fmt: skip
+    layer: Spec = {
         "data": {"name": "bands"}, "mark": {"type": "rect", "stroke": "white", "strokeWidth": 0.3},
         "encoding": {
             "x": number("from", title="round", axis=rounds, scale={"zero": False, "nice": False}),
@@ -91,7 +93,10 @@ def plot_membership(run: Place) -> Chart:
             "tooltip": show(rounds="rounds", cluster="cluster", clients="clients", moved="moved here"),
         },
     }  # fmt: skip
-    return Chart((panel,), {"bands": band_rows(bands, domain)}, bands)
+    lines = [mark_line({"x": {"datum": round}}, [3, 3]) for round in change_rounds(run)]
+    return Chart(
+        (panel | ({"layer": [layer, *lines]} if lines else layer),), {"bands": band_rows(bands, domain)}, bands
+    )
 
 
 def plot_cluster_curves(run: Place) -> Chart:

@@ -55,7 +55,7 @@ class Series:
     @property
     def outcomes(self) -> list[Outcome]:
         """How its runs ended, under the series' name."""
-        return [Outcome(self.name, run.seed, run.summary, run.seconds, run.metric) for run in self.runs]
+        return [Outcome.of(run, self.name) for run in self.runs]
 
 
 def gather(runs: Iterable[Place] | Place) -> list[Series]:
@@ -105,6 +105,14 @@ def _methods(run: Run) -> list[str]:
     return list(methods) if isinstance(methods, dict) else []
 
 
+def change_rounds(run: Run) -> list[int]:
+    """The rounds after which samples of clients changed, counted from 1, as far as the run went."""
+    drift, change = (run.config.get(name) for name in ("drift", "change"))
+    found = drift.get("change_rounds", []) if isinstance(drift, dict) else []
+    found = [*found, change.get("round", 0)] if isinstance(change, dict) else list(found)
+    return sorted({round for round in found if isinstance(round, int) and 0 < round < run.rounds["round"][-1]})
+
+
 def main_metric(series: Sequence["Series"]) -> Metric:
     """The main metric of these series: that of the first."""
     return series[0].runs[0].metric if series and series[0].runs else ACCURACY
@@ -121,6 +129,7 @@ def metrics_by(main: Metric) -> tuple[Metric, ...]:
         replace(main, name=f"{main.name}_adapted", title="After adaptation"),
         replace(main, name=f"{main.name}_unseen", title="Unseen clients"),
         replace(main, name=f"{main.name}_unseen_adapted", title="Unseen clients, adapted"),
+        replace(main, name=f"{main.name}_changed", title="Clients whose samples changed"),
         Metric("ari", "ARI with ground-truth clusters"),
         Metric("clusters", "Clusters found"),
         Metric("clustering_error", "Clustering error"),

@@ -30,7 +30,7 @@ PARTS = {
     CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
     "ledger.csv": "ledger",    "timing.csv": "seconds", SUMMARY: "summary",
 }  # fmt: skip
-TRAINS = ("trains", "late")  # roles whose scores the means are of
+TRAINS = ("trains", "late", "leaves")  # roles whose scores the means are of
 
 
 @dataclass(frozen=True)
@@ -229,11 +229,14 @@ class Run:
         return [named.get(client, "") for client in range(self.count)]
 
     @property
+    def scores_in_training(self) -> Numbers:
+        """Every client's main metric at the last evaluation; NaN for one that does not train, or was not scored."""
+        return np.where([role in TRAINS for role in self.roles], self.scores, np.nan)
+
+    @property
     def training_scores(self) -> Numbers:
         """The main metric of the clients that train, which means and deciles are of."""
-        takes_part = np.array([role in TRAINS for role in self.clients.text["role"]], dtype=bool)
-        scored: Numbers = self.clients[self.metric.name][takes_part]
-        found: Numbers = scored[~np.isnan(scored)]
+        found: Numbers = self.scores_in_training[~np.isnan(self.scores_in_training)]
         return found
 
     @cached_property

@@ -17,6 +17,7 @@ from tests.methods.registry import CASES, KERNEL, make, population
 from tests.problems import same_clusters
 
 CLIENTS, LATE, JOINS, ROUNDS = 12, (4, 5), 2, 4  # who is late: one of either planted group
+GONE, LEAVES = 7, 3  # and who leaves
 LONG = replace(LOCAL, epochs=20)  # FLIS: predictions tell groups apart only once models have learnt something
 
 
@@ -74,17 +75,19 @@ def watched(method: Method, people: Population):  # type: ignore[type-arg, no-un
     return diary.results, fed
 
 
-def test_a_client_that_joins_is_served_at_once_and_trains_from_then_on(method):
-    results, fed = watched(method, population(roles=roles()))
+def test_a_client_that_joins_is_served_at_once_and_trains_from_then_on_and_one_that_leaves_does_not(method):
+    some = list(roles())
+    some[GONE] = Role(leaves=LEAVES)
+    results, fed = watched(method, population(roles=tuple(some)))
     served = [[not result.scores.main[i].isnan() for i in LATE] for result in results]
     assert served == [[False, False]] * JOINS + [[True, True]] * (ROUNDS - JOINS)
     asked = [clients for _, task, clients, _, _ in fed.ledger.rounds if task in TRAINING]
-    assert asked == [10] * JOINS + [12] * (ROUNDS - JOINS)
+    assert asked == [10] * JOINS + [12] * (LEAVES - JOINS) + [11] * (ROUNDS - LEAVES)
+    assert [bool(result.scores.main[GONE].isnan()) for result in results] == [False] * LEAVES + [True]
     if "train_both" in fed.ledger.up:  # some rounds send two models
         return
-    sent = fed.ledger.up["train"].double() / torch.tensor(
-        [ROUNDS - JOINS if i in LATE else ROUNDS for i in range(CLIENTS)]
-    )
+    trained = [ROUNDS - JOINS if i in LATE else LEAVES if i == GONE else ROUNDS for i in range(CLIENTS)]
+    sent = fed.ledger.up["train"].double() / torch.tensor(trained)
     assert len(sent.unique()) == 1, "as much as the others in each of its rounds"
 
 
