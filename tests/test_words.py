@@ -87,7 +87,7 @@ ROWS_OF_TABLES = (
     "docs/recovery.md",
     "docs/reports.md",
     "docs/reproducing.md",
-    "docs/results.md",
+    "docs/results",
     "docs/roles.md",
     "docs/scaling.md",
     "website/",

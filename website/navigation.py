@@ -13,7 +13,7 @@ SECTIONS = {
     ],
     "Methods": ["reference/methods/index.md", *(f"reference/methods/{name}.md" for name in METHODS)],
     "Measured": [
-        "results.md", "recovery.md", "roles.md", "metrics.md", "methods/*", "performance.md", "scaling.md",
+        "results.md", "results/*", "recovery.md", "roles.md", "metrics.md", "methods/*", "performance.md", "scaling.md",
     ],
     "Reference": ["reference/config.md", "reference/commands.md"],
     "Python": ["reference/api/index.md", "reference/api/*"],

@@ -88,10 +88,17 @@ def default_fields(kind: type, without: tuple[str, ...] = ()) -> Table:
 
 def to_table(settings: "DataclassInstance") -> Table:
     """The table that holds this dataclass, defaults included."""
-    kind, hints = type(settings), get_type_hints(type(settings))
-    given = {name: to_plain(getattr(settings, name), hints[name]) for name in field_schemas(kind)}
-    values = validator_of(kind).validate_python(given)  # floats where a default is written as 0
+    hints = held_fields(type(settings))
+    given = {name: to_plain(getattr(settings, name), hint) for name, hint in hints.items()}
+    values = validator_of(type(settings)).validate_python(given)  # floats where a default is written as 0
     return {name: to_plain(value, hints[name]) for name, value in values.items()}
+
+
+@cache
+def held_fields(kind: type) -> dict[str, object]:
+    """The fields that a table can hold, and their types; not to be changed."""
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in field_schemas(kind)}
 
 
 def to_plain(value: object, hint: object = None) -> object:
