@@ -9,7 +9,7 @@ import numpy as np
 
 from kinfed.methods import FAMILIES
 from kinfed.quality import Metric
-from kinfed.report.run_views import measure_pairs, related_pairs
+from kinfed.report.run_views import find_related, measure_pairs
 from kinfed.report.series import Series, curve_of, main_metric, metrics_by
 from kinfed.runs.reader import TRAINS, Numbers, Run
 
@@ -112,7 +112,7 @@ def judge_sizes(run: Run) -> Iterator[Verdict]:
 
 def overlap_of(run: Run) -> float | None:
     """The share of unrelated pairs that are as near as nine tenths of the related ones; None where it is not known."""
-    measured, related = measure_pairs(run), related_pairs(run)
+    measured, related = measure_pairs(run), find_related(run)
     if measured is None or related is None:
         return None
     pairs = np.triu(~np.isnan(measured[0]), 1)

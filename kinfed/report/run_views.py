@@ -198,7 +198,7 @@ def average_blocks(apart: Numbers, order: Whole, edges: Whole) -> Numbers:
 
 def distances_of(run: Run) -> Distances | None:
     """The distances of all pairs of a run's clients; None where they are not known, or nothing relates clients."""
-    measured, are_related = measure_pairs(run), related_pairs(run)
+    measured, are_related = measure_pairs(run), find_related(run)
     if measured is None or are_related is None:
         return None
     apart, measure, cut = measured
@@ -213,7 +213,7 @@ def distances_of(run: Run) -> Distances | None:
     return Distances(measure, edges, related, others, cut)
 
 
-def related_pairs(run: Run) -> "np.typing.NDArray[np.bool_] | None":
+def find_related(run: Run) -> "np.typing.NDArray[np.bool_] | None":
     """Which pairs of clients are related: [clients, clients]; None where nothing says so."""
     arrays = run.arrays("relatedness")
     if arrays is not None and "related" in arrays:
