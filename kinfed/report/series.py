@@ -22,7 +22,8 @@ TITLES = {
     "fedavg": "FedAvg", "fedavg_ft": "FedAvg + fine-tuning", "fedprox": "FedProx", "fednova": "FedNova",
     "scaffold": "SCAFFOLD", "lg_fedavg": "LG-FedAvg", "fedper": "FedPer", "per_fedavg": "Per-FedAvg", "local": "Local",
     "ditto": "Ditto", "apfl": "APFL", "pfedme": "pFedMe", "fedala": "FedALA", "fedrep": "FedRep", "fedbabu": "FedBABU",
-    "fedbn": "FedBN", "fedclust": "FedClust", "fedgroup": "FedGroup", "clove": "CLoVE", "oracle": "Oracle",
+    "fedbn": "FedBN", "fedclust": "FedClust", "fedgroup": "FedGroup", "clove": "CLoVE",
+    "feddrift": "FedDrift", "oracle": "Oracle",
     "flt": "FLT", "pca_km_hc": "PCA+kM+HC", "ifca": "IFCA", "fesem": "FeSEM", "cfl": "CFL", "flhc": "FL+HC",
     "flis_dc": "FLIS-DC", "flis_hc": "FLIS-HC", "repa": "REPA", "wd": "WD",
 }  # fmt: skip
