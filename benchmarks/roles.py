@@ -47,6 +47,7 @@ SETTINGS: dict[str, dict[str, object]] = {  # the others have their defaults
     "wd": {"clusters": 2, "rounds_before": 1},
     "fedgroup": {"clusters": 2},
     "clove": {"clusters": 2},
+    "feddrift": {"first": "own", "step_rounds": 1, "isolation": 9},  # four models
 }
 
 

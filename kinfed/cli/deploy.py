@@ -1,4 +1,4 @@
-"""`kinfed deploy new`, `kinfed deploy gate` and `kinfed deploy status`"""
+"""`kinfed deploy new`, `gate`, `status`, `docker` and `systemd`"""
 
 import time
 from pathlib import Path
@@ -115,6 +115,41 @@ def status(
         print(show_status(run))
         if read_status(run).state not in (ENDED, RUNNING, WAITING):
             raise typer.Exit(1)
+
+
+AppFolder = Annotated[Path, typer.Argument(help="The app's folder.", metavar="DIR")]
+Address = Annotated[str, typer.Option(help="The server, as nodes see it.")]
+Port = Annotated[int, typer.Option(help="The gate's, which nodes connect to.")]
+
+
+@deploy.command()
+def docker(folder: AppFolder = Path(), address: Address = "127.0.0.1", port: Port = 8443) -> None:
+    """Write a Dockerfile, and Compose files of the server and of a node, into an app's folder.
+
+    `kinfed deploy docker . --address fl.example.org`
+    """
+    with plain_errors():
+        from kinfed.deployment.service_files import ServiceSettings, write_docker_files
+
+        print("written:", *write_docker_files(folder, ServiceSettings(address, port)))
+        print("the server: docker compose --file docker/server.yaml up --detach --build; its first lines say more")
+
+
+@deploy.command()
+def systemd(
+    folder: AppFolder = Path(), address: Address = "127.0.0.1", port: Port = 8443,
+    user: Annotated[str, typer.Option(help="As whom processes run.")] = "kinfed",
+) -> None:  # fmt: skip
+    """Write systemd units of the server and of its nodes into an app's folder.
+
+    `kinfed deploy systemd . --address fl.example.org --user kinfed`
+    """
+    with plain_errors():
+        from kinfed.deployment.service_files import ServiceSettings, write_units
+
+        print("written:", *write_units(folder, ServiceSettings(address, port, user=user)))
+        print("copy units to /etc/systemd/system, then: systemctl enable --now kinfed-gate kinfed-superexec (server)")
+        print("or: systemctl enable --now kinfed-node@NAME (node)")
 
 
 def plan_own(

@@ -14,6 +14,7 @@ from kinfed.methods.fedavg_ft import FedAvgFT
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedbn import FedBN
 from kinfed.methods.fedclust import FedClust
+from kinfed.methods.feddrift import FedDrift
 from kinfed.methods.fedgroup import FedGroup
 from kinfed.methods.fednova import FedNova
 from kinfed.methods.fedper import FedPer
@@ -66,6 +67,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     "fedclust": FedClust,
     "fedgroup": FedGroup,
     "clove": CLoVE,
+    "feddrift": FedDrift,
     "oracle": Oracle,
 }
 
@@ -124,6 +126,7 @@ FAMILIES = {
             "fedclust": "Islam et al., 2024",
             "fedgroup": "Duan et al., 2020",
             "clove": "Bhatia et al., 2025",
+            "feddrift": "Jothimurugesan et al., AISTATS 2023",
         },
     ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
@@ -227,6 +230,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedClust",
+    "FedDrift",
     "FedGroup",
     "FedNova",
     "FedPer",

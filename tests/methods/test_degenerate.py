@@ -107,6 +107,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "fedclust": is_fedavg("fedclust", hierarchy=Hierarchy(threshold=1e9)),
     "fedgroup": is_fedavg("fedgroup", clusters=1),
     "clove": is_fedavg("clove", clusters=1),
+    "feddrift": is_fedavg("feddrift", first="one", delta=1.0),
     "oracle": is_fedavg("oracle", replace(SEVERAL, true_clusters=None)),
 }
 

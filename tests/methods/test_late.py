@@ -10,7 +10,7 @@ from kinfed.data import Population, Role
 from kinfed.engines import Vectorised
 from kinfed.experiment import Experiment, RoundResult
 from kinfed.method import Method
-from kinfed.methods import CFL, FLHC, IFCA, WD, CLoVE, FedClust, FedGroup, FeSEM
+from kinfed.methods import CFL, FLHC, IFCA, WD, CLoVE, FedClust, FedDrift, FedGroup, FeSEM
 from kinfed.methods.split_tree import SplitRule
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import CASES, KERNEL, make, population
@@ -50,6 +50,7 @@ SEPARATED = {  # method -> settings and clients with which it separates the plan
     "fedclust": (lambda: FedClust(net(), LONG), renamed),
     "fedgroup": (lambda: FedGroup(net(), LOCAL, clusters=2), renamed),
     "clove": (lambda: CLoVE(net(), LOCAL, seed=1), renamed),
+    "feddrift": (lambda: FedDrift(net(), LONG, delta=0.3, step_rounds=1, first="own"), renamed),
     "oracle": (lambda: make("oracle"), population),
     "wd": (lambda: WD(net(), LOCAL, rounds_before=3, clusters=2), renamed),
 }
