@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         StoCFL,
     )
     from kinfed.models import Model, make_model
+    from kinfed.sweeps import Sweep, sweep
     from kinfed.training import LocalTraining
 
     __version__: str
@@ -78,6 +79,7 @@ PLACES = {
         "FedDrift", "FedGroup", "Oracle", "StoCFL", "PACFL", "FLUX",
     ),
     "kinfed.models": ("Model", "make_model"),
+    "kinfed.sweeps": ("Sweep", "sweep"),
     "kinfed.training": ("LocalTraining",),
 }  # fmt: skip
 __all__ = [
@@ -129,6 +131,7 @@ __all__ = [
     "RunResult",
     "Scaffold",
     "StoCFL",
+    "Sweep",
     "__version__",
     "compare",
     "from_arrays",
@@ -143,6 +146,7 @@ __all__ = [
     "report",
     "resume",
     "run",
+    "sweep",
 ]  # fmt: skip
 
 

@@ -132,8 +132,8 @@ def test_the_tables_on_the_pages_of_results_are_those_of_the_kept_numbers(tmp_pa
     from kinfed.recipes import Wanted, cells_of, list_recipes, load_recipe
     from kinfed.recipes.kept import KeptNumbers
     from kinfed.recipes.outcome import as_markdown
-    from kinfed.recipes.parallel import Store
     from kinfed.recipes.reproduction import outcome_of
+    from kinfed.recipes.store import Store
 
     folder = ROOT / "docs" / "results"
     kept = KeptNumbers.read(folder / "measured.csv")

@@ -147,6 +147,39 @@ def test_a_paper_is_all_its_tables_and_an_unknown_one_names_the_nearest():
     assert result.exit_code == 2 and "unknown paper 'flits': did you mean 'flis'?" in result.stderr
 
 
+FIGURE = """
+title = "a tiny figure"
+paper = "nobody"
+measures = ["accuracy"]
+figure = { shows = "more epochs help", x = "E", key = "training.epochs", values = [1, 3] }
+rows.fedavg = { title = "FedAvg", config.method = "fedavg" }
+protocols.paper.says = "as it is"
+config = { rounds = 2, partition = { clients = 6, clusters = 2 }, data.train_samples = 20, model = "linear" }
+claims = [{ says = "three epochs are above one", better = "fedavg", rule = "rises" }]
+"""
+
+
+@pytest.mark.parametrize("axis", ["columns", "rounds"])
+def test_a_figure_is_run_drawn_and_its_shape_checked(axis):
+    pytest.importorskip("vl_convert")
+    text = FIGURE
+    if axis == "rounds":
+        text = FIGURE.replace(', x = "E", key = "training.epochs", values = [1, 3]', "")
+        text = text.replace("rows.fedavg", 'columns.one.title = "one"\nrows.fedavg') + "config.evaluation.every = 1\n"
+        text = text.replace('model = "linear" }', 'model = "linear", evaluation.every = 1 }').replace(
+            "config.evaluation.every = 1\n", ""
+        )
+    Path("curve.toml").write_text(text, encoding="utf-8")
+    Path("page.md").write_text("<!-- curve -->\n<!-- end of curve -->\n", encoding="utf-8")
+    result = reproduce("curve.toml", "--keep", "kept.csv", "--page", "page.md")
+    assert result.exit_code == 0, result.output
+    page = Path("page.md").read_text()
+    assert "The paper's figure: more epochs help." in page and "![a tiny figure](curve.svg)" in page
+    assert "holds" in page.split("| claim |")[1] or "does not hold" in page.split("| claim |")[1]
+    assert "<svg" in Path("curve.svg").read_text() and Path("runs/reproduce/curve.svg").exists()
+    assert ("accuracy@2=" in Path("kept.csv").read_text()) == (axis == "rounds")
+
+
 def test_all_tables_are_listed():
     result = reproduce("--list")
     assert result.exit_code == 0 and "flt-table-1" in result.output and "_flt" not in result.output

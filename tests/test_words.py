@@ -77,6 +77,7 @@ ROWS_OF_TABLES = (
     "kinfed/relatedness/",
     "kinfed/report/",
     "kinfed/runs/",
+    "kinfed/sweeps/",
     "kinfed/cli/",
     "kinfed/bench/race.py",
     "kinfed/engines/",

@@ -9,7 +9,7 @@ SECTIONS = {
     "Start": ["tutorial.md", "choosing.md", "notebooks/which-clients-are-related.md", "notebooks/*"],
     "How to": [
         "own-data.md", "natural-data.md", "drift.md", "tasks.md", "own-model.md", "own-method.md", "adding-a-method.md",
-        "reports.md", "reproducing.md", "serving.md", "deployment.md", "flower.md", "security.md",
+        "sweeps.md", "reports.md", "reproducing.md", "serving.md", "deployment.md", "flower.md", "security.md",
     ],
     "Methods": ["reference/methods/index.md", *(f"reference/methods/{name}.md" for name in METHODS)],
     "Measured": [

@@ -14,7 +14,14 @@ from kinfed.runs.logs import as_csv as rows_as_csv
 from kinfed.runs.reader import Run
 
 NOTHING = "–"
-CLIENTS = ("data", "partition", "shift", "roles", "change")  # settings that a population depends on, beside the seed
+CLIENTS = (
+    "data",
+    "partition",
+    "shift",
+    "roles",
+    "change",
+    "drift",
+)  # settings that a population depends on, beside the seed
 SIGNIFICANT = 4  # digits of numbers of any size
 
 
@@ -160,7 +167,8 @@ def as_csv(outcomes: Sequence[Outcome]) -> str:
 def runs_as_csv(outcomes: Sequence[Outcome]) -> str:
     """One row a run: method, seed, settings that differ, all numbers of its summary, seconds."""
     settings = list(dict.fromkeys(key for outcome in outcomes for key in outcome.settings))
-    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.summary))
+    known = {"method", "seed", "seconds", *settings}
+    names = [n for n in dict.fromkeys(n for outcome in outcomes for n in outcome.summary) if n not in known]
     rows = [
         [run.method, run.seed, *(as_cell(run.settings.get(key)) for key in settings), *map(run.summary.get, names),
          run.seconds]

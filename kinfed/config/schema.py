@@ -189,7 +189,15 @@ def list_schema(parts: Sequence[object]) -> CoreSchema | None:
     held = [schema for part in parts if part is not ... and (schema := value_schema(part)) is not None]
     if len(held) < len(parts) - (... in parts):
         return None
-    return core.tuple_schema(held, variadic_item_index=0 if ... in parts else None)
+    listed = core.tuple_schema(held, variadic_item_index=0 if ... in parts else None)
+    if tuple(parts) == (str, ...):
+        return core.no_info_before_validator_function(split_text, listed)
+    return listed
+
+
+def split_text(value: object) -> object:
+    """A list of names from one text: trackers=tensorboard, or compare=fedavg,flt."""
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 def dataclass_schema(kind: type) -> CoreSchema | None:
@@ -215,6 +223,7 @@ def part_schema(parts: Parts, hint: object, default: object) -> CoreSchema:
     ]
     own = {"name": core.typed_dict_field(core.str_schema(pattern=":"))}
     choices.append(core.typed_dict_schema(own, extra_behavior="allow"))
+    choices.append(core.str_schema())  # the name alone
     is_optional = NoneType in get_args(hint)
     if is_optional:
         choices.append(table_schema({"name": core.literal_schema([""])}))
@@ -224,6 +233,8 @@ def part_schema(parts: Parts, hint: object, default: object) -> CoreSchema:
 
 def read_part(parts: Parts, default: str, is_optional: bool, table: object) -> object:
     """The part that a section names, with its settings."""
+    if isinstance(table, str):
+        table = {"name": table}  # partition = "dirichlet"
     if not isinstance(table, dict):
         raise ValueError(f"wanted a table with a name, got {table!r}")
     name, rest = table.get("name", default), {key: value for key, value in table.items() if key != "name"}

@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kinfed.checks import at_least, fraction
-from kinfed.data.dataset import Dataset
+from kinfed.data.dataset import Dataset, labels_of
 from kinfed.data.drift import Drift
+from kinfed.data.own_samples import samples_for_testing
 from kinfed.data.partitions.split import (
     ANY_SPLIT,
     HasPromise,
@@ -124,6 +126,32 @@ def build_population(
     if roles.look_alikes:
         population = add_look_alikes(population, plain, roles, generator(seed, "look-alikes"))
     return population
+
+
+def score_on_training(population: Population, share: float, seed: int) -> Population:
+    """The population whose clients are scored on this share of their training samples, which they do not train on.
+
+    Their test samples are left out: for model selection. Clients without labels are not scored; look-alikes stay.
+    """
+    labels = labels_of(population.y.numpy())
+
+    def split(client: int, train: Tensor, test: Tensor, round: int = 0) -> tuple[Tensor, Tensor]:
+        role = population.role(client)
+        if role.look_alike_of is not None:
+            return train, test
+        if not role.labelled or len(train) < 2:
+            return train, test[:0]
+        own, rng = train.numpy(), generator(seed, "selection", client, round)
+        picked = samples_for_testing(labels, own, share, rng)
+        return torch.from_numpy(own[others(len(own), picked)]), torch.from_numpy(own[picked])
+
+    train, test = zip(*map(split, range(population.clients), population.train, population.test), strict=True)
+    changes = []
+    for change in population.changes:
+        rounds = [change.round] * len(change.train)
+        parts = list(map(split, change.clients.tolist(), change.train, change.test, rounds))
+        changes.append(replace(change, train=tuple(part[0] for part in parts), test=tuple(part[1] for part in parts)))
+    return replace(population, train=train, test=test, changes=tuple(changes))
 
 
 def apply_drift(drift: Drift, population: Population, roles: RoleSettings, seed: int) -> Population:

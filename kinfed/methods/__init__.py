@@ -229,6 +229,7 @@ __all__ = [
     "PACFL",
     "PRESETS",
     "REPA",
+    "TITLES",
     "WD",
     "Auto",
     "CLoVE",
@@ -254,4 +255,20 @@ __all__ = [
     "PerFedAvg",
     "Scaffold",
     "StoCFL",
+    "title_of",
 ]
+TITLES = {  # as the field writes them, where that is not the name of the class
+    "fedavg_ft": "FedAvg + fine-tuning", "scaffold": "SCAFFOLD", "lg_fedavg": "LG-FedAvg", "per_fedavg": "Per-FedAvg",
+    "pfedme": "pFedMe", "pca_km_hc": "PCA+kM+HC", "flhc": "FL+HC", "flis_dc": "FLIS-DC", "flis_hc": "FLIS-HC",
+    "fedavgm": "FedAvgM", "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedsem": "FeSEM (k-means)",
+}  # fmt: skip
+
+
+def title_of(name: str) -> str:
+    """A method's name as the field writes it, that of a preset with what sets it apart; an own method's as it is."""
+    if name in TITLES:
+        return TITLES[name]
+    if name in PRESETS:
+        method = PRESETS[name].method
+        return f"{title_of(method)} ({name.removeprefix(method).lstrip('_')})"
+    return METHODS[name].__name__ if name in METHODS else name

@@ -4,6 +4,7 @@ from kinfed.metrics.drift_delays import DriftEvent, DriftLog, average_changed, a
 from kinfed.metrics.dry_runs import (
     assign_look_alikes,
     bootstrap_error,
+    collect_confusions,
     collect_signatures,
     divergences,
     drift_similarity,
@@ -50,11 +51,10 @@ from kinfed.metrics.scores import (
 
 __all__ = [
     "QUESTIONS", "DriftEvent", "DriftLog", "FoundClusters", "Scores", "accuracy_of", "agreement", "assign_look_alikes",
-    "average_changed", "average_delays",
-    "belong_together", "bootstrap_error", "clustering_error", "collect_signatures", "converged_at", "correlations",
-    "cosines", "current_clusters", "divergences", "drift_similarity", "dry_run", "fedavg_parameters",
-    "fits_cluster",
-    "flt_parameters", "is_stuck", "mean_accuracy", "measure_clients", "megabits_per_client", "method_bytes",
+    "average_changed", "average_delays", "belong_together", "bootstrap_error", "clustering_error",
+    "collect_confusions", "collect_signatures", "converged_at", "correlations", "cosines", "current_clusters",
+    "divergences", "drift_similarity", "dry_run", "fedavg_parameters", "fits_cluster", "flt_parameters", "is_stuck",
+    "mean_accuracy", "measure_clients", "megabits_per_client", "method_bytes",
     "originals_of", "pair_quality", "pearson", "repa_parameters", "robustness", "rounds_to_target", "sample_accuracy",
     "score_clients", "share_at_target", "standard_error", "summarise_scores", "uniformity", "uniformity_of_chance",
     "uniformity_of_labels", "variance", "worst_decile",

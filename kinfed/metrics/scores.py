@@ -152,7 +152,12 @@ def is_stuck(means: Sequence[tuple[int, float]], chance: float) -> bool:
     return len(last) == 2 and last[0] == last[1] < best / 2 and best > 1.5 * chance
 
 
-QUESTIONS = ("evaluate", "evaluate_adapted", "evaluate_all")  # asked by the experiment, not by a method
+QUESTIONS = (
+    "evaluate",
+    "evaluate_adapted",
+    "evaluate_all",
+    "count_predictions",
+)  # asked by the experiment, not by a method
 
 
 def method_bytes(ledger: Ledger) -> int:

@@ -59,7 +59,7 @@ class Figure:
         "round"  # "round": curves over rounds, one panel a column; else the title of an axis along which columns are
     )
     key: str = ""  # the setting that columns differ in
-    values: tuple[float, ...] = ()  # of that setting: a column each
+    values: tuple[int | float, ...] = ()  # of that setting: a column each
 
 
 @dataclass(frozen=True)

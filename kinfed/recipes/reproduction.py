@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
@@ -25,10 +23,11 @@ from kinfed.recipes.outcome import (
     judge_numbers,
     notes_of,
 )
-from kinfed.recipes.parallel import Store, jobs_of, limit_threads, run_parallel
+from kinfed.recipes.store import Store, jobs_of
 from kinfed.registry import look_up
 from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
+from kinfed.runs.parallel import run_jobs
 
 WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}
 Planned = list[tuple[Recipe, list[Cell]]]
@@ -107,19 +106,12 @@ def plan(order: Order, kept: KeptNumbers, display: Display) -> Planned:
 
 def run_all(planned: Planned, order: Order, store: Store, display: Display) -> None:
     """Takes all runs to their end."""
-    jobs = jobs_of(planned, order.wanted)
+    jobs = jobs_of(planned, order.wanted, store)
     todo = [job for job in jobs if not store.has(job.config)]
     display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
-    if order.show:
-        return None
-    if (count := min(order.jobs, len(todo))) > 1:
-        threads = 1 if order.wanted.quick else max(1, torch.get_num_threads() // count)
-        return run_parallel(todo, store, count, threads, display)
-    with display.live(), limit_threads(order.wanted.quick):
-        for number, job in enumerate(todo, 1):
-            display.say(f"run {number} of {len(todo)}: {job.said}")
-            if why := store.do(job, display):
-                display.say(f"failed: {why}")
+    if not order.show:
+        failed = run_jobs(todo, order.jobs, display, threads=1 if order.wanted.quick else 0)
+        store.failed |= {path.name: why for path, why in failed.items()}
 
 
 def outcome_of(recipe: Recipe, cells: Sequence[Cell], wanted: Wanted, store: Store, kept: KeptNumbers) -> Outcome:

@@ -13,6 +13,8 @@ from kinfed.comparison import columns_for, headline, make_cell
 from kinfed.config import Table, to_toml
 from kinfed.errors import ConfigError
 from kinfed.registry import suggest
+from kinfed.report.diagnosis import find_all
+from kinfed.report.matrix_charts import plot_confusion, plot_distances, plot_labels, plot_relatedness
 from kinfed.report.method_charts import plot_accuracies, plot_convergence, plot_cost
 from kinfed.report.report_tables import (
     as_html,
@@ -24,14 +26,9 @@ from kinfed.report.report_tables import (
     markdown_table,
     outcomes_of,
     results,
+    targets_table,
 )
-from kinfed.report.run_charts import (
-    plot_dendrogram,
-    plot_labels,
-    plot_membership,
-    plot_relatedness,
-    plot_signatures,
-)
+from kinfed.report.run_charts import plot_cluster_curves, plot_dendrogram, plot_membership, plot_signatures
 from kinfed.report.series import Series, gather, list_metrics, main_metric
 from kinfed.report.vega import THEMES, Chart, Spec, bundle_scripts
 from kinfed.runs.lifecycle import free_folder
@@ -43,18 +40,26 @@ PAGE = "index.html"
 KINDS = ("png", "svg")
 ENOUGH = 20_000  # clients of all runs that are shown one by one; of more only each method's first seed is
 BYTES_CAPTION = "Bytes by task, mean over seeds; evaluation (evaluate) is no cost of the method"
+TARGETS_CAPTION = "The first round whose mean over clients reaches a target, and the megabytes moved by then"
 NO_CLUSTERS = '<p class="empty">None of these methods looks for clusters: there is nothing to show here.</p>'
 RUN_CHARTS: dict[str, Callable[[Run], Chart]] = {
     "signatures": plot_signatures,
     "relatedness": plot_relatedness,
+    "distances": plot_distances,
     "dendrogram": plot_dendrogram,
     "labels": plot_labels,
+    "cluster_curves": plot_cluster_curves,
     "membership": plot_membership,
+    "confusion": plot_confusion,
 }
 REASONS = {
     "signatures": "No signatures were written: FLT and REPA have signatures of their own; for other methods set "
     "evaluation.signatures=all, which lets every client train once more at the end.",
     "relatedness": "This method relates no clients to each other: there is no matrix.",
+    "distances": "This run wrote neither merges nor signatures of its clients, or relates none: no distances.",
+    "cluster_curves": "This method looks for no clusters: the curve above is all there is.",
+    "confusion": "The task has no single class a sample, or more than 100 classes, or the run's evaluation.metrics is "
+    "'main', or its clients are elsewhere: no confusion matrix.",
     "dendrogram": "This method does not merge clients, or there are too many to compare all pairs: no dendrogram.",
     "labels": "The labels of these clients are not known: their samples are elsewhere.",
     "membership": "The clusters did not change over rounds, or the method looks for none.",
@@ -146,6 +151,8 @@ def make_page(series: Sequence[Series]) -> str:
         "facts": facts(series),
         "lede": escape(lede(series)),
         "notes": notes(series),
+        "diagnosis": diagnosis_box(series),
+        "targets": as_html(*targets_table(series), caption=TARGETS_CAPTION),
         "results_say": escape(caption_results(series)),
         "bands_say": bands,
         "results": as_html(*results(series), caption="After the last evaluation; the best of a column is bold"),
@@ -268,12 +275,21 @@ def cluster_sentence(one: Series) -> str:
 def notes(series: Sequence[Series]) -> str:
     """What a reader should know before comparing."""
     said = [caption_unfinished(one.name, run) for one in series for run in one.runs if not run.has_ended]
-    said += [f"{one.name}: {one.runs[0].diagnosis}" for one in series if one.runs and one.runs[0].diagnosis]
     if differences(series)[1] and len(series) > 1:
         said.append("The methods do not share all settings; the last section lists where they differ.")
     if any(len(list_runs(one, series)) < len(one.runs) for one in series):
         said.append("There are many clients: charts of single clients are of each method's first seed.")
     return f'<ul class="notes">{"".join(f"<li>{escape(line)}</li>" for line in said)}</ul>' if said else ""
+
+
+def diagnosis_box(series: Sequence[Series]) -> str:
+    """What to know before trusting the results; nothing where there is nothing to say."""
+    rows = "".join(
+        f'<li class="{finding.kind}"><b>{escape(finding.methods)}</b>: {escape(finding.says)}</li>\n'
+        for finding in find_all(series)
+    )
+    head = '<div role="note" class="diagnosis" aria-labelledby="diagnosis-h"><h2 id="diagnosis-h">Diagnosis</h2>'
+    return f"{head}<ul>{rows}</ul></div>" if rows else ""
 
 
 def caption_unfinished(name: str, run: Run) -> str:

@@ -1,6 +1,7 @@
 """Tables of a report: in HTML, LaTeX and Markdown."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from html import escape
 
@@ -9,9 +10,10 @@ import numpy as np
 from kinfed.comparison import NOTHING, Cell, Outcome, make_cells
 from kinfed.comparison import markdown_table as markdown_results
 from kinfed.quality import Metric
-from kinfed.report.series import Series, settings_of
+from kinfed.report.series import Series, main_metric, megabytes_at, settings_of
 from kinfed.runs.reader import Run
 
+LEVELS = (20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 92, 94, 95, 96, 97, 98, 99, 99.5)  # accuracies in percent, as targets
 LISTED = 5000  # clients at most in the table of a run; clients.csv has them all
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "±": r"$\pm$"}
 
@@ -24,6 +26,55 @@ def results(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
 def outcomes_of(series: Sequence[Series]) -> list[Outcome]:
     """How all runs of these series ended."""
     return [outcome for one in series for outcome in one.outcomes]
+
+
+def targets_table(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
+    """After how many rounds and megabytes each method's mean reaches some targets: means over seeds."""
+    metric, targets = main_metric(series), choose_targets(series)
+    header = ["method", *(f"{name_level(metric, target)}: {what}" for target in targets for what in ("round", "MB"))]
+    rows = [[Cell(one.name), *(cell for target in targets for cell in cells_at_target(one, target))] for one in series]
+    columns = [mark_least(list(column)) for column in zip(*(row[1:] for row in rows), strict=True)]
+    return header, [[row[0], *(column[at] for column in columns)] for at, row in enumerate(rows)]
+
+
+def name_level(metric: Metric, target: float) -> str:
+    """A target in words."""
+    return f"{metric.scale * target:g} {metric.unit or metric.title}"
+
+
+def choose_targets(series: Sequence[Series]) -> list[float]:
+    """Three levels of the main metric that tell methods apart, the last one near the best end."""
+    metric, ends = main_metric(series), [mean_end(one) for one in series]
+    best = max(ends, key=metric.gain)
+    if metric.unit == "%":
+        reached = [level / 100 for level in LEVELS if level / 100 <= best] or [best]
+        few = [level for level in reached if sum(end >= level for end in ends) < len(ends)] or reached[-1:]
+        return sorted({few[0], few[len(few) // 2], few[-1]})
+    first = min((float(run.main[~np.isnan(run.main)][0]) for one in series for run in one.runs), key=metric.gain)
+    return [float(f"{first + share * (best - first):.3g}") for share in (0.5, 0.8, 0.95)]
+
+
+def mean_end(one: Series) -> float:
+    """The main metric at the end, the mean over seeds."""
+    return float(np.mean([run.main[~np.isnan(run.main)][-1] for run in one.runs]))
+
+
+def cells_at_target(one: Series, target: float) -> list[Cell]:
+    """The round and the megabytes at which a method reaches a target; how many seeds do, where not all do."""
+    rounds = [run.first_round_at(target) for run in one.runs]
+    reached = [(run, at) for run, at in zip(one.runs, rounds, strict=True) if at is not None]
+    if len(reached) < len(rounds):
+        return [Cell(f"{len(reached)} of {len(rounds)} seeds" if reached else NOTHING), Cell(NOTHING)]
+    at, moved = np.mean([at for _, at in reached]), np.mean([megabytes_at(run, [at])[0] for run, at in reached])
+    return [Cell(f"{at:.3g}", float(at)), Cell(f"{moved:,.1f}", float(moved))]
+
+
+def mark_least(cells: list[Cell]) -> list[Cell]:
+    """The cells with the least number marked, where some differ."""
+    values = [cell.value for cell in cells if cell.value is not None]
+    if len({*values}) < 2:
+        return cells
+    return [replace(cell, is_best=cell.value == min(values)) for cell in cells]
 
 
 def ledger(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:

@@ -41,8 +41,8 @@ def client_columns(main: str) -> tuple[str, ...]:
 
 FILES = (
     CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv",
-    "timing.csv", "events.jsonl", "status.json", "relatedness.npz", "tree.npz", "signatures.npz", "labels.csv",
-    "drift.csv", TASK,
+    "timing.csv", "events.jsonl", "status.json", "relatedness.npz", "tree.npz", "signatures.npz", "confusion.npz",
+    "labels.csv", "drift.csv", TASK,
     "mlflow_run.txt", "wandb_run.txt",
 )  # fmt: skip
 TRACKED = ("tensorboard", "wandb")  # folders of trackers

@@ -11,6 +11,7 @@
     relatedness.npz          the related clients of each client, where the method relates clients
     tree.npz                 how clients were merged into clusters and where that was cut, where the method merges
     signatures.npz           the signature of each client (evaluation.signatures), at most 32 numbers each
+    confusion.npz            confusion matrices of the test samples, one a cluster (classifiers of up to 100 classes)
     labels.csv               client, label, samples: how many training samples it has of it
     drift.csv                round, client, its score before, when noticed, when recovered: where samples changed
     summary.json             the last metrics, what is measured at the end, the cost; written last: the run has ended
@@ -46,7 +47,7 @@ from kinfed.errors import CheckpointError
 from kinfed.experiment import Experiment, RoundResult, Summary
 from kinfed.federation import EXCLUDED, Federation, Rejected
 from kinfed.files import write_arrays, write_bytes
-from kinfed.metrics import Scores, collect_signatures
+from kinfed.metrics import Scores, collect_confusions, collect_signatures, current_clusters
 from kinfed.quality import ACCURACY, Metric
 from kinfed.runs.logs import (
     CONFIG,
@@ -180,7 +181,7 @@ def write_task(folder: Path, metric: Metric, class_names: Sequence[str]) -> None
 
 
 def write_findings(folder: Path, experiment: Experiment[object]) -> None:
-    """Writes labels.csv, and relatedness.npz, tree.npz and signatures.npz where the method has them."""
+    """Writes labels.csv, confusion.npz, and relatedness.npz, tree.npz and signatures.npz where the method has them."""
     method, state, fed = experiment.method, experiment.state, experiment.fed
     if fed.sees_samples:
         write_labels(folder, fed.labels_held)
@@ -196,6 +197,8 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
         write_tree(folder, tree)
     if (seen := collect_signatures(method, state, fed, experiment.evaluation.signatures)) is not None:
         write_arrays(folder / "signatures.npz", {"clients": seen[0].numpy(), "points": seen[1].numpy()})
+    if experiment.evaluation.metrics == "all":
+        write_confusions(folder, collect_confusions(method, state, fed, current_clusters(method, state, fed)))
 
 
 def count_from_one(round: int | None) -> int | None:
@@ -211,6 +214,12 @@ def write_relatedness(folder: Path, neighbours: NeighbourSets) -> None:
     sets, set_of = neighbours.rows.cpu().numpy(), neighbours.whose.cpu().numpy()
     arrays = {"related": sets[set_of]} if len(set_of) <= WHOLE else {"sets": sets, "set_of": set_of}
     write_arrays(folder / "relatedness.npz", arrays)
+
+
+def write_confusions(folder: Path, found: tuple[Tensor, Tensor] | None) -> None:
+    """Writes the confusion matrix of each cluster, where there are some."""
+    if found is not None:
+        write_arrays(folder / "confusion.npz", {"clusters": found[0].numpy(), "counts": found[1].int().numpy()})
 
 
 def write_labels(folder: Path, held: Tensor) -> None:

@@ -12,24 +12,29 @@ from kinfed.learning_tasks import LearningTask
 from kinfed.runs.logs import as_csv, write_text
 from kinfed.serving.assignment import ASSIGNMENT, MODEL, Assignment, OutputFolder
 from kinfed.serving.bundle import Bundle, load
+from kinfed.serving.model_formats import SUFFIXES, require_format, write_card, write_model
 
 PREDICTIONS = "predictions.csv"
 HEADER = ("sample", "class", "probability")
 
 
 def assign_client(
-    bundle_folder: Path, data: Path, target: OutputFolder, trust: bool, predict: Path | None, strict: bool = False
-) -> Iterator[str]:
+    bundle_folder: Path, data: Path, target: OutputFolder, trust: bool, predict: Path | None, strict: bool = False,
+    form: str = "",
+) -> Iterator[str]:  # fmt: skip
     """Assigns the client with these samples, writes its model and predictions; says what was written.
 
-    With `strict`, raises DataError for a client that fits no cluster, and writes nothing.
+    With `strict`, raises DataError for a client that fits no cluster, and writes nothing. `form` is another format to
+    write the model in.
     """
     target.check(ASSIGNMENT)
+    if form:
+        require_format(form)
     bundle = load(bundle_folder, trust)
     names = tuple(map(str, cast("list[str]", bundle.about.get("class_names", []))))
-    form = FileForm(bundle.kind, names)
-    samples = load_samples(data, form)
-    asked = bundle.kind.check(load_samples(predict, form).x, None, "the samples to predict")[0] if predict else None
+    files = FileForm(bundle.kind, names)
+    samples = load_samples(data, files)
+    asked = bundle.kind.check(load_samples(predict, files).x, None, "the samples to predict")[0] if predict else None
     test = (samples.test_x, samples.test_y) if len(samples.test_y) else None
     assignment = bundle.assign(samples.x, samples.y, test)
     if strict and assignment.fits is False:
@@ -41,6 +46,11 @@ def assign_client(
             target.folder / PREDICTIONS, list_predictions(assignment.predict(asked), assignment.model.task, names)
         )
         yield f"{len(asked)} predictions written to {target.folder / PREDICTIONS}"
+    if form:
+        path = target.folder / f"model{SUFFIXES[form]}"
+        write_model(path, assignment.model, assignment.params, assignment.kind, form)
+        write_card(target.folder, assignment.model, assignment.kind, {"format": form, "class_names": list(names)})
+        yield f"model as {form} written to {path}"
     yield f"model written to {target.folder / MODEL}, the assignment to {target.folder / ASSIGNMENT}"
 
 

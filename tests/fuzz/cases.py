@@ -561,6 +561,7 @@ TABLES = (
     "summary.json",
     "config.toml",
     "signatures.npz",
+    "confusion.npz",
     "events.jsonl",
 )
 

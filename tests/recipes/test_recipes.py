@@ -30,7 +30,19 @@ def test_every_row_has_its_published_numbers_in_every_column(name):
     recipe = load_recipe(name)
     for row in recipe.rows.values():
         assert not row.published or set(row.published) == set(recipe.columns), row.name
-    assert any(row.published for row in recipe.rows.values())
+    assert recipe.figure or any(row.published for row in recipe.rows.values())
+
+
+def test_a_figure_says_what_the_paper_s_shows_and_has_checks_of_its_shape():
+    figures = {name: recipe for name in NAMES if (recipe := load_recipe(name)).figure}
+    assert len(figures) >= 8
+    assert all(recipe.figure and recipe.figure.shows and recipe.claims for recipe in figures.values())
+
+
+def test_a_figure_s_axis_is_made_of_the_values_of_a_key(data):
+    cells = cells_of(load_recipe("flhc-figure-iid"), Wanted(rows=("l2-ward",), data_dir=str(data)))
+    assert [cell.column.x for cell in cells] == [1, 3, 5, 10]
+    assert [cell.variants[0].settings_of("flhc")["rounds_before"] for cell in cells] == [1, 3, 5, 10]
 
 
 @pytest.mark.parametrize("name", NAMES)
