@@ -37,9 +37,12 @@ notebooks: $(DOCS_READY)  ## runs docs/notebooks again and keeps what they show
 	$(BIN)/python -m website.notebooks docs/notebooks/*.ipynb
 
 $(READY): pyproject.toml constraints.txt
+	@echo "1 of 3: a virtual environment in $(VENV)"
 	python3 -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[hub,flower,report,tensorboard,dev]'
+	@echo "2 of 3: torch, the largest download"
+	$(BIN)/pip install --progress-bar on --constraint constraints.txt torch
+	@echo "3 of 3: kinfed and what it needs"
+	$(BIN)/pip install --progress-bar on --constraint constraints.txt --editable '.[hub,flower,report,tensorboard,dev]'
 	touch $(READY)
 
 $(DOCS_READY): $(READY)

@@ -54,6 +54,7 @@ LAYERS = [  # a module may import its own name and the lines above it
     {"runs"},
     {"comparison", "bench"},
     {"report"},
+    {"sweeps"},
     {"recipes"},
     {"deployment"},
     {"serving"},
@@ -63,12 +64,12 @@ LAYERS = [  # a module may import its own name and the lines above it
 ]
 FORBIDDEN = {"engines": ("kinfed.methods",), "methods": ("kinfed.engines", "flwr")}  # though a layer may permit it
 LIMITS = {
-    "files": 200,
+    "files": 230,
     "duplicates": 0,
     "participles": 20,
     "ignores": 15,
     "contract": 7,
-    "median method file": 60,
+    "median method file": 70,
     "median body": 5,
     "cycles": 0,
     "layers": 0,

@@ -45,8 +45,10 @@ SETTINGS: dict[str, dict[str, object]] = {  # the others have their defaults
     "flhc": {"rounds_before": 1},
     "repa": {"clusters": 2, "signature": EmbeddingStatistics(encoder_rounds=0)},
     "wd": {"clusters": 2, "rounds_before": 1},
+    "flux": {"rounds_before": 1},
     "fedgroup": {"clusters": 2},
     "clove": {"clusters": 2},
+    "feddrift": {"first": "own", "step_rounds": 1, "isolation": 9},  # four models
 }
 
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         FLISDC,
         FLISHC,
         FLT,
+        FLUX,
         IFCA,
+        PACFL,
         REPA,
         WD,
         Auto,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         FedBABU,
         FedBN,
         FedClust,
+        FedDrift,
         FedGroup,
         FedNova,
         FedPer,
@@ -53,8 +56,10 @@ if TYPE_CHECKING:
         PerFedAvg,
         PFedMe,
         Scaffold,
+        StoCFL,
     )
     from kinfed.models import Model, make_model
+    from kinfed.sweeps import Sweep, sweep
     from kinfed.training import LocalTraining
 
     __version__: str
@@ -71,9 +76,10 @@ PLACES = {
         "Auto", "CFL", "FLHC", "FLISDC", "FLISHC", "FLT", "IFCA", "REPA", "WD", "FeSEM", "FedAvg", "FedAvgFT",
         "FedNova", "FedPer", "FedProx", "LGFedAvg", "Local", "PCAKMeansHC", "PerFedAvg", "Scaffold",
         "APFL", "Ditto", "FedALA", "FedBABU", "FedBN", "FedRep", "PFedMe", "CLoVE", "FedClust",
-        "FedGroup", "Oracle",
+        "FedDrift", "FedGroup", "Oracle", "StoCFL", "PACFL", "FLUX",
     ),
     "kinfed.models": ("Model", "make_model"),
+    "kinfed.sweeps": ("Sweep", "sweep"),
     "kinfed.training": ("LocalTraining",),
 }  # fmt: skip
 __all__ = [
@@ -83,7 +89,9 @@ __all__ = [
     "FLISDC",
     "FLISHC",
     "FLT",
+    "FLUX",
     "IFCA",
+    "PACFL",
     "REPA",
     "WD",
     "Auto",
@@ -101,6 +109,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedClust",
+    "FedDrift",
     "FedGroup",
     "FedNova",
     "FedPer",
@@ -121,6 +130,8 @@ __all__ = [
     "Role",
     "RunResult",
     "Scaffold",
+    "StoCFL",
+    "Sweep",
     "__version__",
     "compare",
     "from_arrays",
@@ -135,6 +146,7 @@ __all__ = [
     "report",
     "resume",
     "run",
+    "sweep",
 ]  # fmt: skip
 
 

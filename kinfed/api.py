@@ -6,18 +6,38 @@ folder, so that reports, resuming and export work for all of them alike.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from kinfed.comparison import Outcome, as_csv, comparison_table, means_by_method, summary_table
-from kinfed.config import Config, assemble, build, find_method, make_population, read_toml
-from kinfed.config.assembly import ConfigLike, DataLike, MethodLike, configure, is_config, name_method, put_method
+from kinfed.comparison import (
+    Outcome,
+    as_csv,
+    comparison_table,
+    headline,
+    markdown_table,
+    means_by_method,
+    pairs_as_csv,
+    runs_as_csv,
+    summary_table,
+    win_matrix,
+)
+from kinfed.config import Config, build, find_method, make_population, read_toml
+from kinfed.config.assembly import (
+    ConfigLike,
+    DataLike,
+    MethodLike,
+    check_needs,
+    configure,
+    is_config,
+    name_method,
+    put_method,
+)
 from kinfed.data.population import Population
-from kinfed.errors import CheckpointError, ConfigError
+from kinfed.errors import CheckpointError, ConfigError, KinfedError
 from kinfed.experiment import Summary
 from kinfed.method import Method
 from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display, forward_log
@@ -25,6 +45,7 @@ from kinfed.registry import as_file, refuse_code
 from kinfed.runs import lifecycle
 from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other, resume_command
 from kinfed.runs.logs import COMPARISON, CONFIG, write_text
+from kinfed.runs.parallel import Job, group_by_clients, run_jobs
 from kinfed.runs.reader import Run, check_format, is_comparison, read_config
 from kinfed.runs.writer import refuse_incomplete, write_config
 from kinfed.trackers import check_trackers
@@ -113,10 +134,7 @@ class Comparison:
     @cached_property
     def outcomes(self) -> list[Outcome]:
         """How each run ended."""
-        return [
-            Outcome(each.run.method, each.run.seed, each.summary, each.run.seconds, each.run.metric)
-            for each in self.runs
-        ]
+        return [Outcome.of(each.run) for each in self.runs]
 
     @property
     def summary(self) -> dict[str, dict[str, float | None]]:
@@ -134,9 +152,20 @@ class Comparison:
         frame: DataFrame = load_pandas().DataFrame(rows)
         return frame
 
+    @property
+    def headline(self) -> str:
+        """Which method is best and by how much, by paired intervals; empty for one method."""
+        return headline(self.outcomes)
+
+    @property
+    def wins(self) -> list[list[str]]:
+        """For how many clients and seeds a method is better than another: a header, then one row a method."""
+        return win_matrix(self.outcomes)
+
     def to_markdown(self) -> str:
-        """The table in Markdown."""
-        return as_markdown(self.table)
+        """The table in Markdown, the headline and the win matrix."""
+        wins = as_markdown(self.wins) if self.wins else ""
+        return "\n\n".join(part for part in (markdown_table(self.outcomes), self.headline, wins) if part)
 
     def report(self, out: Text | None = None, figures: Sequence[str] = ()) -> Path:
         """Writes the report of all runs; gives back the page."""
@@ -174,12 +203,12 @@ def run(
 
 
 def resume(
-    folder: Text, *, rounds: int | None = None, device: str | None = None, quiet: bool = False,
-    display: Display | None = None, given: Given = lifecycle.CONFIGURED, trust: bool = False,
+    folder: Text, *, rounds: int | None = None, device: str | None = None, data_dir: Text | None = None,
+    quiet: bool = False, display: Display | None = None, given: Given = lifecycle.CONFIGURED, trust: bool = False,
 ) -> RunResult:  # fmt: skip
     """Takes a stopped run to its end, or an ended one to more rounds; only with `trust` its config may import code."""
     path, display = Path(folder), display or choose_display(quiet=quiet)
-    config = change(read_config(path, trust=trust), rounds, device)
+    config = change(read_config(path, trust=trust), rounds, device, data_dir)
     with display.live(), refuse_code(f"{path / CONFIG}", trust):
         lifecycle.resume(config, path, display, given)
     return show_run(RunResult(path, given, trust), display)
@@ -195,10 +224,13 @@ def show_run(result: RunResult, display: Display) -> RunResult:
 
 def compare(
     methods: Sequence[str | Method[object]] | ConfigLike | None = None, data: DataLike | None = None, *,
-    seeds: Sequence[int] | None = None, out: Text | None = None, force: bool = False, resume: bool = False,
-    quiet: bool = False, display: Display | None = None, **settings: object,
+    seeds: Sequence[int] | None = None, jobs: int = 1, out: Text | None = None, force: bool = False,
+    resume: bool = False, quiet: bool = False, display: Display | None = None, **settings: object,
 ) -> Comparison:  # fmt: skip
-    """Runs several methods on the same clients and seeds, and writes one folder with a run folder for each."""
+    """Runs several methods on the same clients and seeds, and writes one folder with a run folder for each.
+
+    `jobs` runs go on at once, each in a process of its own; methods and data that are objects run one at a time.
+    """
     several = () if methods is None or is_config(methods) else tuple(cast("Sequence[str | Method[object]]", methods))
     own = {name_method(each): each for each in several if isinstance(each, Method)}
     named = {"compare": [name_method(each) for each in several] or None, "seeds": None if seeds is None else [*seeds]}
@@ -211,56 +243,108 @@ def compare(
                 f"{place.out} already holds a comparison: go on with `kinfed resume {place.out}`, choose another "
                 "--out, or replace it with --force"
             )
-        return resume_comparison(place.out, display=display, config=config, population=given.population, own=own)
+        return resume_comparison(
+            place.out, display=display, config=config, population=given.population, own=own, jobs=jobs
+        )
     check_comparison(config, given.population, own)
     folder = place.make(f"compare-{config.data.name.split(':')[0]}")
     write_config(folder, config, COMPARISON)
-    return run_all(config, folder, display, given.population, own, force=force)
+    return run_all(config, folder, display, Objects(given.population, own), force=force, jobs=jobs)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What Python gives a comparison as objects."""
+
+    population: Population | None = None
+    methods: Mapping[str, Method[object]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.population or self.methods)
 
 
 def check_comparison(config: Config, population: Population | None, own: Mapping[str, Method[object]]) -> None:
     """Raises on bad input, before a folder is made."""
     clients = population or make_population(replace(config, seed=(config.seeds or (config.seed,))[0]))
     for name in config.compare:
-        assemble(put_method(replace(config, method=name), own.get(name)), clients, own.get(name))
+        check_needs(put_method(replace(config, method=name), own.get(name)), clients, own.get(name))
     check_trackers(config.trackers)
 
 
 def resume_comparison(
     folder: Text, *, rounds: int | None = None, device: str | None = None, quiet: bool = False,
     display: Display | None = None, config: Config | None = None, population: Population | None = None,
-    own: Mapping[str, Method[object]] | None = None, trust: bool = False,
+    own: Mapping[str, Method[object]] | None = None, trust: bool = False, jobs: int = 1, data_dir: Text | None = None,
 ) -> Comparison:  # fmt: skip
     """Takes a stopped comparison to its end; runs that ended are not run again. Trust is as in `resume`."""
     path, display = Path(folder), display or choose_display(quiet=quiet)
     stored = read_config(path, COMPARISON, trust)
-    wanted = change(config or stored, rounds, device)
+    wanted = change(config or stored, rounds, device, data_dir)
     refuse_other(stored.resolve(), wanted, f"the comparison at {path} has another config")
     write_config(path, wanted, COMPARISON)
     with refuse_code(f"{path / COMPARISON}", trust or config is not None):
-        return run_all(wanted, path, display, population, own or {})
+        return run_all(wanted, path, display, Objects(population, own or {}), jobs=jobs)
 
 
 def run_all(
-    config: Config, folder: Path, display: Display, population: Population | None = None,
-    own: Mapping[str, Method[object]] | None = None, force: bool = False,
-) -> Comparison:  # fmt: skip
+    config: Config, folder: Path, display: Display, given: Objects, *, force: bool = False, jobs: int = 1
+) -> Comparison:
     """The comparison; runs that ended are read, stopped ones resume, the others start (all, if forced)."""
-    results = []
-    with display.live():
-        for seed in config.seeds or (config.seed,):
-            clients = population or make_population(replace(config, seed=seed))
-            for name in config.compare:
-                method = (own or {}).get(name)
-                mine = put_method(replace(config, method=name, seed=seed), method)
-                results.append(run_one(mine, folder, display, Given(clients, method), force))
+    wanted = [replace(config, method=name, seed=s) for s in config.seeds or (config.seed,) for name in config.compare]
+    if jobs > 1 and not given:
+        results = run_beside(wanted, folder, display, force, jobs)
+    else:
+        results = run_in_turn(wanted, folder, display, given, force)
     comparison = Comparison(folder, tuple(results))
-    write_text(folder / "compare.csv", as_csv(comparison.outcomes))
-    write_text(folder / "compare.md", comparison.to_markdown() + "\n")
+    write_tables(comparison)
     display.table(comparison.table)
+    if comparison.headline:
+        display.say(comparison.headline)
     say_diagnoses(results, display)
     display.say(f"written to {folder}")
     return comparison
+
+
+def run_in_turn(
+    configs: Sequence[Config], folder: Path, display: Display, given: Objects, force: bool
+) -> list[RunResult]:
+    """The runs of a comparison, one after the other."""
+    results, known = [], given.population
+    seed = None if known is None else configs[0].seed
+    with display.live():
+        for config in configs:
+            if known is None or (given.population is None and config.seed != seed):
+                known, seed = make_population(config), config.seed
+            method = given.methods.get(config.method)
+            results.append(run_one(put_method(config, method), folder, display, Given(known, method), force))
+    return results
+
+
+def run_beside(configs: Sequence[Config], folder: Path, display: Display, force: bool, at_once: int) -> list[RunResult]:
+    """The runs of a comparison, several at once; those that fail leave the others alone."""
+    paths = [run_folder(folder, config) for config in configs]
+    todo = [
+        Job(config, f"{config.method}, seed {config.seed}", path, is_fresh=force)
+        for config, path in zip(configs, paths, strict=True)
+        if force or not has_ended(config, path, folder)
+    ]
+    try:
+        failed = run_jobs(group_by_clients(todo), at_once, display)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; resume with: {resume_command(folder, configs[0])}") from None
+    if failed:
+        first, why = next(iter(failed.items()))
+        then = resume_command(folder, configs[0])
+        raise KinfedError(f"{len(failed)} of {len(configs)} runs failed, {first.name}: {why}; mend it, then: {then}")
+    return [RunResult(path) for path in paths]
+
+
+def write_tables(comparison: Comparison) -> None:
+    """Writes a comparison's tables: by method, by run and by pair of methods."""
+    made = {"compare.csv": as_csv, "runs.csv": runs_as_csv, "pairs.csv": pairs_as_csv}
+    for name, make in made.items():
+        write_text(comparison.path / name, make(comparison.outcomes))
+    write_text(comparison.path / "compare.md", comparison.to_markdown() + "\n")
 
 
 def say_diagnoses(results: Sequence[RunResult], display: Display) -> None:
@@ -273,19 +357,30 @@ def say_diagnoses(results: Sequence[RunResult], display: Display) -> None:
 
 def run_one(config: Config, folder: Path, display: Display, given: Given, force: bool) -> RunResult:
     """One run of a comparison, at its end."""
-    path = folder / f"{as_file(config.method)}-seed{config.seed}"
+    path = run_folder(folder, config)
     try:
         if force or not (path / CONFIG).exists():
             lifecycle.start(config, Place(path, force=True), display, given)
-        else:
-            find_method(config.method)  # a folder may name what its comparison does
-            stored = Run(path)
-            refuse_other(stored.settings.resolve(), config, f"{path} is from another config than {folder / COMPARISON}")
-            if not stored.has_ended or stored.settings.rounds < config.rounds:
-                lifecycle.resume(config, path, display, given)
+        elif not has_ended(config, path, folder):
+            lifecycle.resume(config, path, display, given)
     except Interrupted:
         raise Interrupted(f"interrupted; resume with: {resume_command(folder, config)}") from None
     return RunResult(path, given)
+
+
+def run_folder(folder: Path, config: Config) -> Path:
+    """Where a run of a comparison is."""
+    return folder / f"{as_file(config.method)}-seed{config.seed}"
+
+
+def has_ended(config: Config, path: Path, folder: Path) -> bool:
+    """Whether a run of a comparison is there with all its rounds; raises where it is of another config."""
+    if not (path / CONFIG).exists():
+        return False
+    find_method(config.method)  # a folder may name what its comparison does
+    stored = Run(path)
+    refuse_other(stored.settings.resolve(), config, f"{path} is from another config than {folder / COMPARISON}")
+    return stored.has_ended and stored.settings.rounds >= config.rounds
 
 
 def load_run(folder: Text, trust: bool = False) -> RunResult:
@@ -305,7 +400,7 @@ def load_comparison(folder: Text, trust: bool = False) -> Comparison:
     table = read_toml(path / COMPARISON)
     config = build(Config, {name: table[name] for name in ("compare", "seed", "seeds") if name in table}, "")
     seeds = config.seeds or (config.seed,)
-    paths = [path / f"{as_file(method)}-seed{seed}" for seed in seeds for method in config.compare]
+    paths = [run_folder(path, replace(config, method=m, seed=seed)) for seed in seeds for m in config.compare]
     return Comparison(path, tuple(RunResult(each, trust=trust) for each in paths if (each / CONFIG).exists()))
 
 
@@ -344,10 +439,11 @@ def give(method: MethodLike | None, data: DataLike | None) -> Given:
     )
 
 
-def change(config: Config, rounds: int | None, device: str | None) -> Config:
-    """The config with more rounds, or on another device."""
+def change(config: Config, rounds: int | None, device: str | None, data_dir: Text | None = None) -> Config:
+    """The config with more rounds, on another device, or with its data in another folder."""
     engine = replace(config.engine, device=device or config.engine.device)
-    return replace(config, rounds=config.rounds if rounds is None else rounds, engine=engine)
+    data = config.data if data_dir is None else replace(config.data, dir=str(Path(data_dir).expanduser().absolute()))
+    return replace(config, rounds=config.rounds if rounds is None else rounds, engine=engine, data=data)
 
 
 def load_pandas() -> ModuleType:

@@ -24,6 +24,13 @@ def within(least: int, most: int, /, **settings: int) -> None:
             raise ConfigError(f"{name} must be {least}..{most}, got {value}")
 
 
+def between(least: float, most: float, /, **settings: float) -> None:
+    """Raise ConfigError for the first of these settings that is not a number within least..most."""
+    for name, value in settings.items():
+        if not least <= value <= most:
+            raise ConfigError(f"{name} must be within {least:g}..{most:g}, got {value}")
+
+
 def above_zero(**settings: float) -> None:
     """Raise ConfigError for the first of these settings that is not a finite number above 0."""
     for name, value in settings.items():

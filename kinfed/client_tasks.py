@@ -53,6 +53,18 @@ def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Repl
     return Reply({"values": values, "known": torch.tensor([name in found for name in names], device=values.device)})
 
 
+@client_task(ranges={"counts": Range(0, lambda facts: facts.test)})
+def count_predictions(method: Method[object], client: Client, **offer: Value) -> Reply:
+    """Client task: how many of its test samples of each class (row) are taken for each class (column)."""
+    params, classes = method.personalise(client, offer), torch.arange(method.model.classes, device=client.key.device)
+    counts = torch.zeros(len(classes), len(classes), device=classes.device)
+    for batch in client.test.in_order():
+        said = method.model.logits(params, batch.x).argmax(1)
+        held = (fill_unknown(batch.y)[:, None] == classes) & batch.mask[:, None]
+        counts = counts + held.float().T @ (said[:, None] == classes).float()
+    return Reply({"counts": counts})
+
+
 def measured_names(method: Method[State]) -> tuple[str, ...]:
     """The names of the metrics that clients measure of their whole test sets, in order."""
     return method.model.task.measured()
@@ -83,6 +95,7 @@ COMMON: dict[str, Task] = {
     "evaluate": evaluate,
     "evaluate_adapted": evaluate_adapted,
     "evaluate_all": evaluate_all,
+    "count_predictions": count_predictions,
     "compute_update": compute_update,
 }
 

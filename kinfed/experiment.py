@@ -14,7 +14,14 @@ from torch import Tensor
 
 from kinfed import checkpoint as checkpoints
 from kinfed.aggregation import MEAN, Aggregation
-from kinfed.capabilities import ClustersLater, require_labels, require_private_training, require_sums, summed_tasks_of
+from kinfed.capabilities import (
+    ClustersLater,
+    FindsClusters,
+    require_labels,
+    require_private_training,
+    require_sums,
+    summed_tasks_of,
+)
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
@@ -22,9 +29,11 @@ from kinfed.federation import EXCLUDED, Federation
 from kinfed.method import Method
 from kinfed.metrics import (
     QUESTIONS,
+    DriftLog,
     FoundClusters,
     Scores,
     assign_look_alikes,
+    average_changed,
     converged_at,
     correlations,
     current_clusters,
@@ -170,6 +179,7 @@ class Experiment(Generic[State]):
         self.found: tuple[FoundClusters, dict[str, float]] | None = None  # the latest clusters and their metrics
         self.saved: tuple[float, float] = (0.0, 0.0)  # seconds that the last checkpoint took, and when it was written
         self.drift: Tensor | None = None  # similarity of clients' images, where correlations are measured
+        self.drift_log = DriftLog()  # when clients' samples changed, and when that was noticed
         self._check()
 
     def _check(self) -> None:
@@ -201,6 +211,11 @@ class Experiment(Generic[State]):
     def metric(self) -> Metric:
         """The main metric."""
         return self.method.model.task.metric()
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether the method finds clusters, and there are true ones to compare them with."""
+        return isinstance(self.method, FindsClusters) and self.fed.true_clusters is not None
 
     def attach(self, observers: Sequence[Observer], checkpoint: Path) -> None:
         """Adds observers, and says where the checkpoint is."""
@@ -245,6 +260,7 @@ class Experiment(Generic[State]):
             **self.history[-1][1],
             **self._means("clustering_error", "clustering_accuracy"),
             **self.final,
+            **self.drift_log.measure(self.rounds, self.has_clusters),
             "standard_error": self._standard_error(means[-1][1]),
             "rounds_to_target": reached,
             "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),
@@ -319,7 +335,11 @@ class Experiment(Generic[State]):
     def _about(self, done: int) -> dict[str, object]:
         kind = str(self.fed.x.dtype).removeprefix("torch.")
         samples = {"shape": list(self.fed.x.shape[1:]), "dtype": kind, "classes": self.method.model.classes}
-        return self.about | {"round": done, "history": self.history, "final": self.final, "samples": samples}
+        return (
+            self.about
+            | {"round": done, "history": self.history, "final": self.final, "samples": samples}
+            | ({"drift": self.drift_log.state_dict()} if self.fed.population.changes else {})
+        )
 
     def _load_checkpoint(self) -> tuple[int, Tensor, State]:
         if self.checkpoint is None:
@@ -329,6 +349,7 @@ class Experiment(Generic[State]):
         state = checkpoints.load(self.checkpoint, self.method, self.fed, longer=True)
         self.history = [(int(round), dict(metrics)) for round, metrics in about["history"]]  # type: ignore[attr-defined]
         self.final = dict(about.get("final", {}))  # type: ignore[call-overload]
+        self.drift_log = DriftLog.read(about.get("drift"))
         self.fed.begin(done - 1)
         placed = self.fed.present
         if done == self.rounds:  # only what is written at the end may be missing
@@ -348,15 +369,25 @@ class Experiment(Generic[State]):
 
     def _result(self, state: State, done: int, seconds: float) -> RoundResult:
         scores, metrics = None, {}
+        self.drift_log = self.drift_log.enter(self.fed)
         if done % self.evaluation.every == 0 or done == self.rounds:
             scores = score_clients(self.method, state, self.fed, self.evaluation.adapt)
             self.scores, metrics = scores, self._metrics(state, scores)
             self.history.append((done, metrics))
             self._warn_if_stuck()
         clusters = current_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
+        if self.fed.population.changes:
+            self.drift_log = self.drift_log.note(self.fed, clusters, scores, self.metric.lower_is_better)
         return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds, self.metric)
 
     def _warn_if_short(self) -> None:
+        late = sorted({change.round for change in self.fed.population.changes if change.round >= self.rounds})
+        if late:
+            warnings.warn(
+                f"samples of clients change before round {late[0]} (they count from 0), and there are only "
+                f"{self.rounds}: use more rounds or earlier changes",
+                stacklevel=3,
+            )
         if not isinstance(self.method, ClustersLater):
             return
         name, setting = type(self.method).__name__, self.method.clusters_after
@@ -382,6 +413,8 @@ class Experiment(Generic[State]):
 
     def _metrics(self, state: State, scores: Scores) -> dict[str, float]:
         metrics = summarise_scores(scores, self.metric, self.evaluation.target)
+        if (changed := average_changed(scores, self.fed)) is not None:
+            metrics[f"{self.metric.name}_changed"] = changed
         found = FoundClusters.by(self.method, state, self.fed)
         if found is not None:
             metrics |= self._cluster_metrics(found)

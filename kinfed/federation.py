@@ -163,12 +163,12 @@ class Federation(ABC):
 
     @property
     def clients(self) -> Tensor:
-        """Ids of those who train by now."""
-        return self._ids(self._columns.trains & (self._columns.joins <= self.round))
+        """Ids of those who train now."""
+        return self._ids(self._columns.trains & self._stays & (self._columns.joins <= self.round))
 
     @property
     def present(self) -> Tensor:
-        """Ids of all who are there by now, holdout and unlabelled clients included."""
+        """Ids of all who are there now, holdout and unlabelled clients included."""
         return self._ids(self._present)
 
     @property
@@ -349,7 +349,11 @@ class Federation(ABC):
 
     @property
     def _present(self) -> Tensor:
-        return (self._columns.joins <= self.round) | self.is_over
+        return ((self._columns.joins <= self.round) | self.is_over) & self._stays
+
+    @property
+    def _stays(self) -> Tensor:
+        return self._columns.leaves > self.round
 
     def _ids(self, wanted: Tensor) -> Tensor:
         return wanted.nonzero()[:, 0].to(self.device)

@@ -51,3 +51,10 @@ def forget_targets(y: Tensor) -> Tensor:
 def as_columns(y: Tensor) -> Tensor:
     """Targets [b] or [b, k] as [b, k]."""
     return y[:, None] if y.dim() == 1 else y
+
+
+def mark_labels(y: Tensor, mask: Tensor, classes: int) -> Tensor:
+    """Whether a real sample has the label: bool [b, classes]; where targets are no classes, all have one: [b, 1]."""
+    if y.is_floating_point() or y.dim() > 1:
+        return mask[:, None]
+    return (y[:, None] == torch.arange(classes, device=y.device)) & mask[:, None]

@@ -119,11 +119,15 @@ def test_methods_are_compared_in_one_table():
     table = Path("both/compare.md").read_text()
     assert result.output == table
     assert table.startswith(
-        "| method | accuracy % | variance | worst decile % | at target % | ARI | clusters | MB moved | seconds |"
+        "| method | accuracy % | to best (95 % CI) | variance | worst decile % | at target % | ARI | clusters | "
+        "MB moved | seconds |"
     )
-    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| fedavg", "| local"]
-    assert table.count(" ± ") == 2 * 6
-    assert len(Path("both/compare.csv").read_text().splitlines()) == 3
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:4]] == ["| fedavg", "| local"]
+    assert " clients of 2 seeds)." in table.splitlines()[5]
+    assert table.splitlines()[7] == "| better than | fedavg | local |"
+    assert "".join(table.splitlines()[:4]).count(" ± ") == 2 * 6 + 1
+    lines = {name: len(Path(f"both/{name}.csv").read_text().splitlines()) for name in ("compare", "runs", "pairs")}
+    assert lines == {"compare": 3, "runs": 5, "pairs": 2}
     clients = [Path(f"both/{method}-seed1/config.toml").read_text() for method in ("fedavg", "local")]
     assert clients[0].partition("[methods")[0] == clients[1].partition("[methods")[0].replace('"local"', '"fedavg"', 1)
 

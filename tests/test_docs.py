@@ -122,8 +122,29 @@ def test_the_page_on_reproducing_has_the_allowances_of_every_measure():
 def test_the_page_of_results_has_a_place_for_every_table():
     from kinfed.recipes import list_recipes
 
-    page = (ROOT / "docs" / "results.md").read_text()
-    assert all(page.count(f"<!-- {word}{name} -->") == 1 for name in list_recipes() for word in ("", "end of "))
+    pages = "".join(
+        page.read_text() for page in [ROOT / "docs" / "results.md", *(ROOT / "docs" / "results").glob("*.md")]
+    )
+    assert all(pages.count(f"<!-- {word}{name} -->") == 1 for name in list_recipes() for word in ("", "end of "))
+
+
+def test_the_tables_on_the_pages_of_results_are_those_of_the_kept_numbers(tmp_path: Path):
+    from kinfed.recipes import Wanted, cells_of, list_recipes, load_recipe
+    from kinfed.recipes.kept import KeptNumbers
+    from kinfed.recipes.outcome import as_markdown
+    from kinfed.recipes.reproduction import outcome_of
+    from kinfed.recipes.store import Store
+
+    folder = ROOT / "docs" / "results"
+    kept = KeptNumbers.read(folder / "measured.csv")
+    assert {key[0] for key in kept.cells} <= set(list_recipes())
+    pages = "".join(page.read_text() for page in folder.glob("*.md"))
+    renew = "renew them with: kinfed reproduce --paper NAME --show --keep docs/results/measured.csv --page docs/results"
+    for name in sorted({key[0] for key in kept.cells}):
+        wanted = Wanted(data_dir=str(tmp_path), assumed=kept.datasets(name))
+        recipe = load_recipe(name)
+        shown = as_markdown(outcome_of(recipe, cells_of(recipe, wanted), wanted, Store(tmp_path), kept))
+        assert f"<!-- {name} -->\n\n{shown}" in pages, f"{name}: {renew}"
 
 
 def python_of(page: str) -> list[str]:

@@ -41,7 +41,7 @@ def test_a_table_is_run_judged_and_written():
     assert found["fedavg", "digits", "fair", "accuracy"]["verdict"] == "cannot be compared"
     assert found["fedavg", "photos", "paper", "accuracy"]["measured"] == ""
     said = json.loads(Path("runs/reproduce/tiny.json").read_text())
-    assert {claim["verdict"] for claim in said["claims"] if claim["column"] == "photos"} == {"not known"}
+    assert {claim["verdict"] for claim in said["claims"] if claim["column"] == "photos"} == {"not run"}
     assert len(list(Path("runs/reproduce/runs").iterdir())) == 6  # FedAvg twice and Local once, of two seeds
     assert "tabular" in Path("runs/reproduce/tiny.tex").read_text()
     assert "nobody published it" in Path("runs/reproduce/tiny.md").read_text()
@@ -120,6 +120,64 @@ def test_a_page_is_filled_between_its_marks():
     assert reproduce("tiny.toml", "-q", "--quick", "--only", "digits", "--page", "page.md").exit_code == 0
     page = Path("page.md").read_text()
     assert "a tiny table" in page and "old" not in page and page.endswith("rest\n") and page.startswith("# Results")
+
+
+def test_a_page_is_made_anew_from_kept_numbers_without_the_runs(tmp_path):
+    Path("pages").mkdir()
+    Path("pages/one.md").write_text("nothing here\n", encoding="utf-8")
+    Path("pages/two.md").write_text("<!-- tiny -->\n<!-- end of tiny -->\n", encoding="utf-8")
+    words = ("tiny.toml", "-q", "--keep", "kept.csv", "--page", "pages")
+    assert reproduce(*words, "--seeds", "2").exit_code == 0
+    page, kept = Path("pages/two.md").read_text(), Path("kept.csv").read_text()
+    assert kept.startswith("table,row,column,protocols,data,settings,seed,numbers\ntiny,fedavg,digits,paper,digits,")
+    assert len(kept.splitlines()) == 1 + 3 * 2  # FedAvg twice and Local once, two seeds
+    assert reproduce(*words, "--show", "--out", "elsewhere").exit_code == 0
+    assert Path("pages/two.md").read_text() == page and Path("kept.csv").read_text() == kept
+    recipe = Path("tiny.toml").read_text(encoding="utf-8")
+    Path("tiny.toml").write_text(recipe.replace("rounds = 3", "rounds = 4", 1), encoding="utf-8")
+    assert reproduce(*words, "--show", "--out", "elsewhere").exit_code == 0
+    assert "Not run yet" in Path("pages/two.md").read_text()  # numbers of other settings are not taken for these
+
+
+def test_a_paper_is_all_its_tables_and_an_unknown_one_names_the_nearest():
+    from kinfed.recipes.reproduction import tables_of
+
+    assert "repa-table-1" in tables_of("repa") and all(name.startswith("flt-") for name in tables_of("flt"))
+    result = reproduce("--paper", "flits", "--show")
+    assert result.exit_code == 2 and "unknown paper 'flits': did you mean 'flis'?" in result.stderr
+
+
+FIGURE = """
+title = "a tiny figure"
+paper = "nobody"
+measures = ["accuracy"]
+figure = { shows = "more epochs help", x = "E", key = "training.epochs", values = [1, 3] }
+rows.fedavg = { title = "FedAvg", config.method = "fedavg" }
+protocols.paper.says = "as it is"
+config = { rounds = 2, partition = { clients = 6, clusters = 2 }, data.train_samples = 20, model = "linear" }
+claims = [{ says = "three epochs are above one", better = "fedavg", rule = "rises" }]
+"""
+
+
+@pytest.mark.parametrize("axis", ["columns", "rounds"])
+def test_a_figure_is_run_drawn_and_its_shape_checked(axis):
+    pytest.importorskip("vl_convert")
+    text = FIGURE
+    if axis == "rounds":
+        text = FIGURE.replace(', x = "E", key = "training.epochs", values = [1, 3]', "")
+        text = text.replace("rows.fedavg", 'columns.one.title = "one"\nrows.fedavg') + "config.evaluation.every = 1\n"
+        text = text.replace('model = "linear" }', 'model = "linear", evaluation.every = 1 }').replace(
+            "config.evaluation.every = 1\n", ""
+        )
+    Path("curve.toml").write_text(text, encoding="utf-8")
+    Path("page.md").write_text("<!-- curve -->\n<!-- end of curve -->\n", encoding="utf-8")
+    result = reproduce("curve.toml", "--keep", "kept.csv", "--page", "page.md")
+    assert result.exit_code == 0, result.output
+    page = Path("page.md").read_text()
+    assert "The paper's figure: more epochs help." in page and "![a tiny figure](curve.svg)" in page
+    assert "holds" in page.split("| claim |")[1] or "does not hold" in page.split("| claim |")[1]
+    assert "<svg" in Path("curve.svg").read_text() and Path("runs/reproduce/curve.svg").exists()
+    assert ("accuracy@2=" in Path("kept.csv").read_text()) == (axis == "rounds")
 
 
 def test_all_tables_are_listed():

@@ -17,8 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
-from kinfed.recipes import parallel
-from kinfed.runs import SUMMARY
+from kinfed.runs import SUMMARY, parallel
 from tests.recipes.made_up import TINY
 
 pytestmark = pytest.mark.slow
@@ -213,7 +212,7 @@ def test_control_c_stops_all_and_the_same_command_goes_on():
 
 
 def test_an_impatient_control_c_leaves_no_process_behind(tmp_path, monkeypatch):
-    with parallel.start_workers(1, parallel.Setup(tmp_path, str(tmp_path), 1)) as (worker,):
+    with parallel.start_workers(1, parallel.Setup(str(tmp_path), 1)) as (worker,):
         terminate = worker.process.terminate
         monkeypatch.setattr(worker.process, "terminate", lambda: (os.kill(os.getpid(), signal.SIGINT), terminate()))
     assert not worker.process.is_alive()

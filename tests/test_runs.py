@@ -261,6 +261,18 @@ def test_trees_signatures_and_labels_are_written_at_the_end(tmp_path: Path):
     assert sum(int(row["samples"]) for row in labels) == sum(len(rows) for rows in assemble(settings).fed.train)
 
 
+def test_confusion_matrices_of_clusters_add_up_to_the_accuracy(tmp_path: Path):
+    for name, settings in {"a": ["method=ifca"], "b": ["method=ditto"]}.items():
+        result = api.run(config("rounds=2", *settings), out=tmp_path / name, quiet=True)
+        with np.load(result.path / "confusion.npz", allow_pickle=False) as found:
+            clusters, counts = found["clusters"], found["counts"]
+        assert (clusters.tolist() == [-1]) == (name == "b") and counts.shape == (len(clusters), 10, 10)
+        right = np.trace(counts.sum(0)) / counts.sum()
+        assert right == pytest.approx(result.summary["accuracy_val"])  # every test sample counts the same
+    without = api.run(config("rounds=1", "evaluation.metrics=main"), out=tmp_path / "c", quiet=True).path
+    assert not (without / "confusion.npz").exists()
+
+
 def test_methods_without_signatures_write_them_on_demand_and_nothing_else_changes(tmp_path: Path):
     without = api.run(config("rounds=2"), out=tmp_path / "a", quiet=True).path
     looked_at = api.run(config("rounds=2", "evaluation.signatures=all"), out=tmp_path / "b", quiet=True).path
@@ -322,7 +334,15 @@ QUICK_FLT = (
     "methods.flt_kernel.signature.latent=8", "methods.flt_kernel.signature.pretraining.epochs=1",
     "methods.flt_kernel.signature.pretraining.least_steps=1",
 )  # fmt: skip
-FOUND = {"relatedness.npz", "tree.npz", "signatures.npz", "labels.csv", "summary.json", "ledger_clients.csv"}
+FOUND = {
+    "relatedness.npz",
+    "tree.npz",
+    "signatures.npz",
+    "confusion.npz",
+    "labels.csv",
+    "summary.json",
+    "ledger_clients.csv",
+}
 
 
 @pytest.mark.parametrize("killed_at", ["write_labels", "write_relatedness", "write_tree", "write_arrays"])
@@ -340,9 +360,10 @@ def test_a_run_killed_while_it_writes_its_findings_has_them_all_after_resuming(
     api.resume(tmp_path / "killed", quiet=True)
     whole = api.run(settings, out=tmp_path / "whole", quiet=True).path
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {path.name for path in whole.iterdir()} > FOUND
-    for name in FOUND - {"relatedness.npz", "tree.npz", "signatures.npz"}:
+    arrays = {name for name in FOUND if name.endswith("npz")}
+    for name in FOUND - arrays:
         assert (tmp_path / "killed" / name).read_bytes() == (whole / name).read_bytes(), name
-    for name in ("relatedness.npz", "tree.npz", "signatures.npz"):
+    for name in arrays:
         with np.load(tmp_path / "killed" / name) as killed, np.load(whole / name) as other:
             assert all(np.array_equal(killed[key], other[key]) for key in other.files), name
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from kinfed.aggregation import AGGREGATIONS
 from kinfed.config import Config, DataSettings, EngineSettings
-from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings, RoleSettings
+from kinfed.data import DRIFTS, PARTITIONS, SHIFTS, ChangeSettings, RoleSettings
 from kinfed.experiment import Evaluation
 from kinfed.learning_tasks import TASKS
 from kinfed.methods import METHODS
@@ -14,7 +14,7 @@ from kinfed.training import LocalTraining
 from website.method_pages import facts
 from website.settings import settings_of, table
 
-BY_NAME = ("task", "partition", "shift", "aggregation", "methods")  # sections whose keys depend on a name
+BY_NAME = ("task", "partition", "shift", "drift", "aggregation", "methods")  # sections whose keys depend on a name
 SECTIONS: dict[str, type] = {
     "data": DataSettings,
     "inputs": Inputs,
@@ -60,6 +60,12 @@ def config_page(demo: str) -> str:
         "shift",
         SHIFTS,
         "What is done to clients' samples after that; without a `name` nothing. Your own is `module:Class`.",
+    )
+    parts += chosen(
+        "drift",
+        DRIFTS,
+        "How clients' samples change at known rounds ([drift](../drift.md)); without a `name` they do not. Your own is "
+        "`module:Class`.",
     )
     parts += chosen(
         "aggregation",

@@ -8,12 +8,12 @@ Nav = list[dict[str, str | list[str]]]
 SECTIONS = {
     "Start": ["tutorial.md", "choosing.md", "notebooks/which-clients-are-related.md", "notebooks/*"],
     "How to": [
-        "own-data.md", "natural-data.md", "tasks.md", "own-model.md", "own-method.md", "adding-a-method.md",
-        "reports.md", "reproducing.md", "serving.md", "deployment.md", "flower.md", "security.md",
+        "own-data.md", "natural-data.md", "drift.md", "tasks.md", "own-model.md", "own-method.md", "adding-a-method.md",
+        "sweeps.md", "reports.md", "reproducing.md", "serving.md", "deployment.md", "flower.md", "security.md",
     ],
     "Methods": ["reference/methods/index.md", *(f"reference/methods/{name}.md" for name in METHODS)],
     "Measured": [
-        "results.md", "recovery.md", "roles.md", "metrics.md", "methods/*", "performance.md", "scaling.md",
+        "results.md", "results/*", "recovery.md", "roles.md", "metrics.md", "methods/*", "performance.md", "scaling.md",
     ],
     "Reference": ["reference/config.md", "reference/commands.md"],
     "Python": ["reference/api/index.md", "reference/api/*"],

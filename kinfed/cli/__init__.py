@@ -7,7 +7,7 @@ import typer
 
 # commands register themselves, in the order in which help shows them
 # isort: off
-from kinfed.cli import run, compare, resume, list, reproduce, report, bench, export, assign, deploy  # noqa: F401
+from kinfed.cli import run, compare, sweep, resume, list, reproduce, report, bench, export, assign, deploy  # noqa: F401
 
 # isort: on
 from kinfed.cli.options import app
@@ -39,6 +39,8 @@ def about(
     `kinfed run` runs FLT on 20 clients in five ground-truth clusters (digits, no download).
 
     `kinfed compare` sets it against FedAvg and Local on the same clients.
+
+    `kinfed sweep training.lr=0.01,0.1` tries settings, selects the best on held-out training samples, and tests it.
 
     `kinfed list` shows all methods, datasets, partitions, shifts, models and engines.
 

@@ -19,6 +19,9 @@ def assign(
     strict: Annotated[
         bool, typer.Option("--strict", help="Write nothing and exit with 2 if the client fits no cluster.")
     ] = False,
+    form: Annotated[
+        str, typer.Option("--format", help="A model for other programs too: onnx, torchscript.", show_default=False)
+    ] = "",
     trust: Trust = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
 ) -> None:
@@ -38,5 +41,5 @@ def assign(
         from kinfed.serving.assignment import OutputFolder
         from kinfed.serving.client_files import assign_client
 
-        for line in assign_client(bundle, data, OutputFolder(out, force), trust, predict, strict):
+        for line in assign_client(bundle, data, OutputFolder(out, force), trust, predict, strict, form):
             print(line)

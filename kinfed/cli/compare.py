@@ -9,10 +9,12 @@ from kinfed.cli.options import (
     Device,
     Engine,
     Force,
+    Jobs,
     Out,
     Plain,
     Quiet,
     Rounds,
+    Seeds,
     Settings,
     absolute,
     app,
@@ -29,9 +31,7 @@ def compare(
     methods: Annotated[
         str | None, typer.Option(help="Methods to compare, as in fedavg,flt,auto.", show_default=False)
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds to run each method with, as in 0,1,2.", show_default=False)
-    ] = None,
+    seeds: Seeds = None, jobs: Jobs = 1,
     out: Out = None, force: Force = False, data_dir: DataDir = None, device: Device = None, engine: Engine = None,
     rounds: Rounds = None, plain: Plain = False, quiet: Quiet = False,
     markdown: Annotated[
@@ -46,9 +46,12 @@ def compare(
 
     `kinfed compare --methods fedavg,flt --seeds 0,1,2` — mean ± standard deviation over three seeds
 
+    `kinfed compare --seeds 0-4 --jobs 2` — two runs at once
+
     `kinfed compare experiment.toml rounds=50 --out runs/mine --markdown` — a file, and a table to paste
 
-    **The folder** has one run folder for each method and seed, and the table as `compare.csv` and `compare.md`.
+    **The folder** has one run folder for each method and seed, the table as `compare.csv` and `compare.md`, one row a
+    run in `runs.csv`, and one row a pair of methods in `pairs.csv`: differences on the same seeds and clients.
     A comparison that was stopped goes on with `kinfed resume FOLDER`: finished runs are not run again.
     """
     options = {"data.dir": absolute(data_dir), "engine.device": device, "engine.name": engine, "rounds": rounds}
@@ -57,6 +60,7 @@ def compare(
         from kinfed.progress import choose_display
 
         config = read_words(settings, options | {"compare": split_names(methods), "seeds": split_numbers(seeds)})
-        comparison = api.compare(config, out=out, force=force, display=choose_display(plain, quiet, markdown))
+        display = choose_display(plain, quiet, markdown)
+        comparison = api.compare(config, out=out, force=force, jobs=jobs, display=display)
         if quiet and markdown:
             print(comparison.to_markdown())

@@ -1,5 +1,6 @@
-"""`kinfed deploy new` and `kinfed deploy gate`"""
+"""`kinfed deploy new`, `gate`, `status`, `docker` and `systemd`"""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,9 @@ def new(
     ] = None,
     classes: Annotated[int | None, typer.Option(help="With --shape: number of classes.", show_default=False)] = None,
     clients: Annotated[int | None, typer.Option(help="With --shape: clients at most.", show_default=False)] = None,
+    class_names: Annotated[
+        str | None, typer.Option(help="With --shape: names in place of --classes: cat,dog.", show_default=False)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over what is in the folder.")] = False,
     data_dir: DataDir = None, seed: Seed = None, rounds: Rounds = None,
 ) -> None:  # fmt: skip
@@ -45,7 +49,7 @@ def new(
 
         config = read_words(settings, options)
         require_free_folder(folder, force)
-        plan = plan_own(shape, classes, clients)
+        plan = plan_own(shape, classes, clients, class_names)
         written = write_app_folder(config, folder, plan or make_population(config), force)
         tried = "put samples into data/ as it says" if plan else f"try it here with: cd {folder} && ./try.sh"
         print(f"written to {folder}: read its README.md, and {tried}")
@@ -81,16 +85,91 @@ def gate(
         serve(GateSettings(host, port, superlink, root_certificates, ssl_certfile, ssl_keyfile, max_megabytes))
 
 
-def plan_own(shape: str | None, classes: int | None, clients: int | None) -> "Plan | None":
+@deploy.command()
+def status(
+    run: Annotated[Path, typer.Argument(help="The run's folder, on the server.", metavar="RUN")] = Path("runs/first"),
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew until the run is over.")] = False,
+    serve: Annotated[
+        int | None, typer.Option(help="Serve it as a page on 127.0.0.1.", metavar="PORT", show_default=False)
+    ] = None,
+) -> None:  # fmt: skip
+    """Show who is connected, the round, and the last errors of a deployed run.
+
+    The exit code is 1 where the run failed or its server is gone, which that of `flwr run` does not say.
+
+    `kinfed deploy status runs/first --watch`
+
+    `kinfed deploy status runs/first --serve 8500` — a page for a browser, through `ssh -L 8500:127.0.0.1:8500 SERVER`
+    """
+    with plain_errors():
+        from kinfed.deployment.live_status import ENDED, RUNNING, WAITING, make_server, read_status, show_status
+
+        if serve is not None:
+            with make_server(run, serve) as server:
+                print(f"http://127.0.0.1:{server.server_port}/ until Ctrl-C")
+                server.serve_forever()
+        while watch and not read_status(run).is_over:
+            typer.clear()
+            print(show_status(run))
+            time.sleep(2)
+        print(show_status(run))
+        if read_status(run).state not in (ENDED, RUNNING, WAITING):
+            raise typer.Exit(1)
+
+
+AppFolder = Annotated[Path, typer.Argument(help="The app's folder.", metavar="DIR")]
+Address = Annotated[str, typer.Option(help="The server, as nodes see it.")]
+Port = Annotated[int, typer.Option(help="The gate's, which nodes connect to.")]
+
+
+@deploy.command()
+def docker(folder: AppFolder = Path(), address: Address = "127.0.0.1", port: Port = 8443) -> None:
+    """Write a Dockerfile, and Compose files of the server and of a node, into an app's folder.
+
+    `kinfed deploy docker . --address fl.example.org`
+    """
+    with plain_errors():
+        from kinfed.deployment.service_files import ServiceSettings, write_docker_files
+
+        print("written:", *write_docker_files(folder, ServiceSettings(address, port)))
+        print("the server: docker compose --file docker/server.yaml up --detach --build; its first lines say more")
+
+
+@deploy.command()
+def systemd(
+    folder: AppFolder = Path(), address: Address = "127.0.0.1", port: Port = 8443,
+    user: Annotated[str, typer.Option(help="As whom processes run.")] = "kinfed",
+) -> None:  # fmt: skip
+    """Write systemd units of the server and of its nodes into an app's folder.
+
+    `kinfed deploy systemd . --address fl.example.org --user kinfed`
+    """
+    with plain_errors():
+        from kinfed.deployment.service_files import ServiceSettings, write_units
+
+        print("written:", *write_units(folder, ServiceSettings(address, port, user=user)))
+        print("copy units to /etc/systemd/system, then: systemctl enable --now kinfed-gate kinfed-superexec (server)")
+        print("or: systemctl enable --now kinfed-node@NAME (node)")
+
+
+def plan_own(
+    shape: str | None, classes: int | None, clients: int | None, class_names: str | None = None
+) -> "Plan | None":
     """The plan of a federation whose nodes bring their own samples; None if no option is given."""
     from kinfed.deployment import Plan
 
+    names = tuple(name.strip() for name in (class_names or "").split(",") if name.strip())
+    classes = classes if classes is not None or not names else len(names)
     if shape is None and classes is None and clients is None:
         return None
     if shape is None or classes is None or clients is None:
-        raise ConfigError("where nodes bring their own samples, all of --shape, --classes and --clients are needed")
+        raise ConfigError(
+            "where nodes bring their own samples, all of --shape, --classes and --clients are needed; --class-names "
+            "may stand for --classes"
+        )
     try:
         sizes = tuple(int(size) for size in shape.split(","))
     except ValueError:
         raise ConfigError(f"--shape: wanted whole numbers as in 3,32,32, got '{shape}'") from None
-    return Plan(clients, sizes, classes, dtype="uint8" if len(sizes) == 3 else "float32", wait_for=clients)
+    dtype = "uint8" if len(sizes) == 3 else "float32"
+    return Plan(clients, sizes, classes, dtype, wait_for=clients, class_names=names)

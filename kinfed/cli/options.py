@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+MOST_SEEDS = 1000
 Settings = Annotated[
     list[str] | None,
     typer.Argument(
@@ -42,6 +43,10 @@ Engine = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="Fixes clients, first weights and every draw.", show_default=False)]
 Rounds = Annotated[int | None, typer.Option(help="Rounds of training in all.", show_default=False)]
+Seeds = Annotated[
+    str | None, typer.Option(help="Seeds to run everything with, as in 0,1,2 or 0-4.", show_default=False)
+]
+Jobs = Annotated[int, typer.Option(help="Runs at once, each in a process of its own.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of bars, as when the output is not a terminal.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Import the code that its config names (module:Class): it runs as you.")
@@ -73,12 +78,18 @@ def read_words(settings: list[str] | None, options: dict[str, object]) -> "Confi
     """The config of the file (none: the demo's), the settings and the options, each over the one before."""
     from kinfed.config import DEMO, load_config
 
+    file, words = split_words(settings)
+    given = {key: value for key, value in options.items() if value is not None}
+    return load_config(Path(file) if file else DEMO, words, given)
+
+
+def split_words(settings: list[str] | None) -> tuple[str, list[str]]:
+    """The file, if there is one, and the settings that go over it."""
     first, *rest = settings or [""]
     is_file = bool(first) and "=" not in first
     if is_file and any("=" not in text for text in rest):
         raise ConfigError(f"wanted one CONFIG.toml and then key=value, got '{' '.join(settings or [])}'")
-    given = {key: value for key, value in options.items() if value is not None}
-    return load_config(Path(first) if is_file else DEMO, rest if is_file else settings or [], given)
+    return (first, rest) if is_file else ("", settings or [])
 
 
 def absolute(folder: Path | None) -> str | None:
@@ -91,7 +102,11 @@ def split_names(text: str | None) -> list[str] | None:
 
 
 def split_numbers(text: str | None) -> list[int] | None:
-    try:
-        return None if text is None else [int(name) for name in split_names(text) or []]
-    except ValueError:
-        raise ConfigError(f"--seeds: wanted whole numbers as in 0,1,2, got '{text}'") from None
+    """Whole numbers as in 0,1,2 or 0-4."""
+    numbers: list[int] = []
+    for part in (split_names(text) or []) if text is not None else []:
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) - int(first) > MOST_SEEDS):
+            raise ConfigError(f"--seeds: wanted whole numbers as in 0,1,2 or 0-4, got '{text}'")
+        numbers += range(int(first), int(last or first) + 1)
+    return None if text is None else numbers

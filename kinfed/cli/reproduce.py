@@ -14,6 +14,9 @@ def reproduce(
         list[str] | None,
         typer.Argument(metavar="TABLE", help="Tables by name (--list shows all), or recipe files.", show_default=False),
     ] = None,
+    paper: Annotated[
+        str | None, typer.Option(help="All tables and figures of a paper, as in flt.", show_default=False)
+    ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="Show all tables and leave.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A small, short version of every row: does it work?")] = False,
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, …")] = 1,
@@ -24,7 +27,14 @@ def reproduce(
     ] = None,
     fetch: Annotated[bool, typer.Option("--fetch", help="Get missing datasets from the Hugging Face hub.")] = False,
     page: Annotated[
-        Path | None, typer.Option(help="Also put the tables between their marks on this page.", show_default=False)
+        Path | None,
+        typer.Option(help="Also put the tables between their marks on this page, or the pages of this folder.",
+                     show_default=False),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="A CSV file that keeps the numbers of what has run, and has those of runs that are not here.",
+                     show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
@@ -52,6 +62,11 @@ def reproduce(
 
     `kinfed reproduce flt-table-1 --device cuda --jobs 8` — eight runs at once, for small ones leave a GPU mostly idle
 
+    `kinfed reproduce --paper flt --seeds 3 --device cuda` — a whole paper; the same command goes on where it stopped
+
+    `kinfed reproduce --paper flt --show --keep docs/results/measured.csv --page docs/results` — its page from kept
+    numbers
+
     Every run is a folder under `runs/` of the output folder, and tables share runs. The same command goes on where it
     was stopped, and runs nothing twice. Columns whose data are not here are left out, and say so. docs/reproducing.md
     tells what a verdict means.
@@ -67,5 +82,6 @@ def reproduce(
         options: dict[str, object] = {"engine": {"device": device or "cpu", "precision": precision}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
-        order = reproduction.Order(tuple(tables or ()), wanted, folder, page, fetch, jobs, show)
+        named = (*(reproduction.tables_of(paper) if paper else ()), *(tables or ()))
+        order = reproduction.Order(named, wanted, folder, page, fetch, jobs, show, keep)
         reproduction.reproduce(order, display)

@@ -5,16 +5,17 @@ from typing import Annotated
 
 import typer
 
-from kinfed.cli.options import Device, Plain, Quiet, Trust, app, plain_errors
+from kinfed.cli.options import DataDir, Device, Jobs, Plain, Quiet, Trust, app, plain_errors
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of the run or the comparison.", metavar="RUN")],
+    folder: Annotated[Path, typer.Argument(help="The folder of the run, the comparison or the sweep.", metavar="RUN")],
     rounds: Annotated[int | None, typer.Option(help="More rounds than it had.", show_default=False)] = None,
-    device: Device = None, trust: Trust = False, plain: Plain = False, quiet: Quiet = False,
+    device: Device = None, data_dir: DataDir = None, jobs: Jobs = 1, trust: Trust = False,
+    plain: Plain = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Resume a run or a comparison that was interrupted, killed or crashed.
+    """Resume a run, a comparison or a sweep that was interrupted, killed or crashed.
 
     The end is the same, bit for bit, as if it had never been stopped. A run of a method, a model, data or another part
     of your own (`module:Class`) needs `--trust`, since the folder could be somebody else's.
@@ -24,11 +25,21 @@ def resume(
     `kinfed resume runs/flt-digits-seed0`
 
     `kinfed resume runs/flt-digits-seed0 --rounds 200` — and further than planned
+
+    `kinfed resume runs/flt-mnist-seed0 --data-dir /data --device cpu` — on another machine
     """
     with plain_errors():
         from kinfed import api
         from kinfed.progress import choose_display
         from kinfed.runs.reader import is_comparison
+        from kinfed.sweeps import is_sweep, resume_sweep
 
-        take_up = api.resume_comparison if is_comparison(folder) else api.resume
-        take_up(folder, rounds=rounds, device=device, trust=trust, display=choose_display(plain, quiet))
+        display = choose_display(plain, quiet)
+        if is_sweep(folder):
+            resume_sweep(folder, jobs=jobs, display=display, trust=trust)
+        elif is_comparison(folder):
+            api.resume_comparison(
+                folder, rounds=rounds, device=device, data_dir=data_dir, trust=trust, jobs=jobs, display=display
+            )
+        else:
+            api.resume(folder, rounds=rounds, device=device, data_dir=data_dir, trust=trust, display=display)

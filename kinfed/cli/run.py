@@ -40,8 +40,8 @@ def run(
     `kinfed run roles.look_alikes=5 evaluation.correlation=true` — robustness and correlation, see docs/metrics.md
 
     **Settings** are sections of the TOML file and dotted keys here: `data`, `partition`, `shift`, `roles`, `change`,
-    `training`, `evaluation`, `engine`, `methods.NAME`. Every run's `config.toml` has all of them with their values:
-    copy it, change it, run it. A misspelt key is an error that names the nearest one.
+    `drift`, `training`, `evaluation`, `engine`, `methods.NAME`. Every run's `config.toml` has all of them with their
+    values: copy it, change it, run it. A misspelt key is an error that names the nearest one.
 
     A run that was stopped goes on with `kinfed resume FOLDER`.
     """

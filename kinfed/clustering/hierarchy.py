@@ -179,6 +179,18 @@ def components(related: Tensor) -> Tensor:
     return torch.from_numpy(connected_components(csr_matrix(related.cpu().numpy()), directed=False)[1]).long()
 
 
+def link_within_knee(points: Tensor, radius: float = 1.0) -> Tensor:
+    """Clusters of points that are linked by steps of at most the knee, times a radius: [m].
+
+    That is DBSCAN with two points to a cluster, and each that is left over as one of its own. The knee is where the
+    sorted distances to nearest neighbours are furthest below the line from the least to the largest.
+    """
+    apart = distances(points.double(), points.double(), "l2")
+    nearest = (apart + torch.diag(torch.full_like(apart[0], torch.inf))).amin(1).sort().values
+    below = torch.linspace(0, 1, len(nearest), device=points.device) * (nearest[-1] - nearest[0]) - nearest
+    return components(apart <= radius * nearest[below.argmax()]).to(points.device)
+
+
 def ward(related: Tensor, clusters: int) -> Tensor:
     """At most `clusters` clusters of clients whose rows of the graph are alike (Ward's linkage, Euclidean)."""
     from scipy.cluster.hierarchy import fcluster, linkage

@@ -7,16 +7,17 @@ from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from kinfed.aggregation import MEAN
+from kinfed.capabilities import takes_server_samples
 from kinfed.config.schema import Table
 from kinfed.config.settings import DEMO, GIVEN, Config, find_method, read
 from kinfed.config.toml import merge_tables, read_toml
-from kinfed.data.build import build_population
+from kinfed.data.build import build_population, score_on_training
 from kinfed.data.datasets import load
 from kinfed.data.population import Population
 from kinfed.engines import ENGINES, choose_device
@@ -28,7 +29,9 @@ from kinfed.models import MODELS, Model, Shape, make_model
 from kinfed.models.inputs import Inputs
 from kinfed.privacy import UNPROTECTED, Privacy
 from kinfed.registry import import_function, look_up
-from kinfed.signatures import Signature
+from kinfed.signatures import Pretraining, Signature
+
+T = TypeVar("T")
 
 
 def assemble(
@@ -49,6 +52,30 @@ def assemble(
     )  # fmt: skip
 
 
+def check_needs(config: Config, population: Population, method: Method[object] | None = None) -> None:
+    """Raises where something is missing that a run of this config asks for, at its start or at its end."""
+    experiment = assemble(config, population, method)
+    experiment.fed.close()
+    if takes_server_samples(experiment.method) and not len(population.public):
+        raise ConfigError(
+            f"method '{config.method}' takes samples that the server owns, and there are none: set data.public = 0.1 "
+            "(in Python: Population.public)"
+        )
+    for pretraining in find_all(Pretraining, experiment.method):
+        pretraining.check(population.x.shape[1:])
+    if config.privacy.training.is_on:
+        config.privacy.training.spend(1, config.fraction)  # the accountant may be an extra
+
+
+def find_all(kind: type[T], settings: object) -> Iterator[T]:
+    """All objects of this kind among settings and the settings in them."""
+    if isinstance(settings, kind):
+        yield settings
+    elif is_dataclass(settings) and not isinstance(settings, type):
+        for each in fields(settings):
+            yield from find_all(kind, getattr(settings, each.name, None))
+
+
 def loop_settings(config: Config) -> Loop:
     """The settings of the experiment's rounds."""
     return {
@@ -64,12 +91,13 @@ def make_population(config: Config) -> Population:
     data = config.data
     refuse_own(data.name, "data")
     dataset = load(data.name, data.dir or None, data.options).for_task(config.task)
-    return build_population(
+    population = build_population(
         dataset, config.partition, config.seed,
         public_fraction=data.public, public_test=data.public_test, train_samples=data.train_samples,
         test_samples=data.test_samples, global_test=data.global_test, validation=data.validation,
-        shift=config.shift, roles=config.roles, change=config.change,
+        shift=config.shift, roles=config.roles, change=config.change, drift=config.drift,
     )  # fmt: skip
+    return score_on_training(population, data.selection, config.seed) if data.selection else population
 
 
 def model_for(config: Config, population: Population) -> Model:

@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaV
 from pydantic_core import core_schema as core
 
 from kinfed.aggregation import AGGREGATIONS, Aggregation
+from kinfed.data.drift import DRIFTS, Drift
 from kinfed.data.partitions import PARTITIONS, Partition
 from kinfed.data.shifts import SHIFTS, Shift
 from kinfed.errors import ConfigError, UnknownKey
@@ -50,6 +51,7 @@ PARTS = {
     Signature: Parts("signature", Signature, {"encoder_centroids": EncoderCentroids, "part_means": PartMeans}),
     Clusterer: Parts("clusterer", Clusterer, {"relatedness": Relatedness, "calibrated": Calibrated}),
     Shift: Parts("shift", Shift, SHIFTS),
+    Drift: Parts("drift", Drift, DRIFTS),
 }
 
 
@@ -86,10 +88,17 @@ def default_fields(kind: type, without: tuple[str, ...] = ()) -> Table:
 
 def to_table(settings: "DataclassInstance") -> Table:
     """The table that holds this dataclass, defaults included."""
-    kind, hints = type(settings), get_type_hints(type(settings))
-    given = {name: to_plain(getattr(settings, name), hints[name]) for name in field_schemas(kind)}
-    values = validator_of(kind).validate_python(given)  # floats where a default is written as 0
+    hints = held_fields(type(settings))
+    given = {name: to_plain(getattr(settings, name), hint) for name, hint in hints.items()}
+    values = validator_of(type(settings)).validate_python(given)  # floats where a default is written as 0
     return {name: to_plain(value, hints[name]) for name, value in values.items()}
+
+
+@cache
+def held_fields(kind: type) -> dict[str, object]:
+    """The fields that a table can hold, and their types; not to be changed."""
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in field_schemas(kind)}
 
 
 def to_plain(value: object, hint: object = None) -> object:
@@ -180,7 +189,15 @@ def list_schema(parts: Sequence[object]) -> CoreSchema | None:
     held = [schema for part in parts if part is not ... and (schema := value_schema(part)) is not None]
     if len(held) < len(parts) - (... in parts):
         return None
-    return core.tuple_schema(held, variadic_item_index=0 if ... in parts else None)
+    listed = core.tuple_schema(held, variadic_item_index=0 if ... in parts else None)
+    if tuple(parts) == (str, ...):
+        return core.no_info_before_validator_function(split_text, listed)
+    return listed
+
+
+def split_text(value: object) -> object:
+    """A list of names from one text: trackers=tensorboard, or compare=fedavg,flt."""
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 def dataclass_schema(kind: type) -> CoreSchema | None:
@@ -206,6 +223,7 @@ def part_schema(parts: Parts, hint: object, default: object) -> CoreSchema:
     ]
     own = {"name": core.typed_dict_field(core.str_schema(pattern=":"))}
     choices.append(core.typed_dict_schema(own, extra_behavior="allow"))
+    choices.append(core.str_schema())  # the name alone
     is_optional = NoneType in get_args(hint)
     if is_optional:
         choices.append(table_schema({"name": core.literal_schema([""])}))
@@ -215,6 +233,8 @@ def part_schema(parts: Parts, hint: object, default: object) -> CoreSchema:
 
 def read_part(parts: Parts, default: str, is_optional: bool, table: object) -> object:
     """The part that a section names, with its settings."""
+    if isinstance(table, str):
+        table = {"name": table}  # partition = "dirichlet"
     if not isinstance(table, dict):
         raise ValueError(f"wanted a table with a name, got {table!r}")
     name, rest = table.get("name", default), {key: value for key, value in table.items() if key != "name"}

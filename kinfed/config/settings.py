@@ -26,6 +26,7 @@ from kinfed.config.schema import (
 )
 from kinfed.config.toml import apply_overrides, flatten, merge_tables, read_toml, set_value
 from kinfed.data.build import ChangeSettings
+from kinfed.data.drift import Drift
 from kinfed.data.partitions import DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
 from kinfed.data.shifts import Shift
@@ -71,9 +72,12 @@ class DataSettings:
     test_samples: int | None = None  # test samples of a client at most
     global_test: bool = False  # clients are tested on all test samples, not on those of their own labels
     validation: float = 0.0  # share of its training samples that a client is tested on; 0: the partition's test samples
+    selection: float = (
+        0.0  # share of its training samples that a client is scored on, to select models: `sweep` sets it
+    )
 
     def __post_init__(self) -> None:
-        for name, share in (("public", self.public), ("validation", self.validation)):
+        for name, share in (("public", self.public), ("validation", self.validation), ("selection", self.selection)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name} must be a share from 0 to below 1, got {share}")
         samples = {"train_samples": self.train_samples, "test_samples": self.test_samples}
@@ -99,6 +103,7 @@ class Config:
     shift: Shift | None = None
     roles: RoleSettings = RoleSettings()
     change: ChangeSettings = ChangeSettings(round=0)
+    drift: Drift | None = None
     inputs: Inputs = Inputs()
     training: LocalTraining = LocalTraining()
     aggregation: Aggregation | None = None  # none: the mean in simulation, norm clipping in deployment

@@ -10,7 +10,23 @@ import tomli_w
 from kinfed.config.schema import Table
 from kinfed.errors import ConfigError
 
-BY_NAME = ("partition", "shift", "signature", "clusterer")  # sections whose keys depend on the name in them
+BY_NAME = (
+    "partition",
+    "shift",
+    "signature",
+    "clusterer",
+    "aggregation",
+    "task",
+)  # sections whose keys depend on the name in them
+NAMED = (
+    "partition",
+    "shift",
+    "drift",
+    "aggregation",
+    "task",
+    "data",
+    "engine",
+)  # sections that a name alone can stand for
 DEEPEST = 50  # tables in tables
 DOTS = re.compile(r"""\.(?=(?:[^"']*["'][^"']*["'])*[^"']*$)""")  # but for those in quotes
 
@@ -38,15 +54,26 @@ def refuse_deep(text: str) -> None:
 def apply_overrides(table: Table, overrides: Iterable[str]) -> Table:
     """A copy of the table with `dotted.key=value` settings."""
     for text in overrides:
-        key, equals, value = text.partition("=")
-        path = [part.strip().strip("\"'") for part in DOTS.split(key)]
-        if not equals or not all(path):
-            raise ConfigError(f"wanted key=value, as in training.lr=0.1, got '{text}'")
-        new = parse_value(value.strip())
-        if path[-1] == "name" and path[-2:-1] and path[-2] in BY_NAME and get_value(table, path) != new:
-            table = set_value(table, path[:-1], {})  # another partition has other settings
-        table = set_value(table, path, new)
+        key, _, value = text.partition("=")
+        table = override(table, split_key(key, text), parse_value(value.strip()))
     return table
+
+
+def split_key(key: str, text: str) -> list[str]:
+    """The parts of a dotted key; `text` is the whole setting, which must have an equals sign."""
+    path = [part.strip().strip("\"'") for part in DOTS.split(key)]
+    if "=" not in text or not all(path):
+        raise ConfigError(f"wanted key=value, as in training.lr=0.1, got '{text}'")
+    return path
+
+
+def override(table: Table, path: list[str], value: object) -> Table:
+    """A copy of the table with one value set; the name of another part drops the settings of the part before."""
+    if len(path) == 1 and path[0] in NAMED and isinstance(value, str):
+        path = [*path, "name"]  # partition=dirichlet
+    if path[-1] == "name" and path[-2:-1] and path[-2] in BY_NAME and get_value(table, path) != value:
+        table = set_value(table, path[:-1], {})  # another partition has other settings
+    return set_value(table, path, value)
 
 
 def parse_value(text: str) -> object:

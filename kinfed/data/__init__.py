@@ -1,8 +1,9 @@
-"""Data: named datasets, partitions, shifts, roles, and a user's own samples -> one `Population`."""
+"""Data: named datasets, partitions, shifts, drift, roles, and a user's own samples -> one `Population`."""
 
 from kinfed.data.build import ChangeSettings, build_population
 from kinfed.data.dataset import Dataset
 from kinfed.data.datasets import DATASETS, Loader, data_root, is_stored, load
+from kinfed.data.drift import DRIFTS, Drift, LabelSwapDrift, NewClasses, RotationDrift
 from kinfed.data.own_samples import OwnSettings, from_arrays, from_clients, from_hub, from_torch
 from kinfed.data.partitions import PARTITIONS, Labels, Partition, Promise, Split, check
 from kinfed.data.population import LATER, Change, Population, Role, label_counts
@@ -11,6 +12,7 @@ from kinfed.data.shifts import SHIFTS, Augment, LabelSwap, Rotation, Shift
 
 __all__ = [
     "DATASETS",
+    "DRIFTS",
     "LATER",
     "PARTITIONS",
     "SHIFTS",
@@ -18,9 +20,12 @@ __all__ = [
     "Change",
     "ChangeSettings",
     "Dataset",
+    "Drift",
     "LabelSwap",
+    "LabelSwapDrift",
     "Labels",
     "Loader",
+    "NewClasses",
     "OwnSettings",
     "Partition",
     "Population",
@@ -28,6 +33,7 @@ __all__ = [
     "Role",
     "RoleSettings",
     "Rotation",
+    "RotationDrift",
     "Shift",
     "Split",
     "build_population",

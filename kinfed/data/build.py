@@ -1,12 +1,15 @@
-"""From a dataset and a partition to a population: public samples, clients, change, shift, roles, look-alikes."""
+"""From a dataset and a partition to a population: public samples, clients, change, shift, drift, roles, look-alikes."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kinfed.checks import at_least, fraction
-from kinfed.data.dataset import Dataset
+from kinfed.data.dataset import Dataset, labels_of
+from kinfed.data.drift import Drift
+from kinfed.data.own_samples import samples_for_testing
 from kinfed.data.partitions.split import (
     ANY_SPLIT,
     HasPromise,
@@ -93,6 +96,7 @@ def build_population(
     shift: Shift | None = None,
     roles: RoleSettings | None = None,
     change: ChangeSettings | None = None,
+    drift: Drift | None = None,
 ) -> Population:
     """The population that this partition makes of the dataset; the same seed gives the same bits.
 
@@ -116,10 +120,48 @@ def build_population(
         if not isinstance(population, Population):
             raise DataError(f"a shift must return a kinfed.data.Population, got a {type(population).__name__}")
     roles = roles or RoleSettings()
+    if drift is not None:
+        population = apply_drift(drift, population, roles, seed)
     population = assign_roles(population, roles, generator(seed, "roles"))
     if roles.look_alikes:
         population = add_look_alikes(population, plain, roles, generator(seed, "look-alikes"))
     return population
+
+
+def score_on_training(population: Population, share: float, seed: int) -> Population:
+    """The population whose clients are scored on this share of their training samples, which they do not train on.
+
+    Their test samples are left out: for model selection. Clients without labels are not scored; look-alikes stay.
+    """
+    labels = labels_of(population.y.numpy())
+
+    def split(client: int, train: Tensor, test: Tensor, round: int = 0) -> tuple[Tensor, Tensor]:
+        role = population.role(client)
+        if role.look_alike_of is not None:
+            return train, test
+        if not role.labelled or len(train) < 2:
+            return train, test[:0]
+        own, rng = train.numpy(), generator(seed, "selection", client, round)
+        picked = samples_for_testing(labels, own, share, rng)
+        return torch.from_numpy(own[others(len(own), picked)]), torch.from_numpy(own[picked])
+
+    train, test = zip(*map(split, range(population.clients), population.train, population.test), strict=True)
+    changes = []
+    for change in population.changes:
+        rounds = [change.round] * len(change.train)
+        parts = list(map(split, change.clients.tolist(), change.train, change.test, rounds))
+        changes.append(replace(change, train=tuple(part[0] for part in parts), test=tuple(part[1] for part in parts)))
+    return replace(population, train=train, test=test, changes=tuple(changes))
+
+
+def apply_drift(drift: Drift, population: Population, roles: RoleSettings, seed: int) -> Population:
+    """The population after a drift; look-alikes cannot be made of clients that change."""
+    if roles.look_alikes:
+        raise ConfigError("look-alikes resemble clients that stay as they are: set roles.look_alikes = 0, or no drift")
+    found = drift(population, generator(seed, "drift"))
+    if not isinstance(found, Population):
+        raise DataError(f"a drift must return a kinfed.data.Population, got a {type(found).__name__}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Role:
     holdout: bool = False  # never trains
     labelled: bool = True  # False: its training samples have no labels (-1 in the pool)
     look_alike_of: int | None = None  # made to resemble this client, and only asked where it would be placed
+    leaves: int = LATER  # the round from which on it is gone; LATER: it stays
 
     @property
     def trains(self) -> bool:
@@ -177,6 +178,8 @@ def check_client(population: Population, client: int, train: Tensor, test: Tenso
     for name, samples in (("train", train), ("test", test)):
         check_indices(f"{name} samples of client {client}", samples, len(population.y))
     check_look_alike(population, client, role)
+    if role.leaves < LATER and not 1 <= role.joins + 1 <= role.leaves:
+        raise DataError(f"client {client} must leave in a later round than it joins, got {role}")
     if role.trains and len(train) == 0:
         raise DataError(
             f"client {client} trains but has no training samples; give it some, or make it a holdout client"

@@ -14,17 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfed.checks import fraction, one_of
+from kinfed.data.arrays import stack_arrays
 from kinfed.data.dataset import Dataset
+from kinfed.data.image_files import SUFFIXES, ImageForm, read_images
 from kinfed.data.natural import scale_by_client
 from kinfed.data.partitions.split import Index, draw_stratified, generator, others, samples_of_each
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown, suggest
 
 TABLES = (".csv", ".parquet")
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 GAPS = ("", "na", "nan", "null", "none", "?")
 Floats = npt.NDArray[np.float32]
-Column = list[str] | npt.NDArray[np.generic]
+Features = npt.NDArray[np.generic]
+Column = list[str] | list[object] | npt.NDArray[np.generic]  # of objects: an image or a list in each cell
 
 
 def is_file_name(name: str) -> bool:
@@ -41,6 +43,9 @@ def read_dataset(name: str, options: Mapping[str, object]) -> Dataset:
         raise ConfigError(f"data.options of '{name}': {explain_unknown(unknown[0], known, 'option')}")
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     return kind(**given)(path)  # type: ignore[arg-type]
+
+
+AS_FOUND = ImageForm()
 
 
 @dataclass(frozen=True)
@@ -71,19 +76,26 @@ class Table:
         test = hold_out(client.astype(np.int64), strata.astype(np.int64), self.test, self.seed)
         train = others(len(y), test)
         is_train = np.isin(np.arange(len(y)), train)
-        if self.scale or np.isnan(x).any():
-            x = scale_by_client(x, client.astype(np.int64), is_train)
+        if x.dtype == np.float32 and x.ndim == 2 and (self.scale or np.isnan(x).any()):
+            x = scale_by_client(x.astype(np.float32), client.astype(np.int64), is_train)
         return Dataset(
             path.stem, x[train], y[train], x[test], y[test], len(names) or 1, client[train].astype(np.int64),
             client[test].astype(np.int64), class_names=names, client_names=tuple(clients),
         )  # fmt: skip
 
-    def read_features(self, table: Mapping[str, Column], path: Path) -> Floats:
-        """The columns of features as numbers: [n, columns]."""
+    def read_features(self, table: Mapping[str, Column], path: Path, images: ImageForm = AS_FOUND) -> Features:
+        """The columns of features as numbers: [n, columns]; or what one column of images or lists holds: [n, ...]."""
         rest = [name for name in table if name not in (self.client, self.target)]
         chosen = {name: pick_column(table, name, "features", path) for name in self.features or rest}
         if not chosen:
             raise DataError(f"{path} has no columns beside '{self.client}' and '{self.target}': nothing to learn from")
+        if nested := [name for name, column in chosen.items() if has_nested(column)]:
+            if len(chosen) > 1:
+                raise DataError(
+                    f"{path}: column '{nested[0]}' holds images or lists, so that it is all of a sample: choose it "
+                    f"alone by data.options.features (there are also {', '.join(set(chosen) - {nested[0]})})"
+                )
+            return read_nested(list(chosen[nested[0]]), nested[0], images)
         x = np.stack([read_numbers(column, name) for name, column in chosen.items()], 1)
         if self.gaps == "refuse" and (gaps := np.isnan(x).sum(0)).any():
             names = [f"{name} ({n})" for name, n in zip(chosen, gaps.tolist(), strict=True) if n]
@@ -134,7 +146,28 @@ def read_parquet(path: Path) -> dict[str, Column]:
     except (OSError, ArrowException) as error:
         raise DataError(f"{path} cannot be read as a Parquet table: {error}") from error
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    return {name: ["" if value is None else str(value) for value in column] for name, column in columns.items()}
+    return {
+        name: column if has_nested(column) else ["" if value is None else str(value) for value in column]
+        for name, column in columns.items()
+    }
+
+
+def has_nested(column: Column) -> bool:
+    """Whether cells hold images or lists in place of numbers or words."""
+    return any(isinstance(cell, bytes | dict | list) for cell in column[:1])
+
+
+def read_nested(column: Sequence[object], name: str, images: ImageForm) -> Features:
+    """A column of images (bytes of a file, maybe as {bytes, path}) or of lists of numbers: [n, ...]."""
+    cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in column]
+    if missing := [at for at, cell in enumerate(cells) if cell is None]:
+        raise DataError(f"column '{name}' has nothing in row {missing[0] + 2}: every sample needs its features")
+    if files := [cell for cell in cells if isinstance(cell, bytes)]:
+        return read_images(files, images)
+    lists = stack_arrays([np.asarray(cell) for cell in cells], f"lists of column '{name}'")
+    if lists.dtype.kind not in "iuf":
+        raise DataError(f"column '{name}' holds lists of {lists.dtype}, wanted lists of numbers, all of one shape")
+    return lists.astype(np.float32 if lists.dtype.kind == "f" else np.int64)
 
 
 def pick_column(table: Mapping[str, Column], name: str, option: str, path: Path) -> Column:
@@ -203,17 +236,18 @@ TABLE = Table()
 
 
 def read_own_table(
-    path: Path, class_names: Sequence[str] = (), settings: Table = TABLE
-) -> tuple[Floats, npt.NDArray[np.generic] | None, Index]:
+    path: Path, class_names: Sequence[str] = (), settings: Table = TABLE, images: ImageForm = AS_FOUND
+) -> tuple[Features, npt.NDArray[np.generic] | None, Index]:
     """One client's features, targets (None: it has none) and samples for testing, of a table without other clients."""
     table = {name: column for name, column in read_columns(path).items() if name != settings.client}
-    x = settings.read_features(table, path)
+    x = settings.read_features(table, path, images)
     y = read_targets(table[settings.target], settings.target, class_names)[0] if settings.target in table else None
     nobody, mine = np.empty(0, np.int64), np.zeros(len(x), np.int64)
     strata = y.astype(np.int64) if y is not None and y.dtype.kind == "i" else mine
     test = nobody if y is None or len(x) < 2 else hold_out(mine, strata, settings.test, settings.seed)
     is_train = ~np.isin(np.arange(len(x)), test)
-    return (scale_by_client(x, mine, is_train) if settings.scale else x), y, test
+    is_plain = x.dtype == np.float32 and x.ndim == 2
+    return (scale_by_client(x.astype(np.float32), mine, is_train) if settings.scale and is_plain else x), y, test
 
 
 @dataclass(frozen=True)
@@ -230,12 +264,13 @@ class ImageFolder:
 
     def __call__(self, path: Path) -> Dataset:
         """The dataset in this folder."""
-        files = sorted(file for file in path.glob("*/*/*") if file.suffix.lower() in IMAGES)
+        files = sorted(file for file in path.glob("*/*/*") if file.suffix.lower() in SUFFIXES)
         if not files:
             raise DataError(f"no images in {path}: wanted them as {path}/CLIENT/CLASS/IMAGE.png")
         classes = tuple(sorted({file.parent.name for file in files}))
         clients = tuple(sorted({file.parent.parent.name for file in files}))
-        x = read_images(files, self.size, self.grey)
+        side = (self.size, self.size) if self.size else None
+        x = read_images(files, ImageForm(1 if self.grey else 3, side, bool(side), "scale them by data.options.size"))
         y = np.array([classes.index(file.parent.name) for file in files], np.int64)
         client = np.array([clients.index(file.parent.parent.name) for file in files], np.int64)
         test = hold_out(client, y, self.test, self.seed)
@@ -244,28 +279,3 @@ class ImageFolder:
             path.name, x[train], y[train], x[test], y[test], len(classes), client[train], client[test],
             class_names=classes, client_names=clients,
         )  # fmt: skip
-
-
-def read_images(files: Sequence[Path], size: int, grey: bool) -> npt.NDArray[np.uint8]:
-    """Images as uint8 [n, channels, height, width]; all must have one size, unless one is given."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError("images need Pillow: pip install 'kinfed[hub]'") from error
-    found: list[npt.NDArray[np.uint8]] = []
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                plain = image.convert("L" if grey else "RGB")
-                pixels = np.asarray(plain.resize((size, size)) if size else plain, np.uint8)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file} cannot be read as an image: {error}") from error
-        if found and pixels.shape != found[0].shape:
-            high, wide = pixels.shape[:2]
-            raise DataError(
-                f"{file} has {high}x{wide} pixels, {files[0].name} {found[0].shape[0]}x{found[0].shape[1]}: scale them "
-                "to one size by data.options.size"
-            )
-        found.append(pixels)
-    x = np.stack(found)
-    return x[:, None] if grey else np.ascontiguousarray(x.transpose(0, 3, 1, 2))

@@ -1,4 +1,4 @@
-"""Roles: which clients never train, have no labels, come later, or resemble another client (look-alikes)."""
+"""Roles: which clients never train, have no labels, come later, leave, or resemble another client (look-alikes)."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -21,6 +21,7 @@ class RoleColumns(NamedTuple):
 
     roles: tuple[Role, ...]
     joins: Tensor  # [clients], the round each enters
+    leaves: Tensor  # [clients], the round from which on each is gone
     trains: Tensor  # [clients] bool
     labelled: Tensor
     real: Tensor  # not a look-alike
@@ -30,7 +31,8 @@ class RoleColumns(NamedTuple):
         """The columns of these roles."""
         real = [role.look_alike_of is None for role in roles]
         traits = [role.trains for role in roles], [role.labelled for role in roles], real
-        return cls(roles, torch.tensor([role.joins for role in roles]), *(torch.tensor(t) for t in traits))
+        joins, leaves = (torch.tensor([getattr(role, name) for role in roles]) for name in ("joins", "leaves"))
+        return cls(roles, joins, leaves, *(torch.tensor(t) for t in traits))
 
 
 @dataclass(frozen=True)
@@ -41,22 +43,26 @@ class RoleSettings:
     unlabelled: float = 0.0  # share that have no labels, and never train
     late: float = 0.0  # share that enter at join_round
     join_round: int = LATER  # LATER: after training
+    leaving: float = 0.0  # share that train from the start and are gone from leave_round on
+    leave_round: int = LATER  # LATER: nobody leaves
     look_alikes: int = 0  # of every training client, to measure robustness
     look_alike_scale: tuple[float, float] = (0.2, 1.4)  # their samples, as shares of the original's
 
     def __post_init__(self) -> None:
-        fraction(holdout=self.holdout, unlabelled=self.unlabelled, late=self.late)
-        at_least(1, join_round=self.join_round)
+        fraction(holdout=self.holdout, unlabelled=self.unlabelled, late=self.late, leaving=self.leaving)
+        at_least(1, join_round=self.join_round, leave_round=self.leave_round)
         at_least(0, look_alikes=self.look_alikes)
         if not 0 < self.look_alike_scale[0] <= self.look_alike_scale[1] < inf:
             raise ConfigError(f"look_alike_scale must be two shares 0 < low <= high, got {self.look_alike_scale}")
-        if self.holdout + self.unlabelled + self.late > 1:
-            total = self.holdout + self.unlabelled + self.late
-            raise ConfigError(f"holdout + unlabelled + late must be at most 1, got {total:g}")
+        total = self.holdout + self.unlabelled + self.late + self.leaving
+        if total > 1:
+            raise ConfigError(f"holdout + unlabelled + late + leaving must be at most 1, got {total:g}")
+        if self.leaving and self.leave_round == LATER:
+            raise ConfigError(f"leaving is {self.leaving:g}: set leave_round, the round from which on they are gone")
 
-    def counts(self, clients: int) -> tuple[int, int, int]:
-        """How many clients are holdout, unlabelled and late."""
-        return round(self.holdout * clients), round(self.unlabelled * clients), round(self.late * clients)
+    def counts(self, clients: int) -> tuple[int, ...]:
+        """How many clients are holdout, unlabelled and late, and how many leave."""
+        return tuple(round(share * clients) for share in (self.holdout, self.unlabelled, self.late, self.leaving))
 
 
 def assign_roles(population: Population, settings: RoleSettings, rng: np.random.Generator) -> Population:
@@ -66,9 +72,14 @@ def assign_roles(population: Population, settings: RoleSettings, rng: np.random.
         return population
     if sum(counts) >= population.clients:
         raise ConfigError(
-            f"{sum(counts)} of {population.clients} clients would not train from the start; leave at least one"
+            f"{sum(counts)} of {population.clients} clients would not train from start to end; leave at least one"
         )
-    kinds = (Role(holdout=True), Role(labelled=False), Role(joins=settings.join_round))
+    kinds = (
+        Role(holdout=True),
+        Role(labelled=False),
+        Role(joins=settings.join_round),
+        Role(leaves=settings.leave_round),
+    )
     roles = [Role()] * population.clients
     order = iter(spread_over_clusters(population, rng))
     for kind, count in zip(kinds, counts, strict=True):

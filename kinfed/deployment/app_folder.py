@@ -10,7 +10,9 @@ from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config, to_toml
 from kinfed.config.schema import to_table
 from kinfed.data.population import Population
-from kinfed.deployment.plan import KINDS, Plan, choose_aggregation, make_planned_method, save_folder
+from kinfed.deployment.node_data import save_folder
+from kinfed.deployment.plan import KINDS, Plan, choose_aggregation, make_planned_method
+from kinfed.deployment.run_settings import list_run_keys
 from kinfed.engines.flower.simulation import OFFLINE
 from kinfed.errors import ConfigError
 from kinfed.runs.logs import as_csv, write_text
@@ -63,7 +65,9 @@ def write_app_folder(config: Config, folder: Path, source: Population | Plan, fo
     shutil.rmtree(folder / "nodes", ignore_errors=True)  # of an earlier number of clients
     folder.mkdir(parents=True, exist_ok=True)
     own = "".join(f'"{pattern}", ' for pattern in copy_modules(config, folder))
-    copy_template(folder, {"@NAME@": project_name(folder), '"@OWN@", ': own, **template_values(config, plan, nodes)})
+    keys = "\n".join(f'{key} = ""' for key in list_run_keys(config))
+    made = {"@NAME@": project_name(folder), '"@OWN@", ': own, '"@SETTINGS@" = ""': keys}
+    copy_template(folder, made | template_values(config, plan, nodes))
     write_text(folder / APP / "config.toml", to_toml(config.resolve()))
     write_text(folder / APP / "plan.toml", PLAN_HEADER + to_toml(to_table(plan)))
     write_text(folder / "offline.sh", offline_script())

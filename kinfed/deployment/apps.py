@@ -6,7 +6,7 @@ samples, builds its own copy of the method, and runs tasks by name.
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,10 @@ from kinfed.capabilities import takes_server_samples
 from kinfed.config import Config
 from kinfed.config.assembly import loop_settings, make_method, model_for
 from kinfed.data.arrays import ServerSamples
-from kinfed.deployment.plan import Plan, choose_aggregation, load_folder, make_planned_method
+from kinfed.deployment.live_status import StatusWriter
+from kinfed.deployment.node_data import NodeConfig, load_node_data
+from kinfed.deployment.plan import Plan, choose_aggregation, make_planned_method
+from kinfed.deployment.run_settings import OUT, apply_run_config
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
@@ -32,16 +35,20 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
 
+SHOW = "kinfed deploy status"
+
+
 def make_server_app(config: Config, out: Path, plan: Plan) -> "ServerApp":
     """The app that Flower's server runs; it writes a run folder, and a later run of it resumes there.
 
-    The run's config may name another folder as `out`.
+    The run's config (`flwr run --run-config`) may name another folder as `out`, and set keys of config and plan.
     """
     from kinfed.engines.flower.transport import build_server_app
 
     def main(grid: "Grid", context: "Context") -> None:
         logging.getLogger("flwr").addFilter(shorten_traceback)
-        run_server(config, Path(str(context.run_config.get("out", out))), plan, grid)
+        chosen = apply_run_config(config, plan, context.run_config)
+        run_server(chosen[0], Path(str(context.run_config.get(OUT) or out)), chosen[1], grid)
 
     return build_server_app(main)
 
@@ -65,12 +72,13 @@ def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
         state = checkpoint.read_engine_state(out / CHECKPOINT)
         fed.load_state_dict(state)  # clients must be known before they come back
     display = Lines(sys.stdout)
-    display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most")
-    with forward_log(display.say):
-        fed.wait_for_clients(plan.wait_for, plan.wait_seconds)
-    display.say(f"{len(fed.nodes)} clients are connected")
-    experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))
-    conduct(config, out, display, experiment, resume=resuming)
+    with StatusWriter(out, config.method, config.rounds, plan).watch(fed):
+        display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most; see `{SHOW} {out}`")
+        with forward_log(display.say):
+            fed.wait_for_clients(plan.wait_for, plan.wait_seconds)
+        display.say(f"{len(fed.nodes)} clients are connected")
+        experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))
+        conduct(config, out, display, experiment, resume=resuming)
 
 
 def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> DeployedFederation:
@@ -100,26 +108,19 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
 
-NodeConfig = Mapping[str, bool | bytes | float | int | str]
 Loader = Callable[[NodeConfig], ClientData]
 
 
-def load_node_data(node: NodeConfig, class_names: Sequence[str] = ()) -> ClientData:
-    """The samples in the node's folder; where its table names classes, these are the known ones."""
-    if "data" not in node:
-        raise ConfigError('the node\'s config has no data: start it with --node-config \'name="…" data="FOLDER"\'')
-    return load_folder(Path(str(node["data"])), class_names)
+def make_client_app(config: Config, plan: Plan, load: Loader | None = None) -> "ClientApp":
+    """The app of a node. Its config has `name` (for good), and where its samples are, as `load_node_data` reads them.
 
-
-def make_client_app(config: Config, plan: Plan, load: Loader = load_node_data) -> "ClientApp":
-    """The app of a node. Its config has `name` (for good), and for `load` where its samples are.
-
-    `home` is the folder of the client's memory; `holdout=true` says that it wants a model without training.
+    `load` reads them instead. `home` is the folder of the client's memory; `holdout=true` says that it wants a model
+    without training.
     """
     from kinfed.engines.flower.transport import build_client_app
 
     def load_node(context: "Context", run: str) -> ClientNode:
-        return make_node(config, plan, context.node_config, load)
+        return make_node(*apply_run_config(config, plan, context.run_config), context.node_config, load)
 
     def find_folder(context: "Context", run: str) -> Path | None:
         return Path(str(context.node_config["home"])) if "home" in context.node_config else None
@@ -127,11 +128,11 @@ def make_client_app(config: Config, plan: Plan, load: Loader = load_node_data) -
     return build_client_app(load_node, find_folder)
 
 
-def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader) -> ClientNode:
+def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader | None = None) -> ClientNode:
     """The client of a node."""
     if not node.get("name"):
         raise ConfigError('the node\'s config has no name: start it with --node-config \'name="…" data="FOLDER"\'')
-    data = plan.check(load_node_data(node, plan.class_names) if load is load_node_data else load(node))
+    data = plan.check(load(node) if load else load_node_data(node, plan.kind, plan.class_names))
     model = model_for(config, ServerSamples(data.x[:2], data.y[:2], plan.classes).population(1))
     labelled = bool(is_known(data.y).all())
     return ClientNode(

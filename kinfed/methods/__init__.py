@@ -14,6 +14,7 @@ from kinfed.methods.fedavg_ft import FedAvgFT
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedbn import FedBN
 from kinfed.methods.fedclust import FedClust
+from kinfed.methods.feddrift import FedDrift
 from kinfed.methods.fedgroup import FedGroup
 from kinfed.methods.fednova import FedNova
 from kinfed.methods.fedper import FedPer
@@ -24,15 +25,18 @@ from kinfed.methods.flhc import FLHC
 from kinfed.methods.flis_dc import FLISDC
 from kinfed.methods.flis_hc import FLISHC
 from kinfed.methods.flt import FLT
+from kinfed.methods.flux import FLUX
 from kinfed.methods.ifca import IFCA
 from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.methods.local import Local
 from kinfed.methods.oracle import Oracle
+from kinfed.methods.pacfl import PACFL
 from kinfed.methods.pca_km_hc import PCAKMeansHC
 from kinfed.methods.per_fedavg import PerFedAvg
 from kinfed.methods.pfedme import PFedMe
 from kinfed.methods.repa import REPA
 from kinfed.methods.scaffold import Scaffold
+from kinfed.methods.stocfl import StoCFL
 from kinfed.methods.wd import WD
 
 METHODS: dict[str, type[Method[Any]]] = {
@@ -62,10 +66,14 @@ METHODS: dict[str, type[Method[Any]]] = {
     "flis_dc": FLISDC,
     "flis_hc": FLISHC,
     "repa": REPA,
+    "pacfl": PACFL,
     "wd": WD,
     "fedclust": FedClust,
     "fedgroup": FedGroup,
     "clove": CLoVE,
+    "stocfl": StoCFL,
+    "flux": FLUX,
+    "feddrift": FedDrift,
     "oracle": Oracle,
 }
 
@@ -109,6 +117,7 @@ FAMILIES = {
             "flt": "Jamali-Rad et al., TNNLS 2022",
             "pca_km_hc": "baseline of FLT",
             "repa": "Radovič and Pejović, 2023",
+            "pacfl": "Vahidian et al., AAAI 2023",
         },
     ),
     "clustered while training": Family(
@@ -124,6 +133,9 @@ FAMILIES = {
             "fedclust": "Islam et al., 2024",
             "fedgroup": "Duan et al., 2020",
             "clove": "Bhatia et al., 2025",
+            "stocfl": "Zeng et al., 2023",
+            "flux": "Fenoglio et al., NeurIPS 2025",
+            "feddrift": "Jothimurugesan et al., AISTATS 2023",
         },
     ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
@@ -211,10 +223,13 @@ __all__ = [
     "FLISDC",
     "FLISHC",
     "FLT",
+    "FLUX",
     "IFCA",
     "METHODS",
+    "PACFL",
     "PRESETS",
     "REPA",
+    "TITLES",
     "WD",
     "Auto",
     "CLoVE",
@@ -226,6 +241,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedClust",
+    "FedDrift",
     "FedGroup",
     "FedNova",
     "FedPer",
@@ -238,4 +254,21 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
+    "StoCFL",
+    "title_of",
 ]
+TITLES = {  # as the field writes them, where that is not the name of the class
+    "fedavg_ft": "FedAvg + fine-tuning", "scaffold": "SCAFFOLD", "lg_fedavg": "LG-FedAvg", "per_fedavg": "Per-FedAvg",
+    "pfedme": "pFedMe", "pca_km_hc": "PCA+kM+HC", "flhc": "FL+HC", "flis_dc": "FLIS-DC", "flis_hc": "FLIS-HC",
+    "fedavgm": "FedAvgM", "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedsem": "FeSEM (k-means)",
+}  # fmt: skip
+
+
+def title_of(name: str) -> str:
+    """A method's name as the field writes it, that of a preset with what sets it apart; an own method's as it is."""
+    if name in TITLES:
+        return TITLES[name]
+    if name in PRESETS:
+        method = PRESETS[name].method
+        return f"{title_of(method)} ({name.removeprefix(method).lstrip('_')})"
+    return METHODS[name].__name__ if name in METHODS else name

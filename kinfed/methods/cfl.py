@@ -71,11 +71,11 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
         right = self.rule(updates)
         if right is None:
             return state
-        absent = (state.assignment == cluster) & ~torch.isin(fed.everyone, replies.cohort)
+        absent = fed.present[~torch.isin(fed.present, replies.cohort) & (state.assignment[fed.present] == cluster)]
         tree = state.tree.split(cluster, select(state.models, cluster), updates, right)
         models = join(state.models, select(state.models, slice(cluster, cluster + 1)))
         assignment = state.assignment.index_fill(0, replies.cohort[here[right]], count(state.models))
-        return self.descend(CFLState(models, assignment, tree), absent.nonzero()[:, 0], len(tree.parents) - 1, fed)
+        return self.descend(CFLState(models, assignment, tree), absent, len(tree.parents) - 1, fed)
 
     def descend(self, state: CFLState, clients: Tensor, first: int, fed: Federation) -> CFLState:
         """The state in which these clients went down the tree of splits, from the `first` one on."""

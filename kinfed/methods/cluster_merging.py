@@ -1,11 +1,14 @@
-"""Two clusters that share a model: which may, and which do better by it on held-out samples."""
+"""Clusters that share a model: pairs that do better by it on held-out samples; models that are alike."""
+
+from math import inf, nextafter
 
 import torch
 from torch import Tensor
 
+from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.methods.cluster_models import ClusterModels
 from kinfed.methods.held_out import LIKELY, Evidence
-from kinfed.params import Stack, count, each_leaf, flatten, mix, select
+from kinfed.params import Stack, count, each_leaf, flatten, mix, one_hot, select
 
 
 def pair_nearest(models: Stack, chosen: Tensor) -> Tensor:
@@ -44,3 +47,32 @@ def share_models(
     )  # fmt: skip
     labels = torch.where(served.assignment >= 0, names[served.assignment], served.assignment)
     return served.serve(labels, models), names
+
+
+def name_alike(models: int, compared: Tensor, accuracy: Tensor, most: float) -> Tensor:
+    """For each model the first of those it merges with, itself where with none: [models].
+
+    Of the models that are `compared`, accuracy[i, j] is that of i on the clients of j; complete linkage merges up to
+    `most` by max(aᵢᵢ - aᵢⱼ, aⱼⱼ - aⱼᵢ, 0).
+    """
+    names = torch.arange(models, device=accuracy.device)
+    if len(compared) < 2:
+        return names
+    worse = accuracy.diagonal()[:, None] - accuracy
+    apart = torch.maximum(worse, worse.T).clamp(min=0).fill_diagonal_(0).double()
+    groups = Dendrogram.of(compared, apart, "complete", nextafter(most, inf)).clusters()
+    for group in groups.unique():
+        names[compared[groups == group]] = compared[groups == group].min()
+    return names
+
+
+def merge_named(served: ClusterModels, names: Tensor, uses: Tensor) -> tuple[ClusterModels, Tensor]:
+    """One model for each different name ([models]), their mean weighted by use ([models]), and how each was used."""
+    kept, number = names.unique(return_inverse=True)
+    if len(kept) == len(names):
+        return served, uses
+    groups = one_hot(number, len(kept))
+    weights = groups * uses.clamp(min=1)
+    models = mix(weights / weights.sum(1, keepdim=True), served.models)
+    labels = torch.where(served.assignment >= 0, number[served.assignment], -1)
+    return served.serve(labels, models), groups @ uses

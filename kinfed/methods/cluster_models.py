@@ -79,7 +79,8 @@ class ClusterModels:
         """
         if fed.privacy.training.is_on:
             return replace(self, models=self.release(replies, fed, stale))
-        weights, trained = self.contributors * fed.weights.float(), replies.stack("params")
+        there = torch.isin(fed.everyone, fed.clients)  # others have left, and count no more
+        weights, trained = self.contributors * there * fed.weights.float(), replies.stack("params")
         update, cohort = partial(fed.aggregation.mix_contributors, self.models), replies.cohort
         if self.last_trained:
             held = put(self.last_trained, cohort, trained)
@@ -99,7 +100,7 @@ class ClusterModels:
                 "privacy.training hides a client in one cluster and one round: use stale other than 'last_local', and "
                 "for flt case = 'clusters'"
             )
-        members = self.contributors.sum(1)
+        members = self.contributors[:, fed.clients].sum(1)
         expected = members * (1.0 if stale == "aggregated" else fed.fraction)
         expected = expected.where(members >= fed.privacy.min_cluster, 0.0)
         return fed.release(self.models, self.assignment[replies.cohort], replies, "params", expected)

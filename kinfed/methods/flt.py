@@ -72,7 +72,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         check_clusters(self.clusters or 1, fed)
         served, none = ClusterModels.init(self.model, self.stale, fed), torch.full((fed.count,), -1, device=fed.device)
         known = self.no_signatures(fed)
-        encoder, merges = self.signature.encoder(fed), Dendrogram.none(fed.device)
+        encoder, merges = self.own_signature.encoder(fed), Dendrogram.none(fed.device)
         return self.form_relatedness(FLTState(*lower_flags(fed), served, encoder, known, none, merges), fed)
 
     def form_relatedness(self, state: FLTState, fed: Federation) -> FLTState:

@@ -102,6 +102,11 @@ class ComputesSignatures(
             f"signature.name = 'part_means' has: set that, or relatedness.name = 'relatedness'; {got}"
         )
 
+    @property
+    def own_signature(self) -> Signature:
+        """The signature, for this method's model."""
+        return self.signature.for_model(self.model)
+
     @client_task(
         key="describe", ranges={"shares": SHARES}
     )  # its first name: another key would draw other centroids, and change results
@@ -117,7 +122,7 @@ class ComputesSignatures(
 
     def no_signatures(self, fed: Federation) -> Signatures:
         """Server: no client has sent a signature yet."""
-        size = self.signature.size(tuple(fed.x.shape[1:]), self.model.classes)
+        size = self.own_signature.size(tuple(fed.x.shape[1:]), self.model.classes)
         return Signatures.none(fed.count, *size, fed.device)
 
     def collect(
@@ -142,7 +147,7 @@ class ComputesSignatures(
         return self._memory(torch.tensor(-1))
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
-        return self.model.init(), *self.signature.networks(shape)
+        return self.model.init(), *self.own_signature.networks(shape)
 
     def needs_server_samples(self) -> bool:
         return self.signature.needs_server_samples()
@@ -202,7 +207,7 @@ class ComputesSignatures(
         return "a client is served the mean of those whose signatures are near its own, or else of the nearest cluster"
 
     def _payload(self, client: Client, encoder: Params) -> Params:
-        points, shares = self.signature.compute(client, encoder, self.model.classes)
+        points, shares = self.own_signature.compute(client, encoder, self.model.classes)
         weighted = self.relatedness.needs_shares() or self.signature.needs_shares()
         return {"centroids": points, "shares": shares} if weighted else {"centroids": points}
 

@@ -1,8 +1,10 @@
 """Metrics: accuracy and fairness over clients, quality of clusters, communication; docs/metrics.md defines them all."""
 
+from kinfed.metrics.drift_delays import DriftEvent, DriftLog, average_changed, average_delays, fits_cluster
 from kinfed.metrics.dry_runs import (
     assign_look_alikes,
     bootstrap_error,
+    collect_confusions,
     collect_signatures,
     divergences,
     drift_similarity,
@@ -48,10 +50,11 @@ from kinfed.metrics.scores import (
 )
 
 __all__ = [
-    "QUESTIONS", "FoundClusters", "Scores", "accuracy_of", "agreement", "assign_look_alikes",
-    "belong_together", "bootstrap_error", "clustering_error", "collect_signatures", "converged_at", "correlations",
-    "cosines", "current_clusters", "divergences", "drift_similarity", "dry_run", "fedavg_parameters",
-    "flt_parameters", "is_stuck", "mean_accuracy", "measure_clients", "megabits_per_client", "method_bytes",
+    "QUESTIONS", "DriftEvent", "DriftLog", "FoundClusters", "Scores", "accuracy_of", "agreement", "assign_look_alikes",
+    "average_changed", "average_delays", "belong_together", "bootstrap_error", "clustering_error",
+    "collect_confusions", "collect_signatures", "converged_at", "correlations", "cosines", "current_clusters",
+    "divergences", "drift_similarity", "dry_run", "fedavg_parameters", "fits_cluster", "flt_parameters", "is_stuck",
+    "mean_accuracy", "measure_clients", "megabits_per_client", "method_bytes",
     "originals_of", "pair_quality", "pearson", "repa_parameters", "robustness", "rounds_to_target", "sample_accuracy",
     "score_clients", "share_at_target", "standard_error", "summarise_scores", "uniformity", "uniformity_of_chance",
     "uniformity_of_labels", "variance", "worst_decile",

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import FindsClusters, HasSignatures
-from kinfed.client_tasks import compute_update
+from kinfed.client_tasks import compute_update, count_predictions
 from kinfed.data.population import Population, View
 from kinfed.data.shifts import see
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
+from kinfed.learning_tasks import Classification
 from kinfed.method import Method
 from kinfed.models import make_autoencoder
 from kinfed.params import flatten
@@ -29,6 +30,8 @@ from kinfed.signatures import Pretraining
 State = TypeVar("State")
 Wanted = Literal["own", "all", "none"]
 WIDTH = 32  # numbers a client that are kept
+MOST_CONFUSED, MOST_COUNTS = 100, 4_000_000  # of confusion matrices
+TOGETHER = 500  # clients whose confusion matrices are held at once
 
 
 @contextmanager
@@ -70,6 +73,29 @@ def compute_signatures(method: Method[State], state: State, fed: Federation) -> 
         return own
     replies = fed.run(compute_update, fed.clients, method.offer(state, fed.clients, fed))
     return replies.align(fed.clients, flatten(replies.stack("update")))
+
+
+def collect_confusions(
+    method: Method[State], state: State, fed: Federation, clusters: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """The clusters of training clients and the confusion matrix of each, summed: [k] and [k, classes, classes].
+
+    Without clusters, or with too many, there is one of all, called -1. None where the task has no single class a
+    sample, there are too many classes, or clients are elsewhere: their labels would leave them.
+    """
+    classes = method.model.classes
+    if not isinstance(method.model.task, Classification) or classes > MOST_CONFUSED or not fed.sees_samples:
+        return None
+    own = torch.full((fed.count,), -1) if clusters is None else clusters.cpu()
+    names = own[fed.clients.cpu()].unique()
+    names = names if len(names) * classes**2 <= MOST_COUNTS else names.new_tensor([-1])
+    counts = torch.zeros(len(names), classes, classes, dtype=torch.long)
+    with dry_run(fed):
+        for some in fed.clients.split(TOGETHER):
+            replies = fed.run(count_predictions, some, method.offer(state, some, fed))
+            place = torch.searchsorted(names, own[replies.cohort.cpu()]).clamp(max=len(names) - 1)
+            counts.index_add_(0, place, replies["counts"].cpu().long())
+    return names, counts
 
 
 def reduce_width(vectors: Tensor, width: int = WIDTH) -> Tensor:

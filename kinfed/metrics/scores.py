@@ -131,12 +131,16 @@ def rounds_to_target(means: Sequence[tuple[int, float]], target: float, lower_is
 
 
 def converged_at(means: Sequence[tuple[int, float]], within: float = 0.01) -> int | None:
-    """The first evaluated round from which the mean accuracy stays within `within` of its last value."""
+    """The first evaluated round from which the mean stays within `within` of its last value.
+
+    None where it stayed there for fewer than three evaluations, or for less than a tenth of them: too few to say.
+    """
     if not means:
         return None
     last = means[-1][1]
     far = [i for i, (_, mean) in enumerate(means) if abs(mean - last) > within]
-    return means[far[-1] + 1][0] if far else means[0][0]
+    first = far[-1] + 1 if far else 0
+    return means[first][0] if len(means) - first >= max(3, 0.1 * len(means)) else None
 
 
 def is_stuck(means: Sequence[tuple[int, float]], chance: float) -> bool:
@@ -148,7 +152,12 @@ def is_stuck(means: Sequence[tuple[int, float]], chance: float) -> bool:
     return len(last) == 2 and last[0] == last[1] < best / 2 and best > 1.5 * chance
 
 
-QUESTIONS = ("evaluate", "evaluate_adapted", "evaluate_all")  # asked by the experiment, not by a method
+QUESTIONS = (
+    "evaluate",
+    "evaluate_adapted",
+    "evaluate_all",
+    "count_predictions",
+)  # asked by the experiment, not by a method
 
 
 def method_bytes(ledger: Ledger) -> int:

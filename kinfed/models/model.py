@@ -30,6 +30,27 @@ class Model(Network):
         """Scores of the classes, or whatever the task's loss is of: [b, classes]."""
         return self.apply(params, x)
 
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """What the last layer that has weights takes, for samples x: [b, e]; the mean over places where it has some."""
+        taken: list[Tensor] = []
+        with self.borrow(self.evaluation_template) as module, in_evaluation():
+            layer = module.get_submodule(layer_of(self.weights[-1]))
+            hook = layer.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
+            try:
+                self.forward(module, params, x)
+            finally:
+                hook.remove()
+        if not taken:
+            raise ModelError("the network uses the weights of its last layer, but does not call it: it has no features")
+        return taken[-1].flatten(1, -2).mean(1) if taken[-1].dim() > 2 else taken[-1]
+
+    def features_width(self) -> int:
+        """Numbers of a sample's features."""
+        weights = self.template.get_submodule(layer_of(self.weights[-1])).get_parameter("weight")
+        if weights.dim() != 2:
+            raise ModelError(f"features are what a linear last layer takes, got weights of shape {list(weights.shape)}")
+        return weights.shape[1]
+
     def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
         return self.task.losses(output, batch.y)
 

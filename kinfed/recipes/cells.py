@@ -20,6 +20,7 @@ from kinfed.signatures import parse_sources
 T = TypeVar("T")
 SOURCE = ("signature", "pretraining", "source")  # of a method that has an encoder
 NO_DATASET = ("", "public")
+UNTOLD = ("checkpoint_every", "evaluation.every", "evaluation.metrics")  # what a recipe may change afterwards
 WHERE = ("compare", "seeds", "seed", "checkpoint_every", "trackers")  # what changes no number of a run
 
 
@@ -34,6 +35,7 @@ class Wanted:
     quick: bool = False
     data_dir: str = ""
     options: Table = field(default_factory=dict)  # laid over every config: the device, say
+    assumed: frozenset[str] = frozenset()  # datasets that count as here, for their numbers were kept
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class Cell:
     missing: tuple[str, ...] = ()  # datasets that are not here
     incomparable: str = ""  # why its numbers cannot be compared
     remarks: tuple[str, ...] = ()
+    is_judged: bool = True  # whether some of its protocols is the published one
+    data: str = ""  # the datasets of its runs, the encoder's too
+    settings: str = ""  # a digest of what the recipe sets, which new defaults do not change
 
     @property
     def printed(self) -> tuple[Printed | None, ...]:
@@ -68,9 +73,14 @@ def cells_of(recipe: Recipe, wanted: Wanted) -> list[Cell]:
                     continue
                 cell = cell_of(recipe, row, column, protocol, wanted)
                 same = (row.name, column.name, cell.incomparable, *map(digest, cell.variants))
-                before = found[same].protocols if same in found else ()
-                found[same] = replace(cell, protocols=(*before, protocol.name))
+                found[same] = join_protocols(found[same], cell) if same in found else cell
     return list(found.values())
+
+
+def join_protocols(first: Cell, second: Cell) -> Cell:
+    """One cell of two that ask for the same runs; it is judged where one of them is."""
+    judged = first.is_judged or second.is_judged
+    return replace(first, protocols=(*first.protocols, *second.protocols), is_judged=judged)
 
 
 def choose(things: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
@@ -88,18 +98,21 @@ def refuse_unknown(patterns: Sequence[str], names: Sequence[str], kind: str) -> 
 def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted: Wanted) -> Cell:
     """One cell under one protocol."""
     table = table_of(recipe, row, column, protocol, wanted.quick)
-    table, missing, reason, remarks = substitute(recipe, table, wanted.data_dir)
-    table = merge_tables(merge_tables(table, wanted.options), {"data": {"dir": wanted.data_dir}})
+    supply = Supply(recipe, wanted.data_dir, wanted.assumed)
+    table, names, reason, remarks = substitute(supply, table)
     sweep = protocol.sweep
     paths = [(sweep.key.split("."), value) for value in sweep.values] if sweep else []
-    tables = [set_value(table, path, value) for path, value in paths] or [table]
+    at = f"{recipe.name}, row {row.name}, column {column.name}, protocol {protocol.name}"
     try:
-        variants = tuple(read(drop_other_methods(each)) for each in tables)
+        tables = [drop_other_methods(each) for each in [set_value(table, *path) for path in paths] or [table]]
+        place = merge_tables(wanted.options, {"data": {"dir": wanted.data_dir}})
+        variants = tuple(read(merge_tables(each, place)) for each in tables)
     except ConfigError as error:
-        at = f"{recipe.name}, row {row.name}, column {column.name}, protocol {protocol.name}"
         raise ConfigError(f"{at}: {error}") from error
+    missing = tuple(name for name in names if not supply.has(name))
     why = row.reason(column.name, protocol.name) or column.incomparable or reason
-    return Cell(row, column, (protocol.name,), variants, missing, why, remarks)
+    judged, settings = protocol.judged, digest_tables(tables)
+    return Cell(row, column, (protocol.name,), variants, missing, why, remarks, judged, " ".join(names), settings)
 
 
 def table_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, quick: bool) -> Table:
@@ -121,37 +134,37 @@ def drop_other_methods(table: Table) -> Table:
     return table | {"methods": {method: methods.get(method, {})}}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Supply:
     """Which datasets are here, and which take the place of others."""
 
     recipe: Recipe
     root: str
-    said: list[str] = field(default_factory=list)  # of each stand-in that was taken
+    assumed: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
-        return is_stored(name, self.root or None)
+        return name in self.assumed or is_stored(name, self.root or None)
 
-    def take(self, name: str) -> str:
-        """The dataset itself, or the stand-in for it that is here."""
+    def take(self, name: str) -> tuple[str, str]:
+        """The dataset itself, or the stand-in for it that is here and what that means."""
         other = self.recipe.stand_ins.get(name)
         if self.has(name) or other is None or not self.has(other.name):
-            return name
-        self.said.append(other.says)
-        return other.name
+            return name, ""
+        return other.name, other.says
 
 
-def substitute(recipe: Recipe, table: Table, root: str) -> tuple[Table, tuple[str, ...], str, tuple[str, ...]]:
-    """The table with datasets that are here, those that are missing, why it is incomparable then, and remarks."""
-    rows, encoders = Supply(recipe, root), Supply(recipe, root)
-    own, source = rows.take(data_of(table)), source_of(table)
-    parts = parse_sources(source) if source not in NO_DATASET else []
-    taken = [encoders.take(part.name) for part in parts]
+def substitute(supply: Supply, table: Table) -> tuple[Table, tuple[str, ...], str, tuple[str, ...]]:
+    """The table with datasets that are here if they can be, their names, why it is incomparable then, and remarks."""
+    own, reason = supply.take(data_of(table))
+    source = source_of(table)
+    taken = [supply.take(part.name) for part in (parse_sources(source) if source not in NO_DATASET else [])]
+    remarks = tuple(dict.fromkeys(said for _, said in taken if said))
     table = merge_tables(table, {"data": {"name": own}})
-    if encoders.said:
-        table = set_value(table, ["methods", str(table["method"]), *SOURCE], "+".join(dict.fromkeys(taken)))
-    missing = tuple(dict.fromkeys(name for name in (own, *taken) if not rows.has(name)))
-    return table, missing, "".join(rows.said), tuple(dict.fromkeys(encoders.said))
+    names = tuple(dict.fromkeys((own, *(name for name, _ in taken))))
+    if remarks:
+        encoders = "+".join(dict.fromkeys(name for name, _ in taken))
+        table = set_value(table, ["methods", str(table["method"]), *SOURCE], encoders)
+    return table, names, reason, remarks
 
 
 def data_of(table: Table) -> str:
@@ -169,6 +182,12 @@ def digest(config: Config) -> str:
     flat = flatten(config.resolve())
     relevant = {k: v for k, v in flat.items() if k not in WHERE and not k.startswith("engine.") and not is_folder(k)}
     return hashlib.blake2b(json.dumps(relevant, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+def digest_tables(tables: Sequence[Table]) -> str:
+    """A short text for what a recipe sets in these tables and a run's numbers hang on."""
+    flat = [{k: v for k, v in flatten(table).items() if k not in UNTOLD} for table in tables]
+    return hashlib.blake2b(json.dumps(flat, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def is_folder(key: str) -> bool:

@@ -1,7 +1,8 @@
 """What the papers' tables report, read from finished runs, and the rule by which a measured number is judged.
 
-A difference is forgiven up to the larger of the measure's own allowance and twice the joint spread √(s² + s'²) of the
-published ± and of our seeds. Beyond it the number is better or worse. docs/reproducing.md explains the allowances.
+A difference within the measure's own allowance agrees; one within twice the joint spread √(s² + s'²) of the published ±
+and of our seeds lies within the spread; beyond it the number is better or worse. Another protocol than the published
+one is not judged. docs/reproducing.md explains the rule.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from kinfed.runs.reader import Run
 
 CLUSTERED = ("flhc", "rounds_before")  # the setting that says after which round clients are clustered
 ROUNDING = 1e-9
-AGREES, BETTER, WORSE, INCOMPARABLE = "agrees", "better", "worse", "cannot be compared"
+AGREES, WITHIN, BETTER, WORSE = "agrees", "within spread", "better", "worse"
+INCOMPARABLE, OTHER = "cannot be compared", "other protocol"
 Value = Callable[[Run, Config], float | None]  # of a run, in a cell of this config
 
 
@@ -39,6 +41,8 @@ class Measure:
     lower_is_better: bool = False
     over: str = ""  # divided by the same of this method on the same clients
     shown: str = ".2f"
+    column: str = ""  # of rounds.csv that has it by round
+    scale: float = 1.0  # of that column
 
     def of(self, run: Run, config: Config, reference: Run | None = None) -> float | None:
         """The number of a run; with `over` as a multiple of the reference's."""
@@ -57,6 +61,7 @@ class Found:
     printed: Printed | None
     values: tuple[float, ...]
     reason: str = ""  # why it cannot be compared
+    is_judged: bool = True  # whether it was measured by the published protocol
 
     @property
     def mean(self) -> float | None:
@@ -73,22 +78,34 @@ class Found:
         return None if self.printed is None or self.mean is None else self.mean - self.printed.value
 
     @property
+    def allowance(self) -> float:
+        """A difference that is always forgiven."""
+        return max(self.measure.least, self.measure.share * abs(self.printed.value if self.printed else 0.0))
+
+    @property
+    def joint_spread(self) -> float:
+        """Of the published number and ours; a single seed is taken to spread as the published number does."""
+        published = (self.printed.spread if self.printed else None) or 0.0
+        return hypot(published, published if self.spread is None else self.spread)
+
+    @property
     def tolerance(self) -> float | None:
-        """How far they may lie apart and agree."""
-        if self.printed is None:
-            return None
-        joint = hypot(self.printed.spread or 0.0, self.spread or 0.0)
-        return max(self.measure.least, self.measure.share * abs(self.printed.value), 2 * joint)
+        """How far they may lie apart and not differ."""
+        return None if self.printed is None else max(self.allowance, 2 * self.joint_spread)
 
     @property
     def verdict(self) -> str:
-        """agrees, better, worse, cannot be compared; empty where a number is missing."""
+        """agrees, within spread, better, worse, other protocol, cannot be compared; empty where a number is missing."""
         if self.difference is None or self.tolerance is None:
             return ""
         if self.reason:
             return INCOMPARABLE
-        if abs(self.difference) <= self.tolerance + ROUNDING:
+        if not self.is_judged:
+            return OTHER
+        if abs(self.difference) <= self.allowance + ROUNDING:
             return AGREES
+        if abs(self.difference) <= self.tolerance + ROUNDING:
+            return WITHIN
         return BETTER if (self.difference < 0) == self.measure.lower_is_better else WORSE
 
 
@@ -105,6 +122,11 @@ def last(metric: str, scale: float = 1.0) -> Value:
 def accuracy_in_use(run: Run, config: Config) -> float | None:
     """The accuracy, in percent, of what clients use: after their own training where the config has them adapt."""
     return last("accuracy_adapted" if config.evaluation.adapt else "accuracy", 100)(run, config)
+
+
+def accuracy_as_served(run: Run, config: Config) -> float | None:
+    """The accuracy, in percent, before clients' own training, where the config has them adapt."""
+    return last("accuracy", 100)(run, config) if config.evaluation.adapt else None
 
 
 def after_clustering(metric: str, scale: float = 1.0, later: int = 1) -> Value:
@@ -162,14 +184,23 @@ def deviation(run: Run, config: Config) -> float | None:
     return None if found is None else float(found) ** 0.5
 
 
+def holdout_loss(run: Run, config: Config) -> float | None:
+    """By how many points clients that never train are below those that do."""
+    of_training, of_holdout = (run.summary.get(f"accuracy_{name}") for name in ("val", "holdout"))
+    return None if of_training is None or of_holdout is None else 100 * (float(of_training) - float(of_holdout))
+
+
 ACCURACY, PERCENT_OF_CLIENTS = 1.0, 5.0  # points
 MEASURES = {
-    "accuracy": Measure("accuracy %", accuracy_in_use, ACCURACY),
+    "accuracy": Measure("accuracy %", accuracy_in_use, ACCURACY, column="accuracy", scale=100),
+    "accuracy_served": Measure("as served %", accuracy_as_served, ACCURACY),
     "accuracy_best": Measure("best round %", best_of_rounds("accuracy_val", 100), ACCURACY),
     "accuracy_weighted": Measure("last round %", last("accuracy_val", 100), ACCURACY),
     "deviation": Measure("deviation", deviation, 2.0, share=0.25, lower_is_better=True),
     "variance": Measure("variance", last("variance"), 1.0, share=0.25, lower_is_better=True),
-    "at_target": Measure("% at target", last("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"),
+    "at_target": Measure(
+        "% at target", last("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f", column="at_target", scale=100
+    ),
     "accuracy_after_clustering": Measure("accuracy % after clustering", after_clustering("accuracy", 100), ACCURACY),
     "at_target_after_clustering": Measure(
         "% at target after clustering", after_clustering("at_target", 100), PERCENT_OF_CLIENTS, shown=".1f"
@@ -188,6 +219,19 @@ MEASURES = {
     ),
     "unseen": Measure("unseen, as served %", last("accuracy_unseen", 100), ACCURACY),
     "unseen_adapted": Measure("unseen %", last("accuracy_unseen_adapted", 100), ACCURACY),
+    "validation": Measure("VAL %", last("accuracy_val", 100), ACCURACY, column="accuracy_val", scale=100),
+    "holdout": Measure("HO %", last("accuracy_holdout", 100), ACCURACY, column="accuracy_holdout", scale=100),
+    "holdout_loss": Measure("VAL - HO", holdout_loss, ACCURACY, lower_is_better=True),
+    "clusters": Measure("clusters", last("clusters"), 1, shown=".0f", column="clusters"),
+    "ari": Measure("ARI", last("ari"), 0.05, column="ari"),
+    "clustering_error": Measure(
+        "clustering error", last("clustering_error"), 0.05, lower_is_better=True, column="clustering_error"
+    ),
+    "uniformity": Measure("uniformity", last("uniformity"), 0.05, column="uniformity"),
+    "correlation_labels": Measure(
+        "correlation with label skew", last("correlation_labels"), 0.1, column="correlation_labels"
+    ),
+    "correlation_drift": Measure("correlation with drift", last("correlation_drift"), 0.1, column="correlation_drift"),
     "robustness": Measure("robustness", last("robustness"), 0.05),
     "rounds_to_target": Measure("rounds", rounds_to_target, 5, 0.25, lower_is_better=True, shown=".0f"),
     "megabits_to_target": Measure("Mb a client", megabits_to_target, 2.0, 0.25, lower_is_better=True),

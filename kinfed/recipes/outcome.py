@@ -3,23 +3,34 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isnan, nan
 from statistics import mean
 
 from kinfed.config import Config
 from kinfed.progress import as_markdown as in_markdown
 from kinfed.recipes.cells import Cell
-from kinfed.recipes.measures import INCOMPARABLE, MEASURES, Found, Measure, Printed
+from kinfed.recipes.measures import INCOMPARABLE, MEASURES, OTHER, Found, Measure, Printed
 from kinfed.recipes.recipe import Claim, Column, Recipe
+from kinfed.recipes.rules import RULES, Points, Shape
 from kinfed.runs.reader import Run
 
 Runs = Callable[[Config], Run | None]  # the run of a config, if it ended
-HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not known"
+HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not run"
 Rows = list[list[str]]
 NOTHING = "–"
+MOST = 11  # steps along an axis that a table shows
+FEW = 3  # rows at least of which a common offset is said
+NOT_JUDGED = "Not the published protocol: differences are shown, not judged."
 QUICK = "quick version: small and short, its numbers mean nothing and are not judged"
+
+
+Numbers = Mapping[str, float]  # of one run, by measure; SECONDS too
+SECONDS = "seconds"
+AT_ROUND = "@"  # between a measure and a round
+ROUND = "round"  # the axis of rounds
+EVERY = ""  # the column of a claim that is about several at once
 
 
 @dataclass(frozen=True)
@@ -28,9 +39,18 @@ class Result:
 
     cell: Cell
     found: tuple[Found, ...]
-    seeds: tuple[int, ...]
-    runs: tuple[Run, ...]
+    numbers: Mapping[int, Numbers] = field(default_factory=dict)  # by seed
+    runs: tuple[Run, ...] = ()  # none where the numbers were kept
     state: str = ""  # why there are no numbers
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(self.numbers)
+
+    @property
+    def seconds(self) -> float:
+        """How long a run took, on average; 0 where that was not kept."""
+        return mean_of(self.numbers, SECONDS, 0.0)
 
 
 @dataclass(frozen=True)
@@ -44,58 +64,110 @@ class Outcome:
     def claims(self) -> Iterator[tuple[Claim, str, str, str]]:
         """Each claim in each column and protocol: (claim, column, protocol, holds or not)."""
         for claim in self.recipe.claims:
-            for column in claim.columns or self.recipe.columns:
+            columns = claim.columns or tuple(self.recipe.columns)
+            at_once = claim.over_columns or self.is_along_columns
+            for some in [columns] if at_once else [(column,) for column in columns]:
                 for protocol in claim.protocols or self.recipe.protocols:
-                    yield claim, column, protocol, self.judge(claim, column, protocol)
+                    yield claim, EVERY if at_once else some[0], protocol, self.judge(claim, some, protocol)
 
-    def judge(self, claim: Claim, column: str, protocol: str) -> str:
-        """Whether a claim holds."""
-        better, than = (self.main(row, column, protocol) for row in (claim.better, claim.than))
-        if better is None or (claim.than and than is None):
+    @property
+    def is_along_columns(self) -> bool:
+        """Whether it is a figure whose axis the columns are."""
+        return self.recipe.figure is not None and self.recipe.figure.x != ROUND
+
+    def judge(self, claim: Claim, columns: Sequence[str], protocol: str) -> str:
+        """Whether a claim holds in these columns."""
+        measure = claim.measure or self.recipe.main
+        rows = {row: self.points(row, columns, protocol, measure, claim.over_columns) for row in self.recipe.rows}
+        known = {row: points for row, points in rows.items() if points}
+        if claim.better not in known or (claim.than and claim.than not in known):
             return UNKNOWN
-        return HOLDS if better - (than or 0.0) >= claim.by else FAILS
+        shape = Shape(known[claim.better], known.get(claim.than, ()), known, claim.by, claim.between)
+        return HOLDS if RULES[claim.rule](shape) else FAILS
 
-    def main(self, row: str, column: str, protocol: str) -> float | None:
-        """The main number of a cell."""
+    def points(self, row: str, columns: Sequence[str], protocol: str, measure: str, mean_only: bool = False) -> Points:
+        """A row's numbers as points: over rounds, over the columns of an axis, or one, of a column or of their mean."""
+        found = {name: result for name in columns if (result := self.result(row, name, protocol)) and result.numbers}
+        if self.recipe.figure and not self.is_along_columns:
+            return [point for result in found.values() for point in curve_of(result, measure)]
+        values = {name: mean_of(result.numbers, measure, nan) for name, result in found.items()}
+        known = {name: value for name, value in values.items() if not isnan(value)}
+        if mean_only:
+            return [(0.0, mean(known.values()))] if len(known) == len(columns) else []
+        return sorted((self.recipe.columns[name].x or 0.0, value) for name, value in known.items())
+
+    def result(self, row: str, column: str, protocol: str) -> Result | None:
+        """The result of a cell."""
         for result in self.results:
             cell = result.cell
             if (cell.row.name, cell.column.name) == (row, column) and protocol in cell.protocols:
-                return result.found[self.recipe.measures.index(self.recipe.main)].mean if result.found else None
+                return result
         return None
 
 
 def result_of(recipe: Recipe, cell: Cell, seeds: Sequence[int], runs: Runs, state: str) -> Result:
     """The numbers of a cell from those of its runs that ended; of a sweep the variant with the best main number."""
-    measures = [MEASURES[name] for name in recipe.measures]
-    main = recipe.measures.index(recipe.main)
-    if not all(select_ended(variant, seeds, runs) for variant in cell.variants):
-        return Result(cell, (), (), (), state or "not run")
-    sign = -1 if measures[main].lower_is_better else 1
-    tried = [(variant, numbers_of(variant, measures, seeds, runs)) for variant in cell.variants]
-    variant, numbers = max(tried, key=lambda each: mean(sign * x for x in each[1][main]) if each[1][main] else -inf)
-    ended = select_ended(variant, seeds, runs)
-    printed = cell.printed or (None,) * len(measures)
-    found = tuple(Found(m, p, n, cell.incomparable) for m, p, n in zip(measures, printed, numbers, strict=True))
-    return Result(cell, found, tuple(seed for seed, _ in ended), tuple(run for _, run in ended))
+    tried = [read_numbers(recipe, variant, seeds, runs) for variant in cell.variants]
+    if not all(tried):
+        return Result(cell, (), state=state or "not run")
+    sign = -1 if MEASURES[recipe.main].lower_is_better else 1
+    best = max(range(len(tried)), key=lambda at: sign * mean_of(tried[at], recipe.main, -sign * inf))
+    ended = [run for seed in tried[best] if (run := runs(replace(cell.variants[best], seed=seed)))]
+    return replace(judge_numbers(recipe, cell, tried[best]), runs=tuple(ended))
 
 
-def select_ended(config: Config, seeds: Sequence[int], runs: Runs) -> list[tuple[int, Run]]:
-    """The seeds whose run of this config has ended, and these runs."""
-    return [(seed, run) for seed in seeds if (run := runs(replace(config, seed=seed)))]
+def judge_numbers(recipe: Recipe, cell: Cell, numbers: Mapping[int, Numbers]) -> Result:
+    """A cell with these numbers beside the published ones."""
+    printed = cell.printed or (None,) * len(recipe.measures)
+    found = tuple(
+        Found(MEASURES[name], p, values_of(numbers, name), cell.incomparable, cell.is_judged)
+        for name, p in zip(recipe.measures, printed, strict=True)
+    )
+    return Result(cell, found, numbers)
 
 
-def numbers_of(
-    config: Config, measures: Sequence[Measure], seeds: Sequence[int], runs: Runs
-) -> list[tuple[float, ...]]:
-    """For each measure its numbers over the seeds that have them."""
-    numbers: list[list[float]] = [[] for _ in measures]
-    for seed in seeds:
-        mine = replace(config, seed=seed)
-        run = runs(mine)
-        for into, measure in zip(numbers, measures, strict=True):
-            value = measure.of(run, mine, runs(reference(mine, measure))) if run else None
-            into += [] if value is None else [value]
-    return [tuple(each) for each in numbers]
+def read_numbers(recipe: Recipe, config: Config, seeds: Sequence[int], runs: Runs) -> dict[int, Numbers]:
+    """What the runs of a config that ended have of each measure, by seed."""
+    found: dict[int, Numbers] = {}
+    for mine in (replace(config, seed=seed) for seed in seeds):
+        if run := runs(mine):
+            values = {
+                name: MEASURES[name].of(run, mine, runs(reference(mine, MEASURES[name]))) for name in recipe.measures
+            }
+            known = {name: value for name, value in values.items() if value is not None}
+            curves = read_curves(recipe, run) if recipe.figure and recipe.figure.x == ROUND else {}
+            found[mine.seed] = {**known, **curves, SECONDS: run.seconds}
+    return found
+
+
+def read_curves(recipe: Recipe, run: Run) -> Numbers:
+    """Each measure that has a column by round, by round."""
+    curved = [(name, column) for name in recipe.measures if (column := MEASURES[name].column)]
+    return {
+        f"{name}{AT_ROUND}{at:.0f}": MEASURES[name].scale * float(value)
+        for name, column in curved
+        for at, value in zip(run.rounds["round"], run.rounds.numbers.get(column, ()), strict=False)
+        if not isnan(value)
+    }
+
+
+def curve_of(result: Result, measure: str) -> Points:
+    """A measure over the rounds that all seeds have, as the mean over seeds."""
+    begin = f"{measure}{AT_ROUND}"
+    names = [name for name in next(iter(result.numbers.values())) if name.startswith(begin)]
+    shared = [name for name in names if all(name in numbers for numbers in result.numbers.values())]
+    return sorted((float(name.removeprefix(begin)), mean_of(result.numbers, name, nan)) for name in shared)
+
+
+def values_of(numbers: Mapping[int, Numbers], name: str) -> tuple[float, ...]:
+    """A measure over the seeds that have it."""
+    return tuple(of_seed[name] for of_seed in numbers.values() if name in of_seed)
+
+
+def mean_of(numbers: Mapping[int, Numbers], name: str, default: float) -> float:
+    """The mean of a measure over seeds."""
+    values = values_of(numbers, name)
+    return mean(values) if values else default
 
 
 def reference(config: Config, measure: Measure) -> Config:
@@ -120,6 +192,45 @@ def make_tables(outcome: Outcome) -> Iterator[tuple[Column, Rows]]:
             yield column, [["", "protocol", *titles, "seeds", "s"], *rows]
 
 
+def caption_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
+    """The tables of an outcome, each with what it shows."""
+    if outcome.recipe.figure and outcome.recipe.figure.kind == "lines":
+        yield from line_tables(outcome)
+    else:
+        for column, rows in make_tables(outcome):
+            yield f"{column.title}: published → measured (difference) verdict", rows
+
+
+def line_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
+    """The numbers of a figure's lines, for each measure: over the columns, or over rounds for each column."""
+    names = list(outcome.recipe.columns)
+    groups = [names] if outcome.is_along_columns else [[name] for name in names]
+    for measure in outcome.recipe.measures:
+        for group in groups:
+            lines = {
+                (row.title, protocol): points
+                for name, row in outcome.recipe.rows.items()
+                for protocol in row.under
+                if (points := outcome.points(name, group, protocol, measure))
+            }
+            if lines:
+                where = "" if outcome.is_along_columns else f"{outcome.recipe.columns[group[0]].title}: "
+                yield f"{where}{MEASURES[measure].title}", line_rows(outcome, lines, MEASURES[measure].shown)
+
+
+def line_rows(outcome: Outcome, lines: Mapping[tuple[str, str], Points], style: str) -> Rows:
+    """A header of places on the axis, and a row for each line; of many rounds a dozen at most."""
+    every = sorted({x for points in lines.values() for x, _ in points})
+    step = -(-(len(every) - 1) // MOST) or 1
+    places = sorted({*every[::step], every[-1]})
+    axis = outcome.recipe.figure.x if outcome.recipe.figure else ""
+    rows = []
+    for (title, protocol), points in lines.items():
+        at = dict(points)
+        rows.append([title, protocol, *(f"{at[x]:{style}}" if x in at else NOTHING for x in places)])
+    return [[axis, "protocol", *(f"{x:g}" for x in places)], *rows]
+
+
 def make_row(result: Result, outcome: Outcome, notes: Sequence[str]) -> list[str]:
     """One row of a shown table."""
     cell = result.cell
@@ -128,15 +239,11 @@ def make_row(result: Result, outcome: Outcome, notes: Sequence[str]) -> list[str
     width = len(outcome.recipe.measures)
     if not result.found:
         printed = cell.printed or (None,) * width
-        numbers = [f"{as_printed(number)} → {result.state if i == 0 else NOTHING}" for i, number in enumerate(printed)]
+        states = [result.state, *[NOTHING] * (width - 1)]
+        numbers = [f"{as_printed(n)} → {state}" if n else state for n, state in zip(printed, states, strict=True)]
         return [*head, *numbers, NOTHING, NOTHING]
-    seconds = sum(run.seconds for run in result.runs) / len(result.runs)
-    return [
-        *head,
-        *(show_number(found, outcome.quick) for found in result.found),
-        str(len(result.seeds)),
-        f"{seconds:.0f}",
-    ]
+    shown = (show_number(found, outcome.quick) for found in result.found)
+    return [*head, *shown, str(len(result.seeds)), f"{result.seconds:.0f}" if result.seconds else NOTHING]
 
 
 def show_number(found: Found, quick: bool = False) -> str:
@@ -147,8 +254,8 @@ def show_number(found: Found, quick: bool = False) -> str:
     measured = f"{found.mean:{style}}" + ("" if found.spread is None else f" ± {found.spread:{style}}")
     if found.printed is None:
         return measured
-    judged = "" if quick else f" {'n/c' if found.verdict == INCOMPARABLE else found.verdict}"
-    return f"{as_printed(found.printed)} → {measured} ({found.difference:+{style}}){judged}"
+    judged = {INCOMPARABLE: " n/c", OTHER: ""}.get(found.verdict, f" {found.verdict}")
+    return f"{as_printed(found.printed)} → {measured} ({found.difference:+{style}}){'' if quick else judged}"
 
 
 def as_printed(number: Printed | None) -> str:
@@ -176,14 +283,32 @@ def explain_absence(outcome: Outcome) -> list[str]:
     return lines
 
 
+def find_offsets(outcome: Outcome) -> list[str]:
+    """A line for each column and protocol whose judged rows all lie on one side of the published ones."""
+    lines = []
+    main = outcome.recipe.measures.index(outcome.recipe.main)
+    for column in outcome.recipe.columns.values():
+        for name in outcome.recipe.protocols:
+            results = [r for r in outcome.results if r.cell.column == column and name in r.cell.protocols and r.found]
+            judged = [r.found[main] for r in results if r.found[main].verdict not in ("", INCOMPARABLE, OTHER)]
+            apart = [found.difference or 0.0 for found in judged]
+            if len(apart) >= FEW and (min(apart) > 0 or max(apart) < 0) and abs(mean(apart)) > judged[0].allowance:
+                side = "above" if apart[0] > 0 else "below"
+                lines.append(
+                    f"A common offset ({column.title}, {name}): all {len(apart)} judged rows are {side} the published "
+                    f"ones, by {abs(mean(apart)):{judged[0].measure.shown}} on average."
+                )
+    return [] if outcome.quick else lines
+
+
 def claim_rows(outcome: Outcome) -> Rows:
     """The claims that could be looked at: a header, then one row each."""
     if outcome.quick:
         return []
     lines = [
-        [claim.says, outcome.recipe.columns[column].title, protocol, verdict]
+        [claim.says, outcome.recipe.columns[column].title if column else "all", protocol, verdict]
         for claim, column, protocol, verdict in outcome.claims()
-        if verdict != UNKNOWN
+        if verdict != UNKNOWN or outcome.recipe.figure
     ]
     return [["claim", "column", "protocol", ""], *lines] if lines else []
 
@@ -191,7 +316,10 @@ def claim_rows(outcome: Outcome) -> Rows:
 def notes_of(outcome: Outcome) -> list[str]:
     """Lines that explain the tables: protocols, the numbered reasons, and what else there is to know."""
     recipe = outcome.recipe
-    said = [f"{name}: {protocol.says}." for name, protocol in recipe.protocols.items()]
+    said = [
+        f"{name}: {protocol.says}." + ("" if protocol.judged or outcome.quick else f" {NOT_JUDGED}")
+        for name, protocol in recipe.protocols.items()
+    ]
     numbered = [f"[{i}] {reason}." for i, reason in enumerate(number_reasons(outcome), 1)]
     return [*([QUICK] if outcome.quick else []), *said, *numbered, *recipe.notes]
 
@@ -199,11 +327,17 @@ def notes_of(outcome: Outcome) -> list[str]:
 def as_markdown(outcome: Outcome) -> str:
     """The whole outcome as a piece of a page."""
     parts = [f"**{outcome.recipe.title}** ({outcome.recipe.paper})"]
-    for column, rows in make_tables(outcome):
-        parts += [f"{column.title}: published → measured (difference) verdict", in_markdown(rows)]
+    if figure := outcome.recipe.figure:
+        parts.append(f"The paper's figure: {figure.shows}.")
+    if not any(result.found for result in outcome.results):
+        checks = [f"- {says}: not run" for says in dict.fromkeys(claim.says for claim in outcome.recipe.claims)]
+        return "\n\n".join([*parts, "Not run yet.", *(["\n".join(checks)] if figure and checks else [])]) + "\n"
+    for caption, rows in caption_tables(outcome):
+        parts += [caption, in_markdown(rows)]
     if claims := claim_rows(outcome):
         parts.append(in_markdown(claims))
-    parts.append("\n".join(f"- {note}" for note in (*explain_absence(outcome), *notes_of(outcome))))
+    notes = (*explain_absence(outcome), *find_offsets(outcome), *notes_of(outcome))
+    parts.append("\n".join(f"- {note}" for note in notes))
     return "\n\n".join(parts) + "\n"
 
 
@@ -217,10 +351,13 @@ def flatten(outcome: Outcome) -> Iterator[dict[str, object]]:
     """One line for each number under each protocol, in full precision."""
     for result in outcome.results:
         cell = result.cell
-        seconds = sum(run.seconds for run in result.runs)
         printed = cell.printed or (None,) * len(outcome.recipe.measures)
         for i, name in enumerate(outcome.recipe.measures):
-            found = result.found[i] if result.found else Found(MEASURES[name], printed[i], (), cell.incomparable)
+            found = (
+                result.found[i]
+                if result.found
+                else Found(MEASURES[name], printed[i], (), cell.incomparable, cell.is_judged)
+            )
             number = found.printed or Printed(float("nan"))
             values = (
                 found.printed and number.value, number.spread, found.mean, found.spread, found.difference,
@@ -228,7 +365,7 @@ def flatten(outcome: Outcome) -> Iterator[dict[str, object]]:
             )  # fmt: skip
             for protocol in cell.protocols:
                 head = (outcome.recipe.name, cell.row.name, cell.column.name, protocol, name)
-                yield dict(zip(FLAT, (*head, *values, len(result.seeds), seconds), strict=True))
+                yield dict(zip(FLAT, (*head, *values, len(result.seeds), result.seconds), strict=True))
 
 
 def as_csv(outcome: Outcome) -> str:

@@ -9,11 +9,13 @@ A recipe is a TOML file:
     [quick]                         what `--quick` lays over every cell
     [columns.NAME]                  title, config; quick: what `--quick` lays over that, too;
                                     incomparable: why its numbers cannot be compared
-    [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported
+    [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported;
+                                    judged = false: not how the published numbers were made
     [rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
                                     PROTOCOL: config and incomparable under it; protocols: those it runs under
     [stand_ins.DATASET]             name of the dataset that takes its place where it is not here, and what that means
-    [[claims]]                      says, better (a row), than (a row; none: zero), by, columns, protocols
+    [[claims]]                      says, rule, better (a row), than (a row; none: zero), by, columns, protocols: Claim
+    [figure]                        the recipe is a figure: shows, kind, x, and values of a key, a column each: Figure
 
 A row's `incomparable` is a text, or one for each of some columns: { "fmnist-*|svhn-*" = "why" }.
 """
@@ -23,13 +25,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
-from kinfed.config import Table, build, merge_tables, read_toml
+from kinfed.config import Table, build, merge_tables, read_toml, set_value
 from kinfed.errors import ConfigError
 from kinfed.recipes.measures import MEASURES, Printed
+from kinfed.recipes.rules import RULES
 from kinfed.registry import explain_unknown, look_up
 
+Kind = Literal["lines", "relatedness", "signatures", "dendrogram", "clients"]
 FOLDER = Path(__file__).parent
 NUMBER = re.compile(r"(-?[\d.]+)(?:\s*±\s*([\d.]+))?")
 BLANK = "–"
@@ -42,6 +46,20 @@ class Column:
     config: Table = field(default_factory=dict)
     quick: Table = field(default_factory=dict)
     incomparable: str = ""
+    x: float | None = None  # where it stands on a figure's axis
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How the cells of a recipe are drawn, and what the paper's figure is said to show."""
+
+    shows: str
+    kind: Kind = "lines"  # of every row; or what `kinfed report` draws of a run
+    x: str = (
+        "round"  # "round": curves over rounds, one panel a column; else the title of an axis along which columns are
+    )
+    key: str = ""  # the setting that columns differ in
+    values: tuple[int | float, ...] = ()  # of that setting: a column each
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,7 @@ class Protocol:
     says: str
     config: Table = field(default_factory=dict)
     sweep: Sweep | None = None
+    judged: bool = True  # whether the published numbers are meant to be made so
 
 
 @dataclass(frozen=True)
@@ -95,12 +114,16 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the table is meant to show: one row is so far above another, or above zero, in its main number."""
+    """What a table or figure is meant to show: by default one row is so far above another, or above zero."""
 
     says: str
-    better: str
-    than: str = ""
+    better: str  # a row
+    than: str = ""  # a row
     by: float = 0.0
+    rule: str = "above"  # of kinfed/recipes/rules.py
+    measure: str = ""  # empty: the main one
+    between: tuple[float, ...] = ()  # on a figure's axis: where a peak is, from where on a curve is flat
+    over_columns: bool = False  # of a table: the mean over these columns, not each
     columns: tuple[str, ...] = ()  # empty: all
     protocols: tuple[str, ...] = ()  # empty: all
 
@@ -120,6 +143,7 @@ class Recipe:
     rows: Mapping[str, Row]
     stand_ins: Mapping[str, StandIn]
     claims: tuple[Claim, ...]
+    figure: Figure | None = None
 
 
 def list_recipes() -> list[str]:
@@ -151,9 +175,11 @@ def extend(table: Table, seen: tuple[str, ...] = ()) -> Table:
 def read_recipe(name: str, table: Table) -> Recipe:
     """The recipe of a TOML file's table."""
     check_keys(table, [f.name for f in fields(Recipe) if f.name != "name"], name)
+    figure = build(Figure, table["figure"], f"{name}: figure") if "figure" in table else None
     columns = {
         key: read_column(key, inner, f"{name}: columns.{key}") for key, inner in sections(table, "columns", name)
     }
+    columns |= make_axis(figure) if figure else {}
     protocols = {
         key: read_protocol(key, inner, f"{name}: protocols.{key}") for key, inner in sections(table, "protocols", name)
     }
@@ -170,7 +196,7 @@ def read_recipe(name: str, table: Table) -> Recipe:
         inner_table(table, "config", name), inner_table(table, "quick", name), columns, protocols,
         {key: read_row(key, inner, shape, f"{name}: rows.{key}") for key, inner in sections(table, "rows", name)},
         {key: build(StandIn, inner, f"{name}: stand_ins.{key}") for key, inner in sections(table, "stand_ins", name)},
-        tuple(build(Claim, inner, f"{name}: claims") for inner in read_list(table, "claims", name)),
+        tuple(build(Claim, inner, f"{name}: claims") for inner in read_list(table, "claims", name)), figure,
     )  # fmt: skip
     check_claims(recipe)
     return recipe
@@ -186,15 +212,30 @@ class Shape:
 
 
 def read_column(name: str, table: Table, at: str) -> Column:
-    check_keys(table, ("title", "config", "quick", "incomparable"), at)
+    check_keys(table, ("title", "config", "quick", "incomparable", "x"), at)
     config, quick = (inner_table(table, key, at) for key in ("config", "quick"))
-    return Column(name, read_text(table, "title", at), config, quick, read_text(table, "incomparable", at, ""))
+    x = read_number(table["x"], at) if "x" in table else None
+    reason = read_text(table, "incomparable", at, "")
+    return Column(name, read_text(table, "title", at), config, quick, reason, x.value if x else None)
+
+
+def make_axis(figure: Figure) -> dict[str, Column]:
+    """A column for each value of the figure's key."""
+    return {
+        f"{value:g}": Column(
+            f"{value:g}", f"{figure.x} = {value:g}", set_value({}, figure.key.split("."), value), x=value
+        )
+        for value in figure.values
+    }
 
 
 def read_protocol(name: str, table: Table, at: str) -> Protocol:
-    check_keys(table, ("says", "config", "sweep"), at)
+    check_keys(table, ("says", "config", "sweep", "judged"), at)
     sweep = build(Sweep, table["sweep"], f"{at}.sweep") if "sweep" in table else None
-    return Protocol(name, read_text(table, "says", at), inner_table(table, "config", at), sweep)
+    judged = table.get("judged", True)
+    if not isinstance(judged, bool):
+        raise ConfigError(f"{at}.judged: wanted true or false, got {judged!r}")
+    return Protocol(name, read_text(table, "says", at), inner_table(table, "config", at), sweep, judged)
 
 
 def read_row(name: str, table: Table, shape: Shape, at: str) -> Row:
@@ -227,8 +268,8 @@ def read_reasons(table: Table, at: str) -> dict[str, str]:
 
 
 def read_published(cell: object, measures: int, at: str) -> tuple[Printed | None, ...]:
-    """The numbers of a cell: one for each measure, "–" where the paper has none."""
-    found = cell if isinstance(cell, list) else [cell]
+    """The numbers of a cell: one for each measure, "–" where the paper has none; a single one is of the first."""
+    found = cell if isinstance(cell, list) else [cell, *[BLANK] * (measures - 1)]
     if len(found) != measures:
         raise ConfigError(f"{at}: wanted {measures} numbers, one for each measure, got {found}")
     return tuple(read_number(value, at) for value in found)
@@ -250,6 +291,8 @@ def check_claims(recipe: Recipe) -> None:
             look_up(row, recipe.rows, f"{recipe.name}: row of a claim")
         for column in claim.columns:
             look_up(column, recipe.columns, f"{recipe.name}: column of a claim")
+        look_up(claim.measure or recipe.main, dict.fromkeys(recipe.measures), f"{recipe.name}: measure of a claim")
+        look_up(claim.rule, dict.fromkeys(RULES), f"{recipe.name}: rule of a claim")
 
 
 def check_keys(table: Table, keys: Sequence[str], at: str) -> None:

@@ -2,28 +2,32 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
 
 from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes, load_recipe, refuse_unknown, result_of
+from kinfed.recipes.figures import save_figures
+from kinfed.recipes.kept import KeptNumbers
 from kinfed.recipes.outcome import (
     as_csv,
     as_json,
     as_latex,
     as_markdown,
+    caption_tables,
     claim_rows,
     explain_absence,
-    make_tables,
+    find_offsets,
+    judge_numbers,
     notes_of,
 )
-from kinfed.recipes.parallel import Store, jobs_of, limit_threads, run_parallel
+from kinfed.recipes.store import Store, jobs_of
+from kinfed.registry import look_up
 from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
+from kinfed.runs.parallel import run_jobs
 
 WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}
 Planned = list[tuple[Recipe, list[Cell]]]
@@ -36,10 +40,11 @@ class Order:
     tables: tuple[str, ...]
     wanted: Wanted
     folder: Path
-    page: Path | None = None  # that is filled with the tables, too
+    page: Path | None = None  # that is filled with the tables, too; or a folder of pages
     fetch: bool = False  # missing datasets from the hub
     jobs: int = 1  # runs at once, each in a process of its own
     show: bool = False  # run nothing, and take the runs that have ended
+    keep: Path | None = None  # a file of numbers: of runs that ended, and in place of runs that are not here
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -52,15 +57,20 @@ class Order:
 
 def reproduce(order: Order, display: Display) -> list[Outcome]:
     """Runs all wanted cells, writes and shows their tables; what has ended is not run again."""
-    began, planned, store = time.monotonic(), plan(order, display), Store(order.folder)
+    began, store = time.monotonic(), Store(order.folder)
+    kept = KeptNumbers.read(order.keep) if order.keep and not order.wanted.quick else KeptNumbers()
+    planned = plan(order, kept, display)
     try:
         run_all(planned, order, store, display)
     except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on from here") from None
     finally:
-        outcomes = [outcome_of(recipe, cells, order.wanted, store) for recipe, cells in planned]
+        outcomes = [outcome_of(recipe, cells, order.wanted, store, kept) for recipe, cells in planned]
         for outcome in outcomes:
             write_outcome(order, outcome)
+        if order.keep and not order.wanted.quick:
+            kept.update(outcomes)
+            kept.write(order.keep)
     for outcome in outcomes:
         show(outcome, display)
     written = ", ".join(f"{outcome.recipe.name}.md" for outcome in outcomes)
@@ -70,12 +80,14 @@ def reproduce(order: Order, display: Display) -> list[Outcome]:
     return outcomes
 
 
-def plan(order: Order, display: Display) -> Planned:
+def plan(order: Order, kept: KeptNumbers, display: Display) -> Planned:
     """The cells of each table; raises where a filter fits nothing, or a column asked for by name has no data."""
     recipes, wanted = [load_recipe(name) for name in order.tables], order.wanted
     refuse_unknown(wanted.rows, [name for recipe in recipes for name in recipe.rows], "row")
     refuse_unknown(wanted.columns, [name for recipe in recipes for name in recipe.columns], "column")
     refuse_unknown(wanted.protocols, [name for recipe in recipes for name in recipe.protocols], "protocol")
+    if order.show:
+        return [(recipe, cells_of(recipe, replace(wanted, assumed=kept.datasets(recipe.name)))) for recipe in recipes]
     planned = [(recipe, cells_of(recipe, wanted)) for recipe in recipes]
     missing = {name: cell for _, cells in planned for cell in cells for name in cell.missing}
     if missing and order.fetch:
@@ -94,29 +106,25 @@ def plan(order: Order, display: Display) -> Planned:
 
 def run_all(planned: Planned, order: Order, store: Store, display: Display) -> None:
     """Takes all runs to their end."""
-    jobs = jobs_of(planned, order.wanted)
+    jobs = jobs_of(planned, order.wanted, store)
     todo = [job for job in jobs if not store.has(job.config)]
     display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
-    if order.show:
-        return None
-    if (count := min(order.jobs, len(todo))) > 1:
-        threads = 1 if order.wanted.quick else max(1, torch.get_num_threads() // count)
-        return run_parallel(todo, store, count, threads, display)
-    with display.live(), limit_threads(order.wanted.quick):
-        for number, job in enumerate(todo, 1):
-            display.say(f"run {number} of {len(todo)}: {job.said}")
-            if why := store.do(job, display):
-                display.say(f"failed: {why}")
+    if not order.show:
+        failed = run_jobs(todo, order.jobs, display, threads=1 if order.wanted.quick else 0)
+        store.failed |= {path.name: why for path, why in failed.items()}
 
 
-def outcome_of(recipe: Recipe, cells: Sequence[Cell], wanted: Wanted, store: Store) -> Outcome:
+def outcome_of(recipe: Recipe, cells: Sequence[Cell], wanted: Wanted, store: Store, kept: KeptNumbers) -> Outcome:
     """What became of a table so far."""
     results = []
     for cell in cells:
         failures = (store.failed.get(store.path(config).name) for config in cell.configs(wanted.seeds))
         state = next((f"failed: {why}" for why in failures if why), "")
         state = f"data not here: {', '.join(cell.missing)}" if cell.missing else state
-        results.append(result_of(recipe, cell, wanted.seeds, store.run, state))
+        result = result_of(recipe, cell, wanted.seeds, store.run, state)
+        if before := kept.find(recipe.name, cell):
+            result = replace(judge_numbers(recipe, cell, {**before, **result.numbers}), runs=result.runs)
+        results.append(result)
     return Outcome(recipe, tuple(results), wanted.quick)
 
 
@@ -125,30 +133,46 @@ def write_outcome(order: Order, outcome: Outcome) -> None:
     order.folder.mkdir(parents=True, exist_ok=True)
     for ending, write in WRITERS.items():
         write_text(order.folder / f"{outcome.recipe.name}.{ending}", write(outcome))
+    save_figures(outcome, order.folder)
     if order.page:
         fill(order.page, outcome)
 
 
-def fill(page: Path, outcome: Outcome) -> None:
-    """Puts a table between its marks on a page."""
+def fill(place: Path, outcome: Outcome) -> None:
+    """Puts a table between its marks on a page, or on that page of a folder which has them."""
     begin, end = (f"<!-- {word}{outcome.recipe.name} -->" for word in ("", "end of "))
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
-    if begin not in text or end not in text:
-        raise ConfigError(f"{page} has no place for {outcome.recipe.name}: wanted the marks {begin} and {end}")
-    before, rest = text.split(begin, 1)
-    write_text(page, f"{before}{begin}\n\n{as_markdown(outcome)}\n{end}{rest.split(end, 1)[1]}")
+    for page in sorted(place.glob("*.md")) if place.is_dir() else [place]:
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        if begin in text and end in text:
+            before, rest = text.split(begin, 1)
+            save_figures(outcome, page.parent)
+            drawn = sorted(page.parent.glob(f"{outcome.recipe.name}*.svg")) if outcome.recipe.figure else []
+            pictures = "".join(f"\n![{outcome.recipe.title}]({path.name})\n" for path in drawn)
+            middle = f"{as_markdown(outcome)}{pictures}"
+            return write_text(page, f"{before}{begin}\n\n{middle}\n{end}{rest.split(end, 1)[1]}")
+    raise ConfigError(f"{place} has no place for {outcome.recipe.name}: wanted the marks {begin} and {end}")
 
 
 def show(outcome: Outcome, display: Display) -> None:
     """Shows a table."""
     display.say(f"\n{outcome.recipe.title}")
-    for column, rows in make_tables(outcome):
-        display.say(f"\n{column.title}: published → measured (difference) verdict")
+    if outcome.recipe.figure:
+        display.say(f"The paper's figure: {outcome.recipe.figure.shows}.")
+    for caption, rows in caption_tables(outcome):
+        display.say(f"\n{caption}")
         display.table(rows)
     if claims := claim_rows(outcome):
         display.table(claims)
-    for note in (*explain_absence(outcome), *notes_of(outcome)):
+    for note in (*explain_absence(outcome), *find_offsets(outcome), *notes_of(outcome)):
         display.say(f"- {note}")
+
+
+def tables_of(paper: str) -> tuple[str, ...]:
+    """All tables and figures of a paper, which is the first word of their names."""
+    names = list_recipes()
+    papers = list(dict.fromkeys(name.split("-")[0] for name in names))
+    look_up(paper, dict.fromkeys(papers), "paper")
+    return tuple(name for name in names if name.split("-")[0] == paper)
 
 
 def list_tables() -> list[tuple[str, str]]:

@@ -1,8 +1,11 @@
 """Charts of methods side by side: curves, cost, accuracies of clients."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+
+import numpy as np
 
 from kinfed.quality import Metric
 from kinfed.report.series import (
@@ -11,14 +14,17 @@ from kinfed.report.series import (
     Place,
     Series,
     Spread,
+    change_rounds,
     curves,
     gather,
     main_metric,
     metric_named,
     spreads,
 )
-from kinfed.report.vega import DASHES, FAINT, Chart, Rows, Spec, digits, mark_line, number, show
+from kinfed.report.vega import BESIDE, DASHES, FAINT, Chart, Rows, Spec, digits, mark_line, number, show
+from kinfed.runs.reader import Numbers
 
+HEIGHT, LINE = 340, 15  # pixels: of curves, and of a name beside them
 Runs = Iterable[Place] | Sequence[Series] | Place
 
 
@@ -39,7 +45,10 @@ def plot_convergence(runs: Runs, metric: str = "") -> Chart:
     single = {curve.name for curve in found if len(curve.rounds) == 1}
     rows = [row | {"x": row["round"], "still": row["method"] in single} for row in curve_rows(found, of)]
     panel = curve_panel(series, found, of, x, "round", has_points=bool(single))
-    return Chart((add_layer(panel, pointer),), {"curves": rows, "rounds": round_rows(found, of)}, found)
+    for round in sorted({round for one in series for run in one.runs for round in change_rounds(run)}):
+        panel = add_layer(panel, mark_line({"x": {"datum": round}}, [3, 3]))
+    tables = {"curves": rows, "rounds": round_rows(found, of), "ends": end_rows(found, [c.rounds[-1] for c in found])}
+    return Chart((name_ends(add_layer(panel, pointer), series, found, x),), tables, found)
 
 
 def plot_cost(runs: Runs, metric: str = "") -> Chart:
@@ -54,8 +63,9 @@ def plot_cost(runs: Runs, metric: str = "") -> Chart:
         "encoding": {"x": x, "y": number("y"), "opacity": {"value": 0}, "tooltip": tips},
     }
     still = any(curve.megabytes[0] == curve.megabytes[-1] for curve in found)
-    panel = curve_panel(series, found, of, x, "megabytes", has_points=still)
-    return Chart((add_layer(panel, points),), {"curves": curve_rows(found, of)}, found)
+    panel = add_layer(curve_panel(series, found, of, x, "megabytes", has_points=still), points)
+    tables = {"curves": curve_rows(found, of), "ends": end_rows(found, [curve.megabytes[-1] for curve in found])}
+    return Chart((name_ends(panel, series, found, x),), tables, found)
 
 
 def plot_accuracies(runs: Runs) -> Chart:
@@ -76,17 +86,26 @@ def curve_panel(
     color, opacity = series_color(series), highlight(1.0)
     ends = ", ".join(f"{curve.name} ends at {curve.mean[-1]:.2f}" for curve in found)
     legend: Spec = {"name": "method", "select": {"type": "point", "fields": ["method"]}, "bind": "legend"}
+    wheel, drag = "wheel![event.shiftKey]", "[pointerdown[event.shiftKey], window:pointerup] > window:pointermove!"
+    zoom: Spec = {"name": "zoom", "bind": "scales",
+                  "select": {"type": "interval", "zoom": wheel, "translate": drag, "clear": "dblclick"}}  # fmt: skip
     band: Spec = {"x": x, "y": low, "y2": {"field": "high"}, "color": color, "opacity": highlight(0.16)}
     curve: Spec = {"x": x, "y": y, "color": color, "opacity": opacity}
     layers: list[Spec] = [
-        {"mark": "area", "transform": [{"filter": "datum.low < datum.high"}], "encoding": band},
-        {"mark": {"type": "line", "strokeWidth": 2}, "params": [legend], "encoding": curve | series_dash(series)},
-        {"mark": {"type": "point", "filled": True, "size": 70}, "transform": [{"filter": "datum.still"}],
+        {"mark": {"type": "area", "clip": True}, "transform": [{"filter": "datum.low < datum.high"}], "encoding": band},
+        {"mark": {"type": "line", "strokeWidth": 2, "clip": True}, "params": [legend, zoom],
+         "encoding": curve | series_dash(series)},
+        {"mark": {"type": "point", "filled": True, "size": 70, "clip": True}, "transform": [{"filter": "datum.still"}],
          "encoding": curve},
     ]  # fmt: skip
     has_band = any(one.seeds > 1 for one in found)
     kept = [layer for layer, wanted in zip(layers, (has_band, True, has_points), strict=True) if wanted]
-    size: Spec = {"width": 640, "height": 340, "data": {"name": "curves"}}
+    size: Spec = {
+        "width": 640,
+        "height": HEIGHT,
+        "data": {"name": "curves"},
+        "usermeta": {"zoom": find_closer(found, metric, along)},
+    }
     return size | {"description": f"{metric.title} by {along}: {ends}", "layer": kept}
 
 
@@ -94,6 +113,65 @@ def add_layer(panel: Spec, layer: Spec) -> Spec:
     """The panel with one more layer on top."""
     layers = panel["layer"]
     return panel | {"layer": [*(layers if isinstance(layers, list) else []), layer]}
+
+
+def name_ends(panel: Spec, series: Sequence[Series], found: Sequence[Curve], x: Spec) -> Spec:
+    """The panel with the name of each curve at its end, on top; as it is where there are too many curves."""
+    if len(found) > HEIGHT // LINE:
+        return panel
+    outside: Spec = {"test": "!inrange(datum.y, domain('y'))", "value": 0}  # zoomed away
+    words: Spec = {"type": "text", "align": "left", "dx": 7, "baseline": "middle", "fontSize": 12, "limit": BESIDE,
+                   "clip": False}  # fmt: skip
+    singled: Spec = {"param": "method", "value": 1}
+    encoding: Spec = {
+        "x": x, "y": number("y"), "text": {"field": "method"}, "color": series_color(series),
+        "opacity": {"condition": [outside, singled], "value": 0.12},
+    }  # fmt: skip
+    layer: Spec = {"name": "ends", "data": {"name": "ends"}, "mark": words, "encoding": encoding}
+    return add_layer(panel, layer)
+
+
+def end_rows(found: Sequence[Curve], ends: Sequence[float]) -> Rows:
+    """Where each curve's name stands: at its end, moved up or down where names would lie on each other."""
+    places = spread_apart(np.array([curve.mean[-1] for curve in found]), *span_of(found))
+    rows = zip(found, ends, places.tolist(), strict=True)
+    return [{"method": one.name, "x": digits(x), "y": digits(y)} for one, x, y in rows]
+
+
+def span_of(found: Sequence[Curve]) -> tuple[float, float]:
+    """The least and the greatest value of all curves and bands."""
+    low = min((float(curve.low.min()) for curve in found), default=0.0)
+    return low, max(max((float(curve.high.max()) for curve in found), default=1.0), low + 1e-9)
+
+
+def spread_apart(values: Numbers, low: float, high: float) -> Numbers:
+    """The values moved as little as it takes to lie a line of text apart from each other, inside low to high."""
+    gap, order = (high - low) * LINE / HEIGHT, np.argsort(values, kind="stable")
+    steps = gap * np.arange(len(values))
+    raised = np.maximum.accumulate(values[order] - steps) + steps  # each above the one before
+    top = high - gap * np.arange(len(values))[::-1]
+    placed = np.empty_like(values, dtype=float)
+    placed[order] = np.minimum(raised, top)
+    return placed
+
+
+def find_closer(found: Sequence[Curve], metric: Metric, along: str) -> Spec:
+    """The part of the chart where the better half of the methods ends: the last two thirds of their curves."""
+    if not found:
+        return {}
+    best = sorted(found, key=lambda curve: -metric.gain(float(curve.mean[-1])))[: max(2, -(-len(found) // 2))]
+    late = [keep_rounds(curve, len(curve.rounds) // 3) for curve in best]
+    along_x = [curve.rounds if along == "round" else curve.megabytes for curve in late]
+    low, high = span_of(late)
+    room = 0.05 * (high - low)
+    x = [digits(min(float(one[0]) for one in along_x)), digits(max(float(one[-1]) for one in along_x))]
+    return {"x": x, "y": [digits(low - room), digits(high + room)]} if x[0] < x[1] else {}
+
+
+def keep_rounds(curve: Curve, first: int) -> Curve:
+    """The curve from this evaluation on."""
+    names = ("rounds", "megabytes", "mean", "low", "high")
+    return replace(curve, **{name: getattr(curve, name)[first:] for name in names})
 
 
 def curve_rows(found: Sequence[Curve], metric: Metric) -> list[dict[str, object]]:

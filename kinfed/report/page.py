@@ -9,30 +9,26 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from kinfed.comparison import Column, mean_and_spread
+from kinfed.comparison import columns_for, headline, make_cell
 from kinfed.config import Table, to_toml
 from kinfed.errors import ConfigError
 from kinfed.registry import suggest
+from kinfed.report.diagnosis import find_all
+from kinfed.report.matrix_charts import plot_confusion, plot_distances, plot_labels, plot_relatedness
 from kinfed.report.method_charts import plot_accuracies, plot_convergence, plot_cost
 from kinfed.report.report_tables import (
     as_html,
-    cell_of,
     client_table,
     cluster_table,
     differences,
     latex_table,
     ledger,
     markdown_table,
+    outcomes_of,
     results,
-    useful_columns,
+    targets_table,
 )
-from kinfed.report.run_charts import (
-    plot_dendrogram,
-    plot_labels,
-    plot_membership,
-    plot_relatedness,
-    plot_signatures,
-)
+from kinfed.report.run_charts import plot_cluster_curves, plot_dendrogram, plot_membership, plot_signatures
 from kinfed.report.series import Series, gather, list_metrics, main_metric
 from kinfed.report.vega import THEMES, Chart, Spec, bundle_scripts
 from kinfed.runs.lifecycle import free_folder
@@ -44,18 +40,26 @@ PAGE = "index.html"
 KINDS = ("png", "svg")
 ENOUGH = 20_000  # clients of all runs that are shown one by one; of more only each method's first seed is
 BYTES_CAPTION = "Bytes by task, mean over seeds; evaluation (evaluate) is no cost of the method"
+TARGETS_CAPTION = "The first round whose mean over clients reaches a target, and the megabytes moved by then"
 NO_CLUSTERS = '<p class="empty">None of these methods looks for clusters: there is nothing to show here.</p>'
 RUN_CHARTS: dict[str, Callable[[Run], Chart]] = {
     "signatures": plot_signatures,
     "relatedness": plot_relatedness,
+    "distances": plot_distances,
     "dendrogram": plot_dendrogram,
     "labels": plot_labels,
+    "cluster_curves": plot_cluster_curves,
     "membership": plot_membership,
+    "confusion": plot_confusion,
 }
 REASONS = {
     "signatures": "No signatures were written: FLT and REPA have signatures of their own; for other methods set "
     "evaluation.signatures=all, which lets every client train once more at the end.",
     "relatedness": "This method relates no clients to each other: there is no matrix.",
+    "distances": "This run wrote neither merges nor signatures of its clients, or relates none: no distances.",
+    "cluster_curves": "This method looks for no clusters: the curve above is all there is.",
+    "confusion": "The task has no single class a sample, or more than 100 classes, or the run's evaluation.metrics is "
+    "'main', or its clients are elsewhere: no confusion matrix.",
     "dendrogram": "This method does not merge clients, or there are too many to compare all pairs: no dendrogram.",
     "labels": "The labels of these clients are not known: their samples are elsewhere.",
     "membership": "The clusters did not change over rounds, or the method looks for none.",
@@ -147,6 +151,8 @@ def make_page(series: Sequence[Series]) -> str:
         "facts": facts(series),
         "lede": escape(lede(series)),
         "notes": notes(series),
+        "diagnosis": diagnosis_box(series),
+        "targets": as_html(*targets_table(series), caption=TARGETS_CAPTION),
         "results_say": escape(caption_results(series)),
         "bands_say": bands,
         "results": as_html(*results(series), caption="After the last evaluation; the best of a column is bold"),
@@ -245,47 +251,45 @@ def either(series: Sequence[Series], *path: str) -> str:
 
 def lede(series: Sequence[Series]) -> str:
     """The result in a sentence or two."""
-    main, metric = useful_columns(series)[0], main_metric(series)
-    ranked = sorted(series, key=lambda one: -metric.gain(cell_of(main, one).value or 0))
-    best, unit = cell_of(main, ranked[0]), " %" if metric.unit == "%" else f" {metric.title}"
-    spread = f" {best.spread}" if best.spread else ""
-    if len(ranked) == 1:
-        said = f"{unit} {metric.title}" if metric.unit else unit
-        return f"Clients are served at {best.shown}{spread}{said} on average." + cluster_sentence(ranked[0])
-    first, second = ranked[:2]
-    if cell_of(main, second).shown == best.shown:
-        return f"{first.name} and {second.name} serve clients best, both at {best.shown}{unit} on average."
-    said = f"{first.name} serves clients best: {best.shown}{spread}{unit} on average, {ahead_of(ranked, main)}."
-    return said + cluster_sentence(first)
-
-
-def ahead_of(ranked: Sequence[Series], column: Column) -> str:
-    """How far the first is ahead of the second, and whether seeds differ by more than that."""
-    (first, spread), (second, other) = (mean_and_spread(column, one.outcomes) for one in ranked[:2])
-    ahead, below = abs((first or 0) - (second or 0)), column.lower_is_better
-    within = ", which is less than seeds differ by" if ahead < max(spread or 0, other or 0) else ""
-    return f"{ahead:.2f} {'below' if below else 'points above'} {ranked[1].name}{within}"
+    outcomes, metric = outcomes_of(series), main_metric(series)
+    if said := headline(outcomes):
+        best = [one for one in series if said.startswith(f"{one.name} ")]
+        return said + "".join(map(cluster_sentence, best))
+    unit = f" % {metric.title}" if metric.unit == "%" else f" {metric.title}"
+    return (
+        f"Clients are served at {make_cell(columns_for(outcomes)[0], outcomes)}{unit} on average."
+        + cluster_sentence(series[0])
+    )
 
 
 def cluster_sentence(one: Series) -> str:
     """What it found, if it looked for clusters."""
-    numbers = {column.name: cell_of(column, one) for column in useful_columns([one])}
-    clusters, ari = numbers.get("clusters"), numbers.get("ari")
-    if clusters is None or clusters.value is None:
+    numbers = {column.name: make_cell(column, one.outcomes) for column in columns_for(one.outcomes)}
+    clusters, ari = numbers["clusters"], numbers["ari"]
+    if clusters.value is None:
         return ""
-    fit = f" (ARI {ari.shown} with the ground truth)" if ari and ari.value is not None else ""
+    fit = f" (ARI {ari.shown} with the ground truth)" if ari.value is not None else ""
     return f" It found {clusters.shown} cluster{'' if clusters.value == 1 else 's'}{fit}."
 
 
 def notes(series: Sequence[Series]) -> str:
     """What a reader should know before comparing."""
     said = [caption_unfinished(one.name, run) for one in series for run in one.runs if not run.has_ended]
-    said += [f"{one.name}: {one.runs[0].diagnosis}" for one in series if one.runs and one.runs[0].diagnosis]
     if differences(series)[1] and len(series) > 1:
         said.append("The methods do not share all settings; the last section lists where they differ.")
     if any(len(list_runs(one, series)) < len(one.runs) for one in series):
         said.append("There are many clients: charts of single clients are of each method's first seed.")
     return f'<ul class="notes">{"".join(f"<li>{escape(line)}</li>" for line in said)}</ul>' if said else ""
+
+
+def diagnosis_box(series: Sequence[Series]) -> str:
+    """What to know before trusting the results; nothing where there is nothing to say."""
+    rows = "".join(
+        f'<li class="{finding.kind}"><b>{escape(finding.methods)}</b>: {escape(finding.says)}</li>\n'
+        for finding in find_all(series)
+    )
+    head = '<div role="note" class="diagnosis" aria-labelledby="diagnosis-h"><h2 id="diagnosis-h">Diagnosis</h2>'
+    return f"{head}<ul>{rows}</ul></div>" if rows else ""
 
 
 def caption_unfinished(name: str, run: Run) -> str:

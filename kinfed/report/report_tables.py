@@ -1,64 +1,80 @@
 """Tables of a report: in HTML, LaTeX and Markdown."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from html import escape
 
 import numpy as np
 
-from kinfed.comparison import NOTHING, Column, columns_for, comparison_table, is_useful, mean_and_spread
-from kinfed.progress import as_markdown
+from kinfed.comparison import NOTHING, Cell, Outcome, make_cells
+from kinfed.comparison import markdown_table as markdown_results
 from kinfed.quality import Metric
-from kinfed.report.series import Series, settings_of
+from kinfed.report.series import Series, main_metric, megabytes_at, settings_of
 from kinfed.runs.reader import Run
 
-LESS_IS_BETTER = ("variance", "megabytes", "seconds")
-NO_MATTER = ("clusters",)
+LEVELS = (20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 92, 94, 95, 96, 97, 98, 99, 99.5)  # accuracies in percent, as targets
 LISTED = 5000  # clients at most in the table of a run; clients.csv has them all
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "±": r"$\pm$"}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A number and how it is shown; without a number it is text, or nothing."""
-
-    shown: str
-    value: float | None = None
-    spread: str = ""
-    is_best: bool = False
-
-
 def results(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
     """The header and one row a series: means over seeds, the best of each column marked."""
-    columns = useful_columns(series)
-    by_column = [mark_best(column, [cell_of(column, one) for one in series]) for column in columns]
-    rows = [[Cell(one.name), *(cells[at] for cells in by_column)] for at, one in enumerate(series)]
-    return ["method", *(column.title for column in columns)], rows
+    return make_cells(outcomes_of(series), filled=True)
 
 
-def useful_columns(series: Sequence[Series]) -> list[Column]:
-    """The columns of a comparison that some run has a number for."""
-    outcomes = [outcome for one in series for outcome in one.outcomes]
-    some = [column for column in columns_for(outcomes) if is_useful(column, outcomes)]
-    return [column for column in some if any(column.value(outcome) is not None for outcome in outcomes)]
+def outcomes_of(series: Sequence[Series]) -> list[Outcome]:
+    """How all runs of these series ended."""
+    return [outcome for one in series for outcome in one.outcomes]
 
 
-def cell_of(column: Column, one: Series) -> Cell:
-    """A mean over seeds, and its spread."""
-    middle, spread = mean_and_spread(column, one.outcomes)
-    if middle is None:
-        return Cell(NOTHING)
-    return Cell(f"{middle:{column.shown}}", middle, "" if spread is None else f"± {spread:{column.shown}}")
+def targets_table(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
+    """After how many rounds and megabytes each method's mean reaches some targets: means over seeds."""
+    metric, targets = main_metric(series), choose_targets(series)
+    header = ["method", *(f"{name_level(metric, target)}: {what}" for target in targets for what in ("round", "MB"))]
+    rows = [[Cell(one.name), *(cell for target in targets for cell in cells_at_target(one, target))] for one in series]
+    columns = [mark_least(list(column)) for column in zip(*(row[1:] for row in rows), strict=True)]
+    return header, [[row[0], *(column[at] for column in columns)] for at, row in enumerate(rows)]
 
 
-def mark_best(column: Column, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with the best marked, as they are shown; none is where all are equal or there is one."""
-    shown = {float(cell.shown) for cell in cells if cell.value is not None}
-    if column.name in NO_MATTER or len(shown) < 2:
-        return list(cells)
-    best = (min if column.name in LESS_IS_BETTER or column.lower_is_better else max)(shown)
-    return [Cell(c.shown, c.value, c.spread, c.value is not None and float(c.shown) == best) for c in cells]
+def name_level(metric: Metric, target: float) -> str:
+    """A target in words."""
+    return f"{metric.scale * target:g} {metric.unit or metric.title}"
+
+
+def choose_targets(series: Sequence[Series]) -> list[float]:
+    """Three levels of the main metric that tell methods apart, the last one near the best end."""
+    metric, ends = main_metric(series), [mean_end(one) for one in series]
+    best = max(ends, key=metric.gain)
+    if metric.unit == "%":
+        reached = [level / 100 for level in LEVELS if level / 100 <= best] or [best]
+        few = [level for level in reached if sum(end >= level for end in ends) < len(ends)] or reached[-1:]
+        return sorted({few[0], few[len(few) // 2], few[-1]})
+    first = min((float(run.main[~np.isnan(run.main)][0]) for one in series for run in one.runs), key=metric.gain)
+    return [float(f"{first + share * (best - first):.3g}") for share in (0.5, 0.8, 0.95)]
+
+
+def mean_end(one: Series) -> float:
+    """The main metric at the end, the mean over seeds."""
+    return float(np.mean([run.main[~np.isnan(run.main)][-1] for run in one.runs]))
+
+
+def cells_at_target(one: Series, target: float) -> list[Cell]:
+    """The round and the megabytes at which a method reaches a target; how many seeds do, where not all do."""
+    rounds = [run.first_round_at(target) for run in one.runs]
+    reached = [(run, at) for run, at in zip(one.runs, rounds, strict=True) if at is not None]
+    if len(reached) < len(rounds):
+        return [Cell(f"{len(reached)} of {len(rounds)} seeds" if reached else NOTHING), Cell(NOTHING)]
+    at, moved = np.mean([at for _, at in reached]), np.mean([megabytes_at(run, [at])[0] for run, at in reached])
+    return [Cell(f"{at:.3g}", float(at)), Cell(f"{moved:,.1f}", float(moved))]
+
+
+def mark_least(cells: list[Cell]) -> list[Cell]:
+    """The cells with the least number marked, where some differ."""
+    values = [cell.value for cell in cells if cell.value is not None]
+    if len({*values}) < 2:
+        return cells
+    return [replace(cell, is_best=cell.value == min(values)) for cell in cells]
 
 
 def ledger(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
@@ -176,7 +192,7 @@ def text_class(is_text: bool) -> str:
 
 def markdown_table(series: Sequence[Series]) -> str:
     """The results in Markdown."""
-    return as_markdown(comparison_table([outcome for one in series for outcome in one.outcomes])) + "\n"
+    return markdown_results(outcomes_of(series)) + "\n"
 
 
 def latex_table(series: Sequence[Series]) -> str:

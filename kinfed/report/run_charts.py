@@ -6,15 +6,17 @@ from typing import TypeVar
 import numpy as np
 
 from kinfed.errors import ConfigError
-from kinfed.report.cluster_order import BANDS, Coloring, Membership, color_clusters, membership_of
-from kinfed.report.run_views import Tree, labels_of, map_of, matrix_of, tree_of
-from kinfed.report.series import Place, folder_of
-from kinfed.report.vega import FAINT, SHAPES, Chart, Rows, Spec, digits, mark_line, number, show
+from kinfed.report.cluster_order import BANDS, Membership, color_clusters, membership_of
+from kinfed.report.method_charts import LINE, spread_apart
+from kinfed.report.run_views import ClusterCurves, Tree, curves_of, map_of, tree_of
+from kinfed.report.series import Place, change_rounds, folder_of
+from kinfed.report.vega import BESIDE, CLUSTERS, FAINT, SHAPES, Chart, Rows, Spec, digits, mark_line, number, show
 from kinfed.runs.reader import Numbers, Run, Whole
 
 T = TypeVar("T")
 NONE = "none"
 LEGEND = 24  # clusters in a legend
+CURVES = 340  # pixels, the height of curves
 SINGLE = 600  # clients that a dendrogram shows one by one
 FRAME: Spec = {"stroke": FAINT, "strokeOpacity": 0.4}
 
@@ -59,40 +61,6 @@ def map_panel(
     }  # fmt: skip
 
 
-def plot_relatedness(run: Place) -> Chart:
-    """Which clients are related, in the clients' own order and by cluster."""
-    run = as_run(run)
-    coloring = color_clusters(run)
-    related = require(matrix_of(run, coloring.order), run, "relatedness.npz: its method relates no clients")
-    orders = {
-        "in the clients' own order": (related.before, np.arange(run.count)),
-        "by cluster": (related.after, related.order),
-    }
-    tables: dict[str, Rows] = {}
-    panels = []
-    for at, (title, (shares, order)) in enumerate(orders.items()):
-        tables[f"cells{at}"], tables[f"strip{at}"] = cell_rows(shares), strip_rows(run, coloring, order, related.edges)
-        tables[f"cells{at}_places"] = place_rows(order, related.edges)
-        panel = heat_panel(f"cells{at}", len(shares), f"strip{at}")
-        words: Spec = {"title": title, "description": f"Related-clients matrix {title}"}
-        panels.append(panel | words | {"usermeta": {"square": True}, "width": 400, "height": 400})
-    return Chart(tuple(panels), tables, related)
-
-
-def plot_labels(run: Place) -> Chart:
-    """Which labels clients hold, clients by cluster."""
-    run = as_run(run)
-    coloring = color_clusters(run)
-    labels = require(labels_of(run, coloring.order), run, "labels.csv")
-    count = len(labels.shares)
-    panel = heat_panel("cells", len(labels.shares[0]), "strip", count)
-    tables = {"cells_places": place_rows(labels.order, labels.edges)}
-    tables |= {"cells": cell_rows(labels.shares), "strip": strip_rows(run, coloring, labels.order, labels.edges)}
-    size: Spec = {"width": 640, "height": round(count * max(6, min(22, 360 / count)))}
-    words: Spec = {"description": f"Shares of {count} labels among the samples of clients"}
-    return Chart((panel | size | words,), tables, labels)
-
-
 def plot_dendrogram(run: Place) -> Chart:
     """The merges by which clients became clusters, and the cut."""
     run = as_run(run)
@@ -114,6 +82,8 @@ def plot_membership(run: Place) -> Chart:
     rounds: Spec = {"tickMinStep": 1, "grid": False, "format": "d"}
     panel: Spec = {
         "description": f"Clusters over rounds: {bands.changes} changes", "width": 640, "height": 280,
+    }  # fmt: skip
+    layer: Spec = {
         "data": {"name": "bands"}, "mark": {"type": "rect", "stroke": "white", "strokeWidth": 0.3},
         "encoding": {
             "x": number("from", title="round", axis=rounds, scale={"zero": False, "nice": False}),
@@ -123,84 +93,67 @@ def plot_membership(run: Place) -> Chart:
             "tooltip": show(rounds="rounds", cluster="cluster", clients="clients", moved="moved here"),
         },
     }  # fmt: skip
-    return Chart((panel,), {"bands": band_rows(bands, domain)}, bands)
+    lines = [mark_line({"x": {"datum": round}}, [3, 3]) for round in change_rounds(run)]
+    return Chart(
+        (panel | ({"layer": [layer, *lines]} if lines else layer),), {"bands": band_rows(bands, domain)}, bands
+    )
 
 
-def heat_panel(cells: str, columns: int, strip: str, labels: int | None = None) -> Spec:
-    """A table of shares as colours, with the clusters' colours in a strip above; rows are labels, or clients."""
-    prepare: list[Spec] = [
-        {"flatten": ["share"]},
-        {"window": [{"op": "row_number", "as": "column"}], "groupby": ["row"]},
-        {"filter": "datum.share > 0"},
-        {"calculate": "datum.column - 1", "as": "from"},
-        {"calculate": "datum.row + 1", "as": "low"},
-        *([] if labels else [name_place(cells, "row", "row_name")]),
-        name_place(cells, "from", "clients"),
-    ]
-    shade = number("share", scale={"domain": [0, 100]}, legend=None)
-    side: Spec = {"scale": {"domain": [0, columns], "nice": False}, "axis": None}
-    down: Spec = {"scale": {"domain": [labels or columns, 0], "nice": False}, "axis": label_axis(labels)}
-    encoding: Spec = {
-        "x": number("from", **side), "x2": {"field": "column"}, "y": number("row", **down), "y2": {"field": "low"},
-        "fill": shade, "stroke": shade,  # the stroke closes seams between cells
-        "tooltip": show(**{"row": "label"} if labels else {"row_name": "of"}, clients="clients", share="share %"),
-    }  # fmt: skip
-    mark: Spec = {"type": "rect", "strokeWidth": 0.7}
-    shares: Spec = {"data": {"name": cells}, "transform": prepare, "mark": mark, "encoding": encoding}
-    return {"view": FRAME, "layer": [shares, strip_layer(strip, side)]}
-
-
-def name_place(cells: str, field: str, name: str) -> Spec:
-    """Looks up which clients a row or a column stands for."""
-    table: Spec = {"data": {"name": f"{cells}_places"}, "key": "at", "fields": ["name"]}
-    return {"lookup": field, "from": table, "as": [name]}
-
-
-def label_axis(labels: int | None) -> Spec | None:
-    """A tick in the middle of each label's row, as far as there is room; none where rows are clients."""
-    if not labels:
-        return None
-    ticks = [at + 0.5 for at in range(0, labels, -(-labels // 30))]
-    plain: Spec = {"grid": False, "ticks": False, "domain": False}
-    return plain | {"values": ticks, "labelExpr": "floor(datum.value)", "title": "label"}
-
-
-def strip_layer(table: str, side: Spec) -> Spec:
-    """The clusters' colours above a table."""
-    color: Spec = {"condition": {"test": "datum.colour < 0", "value": FAINT}, "field": "colour", "type": "nominal",
-                   "scale": {"domain": list(range(8))}, "legend": None}  # fmt: skip
-    return {
-        "data": {"name": table}, "mark": {"type": "rect", "clip": False},
-        "encoding": {"x": number("from", **side), "x2": {"field": "to"}, "y": {"value": -9}, "y2": {"value": -3},
-                     "color": color, "tooltip": [{"field": "cluster"}]},
-    }  # fmt: skip
-
-
-def cell_rows(shares: Numbers) -> Rows:
-    """One row a row of the table, its shares in percent."""
-    return [{"row": at, "share": np.round(100 * row).astype(int).tolist()} for at, row in enumerate(shares)]
-
-
-def strip_rows(run: Run, coloring: Coloring, order: Whole, edges: Whole) -> Rows:
-    """Runs of columns whose first clients are of one cluster; nothing where there are no clusters."""
-    if coloring.best is None:
-        return []
-    names = run.true_clusters if run.found is None else run.found
-    colours, first = coloring.best[order[edges[:-1]]], order[edges[:-1]]
-    starts = np.flatnonzero(np.diff(colours, prepend=-2))
-    ends = np.append(starts[1:], len(colours))
-    return [
-        {"from": int(a), "to": int(b), "colour": int(colours[a]) % 8 if colours[a] >= 0 else -1,
-         "cluster": name_of(names, int(first[a]))}
-        for a, b in zip(starts, ends, strict=True)
+def plot_cluster_curves(run: Place) -> Chart:
+    """The mean of the main metric over the clients of each found cluster, over rounds."""
+    run = as_run(run)
+    coloring = color_clusters(run)
+    found = None if coloring.found is None else curves_of(run, coloring.found, LEGEND)
+    curves = require(found, run, "clusters whose clients were scored")
+    names = color_domain(coloring.found, run.found)
+    metric = run.metric
+    x = number("round", axis={"tickMinStep": 1, "grid": False, "format": "d"}, scale={"zero": False, "nice": False})
+    y = number("y", title=f"Mean {metric.column}", scale={"zero": False})
+    color = cluster_color(names, "cluster", cluster_legend(names, "cluster"))
+    tips = show(cluster="cluster", clients="clients", round="round", y=metric.column)
+    line: Spec = {"x": x, "y": y, "color": color}
+    layers: list[Spec] = [
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": line},
+        {"mark": {"type": "point", "filled": True, "size": 45}, "encoding": line | {"tooltip": tips}},
+        {"name": "ends", "data": {"name": "ends"}, "encoding": line | {"text": {"field": "said"}},
+         "mark": {"type": "text", "align": "left", "dx": 8, "baseline": "middle", "limit": BESIDE}},
     ]  # fmt: skip
+    panel: Spec = {
+        "description": f"{metric.title} of {len(curves.colours)} clusters by round", "width": 640, "height": CURVES,
+        "data": {"name": "curves"}, "layer": layers,
+    }  # fmt: skip
+    return Chart(
+        (panel,),
+        {"curves": cluster_rows(curves, names, metric.scale), "ends": name_clusters(curves, names, metric.scale)},
+        curves,
+    )
 
 
-def place_rows(order: Whole, edges: Whole) -> Rows:
-    """What each column stands for: a client, or how many."""
-    firsts, lasts = order[edges[:-1]], order[edges[1:] - 1]
-    places = enumerate(zip(firsts, lasts, np.diff(edges), strict=True))
-    return [{"at": at, "name": f"client {a}" if n == 1 else f"{n} clients, {a} … {b}"} for at, (a, b, n) in places]
+def cluster_rows(curves: ClusterCurves, names: list[str], scale: float) -> Rows:
+    """One row a cluster and evaluated round."""
+    return [
+        {"cluster": names[colour], "clients": int(size), "round": int(round), "y": digits(scale * value)}
+        for colour, size, values in zip(curves.colours, curves.sizes, curves.means, strict=True)
+        for round, value in zip(curves.rounds, values, strict=True)
+        if not np.isnan(value)
+    ]
+
+
+def name_clusters(curves: ClusterCurves, names: list[str], scale: float) -> Rows:
+    """Where the name of each cluster stands, at the end of its curve."""
+    if len(curves.colours) > CURVES // LINE:
+        return []
+    ends = scale * curves.means[:, -1]
+    places = spread_apart(ends, scale * float(np.nanmin(curves.means)), scale * float(np.nanmax(curves.means)) + 1e-9)
+    last = int(curves.rounds[-1])
+    said = [
+        f"{names[colour]}: {size} client{'s' * (size > 1)}"
+        for colour, size in zip(curves.colours, curves.sizes, strict=True)
+    ]
+    rows = zip(curves.colours, said, places.tolist(), strict=True)
+    return [
+        {"cluster": names[colour], "said": words, "round": last, "y": digits(y)} for colour, words, y in rows if y == y
+    ]
 
 
 def tree_panel(run: Run, tree: Tree, domain: list[str]) -> Spec:
@@ -221,20 +174,13 @@ def tree_panel(run: Run, tree: Tree, domain: list[str]) -> Spec:
     }  # fmt: skip
     layers: list[Spec] = [{"data": {"name": "merges"}, "mark": rule, "encoding": each} for each in brackets]
     layers.append({"data": {"name": "members"}, "mark": {"type": "rect", "clip": False}, "encoding": members})
-    cut = [] if tree.cut is None else [mark_line({"y": {"datum": cut_height(tree)}}, [6, 4])]
+    cut = [] if tree.cut is None else [mark_line({"y": {"datum": tree.cut}}, [6, 4])]
     count = len(set(tree.clusters.tolist()))
     words = "no cut: one cluster" if tree.cut is None else f"cut at {tree.cut:.4g}: {count} clusters"
     return {
         "title": {"text": words, "fontWeight": "normal", "fontSize": 12}, "layer": [*layers, *cut],
         "description": f"Dendrogram of {len(tree.members)} clients, {words}", "width": 640, "height": 300,
     }  # fmt: skip
-
-
-def cut_height(tree: Tree) -> float:
-    """Where the line is drawn: a merge at the cut is not made, so there it is below it."""
-    cut = tree.cut or 0.0
-    below = max((float(height) for height in tree.heights if height < cut), default=0.0)
-    return (below + cut) / 2 if cut in tree.heights.tolist() else cut
 
 
 def merge_rows(tree: Tree, domain: list[str]) -> Rows:
@@ -312,7 +258,13 @@ def color_domain(colours: Whole | None, names: Whole | None) -> list[str]:
 def cluster_color(domain: list[str], field: str, legend: Spec | None) -> Spec:
     """The colour of a cluster, grey for none."""
     grey: Spec = {"test": f"indexof({json.dumps(domain)}, datum['{field}']) < 0", "value": FAINT}
-    return {"condition": grey, "field": field, "type": "nominal", "scale": {"domain": domain}, "legend": legend}
+    return {
+        "condition": grey,
+        "field": field,
+        "type": "nominal",
+        "scale": {"domain": domain, "range": CLUSTERS},
+        "legend": legend,
+    }
 
 
 def cluster_legend(domain: list[str], title: str) -> Spec:

@@ -10,22 +10,19 @@ import numpy as np
 from kinfed.comparison import Outcome
 from kinfed.config import flatten
 from kinfed.errors import ConfigError
+from kinfed.methods import title_of
 from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import explain_unknown
-from kinfed.runs.reader import Numbers, Run, Whole, read_runs
+from kinfed.runs.reader import TRAINS, Numbers, Run, Whole, read_runs
 
 SAME = ("seed", "seeds", "compare", "checkpoint_every", "data.dir", "trackers", "evaluation.signatures")
 SOME = ("engine.",)  # how it was computed, not what
 WIDTHS = (1.0, 2.0, 2.5, 5.0)  # of a histogram's bins, in percentage points
 MOST = 30  # bins
-TITLES = {
-    "fedavg": "FedAvg", "fedavg_ft": "FedAvg + fine-tuning", "fedprox": "FedProx", "fednova": "FedNova",
-    "scaffold": "SCAFFOLD", "lg_fedavg": "LG-FedAvg", "fedper": "FedPer", "per_fedavg": "Per-FedAvg", "local": "Local",
-    "ditto": "Ditto", "apfl": "APFL", "pfedme": "pFedMe", "fedala": "FedALA", "fedrep": "FedRep", "fedbabu": "FedBABU",
-    "fedbn": "FedBN", "fedclust": "FedClust", "fedgroup": "FedGroup", "clove": "CLoVE", "oracle": "Oracle",
-    "flt": "FLT", "pca_km_hc": "PCA+kM+HC", "ifca": "IFCA", "fesem": "FeSEM", "cfl": "CFL", "flhc": "FL+HC",
-    "flis_dc": "FLIS-DC", "flis_hc": "FLIS-HC", "repa": "REPA", "wd": "WD",
-}  # fmt: skip
+ENDLESS = 1e30  # a loss that is not finite is written as a larger number
+
+
+LOSS = Metric("loss", "Test loss", lower_is_better=True)  # mean over the training clients; rounds.csv does not have it
 
 
 @runtime_checkable
@@ -58,12 +55,7 @@ class Series:
     @property
     def outcomes(self) -> list[Outcome]:
         """How its runs ended, under the series' name."""
-        return [Outcome(self.name, run.seed, run.summary, run.seconds, run.metric) for run in self.runs]
-
-
-def title_of(method: str) -> str:
-    """A method's name as the field writes it."""
-    return TITLES.get(method, method)
+        return [Outcome.of(run, self.name) for run in self.runs]
 
 
 def gather(runs: Iterable[Place] | Place) -> list[Series]:
@@ -113,6 +105,14 @@ def _methods(run: Run) -> list[str]:
     return list(methods) if isinstance(methods, dict) else []
 
 
+def change_rounds(run: Run) -> list[int]:
+    """The rounds after which samples of clients changed, counted from 1, as far as the run went."""
+    drift, change = (run.config.get(name) for name in ("drift", "change"))
+    found = drift.get("change_rounds", []) if isinstance(drift, dict) else []
+    found = [*found, change.get("round", 0)] if isinstance(change, dict) else list(found)
+    return sorted({round for round in found if isinstance(round, int) and 0 < round < run.rounds["round"][-1]})
+
+
 def main_metric(series: Sequence["Series"]) -> Metric:
     """The main metric of these series: that of the first."""
     return series[0].runs[0].metric if series and series[0].runs else ACCURACY
@@ -125,9 +125,11 @@ def metrics_by(main: Metric) -> tuple[Metric, ...]:
         replace(main, name="worst_decile", title="Worst decile"),
         Metric("at_target", "Clients at target", 100, "%"),
         Metric("variance", "Variance over clients", lower_is_better=True),
+        LOSS,
         replace(main, name=f"{main.name}_adapted", title="After adaptation"),
         replace(main, name=f"{main.name}_unseen", title="Unseen clients"),
         replace(main, name=f"{main.name}_unseen_adapted", title="Unseen clients, adapted"),
+        replace(main, name=f"{main.name}_changed", title="Clients whose samples changed"),
         Metric("ari", "ARI with ground-truth clusters"),
         Metric("clusters", "Clusters found"),
         Metric("clustering_error", "Clustering error"),
@@ -185,10 +187,24 @@ def curve_of(series: Series, metric: Metric) -> Curve | None:
 
 def values_by_round(run: Run, metric: Metric) -> dict[int, float]:
     """Round -> value, where it was measured."""
+    if metric == LOSS:
+        return losses_by_round(run)
     if metric.name not in run.rounds.numbers:
         return {}
     pairs = zip(run.rounds["round"], run.rounds[metric.name], strict=True)
     return {int(round): float(value) for round, value in pairs if not np.isnan(value)}
+
+
+def losses_by_round(run: Run) -> dict[int, float]:
+    """Round -> mean loss of the training clients, where it was finite."""
+    history = run.history
+    trains = np.array([role in TRAINS for role in run.roles] + [False] * (history.losses.shape[1] - run.count), bool)
+    losses = history.losses[:, trains]
+    means = np.where(np.isnan(losses), 0, losses).sum(1) / np.maximum(1, (~np.isnan(losses)).sum(1))
+    known = (~np.isnan(losses)).any(1) & (means < ENDLESS) if trains.any() else np.zeros(len(losses), bool)
+    return {
+        int(round): float(mean) for round, mean, is_known in zip(history.rounds, means, known, strict=True) if is_known
+    }
 
 
 def megabytes_at(run: Run, rounds: Sequence[int]) -> Numbers:

@@ -14,15 +14,24 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetc
 FAINT = "#8b929a"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 DASHES = ([1, 0], [7, 4], [2, 4], [10, 3, 2, 3])
-# Okabe and Ito's colours, which differ under colour-blindness; black and yellow are toned down.
+BESIDE = 130  # pixels at most for a name beside a curve
+# Methods have Okabe and Ito's colours, clusters Paul Tol's muted ones: both differ under colour-blindness, and no
+# cluster has a method's colour. Black and yellow are toned down; for dark pages both are lighter.
 COLOURS = {
     "light": ["#0072b2", "#d55e00", "#009e73", "#b8568f", "#c98500", "#3a9bd9", "#4d4d4d", "#a89a00"],
     "dark": ["#4aa3df", "#ee8130", "#2cc295", "#db8fbd", "#eab03a", "#8fd0f5", "#b9bdc1", "#e6d94a"],
 }
+CLUSTER_COLOURS = {
+    "light": ["#332288", "#44aa99", "#cc6677", "#999933", "#88ccee", "#882255", "#117733", "#ddcc77"],
+    "dark": ["#8f7fe8", "#55c4b0", "#e58795", "#b9b94e", "#a5dcf7", "#c6598c", "#3fa863", "#efe09a"],
+}
+CLUSTERS = "diverging"  # the name under which a theme has the clusters' colours, and
+DISTANCES = "ramp"  # those of distances: far and near unrelated pairs, far and near related ones
 
 
-def make_theme(ink: str, muted: str, grid: str, ramp: Sequence[str], colours: Sequence[str]) -> Spec:
+def make_theme(name: str, ink: str, muted: str, grid: str, ramp: Sequence[str], distances: Sequence[str]) -> Spec:
     """Vega-Lite's config for these colours."""
+    colours: Spec = {"category": COLOURS[name], CLUSTERS: CLUSTER_COLOURS[name]}
     words: Spec = {"labelColor": muted, "titleColor": muted, "labelFontSize": 12, "titleFontSize": 12}
     heading: Spec = {"anchor": "start", "color": ink, "subtitleColor": muted, "fontSize": 13, "subtitleFontSize": 12}
     return {
@@ -34,13 +43,17 @@ def make_theme(ink: str, muted: str, grid: str, ramp: Sequence[str], colours: Se
         "title": heading | {"fontWeight": 600},
         "text": {"color": ink},
         "rule": {"color": ink},
-        "range": {"category": list(colours), "heatmap": list(ramp)},
+        "range": colours | {"heatmap": list(ramp), DISTANCES: list(distances)},
     }
 
 
 THEMES = {
-    "light": make_theme("#1d2125", "#5c646d", "#ecede8", ("#f1f3f4", "#0b4f7d"), COLOURS["light"]),
-    "dark": make_theme("#e7e8e4", "#a3abb3", "#262b30", ("#20262b", "#8fd0f5"), COLOURS["dark"]),
+    "light": make_theme(
+        "light", "#1d2125", "#5c646d", "#ecede8", ("#f1f3f4", "#0b4f7d"), ("#f4f4f1", "#c3c6c4", "#9fc6e0", "#0b4f7d")
+    ),
+    "dark": make_theme(
+        "dark", "#e7e8e4", "#a3abb3", "#262b30", ("#20262b", "#8fd0f5"), ("#1c2125", "#4a5157", "#2f6d97", "#a9dcfa")
+    ),
 }
 
 

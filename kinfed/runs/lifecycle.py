@@ -28,7 +28,15 @@ from kinfed.runs.logs import CHECKPOINT, FILES, SUMMARY, TRACKED, EventLog
 from kinfed.runs.writer import RunWriter, refuse_damaged, write_config
 from kinfed.trackers import check_trackers, make_trackers
 
-MAY_DIFFER = ("engine.device", "engine.block", "engine.timeout", "engine.attempts", "evaluation.signatures", "trackers")
+MAY_DIFFER = (
+    "data.dir",
+    "engine.device",
+    "engine.block",
+    "engine.timeout",
+    "engine.attempts",
+    "evaluation.signatures",
+    "trackers",
+)
 
 
 class Interrupted(KeyboardInterrupt):

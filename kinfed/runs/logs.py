@@ -17,8 +17,8 @@ CONFIG, CHECKPOINT, SUMMARY, COMPARISON = "config.toml", "checkpoint.safetensors
 TASK = "task.json"  # the main metric and the names of the classes, where they are not plain
 METRICS = (
     "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_unseen",
-    "accuracy_unseen_adapted", "accuracy_val", "accuracy_holdout", "ari", "nmi", "purity", "clusters",
-    "clustering_error", "clustering_accuracy", "uniformity", "correlation_labels", "correlation_labels_se",
+    "accuracy_unseen_adapted", "accuracy_val", "accuracy_holdout", "accuracy_changed", "ari", "nmi", "purity",
+    "clusters", "clustering_error", "clustering_accuracy", "uniformity", "correlation_labels", "correlation_labels_se",
     "correlation_drift", "correlation_drift_se",
 )  # fmt: skip
 
@@ -41,7 +41,8 @@ def client_columns(main: str) -> tuple[str, ...]:
 
 FILES = (
     CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv",
-    "timing.csv", "events.jsonl", "relatedness.npz", "tree.npz", "signatures.npz", "labels.csv", TASK,
+    "timing.csv", "events.jsonl", "status.json", "relatedness.npz", "tree.npz", "signatures.npz", "confusion.npz",
+    "labels.csv", "drift.csv", TASK,
     "mlflow_run.txt", "wandb_run.txt",
 )  # fmt: skip
 TRACKED = ("tensorboard", "wandb")  # folders of trackers

@@ -30,7 +30,7 @@ PARTS = {
     CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
     "ledger.csv": "ledger",    "timing.csv": "seconds", SUMMARY: "summary",
 }  # fmt: skip
-TRAINS = ("trains", "late")  # roles whose scores the means are of
+TRAINS = ("trains", "late", "leaves")  # roles whose scores the means are of
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,15 @@ class Columns:
         if len(found) and not (least <= found.min() and found.max() < ABSURD and (found % 1 == 0).all()):
             raise ValueError(f"{name} must be whole numbers from {least} on, got {found.min():g}..{found.max():g}")
         return found.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class History:
+    """How clients did over rounds; not a number where one was not scored."""
+
+    rounds: Whole  # [k]
+    scores: Numbers  # [k, clients] main metric
+    losses: Numbers  # [k, clients]
 
 
 @dataclass(frozen=True)
@@ -220,12 +229,30 @@ class Run:
         return [named.get(client, "") for client in range(self.count)]
 
     @property
+    def scores_in_training(self) -> Numbers:
+        """Every client's main metric at the last evaluation; NaN for one that does not train, or was not scored."""
+        return np.where([role in TRAINS for role in self.roles], self.scores, np.nan)
+
+    @property
     def training_scores(self) -> Numbers:
         """The main metric of the clients that train, which means and deciles are of."""
-        takes_part = np.array([role in TRAINS for role in self.clients.text["role"]], dtype=bool)
-        scored: Numbers = self.clients[self.metric.name][takes_part]
-        found: Numbers = scored[~np.isnan(scored)]
+        found: Numbers = self.scores_in_training[~np.isnan(self.scores_in_training)]
         return found
+
+    @cached_property
+    def history(self) -> "History":
+        """Every client's main metric and loss at every evaluated round."""
+        path, names = self.path / "clients.csv", ("round", "client", self.metric.name, "loss")
+        try:
+            table = columns(whole_lines(path), names, names)
+            rounds, at = np.unique(table.whole("round"), return_inverse=True)
+            clients = table.whole("client", 0)
+            values = np.full((2, len(rounds), max(self.count, int(clients.max(initial=-1)) + 1)), np.nan)
+            for which, name in enumerate(names[2:]):
+                values[which, at, clients] = table[name]
+        except (ValueError, KeyError, csv.Error) as error:
+            raise CheckpointError(f"{path} is missing, damaged or incomplete: {error}") from None
+        return History(rounds, values[0], values[1])
 
     def arrays(self, name: str) -> Arrays | None:
         """The arrays of NAME.npz."""
@@ -290,7 +317,16 @@ def are_within(numbers: npt.NDArray[np.generic], count: int) -> bool:
     return not len(numbers) or 0 <= int(numbers.astype(np.int64).min()) <= int(numbers.astype(np.int64).max()) < count
 
 
-FITS = {"relatedness": fits_neighbours, "tree": fits_tree, "signatures": fits_points}
+def fits_confusion(arrays: Arrays, clients: int) -> bool:
+    """Whether arrays are those of confusion.npz."""
+    clusters, counts = arrays["clusters"], arrays["counts"]
+    has_kinds = clusters.dtype.kind in "iu" and counts.dtype.kind in "iu" and clusters.ndim == 1 and counts.ndim == 3
+    return has_kinds and len(clusters) == len(counts) > 0 and counts.shape[1] == counts.shape[2] and counts.min() >= 0
+
+
+FITS = {
+    "relatedness": fits_neighbours, "tree": fits_tree, "signatures": fits_points, "confusion": fits_confusion,
+}  # fmt: skip
 
 
 def read_config(folder: Path, name: str = CONFIG, trust: bool = False) -> Config:
@@ -315,13 +351,14 @@ def is_comparison(folder: Path) -> bool:
     return (folder / COMPARISON).exists()
 
 
-def columns(lines: list[str], wanted: Sequence[str] = ()) -> Columns:
-    """The columns of a CSV table with a header; ValueError where one that is wanted is missing."""
+def columns(lines: list[str], wanted: Sequence[str] = (), kept: Sequence[str] = ()) -> Columns:
+    """The columns of a CSV table with a header, or the `kept` ones; ValueError where one that is wanted is missing."""
     header, *rows = csv.reader(lines) if lines else [[]]
     if lines and (missing := [name for name in wanted if name not in header]):
         raise ValueError(f"it has no column {', '.join(missing)}")
     whole = [row for row in rows if len(row) == len(header)]
     by_name = dict(zip(header, zip(*whole, strict=True), strict=True)) if whole else {name: () for name in header}
+    by_name = {name: by_name[name] for name in kept if name in by_name} if kept else by_name
     text = {name: list(by_name.pop(name)) for name in TEXT if name in by_name}
     return Columns({name: np.array([float(c or "nan") for c in column]) for name, column in by_name.items()}, text)
 

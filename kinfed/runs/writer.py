@@ -11,10 +11,13 @@
     relatedness.npz          the related clients of each client, where the method relates clients
     tree.npz                 how clients were merged into clusters and where that was cut, where the method merges
     signatures.npz           the signature of each client (evaluation.signatures), at most 32 numbers each
+    confusion.npz            confusion matrices of the test samples, one a cluster (classifiers of up to 100 classes)
     labels.csv               client, label, samples: how many training samples it has of it
+    drift.csv                round, client, its score before, when noticed, when recovered: where samples changed
     summary.json             the last metrics, what is measured at the end, the cost; written last: the run has ended
     checkpoint.safetensors   all that is needed to resume
     roster.csv               of a deployment: the name and the number of each client
+    status.json              of a deployment: who is connected, the round, and what went wrong, as of now
     tensorboard/, wandb/     of these trackers, where the config asks for them; their ids of the run are in NAME_run.txt
     nodes/                   what clients remember, where the engine is `flower` and they remember something
 
@@ -39,12 +42,12 @@ from kinfed.checkpoint import FORMAT
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.config import Config, to_toml
-from kinfed.data.population import Role
+from kinfed.data.population import LATER, Role
 from kinfed.errors import CheckpointError
 from kinfed.experiment import Experiment, RoundResult, Summary
 from kinfed.federation import EXCLUDED, Federation, Rejected
 from kinfed.files import write_arrays, write_bytes
-from kinfed.metrics import Scores, collect_signatures
+from kinfed.metrics import Scores, collect_confusions, collect_signatures, current_clusters
 from kinfed.quality import ACCURACY, Metric
 from kinfed.runs.logs import (
     CONFIG,
@@ -62,6 +65,7 @@ from kinfed.runs.logs import (
 
 HEADER = "# kinfed run, format {}: all settings, defaults included. A copy of this file is a config.\n"
 GROWING = ("rounds.csv", "clients.csv", "clusters.csv", "timing.csv")  # a resumed run goes on with them
+DRIFT_COLUMNS = ("round", "client", "score_before", "noticed", "recovered")
 WHOLE = 4000  # clients up to which all pairs are written
 
 
@@ -177,10 +181,14 @@ def write_task(folder: Path, metric: Metric, class_names: Sequence[str]) -> None
 
 
 def write_findings(folder: Path, experiment: Experiment[object]) -> None:
-    """Writes labels.csv, and relatedness.npz, tree.npz and signatures.npz where the method has them."""
+    """Writes labels.csv, confusion.npz, and relatedness.npz, tree.npz and signatures.npz where the method has them."""
     method, state, fed = experiment.method, experiment.state, experiment.fed
     if fed.sees_samples:
         write_labels(folder, fed.labels_held)
+    if experiment.drift_log.events:
+        rows = ((e.round + 1, e.client, e.before, count_from_one(e.noticed), count_from_one(e.recovered))
+                for e in experiment.drift_log.events)  # fmt: skip
+        CsvLog(folder / "drift.csv", DRIFT_COLUMNS).rewrite(rows)
     if state is None:
         return
     if (neighbours := neighbours_of(method, state)) is not None:
@@ -189,6 +197,13 @@ def write_findings(folder: Path, experiment: Experiment[object]) -> None:
         write_tree(folder, tree)
     if (seen := collect_signatures(method, state, fed, experiment.evaluation.signatures)) is not None:
         write_arrays(folder / "signatures.npz", {"clients": seen[0].numpy(), "points": seen[1].numpy()})
+    if experiment.evaluation.metrics == "all":
+        write_confusions(folder, collect_confusions(method, state, fed, current_clusters(method, state, fed)))
+
+
+def count_from_one(round: int | None) -> int | None:
+    """A round as tables count it."""
+    return None if round is None else round + 1
 
 
 def write_relatedness(folder: Path, neighbours: NeighbourSets) -> None:
@@ -199,6 +214,12 @@ def write_relatedness(folder: Path, neighbours: NeighbourSets) -> None:
     sets, set_of = neighbours.rows.cpu().numpy(), neighbours.whose.cpu().numpy()
     arrays = {"related": sets[set_of]} if len(set_of) <= WHOLE else {"sets": sets, "set_of": set_of}
     write_arrays(folder / "relatedness.npz", arrays)
+
+
+def write_confusions(folder: Path, found: tuple[Tensor, Tensor] | None) -> None:
+    """Writes the confusion matrix of each cluster, where there are some."""
+    if found is not None:
+        write_arrays(folder / "confusion.npz", {"clusters": found[0].numpy(), "counts": found[1].int().numpy()})
 
 
 def write_labels(folder: Path, held: Tensor) -> None:
@@ -283,7 +304,9 @@ def name_role(role: Role) -> str:
         return f"look-alike of {role.look_alike_of}"
     if not role.labelled:
         return "unlabelled"
-    return "holdout" if role.holdout else "late" if role.joins else "trains"
+    if role.holdout or role.joins:
+        return "holdout" if role.holdout else "late"
+    return "trains" if role.leaves == LATER else "leaves"
 
 
 def name_event(reply: Rejected) -> str:

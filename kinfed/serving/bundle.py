@@ -17,12 +17,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kinfed.capabilities import reason_for_labels
+from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.checkpoint import MALFORMED, Tree, state_of, take_apart
 from kinfed.config import Config, Table, read
 from kinfed.config.assembly import make_method, model_for
 from kinfed.data.arrays import Array, SampleKind
-from kinfed.errors import BundleError, DataError, FileError, KinfedError
+from kinfed.engines.sequential import unpack_offer
+from kinfed.errors import BundleError, DataError, FileError, KinfedError, RoleError
 from kinfed.files import (
     BLANK,
     check_finite,
@@ -34,9 +35,10 @@ from kinfed.files import (
     write_bytes,
 )
 from kinfed.method import Method
+from kinfed.params import NOTHING, Params, model_in, select
 from kinfed.registry import refuse_code
 from kinfed.serving.assignment import Assignment, UnseenClientFederation
-from kinfed.targets import is_known
+from kinfed.targets import forget_targets, is_known
 
 FORMAT = 3
 JSON, TENSORS = "bundle.json", "bundle.safetensors"
@@ -77,6 +79,33 @@ class Bundle:
         except MALFORMED as error:
             what = f"{type(error).__name__}: {error}"
             raise BundleError(f"the bundle cannot assign this client, its state does not fit: {what}") from error
+
+    def list_models(self) -> dict[int | None, Params]:
+        """The model that a client of each cluster is served before it trains; of one for all, the cluster is None.
+
+        RoleError where a method serves no whole model.
+        """
+        blank = self.kind.nobody().x[:1]
+        own = (blank, forget_targets(self.kind.targets(None, 1, self.config.task)))
+        fed = UnseenClientFederation(self.method, self.sizes, self.server_samples, own, (blank[:0], own[1][:0]))
+        assignment = self.method.cluster_assignment(self.state) if isinstance(self.method, FindsClusters) else None
+        clusters = [None] * len(self.sizes) if assignment is None else assignment[: len(self.sizes)].tolist()
+        first = {cluster: clusters.index(cluster) for cluster in sorted(set(clusters), key=str) if cluster != -1}
+        return {cluster: self._find_model(fed, cluster, client) for cluster, client in first.items()}
+
+    def _find_model(self, fed: UnseenClientFederation, cluster: int | None, client: int) -> Params:
+        """The model of a cluster that this client trained in."""
+        found: Params = {}
+        offer = unpack_offer(fed, self.method.offer(self.state, torch.tensor([client]), fed), 0)
+        if "params" in offer:
+            found = model_in(offer, "params")
+        elif "models" in offer and cluster is not None:  # clients choose among all
+            found = model_in({"body": NOTHING, **offer}, "body") | select(model_in(offer, "models"), cluster)
+        if found.keys() != self.method.model.init().keys():
+            raise RoleError(
+                f"{self.config.method} serves no whole model: a client completes it. Use `kinfed assign --format`"
+            )
+        return found
 
     def save(self, folder: Path) -> None:
         """Writes both files."""

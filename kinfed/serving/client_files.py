@@ -1,46 +1,40 @@
-"""What `kinfed assign` does: a client's samples as a file or a folder of images in, its model and predictions out.
-
-Pillow, which reads images, comes with the extra `hub`.
-"""
+"""What `kinfed assign` does: a client's samples as a file or a folder of images in, its model and predictions out."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 from torch import Tensor
 
-from kinfed.data.arrays import Pixels, SampleKind
-from kinfed.data.readers import TABLES
-from kinfed.deployment.plan import FILE, OLD_FILE, has_samples, load_file, load_folder
-from kinfed.engines.flower.node import ClientData
+from kinfed.deployment.node_data import FileForm, load_samples
 from kinfed.errors import DataError
 from kinfed.learning_tasks import LearningTask
 from kinfed.runs.logs import as_csv, write_text
 from kinfed.serving.assignment import ASSIGNMENT, MODEL, Assignment, OutputFolder
 from kinfed.serving.bundle import Bundle, load
+from kinfed.serving.model_formats import SUFFIXES, require_format, write_card, write_model
 
 PREDICTIONS = "predictions.csv"
 HEADER = ("sample", "class", "probability")
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
 def assign_client(
-    bundle_folder: Path, data: Path, target: OutputFolder, trust: bool, predict: Path | None, strict: bool = False
-) -> Iterator[str]:
+    bundle_folder: Path, data: Path, target: OutputFolder, trust: bool, predict: Path | None, strict: bool = False,
+    form: str = "",
+) -> Iterator[str]:  # fmt: skip
     """Assigns the client with these samples, writes its model and predictions; says what was written.
 
-    With `strict`, raises DataError for a client that fits no cluster, and writes nothing.
+    With `strict`, raises DataError for a client that fits no cluster, and writes nothing. `form` is another format to
+    write the model in.
     """
     target.check(ASSIGNMENT)
+    if form:
+        require_format(form)
     bundle = load(bundle_folder, trust)
     names = tuple(map(str, cast("list[str]", bundle.about.get("class_names", []))))
-    samples = load_samples(data, bundle.kind, names)
-    asked = (
-        bundle.kind.check(load_samples(predict, bundle.kind, names).x, None, "the samples to predict")[0]
-        if predict
-        else None
-    )
+    files = FileForm(bundle.kind, names)
+    samples = load_samples(data, files)
+    asked = bundle.kind.check(load_samples(predict, files).x, None, "the samples to predict")[0] if predict else None
     test = (samples.test_x, samples.test_y) if len(samples.test_y) else None
     assignment = bundle.assign(samples.x, samples.y, test)
     if strict and assignment.fits is False:
@@ -52,6 +46,11 @@ def assign_client(
             target.folder / PREDICTIONS, list_predictions(assignment.predict(asked), assignment.model.task, names)
         )
         yield f"{len(asked)} predictions written to {target.folder / PREDICTIONS}"
+    if form:
+        path = target.folder / f"model{SUFFIXES[form]}"
+        write_model(path, assignment.model, assignment.params, assignment.kind, form)
+        write_card(target.folder, assignment.model, assignment.kind, {"format": form, "class_names": list(names)})
+        yield f"model as {form} written to {path}"
     yield f"model written to {target.folder / MODEL}, the assignment to {target.folder / ASSIGNMENT}"
 
 
@@ -80,50 +79,3 @@ def summarise(assignment: Assignment, bundle: Bundle) -> str:
         p_value = "" if assignment.p_value is None else f", p = {assignment.p_value:.2g}"
         line += f" (distance {assignment.distances[cluster]:.3g}{margin}{p_value})"
     return line
-
-
-def load_samples(path: Path, kind: SampleKind, class_names: Sequence[str] = ()) -> ClientData:
-    """The samples in an .npz file or a table, or in a folder: those of its samples.npz, else its images."""
-    if path.is_file():
-        return load_file(path, class_names)
-    if not path.is_dir():
-        raise DataError(f"{path}: no such file or folder")
-    if has_samples(path) or (path / OLD_FILE).exists() or any((path / f"samples{end}").exists() for end in TABLES):
-        return load_folder(path, class_names)
-    images = list_images(path)
-    if not images:
-        raise DataError(
-            f"neither {FILE} nor images in {path}; of its arrays x is needed, y, test_x and test_y are optional"
-        )
-    x, y = kind.check(read_images(images, kind.shape), None, f"the images in {path}")
-    return ClientData(x, y, x[:0], y[:0])
-
-
-def list_images(folder: Path) -> list[Path]:
-    """The image files of a folder, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
-
-
-def read_images(paths: list[Path], shape: tuple[int, ...]) -> Pixels:
-    """Images as samples of this shape, grey or in colour as it wants; none is resized: [n, channels, height, width]."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise DataError(f"images need Pillow: pip install 'kinfed[hub]', or give a {FILE}") from error
-    if len(shape) != 3 or shape[0] not in (1, 3):
-        raise DataError(f"samples are of shape {list(shape)}, which images cannot be; give a {FILE}")
-    return np.stack([read_image(path, shape) for path in paths])
-
-
-def read_image(path: Path, shape: tuple[int, ...]) -> Pixels:
-    """One image: [channels, height, width]."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"), np.uint8)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}") from error
-    if pixels.shape[:2] != shape[1:]:
-        raise DataError(f"{path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, wanted {shape[1]}x{shape[2]}")
-    return pixels.reshape(*shape[1:], shape[0]).transpose(2, 0, 1)

@@ -16,6 +16,7 @@ from kinfed.data.population import Population
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
 from kinfed.method import Method
+from kinfed.params import Params
 from kinfed.registry import refuse_code
 from kinfed.runs.lifecycle import read_about
 from kinfed.runs.logs import CHECKPOINT, COMPARISON, CONFIG
@@ -23,20 +24,40 @@ from kinfed.runs.reader import Run, read_config
 from kinfed.runs.writer import refuse_incomplete
 from kinfed.serving.assignment import OutputFolder
 from kinfed.serving.bundle import JSON, TENSORS, Bundle, method_of
+from kinfed.serving.model_formats import CARD, SUFFIXES, list_preprocessing, require_format, write_card, write_model
+
+MODELS = "models"  # in a bundle's folder, for other programs
 
 
 def export_run(
-    run: Path, target: OutputFolder, population: Population | None = None, trust: bool = False
+    run: Path, target: OutputFolder, population: Population | None = None, trust: bool = False, form: str = ""
 ) -> Iterator[str]:
-    """Writes the bundle of a run; says what is in it."""
+    """Writes the bundle of a run, and its models in another format where one is named; says what is in it."""
     target.check(JSON)
+    if form:
+        require_format(form)
     bundle = export(run, population, trust)
+    models = bundle.list_models() if form else {}
     bundle.save(target.folder)
     clusters = cast("list[Table]", bundle.about["clusters"])
     size = sum((target.folder / name).stat().st_size for name in (JSON, TENSORS)) / 1e6
     yield f"{bundle.about['method']} of {len(bundle.sizes)} clients in {len(clusters)} clusters, {size:.2f} MB"
     yield f"assignment: {bundle.about['assignment_rule']}"
     yield f"written to {target.folder}"
+    if form:
+        yield write_models(bundle, models, target.folder / MODELS, form)
+
+
+def write_models(bundle: Bundle, models: dict[int | None, Params], folder: Path, form: str) -> str:
+    """Writes the model of each cluster, and what other programs must know of them; says where."""
+    files: list[Table] = []
+    for cluster, params in models.items():
+        name = f"{'model' if cluster is None else f'cluster-{cluster}'}{SUFFIXES[form]}"
+        write_model(folder / name, bundle.method.model, params, bundle.kind, form)
+        files.append({"file": name, "cluster": cluster})
+    about = {"class_names": bundle.about.get("class_names", []), "models": files}
+    write_card(folder, bundle.method.model, bundle.kind, {"format": form, **about})
+    return f"{len(files)} models as {form} written to {folder}, with {CARD}"
 
 
 def export(run: Path, population: Population | None = None, trust: bool = False) -> Bundle:
@@ -63,6 +84,7 @@ def make_bundle(run: Path, population: Population | None, config: Config, kind: 
         saved = Run(run)
         clusters = summarise_clusters(assignment, clients["training"].tolist(), saved)
         summary = summarise_method(config, method) | {"clusters": clusters, "class_names": list(saved.class_names)}
+        summary |= {"preprocessing": list_preprocessing(method.model, kind)}
         return Bundle(config, kind, exported, clients["sizes"][clients["training"]], own, summary)
 
 

@@ -15,14 +15,15 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, one_hot, pad
 
 from kinfed.checks import within
-from kinfed.client import Batch, Client, Samples
+from kinfed.client import Batch, Client, Samples, Task
 from kinfed.clustering.kmeans import Centroids
 from kinfed.errors import ConfigError
-from kinfed.federation import Federation
+from kinfed.federation import Federation, run_fedavg
 from kinfed.keys import fold, normal
 from kinfed.models import (
     TOKENS,
     AutoEncoder,
+    Model,
     count_tokens,
     encoder_of,
     encoder_shape,
@@ -31,10 +32,11 @@ from kinfed.models import (
 )
 from kinfed.params import Params
 from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
+from kinfed.signatures.feature_moments import project
 from kinfed.signatures.pretraining import Pretraining
 from kinfed.signatures.signature import Signature, Signatures
 
-Embedding = Literal["auto", "autoencoder", "pca", "random"]
+Embedding = Literal["auto", "autoencoder", "pca", "random", "model"]
 ENOUGH = 2000  # server's samples that an auto-encoder is worth training on
 WIDEST = 4096  # numbers of a sample; larger images are averaged down to so many
 AT_ONCE = 4096  # samples
@@ -47,17 +49,20 @@ class PartMeans(Signature):
 
     parts: int = 4  # of a client's samples, as even as can be
     embedding: Embedding = "auto"  # auto: an auto-encoder, pca or random features, by the samples that the server has
+    model_rounds: int = 3  # embedding = "model": rounds of FedAvg, after which the common model embeds samples
     labels: bool = False  # one mean embedding for each label, and the labels' shares; else one for all
     latent: int = 128  # e, numbers of an embedded sample, at most as many as it has
     autoencoder: str = "auto"  # by the samples' shape; or package.module:function, (shape, latent) -> torch.nn.Module
     seed: int = 0  # of the auto-encoder's first weights, and of random features
     pretraining: Pretraining = field(default_factory=Pretraining)  # of the auto-encoder; its samples are those of pca
     protection: Protection = UNPROTECTED  # by the section [privacy.signature]
+    model: Model | None = None  # whose last layer's inputs are the embedding; the method's own
 
     def __post_init__(self) -> None:
         if self.embedding not in get_args(Embedding):
             raise ConfigError(f"embedding must be one of {', '.join(get_args(Embedding))}, got '{self.embedding}'")
         within(2, 100, parts=self.parts)
+        within(0, 10**6, model_rounds=self.model_rounds)
         within(1, 10**6, latent=self.latent)
         within(0, 2**64 - 1, seed=self.seed)
 
@@ -66,12 +71,26 @@ class PartMeans(Signature):
 
     def width(self, shape: tuple[int, ...]) -> int:
         """Numbers of an embedded sample."""
+        if self.embedding == "model":
+            return min(self.latent, self.common_model().features_width())
         return min(self.latent, prod(shape))
+
+    def for_model(self, model: Model) -> "PartMeans":
+        return replace(self, model=model) if self.embedding == "model" else self
+
+    def common_model(self) -> Model:
+        """The model that embeds samples; ConfigError where the method has given none."""
+        if self.model is None:
+            raise ConfigError("signature.embedding = 'model' is for flt: this method compares clients before it trains")
+        return self.model
 
     def encoder(self, fed: Federation) -> Params:
         shape, public = tuple(fed.x.shape[1:]), fed.x[fed.population.public.to(fed.device)]
         kind = self.choose(shape, public)
         log.info("signatures: mean embeddings by %s", NAMES[kind])
+        if kind == "model":
+            first = {name: w.to(fed.device) for name, w in self.common_model().init().items()}
+            return run_fedavg(find_task(fed), first, self.model_rounds, fed)
         if kind == "random":
             return self.random_seed(fed.device)
         if kind == "pca":
@@ -90,6 +109,8 @@ class PartMeans(Signature):
         return "autoencoder" if many and self.has_network(shape) else "pca"
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
+        if self.embedding == "model":
+            return ()  # it is the method's own
         width, known = self.width(shape), [self.random_seed(torch.device("cpu"))]
         for each in encoder_shapes(shape):
             numbers = flatten(torch.zeros(1, *each)).shape[1]
@@ -128,6 +149,8 @@ class PartMeans(Signature):
 
     def embed(self, encoder: Params, x: Tensor) -> Tensor:
         """Samples [b, ...] embedded: [b, e]."""
+        if self.embedding == "model":
+            return project(self.common_model().features(encoder, x), self.width(tuple(x.shape[1:]))).float()
         if "directions" in encoder:
             return (flatten(x) - encoder["mean"]) @ encoder["directions"]
         if set(encoder) == {"seed"}:
@@ -162,7 +185,14 @@ NAMES = {
     "autoencoder": "an auto-encoder",
     "pca": "principal components of the server's samples",
     "random": "random features",
+    "model": "the common model",
 }
+
+
+def find_task(fed: Federation) -> Task:
+    """The method's task that trains the model it is sent."""
+    task: Task = getattr(fed.method, "train")  # noqa: B009 - every method of signatures has one, no protocol says so
+    return task
 
 
 def draw_features(seed: Tensor, numbers: int, width: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from kinfed.checks import above_zero, at_least
 from kinfed.client import Batch, Client, Samples
 from kinfed.cuda_graphs import CudaGraphs
-from kinfed.data import load
+from kinfed.data import is_stored, load
 from kinfed.data.datasets import cache_folder
 from kinfed.errors import ConfigError, DataError, FileError, ModelError
 from kinfed.files import check_finite, load_tensors, lock, save_tensors
@@ -66,6 +66,16 @@ class Pretraining:
         sources = parse_sources(self.name_datasets(public.shape[1:]).source)
         parts = [part.load_as(public.shape[1:], self.data_dir) for part in sources]
         return torch.cat(parts)[:: self._stride(sum(map(len, parts)))].to(public.device)
+
+    def check(self, shape: torch.Size) -> None:
+        """Raises where the encoder's source, unless it is the server's own samples, is not here nor can be fetched."""
+        if self.source.endswith(".safetensors"):
+            if not Path(self.source).is_file():
+                raise DataError(f"no encoder at {self.source}: give an existing .safetensors file, or name a dataset")
+        elif self.source != "public":
+            for part in parse_sources(self.name_datasets(shape).source):
+                if not is_stored(part.name, self.data_dir or None):
+                    load(part.name, self.data_dir or None)
 
     def name_datasets(self, shape: torch.Size) -> "Pretraining":
         """The same with the datasets of FLT's encoder for samples of this shape, where its source is one by name."""

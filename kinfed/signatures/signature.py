@@ -11,6 +11,7 @@ from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Replies
+from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Each
 from kinfed.privacy import SignaturePrivacy
@@ -27,6 +28,10 @@ class Signature(Protocol):
     @abstractmethod
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:
         """Client: its points [k, d], and the share of its samples that each stands for [k]; a pure tensor program."""
+
+    def for_model(self, model: Model) -> "Signature":
+        """The same signature for clients that train this model, where it embeds samples by it."""
+        return self
 
     def encoder(self, fed: Federation) -> Params:
         """Server: the weights that clients are sent to compute their signatures."""

@@ -177,6 +177,18 @@ def test_structured_gives_the_last_cluster_the_labels_left():
     assert sum(sizes(split)) == 210 and sum(sizes(split)[4:]) == 30
 
 
+def test_structured_can_balance_labels_and_test_the_last_cluster_on_label_zero():
+    y = np.repeat(np.arange(8), [30, 12, 20, 30, 18, 30, 25, 30])
+    data = Labels(y, y, 8)
+    split = draw(Structured(6, clusters=3, labels_per_cluster=3, balanced=True, pads_tests=True), data)
+    trained = np.bincount(y[np.concatenate(split.train)], minlength=8)
+    assert trained.tolist() == [12] * 8  # those of the rarest
+    tested = [np.bincount(y[test], minlength=8).tolist() for test in split.test]
+    assert tested[0] == [12, 12, 12, 0, 0, 0, 0, 0] and tested[-1] == [12, 0, 0, 0, 0, 0, 12, 12]
+    plain = draw(Structured(6, clusters=3, labels_per_cluster=3), data)
+    assert np.bincount(y[plain.test[-1]], minlength=8)[0] == 0
+
+
 def test_structured_emnist_is_600_clients_in_10_clusters(real_root):
     if not (real_root / "emnist47.npz").exists():
         pytest.skip(f"no emnist47.npz in {real_root}")

@@ -7,11 +7,10 @@ from kinfed.config.assembly import make_population
 from kinfed.data import load
 from kinfed.data.arrays import SampleKind
 from kinfed.data.readers import read_targets
-from kinfed.deployment.apps import load_node_data
-from kinfed.deployment.plan import Plan, load_folder
+from kinfed.deployment import Plan, load_folder, load_node_data
+from kinfed.deployment.node_data import FileForm, load_samples
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError
-from kinfed.serving.client_files import load_samples
 
 HEADER = "hospital,age,chol,ill\n"
 ROWS = [f"{'AB'[i % 2]},{40 + i},{200 + 3 * i},{'yes' if i % 3 else 'no'}\n" for i in range(20)]
@@ -100,7 +99,7 @@ def test_a_clients_own_table_is_read_as_a_node_and_an_unseen_client_read_it(tmp_
     data = load_folder(tmp_path, ("no", "yes"))
     assert len(data.y) == 16 and len(data.test_y) == 4 and sorted(data.y.unique().tolist()) == [0, 1]
     kind = SampleKind((2,), "float32", 2)
-    assert load_samples(tmp_path, kind, ("no", "yes")).x.shape == (16, 2)
+    assert load_samples(tmp_path, FileForm(kind, ("no", "yes"))).x.shape == (16, 2)
     with pytest.raises(DataError, match="the class 'no', which the server does not know"):
         load_folder(tmp_path, ("maybe", "yes"))
     plan = Plan(clients=1, shape=(2,), classes=2, dtype="float32", class_names=("no", "yes"))
@@ -108,7 +107,7 @@ def test_a_clients_own_table_is_read_as_a_node_and_an_unseen_client_read_it(tmp_
 
 
 def make_node_data(plan, folder):
-    return plan.check(load_node_data({"name": "a", "data": str(folder)}, plan.class_names))
+    return plan.check(load_node_data({"name": "a", "data": str(folder)}, plan.kind, plan.class_names))
 
 
 def test_token_ids_of_a_node_are_whole_and_not_negative():

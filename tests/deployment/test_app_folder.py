@@ -17,12 +17,14 @@ pytest.importorskip("flwr")
 
 from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import get_fused_config_from_dir, parse_config_args
 from typer.testing import CliRunner
 
 from kinfed.aggregation import MEAN
 from kinfed.cli import app
 from kinfed.config import DEMO, assemble, load_config, make_population
 from kinfed.deployment import Plan, load_folder, read_plan
+from kinfed.deployment.run_settings import apply_run_config
 from kinfed.errors import ConfigError, NetworkError
 from tests.engines.flower.loopback import Loopback
 
@@ -73,6 +75,51 @@ def test_the_apps_of_a_new_folder_give_what_a_simulation_of_the_config_gives(mon
     assert "waiting for 6 clients" in capsys.readouterr().out
     exported = CliRunner().invoke(app, ["export", "runs/other", "bundle"])
     assert exported.exit_code == 0, exported.output
+
+
+def fuse(folder, text):
+    """What Flower makes of `--run-config` and the app's own settings."""
+    return get_fused_config_from_dir(folder, parse_config_args([text]))
+
+
+def test_a_run_config_reaches_the_server_and_the_nodes(monkeypatch):
+    folder = write_app(*SMALL)
+    server, grid = import_apps(folder, monkeypatch)[0], Loopback(0)
+    grid.app = import_apps(folder, monkeypatch)[1]
+    monkeypatch.chdir(folder)
+    grid.online = {100 + i: config for i, config in enumerate(node_configs(Path()))}
+    grid.run_config = fuse(
+        Path(),
+        'out="runs/other" rounds=1 method="scaffold" training.lr=0.2 plan.wait_for=3 '
+        'settings="inputs.mean=[0.5] inputs.std=[0.5] aggregation.name=mean"',
+    )
+    server(grid, Context(1, 0, {}, RecordDict(), grid.run_config))
+    run = load_config(Path("runs/other/config.toml"))
+    assert (run.rounds, run.method, run.training.lr, run.inputs.mean) == (1, "scaffold", 0.2, (0.5,))
+    asked = ["method=scaffold", "rounds=1", "training.lr=0.2", "inputs.mean=[0.5]", "inputs.std=[0.5]"]
+    reference = assemble(load_config(DEMO, [*SMALL, *asked, "aggregation.name=mean"])).run()
+    summary = json.loads(Path("runs/other/summary.json").read_text())
+    assert summary["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-5)  # nodes train so too
+    assert summary["bytes_up"] == reference["bytes_up"] and summary["rejected_replies"] == 0
+
+
+def test_a_run_config_that_is_not_valid_is_refused_in_one_line():
+    folder = write_app("method=flt", *SMALL[1:])
+    config, plan = load_config(folder / "kinfed_app/config.toml"), read_plan(folder / "kinfed_app/plan.toml")
+    assert apply_run_config(config, plan, fuse(folder, "")) == (config, plan)
+    method = fuse(folder, 'methods.flt.dynamic=true plan.quorum=0.5 aggregation.name="median"')
+    changed, planned = apply_run_config(config, plan, method)
+    assert changed.methods["flt"]["dynamic"] is True and planned.quorum == 0.5
+    with pytest.raises(ValueError, match="roundz"):
+        fuse(folder, "roundz=3")
+    for text, said in {
+        'settings="training.lrr=1"': "did you mean 'training.lr'",
+        "rounds=0": "rounds",
+        'settings="plan.classes=3"': "plan.classes cannot be set for one run",
+        "plan.wait_for=99": "wait_for",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            apply_run_config(config, plan, fuse(folder, text))
 
 
 def test_samples_are_written_into_a_folder_for_each_client_and_one_for_the_server():
@@ -248,6 +295,13 @@ def test_bad_input_is_one_line_and_leaves_no_folder(words, part):
 def test_a_file_of_that_name_is_refused():
     Path("mine").write_text("")
     assert "mine is a file" in read_refusal("mine", *SMALL)
+
+
+def test_class_names_are_planned():
+    words = ["--shape", "1,8,8", "--clients", "3", "--class-names", "cat, dog"]
+    plan = read_plan(write_app("method=fedavg", *words) / "kinfed_app" / "plan.toml")
+    assert plan.class_names == ("cat", "dog") and plan.classes == 2
+    assert "different class_names" in read_refusal("other", *words, "--classes", "3")
 
 
 def test_a_plan_with_a_misspelt_key_names_the_nearest(tmp_path):

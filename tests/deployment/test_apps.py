@@ -12,11 +12,14 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 
 from kinfed.aggregation import DEPLOYED
+from kinfed.client import Client, Reply, client_task
 from kinfed.config import assemble, load_config
 from kinfed.deployment import Plan, load_folder, make_client_app, make_server_app
 from kinfed.engines import workers as progress_log
 from kinfed.engines.flower.transport import read_config
 from kinfed.errors import ConfigError, DataError, NetworkError
+from kinfed.methods import FedAvg
+from kinfed.params import Params
 from kinfed.serving import export
 from tests.engines.flower.loopback import Loopback
 from tests.problems import assert_close, tiny_population
@@ -127,7 +130,35 @@ def test_samples_that_are_not_as_planned_are_refused_on_the_node_and_sent_nowher
         client.removeHandler(caplog.handler)
     assert "wanted samples uint8 [1, 8, 8]" in caplog.text  # in its own log
     output = capsys.readouterr().out  # of the server
-    assert "node 105 cannot take part: code 8" in output and "connected: 5 of 6 clients" in output
+    said = (
+        "node 105 cannot take part: its samples cannot be read, or are not as plan.toml says (DataError); its own log"
+    )
+    assert output.count(said) == 1 and "connected: 5 of 6 clients" in output and "[1, 8, 8]" not in output
+
+
+def test_a_node_that_reports_its_errors_sends_their_text(folders, capsys):
+    np.savez(folders / "clinic-5" / "samples.npz", x=np.zeros((4, 9, 9), np.uint8), y=np.zeros(4, np.int64))
+    grid = federation(folders)
+    grid.online[105]["report_errors"] = True
+    with pytest.raises(NetworkError, match="5 of 6 clients"):
+        serve(grid, folders / "run")
+    assert "(DataError): wanted samples uint8 [1, 8, 8]" in capsys.readouterr().out
+
+
+def test_a_task_that_fails_on_a_node_reaches_the_one_who_started_the_run_once(folders, capsys, monkeypatch):
+    original = FedAvg.train
+
+    def train(self, client: Client, params: Params) -> Reply:
+        if int(client.train.size) == 18:  # clinic-5 alone has as many
+            raise RuntimeError("patient 4711")
+        return original(self, client, params)
+
+    monkeypatch.setattr(FedAvg, "train", client_task(train))
+    config = load_config(None, ["method=fedavg", "rounds=3", "fraction=1.0", "engine.timeout=5"])
+    serve(federation(folders, config), folders / "run", config)
+    output = capsys.readouterr().out
+    assert output.count("clinic-5 failed at 'train': its task failed (RuntimeError); its own log says more") == 1
+    assert "4711" not in output and output.count("failed at") == 1
 
 
 @pytest.mark.parametrize("method", ["flt_paper", "flis_dc", "flis_hc"])

@@ -38,7 +38,8 @@ from kinfed.config.schema import PARTS, Table
 from kinfed.config.settings import default_fields
 from kinfed.config.toml import flatten, set_value
 from kinfed.data import load
-from kinfed.deployment.plan import load_file, read_plan
+from kinfed.deployment.node_data import load_file
+from kinfed.deployment.plan import read_plan
 from kinfed.errors import KinfedError
 from kinfed.methods import METHODS
 from kinfed.models import make_autoencoder
@@ -560,6 +561,7 @@ TABLES = (
     "summary.json",
     "config.toml",
     "signatures.npz",
+    "confusion.npz",
     "events.jsonl",
 )
 

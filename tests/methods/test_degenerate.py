@@ -103,10 +103,14 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "flis_dc": is_fedavg("flis_dc", beta=0.0, rounds=1),  # later on clients start from one of its equal models
     "flis_hc": is_fedavg("flis_hc", beta=0.0),
     "repa": is_fedavg("repa", clusters=1, signature=statistics(encoder_rounds=0)),
+    "pacfl": is_fedavg("pacfl", threshold=1e9),
     "wd": is_fedavg("wd", clusters=1, rounds_before=0),
     "fedclust": is_fedavg("fedclust", hierarchy=Hierarchy(threshold=1e9)),
     "fedgroup": is_fedavg("fedgroup", clusters=1),
     "clove": is_fedavg("clove", clusters=1),
+    "stocfl": is_fedavg("stocfl", threshold=-1.0, pull=0.0),
+    "flux": is_fedavg("flux", rounds_before=99),
+    "feddrift": is_fedavg("feddrift", first="one", delta=1.0),
     "oracle": is_fedavg("oracle", replace(SEVERAL, true_clusters=None)),
 }
 

@@ -10,13 +10,14 @@ from kinfed.data import Population, Role
 from kinfed.engines import Vectorised
 from kinfed.experiment import Experiment, RoundResult
 from kinfed.method import Method
-from kinfed.methods import CFL, FLHC, IFCA, WD, CLoVE, FedClust, FedGroup, FeSEM
+from kinfed.methods import CFL, FLHC, IFCA, WD, CLoVE, FedClust, FedDrift, FedGroup, FeSEM, StoCFL
 from kinfed.methods.split_tree import SplitRule
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import CASES, KERNEL, make, population
 from tests.problems import same_clusters
 
 CLIENTS, LATE, JOINS, ROUNDS = 12, (4, 5), 2, 4  # who is late: one of either planted group
+GONE, LEAVES = 7, 3  # and who leaves
 LONG = replace(LOCAL, epochs=20)  # FLIS: predictions tell groups apart only once models have learnt something
 
 
@@ -46,9 +47,13 @@ SEPARATED = {  # method -> settings and clients with which it separates the plan
     "flis_dc": (lambda: make("flis_dc", local=LONG, beta=0.6), population),
     "flis_hc": (lambda: make("flis_hc", local=LONG), population),
     "repa": (lambda: make("repa"), population),
+    "pacfl": (lambda: make("pacfl"), population),
     "fedclust": (lambda: FedClust(net(), LONG), renamed),
     "fedgroup": (lambda: FedGroup(net(), LOCAL, clusters=2), renamed),
     "clove": (lambda: CLoVE(net(), LOCAL, seed=1), renamed),
+    "stocfl": (lambda: StoCFL(net(), LOCAL, threshold=0.5), renamed),
+    "flux": (lambda: make("flux", radius=1.5), population),
+    "feddrift": (lambda: FedDrift(net(), LONG, delta=0.3, step_rounds=1, first="own"), renamed),
     "oracle": (lambda: make("oracle"), population),
     "wd": (lambda: WD(net(), LOCAL, rounds_before=3, clusters=2), renamed),
 }
@@ -74,17 +79,19 @@ def watched(method: Method, people: Population):  # type: ignore[type-arg, no-un
     return diary.results, fed
 
 
-def test_a_client_that_joins_is_served_at_once_and_trains_from_then_on(method):
-    results, fed = watched(method, population(roles=roles()))
+def test_a_client_that_joins_is_served_at_once_and_trains_from_then_on_and_one_that_leaves_does_not(method):
+    some = list(roles())
+    some[GONE] = Role(leaves=LEAVES)
+    results, fed = watched(method, population(roles=tuple(some)))
     served = [[not result.scores.main[i].isnan() for i in LATE] for result in results]
     assert served == [[False, False]] * JOINS + [[True, True]] * (ROUNDS - JOINS)
     asked = [clients for _, task, clients, _, _ in fed.ledger.rounds if task in TRAINING]
-    assert asked == [10] * JOINS + [12] * (ROUNDS - JOINS)
+    assert asked == [10] * JOINS + [12] * (LEAVES - JOINS) + [11] * (ROUNDS - LEAVES)
+    assert [bool(result.scores.main[GONE].isnan()) for result in results] == [False] * LEAVES + [True]
     if "train_both" in fed.ledger.up:  # some rounds send two models
         return
-    sent = fed.ledger.up["train"].double() / torch.tensor(
-        [ROUNDS - JOINS if i in LATE else ROUNDS for i in range(CLIENTS)]
-    )
+    trained = [ROUNDS - JOINS if i in LATE else LEAVES if i == GONE else ROUNDS for i in range(CLIENTS)]
+    sent = fed.ledger.up["train"].double() / torch.tensor(trained)
     assert len(sent.unique()) == 1, "as much as the others in each of its rounds"
 
 

@@ -9,7 +9,7 @@ from kinfed.methods import METHODS
 from tests.methods.registry import SLOW
 
 CELLS = read_plan()
-SIMILAR = {"clove", "fedclust", "fedgroup", "oracle"}  # ifca, flhc and wd are much like them
+SIMILAR = {"clove", "feddrift", "fedclust", "fedgroup", "flux", "oracle", "pacfl", "stocfl"}  # much like ifca, flhc, wd
 DEAR = {"repa", *SLOW, *SIMILAR}  # an encoder, or no fast path: one kind of theirs in every run, the others on demand
 
 

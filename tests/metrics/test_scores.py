@@ -42,11 +42,18 @@ def test_reaching_the_target_includes_the_target():
 
 
 def test_rounds_to_target_and_convergence():
-    means = [(1, 0.5), (2, 0.9), (3, 0.7), (4, 0.95), (5, 0.951)]
+    means = [(1, 0.5), (2, 0.9), (3, 0.7), (4, 0.95), (5, 0.951), (6, 0.949)]
     assert rounds_to_target(means, 0.9) == 2
     assert rounds_to_target(means, 0.99) is None
     assert converged_at(means) == 4
-    assert converged_at([(3, 0.4)]) == 3 and converged_at([]) is None
+    assert converged_at([]) is None
+
+
+def test_two_evaluations_say_nothing_about_convergence():
+    assert converged_at([(1, 0.4), (2, 0.9)]) is None and converged_at([(1, 0.9), (2, 0.9)]) is None
+    assert converged_at([(1, 0.1), (2, 0.9), (3, 0.9), (4, 0.9)]) == 2
+    steps = [(t, float(t)) for t in range(97)] + [(97, 96.0), (98, 96.0), (99, 96.0)]
+    assert converged_at(steps) is None  # the last three of a hundred
 
 
 def test_accuracy_is_stuck_when_it_fell_and_does_not_move():

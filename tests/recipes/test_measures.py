@@ -1,6 +1,5 @@
 """What is read from runs, and which of several runs is reported: numbers by hand."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +94,11 @@ def test_a_claim_is_the_difference_of_two_main_numbers():
     def judged(flt: float) -> str:
         numbers = {"fedavg": 0.5, "fesem": 0.5, "flt": flt}
         results = [result_of(recipe, cell, (0,), lambda c: run(c, (numbers[c.method],)), "") for cell in cells]
-        return Outcome(recipe, tuple(results)).judge(recipe.claims[0], "mlp", "paper")
+        return Outcome(recipe, tuple(results)).judge(recipe.claims[0], ("mlp",), "paper")
 
     assert judged(0.76) == HOLDS and judged(0.74) == FAILS  # 25 points are claimed
-    blank = Outcome(recipe, tuple(replace(result_of(recipe, c, (0,), lambda _: None, ""), seeds=()) for c in cells))
-    assert blank.judge(recipe.claims[0], "mlp", "paper") == "not known"
+    blank = Outcome(recipe, tuple(result_of(recipe, c, (0,), lambda _: None, "") for c in cells))
+    assert blank.judge(recipe.claims[0], ("mlp",), "paper") == "not run"
 
 
 def test_the_accuracy_is_of_what_clients_use_at_home():

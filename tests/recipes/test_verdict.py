@@ -3,7 +3,7 @@
 import pytest
 
 from kinfed.recipes import MEASURES
-from kinfed.recipes.measures import AGREES, BETTER, INCOMPARABLE, WORSE, Found, Printed
+from kinfed.recipes.measures import AGREES, BETTER, INCOMPARABLE, OTHER, WITHIN, WORSE, Found, Printed
 
 ACCURACY, VARIANCE = MEASURES["accuracy"], MEASURES["variance"]
 
@@ -14,9 +14,9 @@ ACCURACY, VARIANCE = MEASURES["accuracy"], MEASURES["variance"]
         (Printed(90.0), (91.0,), AGREES),  # one point is forgiven
         (Printed(90.0), (91.1,), BETTER),
         (Printed(90.0), (88.9,), WORSE),
-        (Printed(90.0, 0.6), (91.2,), AGREES),  # twice the published ±
-        (Printed(90.0, 0.6), (91.3,), BETTER),
-        (Printed(90.0), (88.0, 90.0, 87.0), AGREES),  # off by 1.67; the seeds' spread is 1.53
+        (Printed(90.0, 0.6), (91.6,), WITHIN),  # one seed is taken to spread as the published one: 2 · √2 · 0.6 = 1.7
+        (Printed(90.0, 0.6), (91.8,), BETTER),
+        (Printed(90.0), (88.0, 90.0, 87.0), WITHIN),  # off by 1.67; the seeds' spread is 1.53
         (Printed(90.0, 0.3), (88.0, 88.4), WORSE),  # 2 · √(0.3² + 0.28²) = 0.82 < 1 < 1.8
     ],
 )
@@ -34,6 +34,10 @@ def test_a_lower_variance_is_better_and_a_quarter_is_forgiven():
 def test_what_cannot_be_compared_keeps_its_difference():
     found = Found(ACCURACY, Printed(90.0), (80.0,), "other data")
     assert found.verdict == INCOMPARABLE and found.difference == -10.0
+
+
+def test_another_protocol_is_never_better_or_worse():
+    assert [Found(ACCURACY, Printed(90.0), (x,), is_judged=False).verdict for x in (80, 90, 99)] == [OTHER] * 3
 
 
 def test_without_a_published_or_a_measured_number_there_is_no_verdict():

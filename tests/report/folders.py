@@ -17,7 +17,7 @@ from kinfed.federation import Federation
 from kinfed.metrics import Scores, summarise_scores
 from kinfed.quality import ACCURACY
 from kinfed.runs import RunWriter, write_config
-from kinfed.runs.writer import write_arrays, write_labels, write_relatedness, write_tree
+from kinfed.runs.writer import write_arrays, write_confusions, write_labels, write_relatedness, write_tree
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class MadeUp:
     clusters: int = 3
     reclusters: bool = False  # finds clusters anew every round
     every: int = 1  # rounds between two lists of all clients
+    names: tuple[str, ...] = ()  # of the classes
+    shift: float = 0.0  # of all accuracies
 
 
 def write_run(
@@ -63,6 +65,7 @@ def write_run(
         write_labels(path, fed.labels_held)
         if has_clusters:
             write_findings(path, true, has_signatures)
+        write_confusions(path, confuse(made, true if has_clusters else torch.full_like(true, -1)))
         folder.write_summary(summary)
     return path
 
@@ -77,6 +80,18 @@ def write_findings(path: Path, true: Tensor, has_signatures: bool) -> None:
         write_arrays(path / "signatures.npz", {"clients": torch.arange(len(true)).numpy(), "points": points.numpy()})
 
 
+def confuse(made: MadeUp, clusters: Tensor) -> tuple[Tensor, Tensor]:
+    """Ten test samples a client, of the class of its cluster: none is wrong of the first, two of the last, else one."""
+    names, classes = clusters.unique(), max(10, made.clusters)
+    counts = torch.zeros(len(names), classes, classes, dtype=torch.long)
+    for client, cluster in enumerate(clusters.tolist()):
+        label = client % made.clusters
+        wrong = 2 if label == made.clusters - 1 else 0 if label == 0 else 1
+        counts[names.tolist().index(cluster), label, label] += 10 - wrong
+        counts[names.tolist().index(cluster), label, (label + 1) % classes] += wrong
+    return names, counts
+
+
 def assign(true: Tensor, round: int, made: MadeUp) -> Tensor:
     """The ground truth; where clusters are found anew, other strays each round."""
     strays = (torch.arange(len(true)) % 10 == round % 10) & torch.tensor(made.reclusters)
@@ -85,7 +100,7 @@ def assign(true: Tensor, round: int, made: MadeUp) -> Tensor:
 
 def score(share: float, made: MadeUp) -> Scores:
     decile = 10 * torch.arange(made.clients, dtype=torch.double) / made.clients
-    accuracy = share * (0.9 - 0.01 * decile.floor()) - 0.001 * made.seed
+    accuracy = share * (0.9 - 0.01 * decile.floor()) - 0.001 * made.seed + made.shift
     samples = torch.full((made.clients,), 10)
     return Scores(accuracy, torch.full_like(accuracy, torch.nan), 1 - accuracy, samples, samples > 0)
 
@@ -97,5 +112,5 @@ def federation(config: Config, made: MadeUp) -> Federation:
     y = true.repeat_interleave(20)
     x = torch.zeros(len(y), 1, 8, 8, dtype=torch.uint8)
     parts = tuple(row[:10] for row in rows), tuple(row[10:] for row in rows)
-    population = Population(x, y, *parts, classes=max(10, made.clusters), true_clusters=true)
+    population = Population(x, y, *parts, classes=max(10, made.clusters), true_clusters=true, class_names=made.names)
     return Vectorised(make_method(config, model_for(config, population)), population, fraction=1.0, seed=config.seed)

@@ -1,5 +1,6 @@
 """The page in a real browser: Debian's chromium, driven by Playwright."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kinfed.report.page import write_report
+from kinfed.report.vega import BESIDE
 from tests.report.folders import MadeUp, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
@@ -57,7 +59,7 @@ def opened(browser: "playwright.Browser", report: Path, request: pytest.FixtureR
 def choose(page: "playwright.Page", run: str) -> None:
     """Chooses a run in the section of clusters and waits until its charts are drawn."""
     page.locator("#run").select_option(label=run)
-    page.wait_for_function("document.querySelectorAll('.chart:not([hidden]) > div:not(.vega-embed)').length === 0")
+    page.wait_for_selector("html[data-drawn=true]")
 
 
 @pytest.mark.parametrize("opened", [(w, s) for w in WIDTHS for s in ("light", "dark")], indirect=True)
@@ -74,11 +76,62 @@ def test_every_chart_is_drawn_and_nothing_is_wider_than_the_screen(opened: "play
     assert opened.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
 
 
+@pytest.mark.parametrize("opened", [(w, s) for w in WIDTHS for s in ("light", "dark")], indirect=True)
+def test_no_word_of_a_chart_is_cut_off(opened: "playwright.Page"):
+    """Curves are SVG: every word must lie inside its picture, those beside the ends of curves too."""
+    cut = opened.evaluate(
+        """() => [...document.querySelectorAll("#curves svg.marks, #cost-curves svg.marks")].flatMap((svg) => {
+          const room = svg.getBoundingClientRect();
+          return [...svg.querySelectorAll("text")].filter((word) => word.textContent).filter((word) => {
+            const box = word.getBoundingClientRect();
+            return box.left < room.left - 1 || box.right > room.right + 1 || box.top < room.top - 1;
+          }).map((word) => word.textContent);
+        })"""
+    )
+    assert cut == []
+    named = opened.locator("#curves .mark-text.role-mark text").all_text_contents()
+    assert sorted(named) == (["FLT", "FeSEM", "FedAvg"] if opened.viewport_size["width"] > 520 else [])
+
+
+def test_the_results_fit_a_screen_with_all_columns_that_runs_can_have(browser: "playwright.Browser", tmp_path: Path):
+    for seed in (0, 1):
+        run = write_run(tmp_path / "all" / f"flt-{seed}", MadeUp("flt", seed=seed))
+        summary = json.loads((run / "summary.json").read_text())
+        more = ("accuracy_adapted", "accuracy_unseen", "accuracy_unseen_adapted", "robustness", "correlation_labels")
+        summary |= dict.fromkeys(more, 0.5 + seed / 10)
+        (run / "summary.json").write_text(json.dumps(summary))
+    page = browser.new_page(viewport={"width": WIDTHS["desktop"], "height": 900})
+    page.goto(write_report([tmp_path / "all"], tmp_path / "report")[0].as_uri())
+    page.wait_for_selector("html[data-drawn=true]")
+    assert page.locator("#results thead th").count() >= 13
+    assert page.locator(".results").evaluate("(box) => box.scrollWidth <= box.clientWidth")
+    page.close()
+
+
+def test_zooming_in_on_the_best_methods_and_back(opened: "playwright.Page"):
+    ticks = "[...document.querySelectorAll('#curves .role-axis-label text')].map((word) => word.textContent).join()"
+    before = opened.evaluate(ticks)
+    opened.get_by_label("Zoom in on the best methods").check()
+    opened.wait_for_function(f"{ticks} && {ticks} !== '{before}'")
+    opened.get_by_label("Zoom in on the best methods").uncheck()
+    opened.wait_for_function(f"{ticks} === '{before}'")
+
+
+def test_the_diagnosis_says_what_holds_and_what_to_doubt(opened: "playwright.Page"):
+    assert "no client loses by being clustered" in opened.locator(".diagnosis li.good").first.inner_text()
+
+
+def test_confusion_matrices_are_those_of_the_chosen_run(opened: "playwright.Page"):
+    for run, pictures in (("FLT, seed 0", 2), ("FedAvg, seed 0", 1)):  # all clients, and the worst cluster
+        opened.locator("#class-run").select_option(label=run)
+        opened.wait_for_function(f"document.querySelectorAll('#confusion canvas').length === {pictures}")
+
+
 def test_pointing_at_a_curve_shows_its_values(opened: "playwright.Page"):
     chart = opened.locator("#curves svg.marks")
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
-    opened.mouse.move(box["x"] + box["width"] - 30, box["y"] + box["height"] / 2)
+    opened.mouse.move(box["x"] + box["width"] - BESIDE - 25, box["y"] + box["height"] / 2)
     tip = opened.locator("#vg-tooltip-element")
     tip.get_by_text("85.78 ± 0.07 %").wait_for()
     assert "FLT" in tip.inner_text() and "round" in tip.inner_text()
@@ -140,7 +193,7 @@ def test_a_click_on_the_legend_singles_out_a_method(opened: "playwright.Page"):
     lines = "[...document.querySelectorAll('#curves .mark-line path')]"
     faint = f"{lines}.filter((line) => +line.getAttribute('opacity') < 0.5).length"
     assert opened.evaluate(faint) == 0
-    opened.locator("#curves svg.marks text", has_text="FLT").click()
+    opened.locator("#curves .role-legend-label text", has_text="FLT").click()
     opened.wait_for_function(f"{faint} === 2")
 
 

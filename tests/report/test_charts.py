@@ -1,17 +1,20 @@
 """Charts for notebooks and files: what they show."""
 
 import builtins
+import html
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kinfed.report
 from kinfed import report
 from kinfed.errors import ConfigError
+from kinfed.report.method_charts import HEIGHT, LINE, span_of, spread_apart
 from kinfed.report.page import all_charts, write_charts
-from kinfed.report.vega import COLOURS, THEMES
+from kinfed.report.vega import CLUSTER_COLOURS, COLOURS, THEMES
 from tests.report.folders import MadeUp, write_run
 
 pytest.importorskip("vl_convert", reason="charts need vl-convert-python: pip install 'kinfed[report]'")
@@ -39,10 +42,29 @@ def test_curves_show_what_the_data_say(folder: Path):
     assert chart.panels[0]["description"].startswith("Mean accuracy by round: FedAvg ends at 85.83")
 
 
+def kinds_of(chart: report.Chart) -> list[str]:
+    """The kinds of marks in a chart's layers."""
+    return [layer["mark"]["type"] for layer in chart.panels[0]["layer"]]
+
+
+def test_names_stand_at_the_ends_of_curves_and_not_on_each_other(folder: Path):
+    chart = report.plot_convergence([folder])
+    ends = sorted(row["y"] for row in chart.tables["ends"])
+    assert [row["method"] for row in chart.tables["ends"]] == ["FedAvg", "FLT", "FeSEM"]
+    low, high = span_of(chart.data)
+    assert np.diff(ends).min() >= (high - low) * LINE / HEIGHT * 0.999  # though all three end at the same accuracy
+    assert low <= ends[0] and ends[-1] <= high * 1.0001  # five digits are kept
+    assert spread_apart(np.array([1.0, 9.0, 5.0]), 0, 10).tolist() == [1, 9, 5]  # far apart: nobody moves
+
+
+def test_zooming_in_shows_where_the_better_half_of_the_methods_ends(folder: Path):
+    zoom = report.plot_convergence([folder]).panels[0]["usermeta"]["zoom"]
+    assert zoom["x"] == [2, 4] and 40 < zoom["y"][0] < zoom["y"][1] < 90  # rounds 2 to 4 of 4: 42.9 % to 85.8 %
+
+
 def test_a_band_is_drawn_where_there_are_several_seeds(folder: Path):
-    marks = [layer["mark"] for layer in report.plot_convergence([folder]).panels[0]["layer"]]
-    assert "area" in marks
-    assert "area" not in [layer["mark"] for layer in report.plot_convergence(folder / "fesem").panels[0]["layer"]]
+    assert "area" in kinds_of(report.plot_convergence([folder]))
+    assert "area" not in kinds_of(report.plot_convergence(folder / "fesem"))
 
 
 def test_cost_is_along_megabytes(folder: Path):
@@ -60,7 +82,9 @@ def test_charts_of_a_run_show_its_data(folder: Path):
     flt = folder / "flt-0"
     related = report.plot_relatedness(flt)
     assert related.data.after[0].tolist() == [1] * 4 + [0] * 8
-    assert related.tables["cells1"][0] == {"row": 0, "share": [100] * 4 + [0] * 8}
+    first = related.tables["cells1"][0]
+    assert first["share"] == [100] * 4 + [0] * 8 and first["apart"][0] == 0 and len(first["apart"]) == 12
+    assert min(first["tone"][:4]) > 50 > max(first["tone"][4:])  # related pairs have tones of their own
     assert [row["to"] for row in related.tables["strip1"]] == [4, 8, 12]  # three clusters of four
     tree = report.plot_dendrogram(flt)
     assert tree.data.cut == 8.0 and len(tree.tables["merges"]) == 11 and len(tree.tables["members"]) == 12
@@ -76,6 +100,40 @@ def test_bands_add_up_to_all_clients(folder: Path):
         assert sum(row["clients"] for row in rows if row["from"] == first) == 12
     # clients 1 and 11 are strays in round 1, client 2 in round 2: three of twelve move
     assert sum(row["moved"] for row in rows if row["from"] == 2) == 3
+
+
+def test_curves_of_clusters_are_means_over_their_clients(folder: Path):
+    chart = report.plot_cluster_curves(folder / "flt-0")
+    assert chart.data.sizes == [4, 4, 4] and chart.data.rounds.tolist() == [1, 2, 3, 4]
+    tenths = np.floor(10 * np.arange(12) / 12)  # folders.score: a point less for each tenth of the clients
+    wanted = [0.9 - 0.01 * tenths[cluster::3].mean() for cluster in range(3)]
+    assert np.sort(chart.data.means[:, -1]) == pytest.approx(np.sort(wanted))
+    assert len(chart.tables["curves"]) == 12 and chart.tables["ends"][0]["said"].endswith("4 clients")
+    with pytest.raises(ConfigError, match="clusters whose clients were scored"):
+        report.plot_cluster_curves(folder / "fedavg")
+
+
+def test_distances_show_related_pairs_others_and_the_cut(folder: Path):
+    chart = report.plot_distances(folder / "flt-0")
+    assert chart.data.related.sum() == 3 * 6 and chart.data.others.sum() == 66 - 18 and chart.data.cut == 8.0
+    assert max(row["to"] for row in chart.tables["bins"] if row["pairs"] == "related") < 8
+    assert min(row["from"] for row in chart.tables["bins"] if row["pairs"] == "not related") > 8
+    assert chart.panels[0]["layer"][-1]["encoding"] == {"x": {"datum": 8.0}}
+
+
+def test_a_confusion_matrix_is_of_all_clients_and_of_the_worst_cluster(folder: Path):
+    chart = report.plot_confusion(folder / "flt-0")
+    assert chart.data.counts.shape == (3, 10, 10) and len(chart.panels) == 2
+    assert chart.panels[0]["title"] == "all clients: 90.0% right"  # folders.confuse: 12 of 120 samples are wrong
+    assert chart.panels[1]["title"] == "cluster 2, the worst: 80.0% right"
+    assert chart.tables["cells1"][2]["share"][:4] == [0, 0, 80, 20] and chart.tables["cells1"][2]["count"][3] == 8
+
+
+def test_class_names_are_carried_to_charts(tmp_path: Path):
+    run = write_run(tmp_path / "run", MadeUp("flt", names=("it's", "b\\c", *"defghijk")))
+    for chart in (report.plot_labels(run), report.plot_confusion(run)):
+        svg = html.unescape(chart._repr_svg_())
+        assert ">it's<" in svg and ">b\\c<" in svg
 
 
 def test_a_run_without_the_data_says_what_it_lacks(folder: Path):
@@ -104,6 +162,9 @@ def test_every_chart_can_be_rendered(folder: Path, tmp_path: Path):
 
 def test_light_and_dark_have_as_many_colours():
     assert len(COLOURS["light"]) == len(COLOURS["dark"]) == 8
+    assert len(CLUSTER_COLOURS["light"]) == len(CLUSTER_COLOURS["dark"]) == 8
+    for scheme in ("light", "dark"):
+        assert not set(COLOURS[scheme]) & set(CLUSTER_COLOURS[scheme])  # no cluster has a method's colour
     assert THEMES["light"].keys() == THEMES["dark"].keys()
 
 

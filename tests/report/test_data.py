@@ -43,7 +43,7 @@ def test_a_band_is_one_standard_deviation_over_seeds(folder: Path):
 def test_metrics_that_no_run_has_are_not_offered(folder: Path):
     series = gather([folder])
     assert [m.name for m in list_metrics(series)] == [
-        "accuracy", "worst_decile", "at_target", "variance", "ari", "clusters",
+        "accuracy", "worst_decile", "at_target", "variance", "loss", "ari", "clusters",
     ]  # fmt: skip
     assert curve_of(gather([folder / "fedavg"])[0], metric_named("ari")) is None
     with pytest.raises(ConfigError, match="did you mean 'accuracy'"):

@@ -18,10 +18,10 @@ from kinfed import registry
 from kinfed.cli import app
 from kinfed.config import load_config, make_population
 from kinfed.data.arrays import SampleKind
+from kinfed.data.image_files import ImageForm, list_images, read_images
 from kinfed.errors import DataError
 from kinfed.files import BLANK, seal_text
 from kinfed.serving import export, load
-from kinfed.serving.client_files import list_images, read_images
 
 pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
 
@@ -187,7 +187,7 @@ def test_images_are_read_by_name_with_channels_first(tmp_path):
     pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     for name, brighter in (("b.png", 100), ("a.png", 0)):
         image.fromarray(pixels + np.uint8(brighter)).save(tmp_path / name)
-    found = read_images(list_images(tmp_path), (3, 2, 2))
+    found = read_images(list_images(tmp_path), ImageForm.of_shape((3, 2, 2)))
     assert found[0].tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
     assert (found[1] == found[0] + 100).all()
 

@@ -17,6 +17,7 @@ ROUNDS, SHAPE, TRAINING = 3, torch.Size((1, 8, 8)), ("train",)
 SETTINGS = {
     "flt": {"signature": PartMeans(latent=8, pretraining=Pretraining("digits", epochs=1, least_steps=1))},
     "cfl": {"after": 99},  # a split asks further clients
+    "feddrift": {"first": "one", "delta": 1.0},
     "auto": {"compare": 0.0, "merge": 0.0, "judge": 0.0},
     "pca_km_hc": {"components": 16},
     "repa": {"signature": statistics(encoder_rounds=2)},
@@ -71,8 +72,14 @@ def values(name, method):
         }
     extra = {"pca_km_hc": {"signature": 4 * 3 * 16}, "ifca": {"C": 2}, "wd": {"R": 1}}
     extra |= {"auto": {"encoder": 4, "signature": 4 * 4 * (3 * (1 + 64) + 1)}}  # a seed; four parts of three labels
+    extra |= {
+        "stocfl": {"M": 11},
+        "pacfl": {"signature": 4 * 3 * 64 * 3},
+        "flux": {"signature": 4 * (1 + 3) * 2 * 8},
+    }  # of twelve, so many were sampled
     extra |= {"lg_fedavg": {"shared": 4 * (8 * 3 + 3)}, "fedper": {"shared": 4 * (64 * 8 + 8)}}
     extra |= {name: {"shared": 4 * (64 * 8 + 8)} for name in ("fedrep", "fedbabu")}
     extra |= {"fedclust": {"shared": 4 * (8 * 3 + 3)}, "clove": {"C": 2, "R": ROUNDS}}
+    extra |= {"feddrift": {"C": 1, "R": 2 * ROUNDS - 1}}  # before and after each step of one round, but the first
     extra |= {"fedbn": {"shared": 4 * (64 * 8 + 8 + 8 * 3 + 3)}}
     return extra.get(name, {})

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from kinfed.cli import app
 from kinfed.cli.options import read_words
+from kinfed.config import DEMO, read_toml
+from kinfed.sweeps import Definition, Space
 from website.sessions import blocks_of, replayed
 
 ROOT = Path(__file__).parents[2]
@@ -75,5 +77,7 @@ def test_every_command_in_the_docs_is_understood(name, line, monkeypatch: pytest
     given = cluster.commands[word].make_context(word, rest).params
     is_run = name in RUN  # with the files of its page
     settings = given.get("settings") if not is_run else None
-    if settings and not any(".toml" in text and not Path(text).exists() for text in settings):
+    if word == "sweep" and settings:
+        assert Definition(Space(read_toml(DEMO), tuple(settings)), draws=given["random"]).configs
+    elif settings and not any(".toml" in text and not Path(text).exists() for text in settings):
         read_words(settings, {})

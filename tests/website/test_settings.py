@@ -7,12 +7,13 @@ import pytest
 from kinfed.aggregation import AGGREGATIONS
 from kinfed.config import DEMO, Config, flatten
 from kinfed.config.settings import GIVEN
-from kinfed.data import PARTITIONS, SHIFTS, ChangeSettings
+from kinfed.data import DRIFTS, PARTITIONS, SHIFTS, ChangeSettings
 from kinfed.methods import METHODS
 from website.config_page import BY_NAME, SECTIONS, config_page
 from website.settings import settings_of, table
 
 SPLIT = {f"partition {name}": kind for name, kind in PARTITIONS.items()} | {f"shift {n}": k for n, k in SHIFTS.items()}
+SPLIT |= {f"drift {name}": kind for name, kind in DRIFTS.items()}
 KINDS = {"config": Config, "change": ChangeSettings, **SPLIT, **AGGREGATIONS, **METHODS}
 
 
@@ -51,4 +52,4 @@ def test_the_config_page_has_every_key_of_a_resolved_config():
         section, _, rest = key.partition(".")
         if section not in ("methods", *BY_NAME):
             assert f"| `{rest if section in SECTIONS else key}` |" in page, key
-    assert all(f'### `name = "{name}"`' in page for name in (*PARTITIONS, *SHIFTS, *AGGREGATIONS))
+    assert all(f'### `name = "{name}"`' in page for name in (*PARTITIONS, *SHIFTS, *DRIFTS, *AGGREGATIONS))

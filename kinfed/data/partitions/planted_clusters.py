@@ -5,8 +5,8 @@ are floor(class size / clients of the cluster); P4's are floor(N / M / labels), 
 
 P5: structured non-IID EMNIST with quantity skew (FLT scenario 4, workshop scenario 2).
 
-Labels in natural order, `labels_per_cluster` for each cluster, the last takes what is left. Without FLT's bug 5 (the
-last cluster's test samples contained the digit 0).
+Labels in natural order, `labels_per_cluster` for each cluster, the last takes what is left. FLT's bug 5 (the last
+cluster's test samples contained the digit 0) is there only with `pads_tests`.
 """
 
 from collections.abc import Iterable
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from kinfed.checks import at_least, one_of
 from kinfed.data.partitions.split import Index, Labels, Promise, Split, need_samples, samples_of_labels
@@ -143,6 +144,8 @@ class Structured:
     clients: int = 2400  # M, how many there are
     clusters: int = 10  # C, planted
     labels_per_cluster: int = 5  # of its own
+    balanced: bool = False  # of every label as many samples as of the rarest one
+    pads_tests: bool = False  # a last cluster with fewer labels is tested on label 0, too, as by FLT's code
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, clusters=self.clusters, labels_per_cluster=self.labels_per_cluster)
@@ -160,6 +163,8 @@ class Structured:
                 f"{self.clusters} clusters of {width} labels need at least {needed}, the data have {labels.classes}"
             )
         cluster_of_sample = labels.train // width
+        if self.balanced:
+            cluster_of_sample = np.where(draw_balanced(labels.train, rng), cluster_of_sample, -1)
         train: list[Index] = []
         for cluster, members in enumerate(np.bincount(cluster_of)):
             samples = rng.permutation(np.flatnonzero(cluster_of_sample == cluster))
@@ -168,7 +173,22 @@ class Structured:
         held = [
             np.arange(cluster * width, min((cluster + 1) * width, labels.classes)) for cluster in range(self.clusters)
         ]
-        return Split(train, tests_of_clusters(labels, held, cluster_of), cluster_of)
+        if self.pads_tests and len(held[-1]) < width:
+            held[-1] = np.append(held[-1], 0)
+        tests = tests_of_clusters(labels, held, cluster_of)
+        if self.balanced:
+            chosen = draw_balanced(labels.test, rng)
+            tests = [test[chosen[test]] for test in tests]
+        return Split(train, tests, cluster_of)
+
+
+def draw_balanced(labels: Index, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Which samples are chosen so that all labels that occur have as many, those of the rarest."""
+    chosen = np.zeros(len(labels), dtype=bool)
+    counts = np.bincount(labels)
+    for label in np.flatnonzero(counts):
+        chosen[rng.choice(np.flatnonzero(labels == label), counts[counts > 0].min(), replace=False)] = True
+    return chosen
 
 
 def skew_sizes(total: int, clients: int) -> Index:

@@ -99,6 +99,9 @@ class DeployedFederation(NetworkFederation):
     def test_samples(self) -> int:
         return sum(len(self.test[client]) for client in self.clients.tolist())
 
+    def name_client(self, client: int) -> str:
+        return self.roster[client].name if client in self.roster else super().name_client(client)
+
     def wait_for_clients(self, wanted: int, seconds: float) -> None:
         """Waits until so many clients have enrolled; the first ones are numbered by name, whatever their order."""
         is_new = not self.roster

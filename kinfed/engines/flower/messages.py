@@ -121,6 +121,25 @@ class Refusal(IntEnum):
     OVERSIZED = 6
     MALFORMED = 7
     TASK_FAILED = 8
+    INVALID_SAMPLES = 9
+    INVALID_CONFIG = 10
+    OUT_OF_MEMORY = 11
+
+
+FAILURES = {  # of a node's own, and what the server says of them
+    Refusal.TASK_FAILED: "its task failed",
+    Refusal.INVALID_SAMPLES: "its samples cannot be read, or are not as plan.toml says",
+    Refusal.INVALID_CONFIG: "its config is not valid",
+    Refusal.OUT_OF_MEMORY: "its memory is full",
+}
+FLOWER_FAILURES = {  # by Flower's own code
+    1: "its app cannot be loaded; is the same version of kinfed installed there, and all modules of your own?",
+    2: "its app raised an error; is the same version of kinfed installed there?",
+    5: "it is not connected any more",
+    7: "Flower could not install the app there",
+    8: "the process of its app died, maybe for lack of memory",
+}
+LONGEST_TEXT = 300  # characters of a node's own that are shown
 
 
 class RefusedRequest(Exception):
@@ -213,6 +232,23 @@ class ReplyMessage(NamedTuple):
     config: ConfigValues
     tensors: PackedTensors
     has_failed: bool = False  # the network or the node says that there will be no other reply
+    code: int = 0  # Flower's, of that failure
+
+    def explain_failure(self) -> str:
+        """Why a node did not do what it was asked, in words; of its own text what it chose to send."""
+        if self.has_failed:
+            return FLOWER_FAILURES.get(self.code, f"Flower's error {self.code}") + "; its own log says more"
+        code = self.config.get("refusal")
+        known = {int(refusal): words for refusal, words in FAILURES.items()}
+        why = known.get(code, f"it refused the request, code {code}") if isinstance(code, int) else "no reason given"
+        kind, text = (clean_text(self.config.get(name, "")) for name in ("error", "text"))
+        return why + (f" ({kind})" if kind else "") + (f": {text}" if text else "; its own log says more")
+
+
+def clean_text(value: object) -> str:
+    """What a node wrote, as part of one line: printable, and not long."""
+    text = " ".join(str(value).split())[:LONGEST_TEXT]
+    return "".join(character for character in text if character.isprintable())
 
 
 class AcceptedReply(NamedTuple):
@@ -254,6 +290,7 @@ class ReplyCollector:
     accepted: dict[int, AcceptedReply] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)  # ids of requests that have a reply
     faults: list[tuple[int, str]] = field(default_factory=list)  # client, reason
+    explained: dict[int, str] = field(default_factory=dict)  # client -> why it failed, in words
     received: dict[int, int] = field(default_factory=dict)  # client -> bytes of all that came from it
 
     @property
@@ -274,6 +311,8 @@ class ReplyCollector:
             reason = self._check_config(reply, client) or self._check_tensors(reply, client)
         if reason is not None:
             self.faults.append((client, reason))
+            if reason in (FAILED, REFUSED):
+                self.explained[client] = reply.explain_failure()
 
     def _check_request_id(self, reply: ReplyMessage, client: int) -> str | None:
         if client < 0:
@@ -292,7 +331,7 @@ class ReplyCollector:
         if reply.config.get("client") != client:
             return UNKNOWN
         if "refusal" in reply.config:
-            return FAILED if reply.config["refusal"] == Refusal.TASK_FAILED else REFUSED
+            return FAILED if reply.config["refusal"] in list(FAILURES) else REFUSED
         return None
 
     def _check_tensors(self, reply: ReplyMessage, client: int) -> str | None:

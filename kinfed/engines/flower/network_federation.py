@@ -7,10 +7,11 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ State = TypeVar("State")
 LOG = logging.getLogger("kinfed.engines")
 MAX_SILENT_CALLS = 3  # in a row, before the run ends with an error
 ENROL_EVERY = 3.0  # seconds between two looks for new nodes during a long task
+MOST_OF_ONE = 10  # different problems of a node that are logged
 DUMMY_SAMPLES = 32  # enough for every method's signatures, few enough to be quick
 
 
@@ -89,6 +91,23 @@ class Patience:
         return min((1 << min(misses, 30)) - 1, self.max_rest)
 
 
+def now_text() -> str:
+    """The time, as logs write it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Problem(NamedTuple):
+    """What went wrong with a node."""
+
+    time: str
+    node: str  # its name
+    text: str
+
+
+def ignore_change() -> None:
+    """Nobody watches."""
+
+
 class NetworkFederation(Federation):
     """A federation whose clients are Flower's nodes."""
 
@@ -106,7 +125,9 @@ class NetworkFederation(Federation):
         self.durable = self.memory["version"]  # the same as the last checkpoint has it
         self.nodes: dict[int, int] = {}  # client -> node
         self.enrolling: dict[str, int] = {}  # id of an enrolment message without a reply -> node
-        self.refused_nodes: set[int] = set()  # nodes that were refused, and logged once
+        self.problems: list[Problem] = []  # each logged once, the latest last
+        self.on_change: Callable[[], None] = ignore_change  # called whenever nodes, tasks or problems may have changed
+        self.task = ("", 0, 0)  # the one that is going on: its name, clients asked, clients that replied
         self.unanswered: dict[str, int] = {}  # id of a request of an earlier call -> client
         self.specs: dict[tuple[object, ...], TensorSpecs] = {}
         self.has_begun = False
@@ -140,6 +161,7 @@ class NetworkFederation(Federation):
             if (connected := self._enrol_nodes()) >= wanted:
                 break
             progress.update(connected)
+            self.on_change()
             if is_over:
                 raise NetworkError(
                     f"{len(self.nodes)} of {wanted} clients enrolled within {seconds:.0f} s: "
@@ -183,15 +205,26 @@ class NetworkFederation(Federation):
 
     def _enrol(self, reply: ReplyMessage, node: int, identity: NodeIdentity) -> None:
         client = self._find_client(reply.config, node, identity) if node >= 0 and not reply.has_failed else FAILED
-        if "refusal" in reply.config:
-            client = f"code {reply.config['refusal']}, see its own log"
+        if "refusal" in reply.config or reply.has_failed:
+            client = reply.explain_failure()
         elif isinstance(client, int) and self.nodes.get(client, node) != node:
             client = "another node is connected under its name"
         if isinstance(client, int):
             self.nodes[client] = node
-        elif node not in self.refused_nodes:
-            self.refused_nodes.add(node)
-            LOG.warning("node %d cannot take part: %s", node, client)
+        else:
+            self._report(identity.name or f"node {node}", f"cannot take part: {client}")
+
+    def _report(self, node: str, text: str) -> None:
+        """Logs what went wrong with a node, once; no node can fill the log."""
+        known = {problem.text for problem in self.problems if problem.node == node}
+        if text not in known and len(known) < MOST_OF_ONE:
+            self.problems.append(Problem(now_text(), node, text))
+            LOG.warning("%s %s", node, text)
+            self.on_change()
+
+    def name_client(self, client: int) -> str:
+        """A client as messages name it."""
+        return f"client {client}"
 
     @property
     def last_call(self) -> int:
@@ -219,6 +252,8 @@ class NetworkFederation(Federation):
 
     def _ask(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
         self.tasks += 1
+        self.task = (name, len(cohort), 0)
+        self.on_change()
         judge = self._make_judge(ranges, count_models(offer))
         replies = ReplyCollector(self.last_call, self._find_specs(name, offer), judge, earlier=dict(self.unanswered))
         left_out, asked = self._find_resting(cohort), set[int]()
@@ -262,13 +297,13 @@ class NetworkFederation(Federation):
     def _update_rests(self, name: str, replies: ReplyCollector) -> None:
         """Leaves silent clients out of the next tasks, the more of them the longer they are silent."""
         for client in replies.accepted.keys() & self.misses.keys():
-            LOG.info("client %d replies again", client)
+            LOG.info("%s replies again", self.name_client(client))
             del self.misses[client]
         for client in sorted({replies.requests[request] for request in replies.pending} - replies.accepted.keys()):
             self.misses[client] = self.misses.get(client, 0) + 1
             rest = self.patience.rest(self.misses[client])
             self.resting[client] = self.tasks + rest + 1
-            LOG.warning("client %d did not reply to '%s' in time: left out of %d tasks", client, name, rest)
+            LOG.warning("%s did not reply to '%s' in time: left out of %d tasks", self.name_client(client), name, rest)
 
     def _send_requests(
         self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, replies: ReplyCollector, positions: list[int]
@@ -313,6 +348,8 @@ class NetworkFederation(Federation):
                 self.unanswered.pop(reply.request, None)
             replied = asked - len(replies.pending)
             progress.update(replied)
+            self.task = (name, asked, replied)
+            self.on_change()
             if is_over or not replies.pending:
                 return
             until = min(until, self.patience.deadline(began, time.monotonic(), asked, replied))
@@ -327,6 +364,9 @@ class NetworkFederation(Federation):
         missing = [(client, NOT_ASKED if client in left_out else NO_ANSWER) for client in silent]
         noted = [*replies.faults, *missing, *((c, FORGOT) for c in forgot)]
         self.rejected += [Rejected(self.round, name, client, reason) for client, reason in noted]
+        for client, reason in replies.faults:
+            why = replies.explained.get(client, f"its reply is {reason}")
+            self._report(self.name_client(client) if client >= 0 else "an unknown node", f"failed at '{name}': {why}")
         late = {request: replies.requests[request] for request in replies.pending}
         self.unanswered = dict(list((self.unanswered | late).items())[-4 * self.count :])
         self.silent_calls = 0 if replies.accepted or not len(cohort) else self.silent_calls + 1

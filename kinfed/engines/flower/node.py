@@ -30,11 +30,13 @@ from kinfed.engines.flower.messages import (
     Refusal,
     RefusedRequest,
     check_request,
+    clean_text,
     pack,
     to_bytes,
     unpack,
 )
 from kinfed.engines.sequential import ask, copy_method
+from kinfed.errors import ConfigError, DataError, OutOfMemory
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, from_flat, to_flat
 from kinfed.privacy import OPEN, Privacy
@@ -172,9 +174,12 @@ class FolderMemory:
 
 
 def reply_or_refuse(
-    config: ConfigValues, work: Callable[[], tuple[ConfigValues, PackedTensors]]
+    config: ConfigValues, work: Callable[[], tuple[ConfigValues, PackedTensors]], reports_errors: bool = False
 ) -> tuple[ConfigValues, PackedTensors]:
-    """What a client replies to a request: values and tensors, or a code and nothing else."""
+    """What a client replies to a request: values and tensors, or a code and the kind of an error.
+
+    The text of an error may hold data: it is sent only if the client `reports_errors`.
+    """
     echo = {name: config[name] for name in ("call", "client") if name in config}
     try:
         values, tensors = work()
@@ -182,9 +187,25 @@ def reply_or_refuse(
     except RefusedRequest as refusal:
         LOG.warning("refused: %s", refusal)
         return echo | {"refusal": int(refusal.code)}, {}
-    except Exception:  # whatever a task raises: its text may hold data, and Flower would send it
+    except Exception as error:  # whatever a task raises: Flower would send its text
         LOG.exception("'%s' failed", config.get("task", "enrol"))
-        return echo | {"refusal": int(Refusal.TASK_FAILED)}, {}
+        text = {"text": clean_text(error)} if reports_errors else {}
+        return echo | {"refusal": int(find_code(error)), "error": name_error(error)} | text, {}
+
+
+def find_code(error: Exception) -> Refusal:
+    """The code of an error."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory):
+        return Refusal.OUT_OF_MEMORY
+    if isinstance(error, DataError):
+        return Refusal.INVALID_SAMPLES
+    return Refusal.INVALID_CONFIG if isinstance(error, ConfigError) else Refusal.TASK_FAILED
+
+
+def name_error(error: Exception) -> str:
+    """The kind of an error, where Python, torch, numpy or kinfed has it: a name of another's making may hold data."""
+    module = type(error).__module__.split(".")[0]
+    return type(error).__name__ if module in ("builtins", "torch", "numpy", "kinfed") else "an own error"
 
 
 def run_task(

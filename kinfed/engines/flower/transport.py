@@ -100,7 +100,7 @@ def read_reply(message: Message) -> ReplyMessage:
     """A reply; the text of an error is not looked at."""
     request = message.metadata.reply_to_message_id
     if message.has_error():
-        return ReplyMessage(request, {}, {}, has_failed=True)
+        return ReplyMessage(request, {}, {}, has_failed=True, code=message.error.code)
     return ReplyMessage(request, read_config(message), read_arrays(message))
 
 
@@ -147,14 +147,21 @@ def build_client_app(
     """The app of a node: it enrols, and runs tasks by name.
 
     Both functions are given the node's context and the server's id of its run; a node's memory is saved in its folder,
-    or, if it has none, in Flower's context.
+    or, if it has none, in Flower's context. With `report_errors = true` in its config the server is sent the text of
+    its errors, which may hold data.
     """
     app = ClientApp()
 
+    def reports(context: Context) -> bool:
+        return context.node_config.get("report_errors") is True
+
     def enrol(message: Message, context: Context) -> Message:
         config = read_config(message)
-        reply = reply_or_refuse(config, lambda: (load_node(context, str(config.get("run", ""))).enrolment(), {}))
-        return Message(to_records(*reply), reply_to=message)
+
+        def work() -> tuple[ConfigValues, PackedTensors]:
+            return load_node(context, str(config.get("run", ""))).enrolment(), {}
+
+        return Message(to_records(*reply_or_refuse(config, work, reports(context))), reply_to=message)
 
     def task(message: Message, context: Context) -> Message:
         config = read_config(message)
@@ -165,7 +172,7 @@ def build_client_app(
             memory = open_memory(node, request, find_folder(context, request.run), context)
             return run_task(node, request, read_arrays(message), memory)
 
-        return Message(to_records(*reply_or_refuse(config, work)), reply_to=message)
+        return Message(to_records(*reply_or_refuse(config, work, reports(context))), reply_to=message)
 
     app.query(ENROL)(enrol)
     app.query(TASK)(task)

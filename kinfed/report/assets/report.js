@@ -12,7 +12,7 @@ async function draw(slot, chart) {
     const box = slot.children[at];
     const spec = {
       $schema: "https://vega.github.io/schema/vega-lite/v6.json",
-      ...panel,
+      ...fit(panel, box.clientWidth),
       datasets: chart.tables,
       width: "container",
       height: panel.usermeta?.square ? Math.min(panel.height, box.clientWidth) : panel.height,
@@ -29,11 +29,25 @@ async function draw(slot, chart) {
   }
 }
 
+// A phone has no room for names beside curves. Zoomed, curves show the best methods.
+function fit(panel, width) {
+  if (!panel.layer) return panel;
+  const close = byId("zoom").checked && panel.usermeta?.zoom?.x ? panel.usermeta.zoom : null;
+  const zoom = (param) => (param.name === "zoom" && close ? { ...param, value: close } : param);
+  const layers = panel.layer.filter((layer) => width >= 520 || layer.name !== "ends");
+  return { ...panel, layer: layers.map((one) => (one.params ? { ...one, params: one.params.map(zoom) } : one)) };
+}
+
 // One chart after the other, in the order of the page.
 let queue = Promise.resolve();
 function plan(slot, chart) {
   drawn.set(slot, chart);
-  queue = queue.then(() => draw(slot, chart));
+  delete root.dataset.drawn;
+  const own = queue.then(() => draw(slot, chart));
+  queue = own;
+  own.then(() => {
+    if (queue === own) root.dataset.drawn = "true"; // nobody waits behind it
+  });
 }
 
 const redraw = () => drawn.forEach((chart, slot) => plan(slot, chart));
@@ -88,17 +102,20 @@ function showTable(slot, id) {
   slot.querySelectorAll("table").forEach(makeSortable);
 }
 
+function showChart(figure, run, chart) {
+  const [slot, empty] = [figure.querySelector(".chart"), figure.querySelector(".empty")];
+  slot.hidden = !run[chart];
+  empty.hidden = Boolean(run[chart]);
+  empty.textContent = run.reasons[chart];
+  if (run[chart]) plan(slot, run[chart]);
+  else drawn.delete(slot);
+}
+
+const showClasses = (at) => showChart(document.querySelector("figure[data-classes]"), data.runs[at], "confusion");
+
 function showRun(at) {
   const run = data.runs[at];
-  for (const figure of document.querySelectorAll("figure[data-chart]")) {
-    const { chart } = figure.dataset;
-    const [slot, empty] = [figure.querySelector(".chart"), figure.querySelector(".empty")];
-    slot.hidden = !run[chart];
-    empty.hidden = Boolean(run[chart]);
-    empty.textContent = run.reasons[chart];
-    if (run[chart]) plan(slot, run[chart]);
-    else drawn.delete(slot);
-  }
+  for (const figure of document.querySelectorAll("figure[data-chart]")) showChart(figure, run, figure.dataset.chart);
   showTable(byId("cluster-table"), `clusters-${at}`);
 }
 
@@ -107,11 +124,14 @@ systemTheme();
 plan(byId("curves"), data.metrics[0]);
 plan(byId("spreads"), data.accuracies);
 byId("metric").addEventListener("change", (event) => plan(byId("curves"), data.metrics[event.target.value]));
+byId("zoom").addEventListener("change", () => [byId("curves"), byId("cost-curves")].forEach((slot) => plan(slot, drawn.get(slot))));
+byId("class-run").addEventListener("change", (event) => showClasses(Number(event.target.value)));
 byId("run").addEventListener("change", (event) => showRun(Number(event.target.value)));
 byId("client-run").addEventListener("change", (event) => showTable(byId("client-table"), `clients-${event.target.value}`));
 const most = data.runs.map((run) => Object.keys(run).length);
 byId("run").value = most.indexOf(Math.max(...most));
 showRun(Number(byId("run").value));
+showClasses(0);
 plan(byId("cost-curves"), data.cost);
 showTable(byId("client-table"), "clients-0");
 let width = innerWidth;
@@ -120,6 +140,3 @@ addEventListener("resize", () => {
   width = innerWidth;
 });
 root.dataset.ready = "true";
-queue.then(() => {
-  root.dataset.drawn = "true";
-});

@@ -35,6 +35,7 @@ class Loopback(Grid):
         self.sent: list[Message] = []
         self.back: list[Message] = []
         self.tamper, self.home = tamper, home
+        self.run_config: dict[str, object] = {}
         self.app = None
 
     def publish(self, token: str, published: SimulatedRun) -> None:
@@ -71,7 +72,7 @@ class Loopback(Grid):
         self.sent.append(message)
         node = message.metadata.dst_node_id
         if node in self.online:
-            blank = Context(1, node, self.online[node], RecordDict(), {})
+            blank = Context(1, node, self.online[node], RecordDict(), self.run_config)
             self.back += self.tamper(message, self.app(message, self.contexts.setdefault(node, blank)))
         else:
             self.back.append(Message(Error(5, "node unavailable"), reply_to=message))

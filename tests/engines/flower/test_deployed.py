@@ -366,7 +366,7 @@ def test_a_silent_node_costs_a_quorums_grace_and_is_asked_less_and_less_often(ca
     asked = [m for m in nodes.sent if read_config(m).get("client") == 3]
     assert len(asked) == summary["replies_no_answer"] == 4 and summary["replies_not_asked"] == 12
     left = [message for message in caplog.messages if "left out" in message]
-    assert left == [f"client 3 did not reply to 'train' in time: left out of {tasks} tasks" for tasks in (1, 3, 7, 15)]
+    assert left == [f"clinic 03 did not reply to 'train' in time: left out of {tasks} tasks" for tasks in (1, 3, 7, 15)]
 
 
 def test_a_node_that_was_silent_takes_part_again():

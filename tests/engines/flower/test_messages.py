@@ -137,7 +137,7 @@ def test_the_text_of_an_error_stays_on_the_node(tmp_path, caplog):
         REQUEST,
         lambda: run_task(make_node(broken), TaskRequest.parse(REQUEST), pack(weights()), FolderMemory(tmp_path)),
     )
-    assert config == {"call": 3, "client": 1, "refusal": 8} and arrays == {}
+    assert config == {"call": 3, "client": 1, "refusal": 8, "error": "RuntimeError"} and arrays == {}
     assert "patient" in caplog.text  # its own log has it
 
 

@@ -1,16 +1,28 @@
-"""Tables of runs: the end of one, and several side by side, one row a method with the mean over its seeds."""
+"""How runs ended: columns of numbers, the CSV files of a comparison, and the table of one run."""
 
-import csv
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import floor, log10
 from statistics import mean, stdev
 
+from kinfed.comparison.paired import NOBODY, Numbers
 from kinfed.experiment import Summary
 from kinfed.progress import in_bytes, percent
 from kinfed.quality import ACCURACY, MEASURED, Metric
+from kinfed.runs.logs import as_csv as rows_as_csv
+from kinfed.runs.reader import Run
 
 NOTHING = "–"
+CLIENTS = (
+    "data",
+    "partition",
+    "shift",
+    "roles",
+    "change",
+    "drift",
+)  # settings that a population depends on, beside the seed
+SIGNIFICANT = 4  # digits of numbers of any size
 
 
 @dataclass(frozen=True)
@@ -22,6 +34,25 @@ class Outcome:
     summary: Summary
     seconds: float
     metric: Metric = ACCURACY  # the main one
+    scores: Numbers = field(default_factory=lambda: NOBODY, compare=False)  # of the training clients; NaN: others
+    population: str = ""  # runs with the same one and the same seed have the same clients
+    settings: Mapping[str, object] = field(default_factory=dict)  # that differ between runs of a sweep
+
+    @classmethod
+    def of(cls, run: Run, name: str = "", settings: Mapping[str, object] | None = None) -> "Outcome":
+        """How a run ended, under this name or that of its method."""
+        return cls(
+            name or run.method, run.seed, run.summary, run.seconds, run.metric, run.scores_in_training,
+            name_population(run), settings or {},
+        )  # fmt: skip
+
+
+def name_population(run: Run) -> str:
+    """All settings that a run's clients depend on, but for the seed and the folder of the data."""
+    held = {name: run.config.get(name) for name in CLIENTS}
+    data = held["data"]
+    held["data"] = {key: value for key, value in data.items() if key != "dir"} if isinstance(data, dict) else data
+    return json.dumps(held, sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -31,10 +62,22 @@ class Column:
     title: str
     name: str  # in the CSV file
     value: Callable[[Outcome], float | None]
-    shown: str = ".2f"
+    decimals: int | None = 2  # 0: of whole means, else two; None: so many that the largest number has four digits
     always: bool = True  # False: left out of the table where no run has the number
     lower_is_better: bool = False
     is_shown: bool = True  # False: in the CSV file alone
+    is_ranked: bool = True  # False: none is better than another
+    is_main: bool = False  # the main metric, of which clients' scores are known
+
+    def format(self, outcomes: Sequence[Outcome]) -> str:
+        """How all numbers of these runs are written, means and spreads alike."""
+        if self.decimals == 0:
+            means = (mean_and_spread(self, runs)[0] for runs in by_method(outcomes).values())
+            return ".0f" if all(middle is None or middle == round(middle) for middle in means) else ".2f"
+        if self.decimals is not None:
+            return f".{self.decimals}f"
+        largest = max((abs(number) for run in outcomes if (number := self.value(run)) is not None), default=0.0)
+        return f".{max(0, SIGNIFICANT - 1 - floor(log10(largest)))}f" if 0 < largest < float("inf") else ".2f"
 
 
 def of_summary(name: str, scale: float = 1.0) -> Callable[[Outcome], float | None]:
@@ -56,34 +99,37 @@ def columns_of(metric: Metric) -> tuple[Column, ...]:
     """The columns of a comparison by this main metric."""
     name, scale, unit = metric.name, metric.scale, " %" if metric.unit == "%" else ""
     percent = "_percent" if unit else ""
-    shown, low = ".2f" if unit else ".4g", metric.lower_is_better
-    more = (
-        Column(m.column, m.csv_column, of_summary(m.name, m.scale), ".2f", False, m.lower_is_better, False)
-        for m in MEASURED.values()
-        if m.name != name
-    )
+    decimals, low = 2 if unit else None, metric.lower_is_better
+
+    def alike(title: str, name: str, always: bool = False) -> Column:
+        csv_name = f"{name}{percent}"
+        return Column(f"{title}{unit}", csv_name, of_summary(name, scale), decimals, always, low)
+
+    others = (m for m in MEASURED.values() if m.name != name)
     return (
-        Column(metric.column, metric.csv_column, of_summary(name, scale), shown, True, low),
-        Column("variance", "variance", of_summary("variance")),
-        Column(f"worst decile{unit}", f"worst_decile{percent}", of_summary("worst_decile", scale), shown, True, low),
-        Column("at target %", "at_target_percent", of_summary("at_target", 100), ".1f"),
+        Column(metric.column, metric.csv_column, of_summary(name, scale), decimals, True, low, is_main=True),
+        Column("variance", "variance", of_summary("variance"), lower_is_better=True),
+        alike("worst decile", "worst_decile", always=True),
+        Column("at target %", "at_target_percent", of_summary("at_target", 100), 1),
         Column("ARI", "ari", of_summary("ari")),
-        Column("clusters", "clusters", of_summary("clusters"), ".3g"),
-        Column(f"adapted{unit}", f"{name}_adapted{percent}", of_summary(f"{name}_adapted", scale), shown, False, low),
-        Column(f"unseen{unit}", f"{name}_unseen{percent}", of_summary(f"{name}_unseen", scale), shown, False, low),
-        Column(
-            f"unseen adapted{unit}", f"{name}_unseen_adapted{percent}", of_summary(f"{name}_unseen_adapted", scale),
-            shown, False, low,
-        ),
-        *more,
+        Column("clusters", "clusters", of_summary("clusters"), 0, is_ranked=False),
+        alike("adapted", f"{name}_adapted"),
+        alike("unseen", f"{name}_unseen"),
+        alike("unseen adapted", f"{name}_unseen_adapted"),
+        *(Column(m.column, m.csv_column, of_summary(m.name, m.scale), 2, False, m.lower_is_better, False)
+          for m in others),
         Column("uniformity", "uniformity", of_summary("uniformity"), always=False),
         Column("robustness", "robustness", of_summary("robustness"), always=False),
         Column("label correlation", "correlation_labels", of_summary("correlation_labels"), always=False),
         Column("drift correlation", "correlation_drift", of_summary("correlation_drift"), always=False),
-        Column("ε of a signature", "signature_epsilon", of_summary("signature_epsilon"), always=False),
-        Column("ε of training", "training_epsilon", of_summary("training_epsilon"), always=False),
-        Column("MB moved", "megabytes", megabytes_of, ".1f"),
-        Column("seconds", "seconds", lambda outcome: outcome.seconds, ".1f"),
+        Column("noticed after", "drift_delay", of_summary("drift_delay"), 1, False, True),
+        Column("noticed %", "drift_delay_share_percent", of_summary("drift_delay_share", 100), 1, False),
+        Column("recovered after", "drift_recovery", of_summary("drift_recovery"), 1, False, True),
+        Column("recovered %", "drift_recovery_share_percent", of_summary("drift_recovery_share", 100), 1, False),
+        Column("ε of a signature", "signature_epsilon", of_summary("signature_epsilon"), 2, False, True),
+        Column("ε of training", "training_epsilon", of_summary("training_epsilon"), 2, False, True),
+        Column("MB moved", "megabytes", megabytes_of, 1, lower_is_better=True),
+        Column("seconds", "seconds", lambda outcome: outcome.seconds, 1, is_ranked=False),
     )  # fmt: skip
 
 
@@ -93,13 +139,6 @@ COLUMNS = columns_of(ACCURACY)
 def columns_for(outcomes: Sequence[Outcome]) -> tuple[Column, ...]:
     """The columns of these runs, by the main metric of the first; one with another has no number there."""
     return columns_of(outcomes[0].metric) if outcomes else COLUMNS
-
-
-def comparison_table(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """The table to show: a header, then one row a method; mean ± standard deviation over several seeds."""
-    columns = [column for column in columns_for(outcomes) if is_useful(column, outcomes)]
-    header = ["method", *(column.title for column in columns)]
-    return [header, *([m, *(format_cell(c, runs) for c in columns)] for m, runs in by_method(outcomes).items())]
 
 
 def is_useful(column: Column, outcomes: Sequence[Outcome]) -> bool:
@@ -115,14 +154,32 @@ def has_number(column: Column, outcomes: Sequence[Outcome]) -> bool:
 
 
 def as_csv(outcomes: Sequence[Outcome]) -> str:
-    """The same as CSV, in full precision: mean and spread of each column."""
-    text = io.StringIO()
-    writer, columns = csv.writer(text, lineterminator="\n"), columns_for(outcomes)
-    writer.writerow(["method", "seeds", *(name for c in columns for name in (c.name, f"{c.name}_spread"))])
+    """One row a method in full precision: mean and spread of each column."""
+    columns = columns_for(outcomes)
+    header = ["method", "seeds", *(name for c in columns for name in (c.name, f"{c.name}_spread"))]
+    rows = []
     for method, runs in by_method(outcomes).items():
         cells = [number for column in columns for number in mean_and_spread(column, runs)]
-        writer.writerow([method, " ".join(str(run.seed) for run in runs), *cells])
-    return text.getvalue()
+        rows.append([method, " ".join(str(run.seed) for run in runs), *cells])
+    return rows_as_csv([header, *rows])
+
+
+def runs_as_csv(outcomes: Sequence[Outcome]) -> str:
+    """One row a run: method, seed, settings that differ, all numbers of its summary, seconds."""
+    settings = list(dict.fromkeys(key for outcome in outcomes for key in outcome.settings))
+    known = {"method", "seed", "seconds", *settings}
+    names = [n for n in dict.fromkeys(n for outcome in outcomes for n in outcome.summary) if n not in known]
+    rows = [
+        [run.method, run.seed, *(as_cell(run.settings.get(key)) for key in settings), *map(run.summary.get, names),
+         run.seconds]
+        for run in outcomes
+    ]  # fmt: skip
+    return rows_as_csv([["method", "seed", *settings, *names, "seconds"], *rows])
+
+
+def as_cell(value: object) -> str | int | float | None:
+    """A setting as a cell of a CSV file."""
+    return value if isinstance(value, int | float) or value is None else str(value)
 
 
 def by_method(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
@@ -144,13 +201,6 @@ def mean_and_spread(column: Column, runs: Sequence[Outcome]) -> tuple[float | No
     return mean(numbers) if numbers else None, stdev(numbers) if len(numbers) > 1 else None
 
 
-def format_cell(column: Column, runs: Sequence[Outcome]) -> str:
-    middle, spread = mean_and_spread(column, runs)
-    if middle is None:
-        return NOTHING
-    return f"{middle:{column.shown}}" + ("" if spread is None else f" ± {spread:{column.shown}}")
-
-
 def metric_rows(summary: Summary, metric: Metric) -> list[tuple[str, str]]:
     """The main metric, of all kinds of clients, and the other metrics of the task."""
     name = metric.name
@@ -165,6 +215,7 @@ NUMBERS = {
     "variance": "variance over clients", "ari": "ARI with ground-truth clusters", "clusters": "clusters found",
     "clustering_error": "clustering error", "uniformity": "uniformity of labels", "robustness": "robustness",
     "correlation_labels": "correlation with labels", "correlation_drift": "correlation with drift",
+    "drift_delay": "rounds until a change is noticed", "drift_recovery": "rounds until clients recover",
     "rounds_to_target": "rounds to target", "converged_at": "converged at round",
     "rejected_replies": "rejected replies", "signature_epsilon": "ε of a signature, for a sample",
     "training_epsilon": "ε of training, for a client",

@@ -23,20 +23,21 @@ from kinfed.config import Config, make_population, to_toml
 from kinfed.data import Population
 from kinfed.errors import CheckpointError, KinfedError, OutOfMemory
 from kinfed.progress import Display, Silence
-from kinfed.recipes import Cell, Recipe, Wanted, digest, references
-from kinfed.registry import as_file
-from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY, Given, Place, resume, start
-from kinfed.runs.reader import Run
+from kinfed.runs.lifecycle import Given, Place, resume, start
+from kinfed.runs.logs import CHECKPOINT, CONFIG
 
-CLIENTS = ("seed", "data", "partition", "shift", "roles", "change")  # settings that a population depends on
+CLIENTS = ("seed", "data", "partition", "shift", "roles", "change", "drift", "task")  # what a population depends on
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run that some cell needs."""
+    """One run that is wanted."""
 
     config: Config
-    said: str  # which cell
+    said: str  # which one, in words
+    path: Path  # of its folder
+    is_fresh: bool = False  # what is in the folder is replaced, else taken up
+    keeps_checkpoint: bool = True
 
     @property
     def clients(self) -> str:
@@ -46,24 +47,10 @@ class Job:
 
 
 @dataclass
-class Store:
-    """The folder of all runs, and the clients of the last one: the next job mostly has the same."""
+class Runner:
+    """Runs jobs one after the other; it keeps the clients of the last one: the next job mostly has the same."""
 
-    folder: Path
-    failed: dict[str, str] = field(default_factory=dict)  # run folder -> why
     last: tuple[str, Population] | None = None
-
-    def path(self, config: Config) -> Path:
-        """Where the run of a config is: the same for all tables that need it."""
-        return self.folder / "runs" / f"{as_file(config.method)}-{config.data.name}-{digest(config)}-seed{config.seed}"
-
-    def has(self, config: Config) -> bool:
-        """Whether the run of this config has ended."""
-        return (self.path(config) / SUMMARY).exists()
-
-    def run(self, config: Config) -> Run | None:
-        """The run of this config, if it has ended."""
-        return Run(self.path(config)) if self.has(config) else None
 
     def clients(self, job: Job) -> Population:
         """The clients of a job."""
@@ -72,42 +59,55 @@ class Store:
             self.last = (job.clients, make_population(job.config))
         return self.last[1]
 
-    def do(self, job: Job, display: Display) -> KinfedError | None:
+    def run(self, job: Job, display: Display) -> Exception | None:
         """Takes a run to its end, from where it is; gives back why it failed, if it did."""
-        path = self.path(job.config)
         try:
-            if not self.resume(job, display):
-                start(job.config, Place(path, force=True), display, Given(self.clients(job)))
-            (path / CHECKPOINT).unlink(missing_ok=True)  # it is large, and this run needs no more of it
-        except KinfedError as error:
-            self.failed[path.name] = str(error)
+            if job.is_fresh or not self.resume(job, display):
+                start(job.config, Place(job.path, force=True), display, Given(self.clients(job)))
+            if not job.keeps_checkpoint:
+                (job.path / CHECKPOINT).unlink(missing_ok=True)
+        except Exception as error:  # code of the user's own may raise anything, and other runs go on
             return error
         return None
 
     def resume(self, job: Job, display: Display) -> bool:
         """Whether a run that was stopped could be taken to its end."""
-        path = self.path(job.config)
-        if not (path / CONFIG).exists():
+        if not (job.path / CONFIG).exists():
             return False
         try:
-            resume(job.config, path, display, Given(self.clients(job)))
+            resume(job.config, job.path, display, Given(self.clients(job)))
         except CheckpointError as error:  # it was damaged, or another version of kinfed wrote it
             display.say(f"begins again: {error}")
             return False
         return True
 
 
-def jobs_of(planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted) -> list[Job]:
-    """All runs, each once; those on the same clients one after the other."""
-    jobs: dict[tuple[str, int], Job] = {}
-    for recipe, cells in planned:
-        for cell in cells:
-            for config in cell.configs(wanted.seeds) if not cell.missing else ():
-                said = f"{recipe.name}: {cell.row.title}, {cell.column.title}, {' and '.join(cell.protocols)}"
-                for each in (config, *references(recipe, config)):
-                    jobs.setdefault((digest(each), each.seed), Job(each, f"{said}, seed {each.seed}"))
-    order = {key: place for place, key in enumerate(dict.fromkeys(job.clients for job in jobs.values()))}
-    return sorted(jobs.values(), key=lambda job: order[job.clients])
+def group_by_clients(jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs, those on the same clients one after the other."""
+    clients = [job.clients for job in jobs]
+    order = {key: place for place, key in enumerate(dict.fromkeys(clients))}
+    return [job for _, job in sorted(zip(clients, jobs, strict=True), key=lambda pair: order[pair[0]])]
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, threads: int = 0) -> dict[Path, str]:
+    """Takes all runs to their end, so many at once; gives back why runs failed, by their folders."""
+    count = min(at_once, len(jobs))
+    if count > 1:
+        return run_parallel(jobs, count, threads or max(1, torch.get_num_threads() // count), display)
+    runner, failed = Runner(), {}
+    with display.live(), limit_threads(threads == 1):
+        for number, job in enumerate(jobs, 1):
+            display.say(f"run {number} of {len(jobs)}: {job.said}")
+            if why := runner.run(job, display):
+                failed[job.path] = explain_failure(why)
+                display.say(f"failed: {failed[job.path]}")
+    return failed
+
+
+def explain_failure(error: Exception) -> str:
+    """Why a run failed, in a line; of an error that is not kinfed's own, its kind too."""
+    said = " ".join(str(error).split())
+    return said if isinstance(error, KinfedError) else f"{type(error).__name__}: {said}"
 
 
 @contextmanager
@@ -128,7 +128,6 @@ PATIENCE = 5.0  # seconds that a process has to end
 class Setup:
     """What a process has for all of its runs."""
 
-    folder: Path  # of the store
     place: str  # the working folder
     threads: int  # of torch
 
@@ -200,13 +199,14 @@ class Pool:
         return not waits
 
 
-def run_parallel(jobs: Sequence[Job], store: Store, count: int, threads: int, display: Display) -> None:
-    """Takes all runs to their end, so many at once, or as many as the GPU has room for.
+def run_parallel(jobs: Sequence[Job], count: int, threads: int, display: Display) -> dict[Path, str]:
+    """Takes all runs to their end, so many at once, or as many as the GPU has room for; gives back why runs failed.
 
     A process that dies takes only its own run along.
     """
     began = time.monotonic()
-    with start_workers(count, Setup(store.folder, os.getcwd(), threads)) as workers:
+    failed: dict[Path, str] = {}
+    with start_workers(count, Setup(os.getcwd(), threads)) as workers:
         pool = Pool(deque(enumerate(jobs, 1)), workers)
         while pool.busy or (pool.todo and pool.free):
             while pool.todo and pool.free:
@@ -219,15 +219,15 @@ def run_parallel(jobs: Sequence[Job], store: Store, count: int, threads: int, di
                 if isinstance(message, str):
                     display.say(f"run {number}: {message}")
                 elif pool.end(worker, message):
-                    store.failed |= {store.path(job.config).name: message.failed} if message.failed else {}
+                    failed |= {job.path: message.failed} if message.failed else {}
                     left = outlook(len(jobs), len(pool.todo) + len(pool.busy), time.monotonic() - began)
                     display.say(f"run {number}: {message}{left}")
                 else:
                     display.say(f"run {number}: no room for it beside others, it goes on later")
     if pool.todo:
-        raise KinfedError(
-            f"all {count} processes died, {len(pool.todo)} runs were not begun: {list(store.failed.values())[-1]}"
-        )
+        last = list(failed.values())[-1]
+        raise KinfedError(f"all {count} processes died, {len(pool.todo)} runs were not begun: {last}")
+    return failed
 
 
 def outlook(count: int, left: int, seconds: float) -> str:
@@ -285,14 +285,15 @@ def work(setup: Setup, line: Connection) -> None:
     threading.Thread(target=leave_with_parent, daemon=True).start()
     os.chdir(setup.place)  # a spawned process begins where its parent began
     torch.set_num_threads(setup.threads)
-    store, display = Store(setup.folder), Silence(line.send)
+    runner, display = Runner(), Silence(line.send)
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         while isinstance(job := receive_from(line), Job):
             began = time.monotonic()
-            why = store.do(job, display)
+            why = runner.run(job, display)
             torch.cuda.empty_cache()  # others may need it before this process does
-            line.send(Ended(time.monotonic() - began, str(why or ""), crowded=isinstance(why, OutOfMemory)))
+            failed = explain_failure(why) if why else ""
+            line.send(Ended(time.monotonic() - began, failed, crowded=isinstance(why, OutOfMemory)))
 
 
 def leave_with_parent() -> None:

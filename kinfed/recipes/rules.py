@@ -1,0 +1,110 @@
+"""Rules by which the shape of a table or figure is checked: each looks at points (x, y) of its rows.
+
+A row of a table has one point in each column; a curve has a point for each evaluated round, or each value of an axis.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Points = Sequence[tuple[float, float]]  # by ascending x
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a rule looks at: the row that is claimed of, the one it is compared with, all of them, and numbers."""
+
+    better: Points
+    than: Points  # empty: zero
+    rows: Mapping[str, Points]  # all, the better one too
+    by: float = 0.0
+    between: tuple[float, ...] = ()
+
+    @property
+    def ends(self) -> list[float]:
+        """Where each row ends."""
+        return [points[-1][1] for points in self.rows.values()]
+
+    @property
+    def gains(self) -> list[float]:
+        """How far each row rises from `between` on."""
+        return [points[-1][1] - value_from(points, self.between[0]) for points in self.rows.values()]
+
+
+def value_from(points: Points, x: float) -> float:
+    """The first value at x or beyond it; the last one where there is none."""
+    return next((y for at, y in points if at >= x - ROUNDING), points[-1][1])
+
+
+def is_above(shape: Shape) -> bool:
+    """At its end the row is above the other by so much."""
+    return shape.better[-1][1] - (shape.than[-1][1] if shape.than else 0.0) >= shape.by - ROUNDING
+
+
+def is_at_most(shape: Shape) -> bool:
+    """At its end the row exceeds the other, or zero, by so much at most."""
+    return shape.better[-1][1] - (shape.than[-1][1] if shape.than else 0.0) <= shape.by + ROUNDING
+
+
+def is_close(shape: Shape) -> bool:
+    """At their ends the rows lie no further apart than so much."""
+    return abs(shape.better[-1][1] - (shape.than[-1][1] if shape.than else 0.0)) <= shape.by + ROUNDING
+
+
+def peaks(shape: Shape) -> bool:
+    """The row is highest within an interval of x."""
+    x, _ = max(shape.better, key=lambda point: point[1])
+    return shape.between[0] - ROUNDING <= x <= shape.between[1] + ROUNDING
+
+
+def dips(shape: Shape) -> bool:
+    """The row is lowest within an interval of x."""
+    x, _ = min(shape.better, key=lambda point: point[1])
+    return shape.between[0] - ROUNDING <= x <= shape.between[1] + ROUNDING
+
+
+def rises(shape: Shape) -> bool:
+    """The row ends so much above where it began."""
+    return shape.better[-1][1] - shape.better[0][1] >= shape.by - ROUNDING
+
+
+def falls(shape: Shape) -> bool:
+    """The row ends so much below where it began."""
+    return shape.better[0][1] - shape.better[-1][1] >= shape.by - ROUNDING
+
+
+def settles(shape: Shape) -> bool:
+    """From an x on, the row stays within so much of where it ends."""
+    later = [y for x, y in shape.better if x >= shape.between[0] - ROUNDING]
+    return bool(later) and max(abs(y - later[-1]) for y in later) <= shape.by + ROUNDING
+
+
+def is_highest(shape: Shape) -> bool:
+    """No row ends above it by more than so much."""
+    return shape.better[-1][1] >= max(shape.ends) - shape.by - ROUNDING
+
+
+def is_lowest(shape: Shape) -> bool:
+    """No row ends below it by more than so much."""
+    return shape.better[-1][1] <= min(shape.ends) + shape.by + ROUNDING
+
+
+def gains_most(shape: Shape) -> bool:
+    """From an x on, no row rises more."""
+    own = shape.better[-1][1] - value_from(shape.better, shape.between[0])
+    return own >= max(shape.gains) - ROUNDING
+
+
+RULES: dict[str, Callable[[Shape], bool]] = {
+    "above": is_above,
+    "at_most": is_at_most,
+    "close": is_close,
+    "peaks": peaks,
+    "dips": dips,
+    "rises": rises,
+    "falls": falls,
+    "settles": settles,
+    "highest": is_highest,
+    "lowest": is_lowest,
+    "gains_most": gains_most,
+}

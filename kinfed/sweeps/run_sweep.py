@@ -1,0 +1,125 @@
+"""A sweep from its command to its end: checked, run, selected, tested, written."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kinfed.checkpoint import FORMAT
+from kinfed.config import DEMO, Table, make_population, read_toml, to_toml
+from kinfed.config.assembly import ConfigLike, check_needs, configure
+from kinfed.errors import ConfigError, KinfedError
+from kinfed.progress import Display, Silence, choose_display
+from kinfed.registry import as_file, refuse_code
+from kinfed.runs.lifecycle import Interrupted, free_folder
+from kinfed.runs.logs import write_text
+from kinfed.runs.parallel import Job, run_jobs
+from kinfed.sweeps.outcome_files import show_sweep, write_sweep
+from kinfed.sweeps.space import Space
+from kinfed.sweeps.sweep_folder import SWEEP, Definition, Sweep, is_sweep, read_definition
+from kinfed.trackers import check_trackers
+
+
+def sweep(
+    config: ConfigLike | str | None = None, over: Mapping[str, object] | Sequence[str] = (), *,
+    seeds: Sequence[int] | None = None, random: int = 0, validation: float = 0.2, jobs: int = 1,
+    out: Path | str | None = None, quiet: bool = False, display: Display | None = None, **settings: object,
+) -> Sweep:  # fmt: skip
+    """Runs a config, or a method by name, with all points of a grid or of a random search, and tests the best.
+
+    `over` is {"training.lr": [0.01, 0.1]}, or {"training.lr": "0.001..0.1"} with `random` points; or words as on the
+    command line. A sweep in `out` goes on; runs that ended are kept.
+    """
+    words = to_words(over) if isinstance(over, Mapping) else tuple(over)
+    base = configure(config, None, settings).resolve() if config is not None or settings else read_toml(DEMO)
+    chosen = tuple(seeds) if seeds is not None else find_seeds(base)
+    definition = Definition(Space(base, words), chosen, random, validation)
+    display = display or choose_display(quiet=quiet)
+    folder = find_folder(definition, Path(out) if out else None)
+    return run_sweep(Sweep(folder, definition), display, jobs)
+
+
+def to_words(over: Mapping[str, object]) -> tuple[str, ...]:
+    """The words of a mapping of keys to values, or to a range."""
+    return tuple(
+        f"{key}={value}" if isinstance(value, str) else f"{key}={','.join(map(to_word, as_list(value)))}"
+        for key, value in over.items()
+    )
+
+
+def to_word(value: object) -> str:
+    """A value as TOML has it."""
+    return json.dumps(value)
+
+
+def as_list(value: object) -> list[object]:
+    return list(value) if isinstance(value, Sequence) else [value]
+
+
+def find_seeds(table: Table) -> tuple[int, ...]:
+    """The seeds of a config's table."""
+    seeds, seed = table.get("seeds"), table.get("seed", 0)
+    return tuple(seeds) if isinstance(seeds, list) and seeds else (int(str(seed)),)
+
+
+def resume_sweep(folder: Path, *, jobs: int = 1, display: Display | None = None, trust: bool = False) -> Sweep:
+    """Takes a stopped sweep to its end; only with `trust` its config may import code."""
+    found = Sweep(folder, read_definition(folder))
+    with refuse_code(f"{folder / SWEEP}", trust):
+        return run_sweep(found, display or choose_display(), jobs)
+
+
+def find_folder(definition: Definition, out: Path | None) -> Path:
+    """The folder of a sweep: `out`, that of the same sweep under runs/, or a new one there."""
+    if out is not None:
+        if is_sweep(out):
+            definition.refuse_other(read_definition(out), out)
+        elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"{out} is there and holds no sweep: choose another --out")
+        return out
+    stem = Path("runs") / f"sweep-{as_file(definition.configs[0].data.name.split(':')[0]).replace('/', '-')}"
+    for folder in sorted(stem.parent.glob(f"{stem.name}*")):
+        if is_sweep(folder) and read_definition(folder) == definition:
+            return folder
+    check_sweep(definition)
+    return free_folder(stem)
+
+
+def check_sweep(definition: Definition) -> None:
+    """Raises where some run could not start, or not end, for want of something: data, encoders, packages."""
+    clients = {}
+    for config in definition.configs:
+        scored = replace(config, data=replace(config.data, selection=definition.share))
+        key = Job(scored, "", Path()).clients
+        if key not in clients:
+            clients = {key: make_population(scored)}  # no more than one at a time
+        check_needs(scored, clients[key])
+        check_trackers(config.trackers)
+
+
+def run_sweep(found: Sweep, display: Display, jobs: int) -> Sweep:
+    """Takes all runs of a sweep to their end, tests the best, writes and shows what came of it."""
+    if jobs < 1:
+        raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {jobs}")
+    check_sweep(found.definition)
+    found.path.mkdir(parents=True, exist_ok=True)
+    write_text(found.path / SWEEP, f"# kinfed run, format {FORMAT}: a sweep\n" + to_toml(found.definition.to_table()))
+    failed: dict[Path, str] = {}
+    points = len(found.definition.points)
+    try:
+        todo = found.jobs("runs", found.tried)
+        whole = points * len(found.definition.seeds)
+        display.say(f"{points} points, {whole} runs, {whole - len(todo)} of them done before; all in {found.path}")
+        failed |= run_jobs(todo, jobs, Silence(display.say))
+        found = Sweep(found.path, found.definition)
+        failed |= run_jobs(found.jobs("test", found.selected), jobs, Silence(display.say))
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; the same command, or kinfed resume {found.path}, goes on from here") from None
+    finally:
+        found = Sweep(found.path, found.definition)
+        write_sweep(found, failed)
+    show_sweep(found, display)
+    if failed:
+        first, why = next(iter(failed.items()))
+        raise KinfedError(f"{len(failed)} runs failed, listed in {found.path / 'failed.csv'}; {first.name}: {why}")
+    return found

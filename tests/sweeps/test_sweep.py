@@ -1,0 +1,135 @@
+"""Sweeps end to end on tiny runs: selection, resuming, refusals, failures."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import kinfed
+from kinfed.cli import app
+from kinfed.cli.options import split_numbers
+from kinfed.config import load_config, make_population
+from kinfed.errors import ConfigError
+
+TINY = ("method=fedavg", "partition.clients=5", "fraction=1.0", "rounds=1", "data.test_samples=20", "model=linear")
+GRID = (*TINY, "training.lr=0.0001,0.1")
+BROKEN = """
+from kinfed.models.networks import linear
+def broken(shape, classes):
+    network = linear(shape, classes)
+    network.forward = lambda x: x.flatten(1)[:, :classes] @ explode(x)
+    return network
+def explode(x):
+    if len(x) > 2:
+        raise RuntimeError("the network burns")
+    import torch
+    return torch.eye(10)
+"""
+
+
+@pytest.fixture(autouse=True)
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def sweep(*words: str) -> Result:
+    return CliRunner().invoke(app, ["sweep", *words])
+
+
+def table(path: str) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_selection_samples_are_training_samples_and_test_samples_are_left_out():
+    config = load_config(None, ["partition.clients=6", "roles.unlabelled=0.2", "roles.late=0.2", "change.round=3"])
+    whole = make_population(config)
+    part = make_population(replace(config, data=replace(config.data, selection=0.25)))
+    for client in range(6):
+        if not whole.role(client).labelled:
+            assert len(part.test[client]) == 0 and torch.equal(part.train[client], whole.train[client])
+            continue
+        held = torch.cat([part.train[client], part.test[client]]).sort().values
+        assert torch.equal(held, whole.train[client].sort().values)
+        assert len(part.test[client]) == pytest.approx(0.25 * len(held), abs=1)
+    for before, after in zip(whole.changes, part.changes, strict=True):
+        tested = {int(sample) for own in after.test for sample in own}
+        assert tested and not tested & {int(sample) for own in before.test for sample in own}
+
+
+def test_a_sweep_selects_on_validation_samples_and_tests_the_best():
+    result = sweep(*GRID, "--seeds", "0-1", "--out", "s")
+    assert result.exit_code == 0, result.output
+    assert "2 points, 4 runs, 0 of them done before" in result.output
+    assert "selected on validation samples: lr=0.1 (" in result.output and "; on test samples " in result.output
+    rows = table("s/sweep.csv")
+    assert [row["is_selected"] for row in rows] == ["false", "true"]
+    assert rows[0]["accuracy_percent_test"] == "" and float(rows[1]["accuracy_percent_test"]) > 0
+    runs = table("s/runs.csv")
+    assert [run["scored_on"] for run in runs] == ["validation"] * 4 + ["test"] * 2
+    assert load_config("s/best.toml").training.lr == 0.1 and load_config("s/best.toml").data.selection == 0
+    assert "<svg" in Path("s/sweep.svg").read_text() and "training.lr" in Path("s/sweep.svg").read_text()
+    assert sorted(path.name for path in Path("s/test").iterdir()) == ["training.lr=0.1-seed0", "training.lr=0.1-seed1"]
+
+    stamps = {path: path.stat().st_mtime_ns for path in Path("s").glob("*/*/summary.json")}
+    more = sweep(*GRID[:-1], "training.lr=0.0001,0.1,0.01", "--seeds", "0-1", "--out", "s")
+    assert more.exit_code == 0 and "3 points, 6 runs, 4 of them done before" in more.output
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps, "runs that ended are kept"
+    assert len(table("s/sweep.csv")) == 3
+
+    other = sweep(*GRID, "rounds=2", "--seeds", "0-1", "--out", "s")
+    assert other.exit_code == 2
+    assert "the sweep at s has another config: rounds was 1, is 2. Set them back, or choose another" in other.stderr
+    assert CliRunner().invoke(app, ["resume", "s", "-q"]).exit_code == 0
+
+
+def test_a_failed_run_is_kept_apart_and_reported_at_the_end(monkeypatch):
+    Path("networks_of_sweeps.py").write_text(BROKEN)
+    words = [word for word in TINY if not word.startswith("model")]
+    result = sweep(*words, "model=linear,networks_of_sweeps:broken", "--out", "s")
+    assert result.exit_code == 2
+    assert "selected on validation samples: model=linear" in result.output
+    (row,) = table("s/failed.csv")
+    assert "the network burns" in row["error"] and row["part"] == "runs"
+    assert "1 runs failed, listed in s/failed.csv" in result.stderr.replace("\\", "/")
+
+
+def test_what_a_run_needs_is_checked_before_the_first_one():
+    for words, message in [
+        ((*GRID, "training.epochs=1,0"), "epochs"),
+        ((*GRID, "trackers=nobody"), "unknown tracker 'nobody'"),
+        ((*TINY, "method=flt_enc1,fedavg", "--data-dir", "nowhere"), "dataset 'emnist_balanced' is not at"),
+        ((*TINY, "method=flis_hc,fedavg", "data.public=0.0"), "takes samples that the server owns"),
+    ]:
+        result = sweep(*words, "--out", "s")
+        assert result.exit_code == 2 and message in result.stderr, result.output
+        assert not Path("s").exists()
+    result = CliRunner().invoke(app, ["compare", *TINY, "--methods", "fedavg,flt_enc1", "--data-dir", "nowhere"])
+    assert result.exit_code == 2 and "dataset 'emnist_balanced' is not at" in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_seeds_may_be_a_range():
+    assert split_numbers("0-2,7") == [0, 1, 2, 7] and split_numbers(None) is None
+    with pytest.raises(ConfigError, match="as in 0,1,2 or 0-4"):
+        split_numbers("0-x")
+
+
+def test_python_sweeps_too():
+    found = kinfed.sweep(
+        "fedavg", {"training.lr": [0.0001, 0.1]}, out="s", quiet=True, rounds=1, fraction=1.0, model="linear",
+        partition={"clients": 5},
+    )  # fmt: skip
+    assert found.best.training.lr == 0.1 and len(found.tested[0].runs) == 1
+
+
+@pytest.mark.slow
+def test_runs_beside_each_other_give_the_same_tables():
+    words = (*TINY, "--methods", "fedavg,local", "-q", "--out")
+    for jobs, out in (("1", "a"), ("2", "b")):
+        assert CliRunner().invoke(app, ["compare", *words, out, "--jobs", jobs]).exit_code == 0
+    for name in ("fedavg-seed0", "local-seed0"):
+        assert Path("a", name, "summary.json").read_bytes() == Path("b", name, "summary.json").read_bytes()
