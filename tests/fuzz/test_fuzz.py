@@ -26,7 +26,7 @@ def try_all(cases: Iterator[Case]) -> Counter[str]:
 
 
 def test_a_few_hundred_malformed_inputs_are_refused_in_one_line_or_are_sound():
-    assert try_all(draw_cases(240, seed=0, dear=False))["refused"] > 150
+    assert try_all(draw_cases(160, seed=0, dear=False))["refused"] > 100
 
 
 @pytest.mark.on_demand

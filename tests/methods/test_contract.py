@@ -39,9 +39,17 @@ def run(method, engine=Vectorised, rounds=2, people=None, **settings):
 
 
 @pytest.fixture(scope="module")
-def usual(named):
+def used(named):
+    """The method after a run, its settings before it, and what the run gave."""
+    method = make(named)
+    before = copy.deepcopy(vars(method))
+    return method, before, run(method)
+
+
+@pytest.fixture(scope="module")
+def usual(used):
     """What a run of the method gives with nothing changed: once for all tests, since runs are most of their time."""
-    return run(make(named))
+    return used[2]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -80,9 +88,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(method, usual
     )
 
 
-def test_the_object_holds_settings_only(method):
-    before = copy.deepcopy(vars(method))
-    run(method)
+def test_the_object_holds_settings_only(used):
+    method, before, _ = used
     after = {name: value for name, value in vars(method).items() if name in before}
     assert {f.name for f in fields(method)} <= set(before)
     assert all(repr(after[f.name]) == repr(before[f.name]) for f in fields(method) if f.name != "model")
