@@ -81,3 +81,15 @@ def test_every_command_in_the_docs_is_understood(name, line, monkeypatch: pytest
         assert Definition(Space(read_toml(DEMO), tuple(settings)), draws=given["random"]).configs
     elif settings and not any(".toml" in text and not Path(text).exists() for text in settings):
         read_words(settings, {})
+
+
+def inline_settings(name: str) -> list[str]:
+    """What a page has in line as `kinfed run key=value …`, or as `key=value` alone."""
+    spans = re.findall(r"`([^`\n]+)`", (ROOT / "docs" / name).read_text())
+    words = [span.removeprefix("kinfed run ") for span in spans]
+    return [span for span in words if re.match(r"[a-z_.]+=\S", span) and ":" not in span]
+
+
+@pytest.mark.parametrize("settings", inline_settings("coming-from.md"))
+def test_settings_for_those_who_come_from_elsewhere_are_valid(settings):
+    read_words([word for word in settings.split(" --")[0].split(" ") if "=" in word], {})
