@@ -17,7 +17,7 @@ from kinfed.sweeps import Definition, Space
 from website.sessions import blocks_of, replayed
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = ("tutorial.md", "own-data.md", "own-model.md", "own-method.md")
 QUICK = (
     "rounds=11",  # late clients join in round 10
