@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test test-all fuzz lint check format docs notebooks lock audit sbom clean
+.PHONY: demo test test-all fuzz lint check format docs notebooks lock audit sbom dist clean
 
 demo: $(READY)  ## the main job: FedAvg, Local, FLT and Auto compared on digits with planted clusters
 	$(BIN)/kinfed compare --out demo --force
@@ -60,6 +60,9 @@ audit: $(READY)  ## known holes of what requirements.lock pins; asks pypi.org
 
 sbom: $(READY)  ## sbom.json: what requirements.lock pins, in CycloneDX
 	$(BIN)/uvx --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements.lock --output-file sbom.json
+
+dist: $(READY)  ## a release: sdist, and the wheel that is built from it, into dist/
+	$(BIN)/uv build --no-build-isolation --python $(BIN)/python
 
 clean:
 	rm -rf $(VENV) demo runs site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

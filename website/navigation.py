@@ -6,7 +6,7 @@ from kinfed.methods import METHODS
 
 Nav = list[dict[str, str | list[str]]]
 SECTIONS = {
-    "Start": ["tutorial.md", "choosing.md", "notebooks/which-clients-are-related.md", "notebooks/*"],
+    "Start": ["tutorial.md", "choosing.md", "coming-from.md", "notebooks/which-clients-are-related.md", "notebooks/*"],
     "How to": [
         "own-data.md", "natural-data.md", "drift.md", "tasks.md", "own-model.md", "own-method.md", "adding-a-method.md",
         "sweeps.md", "reports.md", "reproducing.md", "serving.md", "deployment.md", "flower.md", "security.md",
@@ -15,7 +15,7 @@ SECTIONS = {
     "Measured": [
         "results.md", "results/*", "recovery.md", "roles.md", "metrics.md", "methods/*", "performance.md", "scaling.md",
     ],
-    "Reference": ["reference/config.md", "reference/commands.md"],
+    "Reference": ["glossary.md", "reference/config.md", "reference/commands.md"],
     "Python": ["reference/api/index.md", "reference/api/*"],
     "Project": ["architecture.md", "contributing.md", "changelog.md"],
 }  # fmt: skip

@@ -172,7 +172,7 @@ def say_interval(gap: Interval, form: str) -> str:
     """How sure it is that the first is ahead by so much of one that is behind it."""
     if not gap.is_known:
         return "one run each, so without an interval"
-    return f"95 % CI {-gap.high:{form}} to {-gap.low:{form}}, {gap.over}"
+    return f"95 % CI {-gap.high:z{form}} to {-gap.low:z{form}}, {gap.over}"  # z: never -0.00
 
 
 def pairs_of(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, Pair]]:

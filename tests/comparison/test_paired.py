@@ -132,3 +132,8 @@ def test_runs_csv_has_one_row_a_run():
     rows = list(csv.DictReader(io.StringIO(runs_as_csv([*HARD, outcome("local", 9, 0.2, ari=0.5)]))))
     assert len(rows) == 9 and rows[0]["ari"] == "" and rows[-1]["ari"] == "0.5"
     assert (rows[5]["method"], rows[5]["seed"], rows[5]["accuracy"]) == ("fedavg", "1", "0.765")
+
+
+def test_methods_that_serve_every_client_alike_differ_by_a_plain_zero():
+    runs = [outcome(name, 0, 0.75, scores=[0.5, 0.75, 1.0]) for name in ("a", "b")]
+    assert headline(runs).endswith("differ by 0.00 points (95 % CI 0.00 to 0.00, paired over 3 clients of 1 seed).")

@@ -8,7 +8,7 @@ import pytest
 from website.api_pages import modules
 from website.command_page import command_page
 from website.links import LINK, rewritten, source_page, sources
-from website.navigation import navigation
+from website.navigation import SECTIONS, navigation
 
 ROOT = Path(__file__).parents[2]
 MADE = ("reference/",)  # pages that only the site has
@@ -57,3 +57,35 @@ def test_every_command_and_module_is_in_the_reference():
     assert all(f"## `kinfed {name}`" in page for name in ("run", "compare", "resume", "list", "bench"))
     assert "| `--out PATH` | – | Folder to write. Default: a new one under runs/. |" in page
     assert {"experiment", "methods", "data", "models"} <= set(modules())
+
+
+def test_the_glossary_has_its_terms_in_order_and_a_page_for_each():
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    for section in page.split("\n## ")[1:]:
+        lines = [line for line in section.splitlines() if line.startswith("| **")]
+        terms = [line.split("**")[1].lower() for line in lines]
+        assert terms == sorted(terms) and len(terms) == len(set(terms)) > 5
+        assert all(re.search(r"\]\([\w/.-]+\.md", line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "word", ["hyperparameter", "non-IID", "Docker", "personalisation", "client drift", "GPU", "ONNX"]
+)
+def test_a_word_that_users_search_for_is_in_the_glossary(word):
+    assert word in (ROOT / "docs" / "glossary.md").read_text()
+
+
+def slugs_of(path: Path) -> set[str]:
+    """Anchors of a page's headings, as Python-Markdown makes them."""
+    titles = re.findall(r"^#+ (.*)", path.read_text(), re.M)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@pytest.mark.parametrize("name", ["glossary.md", "coming-from.md", "index.md"])
+def test_anchors_of_links_are_headings_of_their_pages(name):
+    for target, anchor in re.findall(r"\]\(([\w/.-]+\.md)#([\w-]+)\)", (ROOT / "docs" / name).read_text()):
+        assert target.startswith(MADE) or anchor in slugs_of(ROOT / "docs" / target), (target, anchor)
+
+
+def test_the_menu_names_the_pages_new_readers_look_for():
+    assert "glossary.md" in SECTIONS["Reference"] and "coming-from.md" in SECTIONS["Start"]

@@ -17,7 +17,7 @@ from kinfed.sweeps import Definition, Space
 from website.sessions import blocks_of, replayed
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = ("tutorial.md", "own-data.md", "own-model.md", "own-method.md")
 QUICK = (
     "rounds=11",  # late clients join in round 10
@@ -81,3 +81,15 @@ def test_every_command_in_the_docs_is_understood(name, line, monkeypatch: pytest
         assert Definition(Space(read_toml(DEMO), tuple(settings)), draws=given["random"]).configs
     elif settings and not any(".toml" in text and not Path(text).exists() for text in settings):
         read_words(settings, {})
+
+
+def inline_settings(name: str) -> list[str]:
+    """What a page has in line as `kinfed run key=value …`, or as `key=value` alone."""
+    spans = re.findall(r"`([^`\n]+)`", (ROOT / "docs" / name).read_text())
+    words = [span.removeprefix("kinfed run ") for span in spans]
+    return [span for span in words if re.match(r"[a-z_.]+=\S", span) and ":" not in span]
+
+
+@pytest.mark.parametrize("settings", inline_settings("coming-from.md"))
+def test_settings_for_those_who_come_from_elsewhere_are_valid(settings):
+    read_words([word for word in settings.split(" --")[0].split(" ") if "=" in word], {})
