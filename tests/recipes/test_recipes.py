@@ -22,7 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_numeric_tables_of_the_papers_are_there():
     tables = {"flt-table": 5, "flt-workshop": 2, "flhc-table": 6, "flis-table": 4, "repa-table": 1}
     known = [f"{table}-{n}" for table, count in tables.items() for n in range(1, count + 1)]
-    assert {*known, "flt-table-4-balanced", "har-gpfl"} <= set(NAMES)
+    assert {*known, "flt-table-4-balanced", "har-gpfl", "niid-bench"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,6 +92,7 @@ def test_some_published_numbers_by_hand():
     swapped = [n and n.value for n in load_recipe("flhc-table-2").rows["a20-n10"].published["mnist"]]
     assert swapped == [98.6, 1.2, 98.6, 99.0, 1.3, 57.0, None, 57.0, 77.0, None]
     assert load_recipe("flis-table-1").rows["flis-dc"].published["fmnist-20"] == (Printed(97.64, 0.38), None)
+    assert load_recipe("niid-bench").rows["scaffold"].published["fmnist-2"] == (Printed(33.8, 41.22), None)
     assert load_recipe("repa-table-1").rows["wd-2"].published["drift"] == (Printed(0.15, 0.05),)
 
 
@@ -105,6 +106,7 @@ def test_how_many_numbers_were_published():
     assert [count(f"flt-workshop-{n}") for n in (1, 2)] == [4 * 2 * 2, 3 * 2]
     assert [count(f"flis-table-{n}") for n in (1, 2, 4)] == [11 * 8, 11 * 3, 10 * 4]
     assert count("repa-table-1") == 5 * 3
+    assert count("niid-bench") == 4 * 3 * 5
     assert [count(f"flhc-table-{n}") for n in (1, 4)] == [16 * 8, 10 * 8]
 
 
