@@ -197,7 +197,14 @@ def test_columns_of_data_that_nobody_has_here_run_once_they_have_them(tmp_path):
 
 @pytest.mark.parametrize(
     ("table", "words", "said"),
-    [("niid-bench", ["--rows", "fedprox", "--only", "mnist-dirichlet", "--protocol", "fair"], "MNIST, Dirichlet(0.5)")],
+    [
+        (
+            "niid-bench",
+            ["--rows", "fedprox", "--only", "mnist-dirichlet", "--protocol", "fair"],
+            "MNIST, Dirichlet(0.5)",
+        ),
+        ("flux-grid", ["--rows", "fedavg", "--only", "mnist-6"], "MNIST, level 6"),
+    ],
 )
 def test_one_cell_of_a_public_benchmark_runs_and_is_printed(table, words, said, tmp_path):
     store_all(tmp_path)

@@ -100,6 +100,20 @@ def test_unlabelled_clients_train_on_the_same_images_without_labels():
     assert label_counts(built)[hidden].sum() == 0
 
 
+def test_unlabelled_twins_have_the_test_samples_of_training_clients_without_their_labels():
+    plain = build_population(dataset(), IID(4), 0, roles=RoleSettings(holdout=0.25))
+    built = build_population(dataset(), IID(4), 0, roles=RoleSettings(holdout=0.25, unlabelled_twins=True))
+    training = [client for client in range(4) if plain.role(client).trains]
+    assert plain.clients == 4 and built.clients == 4 + 3
+    for twin, client in enumerate(training, 4):
+        assert torch.equal(built.x[built.train[twin]], plain.x[plain.test[client]])
+        assert (built.y[built.train[twin]] == -1).all()
+        assert torch.equal(built.test[twin], plain.test[client])
+        assert built.role(twin).joins == LATER and not built.role(twin).trains
+    with pytest.raises(ConfigError, match="samples stay the same"):
+        build_population(dataset(), IID(4), 0, roles=RoleSettings(unlabelled_twins=True), change=ChangeSettings(2))
+
+
 def test_late_clients_join_after_training_by_default():
     built = build_population(dataset(), IID(4), 0, roles=RoleSettings(late=0.25))
     assert sorted(role.joins for role in built.roles) == [0, 0, 0, LATER] and all(role.trains for role in built.roles)

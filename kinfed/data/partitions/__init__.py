@@ -1,6 +1,6 @@
 """Partitions: labels -> which samples each client has (recipes P1 to P10 of the papers)."""
 
-from kinfed.data.partitions.iid import IID, LabelSwapped, Natural, Writers
+from kinfed.data.partitions.iid import IID, LabelSets, LabelSwapped, Natural, Writers
 from kinfed.data.partitions.label_skew import Dirichlet, FavouredLabels, LabelSkew, Shards
 from kinfed.data.partitions.planted_clusters import DisjointClasses, SharedClass, Structured
 from kinfed.data.partitions.split import Labels, Partition, Promise, Split, check
@@ -12,6 +12,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     "shared_class": SharedClass,
     "structured": Structured,
     "label_swap": LabelSwapped,
+    "label_sets": LabelSets,
     "natural": Natural,
     "writers": Writers,
     "label_skew": LabelSkew,
@@ -25,6 +26,7 @@ __all__ = [
     "Dirichlet",
     "DisjointClasses",
     "FavouredLabels",
+    "LabelSets",
     "LabelSkew",
     "LabelSwapped",
     "Labels",
