@@ -400,6 +400,24 @@ def test_settings_are_checked_when_they_are_made(make):
         make()
 
 
+def test_pathological_clients_take_labels_in_order_and_parts_of_random_size():
+    data, partition = labels(per_class=60), PARTITIONS["pathological"]
+    split = draw(partition(clients=4, labels_per_client=5, least=40), data, 0)
+    # 10 labels, each at ⌈4/10 · 5⌉ = 2 clients: 0..4 at the first two, which then have theirs, 5..9 at the others
+    held = [sorted(set(data.train[part].tolist())) for part in split.train]
+    assert held == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9]]
+    assert sum(map(len, split.train)) == len(data.train)
+    first = np.bincount(data.train[split.train[0]])[:5]  # from max(30 / 10, 40 / 10) = 4 to below 60 / 2 = 30
+    assert first.min() >= 4 and first.max() < 30 and len(set(first.tolist())) > 1
+    even = draw(partition(clients=4, labels_per_client=5, balanced=True), data, 0)
+    assert [len(part) for part in even.train] == [150, 150, 150, 150]
+
+
+def test_pathological_clients_cannot_hold_more_labels_than_there_are():
+    with pytest.raises(DataError, match="set labels_per_client lower"):
+        draw(PARTITIONS["pathological"](clients=4, labels_per_client=6), labels(classes=5), 0)
+
+
 def test_label_sets_leave_each_client_the_labels_of_one_set_of_its_iid_part():
     data, partition = labels(per_class=60), PARTITIONS["label_sets"](clients=8, sets=2, labels_per_set=3)
     split = draw(partition, data, 0)

@@ -59,6 +59,7 @@ SMALL = {
     "dirichlet": {"clients": 6},
     "favoured_labels": {"clients": 6},
     "label_sets": {"clients": 6},
+    "pathological": {"clients": 6},
 }
 
 

@@ -1,7 +1,7 @@
 """Partitions: labels -> which samples each client has (recipes P1 to P10 of the papers)."""
 
 from kinfed.data.partitions.iid import IID, LabelSets, LabelSwapped, Natural, Writers
-from kinfed.data.partitions.label_skew import Dirichlet, FavouredLabels, LabelSkew, Shards
+from kinfed.data.partitions.label_skew import Dirichlet, FavouredLabels, LabelSkew, Pathological, Shards
 from kinfed.data.partitions.planted_clusters import DisjointClasses, SharedClass, Structured
 from kinfed.data.partitions.split import Labels, Partition, Promise, Split, check
 
@@ -16,6 +16,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     "natural": Natural,
     "writers": Writers,
     "label_skew": LabelSkew,
+    "pathological": Pathological,
     "dirichlet": Dirichlet,
     "favoured_labels": FavouredLabels,
 }
@@ -32,6 +33,7 @@ __all__ = [
     "Labels",
     "Natural",
     "Partition",
+    "Pathological",
     "Promise",
     "Shards",
     "SharedClass",
