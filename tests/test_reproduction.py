@@ -205,6 +205,7 @@ def test_columns_of_data_that_nobody_has_here_run_once_they_have_them(tmp_path):
         ),
         ("flux-grid", ["--rows", "fedavg", "--only", "mnist-6"], "MNIST, level 6"),
         ("pfllib-board", ["--rows", "fedrep", "--only", "fmnist-pat"], "Fashion-MNIST, 2 labels"),
+        ("fedem-table", ["--rows", "fedavg_ft"], "FEMNIST"),
     ],
 )
 def test_one_cell_of_a_public_benchmark_runs_and_is_printed(table, words, said, tmp_path):

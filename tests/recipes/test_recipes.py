@@ -24,7 +24,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_numeric_tables_of_the_papers_are_there():
     tables = {"flt-table": 5, "flt-workshop": 2, "flhc-table": 6, "flis-table": 4, "repa-table": 1}
     known = [f"{table}-{n}" for table, count in tables.items() for n in range(1, count + 1)]
-    assert {*known, "flt-table-4-balanced", "har-gpfl", "niid-bench", "flux-grid", "pfllib-board"} <= set(NAMES)
+    assert {
+        *known,
+        "flt-table-4-balanced",
+        "har-gpfl",
+        "niid-bench",
+        "flux-grid",
+        "pfllib-board",
+        "fedem-table",
+    } <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,6 +122,7 @@ def test_how_many_numbers_were_published():
     assert count("repa-table-1") == 5 * 3
     assert count("niid-bench") == 4 * 3 * 5
     assert count("pfllib-board") == 9 * 4
+    assert count("fedem-table") == 3
     assert count("flux-grid") == 8 * 3 * 8 + 7 * 3 * 8  # pFedMe was not published for unseen clients
     assert [count(f"flhc-table-{n}") for n in (1, 4)] == [16 * 8, 10 * 8]
 
