@@ -193,3 +193,25 @@ def test_columns_of_data_that_nobody_has_here_run_once_they_have_them(tmp_path):
     assert "4 runs" in result.output and "SVHN, 30 % of the labels" in result.output
     with open("colours/flis-table-1.csv", encoding="utf-8") as file:
         assert all(0 <= float(line["measured"]) <= 100 for line in csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("table", "words", "said"),
+    [
+        (
+            "niid-bench",
+            ["--rows", "fedprox", "--only", "mnist-dirichlet", "--protocol", "fair"],
+            "MNIST, Dirichlet(0.5)",
+        ),
+        ("flux-grid", ["--rows", "fedavg", "--only", "mnist-6"], "MNIST, level 6"),
+        ("pfllib-board", ["--rows", "fedrep", "--only", "fmnist-pat"], "Fashion-MNIST, 2 labels"),
+        ("fedem-table", ["--rows", "fedavg_ft"], "FEMNIST"),
+    ],
+)
+def test_one_cell_of_a_public_benchmark_runs_and_is_printed(table, words, said, tmp_path):
+    store_all(tmp_path)
+    result = reproduce(table, "--quick", *words, "--out", "cell")
+    assert result.exit_code == 0, result.output
+    assert said in result.output and "not judged" in result.output
+    with open(f"cell/{table}.csv", encoding="utf-8") as file:
+        assert any(0 <= float(line["measured"]) <= 100 for line in csv.DictReader(file) if line["measured"])

@@ -92,7 +92,7 @@ def make_population(config: Config) -> Population:
     refuse_own(data.name, "data")
     dataset = load(data.name, data.dir or None, data.options).for_task(config.task)
     population = build_population(
-        dataset, config.partition, config.seed,
+        dataset.pool() if data.pooled else dataset, config.partition, config.seed,
         public_fraction=data.public, public_test=data.public_test, train_samples=data.train_samples,
         test_samples=data.test_samples, global_test=data.global_test, validation=data.validation,
         shift=config.shift, roles=config.roles, change=config.change, drift=config.drift,

@@ -72,6 +72,7 @@ class DataSettings:
     test_samples: int | None = None  # test samples of a client at most
     global_test: bool = False  # clients are tested on all test samples, not on those of their own labels
     validation: float = 0.0  # share of its training samples that a client is tested on; 0: the partition's test samples
+    pooled: bool = False  # clients get test samples, too, and part what they get by `validation` (PFLlib)
     selection: float = (
         0.0  # share of its training samples that a client is scored on, to select models: `sweep` sets it
     )
@@ -80,6 +81,10 @@ class DataSettings:
         for name, share in (("public", self.public), ("validation", self.validation), ("selection", self.selection)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name} must be a share from 0 to below 1, got {share}")
+        if self.pooled and (not self.validation or self.public_test):
+            raise ConfigError(
+                "pooled leaves no test samples of the dataset's own: set validation above 0, and public_test to false"
+            )
         samples = {"train_samples": self.train_samples, "test_samples": self.test_samples}
         at_least(1, **{name: most for name, most in samples.items() if most is not None})
 
@@ -117,6 +122,8 @@ class Config:
             raise ConfigError(
                 f"rounds and checkpoint_every must be at least 1, got {self.rounds}, {self.checkpoint_every}"
             )
+        if self.data.pooled and self.roles.look_alikes:
+            raise ConfigError("data.pooled leaves no samples that nobody trains on, which look-alikes have; drop one")
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"fraction must be above 0 and at most 1, got {self.fraction}")
         for seed in (self.seed, *self.seeds):

@@ -8,7 +8,7 @@ from kinfed.data.own_samples import OwnSettings, from_arrays, from_clients, from
 from kinfed.data.partitions import PARTITIONS, Labels, Partition, Promise, Split, check
 from kinfed.data.population import LATER, Change, Population, Role, label_counts
 from kinfed.data.roles import RoleSettings
-from kinfed.data.shifts import SHIFTS, Augment, LabelSwap, Rotation, Shift
+from kinfed.data.shifts import SHIFTS, Augment, LabelPermutation, LabelRotation, LabelSwap, Patterns, Rotation, Shift
 
 __all__ = [
     "DATASETS",
@@ -21,6 +21,8 @@ __all__ = [
     "ChangeSettings",
     "Dataset",
     "Drift",
+    "LabelPermutation",
+    "LabelRotation",
     "LabelSwap",
     "LabelSwapDrift",
     "Labels",
@@ -28,6 +30,7 @@ __all__ = [
     "NewClasses",
     "OwnSettings",
     "Partition",
+    "Patterns",
     "Population",
     "Promise",
     "Role",

@@ -24,7 +24,7 @@ from kinfed.data.partitions.split import (
     others,
 )
 from kinfed.data.population import LATER, Change, Population
-from kinfed.data.roles import RoleSettings, add_look_alikes, assign_roles
+from kinfed.data.roles import RoleSettings, add_look_alikes, add_unlabelled_twins, assign_roles
 from kinfed.data.shifts import LabelSwap, Shift
 from kinfed.errors import ConfigError, DataError
 
@@ -123,6 +123,8 @@ def build_population(
     if drift is not None:
         population = apply_drift(drift, population, roles, seed)
     population = assign_roles(population, roles, generator(seed, "roles"))
+    if roles.unlabelled_twins:
+        population = add_unlabelled_twins(population)
     if roles.look_alikes:
         population = add_look_alikes(population, plain, roles, generator(seed, "look-alikes"))
     return population

@@ -32,6 +32,14 @@ class Dataset:
         for part, x in (("x_train", self.x_train), ("x_test", self.x_test)):
             check_samples(x, part)
 
+    def pool(self) -> "Dataset":
+        """The same with the test samples among the training samples, too: for clients that split their own samples."""
+        pairs = [(self.x_train, self.x_test), (self.y_train, self.y_test)]
+        x, y = (np.concatenate(pair) for pair in pairs)
+        has_writers = self.writer_train is not None and self.writer_test is not None
+        writers = np.concatenate([self.writer_train, self.writer_test]) if has_writers else None
+        return replace(self, x_train=x, y_train=y, writer_train=writers)
+
     def for_task(self, task: LearningTask) -> "Dataset":
         """The same with targets as this task has them; classes can be numbers, but not the other way round."""
         train, test = task.targets(self.y_train), task.targets(self.y_test)

@@ -47,6 +47,7 @@ class RoleSettings:
     leave_round: int = LATER  # LATER: nobody leaves
     look_alikes: int = 0  # of every training client, to measure robustness
     look_alike_scale: tuple[float, float] = (0.2, 1.4)  # their samples, as shares of the original's
+    unlabelled_twins: bool = False  # each training client once more, after training: its test samples without labels
 
     def __post_init__(self) -> None:
         fraction(holdout=self.holdout, unlabelled=self.unlabelled, late=self.late, leaving=self.leaving)
@@ -106,6 +107,27 @@ def without_labels(population: Population) -> Population:
     """The population whose unlabelled clients train on copies of their samples that have no label."""
     variants = [UNCHANGED if role.labelled else 0 for role in population.roles]
     return copy_variants(population, variants, lambda _, x, y: (x, forget_targets(y)), tests=False)
+
+
+def add_unlabelled_twins(population: Population) -> Population:
+    """The population with each training client once more, after training: its test samples, without labels (FLUX)."""
+    if population.changes:
+        raise ConfigError("unlabelled_twins are of clients whose samples stay the same: leave change and drift out")
+    roles = [population.role(client) for client in range(population.clients)]
+    originals = [client for client, role in enumerate(roles) if role.trains and role.joins < LATER]
+    tests, clusters = tuple(population.test[client] for client in originals), population.true_clusters
+    copied, first = torch.cat(tests), len(population.y)
+    unlabelled = (first + torch.arange(len(copied))).split([len(samples) for samples in tests])
+    return replace(
+        population,
+        x=torch.cat([population.x, population.x[copied]]),
+        y=torch.cat([population.y, forget_targets(population.y[copied])]),
+        train=population.train + tuple(unlabelled),
+        test=population.test + tests,
+        roles=(*roles, *[Role(LATER, labelled=False)] * len(originals)),
+        true_clusters=None if clusters is None else torch.cat([clusters, clusters[originals]]),
+        views=population.views and population.views + tuple(population.views_of(client) for client in originals),
+    )
 
 
 FEW = 8  # a look-alike with so few samples is drawn again (the author's number)

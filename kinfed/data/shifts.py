@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.checks import at_least, one_of
+from kinfed.checks import at_least, one_of, within
 from kinfed.data.augmentation import CHUNK, Pipeline, draw_pipeline, rotate
 from kinfed.data.partitions.planted_clusters import contiguous_clusters
+from kinfed.data.partitions.split import Index
 from kinfed.data.population import UNCHANGED, Population, View, copy_variants
 from kinfed.errors import ConfigError, DataError
 
@@ -47,6 +48,46 @@ class Augmented:
 
     def __call__(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         return self.pipeline(x, rng), y
+
+
+@dataclass(frozen=True)
+class Painted:
+    """Images turned counter-clockwise, and one of their channels filled."""
+
+    degrees: float
+    channel: int | None = None  # none: no colour
+
+    def __call__(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        painted = turn(x, self.degrees)
+        return painted if self.channel is None else fill_channel(painted, self.channel), y
+
+
+@dataclass(frozen=True)
+class Relabelled:
+    """Each label under another name."""
+
+    names: tuple[int, ...]  # of each label
+
+    def __call__(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        return x, torch.where(y >= 0, torch.tensor(self.names)[y.clamp(min=0)], y)
+
+
+@dataclass(frozen=True)
+class TurnedByLabel:
+    """Images turned counter-clockwise, by an angle for each label."""
+
+    degrees: tuple[float, ...]
+
+    def __call__(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        turned = x.clone()
+        for label, angle in enumerate(self.degrees):
+            turned[y == label] = turn(x[y == label], angle)
+        return turned, y
+
+
+def fill_channel(x: Tensor, channel: int) -> Tensor:
+    """Images [b, 3, height, width] with one channel at its largest value."""
+    return x.index_fill(1, torch.tensor([channel]), 255)
 
 
 def add_views(population: Population, views: Sequence[View | None]) -> Population:
@@ -150,7 +191,94 @@ class Augment:
         return apply_views(clustered, variants, pipelines, streams)
 
 
-SHIFTS: dict[str, type[Shift]] = {"label_swap": LabelSwap, "rotation": Rotation, "augment": Augment}
+COLOURS = {1: (None,), 2: (0, 2), 3: (0, 2, 1)}  # the channel that each colour fills: none; red, blue; and green
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Each client draws one of some angles and colours for all its images (ANDA's P(X), which FLUX uses)."""
+
+    rotations: int = 4  # angles, evenly spaced from 0 on
+    colours: int = 1  # 1: none; 2 and 3: a channel is filled, and grey images become coloured ones
+
+    def __post_init__(self) -> None:
+        at_least(1, rotations=self.rotations)
+        within(1, len(COLOURS), colours=self.colours)
+
+    def __call__(self, population: Population, rng: np.random.Generator) -> Population:
+        need_images(population, "a pattern")
+        if self.colours > 1 and population.x.shape[1] == 1:
+            population = replace(population, x=population.x.expand(-1, 3, -1, -1).contiguous())
+        angles = [turn * 360 / self.rotations for turn in range(self.rotations)]
+        patterns = [Painted(angle, channel) for angle in angles for channel in COLOURS[self.colours]]
+        return give_views(population, [patterns[i] for i in rng.integers(len(patterns), size=population.clients)], rng)
+
+
+@dataclass(frozen=True)
+class LabelPermutation:
+    """Each client permutes some labels, the same ones everywhere, in an order of its own (ANDA's P(Y|X), FLUX)."""
+
+    labels: int = 2  # that are permuted
+
+    def __post_init__(self) -> None:
+        at_least(1, labels=self.labels)
+
+    def __call__(self, population: Population, rng: np.random.Generator) -> Population:
+        chosen = draw_labels(population, self.labels, "label_permutation", rng)
+        views = []
+        for _ in range(population.clients):
+            names = np.arange(population.classes)
+            names[chosen] = rng.permutation(chosen)
+            views.append(Relabelled(tuple(names.tolist())))
+        return give_views(population, views, rng)
+
+
+@dataclass(frozen=True)
+class LabelRotation:
+    """Each client turns the images of some labels, the same ones everywhere, by random angles (ANDA's P(X|Y), FLUX)."""
+
+    labels: int = 2  # whose images are turned
+    degrees: tuple[float, ...] = (0, 90, 180, 270)  # of which a client draws one for each of these labels
+
+    def __post_init__(self) -> None:
+        at_least(1, labels=self.labels, degrees=len(self.degrees))
+        at_least(0, **{f"degrees[{i}]": abs(angle) for i, angle in enumerate(self.degrees)})
+
+    def __call__(self, population: Population, rng: np.random.Generator) -> Population:
+        need_images(population, "a rotation")
+        chosen = draw_labels(population, self.labels, "label_rotation", rng)
+        views = []
+        for _ in range(population.clients):
+            angles = np.zeros(population.classes)
+            angles[chosen] = rng.choice(self.degrees, len(chosen))
+            views.append(TurnedByLabel(tuple(angles.tolist())))
+        return give_views(population, views, rng)
+
+
+SHIFTS: dict[str, type[Shift]] = {
+    "label_swap": LabelSwap,
+    "rotation": Rotation,
+    "augment": Augment,
+    "patterns": Patterns,
+    "label_permutation": LabelPermutation,
+    "label_rotation": LabelRotation,
+}
+
+
+def draw_labels(population: Population, count: int, what: str, rng: np.random.Generator) -> Index:
+    """`count` of the labels at random; raises DataError where there are not so many."""
+    if not population.has_classes or count > population.classes:
+        held = f"{population.classes} labels" if population.has_classes else "no classes"
+        raise DataError(f"{what} is for {count} labels, the data have {held}; set labels lower, or leave it out")
+    return rng.choice(population.classes, count, replace=False)
+
+
+def give_views(population: Population, views: Sequence[View], rng: np.random.Generator) -> Population:
+    """The population whose client m has its samples as views[m] shows them; equal views are a planted cluster."""
+    kinds = list(dict.fromkeys(views))
+    variants = [kinds.index(view) for view in views]
+    clusters = torch.tensor(variants) if population.true_clusters is None else population.true_clusters
+    return apply_views(replace(population, true_clusters=clusters), variants, kinds, [rng] * len(kinds))
 
 
 def apply_views(

@@ -45,13 +45,18 @@ class Cell:
     row: Row
     column: Column
     protocols: tuple[str, ...]
-    variants: tuple[Config, ...]  # one, or those of a sweep, of which the best counts
+    variants: tuple[Config, ...]  # one; those of a sweep, of which the best counts; or of a column that is their mean
     missing: tuple[str, ...] = ()  # datasets that are not here
     incomparable: str = ""  # why its numbers cannot be compared
     remarks: tuple[str, ...] = ()
     is_judged: bool = True  # whether some of its protocols is the published one
     data: str = ""  # the datasets of its runs, the encoder's too
     settings: str = ""  # a digest of what the recipe sets, which new defaults do not change
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether its numbers are the means over its variants."""
+        return bool(self.column.each)
 
     @property
     def printed(self) -> tuple[Printed | None, ...]:
@@ -97,14 +102,12 @@ def refuse_unknown(patterns: Sequence[str], names: Sequence[str], kind: str) -> 
 
 def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted: Wanted) -> Cell:
     """One cell under one protocol."""
-    table = table_of(recipe, row, column, protocol, wanted.quick)
     supply = Supply(recipe, wanted.data_dir, wanted.assumed)
-    table, names, reason, remarks = substitute(supply, table)
-    sweep = protocol.sweep
-    paths = [(sweep.key.split("."), value) for value in sweep.values] if sweep else []
+    parts = [substitute(supply, table_of(recipe, row, part, protocol, wanted.quick)) for part in column.parts]
+    _, names, reason, remarks = parts[0]  # they have the same data
     at = f"{recipe.name}, row {row.name}, column {column.name}, protocol {protocol.name}"
     try:
-        tables = [drop_other_methods(each) for each in [set_value(table, *path) for path in paths] or [table]]
+        tables = [drop_other_methods(each) for each in sweep_tables([part[0] for part in parts], protocol)]
         place = merge_tables(wanted.options, {"data": {"dir": wanted.data_dir}})
         variants = tuple(read(merge_tables(each, place)) for each in tables)
     except ConfigError as error:
@@ -113,6 +116,15 @@ def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted
     why = row.reason(column.name, protocol.name) or column.incomparable or reason
     judged, settings = protocol.judged, digest_tables(tables)
     return Cell(row, column, (protocol.name,), variants, missing, why, remarks, judged, " ".join(names), settings)
+
+
+def sweep_tables(tables: Sequence[Table], protocol: Protocol) -> list[Table]:
+    """The tables of a protocol's sweep; the same ones where it has none."""
+    if protocol.sweep is None:
+        return list(tables)
+    if len(tables) > 1:
+        raise ConfigError("a protocol with a sweep wants the best of some runs, and the column the mean; drop one")
+    return [set_value(tables[0], protocol.sweep.key.split("."), value) for value in protocol.sweep.values]
 
 
 def table_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, quick: bool) -> Table:

@@ -106,14 +106,37 @@ class Outcome:
 
 
 def result_of(recipe: Recipe, cell: Cell, seeds: Sequence[int], runs: Runs, state: str) -> Result:
-    """The numbers of a cell from those of its runs that ended; of a sweep the variant with the best main number."""
+    """The numbers of a cell from those of its runs that ended; of a sweep the variant with the best main number.
+
+    A cell that is a mean has the seeds of which all variants ended.
+    """
     tried = [read_numbers(recipe, variant, seeds, runs) for variant in cell.variants]
     if not all(tried):
         return Result(cell, (), state=state or "not run")
+    if cell.is_mean:
+        numbers = average_variants(tried)
+        if not numbers:
+            return Result(cell, (), state=state or "not run")
+        all_runs = tuple(run for config in cell.configs(list(numbers)) if (run := runs(config)))
+        return replace(judge_numbers(recipe, cell, numbers), runs=all_runs)
     sign = -1 if MEASURES[recipe.main].lower_is_better else 1
     best = max(range(len(tried)), key=lambda at: sign * mean_of(tried[at], recipe.main, -sign * inf))
     ended = [run for seed in tried[best] if (run := runs(replace(cell.variants[best], seed=seed)))]
     return replace(judge_numbers(recipe, cell, tried[best]), runs=tuple(ended))
+
+
+def average_variants(tried: Sequence[Mapping[int, Numbers]]) -> dict[int, Numbers]:
+    """By seed the means over variants; a measure that only some variants have is the mean over those."""
+    seeds = [seed for seed in tried[0] if all(seed in numbers for numbers in tried)]
+    names = {name: None for numbers in tried for of_seed in numbers.values() for name in of_seed}
+    return {
+        seed: {
+            name: mean(numbers[seed][name] for numbers in tried if name in numbers[seed])
+            for name in names
+            if any(name in numbers[seed] for numbers in tried)
+        }
+        for seed in seeds
+    }
 
 
 def judge_numbers(recipe: Recipe, cell: Cell, numbers: Mapping[int, Numbers]) -> Result:

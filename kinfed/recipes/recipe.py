@@ -8,6 +8,7 @@ A recipe is a TOML file:
     [config]                        what all cells have in common: a config as `kinfed run` takes it
     [quick]                         what `--quick` lays over every cell
     [columns.NAME]                  title, config; quick: what `--quick` lays over that, too;
+                                    each: configs laid over it, of which a cell runs all and has the mean;
                                     incomparable: why its numbers cannot be compared
     [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported;
                                     judged = false: not how the published numbers were made
@@ -22,7 +23,7 @@ A row's `incomparable` is a text, or one for each of some columns: { "fmnist-*|s
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal, cast
@@ -47,6 +48,12 @@ class Column:
     quick: Table = field(default_factory=dict)
     incomparable: str = ""
     x: float | None = None  # where it stands on a figure's axis
+    each: tuple[Table, ...] = ()  # laid over its config; a cell runs with each, and its numbers are their mean
+
+    @property
+    def parts(self) -> list["Column"]:
+        """The column under each of the configs that it is the mean of; itself where it is none."""
+        return [replace(self, config=merge_tables(self.config, table)) for table in self.each] or [self]
 
 
 @dataclass(frozen=True)
@@ -212,11 +219,12 @@ class Shape:
 
 
 def read_column(name: str, table: Table, at: str) -> Column:
-    check_keys(table, ("title", "config", "quick", "incomparable", "x"), at)
+    check_keys(table, ("title", "config", "quick", "incomparable", "x", "each"), at)
     config, quick = (inner_table(table, key, at) for key in ("config", "quick"))
     x = read_number(table["x"], at) if "x" in table else None
     reason = read_text(table, "incomparable", at, "")
-    return Column(name, read_text(table, "title", at), config, quick, reason, x.value if x else None)
+    each = tuple(as_table(part, f"{at}.each") for part in read_list(table, "each", at))
+    return Column(name, read_text(table, "title", at), config, quick, reason, x.value if x else None, each)
 
 
 def make_axis(figure: Figure) -> dict[str, Column]:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from kinfed.config import load_config
 from kinfed.data import LATER, Augment, ChangeSettings, Dataset, RoleSettings, build_population, label_counts, load
 from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, LabelSwapped, Structured, Writers
 from kinfed.errors import ConfigError
@@ -98,6 +99,38 @@ def test_unlabelled_clients_train_on_the_same_images_without_labels():
         assert (built.y[built.train[client]] == -1).all().item() == (client in hidden)
         assert torch.equal(built.test[client], plain.test[client])
     assert label_counts(built)[hidden].sum() == 0
+
+
+def test_unlabelled_twins_have_the_test_samples_of_training_clients_without_their_labels():
+    plain = build_population(dataset(), IID(4), 0, roles=RoleSettings(holdout=0.25))
+    built = build_population(dataset(), IID(4), 0, roles=RoleSettings(holdout=0.25, unlabelled_twins=True))
+    training = [client for client in range(4) if plain.role(client).trains]
+    assert plain.clients == 4 and built.clients == 4 + 3
+    for twin, client in enumerate(training, 4):
+        assert torch.equal(built.x[built.train[twin]], plain.x[plain.test[client]])
+        assert (built.y[built.train[twin]] == -1).all()
+        assert torch.equal(built.test[twin], plain.test[client])
+        assert built.role(twin).joins == LATER and not built.role(twin).trains
+    with pytest.raises(ConfigError, match="samples stay the same"):
+        build_population(dataset(), IID(4), 0, roles=RoleSettings(unlabelled_twins=True), change=ChangeSettings(2))
+
+
+def test_pooled_clients_get_the_test_samples_too_and_part_what_they_get():
+    data = dataset()
+    built = build_population(data.pool(), IID(4), 0, validation=0.25)
+    pool = len(data.y_train) + len(data.y_test)
+    held = torch.cat([*built.train, *built.test])
+    assert len(held) == len(held.unique()) == pool
+    assert sorted(len(test) for test in built.test) == [round(0.25 * len(p)) for p in np.array_split(range(pool), 4)]
+    assert torch.equal(built.y[len(data.y_train) : pool], torch.from_numpy(data.y_test).long())
+
+
+@pytest.mark.parametrize(
+    "words", [["data.pooled=true"], ["data.pooled=true", "data.validation=0.2", "roles.look_alikes=1"]]
+)
+def test_pooled_samples_leave_no_test_samples_of_the_dataset_s_own(words):
+    with pytest.raises(ConfigError, match=r"pooled leaves no"):
+        load_config(None, words)
 
 
 def test_late_clients_join_after_training_by_default():

@@ -400,6 +400,44 @@ def test_settings_are_checked_when_they_are_made(make):
         make()
 
 
+def test_pathological_clients_take_labels_in_order_and_parts_of_random_size():
+    data, partition = labels(per_class=60), PARTITIONS["pathological"]
+    split = draw(partition(clients=4, labels_per_client=5, least=40), data, 0)
+    # 10 labels, each at ⌈4/10 · 5⌉ = 2 clients: 0..4 at the first two, which then have theirs, 5..9 at the others
+    held = [sorted(set(data.train[part].tolist())) for part in split.train]
+    assert held == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9]]
+    assert sum(map(len, split.train)) == len(data.train)
+    first = np.bincount(data.train[split.train[0]])[:5]  # from max(30 / 10, 40 / 10) = 4 to below 60 / 2 = 30
+    assert first.min() >= 4 and first.max() < 30 and len(set(first.tolist())) > 1
+    even = draw(partition(clients=4, labels_per_client=5, balanced=True), data, 0)
+    assert [len(part) for part in even.train] == [150, 150, 150, 150]
+
+
+def test_pathological_clients_cannot_hold_more_labels_than_there_are():
+    with pytest.raises(DataError, match="set labels_per_client lower"):
+        draw(PARTITIONS["pathological"](clients=4, labels_per_client=6), labels(classes=5), 0)
+
+
+def test_label_sets_leave_each_client_the_labels_of_one_set_of_its_iid_part():
+    data, partition = labels(per_class=60), PARTITIONS["label_sets"](clients=8, sets=2, labels_per_set=3)
+    split = draw(partition, data, 0)
+    held = [frozenset(data.train[part].tolist()) for part in split.train]
+    assert all(len(own) == 3 for own in held) and len(set(held)) <= 2
+    assert all(set(data.test[part].tolist()) <= own for part, own in zip(split.test, held, strict=True))
+    assert [held[a] == held[b] for a in range(8) for b in range(8)] == [
+        split.true_clusters[a] == split.true_clusters[b] for a in range(8) for b in range(8)
+    ]
+    assert max(map(len, split.train)) <= np.ceil(len(data.train) / 8)  # what is left of an IID part
+
+
+def test_label_sets_of_all_labels_are_iid_and_one_cluster():
+    data = labels(per_class=60)
+    split = draw(PARTITIONS["label_sets"](clients=4, labels_per_set=data.classes), data, 0)
+    assert sum(map(len, split.train)) == len(data.train) and split.true_clusters.tolist() == [0, 0, 0, 0]
+    with pytest.raises(DataError, match="labels_per_set lower"):
+        draw(PARTITIONS["label_sets"](labels_per_set=data.classes + 1), data, 0)
+
+
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"writers", "natural"}))
 def test_the_same_seed_gives_the_same_samples_and_another_seed_others(name):
     partition = {"structured": Structured(20, 2), "dirichlet": Dirichlet(10, 1.0, 1)}.get(name) or PARTITIONS[name](

@@ -4,7 +4,17 @@ import torch
 from torch import tensor
 from torch.testing import assert_close
 
-from kinfed.data import SHIFTS, Augment, Change, LabelSwap, Population, Rotation
+from kinfed.data import (
+    SHIFTS,
+    Augment,
+    Change,
+    LabelPermutation,
+    LabelRotation,
+    LabelSwap,
+    Patterns,
+    Population,
+    Rotation,
+)
 from kinfed.data.augmentation import POOL, draw_pipeline
 from kinfed.errors import ConfigError, DataError
 
@@ -128,7 +138,7 @@ def test_gray_images_have_no_grayscale_in_their_pool():
         draw_pipeline(8, 1, rng())
 
 
-@pytest.mark.parametrize("shift", [Rotation(), Augment()])
+@pytest.mark.parametrize("shift", [Rotation(), Augment(), Patterns(), LabelRotation()])
 def test_shifts_of_pixels_need_images(shift):
     features = Population(torch.zeros(2, 5), tensor([0, 1]), (tensor([0]),), (tensor([1]),), 2)
     with pytest.raises(DataError, match="needs uint8 images"):
@@ -136,4 +146,63 @@ def test_shifts_of_pixels_need_images(shift):
 
 
 def test_shifts_have_names():
-    assert set(SHIFTS) == {"label_swap", "rotation", "augment"}
+    plain = {"label_swap", "rotation", "augment"}
+    assert set(SHIFTS) == {*plain, "patterns", "label_permutation", "label_rotation"}
+
+
+def test_a_client_draws_one_angle_and_one_colour_for_all_its_images():
+    before, found = population(), Patterns(2, 3)(population(), rng(1))
+    drawn = np.random.default_rng(1).integers(6, size=4)  # angle 0: red, blue, green; angle 180: red, blue, green
+    assert found.x.shape[1] == 3 and found.y[found.train[0]].tolist() == [0, 1]
+    for client, pattern in enumerate(drawn):
+        filled, seen = (0, 2, 1)[pattern % 3], before.x[before.train[client]]
+        expected = torch.rot90(seen, 2 * int(pattern // 3), (2, 3)).repeat(1, 3, 1, 1)
+        expected[:, filled] = 255
+        assert_close(found.x[found.train[client]], expected)
+    assert [drawn[a] == drawn[b] for a in range(4) for b in range(4)] == [
+        bool(found.true_clusters[a] == found.true_clusters[b]) for a in range(4) for b in range(4)
+    ]
+
+
+def test_patterns_without_colours_keep_the_channels_and_two_colours_are_red_and_blue():
+    assert Patterns(4, 1)(population(), rng()).x.shape[1] == 1
+    found = Patterns(1, 2)(population(3), rng())
+    assert {tuple((found.x[found.train[c]] == 255).all((0, 2, 3)).tolist()) for c in range(4)} <= {
+        (True, False, False),
+        (False, False, True),
+    }
+
+
+def test_clients_permute_the_same_labels_each_in_its_own_order():
+    before, found = population(), LabelPermutation(3)(population(), rng(5))
+    again = np.random.default_rng(5)
+    chosen = again.choice(4, 3, replace=False)
+    for client in range(4):
+        names = dict(zip(chosen.tolist(), again.permutation(chosen).tolist(), strict=True))
+        for part in ("train", "test"):
+            old, new = (getattr(p, part)[client] for p in (before, found))
+            assert found.y[new].tolist() == [names.get(y, y) for y in before.y[old].tolist()]
+            assert_close(found.x[new], before.x[old])
+
+
+def test_permuting_one_label_changes_nothing_and_leaves_one_cluster():
+    found = LabelPermutation(1)(population(), rng())
+    assert labels(found, 1) == labels(population(), 1) and found.true_clusters.tolist() == [0, 0, 0, 0]
+
+
+def test_clients_turn_the_images_of_the_same_labels_each_by_its_own_angles():
+    before, found = population(), LabelRotation(2, (0, 90))(population(), rng(3))
+    again = np.random.default_rng(3)
+    chosen = again.choice(4, 2, replace=False).tolist()
+    for client in range(4):
+        quarters = dict(zip(chosen, (again.choice((0, 90), 2) // 90).tolist(), strict=True))
+        old, new = before.train[client], found.train[client]
+        for was, now in zip(old.tolist(), new.tolist(), strict=True):
+            assert_close(found.x[now], torch.rot90(before.x[was], quarters.get(int(before.y[was]), 0), (1, 2)))
+            assert found.y[now] == before.y[was]
+
+
+@pytest.mark.parametrize("shift", [LabelPermutation(5), LabelRotation(5)])
+def test_more_labels_than_the_data_have_are_refused(shift):
+    with pytest.raises(DataError, match="is for 5 labels, the data have 4 labels"):
+        shift(population(), rng())

@@ -58,6 +58,8 @@ SMALL = {
     "label_skew": {"clients": 10},
     "dirichlet": {"clients": 6},
     "favoured_labels": {"clients": 6},
+    "label_sets": {"clients": 6},
+    "pathological": {"clients": 6},
 }
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from kinfed.recipes import MEASURES
 from kinfed.recipes.measures import AGREES, BETTER, INCOMPARABLE, OTHER, WITHIN, WORSE, Found, Printed
+from kinfed.recipes.outcome import average_variants
 
 ACCURACY, VARIANCE = MEASURES["accuracy"], MEASURES["variance"]
 
@@ -42,3 +43,9 @@ def test_another_protocol_is_never_better_or_worse():
 
 def test_without_a_published_or_a_measured_number_there_is_no_verdict():
     assert Found(ACCURACY, None, (80.0,)).verdict == "" and Found(ACCURACY, Printed(80.0), ()).verdict == ""
+
+
+def test_a_mean_over_variants_is_of_the_seeds_that_all_have_and_of_the_variants_that_have_a_measure():
+    first, second = {0: {"accuracy": 90.0, "unseen": 80.0}, 1: {"accuracy": 50.0}}, {0: {"accuracy": 70.0}}
+    assert average_variants([first, second]) == {0: {"accuracy": 80.0, "unseen": 80.0}}
+    assert average_variants([first, {}]) == {}

@@ -1,7 +1,7 @@
 """Partitions: labels -> which samples each client has (recipes P1 to P10 of the papers)."""
 
-from kinfed.data.partitions.iid import IID, LabelSwapped, Natural, Writers
-from kinfed.data.partitions.label_skew import Dirichlet, FavouredLabels, LabelSkew, Shards
+from kinfed.data.partitions.iid import IID, LabelSets, LabelSwapped, Natural, Writers
+from kinfed.data.partitions.label_skew import Dirichlet, FavouredLabels, LabelSkew, Pathological, Shards
 from kinfed.data.partitions.planted_clusters import DisjointClasses, SharedClass, Structured
 from kinfed.data.partitions.split import Labels, Partition, Promise, Split, check
 
@@ -12,9 +12,11 @@ PARTITIONS: dict[str, type[Partition]] = {
     "shared_class": SharedClass,
     "structured": Structured,
     "label_swap": LabelSwapped,
+    "label_sets": LabelSets,
     "natural": Natural,
     "writers": Writers,
     "label_skew": LabelSkew,
+    "pathological": Pathological,
     "dirichlet": Dirichlet,
     "favoured_labels": FavouredLabels,
 }
@@ -25,11 +27,13 @@ __all__ = [
     "Dirichlet",
     "DisjointClasses",
     "FavouredLabels",
+    "LabelSets",
     "LabelSkew",
     "LabelSwapped",
     "Labels",
     "Natural",
     "Partition",
+    "Pathological",
     "Promise",
     "Shards",
     "SharedClass",

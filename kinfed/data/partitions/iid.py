@@ -65,6 +65,37 @@ class LabelSwapped:
 
 
 @dataclass(frozen=True)
+class LabelSets:
+    """IID parts, of which each client keeps the labels of one of a few random sets (ANDA's P(Y), which FLUX uses)."""
+
+    clients: int = 10  # M, how many there are
+    sets: int = 5  # of labels, of which each client draws one
+    labels_per_set: int = 5  # labels of a set
+
+    def __post_init__(self) -> None:
+        at_least(1, clients=self.clients, sets=self.sets, labels_per_set=self.labels_per_set)
+
+    @property
+    def promise(self) -> Promise:
+        return Promise()
+
+    def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
+        if self.labels_per_set > labels.classes:
+            raise DataError(
+                f"a set of {self.labels_per_set} labels, the data have {labels.classes}; set labels_per_set lower"
+            )
+        sets = [np.sort(rng.choice(labels.classes, self.labels_per_set, replace=False)) for _ in range(self.sets)]
+        drawn = [sets[i] for i in rng.integers(self.sets, size=self.clients)]
+        plain = IID(self.clients)(labels, rng)
+        train, test = (
+            [part[np.isin(of_part[part], held)] for part, held in zip(parts, drawn, strict=True)]
+            for parts, of_part in ((plain.train, labels.train), (plain.test, labels.test))
+        )
+        kinds = list(dict.fromkeys(tuple(held.tolist()) for held in drawn))
+        return Split(train, test, np.array([kinds.index(tuple(held.tolist())) for held in drawn]))
+
+
+@dataclass(frozen=True)
 class Writers:
     """One client for each writer that has training and test samples."""
 

@@ -1,7 +1,7 @@
 """Few labels a client: label skew of q percent (P8: FLIS 20 % and 30 %; NIID-Bench's #label), and shards of labels."""
 
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,50 @@ def draw_labels(first: int, count: int, classes: int, rng: np.random.Generator) 
     """The label `first` and count-1 distinct others."""
     rest = np.delete(np.arange(classes), first)
     return np.concatenate([[first], rng.choice(rest, count - 1, replace=False)])
+
+
+@dataclass(frozen=True)
+class Pathological:
+    """Labels in order to clients in order, a few labels each, in parts of random size (PFLlib's pathological split)."""
+
+    clients: int = 20  # M, how many there are
+    labels_per_client: int = 2  # labels of each client
+    balanced: bool = False  # a label's holders have equal parts of it
+    least: int = 40  # samples that a client should have; a part has at least this number over all labels
+
+    def __post_init__(self) -> None:
+        at_least(1, clients=self.clients, labels_per_client=self.labels_per_client, least=self.least)
+
+    @property
+    def promise(self) -> Promise:
+        return Promise()
+
+    def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
+        if self.labels_per_client > labels.classes:
+            raise DataError(
+                f"{self.labels_per_client} labels a client, the data have {labels.classes}; set labels_per_client lower"
+            )
+        free = np.full(self.clients, self.labels_per_client)  # labels that a client still wants
+        holders = ceil(self.clients / labels.classes * self.labels_per_client)
+        parts: list[list[Index]] = [[] for _ in range(self.clients)]
+        for label in range(labels.classes):
+            chosen, samples = np.flatnonzero(free)[:holders], np.flatnonzero(labels.train == label)
+            if len(chosen):
+                need_samples(len(chosen), len(samples), f"label {label} at {len(chosen)} clients")
+                ends = np.cumsum(self.draw_sizes(len(samples), len(chosen), labels.classes, rng))[:-1]
+                for client, part in zip(chosen, np.split(samples, ends), strict=True):
+                    parts[client].append(part)
+            free[chosen] -= 1
+        train = [np.sort(np.concatenate(part)) for part in parts]
+        return Split(train, samples_of_own_labels(labels, train))
+
+    def draw_sizes(self, samples: int, holders: int, classes: int, rng: np.random.Generator) -> Index:
+        """How many of a label's samples each of its holders gets; the last one has what is left."""
+        even = samples / holders
+        low, high = int(max(even / 10, self.least / classes)), int(even)
+        random = rng.integers(min(low, high - 1), high, holders - 1) if high > 1 else np.ones(holders - 1, np.int64)
+        sizes = np.full(holders - 1, high) if self.balanced else random
+        return np.append(sizes, samples - sizes.sum()).astype(np.int64)
 
 
 @dataclass(frozen=True)
