@@ -89,6 +89,15 @@ def test_everything_that_can_be_named_is_listed_with_a_line():
     assert_refused(kinfed("list", "modles"), "did you mean 'models'?")
     schema = json.loads(kinfed("list", "schema").output)
     assert "lr" in schema["properties"]["training"]["properties"]
+    assert json.loads(kinfed("schema").output) == schema
+
+
+def test_commands_complete_in_a_shell():
+    code = "from kinfed.cli import main; main()"
+    completing = {"_KINFED_COMPLETE": "complete_bash", "COMP_WORDS": "kinfed sw", "COMP_CWORD": "1"}
+    environment = os.environ | completing
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert shown.stdout.split() == ["sweep"] and "--install-completion" in kinfed("--help").output
 
 
 def test_a_run_outside_a_terminal_prints_plain_lines():

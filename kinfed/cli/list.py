@@ -1,4 +1,4 @@
-"""`kinfed list`"""
+"""`kinfed list` and `kinfed schema`: what a config can hold."""
 
 import json
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def list_(
 
     `kinfed list partitions`
 
-    `kinfed list schema > kinfed.schema.json` — the JSON schema of all settings, for an editor that checks TOML
+    `kinfed list schema` — the JSON schema of all settings, as `kinfed schema` prints it
     """
     with plain_errors():
         if kind == "schema":
@@ -40,6 +40,19 @@ def list_(
                     print(f" {family}")
                 for name in names:
                     print(f"  {name:<18}{lines[name]}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a config, for editors that check and complete TOML files.
+
+    **Examples**
+
+    `kinfed schema > kinfed.schema.json`, and `#:schema ./kinfed.schema.json` as the first line of a config — for
+    Taplo, also in VS Code (Even Better TOML)
+    """
+    with plain_errors():
+        print_schema()
 
 
 def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
