@@ -86,6 +86,7 @@ def test_everything_that_can_be_named_is_listed_with_a_line():
         assert any(line.split()[:1] == [name] and len(line.split()) > 3 for line in lines), name
     assert kinfed("list", "models").output.startswith("models:\n  mlp_200")
     listed = kinfed("list", "methods").output
+    assert "\n  flhc              FL+HC: " in listed
     assert " personalised: Each client has" in listed and "(Collins et al., ICML 2021)." in listed
     assert_refused(kinfed("list", "modles"), "did you mean 'models'?")
     schema = json.loads(kinfed("list", "schema").output)

@@ -60,14 +60,16 @@ def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
     from kinfed.aggregation import AGGREGATIONS
     from kinfed.data import DATASETS, PARTITIONS, SHIFTS
     from kinfed.engines import ENGINES
-    from kinfed.methods import FAMILIES, METHODS, PRESETS
+    from kinfed.methods import FAMILIES, METHODS, PRESETS, title_of
     from kinfed.models import MODELS
     from kinfed.registry import first_lines, look_up
 
     papers = {name: paper for family in FAMILIES.values() for name, paper in family.papers.items()}
     kinds = {
-        "methods": {name: f"{line[:-1]} ({papers[name]})." for name, line in first_lines(METHODS).items()}
-        | {name: preset.says for name, preset in PRESETS.items()}
+        "methods": {
+            name: f"{title_of(name)}: {line[:-1]} ({papers[name]})." for name, line in first_lines(METHODS).items()
+        }
+        | {name: f"{title_of(name)}: {preset.says}" for name, preset in PRESETS.items()}
         | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
         "datasets": dict(DATASETS),
         "partitions": first_lines(PARTITIONS),

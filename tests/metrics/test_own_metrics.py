@@ -13,6 +13,7 @@ from kinfed.cli import app
 from kinfed.config import load_config
 from kinfed.errors import ConfigError
 from kinfed.learning_tasks import Classification
+from kinfed.runs.lifecycle import resume_command
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 SECTION = PAGE.read_text().partition("## Metrics of your own")[2].partition("\n## ")[0]
@@ -57,6 +58,11 @@ def test_a_metric_that_cannot_be_used_is_one_line(path, message):
     with pytest.raises(ConfigError) as caught:
         load_config(None, [f'task.metrics=["{path}"]'])
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_command_that_resumes_a_run_trusts_its_metrics():
+    config = load_config(None, ['task.metrics=["my_metrics:top_2_accuracy"]'])
+    assert resume_command(Path("r"), config) == "kinfed resume r --trust"
 
 
 def test_a_run_that_names_metrics_is_not_resumed_without_trust(monkeypatch: pytest.MonkeyPatch):
