@@ -117,11 +117,11 @@ class RunResult:
 
     def __repr__(self) -> str:
         state = "" if self.run.has_ended else ", not ended"
-        table = as_text(summary_table(self.summary, self.run.metric))
+        table = as_text(summary_table(self.summary, self.run.metric, self.run.own_metrics))
         return f"{self.run.method} seed {self.run.seed} at {self.path}{state}\n{table}"
 
     def _repr_html_(self) -> str:
-        return as_html(summary_table(self.summary, self.run.metric))
+        return as_html(summary_table(self.summary, self.run.metric, self.run.own_metrics))
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def resume(
 
 def show_run(result: RunResult, display: Display) -> RunResult:
     """Shows how a run ended."""
-    display.table(summary_table(result.summary, result.run.metric))
+    display.table(summary_table(result.summary, result.run.metric, result.run.own_metrics))
     say_diagnoses([result], display)
     display.say(f"written to {result.path}")
     return result

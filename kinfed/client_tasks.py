@@ -9,7 +9,7 @@ from torch import Tensor
 from kinfed.capabilities import SendsNetworks
 from kinfed.client import FLAG, NUMBERS, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
-from kinfed.learning_tasks import MOST
+from kinfed.learning_tasks import MOST, OwnMetrics
 from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import Params, Value, subtract
@@ -67,7 +67,8 @@ def count_predictions(method: Method[object], client: Client, **offer: Value) ->
 
 def measured_names(method: Method[State]) -> tuple[str, ...]:
     """The names of the metrics that clients measure of their whole test sets, in order."""
-    return method.model.task.measured()
+    task = method.model.task
+    return (*task.measured(), *(task.metric_names if isinstance(task, OwnMetrics) else ()))
 
 
 def measure(model: Model, params: Params, samples: Samples) -> dict[str, float]:
@@ -76,7 +77,8 @@ def measure(model: Model, params: Params, samples: Samples) -> dict[str, float]:
     if not batches:
         return {}
     output = torch.cat([model.logits(params, batch.x)[batch.mask] for batch in batches])
-    return model.task.measure(output, torch.cat([batch.y[batch.mask] for batch in batches]))
+    y, task = torch.cat([batch.y[batch.mask] for batch in batches]), model.task
+    return task.measure(output, y) | (task.measure_own(output, y) if isinstance(task, OwnMetrics) else {})
 
 
 @client_task(key="differ_from_served")  # its first name: another key would draw other batches, and change results

@@ -5,9 +5,10 @@ test samples. All metrics of a task (`measure`) are of the whole test set of a c
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from kinfed.quality import (
     count_confusions,
     drop_undefined,
 )
+from kinfed.registry import import_function
 from kinfed.targets import Array, as_classes, as_columns, as_numbers
 
 MOST = 1e12  # of a sum of errors; one that is not finite counts as this
@@ -96,13 +98,44 @@ class LearningTask(Protocol):
 
 
 @dataclass(frozen=True)
-class Classification(LearningTask):
+class OwnMetrics:
+    """What a task has beside its own metrics: functions of the user's, each of a client's outputs and targets."""
+
+    metrics: tuple[str, ...] = field(default=(), kw_only=True)  # more, each your module:function(output, y) -> number
+
+    def __post_init__(self) -> None:
+        for path in self.metrics:
+            if ":" not in path:
+                raise ConfigError(f"metrics: wanted package.module:function, got '{path}'")
+            import_function(path, "metric")
+        names = [*self.metric_names, *getattr(self, "measured", tuple)()]
+        if twice := [name for name in self.metric_names if names.count(name) > 1]:
+            raise ConfigError(f"metrics: '{twice[0]}' is the name of another metric; rename the function")
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the functions: what the metrics are called in summary.json and in tables."""
+        return tuple(path.partition(":")[2] for path in self.metrics)
+
+    def measure_own(self, output: Tensor, y: Tensor) -> dict[str, float]:
+        """The user's metrics of a test set, by name; those that it does not define (None, NaN) are left out."""
+        found = {}
+        for name, path in zip(self.metric_names, self.metrics, strict=True):
+            value = cast("Callable[[Tensor, Tensor], float | None]", import_function(path, "metric"))(output, y)
+            if value is not None:
+                found[name] = torch.as_tensor(value, dtype=torch.double)
+        return drop_undefined(found)
+
+
+@dataclass(frozen=True)
+class Classification(OwnMetrics, LearningTask):
     """One class a sample: cross-entropy; accuracy, macro-F1, AUROC, balanced accuracy, calibration error."""
 
     label_smoothing: float = 0.0  # share of the target that is spread evenly over all classes
     class_weights: tuple[float, ...] = ()  # factor of the loss of each class; none: 1 for all
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"label_smoothing must be a share from 0 to below 1, got {self.label_smoothing}")
         if any(not isfinite(weight) or weight < 0 for weight in self.class_weights):
@@ -156,7 +189,7 @@ class Classification(LearningTask):
 
 
 @dataclass(frozen=True)
-class NextToken(LearningTask):
+class NextToken(OwnMetrics, LearningTask):
     """The next token, or that after each token of a sequence: cross-entropy; accuracy, perplexity."""
 
     main: Literal["accuracy", "perplexity"] = "accuracy"  # main metric
@@ -207,7 +240,7 @@ class NextToken(LearningTask):
 
 
 @dataclass(frozen=True)
-class Regression(LearningTask):
+class Regression(OwnMetrics, LearningTask):
     """Numbers: squared or absolute error; MAE, RMSE, R²."""
 
     loss: Literal["squared", "absolute", "huber"] = "squared"  # of which gradients are
@@ -216,6 +249,7 @@ class Regression(LearningTask):
     std: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (isfinite(self.mean) and isfinite(self.std) and self.std > 0):
             raise ConfigError(f"wanted a finite mean and a std above 0, got {self.mean} and {self.std}")
 
@@ -267,7 +301,7 @@ class Regression(LearningTask):
 
 
 @dataclass(frozen=True)
-class MultiLabel(LearningTask):
+class MultiLabel(OwnMetrics, LearningTask):
     """Any number of labels a sample: binary cross-entropy; label accuracy, exact match, macro-F1, AUROC."""
 
     def metric(self) -> Metric:

@@ -249,10 +249,10 @@ class LogForwarder(logging.Handler):
 
 @contextmanager
 def forward_log(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside it what kinfed logs goes to `say`, and nowhere else."""
+    """Inside it what kinfed logs goes to `say`, and nowhere else; what the engine chose, too, at the level DEBUG."""
     log, handler = logging.getLogger("kinfed"), LogForwarder(say)
     before = log.level, log.propagate
-    log.setLevel(logging.INFO)
+    log.setLevel(min(log.level or logging.INFO, logging.INFO))
     log.propagate = False
     log.addHandler(handler)
     try:

@@ -15,6 +15,18 @@ from kinfed.errors import ConfigError, UntrustedCode
 
 T = TypeVar("T")
 FILE: ContextVar[str] = ContextVar("FILE", default="")  # the file, maybe somebody else's, that names what is looked up
+MEANT = {  # usual words of the field -> what comes nearest here
+    "cnn": ("lenet5", "leaf_cnn", "flhc_cnn", "repa_cnn"),
+    "convnet": ("lenet5", "leaf_cnn", "flhc_cnn", "repa_cnn"),
+    "fc": ("mlp_200",),
+    "gru": ("lstm",),
+    "logistic": ("linear",),
+    "logistic_regression": ("linear",),
+    "logreg": ("linear",),
+    "rnn": ("lstm",),
+    "transformer": ("vit",),
+    "dir": ("dirichlet",),
+}
 INVITED: set[str] = set()  # what the user had imported in this process; to import it again runs nothing new
 
 
@@ -32,8 +44,10 @@ def explain_unknown(name: str, names: Collection[str], kind: str) -> str:
 
 def suggest(name: str, names: Collection[str], least: float = 0.6) -> str:
     """ ": did you mean …?" when a name comes close, by this share of its characters at least, else nothing."""
-    close = get_close_matches(name, names, n=1, cutoff=least)
-    return f": did you mean '{close[0]}'?" if close else ""
+    meant = [known for known in MEANT.get(name.lower(), ()) if known in names]
+    meant = meant or sorted(known for known in names if name and name.lower() in known.split("_"))
+    close = meant or get_close_matches(name, names, n=1, cutoff=least)
+    return f": did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The command line as its users meet it: real runs, real files, real processes."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -85,10 +86,28 @@ def test_everything_that_can_be_named_is_listed_with_a_line():
         assert any(line.split()[:1] == [name] and len(line.split()) > 3 for line in lines), name
     assert kinfed("list", "models").output.startswith("models:\n  mlp_200")
     listed = kinfed("list", "methods").output
+    assert "\n  flhc              FL+HC: " in listed
     assert " personalised: Each client has" in listed and "(Collins et al., ICML 2021)." in listed
     assert_refused(kinfed("list", "modles"), "did you mean 'models'?")
     schema = json.loads(kinfed("list", "schema").output)
     assert "lr" in schema["properties"]["training"]["properties"]
+    assert json.loads(kinfed("schema").output) == schema
+
+
+def test_what_the_engine_chose_is_shown_on_demand(monkeypatch):
+    log = logging.getLogger("kinfed")
+    monkeypatch.setattr(log, "level", log.level)  # -v sets it
+    words = ["run", "method=fedavg", *TINY, "rounds=1"]
+    assert "'train' runs in " not in kinfed(*words, "--out", "plain").output
+    assert "fedavg seed 0: 'train' runs in 1 blocks" in kinfed(*words, "--out", "more", "-v").output
+
+
+def test_commands_complete_in_a_shell():
+    code = "from kinfed.cli import main; main()"
+    completing = {"_KINFED_COMPLETE": "complete_bash", "COMP_WORDS": "kinfed sw", "COMP_CWORD": "1"}
+    environment = os.environ | completing
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert shown.stdout.split() == ["sweep"] and "--install-completion" in kinfed("--help").output
 
 
 def test_a_run_outside_a_terminal_prints_plain_lines():
@@ -148,6 +167,9 @@ def test_methods_are_compared_in_one_table():
         (["run", "method=fedavg", "partition.name=writers"], ["writers", "femnist"]),
         (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["samples of shape (1, 8, 8)"]),
         (["run", "method=fedavg", "engine.name=vectorized"], ["did you mean 'vectorised'?"]),
+        (["run", "method=fedavg", "--device", "mps"], ["engine.device: 'mps' is not supported: sums are in double"]),
+        (["run", "method=fedavg", "--device", "cdua"], ["got 'cdua': did you mean 'cuda'?"]),
+        (["run", "method=fedavg", "--device", "meta"], ["wanted cpu, cuda or auto, got 'meta'"]),
         (["run", "method=fedavg", "--device", "gpu"], ["wanted cpu, cuda or auto, got 'gpu'"]),
         (["run", "method=fedavg", "--seed", "-1"], ["seeds must be 0..18446744073709551615, got -1"]),
         (["run", "seed=18446744073709551616"], ["seeds must be 0..18446744073709551615"]),

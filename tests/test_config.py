@@ -12,7 +12,7 @@ import torch
 from kinfed.config import DEMO, Config, assemble, json_schema, load_config, merge_tables, read, read_toml, to_toml
 from kinfed.config.assembly import fill_data_dir
 from kinfed.config.schema import build, to_table
-from kinfed.config.settings import RENAMED, all_keys
+from kinfed.config.settings import RENAMED, SYNONYMS, all_keys
 from kinfed.config.toml import apply_overrides, parse_value
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.data.partitions import DisjointClasses
@@ -126,6 +126,39 @@ def test_the_nearest_known_key_is_named():
 def test_the_nearest_key_is_looked_for_in_all_sections(key, meant):
     with pytest.raises(ConfigError, match=f"^unknown config key '{key}': did you mean '{meant}'\\?; known in "):
         load_config(None, [f"{key}=1"])
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("alpha", "partition.beta"),
+        ("partition.alpha", "partition.beta"),
+        ("num_clients", "partition.clients"),
+        ("data.n_clients", "partition.clients"),
+        ("learning_rate", "training.lr"),
+        ("methods.fedavg.learning_rate", "training.lr"),
+        ("num_rounds", "rounds"),
+        ("local_epochs", "training.epochs"),
+        ("bs", "training.batch_size"),
+        ("training.optimizer", "training.optimiser"),
+        ("dataset", "data.name"),
+    ],
+)
+def test_the_usual_name_of_a_setting_is_refused_with_ours(key, meant):
+    with pytest.raises(ConfigError, match=f"^unknown config key '{key}': did you mean '{meant}'\\?; known"):
+        load_config(None, [f"{key}=1"])
+
+
+def test_a_methods_own_setting_comes_before_a_synonym():
+    with pytest.raises(ConfigError, match=r"'alpha': did you mean 'methods.apfl.alpha'\?"):
+        load_config(None, ["method=apfl", "alpha=0.5"])
+    with pytest.raises(ConfigError, match=r"'partition.alpha': did you mean 'partition.beta'\?"):
+        load_config(None, ["method=apfl", "partition.alpha=0.5"])
+
+
+def test_every_synonym_is_unknown_and_stands_for_one_known_key():
+    keys, others = set(all_keys("flt")), [name for names in SYNONYMS.values() for name in names]
+    assert set(SYNONYMS) <= keys and len(set(others)) == len(others) and not set(others) & keys
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ def about(
 
     `kinfed list` shows all methods, datasets, partitions, shifts, models and engines.
 
+    `kinfed schema` prints the JSON schema of a config, for editors.
+
     `kinfed reproduce` runs the papers' tables, and sets published against measured.
 
     `kinfed export` and `kinfed assign` serve a finished run's models to unseen clients.
@@ -54,5 +56,6 @@ def about(
 
     `kinfed deploy new` writes an app for Flower's server and nodes, for a federation over a network.
 
-    `kinfed run --help` explains all other settings.
+    `kinfed run --help` explains all other settings. `kinfed --install-completion` completes commands and options in
+    your shell.
     """

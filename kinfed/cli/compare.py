@@ -16,6 +16,7 @@ from kinfed.cli.options import (
     Rounds,
     Seeds,
     Settings,
+    Verbose,
     absolute,
     app,
     plain_errors,
@@ -33,7 +34,7 @@ def compare(
     ] = None,
     seeds: Seeds = None, jobs: Jobs = 1,
     out: Out = None, force: Force = False, data_dir: DataDir = None, device: Device = None, engine: Engine = None,
-    rounds: Rounds = None, plain: Plain = False, quiet: Quiet = False,
+    rounds: Rounds = None, plain: Plain = False, quiet: Quiet = False, verbose: Verbose = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="The table in Markdown; with --quiet nothing else.")
     ] = False,

@@ -1,4 +1,4 @@
-"""`kinfed list`"""
+"""`kinfed list` and `kinfed schema`: what a config can hold."""
 
 import json
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def list_(
 
     `kinfed list partitions`
 
-    `kinfed list schema > kinfed.schema.json` — the JSON schema of all settings, for an editor that checks TOML
+    `kinfed list schema` — the JSON schema of all settings, as `kinfed schema` prints it
     """
     with plain_errors():
         if kind == "schema":
@@ -42,19 +42,34 @@ def list_(
                     print(f"  {name:<18}{lines[name]}")
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a config, for editors that check and complete TOML files.
+
+    **Examples**
+
+    `kinfed schema > kinfed.schema.json`, and `#:schema ./kinfed.schema.json` as the first line of a config — for
+    Taplo, also in VS Code (Even Better TOML)
+    """
+    with plain_errors():
+        print_schema()
+
+
 def list_parts(kind: str | None = None) -> dict[str, dict[str, str]]:
     """Kind -> name -> one line; of all kinds or of one."""
     from kinfed.aggregation import AGGREGATIONS
     from kinfed.data import DATASETS, PARTITIONS, SHIFTS
     from kinfed.engines import ENGINES
-    from kinfed.methods import FAMILIES, METHODS, PRESETS
+    from kinfed.methods import FAMILIES, METHODS, PRESETS, title_of
     from kinfed.models import MODELS
     from kinfed.registry import first_lines, look_up
 
     papers = {name: paper for family in FAMILIES.values() for name, paper in family.papers.items()}
     kinds = {
-        "methods": {name: f"{line[:-1]} ({papers[name]})." for name, line in first_lines(METHODS).items()}
-        | {name: preset.says for name, preset in PRESETS.items()}
+        "methods": {
+            name: f"{title_of(name)}: {line[:-1]} ({papers[name]})." for name, line in first_lines(METHODS).items()
+        }
+        | {name: f"{title_of(name)}: {preset.says}" for name, preset in PRESETS.items()}
         | {"MODULE:CLASS": f"A method of your own; {FOUND}."},
         "datasets": dict(DATASETS),
         "partitions": first_lines(PARTITIONS),

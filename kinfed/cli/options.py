@@ -1,5 +1,6 @@
 """What all commands share: the app they belong to, options by name, words as values, and errors as one line."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,6 +52,18 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Import the code that its config names (module:Class): it runs as you.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and warnings.")]
+
+
+def show_details(wanted: bool) -> None:
+    """From here on messages at the level DEBUG are shown, if that is wanted."""
+    if wanted:
+        logging.getLogger("kinfed").setLevel(logging.DEBUG)
+
+
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", callback=show_details, help="Show also what the engine chose, and how fast it is."),
+]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kinfed.cli.options import DataDir, Device, Jobs, Plain, Quiet, Trust, app, plain_errors
+from kinfed.cli.options import DataDir, Device, Jobs, Plain, Quiet, Trust, Verbose, app, plain_errors
 
 
 @app.command()
@@ -13,7 +13,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of the run, the comparison or the sweep.", metavar="RUN")],
     rounds: Annotated[int | None, typer.Option(help="More rounds than it had.", show_default=False)] = None,
     device: Device = None, data_dir: DataDir = None, jobs: Jobs = 1, trust: Trust = False,
-    plain: Plain = False, quiet: Quiet = False,
+    plain: Plain = False, quiet: Quiet = False, verbose: Verbose = False,
 ) -> None:  # fmt: skip
     """Resume a run, a comparison or a sweep that was interrupted, killed or crashed.
 

@@ -11,6 +11,7 @@ from kinfed.cli.options import (
     Rounds,
     Seed,
     Settings,
+    Verbose,
     absolute,
     app,
     plain_errors,
@@ -22,6 +23,7 @@ from kinfed.cli.options import (
 def run(
     settings: Settings = None, out: Out = None, force: Force = False, data_dir: DataDir = None, device: Device = None,
     engine: Engine = None, seed: Seed = None, rounds: Rounds = None, plain: Plain = False, quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:  # fmt: skip
     """Run one method and write a folder with its results.
 

@@ -37,13 +37,14 @@ class Outcome:
     scores: Numbers = field(default_factory=lambda: NOBODY, compare=False)  # of the training clients; NaN: others
     population: str = ""  # runs with the same one and the same seed have the same clients
     settings: Mapping[str, object] = field(default_factory=dict)  # that differ between runs of a sweep
+    own: tuple[str, ...] = ()  # the names of the metrics that the user added
 
     @classmethod
     def of(cls, run: Run, name: str = "", settings: Mapping[str, object] | None = None) -> "Outcome":
         """How a run ended, under this name or that of its method."""
         return cls(
             name or run.method, run.seed, run.summary, run.seconds, run.metric, run.scores_in_training,
-            name_population(run), settings or {},
+            name_population(run), settings or {}, run.own_metrics,
         )  # fmt: skip
 
 
@@ -138,7 +139,11 @@ COLUMNS = columns_of(ACCURACY)
 
 def columns_for(outcomes: Sequence[Outcome]) -> tuple[Column, ...]:
     """The columns of these runs, by the main metric of the first; one with another has no number there."""
-    return columns_of(outcomes[0].metric) if outcomes else COLUMNS
+    if not outcomes:
+        return COLUMNS
+    own = dict.fromkeys(name for outcome in outcomes for name in outcome.own)
+    added = (Column(as_title(name), name, of_summary(name), None, False, is_ranked=False) for name in own)
+    return (*columns_of(outcomes[0].metric), *added)
 
 
 def is_useful(column: Column, outcomes: Sequence[Outcome]) -> bool:
@@ -201,6 +206,11 @@ def mean_and_spread(column: Column, runs: Sequence[Outcome]) -> tuple[float | No
     return mean(numbers) if numbers else None, stdev(numbers) if len(numbers) > 1 else None
 
 
+def as_title(name: str) -> str:
+    """The title of a metric that the user added."""
+    return name.replace("_", " ")
+
+
 def metric_rows(summary: Summary, metric: Metric) -> list[tuple[str, str]]:
     """The main metric, of all kinds of clients, and the other metrics of the task."""
     name = metric.name
@@ -223,9 +233,12 @@ NUMBERS = {
 BYTES = {"bytes_down": "sent to clients", "bytes_up": "sent by clients"}
 
 
-def summary_table(summary: Summary, metric: Metric = ACCURACY) -> list[tuple[str, str]]:
-    """The end of a run as a table."""
+def summary_table(
+    summary: Summary, metric: Metric = ACCURACY, own: Sequence[str] = ()
+) -> list[tuple[str, str]]:  # fmt: skip
+    """The end of a run as a table; `own` are the metrics that the user added."""
     rows = metric_rows(summary, metric)
+    rows += [(as_title(name), Metric(name, "").show(summary[name])) for name in own if name in summary]
     rows += [(title, format_number(summary[name])) for name, title in NUMBERS.items() if name in summary]
     unused = [name for name in summary if name.startswith("replies_")]
     rows += [(f"replies: {name[8:].replace('_', ' ')}", format_number(summary[name])) for name in unused]

@@ -288,10 +288,13 @@ def explain(errors: Sequence[ErrorDetails], table: object, at: str) -> ConfigErr
     return ConfigError(f"{path}: wanted {wanted}, got {json.dumps(first['input'], default=str)}{close}")
 
 
-def explain_unknown_key(at: str, name: str, known: Collection[str], elsewhere: Collection[str] = ()) -> str:
-    """The message for an unknown key, with the nearest known one, in its section or elsewhere (dotted)."""
+def explain_unknown_key(
+    at: str, name: str, known: Collection[str], elsewhere: Collection[str] = (), meant: str = ""
+) -> str:
+    """The message for an unknown key, with the one that is meant or nearest, here or elsewhere (dotted)."""
     key, here = join_path(at, name), [join_path(at, other) for other in known]
-    close = suggest(key, keys_like(name, elsewhere, 1.0), 0.0) or suggest(key, keys_like(name, here), 0.0)
+    close = f": did you mean '{meant}'?" if meant else ""
+    close = close or suggest(key, keys_like(name, elsewhere, 1.0), 0.0) or suggest(key, keys_like(name, here), 0.0)
     close = close or suggest(key, keys_like(name, elsewhere), 0.0) or suggest(key, here)
     return f"unknown config key '{key}'{close}; known{f' in [{at}]' if at else ''}: {', '.join(known) or 'none'}"
 

@@ -55,6 +55,25 @@ RENAMED = {  # old key -> new key; no aliases
     "partition.rows_per_class": "partition.samples_per_class",
     "partition.test_rows": "partition.test_samples",
 }
+SYNONYMS = {  # key -> names that other simulators and papers have for it, in whatever section
+    "method": ("strategy", "aggregator", "algo"),
+    "model": ("arch", "architecture", "backbone", "model_name", "net", "network"),
+    "rounds": ("comm_round", "comm_rounds", "communication_rounds", "global_rounds", "n_rounds", "num_rounds"),
+    "fraction": ("client_fraction", "frac", "fraction_fit", "fraction_train", "join_ratio", "participation_rate"),
+    "seed": ("manual_seed", "random_seed", "random_state"),
+    "data.name": ("dataset", "dataset_name"),
+    "data.dir": ("data_dir", "data_path", "datadir", "root"),
+    "partition.name": ("iid", "non_iid", "noniid", "partitioner"),
+    "partition.beta": ("alpha", "concentration", "dir_alpha", "dirichlet_alpha"),
+    "partition.clients": ("client_num", "n_clients", "n_parties", "num_clients", "num_nodes", "num_users"),
+    "training.batch_size": ("batch", "batchsize", "bs", "local_batch_size", "local_bs"),
+    "training.epochs": ("local_ep", "local_epoch", "local_epochs", "n_epochs", "num_epochs"),
+    "training.lr": ("client_lr", "eta", "learning_rate", "local_learning_rate", "local_lr", "step_size"),
+    "training.optimiser": ("opt", "optim", "optimizer"),
+    "training.clip_norm": ("clip", "grad_clip", "max_grad_norm", "max_norm"),
+    "evaluation.every": ("eval_every", "eval_gap", "eval_interval", "test_every"),
+    "engine.device": ("cuda", "gpu", "use_cuda"),
+}
 
 
 @dataclass(frozen=True)
@@ -169,7 +188,15 @@ def explain_key(error: UnknownKey, method: str) -> str:
     if key in RENAMED:
         return f"config key '{key}' was renamed to '{RENAMED[key]}'; write that"
     method = error.at.split(".")[1] if error.at.startswith("methods.") else method
-    return explain_unknown_key(error.at, error.name, error.known, all_keys(method))
+    keys = all_keys(method)
+    return explain_unknown_key(error.at, error.name, error.known, keys, find_synonym(error.at, error.name, keys))
+
+
+def find_synonym(at: str, name: str, keys: Iterable[str]) -> str:
+    """The key that this name stands for elsewhere in the field; empty if none, or if another section has the name."""
+    meant = next((key for key, others in SYNONYMS.items() if name.lower() in others), "")
+    is_known = any(key.rpartition(".")[2] == name for key in keys)  # APFL's own alpha, say
+    return meant if at == meant.rpartition(".")[0] or not is_known else ""
 
 
 def read_methods(config: Config) -> dict[str, Table]:

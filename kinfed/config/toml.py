@@ -99,7 +99,7 @@ def set_value(table: Table, path: list[str], value: object) -> Table:
         return table | {name: value}
     inner = table.get(name, {})
     if not isinstance(inner, dict):
-        raise ConfigError(f"'{name}' is not a table, so '{'.'.join(path)}' cannot be set")
+        raise ConfigError(f"'{name}' is not a table, so '{'.'.join(path)}' cannot be set: write {name}=…")
     return table | {name: set_value(inner, rest, value)}
 
 

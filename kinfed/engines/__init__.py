@@ -12,7 +12,7 @@ from kinfed.engines.vectorised import Precision, Vectorised
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.method import Method
-from kinfed.registry import look_up
+from kinfed.registry import look_up, suggest
 
 ENGINES = {"vectorised": Vectorised, "sequential": Sequential, "flower": Flower}
 
@@ -20,6 +20,9 @@ __all__ = [
     "ENGINES", "NODES", "EngineSettings", "Flower", "Precision", "Sequential", "Vectorised", "choose_device",
     "make_federation",
 ]  # fmt: skip
+
+
+KINDS = ("cpu", "cuda")  # of devices
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,16 @@ def choose_device(wanted: str) -> str:
     try:
         kind = torch.device(wanted).type
     except RuntimeError as error:
-        raise ConfigError(f"engine.device: wanted cpu, cuda or auto, got '{wanted}'") from error
+        raise ConfigError(f"engine.device: {explain_device(wanted)}") from error
+    if kind not in KINDS:
+        raise ConfigError(f"engine.device: {explain_device(kind)}")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"engine.device is '{wanted}', but torch sees no CUDA device; use cpu or auto")
     return wanted
+
+
+def explain_device(wanted: str) -> str:
+    """Why nothing is computed on a device of this name."""
+    if wanted == "mps":
+        return "'mps' is not supported: sums are in double precision, which Apple's GPUs lack; use cpu"
+    return f"wanted cpu, cuda or auto, got '{wanted}'{suggest(wanted, (*KINDS, 'auto'))}"

@@ -161,7 +161,7 @@ class Vectorised(Resident):
         fast = "train" in self._reads(name, offer) and isinstance(model, Network) and supports(model, self.device)
         plan, seconds = time_plans({plan: partial(run, plan) for plan in candidate_plans(self.plan.workers, fast)})
         timings = ", ".join(f"{plan} {1000 * took:.0f} ms" for plan, took in seconds.items())
-        LOG.info("autotuned '%s': %s (%d clients, up to %d samples: %s)", name, plan, len(few), SAMPLES, timings)
+        LOG.debug("autotuned '%s': %s (%d clients, up to %d samples: %s)", name, plan, len(few), SAMPLES, timings)
         return plan
 
     def state_dict(self) -> dict[str, object]:

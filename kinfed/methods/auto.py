@@ -156,7 +156,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             return replace(state, served=served, chosen=chosen, fragile=fragile, partners=partners, evidence=evidence)
         if phase == "merge":
             served, names = share_models(state.served, state.partners, state.evidence, fed.weights)
-            log.info("%d pairs of clusters share a model", len(names) - len(names.unique()))
+            log.info("pairs of clusters that share a model: %d", len(names) - len(names.unique()))
             return replace(state, served=served, chosen=names[state.chosen], evidence=evidence)
         amounts = torch.tensor(AMOUNTS, device=evidence.gain.device)[state.evidence.choose()]
         log.info("%d of %d models are personalised", int((amounts > 0).sum()), len(state.served.assignment.unique()))
@@ -199,9 +199,15 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         personal = state.amounts[used[used >= 0]]
         said += [f"personalised: {int((personal > 0).sum())} of {len(personal)} models"] if bool(personal.any()) else []
         fragile, worse = int(state.fragile.sum()), int(((state.gains < 0) & (state.served.assignment > 0)).sum())
-        said += [f"fragile: {fragile} clusters are not better off beyond chance"] if fragile else []
-        said += [f"{worse} clients did worse by their cluster's model on held-out samples"] if worse else []
-        return "; ".join(said) + "."
+        return "; ".join([*said, *explain_doubts(fragile, worse)]) + "."
+
+
+def explain_doubts(fragile: int, worse: int) -> list[str]:
+    """How many clusters, and how many clients, may be no better off by their clusters' models."""
+    clusters = "1 cluster is" if fragile == 1 else f"{fragile} clusters are"
+    clients = "1 client did worse by its" if worse == 1 else f"{worse} clients did worse by their"
+    said = [f"fragile: {clusters} not better off beyond chance"] if fragile else []
+    return said + ([f"{clients} cluster's model on held-out samples"] if worse else [])
 
 
 def summarise_clusters(number: int, differ: bool) -> str:

@@ -21,6 +21,7 @@ from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError, FileError, OutOfMemory
 from kinfed.experiment import Experiment
 from kinfed.files import BESIDE, lock
+from kinfed.learning_tasks import OwnMetrics
 from kinfed.method import Method
 from kinfed.progress import Display, Watcher, forward_log
 from kinfed.registry import as_file
@@ -193,7 +194,8 @@ def clear_unfinished(folder: Path) -> None:
 def resume_command(folder: Path, config: Config) -> str:
     """The command that resumes a run or a comparison; one of the user's own code says that it is trusted."""
     parts = [value for key, value in flatten(config.resolve()).items() if key.endswith(".name")]
-    named = map(str, (config.method, config.model, *config.methods, *config.compare, *parts))
+    metrics = config.task.metrics if isinstance(config.task, OwnMetrics) else ()
+    named = map(str, (config.method, config.model, *config.methods, *config.compare, *parts, *metrics))
     is_own = any(":" in name and not name.startswith(OWN) for name in named)
     return f"kinfed resume {folder}{' --trust' if is_own else ''}"
 

@@ -121,6 +121,7 @@ def limit_threads(wanted: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+THREADS = "OMP_NUM_THREADS"  # read when torch is loaded: products may ignore torch.set_num_threads later
 PATIENCE = 5.0  # seconds that a process has to end
 
 
@@ -262,9 +263,24 @@ def start_worker(setup: Setup) -> Worker:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=work, args=(setup, theirs), daemon=True)
-    process.start()
+    with set_variable(THREADS, str(setup.threads)):
+        process.start()
     theirs.close()  # else its end would go unnoticed
     return Worker(process, ours)
+
+
+@contextmanager
+def set_variable(name: str, value: str) -> Iterator[None]:
+    """Inside it an environment variable has this value, also for processes that are started there."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextmanager

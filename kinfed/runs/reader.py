@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfed.checkpoint import FORMAT, explain_format
-from kinfed.config import Config, load_config, read_toml
+from kinfed.config import Config, flatten, load_config, read_toml
 from kinfed.config.schema import Table, build
 from kinfed.data.population import MOST_CLASSES
 from kinfed.errors import CheckpointError, FileError, KinfedError
@@ -110,6 +110,12 @@ class Run:
     def metric(self) -> Metric:
         """The main metric."""
         return build(Metric, self.task["metric"], TASK) if "metric" in self.task else ACCURACY
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """The names of the metrics that the user added."""
+        paths = flatten(self.config).get("task.metrics", [])
+        return tuple(str(path).partition(":")[2] for path in paths) if isinstance(paths, list) else ()
 
     @property
     def class_names(self) -> tuple[str, ...]:

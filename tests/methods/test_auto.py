@@ -13,6 +13,7 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import Auto, FedAvg
+from kinfed.methods.auto import explain_doubts
 from kinfed.methods.cluster_merging import pair_nearest, share_models
 from kinfed.methods.cluster_models import ClusterModels
 from kinfed.methods.held_out import LIKELY, Evidence
@@ -133,3 +134,11 @@ def test_a_cluster_that_signatures_split_in_two_is_made_one_again():
         fed.begin(t)
         state = method.round(state, t, fed)
     assert state.chosen[0] == state.chosen[4] and len(state.chosen.unique()) == 4
+
+
+def test_doubts_agree_in_number():
+    assert explain_doubts(0, 0) == []
+    one, its = explain_doubts(1, 1)
+    assert one == "fragile: 1 cluster is not better off beyond chance"
+    assert its == "1 client did worse by its cluster's model on held-out samples"
+    assert explain_doubts(2, 3)[0].startswith("fragile: 2 clusters are ") and "3 clients did" in explain_doubts(2, 3)[1]

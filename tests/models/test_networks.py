@@ -70,6 +70,20 @@ def test_an_unknown_model_names_the_nearest():
         make_model("lenet", (1, 28, 28), 10)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("cnn", "'lenet5' or 'leaf_cnn' or 'flhc_cnn' or 'repa_cnn'"),
+        ("mlp", "'mlp_200'"),
+        ("rnn", "'lstm'"),
+        ("LogReg", "'linear'"),
+    ],
+)
+def test_a_kind_of_network_names_those_of_the_kind(name, meant):
+    with pytest.raises(ConfigError, match=rf"^unknown model '{name}': did you mean {meant}\?; known: "):
+        make_model(name, (1, 28, 28), 10)
+
+
 def test_a_convolutional_autoencoder_needs_sides_that_four_divides():
     with pytest.raises(ConfigError, match=r"shape \[1, 30, 30\]: use 'auto'"):
         make_autoencoder("conv_ae", (1, 30, 30))
