@@ -4,7 +4,7 @@ CI runs five methods that between them use all that an engine gives: KINFED_FLOW
 """
 
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import psutil
@@ -70,9 +70,12 @@ def test_sensors_of_thirty_subjects_give_the_same_on_simulated_nodes():
 
 def list_addresses() -> set[str]:
     """The addresses on which this process, and all that it started, wait for others to connect."""
-    me = psutil.Process()
-    sockets = [one for process in (me, *me.children(recursive=True)) for one in process.net_connections("inet")]
-    return {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}
+    me, addresses = psutil.Process(), set()
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            sockets = process.net_connections("inet")
+            addresses |= {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}
+    return addresses
 
 
 def compare(method, nodes, clients=None):
