@@ -6,16 +6,15 @@ import pytest
 
 from benchmarks.recovery import FOUND, PLAN, UNSEEN, config_of, measure, read_plan, reference, shown, verdict
 from kinfed.methods import METHODS
-from tests.methods.registry import SLOW
 
 CELLS = read_plan()
-SIMILAR = {"clove", "feddrift", "fedclust", "fedgroup", "flux", "oracle", "pacfl", "stocfl"}  # much like ifca, flhc, wd
-DEAR = {"repa", *SLOW, *SIMILAR}  # an encoder, or no fast path: one kind of theirs in every run, the others on demand
+WHOLE = {"flt", "pca_km_hc", "auto"}  # all kinds in every run; of the others one kind each, all on demand
 
 
 def cell_of(method: str, kind: str):
-    dear = method in DEAR and kind != "disjoint"
-    return pytest.param((method, kind), id=f"{method} {kind}", marks=[pytest.mark.on_demand] if dear else [])
+    own = list(CELLS.kinds)[list(METHODS).index(method) % len(CELLS.kinds)]  # so that all kinds are tried
+    later = method not in WHOLE and kind != own
+    return pytest.param((method, kind), id=f"{method} {kind}", marks=[pytest.mark.on_demand] if later else [])
 
 
 EVERY = [cell_of(method, kind) for method in METHODS for kind in CELLS.kinds]
