@@ -24,7 +24,7 @@ from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_merging import merge_pairs, pair_nearest, share_models
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut
+from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut, explain_doubts
 from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits
 from kinfed.models import Model
 from kinfed.params import Params, repeat, select
@@ -200,14 +200,6 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         said += [f"personalised: {int((personal > 0).sum())} of {len(personal)} models"] if bool(personal.any()) else []
         fragile, worse = int(state.fragile.sum()), int(((state.gains < 0) & (state.served.assignment > 0)).sum())
         return "; ".join([*said, *explain_doubts(fragile, worse)]) + "."
-
-
-def explain_doubts(fragile: int, worse: int) -> list[str]:
-    """How many clusters, and how many clients, may be no better off by their clusters' models."""
-    clusters = "1 cluster is" if fragile == 1 else f"{fragile} clusters are"
-    clients = "1 client did worse by its" if worse == 1 else f"{worse} clients did worse by their"
-    said = [f"fragile: {clusters} not better off beyond chance"] if fragile else []
-    return said + ([f"{clients} cluster's model on held-out samples"] if worse else [])
 
 
 def summarise_clusters(number: int, differ: bool) -> str:

@@ -131,3 +131,11 @@ def count_labels(samples: Samples, classes: int) -> Tensor:
     for batch in samples.in_order():
         counts = counts + (one_hot(batch.y.clamp(min=0), classes) * (batch.mask & (batch.y >= 0))[:, None]).sum(0)
     return counts
+
+
+def explain_doubts(fragile: int, worse: int) -> list[str]:
+    """How many clusters, and how many clients, may be no better off by their clusters' models."""
+    clusters = "1 cluster is" if fragile == 1 else f"{fragile} clusters are"
+    clients = "1 client did worse by its" if worse == 1 else f"{worse} clients did worse by their"
+    said = [f"fragile: {clusters} not better off beyond chance"] if fragile else []
+    return said + ([f"{clients} cluster's model on held-out samples"] if worse else [])

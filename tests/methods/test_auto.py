@@ -13,10 +13,9 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import Auto, FedAvg
-from kinfed.methods.auto import explain_doubts
 from kinfed.methods.cluster_merging import pair_nearest, share_models
 from kinfed.methods.cluster_models import ClusterModels
-from kinfed.methods.held_out import LIKELY, Evidence
+from kinfed.methods.held_out import LIKELY, Evidence, explain_doubts
 from kinfed.models import make_model
 from kinfed.params import interpolate, one_hot, repeat, select
 from tests.methods.registry import LOCAL, make, population
