@@ -120,7 +120,8 @@ class BatchOperations(TorchFunctionMode):
         assert self.batch is not None
         mask = self.batch.mask | ~self.batch.live
         count = mask.sum()
-        return mask / count, count, count > 1
+        counted = mask.double() if self.batch.x.dtype == torch.double else mask  # else shares are of single precision
+        return counted / count, count, count > 1
 
     def instance_norm(
         self, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,

@@ -178,9 +178,10 @@ def test_networks_drawn_at_random_have_the_same_gradient_in_a_block_and_alone(na
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), *(LAYERS[name]() for name in names), nn.Linear(6, 3))
 
     model = Model(build, classes=3)
-    params, padded = model.init(), batch(7, real, key=key)
+    params, padded = {name: w.double() for name, w in model.init().items()}, batch(7, real, key=key)
+    padded = padded._replace(x=padded.x.double())  # gradients before a normalisation may cancel to 0, but for rounding
     exact = Batch(padded.x[:real], padded.y[:real], padded.mask[:real], padded.live, True, padded.key)
     block, alone = model.gradient(params, padded), model.gradient(params, exact)
     for ours, theirs in ((block.weights, alone.weights), (block.buffers, alone.buffers)):
         for name, wanted in theirs.items():
-            torch.testing.assert_close(ours[name], wanted, atol=1e-5 * max(1, float(wanted.abs().max())), rtol=0)
+            torch.testing.assert_close(ours[name], wanted, atol=1e-7 * max(1, float(wanted.abs().max())), rtol=0)
