@@ -86,6 +86,17 @@ def loop_settings(config: Config) -> Loop:
     }
 
 
+POPULATION = (
+    "task",
+    "data",
+    "partition",
+    "shift",
+    "roles",
+    "change",
+    "drift",
+)  # what clients depend on, beside the seed
+
+
 def make_population(config: Config) -> Population:
     """The clients and their samples."""
     data = config.data

@@ -160,10 +160,17 @@ def list_recipes() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml") if not path.stem.startswith("_"))
 
 
+def tables_of(paper: str) -> tuple[str, ...]:
+    """All tables and figures of a paper, which is the first word of their names."""
+    return tuple(name for name in list_recipes() if name.split("-")[0] == paper)
+
+
 def load_recipe(name: str) -> Recipe:
     """The recipe of this name, or the one in this file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if path.parent == FOLDER:
+        if len(tables := tables_of(name)) > 1:
+            raise ConfigError(f"'{name}' is a paper: --paper {name} runs all of {', '.join(tables)}; or name some")
         look_up(name, dict.fromkeys(list_recipes()), "table")
     return read_recipe(path.stem, extend(read_toml(path)))
 
