@@ -4,7 +4,7 @@ A recipe is a TOML file:
 
     title, paper, measures, notes   what the table is, and which numbers a cell has, in order
     main                            the measure that claims speak of and sweeps choose by; default: the first
-    extends                         another recipe, which this one is laid over
+    extends                         another recipe, which this one is laid over; claims add up
     [config]                        what all cells have in common: a config as `kinfed run` takes it
     [quick]                         what `--quick` lays over every cell
     [columns.NAME]                  title, config; quick: what `--quick` lays over that, too;
@@ -129,6 +129,8 @@ class Claim:
     by: float = 0.0
     rule: str = "above"  # of kinfed/recipes/rules.py
     measure: str = ""  # empty: the main one
+    than_measure: str = ""  # of the row compared with; empty: the same
+    than_protocol: str = ""  # under which that row ran; empty: the same
     between: tuple[float, ...] = ()  # on a figure's axis: where a peak is, from where on a curve is flat
     over_columns: bool = False  # of a table: the mean over these columns, not each
     columns: tuple[str, ...] = ()  # empty: all
@@ -176,7 +178,14 @@ def extend(table: Table, seen: tuple[str, ...] = ()) -> Table:
     under = extend(read_toml(FOLDER / f"{name}.toml"), (*seen, name))
     both = merge_tables(under, {key: value for key, value in table.items() if key != "extends"})
     own, rows = inner_table(table, "rows", ""), inner_table(both, "rows", "")
-    return both | {"rows": {name: rows[name] for name in dict.fromkeys((*own, *rows))}}  # in the upper one's order
+    rows = {name: rows[name] for name in dict.fromkeys((*own, *rows))}  # in the upper one's order
+    return both | {"rows": rows, "claims": join_claims(under, table)}
+
+
+def join_claims(under: Table, over: Table) -> list[object]:
+    """The claims of both tables; a figure that is laid over a table has its own alone."""
+    inherited = [] if "figure" in over and "figure" not in under else read_list(under, "claims", "recipe")
+    return [*inherited, *read_list(over, "claims", "recipe")]
 
 
 def read_recipe(name: str, table: Table) -> Recipe:
@@ -299,7 +308,10 @@ def check_claims(recipe: Recipe) -> None:
             look_up(row, recipe.rows, f"{recipe.name}: row of a claim")
         for column in claim.columns:
             look_up(column, recipe.columns, f"{recipe.name}: column of a claim")
-        look_up(claim.measure or recipe.main, dict.fromkeys(recipe.measures), f"{recipe.name}: measure of a claim")
+        for measure in filter(None, (claim.measure, claim.than_measure)):
+            look_up(measure, dict.fromkeys(recipe.measures), f"{recipe.name}: measure of a claim")
+        for protocol in filter(None, (*claim.protocols, claim.than_protocol)):
+            look_up(protocol, recipe.protocols, f"{recipe.name}: protocol of a claim")
         look_up(claim.rule, dict.fromkeys(RULES), f"{recipe.name}: rule of a claim")
 
 
