@@ -1,5 +1,7 @@
 """Config: tables to dataclasses and back, overrides, errors that help, the parts put together."""
 
+import ast
+import inspect
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from kinfed.config import DEMO, Config, assemble, json_schema, load_config, merge_tables, read, read_toml, to_toml
-from kinfed.config.assembly import fill_data_dir
+from kinfed.config.assembly import POPULATION, fill_data_dir, make_population
 from kinfed.config.schema import build, to_table
 from kinfed.config.settings import RENAMED, SYNONYMS, all_keys
 from kinfed.config.toml import apply_overrides, parse_value
@@ -270,6 +272,14 @@ def test_methods_of_one_seed_meet_the_same_clients():
     one, other = (assemble(replace(tiny(), method=method)).fed.population for method in ("fedavg", "local"))
     assert torch.equal(one.x, other.x)
     assert all(torch.equal(a, b) for a, b in zip(one.train + one.test, other.train + other.test, strict=True))
+
+
+def test_the_settings_that_clients_depend_on_are_those_that_make_them():
+    tree = ast.parse(inspect.getsource(make_population))
+    read = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "config"
+    }
+    assert read == {"seed", *POPULATION}
 
 
 def test_settings_arrive_where_they_belong():

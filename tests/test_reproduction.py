@@ -105,6 +105,8 @@ def test_a_column_asked_for_by_name_must_have_its_data():
     [
         (["tiny.toml", "--rows", "fedagv"], "unknown row 'fedagv': did you mean 'fedavg'?"),
         (["flt-table"], "unknown table 'flt-table'"),
+        (["niid"], "unknown table 'niid': did you mean 'niid-bench'?"),
+        (["flt"], "'flt' is a paper: --paper flt runs all of flt-figure-2, "),
         (["tiny.toml", "--seeds", "0"], "--seeds: wanted how many"),
         (["tiny.toml", "--jobs", "0"], "--jobs: wanted how many runs at once, at least 1, got 0"),
         ([], "wanted at least one table"),
@@ -140,9 +142,9 @@ def test_a_page_is_made_anew_from_kept_numbers_without_the_runs(tmp_path):
 
 
 def test_a_paper_is_all_its_tables_and_an_unknown_one_names_the_nearest():
-    from kinfed.recipes.reproduction import tables_of
+    from kinfed.recipes.reproduction import find_tables
 
-    assert "repa-table-1" in tables_of("repa") and all(name.startswith("flt-") for name in tables_of("flt"))
+    assert "repa-table-1" in find_tables("repa") and all(name.startswith("flt-") for name in find_tables("flt"))
     result = reproduce("--paper", "flits", "--show")
     assert result.exit_code == 2 and "unknown paper 'flits': did you mean 'flis'?" in result.stderr
 

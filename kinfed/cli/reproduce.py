@@ -82,6 +82,6 @@ def reproduce(
         options: dict[str, object] = {"engine": {"device": device or "cpu", "precision": precision}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
-        named = (*(reproduction.tables_of(paper) if paper else ()), *(tables or ()))
+        named = (*(reproduction.find_tables(paper) if paper else ()), *(tables or ()))
         order = reproduction.Order(named, wanted, folder, page, fetch, jobs, show, keep)
         reproduction.reproduce(order, display)

@@ -7,6 +7,7 @@ from math import floor, log10
 from statistics import mean, stdev
 
 from kinfed.comparison.paired import NOBODY, Numbers
+from kinfed.config import POPULATION
 from kinfed.experiment import Summary
 from kinfed.progress import in_bytes, percent
 from kinfed.quality import ACCURACY, MEASURED, Metric
@@ -14,14 +15,6 @@ from kinfed.runs.logs import as_csv as rows_as_csv
 from kinfed.runs.reader import Run
 
 NOTHING = "–"
-CLIENTS = (
-    "data",
-    "partition",
-    "shift",
-    "roles",
-    "change",
-    "drift",
-)  # settings that a population depends on, beside the seed
 SIGNIFICANT = 4  # digits of numbers of any size
 
 
@@ -50,7 +43,7 @@ class Outcome:
 
 def name_population(run: Run) -> str:
     """All settings that a run's clients depend on, but for the seed and the folder of the data."""
-    held = {name: run.config.get(name) for name in CLIENTS}
+    held = {name: run.config.get(name) for name in POPULATION}
     data = held["data"]
     held["data"] = {key: value for key, value in data.items() if key != "dir"} if isinstance(data, dict) else data
     return json.dumps(held, sort_keys=True, default=str)

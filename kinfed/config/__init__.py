@@ -1,6 +1,6 @@
 """Config: one TOML file <-> nested frozen dataclasses, their JSON schema, and the experiment they hold."""
 
-from kinfed.config.assembly import assemble, make_population
+from kinfed.config.assembly import POPULATION, assemble, make_population
 from kinfed.config.schema import Table, build, to_table
 from kinfed.config.settings import (
     DEMO,
@@ -16,6 +16,7 @@ from kinfed.engines import EngineSettings
 
 __all__ = [
     "DEMO",
+    "POPULATION",
     "Config",
     "DataSettings",
     "EngineSettings",

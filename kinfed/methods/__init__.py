@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from kinfed.method import Method
 from kinfed.methods.apfl import APFL
 from kinfed.methods.auto import Auto
+from kinfed.methods.centralised import Centralised
 from kinfed.methods.cfl import CFL
 from kinfed.methods.clove import CLoVE
 from kinfed.methods.ditto import Ditto
@@ -75,6 +76,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     "flux": FLUX,
     "feddrift": FedDrift,
     "oracle": Oracle,
+    "centralised": Centralised,
 }
 
 
@@ -139,7 +141,9 @@ FAMILIES = {
         },
     ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
-    "reference points": Family("What a federation is held against.", {"local": "baseline", "oracle": "baseline"}),
+    "reference points": Family(
+        "What a federation is held against.", {"local": "baseline", "centralised": "baseline", "oracle": "baseline"}
+    ),
 }
 
 
@@ -233,6 +237,7 @@ __all__ = [
     "WD",
     "Auto",
     "CLoVE",
+    "Centralised",
     "Ditto",
     "FeSEM",
     "FedALA",

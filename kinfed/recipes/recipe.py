@@ -9,7 +9,8 @@ A recipe is a TOML file:
     [quick]                         what `--quick` lays over every cell
     [columns.NAME]                  title, config; quick: what `--quick` lays over that, too;
                                     each: configs laid over it, of which a cell runs all and has the mean;
-                                    incomparable: why its numbers cannot be compared
+                                    incomparable: why its numbers cannot be compared;
+                                    PROTOCOL.config: what is laid over it under that protocol
     [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported;
                                     judged = false: not how the published numbers were made
     [rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
@@ -47,6 +48,7 @@ class Column:
     config: Table = field(default_factory=dict)
     quick: Table = field(default_factory=dict)
     incomparable: str = ""
+    under: Mapping[str, Table] = field(default_factory=dict)  # configs by protocol
     x: float | None = None  # where it stands on a figure's axis
     each: tuple[Table, ...] = ()  # laid over its config; a cell runs with each, and its numbers are their mean
 
@@ -160,10 +162,17 @@ def list_recipes() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml") if not path.stem.startswith("_"))
 
 
+def tables_of(paper: str) -> tuple[str, ...]:
+    """All tables and figures of a paper, which is the first word of their names."""
+    return tuple(name for name in list_recipes() if name.split("-")[0] == paper)
+
+
 def load_recipe(name: str) -> Recipe:
     """The recipe of this name, or the one in this file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if path.parent == FOLDER:
+        if len(tables := tables_of(name)) > 1:
+            raise ConfigError(f"'{name}' is a paper: --paper {name} runs all of {', '.join(tables)}; or name some")
         look_up(name, dict.fromkeys(list_recipes()), "table")
     return read_recipe(path.stem, extend(read_toml(path)))
 
@@ -192,13 +201,14 @@ def read_recipe(name: str, table: Table) -> Recipe:
     """The recipe of a TOML file's table."""
     check_keys(table, [f.name for f in fields(Recipe) if f.name != "name"], name)
     figure = build(Figure, table["figure"], f"{name}: figure") if "figure" in table else None
-    columns = {
-        key: read_column(key, inner, f"{name}: columns.{key}") for key, inner in sections(table, "columns", name)
-    }
-    columns |= make_axis(figure) if figure else {}
     protocols = {
         key: read_protocol(key, inner, f"{name}: protocols.{key}") for key, inner in sections(table, "protocols", name)
     }
+    columns = {
+        key: read_column(key, inner, tuple(protocols), f"{name}: columns.{key}")
+        for key, inner in sections(table, "columns", name)
+    }
+    columns |= make_axis(figure) if figure else {}
     measures = read_texts(table, "measures", name)
     if not measures:
         raise ConfigError(f"{name}.measures: wanted at least one of {', '.join(MEASURES)}, got none")
@@ -227,13 +237,14 @@ class Shape:
     measures: int
 
 
-def read_column(name: str, table: Table, at: str) -> Column:
-    check_keys(table, ("title", "config", "quick", "incomparable", "x", "each"), at)
+def read_column(name: str, table: Table, protocols: Sequence[str], at: str) -> Column:
+    check_keys(table, ("title", "config", "quick", "incomparable", "x", "each", *protocols), at)
     config, quick = (inner_table(table, key, at) for key in ("config", "quick"))
     x = read_number(table["x"], at) if "x" in table else None
     reason = read_text(table, "incomparable", at, "")
     each = tuple(as_table(part, f"{at}.each") for part in read_list(table, "each", at))
-    return Column(name, read_text(table, "title", at), config, quick, reason, x.value if x else None, each)
+    under = {key: read_under(table[key], f"{at}.{key}").config for key in protocols if key in table}
+    return Column(name, read_text(table, "title", at), config, quick, reason, under, x.value if x else None, each)
 
 
 def make_axis(figure: Figure) -> dict[str, Column]:

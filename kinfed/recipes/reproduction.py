@@ -23,6 +23,7 @@ from kinfed.recipes.outcome import (
     judge_numbers,
     notes_of,
 )
+from kinfed.recipes.recipe import tables_of
 from kinfed.recipes.store import Store, jobs_of
 from kinfed.registry import look_up
 from kinfed.runs.lifecycle import Interrupted
@@ -167,12 +168,10 @@ def show(outcome: Outcome, display: Display) -> None:
         display.say(f"- {note}")
 
 
-def tables_of(paper: str) -> tuple[str, ...]:
-    """All tables and figures of a paper, which is the first word of their names."""
-    names = list_recipes()
-    papers = list(dict.fromkeys(name.split("-")[0] for name in names))
-    look_up(paper, dict.fromkeys(papers), "paper")
-    return tuple(name for name in names if name.split("-")[0] == paper)
+def find_tables(paper: str) -> tuple[str, ...]:
+    """All tables and figures of a paper; one that is not known is refused."""
+    look_up(paper, dict.fromkeys(name.split("-")[0] for name in list_recipes()), "paper")
+    return tables_of(paper)
 
 
 def list_tables() -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from kinfed.comparison.outcomes import name_population
 from kinfed.methods import FAMILIES
 from kinfed.quality import Metric
 from kinfed.report.run_views import find_related, measure_pairs
@@ -17,7 +18,6 @@ Kind = Literal["warning", "note", "good"]
 CHANCE = 0.05  # that a client is named who does not lose
 LISTED = 5  # clients that are named
 OVERLAP = 0.05  # share of unrelated pairs as near as related ones from which on clusters count as fragile
-SHARED = ("data", "partition", "shifts", "roles", "seed")  # settings by which clients are the same
 GAP = 20.0  # percentage points between the mean and the worst decile
 RISING = 0.5  # percentage points over the last fifth of the rounds
 
@@ -155,7 +155,7 @@ def find_rivals(series: Sequence[Series]) -> Iterator[tuple[Series, str]]:
 
 def have_same_clients(run: Run, other: Run) -> bool:
     """Whether two runs have the same clients with the same samples."""
-    return all(run.config.get(key) == other.config.get(key) for key in SHARED) and run.count == other.count
+    return name_population(run) == name_population(other) and run.seed == other.seed and run.count == other.count
 
 
 def find_losers(run: Run, other: Run) -> list[tuple[int, float]]:

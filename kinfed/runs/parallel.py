@@ -19,14 +19,12 @@ from pathlib import Path
 
 import torch
 
-from kinfed.config import Config, make_population, to_toml
+from kinfed.config import POPULATION, Config, make_population, to_toml
 from kinfed.data import Population
 from kinfed.errors import CheckpointError, KinfedError, OutOfMemory
 from kinfed.progress import Display, Silence
 from kinfed.runs.lifecycle import Given, Place, resume, start
 from kinfed.runs.logs import CHECKPOINT, CONFIG
-
-CLIENTS = ("seed", "data", "partition", "shift", "roles", "change", "drift", "task")  # what a population depends on
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Job:
     def clients(self) -> str:
         """All that its clients depend on: jobs that share it have the same ones."""
         whole = self.config.resolve()
-        return to_toml({key: whole[key] for key in CLIENTS if key in whole})
+        return to_toml({key: whole[key] for key in ("seed", *POPULATION) if key in whole})
 
 
 @dataclass

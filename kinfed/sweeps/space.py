@@ -74,12 +74,7 @@ class Space:
     @property
     def fixed(self) -> Table:
         """The table of all settings that are not varied."""
-        table = self.base
-        for word in self.words:
-            if parse_axis(word) is None:
-                key, _, text = word.partition("=")
-                table = override(table, split_key(key, word), parse_value(text.strip()))
-        return table
+        return self.settings({})
 
     def settings(self, point: Point) -> Table:
         """The table of a point; words go over each other in the order in which they came."""

@@ -169,6 +169,16 @@ def test_a_cell_of_a_column_of_several_configs_runs_with_each(data):
     assert cell.variants[0].shift == SHIFTS["patterns"](3, 3)
 
 
+def test_a_column_has_settings_of_its_own_under_a_protocol(data):
+    wanted = Wanted(rows=("flis-dc",), columns=("cifar10-20", "fmnist-20"), data_dir=str(data))
+    cells = {(cell.column.name, *cell.protocols): cell for cell in cells_of(load_recipe("flis-table-1"), wanted)}
+    photos, clothes = (cells[name, "augmented"].variants[0] for name in ("cifar10-20", "fmnist-20"))
+    assert photos.inputs.padding == "reflect" and photos.inputs.augment == ("crop", "flip")
+    assert photos.inputs.std == (0.2023, 0.1994, 0.2010) and clothes.inputs.augment == ()
+    assert (photos.data.public, photos.data.public_train) == (0.25, False)
+    assert not cells["cifar10-20", "paper"].variants[0].inputs.augment
+
+
 def test_a_misspelt_key_names_the_nearest_one():
     table = {"title": "t", "paper": "p", "measures": ["accuracy"], "colums": {}}
     with pytest.raises(ConfigError, match="'colums': did you mean 'columns'"):

@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kinfed.report.diagnosis import find_all, find_losers, overlap_of
+from kinfed.config import load_config
+from kinfed.report.diagnosis import find_all, find_losers, have_same_clients, overlap_of
 from kinfed.report.report_tables import choose_targets, targets_table
 from kinfed.report.series import gather
+from kinfed.runs import write_config
 from kinfed.runs.reader import Run
 from tests.report.folders import MadeUp, write_run
 
@@ -50,6 +52,14 @@ def test_a_gap_of_a_few_samples_is_chance(tmp_path: Path):
     write_run(tmp_path / "flt", MadeUp("flt", shift=-0.1))  # one of ten test samples
     assert find_losers(Run(tmp_path / "flt"), Run(tmp_path / "fedavg")) == []
     assert any(found.kind == "good" and "no client loses" in found.says for found in find_all(gather([tmp_path])))
+
+
+@pytest.mark.parametrize("changed", ["shift=label_swap", "change.round=3", "drift=label_swap", "partition.clients=20"])
+def test_clients_are_compared_with_themselves_alone(changed: str, both: Path, tmp_path: Path):
+    flt, fedavg = Run(both / "flt"), Run(write_run(tmp_path / "fedavg", MadeUp("fedavg"), has_clusters=False))
+    assert have_same_clients(flt, fedavg)
+    write_config(tmp_path / "fedavg", load_config(None, ["method=fedavg", "rounds=4", changed]))
+    assert not have_same_clients(flt, Run(tmp_path / "fedavg"))
 
 
 def test_clusters_are_fragile_where_unrelated_pairs_are_as_near_as_related_ones(tmp_path: Path):
