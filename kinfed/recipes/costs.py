@@ -1,6 +1,6 @@
 """What a run costs until it has the accuracy that a paper publishes: rounds, bytes, trainings of clients, seconds.
 
-The target is the main number of the recipe's row `reach`, less its allowance, so that all methods of a column run for
+The target is the main number of the recipe's row `target`, less its allowance, so that all methods of a column run for
 the same. A run that never gets there costs infinitely much. Seconds are those of the simulation, clients and server.
 """
 
@@ -16,23 +16,23 @@ from kinfed.recipes.recipe import Recipe
 from kinfed.runs.reader import Numbers, Run
 
 COSTS = {
-    "reach_rounds": ("rounds", ".0f"),
-    "reach_megabytes": ("MB", ".1f"),
-    "reach_tasks": ("tasks a client", ".1f"),
-    "reach_seconds": ("s", ".0f"),
+    "cost_rounds": ("rounds", ".0f"),
+    "cost_megabytes": ("MB", ".1f"),
+    "cost_tasks": ("tasks a client", ".1f"),
+    "cost_seconds": ("s", ".0f"),
 }
 SCORING = "evaluate"  # how tasks begin that only measure
 
 
 def find_target(recipe: Recipe, column: str) -> float | None:
-    """The main number that runs of this column should reach; None where the paper has none."""
-    published = recipe.rows[recipe.reach].published.get(column, ()) if recipe.reach else ()
+    """The main number that runs of this column should have; None where the paper has none."""
+    published = recipe.rows[recipe.target].published.get(column, ()) if recipe.target else ()
     printed = published[recipe.measures.index(recipe.main)] if published else None
     return None if printed is None else printed.value - MEASURES[recipe.main].least
 
 
 def measure_costs(recipe: Recipe, cell: Cell, run: Run, config: Config) -> dict[str, float]:
-    """What the run cost until it reached the target of its column; nothing where there is no target."""
+    """What the run cost until it had the target of its column; nothing where there is no target."""
     target = find_target(recipe, cell.column.name)
     if target is None:
         return {}
@@ -63,6 +63,6 @@ def count_tasks(run: Run, last: float) -> float:
 
 def show_costs(numbers: Mapping[str, float]) -> list[str]:
     """The cells of a row: what it cost, "not reached", or nothing where it was not measured."""
-    if isinf(numbers.get("reach_rounds", 0.0)):
+    if isinf(numbers.get("cost_rounds", 0.0)):
         return ["not reached", *["–"] * (len(COSTS) - 1)]
     return [f"{numbers[name]:{style}}" if name in numbers else "–" for name, (_, style) in COSTS.items()]

@@ -229,7 +229,7 @@ def caption_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
 
 
 def cost_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
-    """For each column what every row costs until it reaches the recipe's target, where that was measured."""
+    """For each column what every row costs until it has the recipe's target, where that was measured."""
     for column in outcome.recipe.columns.values():
         results = [r for r in outcome.results if r.cell.column == column and values_of(r.numbers, next(iter(COSTS)))]
         target = find_target(outcome.recipe, column.name)
@@ -237,7 +237,7 @@ def cost_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
             rows = [[r.cell.row.title, " = ".join(r.cell.protocols), *show_costs(mean_costs(r))] for r in results]
             yield (
                 f"{column.title}: cost to {target:g} %, what is published for "
-                f"{outcome.recipe.rows[outcome.recipe.reach].title} less one point",
+                f"{outcome.recipe.rows[outcome.recipe.target].title} less one point",
                 [["", "protocol", *(title for title, _ in COSTS.values())], *rows],
             )
 
