@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from kinfed.fastpath.layers import is_hooked, leaves
+from kinfed.fastpath.layers import DROPOUTS, Drop, find_drops, is_hooked, leaves
+from kinfed.keys import fold
 from kinfed.params import Stack
 
 Image = tuple[int, int, int]  # height, width, channels
@@ -29,6 +30,7 @@ class Stage:
     is_linear: bool
     relu: bool = False
     pool: int = 1  # the side of the windows whose largest goes on; 1: no pooling
+    drop: Drop | None = None  # of what goes on
 
     def shape(self, image: Image) -> "ShapedStage":
         """The stage for images like this."""
@@ -103,10 +105,15 @@ class PaddedImages:
         """Pixels of a lane."""
         return self.images.shape[1] * self.size[0] * self.size[1]
 
+    @property
+    def inside(self) -> Tensor:
+        """The images without the padding, in the same memory."""
+        inside = slice(self.pad, -self.pad or None)
+        return self.images[:, :, inside, inside]
+
     def fill(self, other: "PaddedImages") -> None:
         """Copies images without padding."""
-        inside = slice(self.pad, -self.pad or None)
-        self.images[:, :, inside, inside] = other.images
+        self.inside.copy_(other.images)
 
     def flat(self) -> "PaddedImages":
         """Each image as one pixel of many channels: the input of a linear layer."""
@@ -153,17 +160,43 @@ def parse_stages(module: nn.Module) -> tuple[Stage, ...]:
     """The network as stages; none if it is anything but a sequence of such."""
     if is_hooked(module):
         return ()
-    stages: list[Stage] = []
     parts = list(leaves(module))
+    stages = _drop_out(_append_all([part for part in parts if type(part[1]) not in DROPOUTS]), parts)
+    weights = [id(w) for _, leaf in parts for w in leaf.parameters()]
+    is_whole = bool(stages) and stages[-1].is_linear and len(set(weights)) == len(weights)
+    return tuple(stages) if is_whole else ()
+
+
+def _append_all(parts: list[tuple[str, nn.Module]]) -> list[Stage]:
+    """The stages of these parts; none if one of them has no place."""
+    stages: list[Stage] = []
     for (_, before), (name, leaf) in pairwise([("", nn.Identity()), *parts]):
         is_first_linear = type(leaf) is nn.Linear and not (stages and stages[-1].is_linear)
         longer = _append(stages, name, leaf)
         if longer is None or is_first_linear != (type(before) is nn.Flatten):
-            return ()
+            return []
         stages = longer
-    weights = [id(w) for _, leaf in parts for w in leaf.parameters()]
-    is_whole = bool(stages) and stages[-1].is_linear and len(set(weights)) == len(weights)
-    return tuple(stages) if is_whole else ()
+    return stages
+
+
+def _drop_out(stages: list[Stage], parts: list[tuple[str, nn.Module]]) -> list[Stage]:
+    """The stages with the dropouts of the network; none if one of them is not the last of its stage, or the network's.
+
+    A ReLU may follow: it changes no factor.
+    """
+    owners = {stage.name: stage for stage in stages}
+    last: Stage | None = None
+    is_flat = False
+    for (name, leaf), drop in zip(parts, find_drops(parts), strict=True):
+        if drop and (last is None or last.drop or (drop.channels and is_flat)):
+            return []
+        if type(leaf) is nn.MaxPool2d and last and last.drop:
+            return []
+        is_flat = is_flat or type(leaf) is nn.Flatten
+        last = replace(last, drop=drop) if drop and last else owners.get(name, last)
+        if last:
+            owners[last.name] = last
+    return [] if last and last.drop else list(owners.values())
 
 
 def _append(stages: list[Stage], name: str, leaf: nn.Module) -> list[Stage] | None:
@@ -266,11 +299,18 @@ class Schedule:
     y: Tensor  # -1: no label
     pick: Tensor  # [lanes, steps, b] indices into the pool
     mask: Tensor  # [lanes, steps, b]
+    key: Tensor | None = None  # [lanes, steps] of the batches, by which dropout draws; None: zeros
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys of all batches."""
+        return self.pick.new_zeros(self.pick.shape[:-1]) if self.key is None else self.key
 
     def split_pairs(self) -> "Schedule":
         """Each batch as two, the first half of its samples and the second: [lanes, 2 · steps, b / 2]."""
         pick, mask = (t.unflatten(2, (2, -1)).flatten(1, 2) for t in (self.pick, self.mask))
-        return Schedule(self.x, self.y, pick, mask)
+        keys = torch.stack([fold(self.keys, half) for half in range(2)], 2).flatten(1)
+        return Schedule(self.x, self.y, pick, mask, keys)
 
     def sample_weights(self) -> Tensor:
         """The weight of each sample in its batch's mean: [lanes, steps, b]; 0 for padding and without a label."""

@@ -61,6 +61,11 @@ def test_a_packed_convolution_is_the_product_with_windows_of_an_image():
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(6, 3)),
         nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)),
         nn.Sequential(nn.ReLU(), nn.Linear(4, 3)),
+        nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(4, 3)),  # of the samples themselves
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Dropout()),
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Dropout(), nn.Dropout(), nn.Linear(3, 3)),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Dropout2d(), nn.Linear(36, 3)),
         nn.Sequential(*([nn.Linear(3, 3)] * 2)),
         nn.Conv2d(1, 4, 3),
     ],
