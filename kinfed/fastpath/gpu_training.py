@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kinfed.cuda_graphs import CudaGraphs
-from kinfed.fastpath.stages import SGD, Image, PackedWeight, PaddedImages, Schedule, ShapedStage, Stage, shape_stages
+from kinfed.fastpath.stages import SGD, Schedule, ShapedStage, Stage, shape_stages
+from kinfed.kernels.layout import Image, PackedWeight, PaddedImages
 from kinfed.params import Params, Stack
 from kinfed.registry import is_installed
 
@@ -157,7 +158,7 @@ def sgd_step(
 
     The images are [lanes, b, height, width, channels], padded.
     """
-    from kinfed.fastpath import kernels  # Triton's own import is heavy, and needs a GPU
+    from kinfed.kernels import products as kernels  # Triton's own import is heavy, and needs a GPU
 
     layers = [replace(buffers[0], x=PaddedImages(images, buffers[0].x.pad)), *buffers[1:]]
     factors: list[Tensor | None] = []  # of each layer's dropout

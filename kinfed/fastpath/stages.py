@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from kinfed.fastpath.layers import DROPOUTS, Drop, find_drops, is_hooked, leaves
+from kinfed.kernels.layout import Image
 from kinfed.keys import fold
 from kinfed.params import Stack
-
-Image = tuple[int, int, int]  # height, width, channels
 
 
 @dataclass(frozen=True)
@@ -79,81 +78,6 @@ class ShapedStage:
                 memory_format=torch.contiguous_format
             )
         } | bias
-
-
-@dataclass(frozen=True)
-class PaddedImages:
-    """Images of some lanes, each padded with zeros: [lanes, b, height + 2 · pad, width + 2 · pad, channels]."""
-
-    images: Tensor
-    pad: int = 0
-
-    @classmethod
-    def of(cls, like: Tensor, image: Image, pad: int = 0) -> "PaddedImages":
-        """Empty ones, as many as in `like`; the padding is never written to."""
-        make = like.new_zeros if pad else like.new_empty
-        return cls(make(*like.shape[:2], *(side + 2 * pad for side in image[:2]), image[2]), pad)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width without the padding."""
-        high, wide = (side - 2 * self.pad for side in self.images.shape[2:4])
-        return high, wide
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of a lane."""
-        return self.images.shape[1] * self.size[0] * self.size[1]
-
-    @property
-    def inside(self) -> Tensor:
-        """The images without the padding, in the same memory."""
-        inside = slice(self.pad, -self.pad or None)
-        return self.images[:, :, inside, inside]
-
-    def fill(self, other: "PaddedImages") -> None:
-        """Copies images without padding."""
-        self.inside.copy_(other.images)
-
-    def flat(self) -> "PaddedImages":
-        """Each image as one pixel of many channels: the input of a linear layer."""
-        return PaddedImages(self.images.flatten(2)[:, :, None, None])
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """A packed weight, its value a step ago, FedProx's start and the gradient's shift, where they are needed.
-
-    Without momentum a step changes `now`; with it, the new value is written over `previous`, and the two are swapped.
-    """
-
-    now: Tensor
-    previous: Tensor | None
-    start: Tensor | None
-    shift: Tensor | None
-    momentum: float
-    mu: float
-
-    @classmethod
-    def at(cls, start: Tensor, momentum: float, mu: float, shift: Tensor | None = None) -> "PackedWeight":
-        """A weight at `start`, which it takes over."""
-        return cls(start, start.clone() if momentum else None, start.clone() if mu else None, shift, momentum, mu)
-
-    def reset(self, start: Tensor, shift: Tensor | None) -> None:
-        """Restarts at another start, with another shift if it has one."""
-        for own, t in ((self.now, start), (self.previous, start), (self.start, start), (self.shift, shift)):
-            if own is not None and t is not None:
-                own.copy_(t)
-
-    def swap(self) -> "PackedWeight":
-        """The weight after a step."""
-        return self if self.previous is None else replace(self, now=self.previous, previous=self.now)
-
-    def end(self, steps: Tensor) -> Tensor:
-        """The weights of lanes that took so many steps each."""
-        if self.previous is None:
-            return self.now
-        return torch.where((steps % 2 == 0)[:, None, None], self.now, self.previous)
 
 
 def parse_stages(module: nn.Module) -> tuple[Stage, ...]:
@@ -240,47 +164,6 @@ def shape_stages(stages: tuple[Stage, ...], image: Image) -> list[ShapedStage]:
         shaped.append(stage.shape(image))
         image = shaped[-1].pooled
     return shaped
-
-
-# how the kernels cut their work: by tables of what was fastest on an H200, not by a rule
-Tile = tuple[tuple[int, int, int], int, int]  # rows, columns and depth of a tile of products; warps; loads ahead
-
-
-def precision() -> str:
-    """How numbers are multiplied."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-
-
-def product_tile(rows: int, depth: int, out: int) -> Tile:
-    """How a product of so many rows and columns, over such a depth, is cut."""
-    across, tf32 = _across(out), precision() == "tf32"
-    if rows <= 16:
-        return (16, across, 64 if out >= 512 or depth <= 64 else 32), 4, 4
-    if depth <= 32:
-        return (128, across, 32), 4, 2
-    if rows <= 1024 or across == 16:
-        return (64, across, 32), 4, 4
-    if across == 32:
-        return ((128, across, 32), 8, 3) if tf32 else ((64, across, 64), 4, 3)
-    return ((256, across, 32), 8, 4) if tf32 else ((128, across, 32), 8, 3)
-
-
-def gradient_tile(rows: int, total: int, out: int, lanes: int) -> Tile:
-    """How the gradient of a weight [total, out] is cut, whose depth are the rows."""
-    across = _across(out)
-    if rows <= 16:
-        return (32, across, 16), 4, 2
-    if total <= 33:
-        return (32, across, 32), 2, 4
-    if across == 16:
-        return (16, across, 64), 2, 3
-    many = lanes * total > 50_000 and precision() == "tf32x3"
-    return ((128, across, 32), 4, 3) if many else ((32, across, 64), 4, 3)
-
-
-def _across(out: int) -> int:
-    """Columns of a tile: a power of two."""
-    return min(64, max(16, 1 << (out - 1).bit_length()))
 
 
 class SGD(NamedTuple):

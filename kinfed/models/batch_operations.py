@@ -219,7 +219,7 @@ class _Keep(torch.autograd.Function):
 def draw_kept(keys: Tensor, count: int, dropped: float, dtype: torch.dtype) -> Tensor:
     """Factors 1 / (1 - p) and 0 by chance, of each key: [keys, count]."""
     if keys.is_cuda and is_installed("triton"):
-        from kinfed.models.dropout_kernel import draw_factors  # Triton's own import is heavy, and needs a GPU
+        from kinfed.kernels.dropout_kernel import draw_factors  # Triton's own import is heavy, and needs a GPU
 
         return draw_factors(keys.contiguous(), count, threshold_of(dropped), scale_of(dropped), dtype)
     position = hash_bits(torch.arange(-(-count // 4), device=keys.device) * 2 + 1)

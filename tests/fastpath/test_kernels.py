@@ -15,6 +15,7 @@ from kinfed.client import Batch
 from kinfed import cuda_graphs
 from kinfed.fastpath import SGD, FastPlan, Schedule, StepGraphs, gpu_training, parse, train_lanes
 from kinfed.models import Model
+from kinfed.models.convolutions import Windows2d, _KernelProduct, _Product
 from kinfed.training import MetaGradient
 
 def pooled():
@@ -71,6 +72,20 @@ def check_lookahead(model, seed=1, graphs=None):
             torch.testing.assert_close(got[name][lane], params[name], atol=1e-6, rtol=0)
 
 check(POOLED, 4, 0.9, 0.1)
+def check_convolution(size, padding, image, channels, out):
+    draw = torch.Generator().manual_seed(size)
+    images = torch.randn(3, 2, *image, channels, generator=draw).requires_grad_()
+    weight = torch.randn(3, size * size * channels, out, generator=draw).requires_grad_()
+    windows = Windows2d((size, size), (1, 1), (padding, padding), (1, 1))
+    ends = []
+    for rule in (_Product, _KernelProduct):
+        y = rule.apply(images, weight, windows)
+        ends.append((y, *torch.autograd.grad(y.square().sum(), (images, weight))))
+    for got, expected in zip(*ends):
+        torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-5)
+
+check_convolution(3, 1, (6, 7), 4, 5)
+check_convolution(2, 0, (5, 4), 8, 17)
 check(DROPPED, 4, 0.9, 0.0)
 check_lookahead(DROPPED)
 check(POOLED, 18, 0.0, 0.0)  # more samples than a tile has

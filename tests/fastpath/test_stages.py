@@ -3,14 +3,8 @@ import torch
 from torch import nn
 
 from kinfed.fastpath import parse
-from kinfed.fastpath.stages import (
-    PaddedImages,
-    gradient_tile,
-    parse_stages,
-    precision,
-    product_tile,
-    shape_stages,
-)
+from kinfed.fastpath.stages import parse_stages, shape_stages
+from kinfed.kernels.layout import PaddedImages, gradient_tile, precision, product_tile
 from kinfed.models import MODELS, Model, make_model
 from tests.problems import assert_same_bits
 
