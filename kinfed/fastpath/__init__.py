@@ -171,10 +171,12 @@ class Lane(NamedTuple):
     start: Params
     shift: Mapping[str, Tensor] = NOTHING
     fixed: Mapping[str, Tensor] = NOTHING  # weights that do not move
+    weight: Tensor | None = None  # [steps, b] of each sample in the loss; None: 1
 
     def flat(self) -> Params:
         """All tensors by name."""
-        parts = {"start": self.start, "shift": self.shift, "fixed": self.fixed}
+        weight = {} if self.weight is None else {"weight": self.weight}
+        parts = {"start": self.start, "shift": self.shift, "fixed": self.fixed, "steps": weight}
         named = {f"{part} {name}": t for part, own in parts.items() for name, t in own.items()}
         return {"pick": self.pick, "mask": self.mask, "key": self.key, "lr": self.lr} | named
 
@@ -211,11 +213,12 @@ class _TrainByAutograd(torch.autograd.Function):
 def _run_autograd(
     plan: AutogradPlan, names: tuple[str, ...], x: Tensor, y: Tensor, lanes: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    parts: dict[str, dict[str, Tensor]] = {"start": {}, "shift": {}, "fixed": {}}
+    parts: dict[str, dict[str, Tensor]] = {"start": {}, "shift": {}, "fixed": {}, "steps": {}}
     for name, t in zip(names[4:], lanes[4:], strict=True):
         part, _, own = name.partition(" ")
         parts[part][own] = t
-    ends = autograd_training.train_lanes(plan, Steps(x, y, *lanes[:4]), **parts)
+    steps = Steps(x, y, *lanes[:4], **parts.pop("steps"))
+    ends = autograd_training.train_lanes(plan, steps, **parts)
     return tuple(ends[name] for name in parts["start"])
 
 

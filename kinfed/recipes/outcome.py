@@ -80,9 +80,11 @@ class Outcome:
         measure = claim.measure or self.recipe.main
         rows = {row: self.points(row, columns, protocol, measure, claim.over_columns) for row in self.recipe.rows}
         known = {row: points for row, points in rows.items() if points}
-        if claim.better not in known or (claim.than and claim.than not in known):
+        under = claim.than_protocol or protocol, claim.than_measure or measure
+        than = self.points(claim.than, columns, *under, claim.over_columns) if claim.than else ()
+        if claim.better not in known or (claim.than and not than):
             return UNKNOWN
-        shape = Shape(known[claim.better], known.get(claim.than, ()), known, claim.by, claim.between)
+        shape = Shape(known[claim.better], than, known, claim.by, claim.between)
         return HOLDS if RULES[claim.rule](shape) else FAILS
 
     def points(self, row: str, columns: Sequence[str], protocol: str, measure: str, mean_only: bool = False) -> Points:
