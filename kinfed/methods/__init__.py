@@ -16,6 +16,7 @@ from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedbn import FedBN
 from kinfed.methods.fedclust import FedClust
 from kinfed.methods.feddrift import FedDrift
+from kinfed.methods.fedem import FedEM
 from kinfed.methods.fedgroup import FedGroup
 from kinfed.methods.fednova import FedNova
 from kinfed.methods.fedper import FedPer
@@ -75,6 +76,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     "stocfl": StoCFL,
     "flux": FLUX,
     "feddrift": FedDrift,
+    "fedem": FedEM,
     "oracle": Oracle,
     "centralised": Centralised,
 }
@@ -139,6 +141,10 @@ FAMILIES = {
             "flux": "Fenoglio et al., NeurIPS 2025",
             "feddrift": "Jothimurugesan et al., AISTATS 2023",
         },
+    ),
+    "mixtures": Family(
+        "Clients belong to several clusters, each in shares of its own.",
+        {"fedem": "Marfoq et al., NeurIPS 2021"},
     ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
     "reference points": Family(
@@ -247,6 +253,7 @@ __all__ = [
     "FedBN",
     "FedClust",
     "FedDrift",
+    "FedEM",
     "FedGroup",
     "FedNova",
     "FedPer",

@@ -4,7 +4,8 @@ A recipe is a TOML file:
 
     title, paper, measures, notes   what the table is, and which numbers a cell has, in order
     main                            the measure that claims speak of and sweeps choose by; default: the first
-    extends                         another recipe, which this one is laid over
+    target                          a row: what each run costs until it has the main number published for that row
+    extends                         another recipe, which this one is laid over; claims add up
     [config]                        what all cells have in common: a config as `kinfed run` takes it
     [quick]                         what `--quick` lays over every cell
     [columns.NAME]                  title, config; quick: what `--quick` lays over that, too;
@@ -131,6 +132,8 @@ class Claim:
     by: float = 0.0
     rule: str = "above"  # of kinfed/recipes/rules.py
     measure: str = ""  # empty: the main one
+    than_measure: str = ""  # of the row compared with; empty: the same
+    than_protocol: str = ""  # under which that row ran; empty: the same
     between: tuple[float, ...] = ()  # on a figure's axis: where a peak is, from where on a curve is flat
     over_columns: bool = False  # of a table: the mean over these columns, not each
     columns: tuple[str, ...] = ()  # empty: all
@@ -144,6 +147,7 @@ class Recipe:
     paper: str
     measures: tuple[str, ...]
     main: str
+    target: str
     notes: tuple[str, ...]
     config: Table
     quick: Table
@@ -185,7 +189,14 @@ def extend(table: Table, seen: tuple[str, ...] = ()) -> Table:
     under = extend(read_toml(FOLDER / f"{name}.toml"), (*seen, name))
     both = merge_tables(under, {key: value for key, value in table.items() if key != "extends"})
     own, rows = inner_table(table, "rows", ""), inner_table(both, "rows", "")
-    return both | {"rows": {name: rows[name] for name in dict.fromkeys((*own, *rows))}}  # in the upper one's order
+    rows = {name: rows[name] for name in dict.fromkeys((*own, *rows))}  # in the upper one's order
+    return both | {"rows": rows, "claims": join_claims(under, table)}
+
+
+def join_claims(under: Table, over: Table) -> list[object]:
+    """The claims of both tables; a figure that is laid over a table has its own alone."""
+    inherited = [] if "figure" in over and "figure" not in under else read_list(under, "claims", "recipe")
+    return [*inherited, *read_list(over, "claims", "recipe")]
 
 
 def read_recipe(name: str, table: Table) -> Recipe:
@@ -209,6 +220,7 @@ def read_recipe(name: str, table: Table) -> Recipe:
     recipe = Recipe(
         name, read_text(table, "title", name), read_text(table, "paper", name), measures,
         look_up(read_text(table, "main", name, measures[0]), {m: m for m in measures}, "main measure"),
+        read_text(table, "target", name, ""),
         read_texts(table, "notes", name),
         inner_table(table, "config", name), inner_table(table, "quick", name), columns, protocols,
         {key: read_row(key, inner, shape, f"{name}: rows.{key}") for key, inner in sections(table, "rows", name)},
@@ -216,6 +228,8 @@ def read_recipe(name: str, table: Table) -> Recipe:
         tuple(build(Claim, inner, f"{name}: claims") for inner in read_list(table, "claims", name)), figure,
     )  # fmt: skip
     check_claims(recipe)
+    if recipe.target:
+        look_up(recipe.target, recipe.rows, f"{name}.target: row")
     return recipe
 
 
@@ -310,7 +324,10 @@ def check_claims(recipe: Recipe) -> None:
             look_up(row, recipe.rows, f"{recipe.name}: row of a claim")
         for column in claim.columns:
             look_up(column, recipe.columns, f"{recipe.name}: column of a claim")
-        look_up(claim.measure or recipe.main, dict.fromkeys(recipe.measures), f"{recipe.name}: measure of a claim")
+        for measure in filter(None, (claim.measure, claim.than_measure)):
+            look_up(measure, dict.fromkeys(recipe.measures), f"{recipe.name}: measure of a claim")
+        for protocol in filter(None, (*claim.protocols, claim.than_protocol)):
+            look_up(protocol, recipe.protocols, f"{recipe.name}: protocol of a claim")
         look_up(claim.rule, dict.fromkeys(RULES), f"{recipe.name}: rule of a claim")
 
 
