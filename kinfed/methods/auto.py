@@ -4,7 +4,7 @@ For those who do not know how their clients differ; no paper's method. Clients' 
 2020: hypothesis clustering, model interpolation):
 - before training, signatures with labels give the clusters, of which there may be one; clients that are alike: FedAvg;
 - for `compare` of the rounds clients train a common model and that of their cluster side by side; then a cluster goes
-  on with its own, unless the common one does better;
+  on with its own, unless the common one does better; one of few clients only if its own does better;
 - for `merge` of the rounds clusters with similar models try the mean of both; they share it, if it does better;
 - clients say how well they do between the model they are served (α = 0) and their own training of it (α = 1); after
   `judge` of the rounds each cluster takes the best α, and the last rounds train on all samples.
@@ -24,7 +24,7 @@ from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_merging import merge_pairs, pair_nearest, share_models
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
-from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut, explain_doubts
+from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut, count_members, explain_doubts
 from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits
 from kinfed.models import Model
 from kinfed.params import Params, repeat, select
@@ -147,7 +147,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         """The state at the end of a phase: which model each cluster takes, which are merged, how personal they are."""
         evidence = Evidence.none(len(state.amounts), state.amounts.device)
         if phase == "compare":
-            own = ~state.evidence.loses(1)
+            own = state.evidence.keeps_own(count_members(state.clusters, len(state.chosen)))
             chosen = (own * torch.arange(len(own), device=own.device))[1:]
             labels = torch.where(state.clusters >= 0, chosen[state.clusters], state.served.assignment)
             log.info("%d of %d clusters go on with a model of their own", int(own[1:].sum()), len(chosen))

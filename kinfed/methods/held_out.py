@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 from kinfed.client import Client, Range, Reply, Samples, client_task
 from kinfed.models import Model
 from kinfed.params import Params, Payload, interpolate, model_in, tensor_in
+from kinfed.relatedness import FEWEST
 from kinfed.targets import fill_unknown, is_known
 from kinfed.training import LabelledGradient, LocalTraining
 
@@ -63,6 +64,20 @@ class Evidence:
         """Whether this candidate has less than the first, beyond chance: bool [models]."""
         lost = -self.gain[:, candidate, 0]
         return lost > CERTAIN * self.square[:, candidate, 0].sqrt()
+
+
+    def keeps_own(self, members: Tensor) -> Tensor:
+        """Whether a cluster's own model (candidate 1) goes on, for clusters of so many members: bool [models].
+
+        That of many unless it loses; that of few, which signatures alone do not tell from chance, if it gains.
+        """
+        return torch.where(members < FEWEST, self.choose(CERTAIN) == 1, ~self.loses(1))
+
+
+def count_members(clusters: Tensor, number: int) -> Tensor:
+    """How many clients each cluster has, after a zero for those of no cluster: [1 + number]."""
+    counts = one_hot(1 + clusters, 1 + number).sum(0)
+    return counts.index_fill(0, torch.zeros(1, dtype=torch.long, device=counts.device), 0)
 
 
 class JudgesOnHeldOut:

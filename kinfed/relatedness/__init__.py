@@ -1,6 +1,6 @@
 """Which clients are related: distances between signatures, UMAP, thresholds."""
 
-from kinfed.relatedness.calibrated import Calibrated, nest_clusters
+from kinfed.relatedness.calibrated import FEWEST, Calibrated, nest_clusters
 from kinfed.relatedness.clusterer import Clusterer, Comparison, Fit, JudgesFit, Partition
 from kinfed.relatedness.relatedness import (
     Relatedness,
@@ -12,7 +12,7 @@ from kinfed.relatedness.relatedness import (
 from kinfed.relatedness.set_distances import DISTANCES, set_distances
 
 __all__ = [
-    "DISTANCES", "Calibrated", "Clusterer", "Comparison", "Fit", "JudgesFit", "Partition", "Relatedness",
+    "FEWEST", "DISTANCES", "Calibrated", "Clusterer", "Comparison", "Fit", "JudgesFit", "Partition", "Relatedness",
     "cluster_distances", "nearest_clusters", "nest_clusters", "set_distances", "warn_if_fewer",
     "warn_if_isolated",
 ]  # fmt: skip

@@ -191,15 +191,15 @@ class ClusterModel:
 
 
 def nest_clusters(by: Calibrated, plain: Signatures, labelled: Signatures) -> tuple[Tensor, bool]:
-    """Clusters by samples alone, each split where its samples have other labels: [M]; whether clients differ at all.
+    """Clusters by samples alone, each split where its samples have other labels: [M]; whether clients may differ.
 
-    Clusters that clients lie between count as one.
+    Clusters that clients lie between count as one. Of fewer than eight clients signatures do not say that they are alike.
     """
     outer = by.fit(plain)
     names = (
         outer.label(plain) if outer.is_separated else torch.zeros(len(plain), dtype=torch.long).to(plain.shares.device)
     )
-    found, differ = torch.zeros_like(names), outer.kept > 0
+    found, differ = torch.zeros_like(names), outer.kept > 0 or len(plain) < FEWEST
     for name in names.unique():
         members = (names == name).nonzero()[:, 0]
         inner = by.fit(some := labelled.of(members)) if len(members) >= FEWEST else None
