@@ -36,7 +36,7 @@ LAYERS = [  # a module may import its own name and the lines above it
     {"errors"},
     {"registry", "params", "files", "keys", "checks", "quality", "targets"},
     {"learning_tasks"},
-    {"client", "per_client", "cuda_graphs", "aggregation"},
+    {"client", "per_client", "cuda_graphs", "aggregation", "kernels"},
     {"models", "data", "clustering"},
     {"privacy"},
     {"fastpath"},

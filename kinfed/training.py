@@ -124,7 +124,8 @@ class LocalTraining:
     def _train_fast(self, plan: FastPlan, client: Client, start: Params, shift: Params) -> Params:
         client.execution.reads.add(FAST_PATH)
         pick, mask = client.pool_schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
-        schedule = Schedule(client.train.x, client.train.y, pick, mask)
+        keys = client.step_key(torch.arange(len(pick), device=pick.device))
+        schedule = Schedule(client.train.x, client.train.y, pick, mask, keys)
         return train(plan, schedule, self.rate(client), start, {name: shift[name] for name in start if shift})
 
     def _train(self, client: Client, start: Params, gradient: GradientFn) -> Params:

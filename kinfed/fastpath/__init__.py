@@ -129,7 +129,7 @@ def train(
 
     The shift is added to every gradient, if there is one.
     """
-    lane = (schedule.pick, schedule.mask, *start.values(), *shift.values())
+    lane = (schedule.pick, schedule.mask, schedule.keys, *start.values(), *shift.values())
     apply = cast("Callable[..., tuple[Tensor, ...]]", _Train.apply)
     return dict(zip(start, apply(plan, tuple(start), schedule.x, schedule.y, lr, *lane), strict=True))
 
@@ -141,8 +141,8 @@ class _Train(torch.autograd.Function):
     def forward(
         plan: FastPlan, names: tuple[str, ...], x: Tensor, y: Tensor, lr: Tensor, *lane: Tensor
     ) -> tuple[Tensor, ...]:
-        pick, mask, *weights = (t[None] for t in lane)
-        ends = train_lanes(plan, Schedule(x, y, pick, mask), lr, *_by_name(names, weights))
+        pick, mask, keys, *weights = (t[None] for t in lane)
+        ends = train_lanes(plan, Schedule(x, y, pick, mask, keys), lr, *_by_name(names, weights))
         return tuple(w[0] for w in ends.values())
 
     @staticmethod
@@ -156,8 +156,8 @@ class _Train(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
         if any(dim is not None for dim in dims[2:5]):
             raise SequentialOnly("the clients of a block have different pools of samples or learning rates")
-        pick, mask, *weights = lanes_first(info, lane, dims[5:])
-        ends = train_lanes(plan, Schedule(x, y, pick, mask), lr, *_by_name(names, weights))
+        pick, mask, keys, *weights = lanes_first(info, lane, dims[5:])
+        ends = train_lanes(plan, Schedule(x, y, pick, mask, keys), lr, *_by_name(names, weights))
         return tuple(ends.values()), (0,) * len(ends)
 
 

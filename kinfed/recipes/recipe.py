@@ -4,6 +4,7 @@ A recipe is a TOML file:
 
     title, paper, measures, notes   what the table is, and which numbers a cell has, in order
     main                            the measure that claims speak of and sweeps choose by; default: the first
+    target                          a row: what each run costs until it has the main number published for that row
     extends                         another recipe, which this one is laid over; claims add up
     [config]                        what all cells have in common: a config as `kinfed run` takes it
     [quick]                         what `--quick` lays over every cell
@@ -146,6 +147,7 @@ class Recipe:
     paper: str
     measures: tuple[str, ...]
     main: str
+    target: str
     notes: tuple[str, ...]
     config: Table
     quick: Table
@@ -218,6 +220,7 @@ def read_recipe(name: str, table: Table) -> Recipe:
     recipe = Recipe(
         name, read_text(table, "title", name), read_text(table, "paper", name), measures,
         look_up(read_text(table, "main", name, measures[0]), {m: m for m in measures}, "main measure"),
+        read_text(table, "target", name, ""),
         read_texts(table, "notes", name),
         inner_table(table, "config", name), inner_table(table, "quick", name), columns, protocols,
         {key: read_row(key, inner, shape, f"{name}: rows.{key}") for key, inner in sections(table, "rows", name)},
@@ -225,6 +228,8 @@ def read_recipe(name: str, table: Table) -> Recipe:
         tuple(build(Claim, inner, f"{name}: claims") for inner in read_list(table, "claims", name)), figure,
     )  # fmt: skip
     check_claims(recipe)
+    if recipe.target:
+        look_up(recipe.target, recipe.rows, f"{name}.target: row")
     return recipe
 
 
