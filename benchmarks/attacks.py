@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import AGGREGATIONS, Aggregation
+from kinfed.client_tasks import find_client_model
 from kinfed.config import Config, make_population, read
 from kinfed.config.assembly import make_method, model_for
 from kinfed.data import Population
@@ -241,7 +242,7 @@ def trigger_success(experiment: Experiment[object], liars: int) -> float:
         served = to_flat(offer.shared) | select(fed.offers_to(offer), 0) if offer.each else to_flat(offer.shared)
         params = method.personalise(make_client(fed, honest, torch.tensor(0), {}), from_flat(served))
         test = fed.test[honest][fed.y[fed.test[honest]] != TARGET]
-        said = method.model.logits(params, stamp(fed.x[test])).argmax(1)
+        said = find_client_model(method).logits(params, stamp(fed.x[test])).argmax(1)
         hits, asked = hits + int((said == TARGET).sum()), asked + len(test)
     return hits / asked
 

@@ -32,7 +32,7 @@ from benchmarks.regret_cases import CASES, Case
 from kinfed.data import Dataset, Population, build_population, load
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.method import Method
-from kinfed.methods import CFL, FLHC, FLT, IFCA, REPA, Auto, FedAvg, FedAvgFT, FedPer, FeSEM, Local, Oracle
+from kinfed.methods import CFL, FLHC, FLT, IFCA, REPA, Auto, Centralised, FedAvg, FedAvgFT, FedPer, FeSEM, Local, Oracle
 from kinfed.methods import METHODS as REGISTERED
 from kinfed.models import make_model
 from kinfed.registry import explain_unknown
@@ -81,7 +81,7 @@ def make_method(name: str, case: Case, population: Population, data_dir: str, se
         "fedper": lambda: FedPer(model, local),
         "auto": lambda: Auto(model, local),
         "oracle": lambda: Oracle(model, local),
-        "centralised": lambda: FedAvg(
+        "centralised": lambda: Centralised(
             model, replace(local, batch_size=LARGER * local.batch_size, lr=LARGER * local.lr)
         ),
     }
@@ -105,21 +105,12 @@ def make_population(case: Case, seed: int, data_dir: str) -> Population:
     )  # fmt: skip
 
 
-def pool_clients(population: Population) -> Population:
-    """The first client has all training samples, the others none but their test samples are judged alike."""
-    everything = torch.cat(population.train).unique()
-    test = torch.cat(population.test).unique()
-    return replace(population, train=(everything,), test=(test,), true_clusters=None, views=(), roles=())
-
-
 def measure(name: str, case: Case, population: Population, options: argparse.Namespace, seed: int) -> dict[str, object]:
     """One run: accuracy in per cent, bytes, clusters."""
-    began, rounds, fraction = time.perf_counter(), options.rounds, case.fraction
-    if name == "centralised":
-        population, rounds, fraction = pool_clients(population), max(1, round(rounds * fraction)), 1.0
+    began = time.perf_counter()
     method = make_method(name, case, population, options.data_dir, seed)
     run = Experiment(
-        method, population, rounds=rounds, fraction=fraction, seed=seed, device=options.device,
+        method, population, rounds=options.rounds, fraction=case.fraction, seed=seed, device=options.device,
         evaluation=Evaluation(every=10**6, signatures="none"),
     )  # fmt: skip
     summary = run.run()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from kinfed.client_tasks import find_client_model
 from kinfed.data import Population, Role
 from kinfed.engines import Sequential
 from kinfed.engines.sequential import make_client
@@ -179,7 +180,7 @@ def place(method: Method, state: Any, client: int, fed: Metered) -> tuple[Any, P
     tasks = tuple(dict.fromkeys(task for _, task, *_ in fed.ledger.rounds[calls:]))
     offer = method.offer(state, cohort, fed)
     weights, more = counted(lambda: used(method, offer, client, fed))
-    return state, Placing(tasks, down, up, flops, offer.bytes_each(), more, untrained(weights))
+    return state, Placing(tasks, down, up, flops, offer.bytes_each(), more, untrained(method, weights))
 
 
 def used(method: Method, offer: Offer, client: int, fed: Metered) -> Params:
@@ -189,11 +190,12 @@ def used(method: Method, offer: Offer, client: int, fed: Metered) -> Params:
     return method.personalise(one, from_flat(to_flat(offer.shared) | own))
 
 
-def untrained(weights: Params) -> float:
+def untrained(method: Method, weights: Params) -> float:
     """The share of these weights that nobody has trained."""
-    first = model().init()
-    same = sum(w.numel() for name, w in weights.items() if torch.equal(w, first[name]))
-    return same / model().parameters()
+    served = find_client_model(method)
+    first = served.init()
+    same = sum(weights[name].numel() for name in served.weights if torch.equal(weights[name], first[name]))
+    return same / served.parameters()
 
 
 def rounds_asked(method: Method, state: Any, client: int, fed: Metered) -> int:

@@ -15,6 +15,7 @@ from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError, RoleError
 from kinfed.federation import Federation
+from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import cut_to
 from kinfed.privacy import find_epsilon
@@ -86,6 +87,12 @@ class HasSignatures(Protocol[Seen]):
 class Diagnoses(Protocol[Seen]):
     def diagnosis(self, state: Seen) -> str:
         """Server: what it found of the clients, and how far to trust it, in a sentence or two; may be empty."""
+
+
+@runtime_checkable
+class ServesNetwork(Protocol):
+    def client_model(self) -> Model:
+        """The network whose weights `personalise` makes, where it is another than the one that clients train."""
 
 
 @runtime_checkable
@@ -212,8 +219,7 @@ def neighbours_of(method: object, state: object) -> NeighbourSets | None:
 __all__ = [
     "NONE_SUMMED", "TRAIN_SUMMED", "AssignsUnseen", "ClustersLater", "Diagnoses", "ExplainsAssignment", "Exportable",
     "FindsClusters", "HasMemory", "HasSignatures", "HidesClients", "JudgesAssignment", "MergesClients", "NeedsLabels",
-    "NeedsServerSamples", "RelatesClients", "SendsNetworks", "SumsReplies", "diagnose", "explain_assignment",
-    "neighbours_of", "reason_for_labels", "require_labels", "require_private_training", "require_sums",
-    "summed_tasks_of",
-    "takes_server_samples",
+    "NeedsServerSamples", "RelatesClients", "SendsNetworks", "ServesNetwork", "SumsReplies", "diagnose",
+    "explain_assignment", "neighbours_of", "reason_for_labels", "require_labels",
+    "require_private_training", "require_sums", "summed_tasks_of", "takes_server_samples",
 ]  # fmt: skip

@@ -22,11 +22,18 @@ class Batch(NamedTuple):
     live: Tensor  # scalar bool: the batch has a real sample
     exact: bool = False  # no padding at all, known beforehand
     key: Tensor | None = None  # scalar int64: of what a network draws in training (Dropout); None: of no client
+    weight: Tensor | None = None  # [b] how much each sample counts in the loss; None: 1
 
     def part(self, which: slice) -> "Batch":
         """Some of its samples as a batch."""
         mask, key = self.mask[which], None if self.key is None else fold(self.key, 1 if which.start else 0)
-        return Batch(self.x[which], self.y[which], mask, mask.any(), self.exact, key)
+        weight = None if self.weight is None else self.weight[which]
+        return Batch(self.x[which], self.y[which], mask, mask.any(), self.exact, key, weight)
+
+    def mean(self, each: Tensor) -> Tensor:
+        """The mean over real samples of what each has ([b]), times the weights of samples."""
+        weighted = each if self.weight is None else each * self.weight
+        return (weighted * self.mask).sum() / self.mask.sum().clamp(min=1)
 
 
 class Reply(NamedTuple):
@@ -45,6 +52,7 @@ class Samples:
     exact: bool = False  # n == size, known beforehand
     width: int = 256  # samples to look at in one go; the same for all clients of a federation
     longest: int = LAST // 2  # samples of the client that has most; the same for all clients of a federation
+    weights: Tensor | None = None  # [n] how much each counts in the loss of training; None: 1
 
     def __len__(self) -> int:
         return len(self.index)
@@ -53,7 +61,11 @@ class Samples:
         """The samples `pick` as a batch."""
         raise_if_cancelled()
         at = self.index[pick]
-        return Batch(self.x[at], self.y[at], mask, live, self.exact, key)
+        return Batch(self.x[at], self.y[at], mask, live, self.exact, key, self.weights_at(pick))
+
+    def weights_at(self, pick: Tensor) -> Tensor | None:
+        """The weights of the samples at these positions; None where all count the same."""
+        return None if self.weights is None else self.weights[pick]
 
     def in_order(self) -> Iterator[Batch]:
         """All samples once, in their own order.
@@ -76,8 +88,9 @@ class Samples:
         The sample before it stands in for it, so that training takes as many steps as with all samples.
         """
         position = torch.arange(len(self), device=self.index.device)
-        kept = self.index[position - ((position + 1) % every == 0).long()]
-        return replace(self, index=kept), replace(self, index=self.index[every - 1 :: every], size=self.size // every)
+        kept, out = position - ((position + 1) % every == 0).long(), position[every - 1 :: every]
+        rest, held = (replace(self, index=self.index[at], weights=self.weights_at(at)) for at in (kept, out))
+        return rest, replace(held, size=self.size // every)
 
     def shuffle(self, key: Tensor) -> Tensor:
         """Positions of all samples in a random order fixed by key; padding comes last."""

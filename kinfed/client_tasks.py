@@ -6,7 +6,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from kinfed.capabilities import SendsNetworks
+from kinfed.capabilities import SendsNetworks, ServesNetwork
 from kinfed.client import FLAG, NUMBERS, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
 from kinfed.learning_tasks import MOST, OwnMetrics
@@ -34,21 +34,22 @@ SCORES = {
 @client_task(ranges=SCORES)
 def evaluate(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: how its model does on its test samples."""
-    return Reply(score(method.model, method.personalise(client, offer), client.test))
+    return Reply(score(find_client_model(method), method.personalise(client, offer), client.test))
 
 
 @client_task(ranges=SCORES)
 def evaluate_adapted(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: the same after some epochs of local training."""
-    adapted, _ = method.local.for_adaptation()(client, method.personalise(client, offer), method.model.gradient)
-    return Reply(score(method.model, adapted, client.test))
+    model = find_client_model(method)
+    adapted, _ = method.local.for_adaptation()(client, method.personalise(client, offer), model.gradient)
+    return Reply(score(model, adapted, client.test))
 
 
 @client_task(sequential=True, ranges={"values": NUMBERS, "known": FLAG})
 def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: all metrics of the task on its test samples, and which of them are defined there."""
     params, names = method.personalise(client, offer), measured_names(method)
-    found = measure(method.model, params, client.test)
+    found = measure(find_client_model(method), params, client.test)
     values = torch.tensor([found.get(name, 0.0) for name in names], device=client.key.device)
     return Reply({"values": values, "known": torch.tensor([name in found for name in names], device=values.device)})
 
@@ -56,10 +57,11 @@ def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Repl
 @client_task(ranges={"counts": Range(0, lambda facts: facts.test)})
 def count_predictions(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: how many of its test samples of each class (row) are taken for each class (column)."""
-    params, classes = method.personalise(client, offer), torch.arange(method.model.classes, device=client.key.device)
+    params, model = method.personalise(client, offer), find_client_model(method)
+    classes = torch.arange(model.classes, device=client.key.device)
     counts = torch.zeros(len(classes), len(classes), device=classes.device)
     for batch in client.test.in_order():
-        said = method.model.logits(params, batch.x).argmax(1)
+        said = model.logits(params, batch.x).argmax(1)
         held = (fill_unknown(batch.y)[:, None] == classes) & batch.mask[:, None]
         counts = counts + held.float().T @ (said[:, None] == classes).float()
     return Reply({"counts": counts})
@@ -84,12 +86,12 @@ def measure(model: Model, params: Params, samples: Samples) -> dict[str, float]:
 @client_task(key="differ_from_served")  # its first name: another key would draw other batches, and change results
 def compute_update(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: Δw, what local training changes in the model it uses."""
-    return train_update(method, client, method.personalise(client, offer))
+    return train_update(method, client, method.personalise(client, offer), find_client_model(method))
 
 
-def train_update(method: Method[State], client: Client, params: Params) -> Reply:
-    """Client: Δw, what local training changes in this model."""
-    trained, _ = method.local(client, params, method.model.gradient)
+def train_update(method: Method[State], client: Client, params: Params, model: Model | None = None) -> Reply:
+    """Client: Δw, what local training changes in these weights, of the method's model or of another."""
+    trained, _ = method.local(client, params, (model or method.model).gradient)
     return Reply({"update": subtract(trained, params)})
 
 
@@ -115,6 +117,11 @@ def find_task(method: object, name: str) -> Task:
 def networks_of(method: Method[State], shape: tuple[int, ...]) -> tuple[Params, ...]:
     """The networks whose weights clients may be sent: the model, unless the method has others."""
     return method.networks(shape) if isinstance(method, SendsNetworks) else (method.model.init(),)
+
+
+def find_client_model(method: Method[State]) -> Model:
+    """The network that a client uses in the end: the method's model, unless it serves another."""
+    return method.client_model() if isinstance(method, ServesNetwork) else method.model
 
 
 def is_sequential(task: Task) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid
 
 from kinfed.errors import ConfigError, DataError
 from kinfed.quality import (
@@ -66,6 +66,10 @@ class LearningTask(Protocol):
     def predict(self, output: Tensor) -> Tensor:
         """What a user is given for an output: [b, ...]."""
         return output
+
+    def mix_outputs(self, outputs: Tensor, shares: Tensor) -> Tensor:
+        """The output of a mixture of networks [K, b, ...] with these shares [K]: its prediction is theirs, mixed."""
+        return torch.einsum("k,k...->...", shares, outputs)
 
     def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
         """All metrics of a test set, by name; those that it does not define are left out."""
@@ -160,6 +164,9 @@ class Classification(OwnMetrics, LearningTask):
     def predict(self, output: Tensor) -> Tensor:
         return output.softmax(1)
 
+    def mix_outputs(self, outputs: Tensor, shares: Tensor) -> Tensor:
+        return mix_logs(outputs.log_softmax(-1), shares)
+
     def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
         confusion = count_confusions(output, y)
         right, named, held = confusion.diagonal(), confusion.sum(0), confusion.sum(1)
@@ -215,6 +222,9 @@ class NextToken(OwnMetrics, LearningTask):
 
     def predict(self, output: Tensor) -> Tensor:
         return output.softmax(-1)
+
+    def mix_outputs(self, outputs: Tensor, shares: Tensor) -> Tensor:
+        return mix_logs(outputs.log_softmax(-1), shares)
 
     def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
         loss = self.losses(output, y).double().mean()
@@ -319,6 +329,9 @@ class MultiLabel(OwnMetrics, LearningTask):
     def predict(self, output: Tensor) -> Tensor:
         return output.sigmoid()
 
+    def mix_outputs(self, outputs: Tensor, shares: Tensor) -> Tensor:
+        return mix_logs(logsigmoid(outputs), shares) - mix_logs(logsigmoid(-outputs), shares)
+
     def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
         said, held = output > 0, y > 0.5
         f1 = 2 * (said & held).sum(0).double() / (said.sum(0) + held.sum(0))
@@ -341,6 +354,11 @@ class MultiLabel(OwnMetrics, LearningTask):
 
     def count_outputs(self, y: Array) -> int:
         return int(y.shape[1])
+
+
+def mix_logs(logs: Tensor, shares: Tensor) -> Tensor:
+    """Logarithms of mixed probabilities, from those of each network [K, ...] and their shares [K]."""
+    return (logs + shares.log().view(-1, *(1,) * (logs.dim() - 1))).logsumexp(0)
 
 
 TASKS: dict[str, type[LearningTask]] = {

@@ -87,6 +87,8 @@ class LocalTraining:
             return NotSupported("the gradient is not that of a whole network's loss")
         if client.train.exact or self.optimiser != "sgd" or self.weight_decay or self.clip_norm:
             return NotSupported("the fast path is for plain SGD on padded samples")
+        if client.train.weights is not None:
+            return NotSupported("the fast path is for samples that count the same")
         if rule.inner_lr and self.batch_size != 2 * rule.inner_size:
             return NotSupported("look-ahead steps take pairs of equal mini-batches")
         graphs, sgd = client.execution.graphs, SGD(self.momentum, self.mu, rule.inner_lr)
@@ -114,15 +116,16 @@ class LocalTraining:
         if client.train.exact:
             batches = ((batch, rate) for batch in client.batches(*self.passes))
             return train_module(plan, batches, start, shift, fixed)
-        pick, mask = client.pool_schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
-        keys = client.step_key(torch.arange(len(pick), device=pick.device))
-        lane = Lane(pick, mask, keys, rate * mask.any(1), start, shift, fixed)
-        return train_by_autograd(plan, client.train.x, client.train.y, lane)
+        at, mask = client.schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
+        keys, own = client.step_key(torch.arange(len(at), device=at.device)), client.train
+        lane = Lane(own.index[at], mask, keys, rate * mask.any(1), start, shift, fixed, own.weights_at(at))
+        return train_by_autograd(plan, own.x, own.y, lane)
 
     def _train_fast(self, plan: FastPlan, client: Client, start: Params, shift: Params) -> Params:
         client.execution.reads.add(FAST_PATH)
         pick, mask = client.pool_schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
-        schedule = Schedule(client.train.x, client.train.y, pick, mask)
+        keys = client.step_key(torch.arange(len(pick), device=pick.device))
+        schedule = Schedule(client.train.x, client.train.y, pick, mask, keys)
         return train(plan, schedule, self.rate(client), start, {name: shift[name] for name in start if shift})
 
     def _train(self, client: Client, start: Params, gradient: GradientFn) -> Params:

@@ -311,7 +311,7 @@ def test_overlapping_neighbours_cannot_be_hidden():
 
 
 HIDING = {"fedavg", "fedavg_ft", "fedprox", "fedper", "lg_fedavg", "per_fedavg", "flt", "pca_km_hc", "repa",
-          "ditto", "apfl", "pfedme", "fedala", "fedrep", "fedbabu", "fedbn", "oracle"}  # fmt: skip
+          "ditto", "apfl", "pfedme", "fedala", "fedrep", "fedbabu", "fedbn", "oracle", "fedem"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", METHODS)

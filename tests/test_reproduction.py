@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
-from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY
+from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY, Run
 from tests.recipes.made_up import TINY, store_all
 
 
@@ -180,6 +180,38 @@ def test_a_figure_is_run_drawn_and_its_shape_checked(axis):
     assert "holds" in page.split("| claim |")[1] or "does not hold" in page.split("| claim |")[1]
     assert "<svg" in Path("curve.svg").read_text() and Path("runs/reproduce/curve.svg").exists()
     assert ("accuracy@2=" in Path("kept.csv").read_text()) == (axis == "rounds")
+
+
+def test_a_run_is_stopped_after_some_minutes_and_the_same_command_goes_on():
+    Path("long.toml").write_text(TINY.replace("rounds = 3", "rounds = 100000\ncheckpoint_every = 1"), encoding="utf-8")
+    result = reproduce("long.toml", "--rows", "fedavg", "--protocol", "paper", "--minutes", "0.05")
+    assert result.exit_code == 0, result.output
+    assert "stopped after 0.05 min; the same command goes on from here" in result.output
+    assert "Not run yet" in Path("runs/reproduce/long.md").read_text()
+    (run,) = Path("runs/reproduce/runs").iterdir()
+    assert (run / CHECKPOINT).exists() and not (run / SUMMARY).exists()
+
+
+def test_a_table_says_what_it_costs_to_reach_the_published_accuracy_and_how_long_the_rest_takes():
+    text = TINY.replace('measures = ["accuracy", "variance"]', 'measures = ["accuracy", "variance"]\ntarget = "fedavg"')
+    Path("tiny.toml").write_text(text.replace('"40 ± 1"', '"11 ± 1"').replace("99.5", "99.0"), encoding="utf-8")
+    result = reproduce("tiny.toml", "--rows", "fedavg", "--protocol", "paper", "--keep", "kept.csv")
+    assert result.exit_code == 0, result.output
+    assert "Digits: cost to 10 %, what is published for FedAvg less one point" in result.output
+    kept = Path("kept.csv").read_text()
+    run = Run(next(Path("runs/reproduce/runs").iterdir()))
+    assert "cost_rounds=1 " in kept and f"cost_tasks={5 / 10:g} " in kept  # half of ten clients, one round
+    megabytes = (run.rounds["bytes_down"][0] + run.rounds["bytes_up"][0]) / 1e6
+    assert f"cost_megabytes={megabytes:.10g} " in kept
+    result = reproduce("tiny.toml", "--show", "--keep", "kept.csv")
+    assert "about 0 min for 2 runs of tables that have kept numbers, 1 at once" in result.output
+
+
+def test_a_target_that_is_not_reached_is_said():
+    text = TINY.replace('measures = ["accuracy", "variance"]', 'measures = ["accuracy", "variance"]\ntarget = "local"')
+    Path("tiny.toml").write_text(text, encoding="utf-8")
+    result = reproduce("tiny.toml", "--rows", "fedavg", "--protocol", "paper")
+    assert "cost to 98.5 %" in result.output and "not reached" in result.output
 
 
 def test_all_tables_are_listed():

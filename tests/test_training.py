@@ -1,15 +1,20 @@
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
+from torch.func import vmap
+from torch.nn.functional import cross_entropy
 
 from kinfed import training
 from kinfed.client import Batch, Client, Samples
 from kinfed.errors import ConfigError
-from kinfed.fastpath import train
+from kinfed.fastpath import NotSupported, train
 from kinfed.methods import Local
 from kinfed.methods.ifca import IFCA
 from kinfed.methods.scaffold import Scaffold
 from kinfed.models import Gradient, Model
-from kinfed.params import Params
+from kinfed.params import Params, select
 from kinfed.training import LabelledGradient, LocalTraining, MetaGradient, ShiftedGradient
 from tests.problems import assert_close, fit, rows_of_memory, small_net, tiny_population
 from tests.zoo import ZOO
@@ -274,3 +279,51 @@ def test_the_learning_rate_follows_its_schedule():
     assert rates(warm_up=4) == pytest.approx([0.25, 0.5, 0.75, 1, 1])
     with pytest.raises(ConfigError, match="schedule_rounds must be at least 1"):
         LocalTraining(schedule="cosine")
+
+
+@pytest.mark.parametrize("network", [small_net, lambda: Model(conv_net, classes=3)])
+def test_weighted_samples_train_the_same_in_blocks_one_by_one_and_by_hand(network):
+    """A block in one vmap, one client after the other, exact samples, and a plain loop over weighted losses."""
+    model, local = network(), LocalTraining(epochs=2, batch_size=4, lr=0.1, momentum=0.5)
+    first, draw = model.init(), torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (12, 1, 8, 8), dtype=torch.uint8, generator=draw), torch.arange(12) % 3
+    weights = torch.rand(12, generator=draw)
+    zero, key, size = torch.tensor(0), torch.tensor(5), torch.tensor(10)
+    padded = Samples(x, y, torch.arange(12), size, longest=12, weights=weights)
+    exact = Samples(x, y, torch.arange(10), size, exact=True, weights=weights[:10])
+    clients = [Client(own, own, key, zero, zero, {}) for own in (padded, exact)]
+    wanted = LocalTraining._train(local, clients[1], first, lambda p, b: weighted_gradient(model, p, b))
+    for client in clients:
+        assert isinstance(local.plan(client, first, model.gradient), NotSupported)
+        assert_close(local(client, first, model.gradient)[0], wanted)
+
+    def train(weights):
+        own = replace(padded, weights=weights)
+        return local(Client(own, own, key, zero, zero, {}), first, model.gradient)[0]
+
+    block = vmap(train)(torch.stack([weights, torch.ones(12), torch.zeros(12)]))
+    assert_close(select(block, 0), wanted)
+    assert_close(select(block, 2), first)
+    unweighted = replace(padded, weights=None)
+    plain = local(Client(unweighted, unweighted, key, zero, zero, {}), first, model.gradient)[0]
+    assert_close(select(block, 1), plain)
+
+
+def weighted_gradient(model: Model, params: Params, batch: Batch) -> Gradient:
+    leaves = {name: w.clone().requires_grad_() for name, w in params.items()}
+    losses = cross_entropy(model.logits(leaves, batch.x), batch.y, reduction="none")
+    assert batch.weight is not None
+    loss = (losses * batch.weight).sum() / len(losses)
+    return Gradient(dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)))
+
+
+def conv_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3))
+
+
+def test_held_out_samples_and_parts_of_a_batch_keep_their_weights():
+    own = Samples(torch.zeros(4, 1), torch.zeros(4), torch.arange(4), torch.tensor(4), weights=torch.arange(4.0))
+    rest, held = own.hold_out(2)
+    assert rest.weights.tolist() == [0, 0, 2, 2] and held.weights.tolist() == [1, 3]
+    batch = next(own.in_order())
+    assert batch.weight[:4].tolist() == [0, 1, 2, 3] and batch.part(slice(1, 3)).weight.tolist() == [1, 2]

@@ -67,6 +67,7 @@ ROWS_OF_TABLES = (
     "kinfed/data/readers.py",
     "kinfed/fastpath/",
     "kinfed/federation.py",
+    "kinfed/kernels/",
     "kinfed/methods/cluster_models.py",
     "kinfed/methods/signature_tasks.py",
     "kinfed/models/",

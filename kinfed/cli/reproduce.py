@@ -42,6 +42,9 @@ def reproduce(
                      show_default=False),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, each in a process of its own.")] = 1,
+    minutes: Annotated[
+        float, typer.Option(help="Stop after so many; the same command goes on from there. 0: never.")
+    ] = 0.0,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: the tables of what has ended so far.")] = False,
     precision: Annotated[
         str, typer.Option(help="Of products on a GPU: float32, tf32 or bf16; the last two are faster, less precise.")
@@ -64,6 +67,8 @@ def reproduce(
 
     `kinfed reproduce --paper flt --seeds 3 --device cuda` — a whole paper; the same command goes on where it stopped
 
+    `kinfed reproduce --paper flt --device cuda --jobs 8 --minutes 9` — a piece of it
+
     `kinfed reproduce --paper flt --show --keep docs/results/measured.csv --page docs/results` — its page from kept
     numbers
 
@@ -83,5 +88,5 @@ def reproduce(
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
         named = (*(reproduction.find_tables(paper) if paper else ()), *(tables or ()))
-        order = reproduction.Order(named, wanted, folder, page, fetch, jobs, show, keep)
+        order = reproduction.Order(named, wanted, folder, page, fetch, jobs, show, keep, minutes)
         reproduction.reproduce(order, display)

@@ -104,8 +104,9 @@ def make_population(config: Config) -> Population:
     dataset = load(data.name, data.dir or None, data.options).for_task(config.task)
     population = build_population(
         dataset.pool() if data.pooled else dataset, config.partition, config.seed,
-        public_fraction=data.public, public_test=data.public_test, train_samples=data.train_samples,
-        test_samples=data.test_samples, global_test=data.global_test, validation=data.validation,
+        public_fraction=data.public, public_test=data.public_test, public_train=data.public_train,
+        train_samples=data.train_samples, test_samples=data.test_samples, global_test=data.global_test,
+        validation=data.validation,
         shift=config.shift, roles=config.roles, change=config.change, drift=config.drift,
     )  # fmt: skip
     return score_on_training(population, data.selection, config.seed) if data.selection else population

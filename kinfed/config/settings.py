@@ -87,6 +87,7 @@ class DataSettings:
     dir: str = ""  # folder of the .npz files; empty: $KINFED_DATA, else the user's cache folder
     public: float = 0.0  # share of the training samples that the server owns
     public_test: bool = False  # the same share of the test samples too
+    public_train: bool = True  # false: the server owns test samples alone, and clients train on all training samples
     train_samples: int | None = None  # training samples of a client at most
     test_samples: int | None = None  # test samples of a client at most
     global_test: bool = False  # clients are tested on all test samples, not on those of their own labels
@@ -104,6 +105,8 @@ class DataSettings:
             raise ConfigError(
                 "pooled leaves no test samples of the dataset's own: set validation above 0, and public_test to false"
             )
+        if not (self.public_train or self.public_test):
+            raise ConfigError("public_train = false leaves the server test samples alone: set public_test to true")
         samples = {"train_samples": self.train_samples, "test_samples": self.test_samples}
         at_least(1, **{name: most for name, most in samples.items() if most is not None})
 

@@ -89,6 +89,7 @@ def build_population(
     *,
     public_fraction: float = 0.0,
     public_test: bool = False,
+    public_train: bool = True,
     train_samples: int | None = None,
     test_samples: int | None = None,
     global_test: bool = False,
@@ -100,13 +101,14 @@ def build_population(
 ) -> Population:
     """The population that this partition makes of the dataset; the same seed gives the same bits.
 
-    public_fraction of the training samples (with public_test also of the test samples) goes to the server.
+    public_fraction of the training samples goes to the server, with public_test also of the test samples, without
+    public_train of these alone.
     train_samples and test_samples cap a client's samples: shared test sets are large, and a shift copies them.
     Clients are tested on the samples the partition gives them, with `global_test` on all test samples (NIID-Bench),
     with `validation` on that share of their own training samples, which they then do not train on (REPA).
     """
     tests = Tests(Most(train_samples, test_samples), validation, global_test)
-    supply = Supply.of(dataset, PublicShare(public_fraction, public_test), seed)
+    supply = Supply.of(dataset, PublicShare(public_fraction, public_test, public_train), seed)
     split = supply.draw(partition, tests, generator(seed, "partition"))
     changes: list[Change] = []
     if change is not None and change.round:
@@ -172,10 +174,11 @@ class PublicShare:
 
     fraction: float = 0.0
     test: bool = False  # also of the test samples
+    train: bool = True  # of the training samples
 
-    def draw(self, labels: Index, rng: np.random.Generator) -> Index:
-        """The public ones of these samples, stratified by label."""
-        return draw_stratified(labels, round(self.fraction * len(labels)), rng)
+    def draw(self, labels: Index, wanted: bool, rng: np.random.Generator) -> Index:
+        """The public ones of these samples, stratified by label; none where none are wanted of them."""
+        return draw_stratified(labels, round(self.fraction * len(labels)) if wanted else 0, rng)
 
 
 @dataclass(frozen=True)
@@ -225,14 +228,9 @@ class Supply:
     def of(cls, dataset: Dataset, public: PublicShare, seed: int) -> "Supply":
         """The samples of a dataset without the public ones."""
         fraction(public_fraction=public.fraction)
-        count, nobody, known, unseen = (
-            len(dataset.y_train),
-            np.empty(0, np.int64),
-            dataset.labels_train,
-            dataset.labels_test,
-        )
-        public_train = public.draw(known, generator(seed, "public"))
-        public_test = public.draw(unseen, generator(seed, "public test")) if public.test else nobody
+        count, known, unseen = len(dataset.y_train), dataset.labels_train, dataset.labels_test
+        public_train = public.draw(known, public.train, generator(seed, "public"))
+        public_test = public.draw(unseen, public.test, generator(seed, "public test"))
         train, test = others(count, public_train), others(len(unseen), public_test)
         writers = (pick(dataset.writer_train, train), pick(dataset.writer_test, test))
         classes = dataset.classes if dataset.y_train.dtype.kind in "iub" and dataset.y_train.ndim == 1 else 1

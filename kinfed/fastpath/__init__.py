@@ -129,7 +129,7 @@ def train(
 
     The shift is added to every gradient, if there is one.
     """
-    lane = (schedule.pick, schedule.mask, *start.values(), *shift.values())
+    lane = (schedule.pick, schedule.mask, schedule.keys, *start.values(), *shift.values())
     apply = cast("Callable[..., tuple[Tensor, ...]]", _Train.apply)
     return dict(zip(start, apply(plan, tuple(start), schedule.x, schedule.y, lr, *lane), strict=True))
 
@@ -141,8 +141,8 @@ class _Train(torch.autograd.Function):
     def forward(
         plan: FastPlan, names: tuple[str, ...], x: Tensor, y: Tensor, lr: Tensor, *lane: Tensor
     ) -> tuple[Tensor, ...]:
-        pick, mask, *weights = (t[None] for t in lane)
-        ends = train_lanes(plan, Schedule(x, y, pick, mask), lr, *_by_name(names, weights))
+        pick, mask, keys, *weights = (t[None] for t in lane)
+        ends = train_lanes(plan, Schedule(x, y, pick, mask, keys), lr, *_by_name(names, weights))
         return tuple(w[0] for w in ends.values())
 
     @staticmethod
@@ -156,8 +156,8 @@ class _Train(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
         if any(dim is not None for dim in dims[2:5]):
             raise SequentialOnly("the clients of a block have different pools of samples or learning rates")
-        pick, mask, *weights = lanes_first(info, lane, dims[5:])
-        ends = train_lanes(plan, Schedule(x, y, pick, mask), lr, *_by_name(names, weights))
+        pick, mask, keys, *weights = lanes_first(info, lane, dims[5:])
+        ends = train_lanes(plan, Schedule(x, y, pick, mask, keys), lr, *_by_name(names, weights))
         return tuple(ends.values()), (0,) * len(ends)
 
 
@@ -171,10 +171,12 @@ class Lane(NamedTuple):
     start: Params
     shift: Mapping[str, Tensor] = NOTHING
     fixed: Mapping[str, Tensor] = NOTHING  # weights that do not move
+    weight: Tensor | None = None  # [steps, b] of each sample in the loss; None: 1
 
     def flat(self) -> Params:
         """All tensors by name."""
-        parts = {"start": self.start, "shift": self.shift, "fixed": self.fixed}
+        weight = {} if self.weight is None else {"weight": self.weight}
+        parts = {"start": self.start, "shift": self.shift, "fixed": self.fixed, "steps": weight}
         named = {f"{part} {name}": t for part, own in parts.items() for name, t in own.items()}
         return {"pick": self.pick, "mask": self.mask, "key": self.key, "lr": self.lr} | named
 
@@ -211,11 +213,12 @@ class _TrainByAutograd(torch.autograd.Function):
 def _run_autograd(
     plan: AutogradPlan, names: tuple[str, ...], x: Tensor, y: Tensor, lanes: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    parts: dict[str, dict[str, Tensor]] = {"start": {}, "shift": {}, "fixed": {}}
+    parts: dict[str, dict[str, Tensor]] = {"start": {}, "shift": {}, "fixed": {}, "steps": {}}
     for name, t in zip(names[4:], lanes[4:], strict=True):
         part, _, own = name.partition(" ")
         parts[part][own] = t
-    ends = autograd_training.train_lanes(plan, Steps(x, y, *lanes[:4]), **parts)
+    steps = Steps(x, y, *lanes[:4], **parts.pop("steps"))
+    ends = autograd_training.train_lanes(plan, steps, **parts)
     return tuple(ends[name] for name in parts["start"])
 
 

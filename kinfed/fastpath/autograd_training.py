@@ -19,7 +19,7 @@ from kinfed.cuda_graphs import CudaGraphs
 from kinfed.errors import raise_if_cancelled
 from kinfed.fastpath.optimiser import Optimiser, OptimiserState
 from kinfed.keys import fold
-from kinfed.models.network import Network, take_gradients
+from kinfed.models.network import WEIGHT, Network, take_gradients
 from kinfed.params import NOTHING, Params, Stack, stack
 from kinfed.targets import fill_unknown, is_known
 
@@ -60,6 +60,8 @@ class GradientRule:
         x, y, mask, key = batch.x, batch.y, batch.mask, batch.key
         if self.labelled:
             mask, y = mask & is_known(y.flatten(0, 1)).view(mask.shape), fill_unknown(y)
+        if batch.weight is not None:
+            names, values = (*names, WEIGHT), [*values, batch.weight]
         return list(take_gradients(self.network, names, moved, x, y, mask, key, *values))
 
 
@@ -71,12 +73,19 @@ class LaneBatch:
     y: Tensor  # [lanes, b]
     mask: Tensor  # [lanes, b]
     key: Tensor  # [lanes]
+    weight: Tensor | None = None  # [lanes, b]; None: all samples count the same
 
     def split(self, size: int) -> "tuple[LaneBatch, LaneBatch]":
         """The first samples, and the rest."""
         parts = (slice(size), slice(size, None))
         first, second = (
-            LaneBatch(self.x[:, part], self.y[:, part], self.mask[:, part], fold(self.key, i))
+            LaneBatch(
+                self.x[:, part],
+                self.y[:, part],
+                self.mask[:, part],
+                fold(self.key, i),
+                None if self.weight is None else self.weight[:, part],
+            )
             for i, part in enumerate(parts)
         )
         return first, second
@@ -92,20 +101,25 @@ class Steps:
     mask: Tensor  # [lanes, steps, b]
     key: Tensor  # [lanes, steps]
     lr: Tensor  # [lanes, steps]; 0: the lane does not move
+    weight: Tensor | None = None  # [lanes, steps, b] of each sample in the loss; None: 1
+
+    def parts(self) -> Params:
+        """All that lanes have of their own, by name."""
+        parts = {"pick": self.pick, "mask": self.mask, "key": self.key, "lr": self.lr}
+        return parts if self.weight is None else parts | {"weight": self.weight}
 
     def steps_first(self) -> "Steps":
         """The same with a step's numbers side by side in memory."""
-        parts = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in (self.pick, self.mask, self.key, self.lr))
-        return Steps(self.x, self.y, *parts)
+        parts = {name: t.transpose(0, 1).contiguous().transpose(0, 1) for name, t in self.parts().items()}
+        return Steps(self.x, self.y, **parts)
 
     def lanes(self, which: slice | Tensor) -> "Steps":
         """Those of some lanes."""
-        return Steps(self.x, self.y, *(t[which] for t in (self.pick, self.mask, self.key, self.lr)))
+        return Steps(self.x, self.y, **{name: t[which] for name, t in self.parts().items()})
 
     def at(self, steps: slice, lanes: int) -> Params:
         """Some steps of the first lanes, steps first, as inputs of a CUDA graph."""
-        parts = {"pick": self.pick, "mask": self.mask, "key": self.key, "lr": self.lr}
-        return {name: t[:lanes, steps].transpose(0, 1) for name, t in parts.items()}
+        return {name: t[:lanes, steps].transpose(0, 1) for name, t in self.parts().items()}
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,7 @@ class LaneTraining:
     def step(self, inputs: Params) -> None:
         """One step of all lanes."""
         x, y = (t[inputs["pick"]] for t in self.pool)
-        batch = LaneBatch(x, y, inputs["mask"], inputs["key"])
+        batch = LaneBatch(x, y, inputs["mask"], inputs["key"], inputs.get("weight"))
         names = (*self.shapes, *self.fixed, *self.buffers)
         values = [*self.weights().values(), *self.fixed.values(), *self.buffers.values()]
         answer = self.rule.gradients(names, len(self.shapes), batch, values)
@@ -256,7 +270,8 @@ def _prepare(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed
     rows, shifts = (_as_rows([part[name] for name in moving]) if part else None for part in (start, shift))
     assert rows is not None
     buffers = {name: start[name] for name in start if name not in moving}
-    key = plan.rule, plan.optimiser, steps.x.data_ptr(), steps.pick.shape[::2], rows.shape, bool(shift), tuple(fixed)
+    kinds = bool(shift), tuple(fixed), steps.weight is None
+    key = plan.rule, plan.optimiser, steps.x.data_ptr(), steps.pick.shape[::2], rows.shape, *kinds
     known = plan.graphs.trainings.pop(key, None) if plan.graphs else None
     if isinstance(known, LaneTraining):
         known.restart(rows, shifts, buffers, fixed)
@@ -322,7 +337,7 @@ def _measure_lane(plan: AutogradPlan, steps: Steps, start: Stack, fixed: Stack) 
 def _train_in_turn(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> Stack:
     """The weights of all lanes, one after the other; engines fill small blocks up with copies, which cost nothing."""
     ends: list[Params] = []
-    every = (steps.pick, steps.mask, steps.key, *start.values(), *shift.values(), *fixed.values())
+    every = (*steps.parts().values(), *start.values(), *shift.values(), *fixed.values())
     for lane in range(len(steps.pick)):
         twins = (i for i in range(lane) if all(torch.equal(part[i], part[lane]) for part in every))
         twin = next(twins, None)
@@ -337,7 +352,8 @@ def _lane_batches(steps: Steps, lane: int) -> Iterator[tuple[Batch, Tensor]]:
         if real:
             raise_if_cancelled()
             pick, mask = steps.pick[lane, step, :real], steps.mask[lane, step, :real]
-            batch = Batch(steps.x[pick], steps.y[pick], mask, mask[0], True, steps.key[lane, step])
+            weight = None if steps.weight is None else steps.weight[lane, step, :real]
+            batch = Batch(steps.x[pick], steps.y[pick], mask, mask[0], True, steps.key[lane, step], weight)
             yield batch, steps.lr[lane, step]
 
 

@@ -31,7 +31,7 @@ def train_lanes(network: LayeredNetwork, schedule: Schedule, lr: Tensor, start: 
 def _train_in_turn(network: LayeredNetwork, schedule: Schedule, rule: UpdateRule, start: Stack, shift: Stack) -> Stack:
     """The weights of all lanes, one after the other; engines fill small blocks up with copies, which cost nothing."""
     ends: list[Params] = []
-    parts = schedule.pick, schedule.mask, *start.values(), *shift.values()
+    parts = schedule.pick, schedule.mask, schedule.keys, *start.values(), *shift.values()
     sample_weights = schedule.sample_weights()
     for lane in range(len(schedule.pick)):
         twins = (i for i in range(lane) if all(torch.equal(part[i], part[lane]) for part in parts))
@@ -50,9 +50,11 @@ def _train_lane(
     own = {name: _copy(w)[None] for name, w in start.items()}
     weights = {name: Weight.at(w, rule, shift[name][None] if shift else None) for name, w in own.items()}
     counts = schedule.mask[lane].sum(1).tolist()
-    for pick, sample_weight, real in zip(schedule.pick[lane], sample_weights, counts, strict=True):
+    for pick, sample_weight, key, real in zip(
+        schedule.pick[lane], sample_weights, schedule.keys[lane], counts, strict=True
+    ):
         if real:
-            _step(network, schedule, pick[:real], sample_weight[:real], weights)
+            _step(network, schedule, pick[:real], sample_weight[:real], weights, key[None])
     return {name: w.now[0].contiguous() for name, w in weights.items()}
 
 
@@ -64,13 +66,15 @@ def _train_together(network: LayeredNetwork, schedule: Schedule, rule: UpdateRul
     """The weights of all lanes, updated by the same products; a lane drops out after its last real batch."""
     steps = schedule.mask.any(2).sum(1)
     order = steps.argsort(descending=True, stable=True)
-    pick, sample_weight = (t[order].transpose(0, 1) for t in (schedule.pick, schedule.sample_weights()))
+    whole = schedule.pick, schedule.sample_weights(), schedule.keys
+    pick, sample_weight, keys = (t[order].transpose(0, 1) for t in whole)
     weights = {name: Weight.at(w[order], rule, shift[name][order] if shift else None) for name, w in start.items()}
     for begin, end, lanes in _phases(steps[order].tolist()):
         active = slice(lanes) if lanes >= LEAST else [*range(lanes), 0, 0][:LEAST]
         part = {name: w.select(active) for name, w in weights.items()}
         for step in range(begin, end):
-            _step(network, schedule, pick[step, active].flatten(), sample_weight[step, active].flatten(), part)
+            samples = pick[step, active].flatten(), sample_weight[step, active].flatten()
+            _step(network, schedule, *samples, part, keys[step, active])
         if lanes < LEAST:
             for name, weight in weights.items():
                 weight.put(part[name], lanes)
@@ -87,8 +91,10 @@ def _phases(steps: list[int]) -> Iterator[tuple[int, int, int]]:
             begin = steps[lanes - 1]
 
 
-def _step(network: LayeredNetwork, schedule: Schedule, pick: Tensor, sample_weight: Tensor, weights: Weights) -> None:
+def _step(
+    network: LayeredNetwork, schedule: Schedule, pick: Tensor, sample_weight: Tensor, weights: Weights, keys: Tensor
+) -> None:
     """One step of every lane."""
     raise_if_cancelled()
     x, y = schedule.x.index_select(0, pick), schedule.y.index_select(0, pick).clamp_(min=0)
-    network.layers.sgd_step(network.inputs(x), y, sample_weight, weights)
+    network.layers.sgd_step(network.inputs(x), y, sample_weight, weights, keys)

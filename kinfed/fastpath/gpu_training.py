@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kinfed.cuda_graphs import CudaGraphs
-from kinfed.fastpath.stages import SGD, Image, PackedWeight, PaddedImages, Schedule, ShapedStage, Stage, shape_stages
+from kinfed.fastpath.stages import SGD, Schedule, ShapedStage, Stage, shape_stages
+from kinfed.kernels.layout import Image, PackedWeight, PaddedImages
 from kinfed.params import Params, Stack
 from kinfed.registry import is_installed
 
@@ -84,6 +85,7 @@ class StepBatches(NamedTuple):
     y: Tensor  # [steps, lanes, b]
     sample_weight: Tensor  # [steps, lanes, b] in the batch's mean
     lr: Tensor  # [steps, lanes]; zero: the lane does not move
+    key: Tensor  # [steps, lanes]
 
     def pad_steps(self, multiple: int) -> "StepBatches":
         """With steps at the end that move nothing, so that there is a multiple of so many."""
@@ -123,13 +125,13 @@ class TrainingState:
     def train(self, batches: StepBatches) -> None:
         """Takes these steps."""
         images, weights = self._images(batches.pick), self.weights
-        for step, (y, sample_weight, lr) in enumerate(zip(*batches[1:], strict=True)):
+        for step, (y, sample_weight, lr, keys) in enumerate(zip(*batches[1:], strict=True)):
             if self.lookahead and step % 2 == 0:
                 for ahead, weight in zip(self.lookahead, weights, strict=True):
                     ahead.now.copy_(weight.now)
-                sgd_step(self.lookahead, self.lookahead, self.buffers, images[step], y, sample_weight, lr)
+                sgd_step(self.lookahead, self.lookahead, self.buffers, images[step], y, sample_weight, lr, keys)
             else:
-                sgd_step(self.lookahead or weights, weights, self.buffers, images[step], y, sample_weight, lr)
+                sgd_step(self.lookahead or weights, weights, self.buffers, images[step], y, sample_weight, lr, keys)
                 weights = [weight.swap() for weight in weights]
         self.weights = weights  # not before all went well: a capture that fails leaves everything as it was
 
@@ -150,19 +152,21 @@ class TrainingState:
 
 def sgd_step(
     at: list[PackedWeight], weights: list[PackedWeight], buffers: list[LayerBuffers], images: Tensor, y: Tensor,
-    sample_weight: Tensor, lr: Tensor,
+    sample_weight: Tensor, lr: Tensor, keys: Tensor,
 ) -> None:  # fmt: skip
     """One SGD step of every lane's weights by the gradient at `at`, mostly the weights themselves.
 
     The images are [lanes, b, height, width, channels], padded.
     """
-    from kinfed.fastpath import kernels  # Triton's own import is heavy, and needs a GPU
+    from kinfed.kernels import products as kernels  # Triton's own import is heavy, and needs a GPU
 
     layers = [replace(buffers[0], x=PaddedImages(images, buffers[0].x.pad)), *buffers[1:]]
+    factors: list[Tensor | None] = []  # of each layer's dropout
     for layer, here in zip(layers, at, strict=True):
         kernels.convolve(layer.shaped.stage, layer.input, here.now, layer.output, lr)
         if layer.shaped.stage.pool > 1:
             kernels.pool(layer.shaped.stage, layer.output, layer.pooled, layer.argmax)
+        factors.append(_apply_drop(layer, keys))
     kernels.cross_entropy_gradient(layers[-1].pooled.images, y, sample_weight)
     for i, layer in reversed(list(enumerate(layers))):
         stage, before = layer.shaped.stage, layers[i - 1] if i else None
@@ -174,7 +178,21 @@ def sgd_step(
             onto = before.pooled_gradient.flat() if stage.is_linear else before.pooled_gradient
             relu = layer.input if layer.input_is_relu else None
             kernels.convolve_back(stage, layer.output_gradient, at[i].now, onto, relu, lr)
+            if (kept := factors[i - 1]) is not None:
+                before.pooled_gradient.inside.mul_(kept)
         kernels.update_weights(stage, layer.input, layer.output_gradient, weights[i], lr)
+
+
+def _apply_drop(layer: LayerBuffers, keys: Tensor) -> Tensor | None:
+    """The factors of a layer's dropout, by which what goes on has been multiplied: [lanes, b, h, w, c]."""
+    drop, images = layer.shaped.stage.drop, layer.pooled.inside
+    if drop is None:
+        return None
+    lanes, b, high, wide, channels = images.shape
+    factors = drop.draw(keys, (lanes * b, channels, high, wide), images.dtype)
+    kept = factors.view(lanes, b, *factors.shape[1:]).permute(0, 1, 3, 4, 2)
+    images.mul_(kept)
+    return kept
 
 
 @dataclass
@@ -244,5 +262,5 @@ def by_step(schedule: Schedule, lr: Tensor, inner_lr: float) -> StepBatches:
     rates = lr * live
     if inner_lr:
         schedule, rates = schedule.split_pairs(), torch.stack([inner_lr * live, rates], 2).flatten(1)
-    whole = schedule.pick, schedule.y[schedule.pick].clamp(min=0), schedule.sample_weights(), rates
+    whole = schedule.pick, schedule.y[schedule.pick].clamp(min=0), schedule.sample_weights(), rates, schedule.keys
     return StepBatches(*(t.transpose(0, 1).contiguous() for t in whole))

@@ -9,12 +9,17 @@ out: for networks as small as clients have, its own work would take longer than 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
+from kinfed.keys import fold
+from kinfed.models.batch_operations import draw_kept
+
+DROPOUTS = nn.Dropout, nn.Dropout2d
 HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 WIDE = 2**19  # numbers in a matrix from which on its product is faster with it on the left
 
@@ -80,8 +85,22 @@ class Weight:
 
 Weights = Mapping[str, Weight]
 Backward = Callable[[Tensor, bool], Tensor]  # the gradient after a layer -> that before it, unless it is not needed
-Layer = Callable[[Tensor, Weights], tuple[Tensor, Backward]]  # activations, and the backward pass
+Layer = Callable[[Tensor, Weights, Tensor], tuple[Tensor, Backward]]  # by keys [lanes]: activations, backward pass
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A dropout: which draw of a forward pass it is, of single numbers or of whole channels."""
+
+    number: int
+    p: float
+    channels: bool
+
+    def draw(self, keys: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The factors for numbers of this shape, [lanes · b, channels, ...]: those of `models.batch_operations`."""
+        wanted = (*shape[:2], *(1,) * (len(shape) - 2)) if self.channels else shape
+        return draw_kept(fold(keys, self.number), prod(wanted) // len(keys), self.p, dtype).view(wanted)
 
 
 @dataclass(frozen=True)
@@ -92,12 +111,12 @@ class Layers:
     first: int  # the lowest layer with weights: the gradient before it is not needed
     has_convolutions: bool  # these gain nothing from other lanes: such a network trains one lane at a time
 
-    def sgd_step(self, x: Tensor, y: Tensor, sample_weight: Tensor, weights: Weights) -> None:
-        """One SGD step on the cross-entropy; a sample counts by its weight in its batch."""
+    def sgd_step(self, x: Tensor, y: Tensor, sample_weight: Tensor, weights: Weights, keys: Tensor) -> None:
+        """One SGD step on the cross-entropy; a sample counts by its weight in its batch; dropout draws by the keys."""
         x = _channels_last(x) if self.has_convolutions and x.dim() == 4 else x
         passes = []
         for layer in self.layers:
-            x, backward = layer(x, weights)
+            x, backward = layer(x, weights, keys)
             passes.append(backward)
         error = x.softmax(1).scatter_add_(1, y[:, None], x.new_full((len(y), 1), -1.0))
         gradient = error.mul_(sample_weight[:, None])
@@ -110,7 +129,7 @@ def parse_layers(module: nn.Module) -> Layers | None:
     if is_hooked(module):
         return None
     parts = list(leaves(module))
-    steps = [_layer(name, leaf) for name, leaf in parts]
+    steps = [_layer(name, leaf, drop) for (name, leaf), drop in zip(parts, find_drops(parts), strict=True)]
     weights = [id(weight) for _, leaf in parts for weight in leaf.parameters()]
     if None in steps or len(set(weights)) < len(weights):  # a weight that is used twice must not move in between
         return None
@@ -134,7 +153,19 @@ def is_hooked(module: nn.Module) -> bool:
     return any("forward" in vars(part) or any(getattr(part, h) for h in HOOKS) for part in module.modules())
 
 
-def _layer(name: str, leaf: nn.Module) -> Layer | None:
+def find_drops(parts: list[tuple[str, nn.Module]]) -> "list[Drop | None]":
+    """The dropout that each part is; None for other parts, and where nothing is dropped."""
+    drops: list[Drop | None] = []
+    for _, leaf in parts:
+        p = float(leaf.p) if type(leaf) in DROPOUTS and leaf.training else 0.0  # type: ignore[arg-type]
+        number = sum(drop is not None for drop in drops) + 1
+        drops.append(Drop(number, p, type(leaf) is nn.Dropout2d) if p else None)
+    return drops
+
+
+def _layer(name: str, leaf: nn.Module, drop: Drop | None) -> Layer | None:
+    if type(leaf) in DROPOUTS:
+        return partial(_dropout, drop) if drop else _pass_on
     if type(leaf) is nn.Linear:
         return partial(_linear, name)
     if type(leaf) is nn.ReLU:
@@ -146,7 +177,7 @@ def _layer(name: str, leaf: nn.Module) -> Layer | None:
     return partial(_pool, leaf) if type(leaf) is nn.MaxPool2d and not leaf.return_indices else None
 
 
-def _linear(name: str, x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+def _linear(name: str, x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
     weight, bias = weights[f"{name}weight"], weights.get(f"{name}bias")
     lanes, out, _ = weight.now.shape
     samples = x.view(lanes, -1, x.shape[1])
@@ -166,23 +197,32 @@ def _linear(name: str, x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
     return (product if bias is None else product.add_(bias.now[:, None])).view(-1, out), backward
 
 
-def _relu(x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+def _pass_on(x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
+    return x, lambda gradient, needed: gradient
+
+
+def _dropout(drop: Drop, x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
+    factors = drop.draw(keys, x.shape, x.dtype)
+    return x * factors, lambda gradient, needed: gradient * factors
+
+
+def _relu(x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
     y = x.relu_()  # no layer looks at its output again
     return y, lambda gradient, needed: aten.threshold_backward(gradient, y, 0)
 
 
-def _flat(x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+def _flat(x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
     return x.flatten(1), lambda gradient, needed: gradient.view(x.shape)
 
 
-def _pool(like: nn.MaxPool2d, x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+def _pool(like: nn.MaxPool2d, x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
     how = like.kernel_size, like.stride, like.padding, like.dilation, like.ceil_mode
     y, places = max_pool2d(x, *how, return_indices=True)
     pairs = [value if isinstance(value, tuple) else (value, value) for value in how[:4]]
     return y, lambda gradient, needed: aten.max_pool2d_with_indices_backward(gradient, x, *pairs, how[4], places)
 
 
-def _convolution(name: str, like: nn.Conv2d, x: Tensor, weights: Weights) -> tuple[Tensor, Backward]:
+def _convolution(name: str, like: nn.Conv2d, x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
     """Of a single lane."""
     weight, bias = weights[f"{name}weight"], weights.get(f"{name}bias")
     padding = cast("tuple[int, int]", like.padding)  # text is not parsed

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from kinfed.fastpath.layers import is_hooked, leaves
+from kinfed.fastpath.layers import DROPOUTS, Drop, find_drops, is_hooked, leaves
+from kinfed.kernels.layout import Image
+from kinfed.keys import fold
 from kinfed.params import Stack
-
-Image = tuple[int, int, int]  # height, width, channels
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Stage:
     is_linear: bool
     relu: bool = False
     pool: int = 1  # the side of the windows whose largest goes on; 1: no pooling
+    drop: Drop | None = None  # of what goes on
 
     def shape(self, image: Image) -> "ShapedStage":
         """The stage for images like this."""
@@ -79,91 +80,47 @@ class ShapedStage:
         } | bias
 
 
-@dataclass(frozen=True)
-class PaddedImages:
-    """Images of some lanes, each padded with zeros: [lanes, b, height + 2 · pad, width + 2 · pad, channels]."""
-
-    images: Tensor
-    pad: int = 0
-
-    @classmethod
-    def of(cls, like: Tensor, image: Image, pad: int = 0) -> "PaddedImages":
-        """Empty ones, as many as in `like`; the padding is never written to."""
-        make = like.new_zeros if pad else like.new_empty
-        return cls(make(*like.shape[:2], *(side + 2 * pad for side in image[:2]), image[2]), pad)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width without the padding."""
-        high, wide = (side - 2 * self.pad for side in self.images.shape[2:4])
-        return high, wide
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of a lane."""
-        return self.images.shape[1] * self.size[0] * self.size[1]
-
-    def fill(self, other: "PaddedImages") -> None:
-        """Copies images without padding."""
-        inside = slice(self.pad, -self.pad or None)
-        self.images[:, :, inside, inside] = other.images
-
-    def flat(self) -> "PaddedImages":
-        """Each image as one pixel of many channels: the input of a linear layer."""
-        return PaddedImages(self.images.flatten(2)[:, :, None, None])
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """A packed weight, its value a step ago, FedProx's start and the gradient's shift, where they are needed.
-
-    Without momentum a step changes `now`; with it, the new value is written over `previous`, and the two are swapped.
-    """
-
-    now: Tensor
-    previous: Tensor | None
-    start: Tensor | None
-    shift: Tensor | None
-    momentum: float
-    mu: float
-
-    @classmethod
-    def at(cls, start: Tensor, momentum: float, mu: float, shift: Tensor | None = None) -> "PackedWeight":
-        """A weight at `start`, which it takes over."""
-        return cls(start, start.clone() if momentum else None, start.clone() if mu else None, shift, momentum, mu)
-
-    def reset(self, start: Tensor, shift: Tensor | None) -> None:
-        """Restarts at another start, with another shift if it has one."""
-        for own, t in ((self.now, start), (self.previous, start), (self.start, start), (self.shift, shift)):
-            if own is not None and t is not None:
-                own.copy_(t)
-
-    def swap(self) -> "PackedWeight":
-        """The weight after a step."""
-        return self if self.previous is None else replace(self, now=self.previous, previous=self.now)
-
-    def end(self, steps: Tensor) -> Tensor:
-        """The weights of lanes that took so many steps each."""
-        if self.previous is None:
-            return self.now
-        return torch.where((steps % 2 == 0)[:, None, None], self.now, self.previous)
-
-
 def parse_stages(module: nn.Module) -> tuple[Stage, ...]:
     """The network as stages; none if it is anything but a sequence of such."""
     if is_hooked(module):
         return ()
-    stages: list[Stage] = []
     parts = list(leaves(module))
+    stages = _drop_out(_append_all([part for part in parts if type(part[1]) not in DROPOUTS]), parts)
+    weights = [id(w) for _, leaf in parts for w in leaf.parameters()]
+    is_whole = bool(stages) and stages[-1].is_linear and len(set(weights)) == len(weights)
+    return tuple(stages) if is_whole else ()
+
+
+def _append_all(parts: list[tuple[str, nn.Module]]) -> list[Stage]:
+    """The stages of these parts; none if one of them has no place."""
+    stages: list[Stage] = []
     for (_, before), (name, leaf) in pairwise([("", nn.Identity()), *parts]):
         is_first_linear = type(leaf) is nn.Linear and not (stages and stages[-1].is_linear)
         longer = _append(stages, name, leaf)
         if longer is None or is_first_linear != (type(before) is nn.Flatten):
-            return ()
+            return []
         stages = longer
-    weights = [id(w) for _, leaf in parts for w in leaf.parameters()]
-    is_whole = bool(stages) and stages[-1].is_linear and len(set(weights)) == len(weights)
-    return tuple(stages) if is_whole else ()
+    return stages
+
+
+def _drop_out(stages: list[Stage], parts: list[tuple[str, nn.Module]]) -> list[Stage]:
+    """The stages with the dropouts of the network; none if one of them is not the last of its stage, or the network's.
+
+    A ReLU may follow: it changes no factor.
+    """
+    owners = {stage.name: stage for stage in stages}
+    last: Stage | None = None
+    is_flat = False
+    for (name, leaf), drop in zip(parts, find_drops(parts), strict=True):
+        if drop and (last is None or last.drop or (drop.channels and is_flat)):
+            return []
+        if type(leaf) is nn.MaxPool2d and last and last.drop:
+            return []
+        is_flat = is_flat or type(leaf) is nn.Flatten
+        last = replace(last, drop=drop) if drop and last else owners.get(name, last)
+        if last:
+            owners[last.name] = last
+    return [] if last and last.drop else list(owners.values())
 
 
 def _append(stages: list[Stage], name: str, leaf: nn.Module) -> list[Stage] | None:
@@ -209,47 +166,6 @@ def shape_stages(stages: tuple[Stage, ...], image: Image) -> list[ShapedStage]:
     return shaped
 
 
-# how the kernels cut their work: by tables of what was fastest on an H200, not by a rule
-Tile = tuple[tuple[int, int, int], int, int]  # rows, columns and depth of a tile of products; warps; loads ahead
-
-
-def precision() -> str:
-    """How numbers are multiplied."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-
-
-def product_tile(rows: int, depth: int, out: int) -> Tile:
-    """How a product of so many rows and columns, over such a depth, is cut."""
-    across, tf32 = _across(out), precision() == "tf32"
-    if rows <= 16:
-        return (16, across, 64 if out >= 512 or depth <= 64 else 32), 4, 4
-    if depth <= 32:
-        return (128, across, 32), 4, 2
-    if rows <= 1024 or across == 16:
-        return (64, across, 32), 4, 4
-    if across == 32:
-        return ((128, across, 32), 8, 3) if tf32 else ((64, across, 64), 4, 3)
-    return ((256, across, 32), 8, 4) if tf32 else ((128, across, 32), 8, 3)
-
-
-def gradient_tile(rows: int, total: int, out: int, lanes: int) -> Tile:
-    """How the gradient of a weight [total, out] is cut, whose depth are the rows."""
-    across = _across(out)
-    if rows <= 16:
-        return (32, across, 16), 4, 2
-    if total <= 33:
-        return (32, across, 32), 2, 4
-    if across == 16:
-        return (16, across, 64), 2, 3
-    many = lanes * total > 50_000 and precision() == "tf32x3"
-    return ((128, across, 32), 4, 3) if many else ((32, across, 64), 4, 3)
-
-
-def _across(out: int) -> int:
-    """Columns of a tile: a power of two."""
-    return min(64, max(16, 1 << (out - 1).bit_length()))
-
-
 class SGD(NamedTuple):
     """The settings of mini-batch SGD: w -= lr · v, where v = momentum · v + gradient + mu · (w - start) + shift."""
 
@@ -266,11 +182,18 @@ class Schedule:
     y: Tensor  # -1: no label
     pick: Tensor  # [lanes, steps, b] indices into the pool
     mask: Tensor  # [lanes, steps, b]
+    key: Tensor | None = None  # [lanes, steps] of the batches, by which dropout draws; None: zeros
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys of all batches."""
+        return self.pick.new_zeros(self.pick.shape[:-1]) if self.key is None else self.key
 
     def split_pairs(self) -> "Schedule":
         """Each batch as two, the first half of its samples and the second: [lanes, 2 · steps, b / 2]."""
         pick, mask = (t.unflatten(2, (2, -1)).flatten(1, 2) for t in (self.pick, self.mask))
-        return Schedule(self.x, self.y, pick, mask)
+        keys = torch.stack([fold(self.keys, half) for half in range(2)], 2).flatten(1)
+        return Schedule(self.x, self.y, pick, mask, keys)
 
     def sample_weights(self) -> Tensor:
         """The weight of each sample in its batch's mean: [lanes, steps, b]; 0 for padding and without a label."""

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from kinfed.method import Method
 from kinfed.methods.apfl import APFL
 from kinfed.methods.auto import Auto
+from kinfed.methods.centralised import Centralised
 from kinfed.methods.cfl import CFL
 from kinfed.methods.clove import CLoVE
 from kinfed.methods.ditto import Ditto
@@ -15,6 +16,7 @@ from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedbn import FedBN
 from kinfed.methods.fedclust import FedClust
 from kinfed.methods.feddrift import FedDrift
+from kinfed.methods.fedem import FedEM
 from kinfed.methods.fedgroup import FedGroup
 from kinfed.methods.fednova import FedNova
 from kinfed.methods.fedper import FedPer
@@ -74,7 +76,9 @@ METHODS: dict[str, type[Method[Any]]] = {
     "stocfl": StoCFL,
     "flux": FLUX,
     "feddrift": FedDrift,
+    "fedem": FedEM,
     "oracle": Oracle,
+    "centralised": Centralised,
 }
 
 
@@ -138,8 +142,14 @@ FAMILIES = {
             "feddrift": "Jothimurugesan et al., AISTATS 2023",
         },
     ),
+    "mixtures": Family(
+        "Clients belong to several clusters, each in shares of its own.",
+        {"fedem": "Marfoq et al., NeurIPS 2021"},
+    ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
-    "reference points": Family("What a federation is held against.", {"local": "baseline", "oracle": "baseline"}),
+    "reference points": Family(
+        "What a federation is held against.", {"local": "baseline", "centralised": "baseline", "oracle": "baseline"}
+    ),
 }
 
 
@@ -233,6 +243,7 @@ __all__ = [
     "WD",
     "Auto",
     "CLoVE",
+    "Centralised",
     "Ditto",
     "FeSEM",
     "FedALA",
@@ -242,6 +253,7 @@ __all__ = [
     "FedBN",
     "FedClust",
     "FedDrift",
+    "FedEM",
     "FedGroup",
     "FedNova",
     "FedPer",

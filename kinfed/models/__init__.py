@@ -9,6 +9,7 @@ from torch import nn
 from kinfed.errors import ConfigError
 from kinfed.learning_tasks import Classification, LearningTask
 from kinfed.models.autoencoders import conv_ae, is_series, repa_ae, repa_series, residual_ae, series_ae, vector_ae
+from kinfed.models.mixture import make_mixture, mix_models
 from kinfed.models.model import (
     AutoEncoder,
     EncoderNetwork,
@@ -120,6 +121,6 @@ __all__ = [
     "AUTOENCODERS", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork", "FixedGradient",
     "Gradient", "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes", "SupervisedAutoEncoder",
     "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes", "fix_weights",
-    "from_module", "has_decoder", "is_last_layer", "is_normalisation", "make_autoencoder", "make_model", "repa_ae",
-    "repa_series",
+    "from_module", "has_decoder", "is_last_layer", "is_normalisation", "make_autoencoder", "make_mixture", "make_model",
+    "mix_models", "repa_ae", "repa_series",
 ]  # fmt: skip

@@ -202,7 +202,7 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def forward(key: Tensor, count: int, dropped: float, dtype: torch.dtype) -> Tensor:
-        return _factors(key[None], count, dropped, dtype)[0]
+        return draw_kept(key[None], count, dropped, dtype)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: object, output: Tensor) -> None:
@@ -213,13 +213,13 @@ class _Keep(torch.autograd.Function):
         info: Any, dims: tuple[int | None, ...], key: Tensor, count: int, dropped: float, dtype: torch.dtype
     ) -> tuple[Tensor, int]:
         keys = key.expand(info.batch_size) if dims[0] is None else key
-        return _factors(keys, count, dropped, dtype), 0
+        return draw_kept(keys, count, dropped, dtype), 0
 
 
-def _factors(keys: Tensor, count: int, dropped: float, dtype: torch.dtype) -> Tensor:
-    """The factors of each key: [keys, count]."""
+def draw_kept(keys: Tensor, count: int, dropped: float, dtype: torch.dtype) -> Tensor:
+    """Factors 1 / (1 - p) and 0 by chance, of each key: [keys, count]."""
     if keys.is_cuda and is_installed("triton"):
-        from kinfed.models.dropout_kernel import draw_factors  # Triton's own import is heavy, and needs a GPU
+        from kinfed.kernels.dropout_kernel import draw_factors  # Triton's own import is heavy, and needs a GPU
 
         return draw_factors(keys.contiguous(), count, threshold_of(dropped), scale_of(dropped), dtype)
     position = hash_bits(torch.arange(-(-count // 4), device=keys.device) * 2 + 1)

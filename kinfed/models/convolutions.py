@@ -1,7 +1,8 @@
 """Convolutions of a block of clients on a GPU, each with weights of its own, as products with windows of the images.
 
 torch's `vmap` makes one convolution of as many groups as there are clients of it, which is slow there: 1.5 to 2.5 times
-as slow for networks of 64 channels and more, on an H200. What each window sees is gathered; then products are left.
+as slow for networks of 64 channels and more, on an H200. In training, square windows of stride 1 have kernels of their
+own (`kinfed.kernels`). Elsewhere what each window sees is gathered; then products are left.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from kinfed.kernels.layout import PaddedImages, PlainConvolution
+from kinfed.registry import is_installed
 
 Pair = tuple[int, int]
 FEW_CHANNELS = 128
@@ -42,6 +46,11 @@ class Windows2d(NamedTuple):
         """The windows of that convolution."""
         high, wide = (size - 1 - pad for size, pad in zip(self.size, self.padding, strict=True))
         return self._replace(padding=(high, wide))
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether there are kernels for it: square windows, one at each pixel."""
+        return self.can_turn and len({*self.size}) == 1 == len({*self.padding})
 
     @property
     def is_pixel(self) -> bool:
@@ -86,6 +95,47 @@ class _Product(torch.autograd.Function):
             lanes * b, *gradient.shape[2:4], -1, channels
         )
         return add_windows(back, windows, (high, wide)).view(ctx.image), by_weight, None
+
+
+class _KernelProduct(torch.autograd.Function):
+    """The same by kernels, which gather nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weight: Tensor, windows: Windows2d) -> Tensor:
+        from kinfed.kernels import products  # Triton's own import is heavy, and needs a GPU
+
+        weight, all_lanes = weight.contiguous(), weight.new_ones(len(weight))
+        framed = _frame(images, windows.padding[0])
+        y = images.new_empty(*images.shape[:2], *windows.grid((images.shape[2], images.shape[3])), weight.shape[2])
+        ctx.layer, ctx.turned, ctx.image = PlainConvolution(windows.size[0]), windows.turn(), images.shape
+        products.convolve(ctx.layer, framed, weight, PaddedImages(y), all_lanes)
+        ctx.padding = framed.pad
+        ctx.save_for_backward(framed.images, weight, all_lanes)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        from kinfed.kernels import products
+
+        images, weight, all_lanes = ctx.saved_tensors
+        framed = _frame(gradient, ctx.turned.padding[0])
+        by_weight = products.compute_gradient(ctx.layer, PaddedImages(images, ctx.padding), framed, weight, all_lanes)
+        if not ctx.needs_input_grad[0]:
+            return None, by_weight, None
+        before = gradient.new_empty(ctx.image)
+        products.convolve_back(ctx.layer, framed, weight, PaddedImages(before), None, all_lanes)
+        return before, by_weight, None
+
+
+def _frame(images: Tensor, around: int) -> PaddedImages:
+    """Images with zeros around them, one after the other in memory."""
+    return PaddedImages(F.pad(images, (0, 0, *(around,) * 4)).contiguous(), around)
+
+
+def _has_kernel(images: Tensor, weight: Tensor, windows: Windows2d) -> bool:
+    """Whether kernels take this product: in training, since they are compiled for each shape; channels in fours."""
+    trains = torch.is_grad_enabled() and weight.requires_grad and images.dtype == weight.dtype == torch.float32
+    return trains and windows.has_kernel and images.shape[4] % 4 == 0 and images.is_cuda and is_installed("triton")
 
 
 def _cast(x: Tensor) -> Tensor:
@@ -145,7 +195,9 @@ def convolve_lanes(x: Tensor, weight: Tensor, windows: Windows2d) -> Tensor:
     if windows.is_pixel:
         product = (pixels.reshape(lanes, b * high * wide, -1) @ matrix).view(lanes, b, high, wide, -1)
     else:
-        product = cast("Callable[..., Tensor]", _Product.apply)(_cast(pixels), _cast(matrix), windows)
+        operands = _cast(pixels), _cast(matrix)
+        rule = _KernelProduct if _has_kernel(*operands, windows) else _Product
+        product = cast("Callable[..., Tensor]", rule.apply)(*operands, windows)
     return product.permute(0, 1, 4, 2, 3)
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, pad
 
-from kinfed.checks import at_least
+from kinfed.checks import at_least, one_of
 from kinfed.errors import ConfigError
 
 Augmentation = Literal["crop", "flip", "noise"]
+Padding = Literal["zeros", "reflect"]
 BITS = 8  # of a random shift
 FINE = 16  # bits of a number of noise: binomial, nearly normal
 
@@ -30,6 +31,7 @@ class Inputs:
         Augmentation, ...
     ] = ()  # in training: crop (a shift of images or series), flip (left and right), noise
     crop: int = 4  # pixels, or samples in time, that a crop shifts by at most
+    padding: Padding = "zeros"  # what a crop finds beyond the edge
     noise: float = 0.1  # standard deviation of noise, in normalised units
 
     def __post_init__(self) -> None:
@@ -39,6 +41,7 @@ class Inputs:
             )
         if unknown := [name for name in self.augment if name not in get_args(Augmentation)]:
             raise ConfigError(f"augment must be some of {', '.join(get_args(Augmentation))}, got '{unknown[0]}'")
+        one_of(get_args(Padding), padding=self.padding)
         at_least(1, crop=self.crop)
         at_least(0, noise=self.noise)
 
@@ -73,7 +76,7 @@ class Augmenter:
 def augment(x: Tensor, inputs: Inputs) -> Tensor:
     """Samples [b, ...], each shifted, turned round or made noisy at random."""
     if "crop" in inputs.augment:
-        x = shift_samples(x, inputs.crop)
+        x = shift_samples(x, inputs.crop, inputs.padding)
     if "flip" in inputs.augment:
         x = torch.where(draw_bits(x, 1).view(-1, 1, 1, 1), x.flip(-1), x)
     if "noise" in inputs.augment:
@@ -83,20 +86,25 @@ def augment(x: Tensor, inputs: Inputs) -> Tensor:
     return x
 
 
-def shift_samples(x: Tensor, most: int) -> Tensor:
-    """Samples padded with zeros and cut out again at a random place of each: along time, or both sides of an image."""
-    sides = x.dim() - 2
-    padded = pad(x, (most, most) * sides)
+def shift_samples(x: Tensor, most: int, padding: Padding = "zeros") -> Tensor:
+    """Samples padded and cut out again at a random place of each: along time, or both sides of an image."""
+    padded = x if padding == "reflect" else pad(x, (most, most) * (x.dim() - 2))
     for side in range(2, x.dim()):
         weights = 2 ** torch.arange(BITS, device=x.device)
         first = (draw_bits(x, BITS) * weights).sum(1) * (2 * most + 1) // 2**BITS
         index = first[:, None] + torch.arange(x.shape[side], device=x.device)
+        index = reflect(index - most, x.shape[side]) if padding == "reflect" else index
         wide = [len(x), *[1] * (x.dim() - 1)]
         wide[side] = x.shape[side]
         shape = list(padded.shape)
         shape[side] = x.shape[side]
         padded = padded.gather(side, index.view(wide).expand(shape))
     return padded
+
+
+def reflect(index: Tensor, length: int) -> Tensor:
+    """Places from below 0 to beyond the length, thrown back at either edge, which does not count twice."""
+    return (length - 1) - ((length - 1) - index.abs()).abs()
 
 
 def draw_bits(x: Tensor, count: int) -> Tensor:

@@ -35,6 +35,7 @@ class Gradient(NamedTuple):
 
 GradientFn = Callable[[Params, Batch], Gradient]
 BFLOAT16 = ContextVar("bfloat16", default=False)  # whether blocks of clients train with products in bfloat16
+WEIGHT = "weight of each sample"  # of a batch, among the values of a lane
 BUILDING = Lock()  # modules draw their weights from the generator that all threads share
 
 
@@ -93,7 +94,7 @@ class Network(ABC):
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean loss over the batch's real samples, in evaluation mode."""
-        return _mean(self.loss_of(self.apply(params, batch.x), batch), batch)
+        return batch.mean(self.loss_of(self.apply(params, batch.x), batch))
 
     @property
     def gradient(self) -> "NetworkGradient":
@@ -108,9 +109,10 @@ class Network(ABC):
             return self._exact_gradient(weights, buffers, batch)
         self.check_padding(batch.x)
         key = batch.mask.new_zeros((), dtype=torch.long) if batch.key is None else batch.key
-        lane = (batch.x, batch.y, batch.mask, key, *weights.values(), *buffers.values())
+        further = {} if batch.weight is None else {WEIGHT: batch.weight}
+        lane = (batch.x, batch.y, batch.mask, key, *weights.values(), *buffers.values(), *further.values())
         apply = cast("Callable[..., tuple[Tensor, ...]]", _Gradient.apply)
-        gradients = apply(self, (*weights, *buffers), len(weights), *lane)
+        gradients = apply(self, (*weights, *buffers, *further), len(weights), *lane)
         moved = dict(zip(buffers, gradients[len(weights) :], strict=True))
         return Gradient(dict(zip(weights, gradients, strict=False)), moved)
 
@@ -127,7 +129,7 @@ class Network(ABC):
 
     def mean_loss(self, output: Tensor, batch: Batch) -> Tensor:
         """The mean loss of these outputs over the batch's real samples."""
-        return _mean(self.loss_of(output, batch), batch)
+        return batch.mean(self.loss_of(output, batch))
 
     def _exact_gradient(self, weights: Params, buffers: Params, batch: Batch) -> Gradient:
         moved = {name: b.clone() for name, b in buffers.items()}
@@ -306,7 +308,8 @@ def _lane_pass(
     network: Network, names: tuple[str, ...], x: Tensor, y: Tensor, mask: Tensor, key: Tensor, *values: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     params = dict(zip(names, values, strict=True))
-    loss, buffers = network.training_pass(params, Batch(x, y, mask, mask.any(), key=key))
+    weight = params.pop(WEIGHT, None)
+    loss, buffers = network.training_pass(params, Batch(x, y, mask, mask.any(), key=key, weight=weight))
     return loss, tuple(buffers[name] for name in names if name in buffers)
 
 
@@ -322,7 +325,3 @@ def _leave_apart() -> None:
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     """The numbers as a tensor that is filled on its device, not sent there: a CUDA graph cannot capture a copy."""
     return torch.stack([torch.full((), value, device=device) for value in values])
-
-
-def _mean(each: Tensor, batch: Batch) -> Tensor:
-    return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)

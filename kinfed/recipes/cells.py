@@ -129,7 +129,8 @@ def sweep_tables(tables: Sequence[Table], protocol: Protocol) -> list[Table]:
 
 def table_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, quick: bool) -> Table:
     """The layers of a cell, each over the one before."""
-    layers = (column.config, row.config, protocol.config, row.under[protocol.name].config, row.at.get(column.name, {}))
+    special = (column.under.get(protocol.name, {}), row.under[protocol.name].config, row.at.get(column.name, {}))
+    layers = (column.config, row.config, protocol.config, *special)
     table = recipe.config
     for layer in (*layers, *((recipe.quick, column.quick) if quick else ())):
         table = merge_tables(table, layer)

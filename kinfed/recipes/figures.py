@@ -37,11 +37,19 @@ def draw_figures(outcome: Outcome) -> Iterator[tuple[str, Chart]]:
             yield "", panels
         return
     for name in outcome.recipe.columns:
-        runs = [run for result in outcome.results if result.cell.column.name == name for run in result.runs[:1]]
-        if kind == "clients" and runs:
-            yield f"-{name}", plot_accuracies([run.path for run in runs])
-        elif runs:
-            yield from draw_runs(kind, name, runs)
+        results = [result for result in outcome.results if result.cell.column.name == name]
+        if kind == "clients":
+            yield from draw_histograms(outcome, name, results)
+        else:
+            yield from draw_runs(kind, name, [run for result in results for run in result.runs[:1]])
+
+
+def draw_histograms(outcome: Outcome, column: str, results: Sequence[Result]) -> Iterator[tuple[str, Chart]]:
+    """One chart for each protocol of a column: the accuracies of the clients of each row."""
+    for protocol in outcome.recipe.protocols:
+        runs = [run for result in results if protocol in result.cell.protocols for run in result.runs[:1]]
+        if runs:
+            yield f"-{column}-{protocol}", plot_accuracies([run.path for run in runs])
 
 
 def draw_runs(kind: str, column: str, runs: Sequence[Run]) -> Iterator[tuple[str, Chart]]:

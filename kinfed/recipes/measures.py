@@ -227,7 +227,12 @@ MEASURES = {
     "clustering_error": Measure(
         "clustering error", last("clustering_error"), 0.05, lower_is_better=True, column="clustering_error"
     ),
+    "clustering_error_mean": Measure(
+        "clustering error, mean over rounds", last("clustering_error_mean"), 0.05, lower_is_better=True
+    ),
     "uniformity": Measure("uniformity", last("uniformity"), 0.05, column="uniformity"),
+    "uniformity_random": Measure("uniformity of random clusters", last("uniformity_random"), 0.05),
+    "uniformity_labels": Measure("uniformity of clustered labels", last("uniformity_labels"), 0.05),
     "correlation_labels": Measure(
         "correlation with label skew", last("correlation_labels"), 0.1, column="correlation_labels"
     ),

@@ -11,6 +11,7 @@ from statistics import mean
 from kinfed.config import Config
 from kinfed.progress import as_markdown as in_markdown
 from kinfed.recipes.cells import Cell
+from kinfed.recipes.costs import COSTS, find_target, measure_costs, show_costs
 from kinfed.recipes.measures import INCOMPARABLE, MEASURES, OTHER, Found, Measure, Printed
 from kinfed.recipes.recipe import Claim, Column, Recipe
 from kinfed.recipes.rules import RULES, Points, Shape
@@ -80,9 +81,11 @@ class Outcome:
         measure = claim.measure or self.recipe.main
         rows = {row: self.points(row, columns, protocol, measure, claim.over_columns) for row in self.recipe.rows}
         known = {row: points for row, points in rows.items() if points}
-        if claim.better not in known or (claim.than and claim.than not in known):
+        under = claim.than_protocol or protocol, claim.than_measure or measure
+        than = self.points(claim.than, columns, *under, claim.over_columns) if claim.than else ()
+        if claim.better not in known or (claim.than and not than):
             return UNKNOWN
-        shape = Shape(known[claim.better], known.get(claim.than, ()), known, claim.by, claim.between)
+        shape = Shape(known[claim.better], than, known, claim.by, claim.between)
         return HOLDS if RULES[claim.rule](shape) else FAILS
 
     def points(self, row: str, columns: Sequence[str], protocol: str, measure: str, mean_only: bool = False) -> Points:
@@ -110,7 +113,7 @@ def result_of(recipe: Recipe, cell: Cell, seeds: Sequence[int], runs: Runs, stat
 
     A cell that is a mean has the seeds of which all variants ended.
     """
-    tried = [read_numbers(recipe, variant, seeds, runs) for variant in cell.variants]
+    tried = [read_numbers(recipe, cell, variant, seeds, runs) for variant in cell.variants]
     if not all(tried):
         return Result(cell, (), state=state or "not run")
     if cell.is_mean:
@@ -149,7 +152,7 @@ def judge_numbers(recipe: Recipe, cell: Cell, numbers: Mapping[int, Numbers]) ->
     return Result(cell, found, numbers)
 
 
-def read_numbers(recipe: Recipe, config: Config, seeds: Sequence[int], runs: Runs) -> dict[int, Numbers]:
+def read_numbers(recipe: Recipe, cell: Cell, config: Config, seeds: Sequence[int], runs: Runs) -> dict[int, Numbers]:
     """What the runs of a config that ended have of each measure, by seed."""
     found: dict[int, Numbers] = {}
     for mine in (replace(config, seed=seed) for seed in seeds):
@@ -159,7 +162,7 @@ def read_numbers(recipe: Recipe, config: Config, seeds: Sequence[int], runs: Run
             }
             known = {name: value for name, value in values.items() if value is not None}
             curves = read_curves(recipe, run) if recipe.figure and recipe.figure.x == ROUND else {}
-            found[mine.seed] = {**known, **curves, SECONDS: run.seconds}
+            found[mine.seed] = {**known, **curves, **measure_costs(recipe, cell, run, mine), SECONDS: run.seconds}
     return found
 
 
@@ -222,6 +225,26 @@ def caption_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
     else:
         for column, rows in make_tables(outcome):
             yield f"{column.title}: published → measured (difference) verdict", rows
+        yield from cost_tables(outcome)
+
+
+def cost_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
+    """For each column what every row costs until it has the recipe's target, where that was measured."""
+    for column in outcome.recipe.columns.values():
+        results = [r for r in outcome.results if r.cell.column == column and values_of(r.numbers, next(iter(COSTS)))]
+        target = find_target(outcome.recipe, column.name)
+        if results and target is not None and not outcome.quick:
+            rows = [[r.cell.row.title, " = ".join(r.cell.protocols), *show_costs(mean_costs(r))] for r in results]
+            yield (
+                f"{column.title}: cost to {target:g} %, what is published for "
+                f"{outcome.recipe.rows[outcome.recipe.target].title} less one point",
+                [["", "protocol", *(title for title, _ in COSTS.values())], *rows],
+            )
+
+
+def mean_costs(result: Result) -> dict[str, float]:
+    """The costs of a cell, as means over seeds."""
+    return {name: mean_of(result.numbers, name, inf) for name in COSTS if values_of(result.numbers, name)}
 
 
 def line_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:

@@ -4,12 +4,14 @@ A recipe is a TOML file:
 
     title, paper, measures, notes   what the table is, and which numbers a cell has, in order
     main                            the measure that claims speak of and sweeps choose by; default: the first
-    extends                         another recipe, which this one is laid over
+    target                          a row: what each run costs until it has the main number published for that row
+    extends                         another recipe, which this one is laid over; claims add up
     [config]                        what all cells have in common: a config as `kinfed run` takes it
     [quick]                         what `--quick` lays over every cell
     [columns.NAME]                  title, config; quick: what `--quick` lays over that, too;
                                     each: configs laid over it, of which a cell runs all and has the mean;
-                                    incomparable: why its numbers cannot be compared
+                                    incomparable: why its numbers cannot be compared;
+                                    PROTOCOL.config: what is laid over it under that protocol
     [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported;
                                     judged = false: not how the published numbers were made
     [rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
@@ -47,6 +49,7 @@ class Column:
     config: Table = field(default_factory=dict)
     quick: Table = field(default_factory=dict)
     incomparable: str = ""
+    under: Mapping[str, Table] = field(default_factory=dict)  # configs by protocol
     x: float | None = None  # where it stands on a figure's axis
     each: tuple[Table, ...] = ()  # laid over its config; a cell runs with each, and its numbers are their mean
 
@@ -129,6 +132,8 @@ class Claim:
     by: float = 0.0
     rule: str = "above"  # of kinfed/recipes/rules.py
     measure: str = ""  # empty: the main one
+    than_measure: str = ""  # of the row compared with; empty: the same
+    than_protocol: str = ""  # under which that row ran; empty: the same
     between: tuple[float, ...] = ()  # on a figure's axis: where a peak is, from where on a curve is flat
     over_columns: bool = False  # of a table: the mean over these columns, not each
     columns: tuple[str, ...] = ()  # empty: all
@@ -142,6 +147,7 @@ class Recipe:
     paper: str
     measures: tuple[str, ...]
     main: str
+    target: str
     notes: tuple[str, ...]
     config: Table
     quick: Table
@@ -183,20 +189,28 @@ def extend(table: Table, seen: tuple[str, ...] = ()) -> Table:
     under = extend(read_toml(FOLDER / f"{name}.toml"), (*seen, name))
     both = merge_tables(under, {key: value for key, value in table.items() if key != "extends"})
     own, rows = inner_table(table, "rows", ""), inner_table(both, "rows", "")
-    return both | {"rows": {name: rows[name] for name in dict.fromkeys((*own, *rows))}}  # in the upper one's order
+    rows = {name: rows[name] for name in dict.fromkeys((*own, *rows))}  # in the upper one's order
+    return both | {"rows": rows, "claims": join_claims(under, table)}
+
+
+def join_claims(under: Table, over: Table) -> list[object]:
+    """The claims of both tables; a figure that is laid over a table has its own alone."""
+    inherited = [] if "figure" in over and "figure" not in under else read_list(under, "claims", "recipe")
+    return [*inherited, *read_list(over, "claims", "recipe")]
 
 
 def read_recipe(name: str, table: Table) -> Recipe:
     """The recipe of a TOML file's table."""
     check_keys(table, [f.name for f in fields(Recipe) if f.name != "name"], name)
     figure = build(Figure, table["figure"], f"{name}: figure") if "figure" in table else None
-    columns = {
-        key: read_column(key, inner, f"{name}: columns.{key}") for key, inner in sections(table, "columns", name)
-    }
-    columns |= make_axis(figure) if figure else {}
     protocols = {
         key: read_protocol(key, inner, f"{name}: protocols.{key}") for key, inner in sections(table, "protocols", name)
     }
+    columns = {
+        key: read_column(key, inner, tuple(protocols), f"{name}: columns.{key}")
+        for key, inner in sections(table, "columns", name)
+    }
+    columns |= make_axis(figure) if figure else {}
     measures = read_texts(table, "measures", name)
     if not measures:
         raise ConfigError(f"{name}.measures: wanted at least one of {', '.join(MEASURES)}, got none")
@@ -206,6 +220,7 @@ def read_recipe(name: str, table: Table) -> Recipe:
     recipe = Recipe(
         name, read_text(table, "title", name), read_text(table, "paper", name), measures,
         look_up(read_text(table, "main", name, measures[0]), {m: m for m in measures}, "main measure"),
+        read_text(table, "target", name, ""),
         read_texts(table, "notes", name),
         inner_table(table, "config", name), inner_table(table, "quick", name), columns, protocols,
         {key: read_row(key, inner, shape, f"{name}: rows.{key}") for key, inner in sections(table, "rows", name)},
@@ -213,6 +228,8 @@ def read_recipe(name: str, table: Table) -> Recipe:
         tuple(build(Claim, inner, f"{name}: claims") for inner in read_list(table, "claims", name)), figure,
     )  # fmt: skip
     check_claims(recipe)
+    if recipe.target:
+        look_up(recipe.target, recipe.rows, f"{name}.target: row")
     return recipe
 
 
@@ -225,13 +242,14 @@ class Shape:
     measures: int
 
 
-def read_column(name: str, table: Table, at: str) -> Column:
-    check_keys(table, ("title", "config", "quick", "incomparable", "x", "each"), at)
+def read_column(name: str, table: Table, protocols: Sequence[str], at: str) -> Column:
+    check_keys(table, ("title", "config", "quick", "incomparable", "x", "each", *protocols), at)
     config, quick = (inner_table(table, key, at) for key in ("config", "quick"))
     x = read_number(table["x"], at) if "x" in table else None
     reason = read_text(table, "incomparable", at, "")
     each = tuple(as_table(part, f"{at}.each") for part in read_list(table, "each", at))
-    return Column(name, read_text(table, "title", at), config, quick, reason, x.value if x else None, each)
+    under = {key: read_under(table[key], f"{at}.{key}").config for key in protocols if key in table}
+    return Column(name, read_text(table, "title", at), config, quick, reason, under, x.value if x else None, each)
 
 
 def make_axis(figure: Figure) -> dict[str, Column]:
@@ -306,7 +324,10 @@ def check_claims(recipe: Recipe) -> None:
             look_up(row, recipe.rows, f"{recipe.name}: row of a claim")
         for column in claim.columns:
             look_up(column, recipe.columns, f"{recipe.name}: column of a claim")
-        look_up(claim.measure or recipe.main, dict.fromkeys(recipe.measures), f"{recipe.name}: measure of a claim")
+        for measure in filter(None, (claim.measure, claim.than_measure)):
+            look_up(measure, dict.fromkeys(recipe.measures), f"{recipe.name}: measure of a claim")
+        for protocol in filter(None, (*claim.protocols, claim.than_protocol)):
+            look_up(protocol, recipe.protocols, f"{recipe.name}: protocol of a claim")
         look_up(claim.rule, dict.fromkeys(RULES), f"{recipe.name}: rule of a claim")
 
 

@@ -1,9 +1,15 @@
 """`kinfed reproduce`: runs what the cells of tables need, and writes published against measured."""
 
+import os
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
+from statistics import mean
 
 from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
@@ -12,6 +18,7 @@ from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes
 from kinfed.recipes.figures import save_figures
 from kinfed.recipes.kept import KeptNumbers
 from kinfed.recipes.outcome import (
+    SECONDS,
     as_csv,
     as_json,
     as_latex,
@@ -46,6 +53,7 @@ class Order:
     jobs: int = 1  # runs at once, each in a process of its own
     show: bool = False  # run nothing, and take the runs that have ended
     keep: Path | None = None  # a file of numbers: of runs that ended, and in place of runs that are not here
+    minutes: float = 0.0  # after which runs are stopped; 0: never
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -54,6 +62,8 @@ class Order:
             raise ConfigError("--seeds: wanted how many, at least 1, got none")
         if self.jobs < 1:
             raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {self.jobs}")
+        if not 0 <= self.minutes < inf:
+            raise ConfigError(f"--minutes: wanted after how many to stop, 0 for never, got {self.minutes}")
 
 
 def reproduce(order: Order, display: Display) -> list[Outcome]:
@@ -62,7 +72,8 @@ def reproduce(order: Order, display: Display) -> list[Outcome]:
     kept = KeptNumbers.read(order.keep) if order.keep and not order.wanted.quick else KeptNumbers()
     planned = plan(order, kept, display)
     try:
-        run_all(planned, order, store, display)
+        with stop_after(order.minutes, display):
+            run_all(planned, order, store, kept, display)
     except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on from here") from None
     finally:
@@ -105,14 +116,52 @@ def plan(order: Order, kept: KeptNumbers, display: Display) -> Planned:
     return planned
 
 
-def run_all(planned: Planned, order: Order, store: Store, display: Display) -> None:
+@contextmanager
+def stop_after(minutes: float, display: Display) -> Iterator[None]:
+    """What is inside is stopped after so many minutes as by Ctrl-C, and the caller goes on; 0: never."""
+    over = threading.Event()
+
+    def stop() -> None:
+        over.set()
+        os.kill(os.getpid(), signal.SIGINT)  # also ends a wait for processes
+
+    timer = threading.Timer(60 * minutes, stop)
+    timer.daemon = True
+    if minutes:
+        timer.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not over.is_set():
+            raise
+        display.say(f"stopped after {minutes:g} min; the same command goes on from here")
+    finally:
+        timer.cancel()
+
+
+def run_all(planned: Planned, order: Order, store: Store, kept: KeptNumbers, display: Display) -> None:
     """Takes all runs to their end."""
     jobs = jobs_of(planned, order.wanted, store)
     todo = [job for job in jobs if not store.has(job.config)]
     display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
+    if todo and kept.cells:
+        display.say(estimate_time(planned, order, store, kept))
     if not order.show:
         failed = run_jobs(todo, order.jobs, display, threads=1 if order.wanted.quick else 0)
         store.failed |= {path.name: why for path, why in failed.items()}
+
+
+def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumbers) -> str:
+    """How long the runs that are left will take, by the kept seconds of their cells, or of others of their table."""
+    known: dict[Path, float] = {}
+    for recipe, cells in planned:
+        seconds = [[n[SECONDS] for n in kept.find(recipe.name, cell).values() if SECONDS in n] for cell in cells]
+        others = [value for values in seconds for value in values]
+        for cell, own in zip(cells, seconds, strict=True) if others else ():
+            left = [config for config in cell.configs(order.wanted.seeds) if not cell.missing and not store.has(config)]
+            known |= {path: mean(own or others) for path in map(store.path, left) if path not in known}
+    minutes = sum(known.values()) / order.jobs / 60
+    return f"about {minutes:.0f} min for {len(known)} runs of tables that have kept numbers, {order.jobs} at once"
 
 
 def outcome_of(recipe: Recipe, cells: Sequence[Cell], wanted: Wanted, store: Store, kept: KeptNumbers) -> Outcome:

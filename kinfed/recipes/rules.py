@@ -21,6 +21,15 @@ class Shape:
     between: tuple[float, ...] = ()
 
     @property
+    def difference(self) -> float:
+        """The row less the other, or zero: from `between` on where it is given, else at their ends."""
+        return self.value(self.better) - (self.value(self.than) if self.than else 0.0)
+
+    def value(self, points: Points) -> float:
+        """A row's value at `between`, or at its end."""
+        return value_from(points, self.between[0]) if self.between else points[-1][1]
+
+    @property
     def ends(self) -> list[float]:
         """Where each row ends."""
         return [points[-1][1] for points in self.rows.values()]
@@ -37,18 +46,18 @@ def value_from(points: Points, x: float) -> float:
 
 
 def is_above(shape: Shape) -> bool:
-    """At its end the row is above the other by so much."""
-    return shape.better[-1][1] - (shape.than[-1][1] if shape.than else 0.0) >= shape.by - ROUNDING
+    """At its end, or at an x, the row is above the other, or zero, by so much."""
+    return shape.difference >= shape.by - ROUNDING
 
 
 def is_at_most(shape: Shape) -> bool:
-    """At its end the row exceeds the other, or zero, by so much at most."""
-    return shape.better[-1][1] - (shape.than[-1][1] if shape.than else 0.0) <= shape.by + ROUNDING
+    """At its end, or at an x, the row exceeds the other, or zero, by so much at most."""
+    return shape.difference <= shape.by + ROUNDING
 
 
 def is_close(shape: Shape) -> bool:
-    """At their ends the rows lie no further apart than so much."""
-    return abs(shape.better[-1][1] - (shape.than[-1][1] if shape.than else 0.0)) <= shape.by + ROUNDING
+    """At their ends, or at an x, the rows lie no further apart than so much."""
+    return abs(shape.difference) <= shape.by + ROUNDING
 
 
 def peaks(shape: Shape) -> bool:
@@ -79,6 +88,17 @@ def settles(shape: Shape) -> bool:
     return bool(later) and max(abs(y - later[-1]) for y in later) <= shape.by + ROUNDING
 
 
+def exceeds(shape: Shape) -> bool:
+    """Somewhere the row is at least so high."""
+    return max(y for _, y in shape.better) >= shape.by - ROUNDING
+
+
+def jumps(shape: Shape) -> bool:
+    """Between two x the row rises by so much."""
+    before, after = (value_from(shape.better, x) for x in shape.between)
+    return after - before >= shape.by - ROUNDING
+
+
 def is_highest(shape: Shape) -> bool:
     """No row ends above it by more than so much."""
     return shape.better[-1][1] >= max(shape.ends) - shape.by - ROUNDING
@@ -104,6 +124,8 @@ RULES: dict[str, Callable[[Shape], bool]] = {
     "rises": rises,
     "falls": falls,
     "settles": settles,
+    "exceeds": exceeds,
+    "jumps": jumps,
     "highest": is_highest,
     "lowest": is_lowest,
     "gains_most": gains_most,

@@ -170,6 +170,11 @@ class Run:
         table = columns(whole_lines(self.path / "timing.csv"))
         return float(table["seconds"].sum()) if len(table) else 0.0
 
+    def seconds_until(self, round: int) -> float:
+        """How long it took to the end of this round, without evaluation."""
+        table = columns(whole_lines(self.path / "timing.csv"))
+        return float(table["seconds"][table["round"] <= round].sum()) if len(table) else 0.0
+
     @cached_property
     def summary(self) -> Summary:
         """The last metrics and the cost; of a run that has not ended, those of its last evaluated round."""

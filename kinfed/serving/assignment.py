@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kinfed.capabilities import AssignsUnseen, FindsClusters, JudgesAssignment
 from kinfed.client import Client, Samples
-from kinfed.client_tasks import score
+from kinfed.client_tasks import find_client_model, score
 from kinfed.data.arrays import Array, SampleKind
 from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.engines.sequential import Sequential, make_client, unpack_offer
@@ -125,12 +125,13 @@ class UnseenClientFederation(Sequential):
         clusters = method.cluster_assignment(state) if isinstance(method, FindsClusters) else None
         distances = method.distances_to_clusters(state, unseen, self) if isinstance(method, AssignsUnseen) else None
         fit = method.judge_fit(state, unseen, self) if isinstance(method, JudgesAssignment) else None
+        model = find_client_model(method)
         return Assignment(
-            method.model, params, kind,
+            model, params, kind,
             cluster=None if clusters is None or int(clusters[unseen]) < 0 else int(clusters[unseen]),
             distances={} if distances is None else finite_distances(distances[0]),
             samples=len(client.train), test_samples=len(client.test),
-            test_metric=test_metric(method.model, params, client.test),
+            test_metric=test_metric(model, params, client.test),
             fits=None if fit is None else bool(fit.fits), p_value=None if fit is None else float(fit.p_values),
         )  # fmt: skip
 

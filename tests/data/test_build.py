@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from kinfed.config import load_config
+from kinfed.config.settings import DataSettings
 from kinfed.data import LATER, Augment, ChangeSettings, Dataset, RoleSettings, build_population, label_counts, load
 from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, LabelSwapped, Structured, Writers
 from kinfed.errors import ConfigError
@@ -51,6 +52,14 @@ def test_public_samples_can_be_taken_from_the_test_samples_too():
     assert sorted([*built.held_out.tolist(), *built.public[built.public >= 200].tolist()]) == list(range(200, 300))
     assert (built.public >= 200).sum() == 25 and (built.public < 200).sum() == 50
     assert sorted(torch.cat([*built.train, *built.test, built.public]).tolist()) == list(range(300))
+
+
+def test_public_samples_can_be_test_samples_alone():
+    built = build_population(dataset(), IID(4), 0, public_fraction=0.25, public_test=True, public_train=False)
+    assert len(built.public) == 25 and built.public.min() >= 200
+    assert sorted(torch.cat(built.train).tolist()) == list(range(200))
+    with pytest.raises(ConfigError, match="set public_test to true"):
+        DataSettings(public=0.2, public_train=False)
 
 
 def test_writers_follow_their_samples_when_public_ones_leave():

@@ -9,6 +9,7 @@ from kinfed.cuda_graphs import CudaGraphs
 from kinfed.engines import Sequential, Vectorised
 from kinfed.methods import METHODS, FedAvg, Local
 from kinfed.models import Model, make_autoencoder, make_model
+from kinfed.models.convolutions import Windows2d, convolve_lanes
 from kinfed.params import to_flat
 from kinfed.signatures.pretraining import fit as fit_on_server
 from kinfed.training import LocalTraining
@@ -37,7 +38,7 @@ def trained(method, engine=Vectorised, population=None, rounds=4, graphs=None, *
     population = population or tiny_population()
     fed = engine(method, population, fraction=1.0, **settings)
     if graphs:
-        fed.graphs = graphs
+        fed.graphs = fed.training_graphs.graphs = graphs
     state = method.init(fed)
     for t in range(rounds):
         fed.begin(t)
@@ -51,7 +52,8 @@ def test_a_cuda_graph_changes_no_bit(method, optimiser):
     method = method(small_net(), LocalTraining(2, 5, 0.01, mu=0.1, decay=0.9, optimiser=optimiser))
     even = tiny_population((14,) * 5)
     replayed, fed = trained(method, population=even, device="cuda")
-    assert fed.graphs.graphs and not fed.graphs.failed
+    own = fed.graphs if optimiser == "sgd" else fed.training_graphs.graphs
+    assert own.graphs and not own.failed
     assert_same_bits(replayed, trained(method, population=even, device="cuda", graphs=Eager(48))[0])
 
 
@@ -100,8 +102,21 @@ class OwnForward(nn.Module):
 def test_a_users_module_is_captured_too():
     method = FedAvg(Model(OwnForward, classes=3, mean=(0.5,), std=(0.25,)), LOCAL)
     fast, fed = trained(method, device="cuda")
-    assert fed.graphs.graphs and not fed.graphs.failed
+    assert fed.training_graphs.graphs.graphs and not fed.training_graphs.graphs.failed
     assert_close(fast, trained(method, Sequential)[0])
+
+
+@pytest.mark.parametrize(("size", "padding", "channels", "out"), [(3, 1, 16, 16), (3, 1, 64, 130), (5, 0, 8, 33)])
+def test_kernels_of_convolutions_agree_with_double_precision(size, padding, channels, out):
+    draw = torch.Generator().manual_seed(0)
+    images, weight = torch.randn(3, 20, channels, 16, 16, generator=draw), torch.randn(3, out, channels, size, size)
+    windows, ends = Windows2d((size, size), (1, 1), (padding, padding), (1, 1)), []
+    for device, dtype in (("cpu", torch.double), ("cuda", torch.float32)):
+        x, w = (t.to(device, dtype).requires_grad_() for t in (images, weight / (channels * size**2) ** 0.5))
+        y = convolve_lanes(x, w, windows)
+        ends.append([t.detach().cpu().double() for t in (y, *torch.autograd.grad(y.square().sum(), (x, w)))])
+    for expected, got in zip(*ends, strict=True):
+        assert (got - expected).abs().max() < 2e-6 * expected.abs().max()
 
 
 @pytest.mark.parametrize("block", [1, 2, 4])

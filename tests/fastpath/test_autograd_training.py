@@ -24,7 +24,7 @@ def kept(monkeypatch):
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-@pytest.mark.parametrize("name", ["dropout", "batch norm of vectors", "layer norm"])
+@pytest.mark.parametrize("name", ["dropout by function", "batch norm of vectors", "layer norm"])
 def test_trainings_in_kept_memory_give_the_same_weights(name, optimiser, kept, monkeypatch):
     if optimiser == "adam" and name.startswith("batch norm"):
         return  # gradients of biases before it are rounding alone, which Adam magnifies

@@ -30,6 +30,16 @@ def convolving() -> nn.Module:
     )  # fmt: skip
 
 
+def dense_dropout() -> nn.Module:
+    hidden = nn.Dropout(0.2), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 8, bias=False)
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+def convolving_dropout() -> nn.Module:
+    first = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout2d(0.4)
+    return nn.Sequential(*first, nn.Conv2d(4, 5, 2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(45, 3))
+
+
 def schedule(lanes: list[int]) -> Schedule:
     """Batches of 5 samples, four at most; a lane's last one has 3."""
     pick = torch.stack([(torch.arange(20) * (lane + 3)) % 40 for lane in lanes]).view(-1, 4, 5)
@@ -93,6 +103,25 @@ def test_a_lane_has_the_same_bits_beside_any_others(build):
     for lanes in ([0], [1, 0], [4, 3, 1], [2, 4, 0, 1]):
         some = fast_ends(build, lanes, 0.9, 0.0, shifts=True)
         assert_same_bits(some, {name: w[lanes] for name, w in whole.items()})
+
+
+@pytest.mark.parametrize("build", [dense_dropout, convolving_dropout])
+def test_dropout_draws_as_it_does_under_autograd(build):
+    model, keys = Model(build, classes=3), torch.arange(12).view(3, 4) * 12345
+    given = replace(schedule([0, 1, 2]), key=keys)
+    start = {name: torch.stack([w] * 3) for name, w in model.init().items()}
+    ends = train_lanes(fast_plan(model), given, torch.tensor(0.1), start, {})
+    other = train_lanes(fast_plan(model), replace(given, key=keys + 1), torch.tensor(0.1), start, {})
+    for lane in range(3):
+        params = model.init()
+        for at, real, key in zip(given.pick[lane], given.mask[lane], keys[lane], strict=True):
+            if real.any():
+                gradient = model.compute_gradient(
+                    params, Batch(POOL[at], LABELS[at], real, real.any(), key=key)
+                ).weights
+                params = {name: w - 0.1 * gradient[name] for name, w in params.items()}
+        assert_close({name: w[lane] for name, w in ends.items()}, params, atol=1e-6)
+        assert any(not torch.allclose(other[name][lane], w, atol=1e-4) for name, w in params.items())
 
 
 def test_copies_of_a_lane_cost_no_training(monkeypatch):
@@ -178,12 +207,12 @@ def tied() -> nn.Module:
         tied(),
         Twice(nn.Flatten(), nn.Linear(64, 3)),
         nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)),
-        nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 3)),
+        nn.Sequential(nn.Flatten(), nn.AlphaDropout(), nn.Linear(64, 3)),
         nn.Sequential(nn.Flatten(0), nn.Linear(64, 3)),
         nn.Sequential(nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten(), nn.Linear(128, 3)),
         nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(128, 3)),
     ],
-    ids=["hook", "shared", "tied", "subclass", "batch norm", "dropout", "flattens samples", "same", "reflect"],
+    ids=["hook", "shared", "tied", "subclass", "batch norm", "alpha dropout", "flattens samples", "same", "reflect"],
 )
 def test_what_is_not_a_sequence_of_plain_layers_is_not_supported(module):
     assert parse_layers(module) is None

@@ -15,6 +15,7 @@ from kinfed.client import Batch
 from kinfed import cuda_graphs
 from kinfed.fastpath import SGD, FastPlan, Schedule, StepGraphs, gpu_training, parse, train_lanes
 from kinfed.models import Model
+from kinfed.models.convolutions import Windows2d, _KernelProduct, _Product
 from kinfed.training import MetaGradient
 
 def pooled():
@@ -26,6 +27,12 @@ def padded():
     first = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3, padding=1)
     return nn.Sequential(*first, nn.Flatten(), nn.Linear(125, 9, bias=False), nn.ReLU(), nn.Linear(9, 3))
 
+def dropped():
+    first = nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.Dropout2d(0.3), nn.ReLU(), nn.Conv2d(3, 5, 2, padding=1)
+    then = nn.Dropout(0.2), nn.Flatten(), nn.Linear(80, 7), nn.Dropout(), nn.ReLU(), nn.Linear(7, 3)
+    return nn.Sequential(*first, *then)
+
+DROPPED = Model(dropped, classes=3)
 POOLED, PADDED = Model(pooled, classes=3), Model(padded, classes=3)
 X = torch.randint(0, 256, (40, 2, 7, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 Y = torch.arange(40) % 3
@@ -37,7 +44,8 @@ def check(model, size, momentum, mu, shifts=False, seed=0, graphs=None):
     draw = torch.Generator().manual_seed(seed)
     pick, mask = torch.randint(0, 40, (3, 3, size), generator=draw), torch.ones(3, 3, size, dtype=torch.bool)
     mask[1, 2], mask[0, 2, 2:] = False, False  # an empty batch, and one with two samples
-    schedule, rate, start = Schedule(X, Y, pick, mask), torch.tensor(0.05), starts(model, seed)
+    keys = torch.arange(9).view(3, 3) * 7919 + seed
+    schedule, rate, start = Schedule(X, Y, pick, mask, keys), torch.tensor(0.05), starts(model, seed)
     shift = {name: torch.randn(w.shape, generator=draw) / 10 for name, w in start.items() if shifts}
     sgd = SGD(momentum, mu)
     expected = train_lanes(FastPlan(parse(model), sgd), schedule, rate, start, shift)
@@ -51,18 +59,35 @@ def check_lookahead(model, seed=1, graphs=None):
     pick, mask = torch.randint(0, 40, (3, 2, 8), generator=draw), torch.ones(3, 2, 8, dtype=torch.bool)
     mask[1, 1], mask[0, 1, 6:], mask[2, 1, 3:] = False, False, False  # no pair, a short second half, and none
     start, rule = starts(model, seed), MetaGradient(model.gradient, 0.2, 4)
-    sgd, schedule = SGD(mu=0.1, inner_lr=0.2), Schedule(X, Y, pick, mask)
+    keys = torch.arange(6).view(3, 2) * 7919 + seed
+    sgd, schedule = SGD(mu=0.1, inner_lr=0.2), Schedule(X, Y, pick, mask, keys)
     got = gpu_training.train_lanes(parse(model), schedule, torch.tensor(0.05), start, {}, sgd, graphs)
     for lane in range(3):
         params = first = {name: w[lane] for name, w in start.items()}
-        for at, real in zip(pick[lane], mask[lane]):
+        for at, real, key in zip(pick[lane], mask[lane], keys[lane]):
             if real.any():
-                g = rule(params, Batch(X[at], Y[at], real, real.any())).weights
+                g = rule(params, Batch(X[at], Y[at], real, real.any(), key=key)).weights
                 params = {n: w - 0.05 * (g[n] + 0.1 * (w - first[n])) for n, w in params.items()}
         for name in params:
             torch.testing.assert_close(got[name][lane], params[name], atol=1e-6, rtol=0)
 
 check(POOLED, 4, 0.9, 0.1)
+def check_convolution(size, padding, image, channels, out):
+    draw = torch.Generator().manual_seed(size)
+    images = torch.randn(3, 2, *image, channels, generator=draw).requires_grad_()
+    weight = torch.randn(3, size * size * channels, out, generator=draw).requires_grad_()
+    windows = Windows2d((size, size), (1, 1), (padding, padding), (1, 1))
+    ends = []
+    for rule in (_Product, _KernelProduct):
+        y = rule.apply(images, weight, windows)
+        ends.append((y, *torch.autograd.grad(y.square().sum(), (images, weight))))
+    for got, expected in zip(*ends):
+        torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-5)
+
+check_convolution(3, 1, (6, 7), 4, 5)
+check_convolution(2, 0, (5, 4), 8, 17)
+check(DROPPED, 4, 0.9, 0.0)
+check_lookahead(DROPPED)
 check(POOLED, 18, 0.0, 0.0)  # more samples than a tile has
 check_lookahead(POOLED)
 

@@ -3,14 +3,8 @@ import torch
 from torch import nn
 
 from kinfed.fastpath import parse
-from kinfed.fastpath.stages import (
-    PaddedImages,
-    gradient_tile,
-    parse_stages,
-    precision,
-    product_tile,
-    shape_stages,
-)
+from kinfed.fastpath.stages import parse_stages, shape_stages
+from kinfed.kernels.layout import PaddedImages, gradient_tile, precision, product_tile
 from kinfed.models import MODELS, Model, make_model
 from tests.problems import assert_same_bits
 
@@ -61,6 +55,11 @@ def test_a_packed_convolution_is_the_product_with_windows_of_an_image():
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(6, 3)),
         nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)),
         nn.Sequential(nn.ReLU(), nn.Linear(4, 3)),
+        nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(4, 3)),  # of the samples themselves
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Dropout()),
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Dropout(), nn.Dropout(), nn.Linear(3, 3)),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Dropout2d(), nn.Linear(36, 3)),
         nn.Sequential(*([nn.Linear(3, 3)] * 2)),
         nn.Conv2d(1, 4, 3),
     ],

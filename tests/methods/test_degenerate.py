@@ -111,6 +111,8 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "stocfl": is_fedavg("stocfl", threshold=-1.0, pull=0.0),
     "flux": is_fedavg("flux", rounds_before=99),
     "feddrift": is_fedavg("feddrift", first="one", delta=1.0),
+    "centralised": is_fedavg("centralised", local=LocalTraining(1, 10**6, 0.05)),  # one step on all samples
+    "fedem": is_fedavg("fedem", components=1),
     "oracle": is_fedavg("oracle", replace(SEVERAL, true_clusters=None)),
 }
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from kinfed.client import Batch
 from kinfed.models import Model, convolutions
-from kinfed.models.batch_operations import BatchOperations, _factors
+from kinfed.models.batch_operations import BatchOperations, draw_kept
 from tests.problems import assert_close, assert_same_bits
 from tests.zoo import ZOO
 
@@ -143,7 +143,7 @@ def test_a_gpu_draws_the_same_masks():
         pytest.skip("needs a CUDA device")
     keys = torch.tensor([3, -7, 2**62])
     for count, dropped in ((1, 0.5), (1003, 0.1), (4096, 0.9)):
-        here, there = (_factors(t, count, dropped, torch.float32) for t in (keys, keys.cuda()))
+        here, there = (draw_kept(t, count, dropped, torch.float32) for t in (keys, keys.cuda()))
         assert torch.equal(here, there.cpu())
 
 

@@ -13,6 +13,7 @@ from kinfed.training import LocalTraining
 from tests.problems import assert_close, fit, tiny_population
 
 ALL = Inputs(augment=("crop", "flip", "noise"), crop=2)
+REFLECTED = Inputs(augment=("crop",), crop=2, padding="reflect")
 
 
 def test_a_shifted_image_is_a_window_of_the_padded_one():
@@ -25,6 +26,17 @@ def test_a_shifted_image_is_a_window_of_the_padded_one():
     assert shift_samples(torch.ones(2, 9, 128), 4).shape == (2, 9, 128)
 
 
+def test_reflected_edges_are_torchs():
+    torch.manual_seed(0)
+    x = torch.arange(1.0, 41.0).view(2, 1, 4, 5)
+    padded = torch.nn.functional.pad(x, (2, 2, 2, 2), mode="reflect")
+    wanted = {
+        tuple(image[:, i : i + 4, j : j + 5].flatten().tolist()) for image in padded for i in range(5) for j in range(5)
+    }
+    shifted = shift_samples(x.repeat(150, 1, 1, 1), 2, "reflect")
+    assert {tuple(image.flatten().tolist()) for image in shifted} == wanted
+
+
 def test_noise_has_its_deviation_and_flips_are_half_of_the_images():
     torch.manual_seed(0)
     noisy = augment(torch.zeros(20, 1, 20, 20), Inputs(augment=("noise",), noise=0.5))
@@ -34,9 +46,10 @@ def test_noise_has_its_deviation_and_flips_are_half_of_the_images():
     assert 150 < int(flipped.sum()) < 250
 
 
-def test_engines_agree_on_augmented_samples_and_evaluation_has_none():
+@pytest.mark.parametrize("inputs", [ALL, REFLECTED], ids=["all", "reflected"])
+def test_engines_agree_on_augmented_samples_and_evaluation_has_none(inputs):
     build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3))  # noqa: E731
-    model = Model(lambda: ALL.wrap(build), classes=3)
+    model = Model(lambda: inputs.wrap(build), classes=3)
     method, population = FedAvg(model, LocalTraining(2, 5, 0.05)), tiny_population()
     slow, fast = (fit(method, engine, population, 2)[0].params for engine in (Sequential, Vectorised))
     assert_close(slow, fast)
@@ -60,6 +73,7 @@ def test_a_config_normalises_and_augments():
     [
         ({"mean": (0.5,)}, "as many mean as std"),
         ({"augment": ("turn",)}, "augment must be some of crop, flip, noise, got 'turn'"),
+        ({"padding": "mirror"}, "padding must be one of zeros, reflect"),
         ({"augment": ("flip",)}, "'flip' is for images"),
         ({"mean": (0.1, 0.2), "std": (1.0, 1.0)}, "inputs.mean has 2 numbers"),
     ],

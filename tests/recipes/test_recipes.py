@@ -7,7 +7,7 @@ import pytest
 from kinfed.config import assemble, make_population
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.errors import ConfigError
-from kinfed.recipes import MEASURES, Wanted, cells_of, digest, list_recipes, load_recipe
+from kinfed.recipes import MEASURES, Wanted, cells_of, digest, list_recipes, load_recipe, references
 from kinfed.recipes.measures import Printed
 from kinfed.recipes.recipe import read_number, read_recipe
 from tests.recipes.made_up import NAMES_OF_DATA, store_all
@@ -45,7 +45,7 @@ def test_every_row_has_its_published_numbers_in_every_column(name):
 
 def test_a_figure_says_what_the_paper_s_shows_and_has_checks_of_its_shape():
     figures = {name: recipe for name in NAMES if (recipe := load_recipe(name)).figure}
-    assert len(figures) >= 8
+    assert len(figures) >= 19
     assert all(recipe.figure and recipe.figure.shows and recipe.claims for recipe in figures.values())
 
 
@@ -62,6 +62,32 @@ def test_every_cell_is_a_valid_config_of_known_data_and_says_under_which_protoco
     for cell in cells_of(recipe, Wanted(columns=FEW.get(name, ()), data_dir=str(data))):
         assert not cell.missing and cell.protocols and cell.variants
         assert all(config.data.name in NAMES_OF_DATA for config in cell.variants)
+
+
+@pytest.mark.parametrize(
+    ("figure", "tables"),
+    [
+        ("flt-figure-3", ["flt-figure-2"]),
+        ("flt-figure-4", ["flt-table-3"]),
+        ("flt-figure-5", ["flt-table-4"]),
+        ("flt-figure-clients", ["flt-table-1", "flt-table-2", "flt-table-4"]),
+        ("flhc-figure-1", ["flhc-table-1", "flhc-table-2", "flhc-table-3"]),
+    ],
+)
+def test_a_figure_of_a_table_s_curves_shares_its_runs(figure, tables, data):
+    wanted = Wanted(data_dir=str(data))
+    theirs = set()
+    for recipe in map(load_recipe, tables):
+        configs = [config for cell in cells_of(recipe, wanted) for config in cell.variants]
+        theirs |= {digest(each) for config in configs for each in (config, *references(recipe, config))}
+    own = [cell for cell in cells_of(load_recipe(figure), wanted) if digest(cell.variants[0]) not in theirs]
+    assert [(cell.row.name, cell.column.name) for cell in own] in ([], [("local", "four")])
+
+
+def test_claims_add_up_but_a_figure_over_a_table_has_its_own_alone():
+    says = {name: [claim.says for claim in load_recipe(name).claims] for name in ("flt-table-4", "flt-figure-5")}
+    assert "FLT is at least 25 points above FedAvg" in says["flt-table-4"] and len(says["flt-table-4"]) == 3
+    assert "FLT is at least 25 points above FedAvg" not in says["flt-figure-5"]
 
 
 DEAR = ("flux-grid", "flis-table-1", "flis-table-3", "flis-table-4")  # many cells alike
@@ -141,6 +167,16 @@ def test_a_cell_of_a_column_of_several_configs_runs_with_each(data):
     assert [config.roles.unlabelled_twins for config in cell.variants] == [True, True, False, True]
     assert cell.variants[1].partition == PARTITIONS["label_sets"](10, 5, 5)
     assert cell.variants[0].shift == SHIFTS["patterns"](3, 3)
+
+
+def test_a_column_has_settings_of_its_own_under_a_protocol(data):
+    wanted = Wanted(rows=("flis-dc",), columns=("cifar10-20", "fmnist-20"), data_dir=str(data))
+    cells = {(cell.column.name, *cell.protocols): cell for cell in cells_of(load_recipe("flis-table-1"), wanted)}
+    photos, clothes = (cells[name, "augmented"].variants[0] for name in ("cifar10-20", "fmnist-20"))
+    assert photos.inputs.padding == "reflect" and photos.inputs.augment == ("crop", "flip")
+    assert photos.inputs.std == (0.2023, 0.1994, 0.2010) and clothes.inputs.augment == ()
+    assert (photos.data.public, photos.data.public_train) == (0.25, False)
+    assert not cells["cifar10-20", "paper"].variants[0].inputs.augment
 
 
 def test_a_misspelt_key_names_the_nearest_one():

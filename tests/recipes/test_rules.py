@@ -13,6 +13,12 @@ LOW, HIGH = [(0, 1.0), (1, 2.0), (2, 2.5)], [(0, 1.5), (1, 4.0), (2, 3.0)]
         ("above", HIGH, LOW, 0.5, (), True),  # 3.0 - 2.5
         ("above", HIGH, LOW, 0.6, (), False),
         ("above", LOW, (), 2.5, (), True),  # above zero
+        ("above", HIGH, LOW, 2.0, (1,), True),  # at 1: 4.0 - 2.0
+        ("above", HIGH, LOW, 2.1, (1,), False),
+        ("exceeds", HIGH, (), 4.0, (), True),
+        ("exceeds", LOW, (), 2.6, (), False),
+        ("jumps", HIGH, (), 2.5, (0, 1), True),
+        ("jumps", HIGH, (), 0.0, (1, 2), False),  # it falls there
         ("at_most", LOW, (), 2.4, (), False),
         ("at_most", LOW, HIGH, -0.5, (), True),
         ("close", LOW, HIGH, 0.5, (), True),

@@ -7,66 +7,92 @@ unfolding), and a weight is updated where its gradient is computed. Numbers are 
 whose error is that of float32, or as one (`tf32`), which is faster and less accurate.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from kinfed.fastpath.stages import PackedWeight, PaddedImages, Stage, gradient_tile, precision, product_tile
+from kinfed.kernels.layout import LayerShape, PackedWeight, PaddedImages, gradient_tile, precision, product_tile
 
 MANY_PIXELS = 512  # of a lane that one program sums up for a gradient; where there are more, several share them
 
 
-def convolve(stage: Stage, x: PaddedImages, weight: Tensor, y: PaddedImages, lr: Tensor) -> None:
+def convolve(layer: LayerShape, x: PaddedImages, weight: Tensor, y: PaddedImages, lr: Tensor) -> None:
     """Makes y of x, after the ReLU if no pooling comes before it; undefined where a lane's learning rate is zero."""
-    _multiply(stage, x, weight, y, y, lr, back=False, relu=stage.relu and stage.pool == 1)
+    _multiply(layer, x, weight, y, y, lr, back=False, relu=layer.relu and layer.pool == 1)
 
 
 def convolve_back(
-    stage: Stage, gradient: PaddedImages, weight: Tensor, before: PaddedImages, x: PaddedImages | None, lr: Tensor
+    layer: LayerShape, gradient: PaddedImages, weight: Tensor, before: PaddedImages, x: PaddedImages | None, lr: Tensor
 ) -> None:
     """Makes the gradient before a layer of that after it; it is zero where x, if given, came out of a ReLU as zero."""
-    _multiply(stage, gradient, weight, before, x or before, lr, back=True, mask=x is not None)
+    _multiply(layer, gradient, weight, before, x or before, lr, back=True, mask=x is not None)
 
 
-def update_weights(stage: Stage, x: PaddedImages, gradient: PaddedImages, weight: PackedWeight, lr: Tensor) -> None:
+def update_weights(
+    layer: LayerShape, x: PaddedImages, gradient: PaddedImages, weight: PackedWeight, lr: Tensor
+) -> None:
     """One SGD step of a layer's weights, from its input and the gradient of its output."""
-    lanes, pixels = len(weight.now), gradient.pixels
-    total, out = weight.now.shape[1:]
-    parts = max(1, pixels // MANY_PIXELS) if total < 512 else 1  # a large weight has programs enough
+    parts = _count_parts(weight.now, gradient.pixels)
     partial = weight.now.new_empty(parts, *weight.now.shape) if parts > 1 else weight.now
-    tile, warps, ahead = gradient_tile(pixels, total, out, lanes)
     previous = weight.now if weight.previous is None else weight.previous
     beside = next((t for t in (weight.start, weight.shift) if t is not None), previous)
     pulls = (weight.previous is not None, weight.start is not None, weight.shift is not None)
-    grid = ((triton.cdiv(total - stage.bias, tile[0]) + stage.bias) * triton.cdiv(out, tile[1]), lanes, parts)
-    _weight_gradient[grid](
-        x.images, gradient.images, weight.now, previous, beside, partial, lr, weight.momentum, weight.mu, lanes,
-        pixels, triton.cdiv(pixels, parts), total, x.images.stride(0), gradient.images.stride(0), *x.images.shape[2:],
-        *gradient.size, *gradient.images.shape[2:], gradient.pad, stage.size,
-        *pulls, parts > 1, precision(), *tile,
-        num_warps=warps, num_stages=ahead,
-    )  # fmt: skip
+    steps = lr, weight.momentum, weight.mu
+    _sum_windows(layer, x, gradient, (weight.now, previous, beside, partial, *steps), pulls, parts, split=parts > 1)
     if parts > 1:
-        numbers = total * out
-        _apply_partial_sums[(triton.cdiv(numbers, 1024), lanes)](
-            partial, weight.now, previous, beside, lr, weight.momentum, weight.mu, lanes,
-            parts, numbers, *pulls, 1024,
-        )  # fmt: skip
+        numbers = weight.now[0].numel()
+        _apply_partial_sums[(triton.cdiv(numbers, 1024), len(weight.now))](
+            partial, weight.now, previous, beside, *steps, len(weight.now), parts, numbers, *pulls, 1024
+        )
 
 
-def pool(stage: Stage, x: PaddedImages, y: PaddedImages, where: Tensor) -> None:
+def compute_gradient(layer: LayerShape, x: PaddedImages, gradient: PaddedImages, weight: Tensor, lr: Tensor) -> Tensor:
+    """The gradient of a layer's weights, from its input and the gradient of its output."""
+    parts = _count_parts(weight, gradient.pixels)
+    partial = weight.new_empty(parts, *weight.shape)
+    tensors = (weight, weight, weight, partial, lr, 0.0, 0.0)
+    _sum_windows(layer, x, gradient, tensors, (False, False, False), parts, split=True)
+    return partial[0] if parts == 1 else partial.sum(0)
+
+
+def _count_parts(weight: Tensor, pixels: int) -> int:
+    """How many programs share the pixels of a lane: a large weight has programs enough."""
+    lanes, total, out = weight.shape
+    if total < 512:
+        return max(1, pixels // MANY_PIXELS)
+    programs = lanes * triton.cdiv(total, 128) * triton.cdiv(out, 64)
+    return 2 if programs < 512 and pixels >= 4 * MANY_PIXELS else 1
+
+
+def _sum_windows(
+    layer: LayerShape, x: PaddedImages, gradient: PaddedImages, tensors: tuple[Any, ...], pulls: tuple[bool, ...],
+    parts: int, split: bool,
+) -> None:  # fmt: skip
+    lanes, total, out = tensors[0].shape
+    tile, warps, ahead = gradient_tile(gradient.pixels, total, out, lanes)
+    grid = ((triton.cdiv(total - layer.bias, tile[0]) + layer.bias) * triton.cdiv(out, tile[1]), lanes, parts)
+    _weight_gradient[grid](
+        x.images, gradient.images, *tensors, lanes, gradient.pixels, triton.cdiv(gradient.pixels, parts), total,
+        x.images.stride(0), gradient.images.stride(0), *x.images.shape[2:], *gradient.size, *gradient.images.shape[2:],
+        gradient.pad, layer.size, *pulls, split, precision(), *tile, num_warps=warps, num_stages=ahead,
+    )  # fmt: skip
+
+
+def pool(layer: LayerShape, x: PaddedImages, y: PaddedImages, where: Tensor) -> None:
     """Makes y of the largest of each window, after the ReLU if there is one, and notes which it was."""
     numbers, shape = where.numel(), (*x.images.shape[2:], *y.size, y.images.shape[3], y.pad)
-    _pool[(triton.cdiv(numbers, 512),)](x.images, y.images, where, numbers, *shape, stage.pool, stage.relu, 512)
+    _pool[(triton.cdiv(numbers, 512),)](x.images, y.images, where, numbers, *shape, layer.pool, layer.relu, 512)
 
 
-def unpool(stage: Stage, gradient: PaddedImages, where: Tensor, before: PaddedImages) -> None:
+def unpool(layer: LayerShape, gradient: PaddedImages, where: Tensor, before: PaddedImages) -> None:
     """Makes the gradient before a pooling: each window's goes to its largest."""
     high, wide = before.size
     numbers = len(where) * where.shape[1] * high * wide * where.shape[4]
     shape = high, wide, where.shape[4], *where.shape[2:4], before.images.shape[3], before.pad
-    _unpool[(triton.cdiv(numbers, 512),)](gradient.images, where, before.images, numbers, *shape, stage.pool, 512)
+    _unpool[(triton.cdiv(numbers, 512),)](gradient.images, where, before.images, numbers, *shape, layer.pool, 512)
 
 
 def cross_entropy_gradient(logits: Tensor, y: Tensor, sample_weight: Tensor) -> Tensor:
@@ -77,16 +103,16 @@ def cross_entropy_gradient(logits: Tensor, y: Tensor, sample_weight: Tensor) -> 
 
 
 def _multiply(
-    stage: Stage, x: PaddedImages, weight: Tensor, y: PaddedImages, by: PaddedImages, lr: Tensor, *, back: bool,
+    layer: LayerShape, x: PaddedImages, weight: Tensor, y: PaddedImages, by: PaddedImages, lr: Tensor, *, back: bool,
     relu: bool = False, mask: bool = False,
 ) -> None:  # fmt: skip
     lanes, out = len(weight), y.images.shape[4]
-    tile, warps, ahead = product_tile(y.pixels, stage.size**2 * x.images.shape[4], out)
+    tile, warps, ahead = product_tile(y.pixels, layer.size**2 * x.images.shape[4], out)
     grid = (triton.cdiv(y.pixels, tile[0]) * triton.cdiv(out, tile[1]), lanes)
     _products[grid](
         x.images, weight, y.images, by.images, lr, y.pixels, x.images.stride(0), weight.stride(0), y.images.stride(0),
         by.images.stride(0), *x.images.shape[2:], *y.size, out, *y.images.shape[2:4], y.pad, *by.images.shape[2:4],
-        by.pad, stage.size, stage.bias, back, relu, mask, precision(), *tile, num_warps=warps, num_stages=ahead,
+        by.pad, layer.size, layer.bias, back, relu, mask, precision(), *tile, num_warps=warps, num_stages=ahead,
     )  # fmt: skip
 
 

@@ -1,0 +1,154 @@
+"""How images and weights of a block of clients lie in memory for the kernels, and how these cut their work."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+Image = tuple[int, int, int]  # height, width, channels
+
+
+class LayerShape(Protocol):
+    """What a kernel has to know of a layer."""
+
+    @property
+    def size(self) -> int: ...  # of the window
+
+    @property
+    def bias(self) -> bool: ...
+
+    @property
+    def relu(self) -> bool: ...
+
+    @property
+    def pool(self) -> int: ...  # the side of the windows whose largest goes on; 1: no pooling
+
+
+class PlainConvolution(NamedTuple):
+    """A convolution and nothing else."""
+
+    size: int
+    bias: bool = False
+    relu: bool = False
+    pool: int = 1
+
+
+@dataclass(frozen=True)
+class PaddedImages:
+    """Images of some lanes, each padded with zeros: [lanes, b, height + 2 · pad, width + 2 · pad, channels]."""
+
+    images: Tensor
+    pad: int = 0
+
+    @classmethod
+    def of(cls, like: Tensor, image: Image, pad: int = 0) -> "PaddedImages":
+        """Empty ones, as many as in `like`; the padding is never written to."""
+        make = like.new_zeros if pad else like.new_empty
+        return cls(make(*like.shape[:2], *(side + 2 * pad for side in image[:2]), image[2]), pad)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width without the padding."""
+        high, wide = (side - 2 * self.pad for side in self.images.shape[2:4])
+        return high, wide
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a lane."""
+        return self.images.shape[1] * self.size[0] * self.size[1]
+
+    @property
+    def inside(self) -> Tensor:
+        """The images without the padding, in the same memory."""
+        inside = slice(self.pad, -self.pad or None)
+        return self.images[:, :, inside, inside]
+
+    def fill(self, other: "PaddedImages") -> None:
+        """Copies images without padding."""
+        self.inside.copy_(other.images)
+
+    def flat(self) -> "PaddedImages":
+        """Each image as one pixel of many channels: the input of a linear layer."""
+        return PaddedImages(self.images.flatten(2)[:, :, None, None])
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A packed weight, its value a step ago, FedProx's start and the gradient's shift, where they are needed.
+
+    Without momentum a step changes `now`; with it, the new value is written over `previous`, and the two are swapped.
+    """
+
+    now: Tensor
+    previous: Tensor | None
+    start: Tensor | None
+    shift: Tensor | None
+    momentum: float
+    mu: float
+
+    @classmethod
+    def at(cls, start: Tensor, momentum: float, mu: float, shift: Tensor | None = None) -> "PackedWeight":
+        """A weight at `start`, which it takes over."""
+        return cls(start, start.clone() if momentum else None, start.clone() if mu else None, shift, momentum, mu)
+
+    def reset(self, start: Tensor, shift: Tensor | None) -> None:
+        """Restarts at another start, with another shift if it has one."""
+        for own, t in ((self.now, start), (self.previous, start), (self.start, start), (self.shift, shift)):
+            if own is not None and t is not None:
+                own.copy_(t)
+
+    def swap(self) -> "PackedWeight":
+        """The weight after a step."""
+        return self if self.previous is None else replace(self, now=self.previous, previous=self.now)
+
+    def end(self, steps: Tensor) -> Tensor:
+        """The weights of lanes that took so many steps each."""
+        if self.previous is None:
+            return self.now
+        return torch.where((steps % 2 == 0)[:, None, None], self.now, self.previous)
+
+
+# how the kernels cut their work: by tables of what was fastest on an H200, not by a rule
+Tile = tuple[tuple[int, int, int], int, int]  # rows, columns and depth of a tile of products; warps; loads ahead
+
+
+def precision() -> str:
+    """How numbers are multiplied."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+def product_tile(rows: int, depth: int, out: int) -> Tile:
+    """How a product of so many rows and columns, over such a depth, is cut."""
+    across, tf32 = _across(out), precision() == "tf32"
+    if rows <= 16:
+        return (16, across, 64 if out >= 512 or depth <= 64 else 32), 4, 4
+    if depth <= 32:
+        return (128, across, 32), 4, 2
+    if 128 < rows <= 1024 and out >= 256:
+        return (128, across, 32), 4, 3
+    if across == 16 and rows > 4096 and depth >= 128:
+        return (128, across, 16), 4, 4
+    if rows <= 1024 or across == 16:
+        return (64, across, 32), 4, 4
+    if across == 32:
+        return ((128, across, 32), 8, 3) if tf32 else ((64, across, 64), 4, 3)
+    return ((256, across, 32), 8, 4) if tf32 else ((128, across, 32), 8, 3)
+
+
+def gradient_tile(rows: int, total: int, out: int, lanes: int) -> Tile:
+    """How the gradient of a weight [total, out] is cut, whose depth are the rows."""
+    across = _across(out)
+    if rows <= 16:
+        return (32, across, 16), 4, 2
+    if total <= 33:
+        return (32, across, 32), 2, 4
+    if across == 16:
+        return ((64, across, 32), 2, 4) if rows > 4096 and total >= 128 else ((16, across, 64), 2, 3)
+    many = lanes * total > 20_000 and precision() == "tf32x3"
+    return ((128, across, 32), 4, 3) if many else ((32, across, 64), 4, 3)
+
+
+def _across(out: int) -> int:
+    """Columns of a tile: a power of two."""
+    return min(64, max(16, 1 << (out - 1).bit_length()))

@@ -1,0 +1,80 @@
+"""Shape: several models, the components, of which each client uses a mixture with shares of its own.
+
+A client's shares never leave it. It estimates them anew from its labelled samples whenever it is served, from those it
+trained with; one that never trained starts from equal shares, and one without labels keeps what it has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.capabilities import TRAIN_SUMMED, Exportable, ServesNetwork
+from kinfed.client import Client
+from kinfed.federation import Federation, Offer
+from kinfed.learning_tasks import MOST
+from kinfed.method import Method
+from kinfed.models import Model, make_mixture, mix_models
+from kinfed.params import Params, Payload, Stack, Value, count, model_in, select, stack
+from kinfed.targets import fill_unknown, is_known
+from kinfed.training import LocalTraining
+
+
+class ComponentsState(Protocol):
+    """A server state with components."""
+
+    @property
+    def models(self) -> Stack: ...  # θₘ, [K]
+
+
+M = TypeVar("M", bound=ComponentsState)
+
+
+class Mixed(Method[M], Exportable[M], ServesNetwork):
+    """Clients train all components, each on samples weighted by how well it fits them, and use their mixture."""
+
+    components: int
+    summed_tasks: ClassVar[Mapping[str, str]] = TRAIN_SUMMED
+    hides_clients: ClassVar[bool] = True
+
+    def initial_memory(self) -> dict[str, Value]:
+        return {"shares": torch.full((self.components,), 1 / self.components)}
+
+    def client_model(self) -> Model:
+        return make_mixture(self.model, self.components)
+
+    def offer(self, state: M, cohort: Tensor, fed: Federation) -> Offer:
+        return Offer(shared={"models": state.models})
+
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        models = model_in(offer, "models")
+        return mix_models(models, expect(client, self.model, models)[1])
+
+    def assignment_rule(self) -> str:
+        return "a client mixes all components by shares that it estimates from its labelled samples; else equal shares"
+
+
+def expect(client: Client, model: Model, models: Stack, log_prior: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Client: E-step. How likely each training sample is each component's, q [K, n], and the client's shares, π [K].
+
+    q is proportional to πₘ · exp(-loss), times what a prior [K, classes] says of the sample's label.
+    """
+    shares, weights = client.recall("shares"), []
+    total, number = torch.zeros_like(shares), torch.zeros_like(client.train.size)
+    for batch in client.train.in_order():
+        y, known = fill_unknown(batch.y), batch.mask & is_known(batch.y)
+        outputs = [model.logits(select(models, m), batch.x) for m in range(count(models))]
+        losses = torch.stack([model.task.losses(output, y) for output in outputs]).nan_to_num(nan=MOST, posinf=MOST)
+        fits = shares.log()[:, None] - losses
+        q = (fits if log_prior is None else fits + log_prior[:, y]).softmax(0)
+        weights.append(q)
+        total, number = total + torch.where(known, q, 0.0).sum(1), number + known.sum()
+    return torch.cat(weights, 1)[:, : len(client.train)], torch.where(number > 0, total / number.clamp(min=1), shares)
+
+
+def maximise(client: Client, model: Model, local: LocalTraining, models: Stack, weights: Tensor) -> Stack:
+    """Client: M-step. Each component [K], trained on samples that are weighted by its row of the weights [K, n]."""
+    own = (client.with_train(replace(client.train, weights=q)) for q in weights)
+    return stack([local(part, select(models, m), model.gradient)[0] for m, part in enumerate(own)])

@@ -1,0 +1,68 @@
+"""What a run costs until it has the accuracy that a paper publishes: rounds, bytes, trainings of clients, seconds.
+
+The target is the main number of the recipe's row `target`, less its allowance, so that all methods of a column run for
+the same. A run that never gets there costs infinitely much. Seconds are those of the simulation, clients and server.
+"""
+
+from collections.abc import Mapping
+from math import inf, isinf
+
+import numpy as np
+
+from kinfed.config import Config
+from kinfed.recipes.cells import Cell
+from kinfed.recipes.measures import MEASURES
+from kinfed.recipes.recipe import Recipe
+from kinfed.runs.reader import Numbers, Run
+
+COSTS = {
+    "cost_rounds": ("rounds", ".0f"),
+    "cost_megabytes": ("MB", ".1f"),
+    "cost_tasks": ("tasks a client", ".1f"),
+    "cost_seconds": ("s", ".0f"),
+}
+SCORING = "evaluate"  # how tasks begin that only measure
+
+
+def find_target(recipe: Recipe, column: str) -> float | None:
+    """The main number that runs of this column should have; None where the paper has none."""
+    published = recipe.rows[recipe.target].published.get(column, ()) if recipe.target else ()
+    printed = published[recipe.measures.index(recipe.main)] if published else None
+    return None if printed is None else printed.value - MEASURES[recipe.main].least
+
+
+def measure_costs(recipe: Recipe, cell: Cell, run: Run, config: Config) -> dict[str, float]:
+    """What the run cost until it had the target of its column; nothing where there is no target."""
+    target = find_target(recipe, cell.column.name)
+    if target is None:
+        return {}
+    scores = scores_of(recipe, run, config)
+    hits = np.flatnonzero(scores >= target)
+    if not len(hits):
+        return dict.fromkeys(COSTS, inf)
+    at = int(hits[0])
+    last = run.rounds["round"][at]
+    moved = run.rounds["bytes_down"][at] + run.rounds["bytes_up"][at]
+    values = (float(last), float(moved) / 1e6, count_tasks(run, last) / max(1, run.count), run.seconds_until(int(last)))
+    return dict(zip(COSTS, values, strict=True))
+
+
+def scores_of(recipe: Recipe, run: Run, config: Config) -> Numbers:
+    """The main number by evaluated round: of what clients use, so after their own training where they adapt."""
+    measure = MEASURES[recipe.main]
+    column = "accuracy_adapted" if config.evaluation.adapt and measure.column == "accuracy" else measure.column
+    found: Numbers = measure.scale * run.rounds[column]
+    return found
+
+
+def count_tasks(run: Run, last: float) -> float:
+    """How often clients were asked to compute something until this round, evaluations left out."""
+    asked = (run.ledger["round"] <= last) & np.array([not name.startswith(SCORING) for name in run.ledger.text["task"]])
+    return float(run.ledger["clients"][asked].sum())
+
+
+def show_costs(numbers: Mapping[str, float]) -> list[str]:
+    """The cells of a row: what it cost, "not reached", or nothing where it was not measured."""
+    if isinf(numbers.get("cost_rounds", 0.0)):
+        return ["not reached", *["–"] * (len(COSTS) - 1)]
+    return [f"{numbers[name]:{style}}" if name in numbers else "–" for name, (_, style) in COSTS.items()]
