@@ -230,13 +230,13 @@ class Transpose(nn.Module):
 
 
 def char_cnn(shape: Sizes, classes: int) -> nn.Module:
-    """The next token of a window: embeddings of 32, three convolutions that halve the window, 256 units."""
+    """The next token of a window: embeddings of 32, a convolution over 5 tokens to 64 channels, then 256 units.
+
+    Nothing is pooled: the next token depends on the order of the last ones.
+    """
     (length,) = shape
-    parts: list[nn.Module] = [nn.Embedding(classes, 32), Transpose()]
-    channels = 32
-    for wider in (64, 128, 128):
-        if length < 10:
-            break
-        parts += [SeriesConv(channels, wider, 5), nn.ReLU(), nn.MaxPool1d(2)]
-        channels, length = wider, (length - 4) // 2
-    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(channels * length, 256), nn.ReLU(), nn.Linear(256, classes))
+    width = min(5, length)
+    return nn.Sequential(
+        nn.Embedding(classes, 32), Transpose(), SeriesConv(32, 64, width), nn.ReLU(),
+        nn.Flatten(), nn.Linear(64 * (length - width + 1), 256), nn.ReLU(), nn.Linear(256, classes),
+    )  # fmt: skip

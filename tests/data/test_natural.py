@@ -20,27 +20,28 @@ def write_har(folder):
     np.savez(folder / "har.npz", **saved, classes=np.array(["walking", "sitting", "c", "d", "e", "f"]))
 
 
-def write_shakespeare(folder):
-    """Three roles in two plays of the letters a, b, c."""
-    text = np.arange(120) % 3
+def write_shakespeare(folder, length=40):
+    """Three roles in two plays, with so many of the letters a, b, c each."""
+    text = np.arange(3 * length) % 3
     np.savez(
         folder / "shakespeare.npz", text=text.astype(np.uint8), vocab=np.array(["a", "b", "c"]),
-        role_offsets=np.array([0, 40, 80, 120], np.int32), role_names=np.array(["First", "Second", "Third"]),
+        role_offsets=(np.arange(4) * length).astype(np.int32), role_names=np.array(["First", "Second", "Third"]),
         role_play=np.array([0, 1, 1], np.uint8), play_names=np.array(["One", "Two"]),
         play_genre=np.array([1, 0], np.uint8),
     )  # fmt: skip
 
 
-def write_heart(folder):
-    """Ten patients of two hospitals; the second never measures the last column."""
+def write_heart(folder, times=1):
+    """Ten patients of two hospitals, or so many times as many; the second never measures the last column."""
+    n = 10 * times
     names = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca"]
-    x = np.random.default_rng(0).normal(size=(10, 12)).astype(np.float32)
-    x[:, 2], x[:, 6] = np.arange(10) % 4 + 1, np.arange(10) % 3
-    x[5:, 11] = np.nan
+    x = np.random.default_rng(0).normal(size=(n, 12)).astype(np.float32)
+    x[:, 2], x[:, 6] = np.arange(n) % 4 + 1, np.arange(n) % 3
+    x[n // 2 :, 11] = np.nan
     np.savez(
-        folder / "heart.npz", x=x, y=(np.arange(10) % 2).astype(np.uint8), y_raw=(np.arange(10) % 5).astype(np.uint8),
-        client=np.repeat([0, 1], 5), features=np.array(names), hospitals=np.array(["A", "B"]),
-        flamby_split=np.array([0, 0, 0, 1, -1] * 2, np.int8),
+        folder / "heart.npz", x=x, y=(np.arange(n) % 2).astype(np.uint8), y_raw=(np.arange(n) % 5).astype(np.uint8),
+        client=np.repeat([0, 1], n // 2), features=np.array(names), hospitals=np.array(["A", "B"]),
+        flamby_split=np.array([0, 0, 0, 1, -1] * (2 * times), np.int8),
     )  # fmt: skip
 
 

@@ -53,9 +53,17 @@ def test_every_classifier_takes_grey_and_colour_images(name, shape):
     make_model(name, shape, 7).check(torch.zeros(2, *shape, dtype=torch.uint8))
 
 
+def test_a_token_network_sees_every_token_of_its_window():
+    model = make_model("char_cnn", (80,), 63)
+    x = torch.arange(81).remainder(63).repeat(81, 1)
+    x[torch.arange(80), torch.arange(80)] += 1  # one token is another one in each sample; the last is as it was
+    output = model.apply(model.init(), (x % 63)[:, :80])
+    assert bool((output[:80] != output[80]).any(1).all())
+
+
 def test_a_series_network_takes_series_and_a_token_network_tokens():
     make_model("har_cnn", (9, 128), 6).check(torch.zeros(2, 9, 128))
-    make_model("char_cnn", (80,), 63).check(torch.zeros(2, 80, dtype=torch.int64))
+    make_model("char_cnn", (3,), 63).check(torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(ConfigError, match=r"'har_cnn' is for series \[channels, length\], got samples of shape \[80\]"):
         make_model("har_cnn", (80,), 6)
 

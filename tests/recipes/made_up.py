@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.data.test_natural import write_har
+from tests.data.test_natural import write_har, write_shakespeare
 
 SHAPES = {
     "mnist": ((28, 28), 10, 300),
@@ -15,7 +15,7 @@ SHAPES = {
     "cifar100": ((32, 32, 3), 100, 1000),
     "svhn": ((32, 32, 3), 10, 400),
 }
-NAMES_OF_DATA = {*SHAPES, "har"}
+NAMES_OF_DATA = {*SHAPES, "har", "shakespeare"}
 
 TINY = """
 title = "a tiny table"
@@ -69,6 +69,7 @@ def store_all(folder: Path) -> Path:
     """A small file for every dataset that recipes name."""
     draw = np.random.default_rng(0)
     write_har(folder)
+    write_shakespeare(folder, 2000)
     for name, (shape, classes, rows) in SHAPES.items():
         x = draw.integers(0, 256, (rows + 200, *shape), dtype=np.uint8)
         y = (np.arange(rows + 200) % classes).astype(np.uint8)

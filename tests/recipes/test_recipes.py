@@ -28,6 +28,7 @@ def test_all_numeric_tables_of_the_papers_are_there():
         *known,
         "flt-table-4-balanced",
         "har-gpfl",
+        "shakespeare",
         "niid-bench",
         "flux-grid",
         "pfllib-board",
