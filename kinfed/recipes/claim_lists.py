@@ -26,8 +26,8 @@ def list_checks(outcomes: Sequence[Outcome]) -> str:
     ran = sum(bool(verdicts[HOLDS] + verdicts[FAILS]) for _, _, verdicts in counts)
     never = sum(bool(verdicts[FAILS]) and not verdicts[HOLDS] for _, _, verdicts in counts)
     said = (
-        f"{len(counts)} claims, of which {ran} were looked at; {never} of these hold nowhere. A claim is checked in each "
-        f"column and under each protocol that it speaks of: {total[HOLDS]} checks hold, {total[FAILS]} do not, "
+        f"{len(counts)} claims, of which {ran} were looked at; {never} of these hold nowhere. A claim is checked in "
+        f"each column and under each protocol that it speaks of: {total[HOLDS]} checks hold, {total[FAILS]} do not, "
         f"{total[UNKNOWN]} were not run."
     )
     return f"{said}\n\n{as_markdown(head + rows)}"
