@@ -6,9 +6,8 @@ CLASS/image.png                images by class, maybe under train/ and test/
 image.png                      images without labels
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import cast
@@ -72,8 +71,6 @@ def read_form(node: NodeConfig, kind: SampleKind | None, class_names: Sequence[s
 
 def call_loader(name: str, node: NodeConfig) -> ClientData:
     """What a function of the node's own gives: ClientData, or arrays x, y, or x, y, test_x, test_y."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # where the node was started
     made = cast("Callable[[NodeConfig], object]", import_function(name, "loader"))(node)
     if not isinstance(made, tuple | list) or len(made) not in (2, 4):
         raise DataError(f"loader '{name}' must give (x, y) or (x, y, test_x, test_y), got a {type(made).__name__}")
@@ -129,7 +126,7 @@ def load_table(path: Path, form: FileForm) -> ClientData:
     is_image = kind is not None and kind.dtype == "uint8" and len(kind.shape) == 3
     images = ImageForm.of_shape(kind.shape, form.resize, form.remedy) if kind is not None and is_image else ImageForm()
     scale = form.table.scale and not is_image
-    table = Table(**(vars(form.table) | {"scale": scale}))
+    table = replace(form.table, scale=scale)
     features, targets, test = read_own_table(path, form.class_names, table, images)
     x = torch.from_numpy(shape_features(features, kind, path))
     y = torch.full((len(x),), -1) if targets is None else as_targets(targets)

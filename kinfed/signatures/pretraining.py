@@ -238,11 +238,10 @@ class AdamTrainer:
 
     def step(self, batch: Batch) -> None:
         """One step of Adam."""
-        inputs = batch._asdict()
-        exact = inputs.pop("exact")
+        inputs = {name: t for name, t in batch._asdict().items() if isinstance(t, Tensor)}
 
         def take(tensors: Params) -> Params:
-            self._step(Batch(**tensors, exact=exact))
+            self._step(Batch(**tensors, exact=batch.exact))
             return {}
 
         if self.on_gpu:

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from kinfed.client import Batch
 from kinfed.data.datasets import cache_folder
 from kinfed.errors import ConfigError
 from kinfed.models import make_autoencoder
 from kinfed.signatures import Pretraining
+from kinfed.signatures.pretraining import AdamTrainer
+from tests.problems import assert_same_bits
 
 
 def train(folder: str) -> None:
@@ -52,3 +55,16 @@ def test_a_source_of_another_image_size_is_refused_before_training(tmp_path, mon
     np.savez(tmp_path / "letters.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     with pytest.raises(ConfigError, match=r"'letters' has samples of shape \[1, 12, 12\].* of shape \[1, 8, 8\]"):
         Pretraining("letters", str(tmp_path))(make_autoencoder("conv_ae", (1, 8, 8), 4), torch.zeros(0, 1, 8, 8))
+
+
+def test_a_step_that_a_cuda_graph_captures_takes_tensors_alone(monkeypatch):
+    network, x = make_autoencoder("conv_ae", (1, 8, 8), 4), torch.rand(6, 1, 8, 8)
+    batch = Batch(x, torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.bool), torch.tensor(True), exact=True)
+    trainers = [AdamTrainer(network, network.module_with(network.init()), 0.01) for _ in range(2)]
+    given = {}
+    monkeypatch.setattr(trainers[0], "on_gpu", True)
+    monkeypatch.setattr(trainers[0].graphs, "run", lambda key, take, inputs: given.update(inputs) or take(inputs))
+    for trainer in trainers:
+        trainer.step(batch)
+    assert set(given) == {"x", "y", "mask", "live"} and all(isinstance(t, torch.Tensor) for t in given.values())
+    assert_same_bits(*(dict(trainer.module.named_parameters()) for trainer in trainers))
