@@ -40,6 +40,7 @@ from kinfed.data.population import Population
 from kinfed.errors import CheckpointError, ConfigError, KinfedError
 from kinfed.experiment import Summary
 from kinfed.method import Method
+from kinfed.methods import title_of
 from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display, forward_log
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs import lifecycle
@@ -118,7 +119,7 @@ class RunResult:
     def __repr__(self) -> str:
         state = "" if self.run.has_ended else ", not ended"
         table = as_text(summary_table(self.summary, self.run.metric, self.run.own_metrics))
-        return f"{self.run.method} seed {self.run.seed} at {self.path}{state}\n{table}"
+        return f"{title_of(self.run.method)} seed {self.run.seed} at {self.path}{state}\n{table}"
 
     def _repr_html_(self) -> str:
         return as_html(summary_table(self.summary, self.run.metric, self.run.own_metrics))
@@ -324,7 +325,7 @@ def run_beside(configs: Sequence[Config], folder: Path, display: Display, force:
     """The runs of a comparison, several at once; those that fail leave the others alone."""
     paths = [run_folder(folder, config) for config in configs]
     todo = [
-        Job(config, f"{config.method}, seed {config.seed}", path, is_fresh=force)
+        Job(config, f"{title_of(config.method)}, seed {config.seed}", path, is_fresh=force)
         for config, path in zip(configs, paths, strict=True)
         if force or not has_ended(config, path, folder)
     ]
@@ -352,7 +353,7 @@ def say_diagnoses(results: Sequence[RunResult], display: Display) -> None:
     said = {result.config.method: result.diagnosis for result in reversed(results)}
     for method, diagnosis in reversed(said.items()):
         if diagnosis:
-            display.say(f"{method}: {diagnosis}")
+            display.say(f"{title_of(method)}: {diagnosis}")
 
 
 def run_one(config: Config, folder: Path, display: Display, given: Given, force: bool) -> RunResult:
