@@ -125,6 +125,7 @@ def model_for(config: Config, population: Population) -> Model:
         build = partial(own_network, config.model, own, shape, population.classes)
         model = Model(build, seed=config.seed, classes=population.classes, task=config.task)
     else:
+        check_vocabulary(config.model, population)
         model = make_model(config.model, shape, population.classes, seed=config.seed, task=config.task)
     model = put_inputs(model, config.inputs, shape)
     with in_one_line(f"model '{config.model}' was built, but failed on samples of shape {shape}"):
@@ -143,6 +144,16 @@ def check_targets(population: Population, task: LearningTask) -> None:
         raise ConfigError(
             f"the targets of these clients are {some.dtype}, this task wants {wanted.dtype}: set task.name to what is "
             "learnt, or make the clients with OwnSettings(task=...)"
+        )
+
+
+def check_vocabulary(model: str, population: Population) -> None:
+    """Raise ConfigError where samples have tokens that a network of as many as there are classes does not know."""
+    most = int(population.x.max()) if population.x.dtype == torch.int64 and population.x.numel() else -1
+    if model == "char_cnn" and most >= population.classes:
+        raise ConfigError(
+            f"model 'char_cnn' knows as many tokens as there are classes, {population.classes}, and the samples have "
+            f"token {most}: set task.name = 'next_token', or take a network of your own (model = 'module:function')"
         )
 
 
