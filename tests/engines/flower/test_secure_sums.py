@@ -81,6 +81,8 @@ def models_of(state):
         ("ifca", {}),
         ("pca_km_hc", {"clusters": 2}),
         pytest.param("repa", {}, marks=pytest.mark.on_demand),
+        pytest.param("fedem", {}, marks=pytest.mark.on_demand),
+        pytest.param("fedrc", {}, marks=pytest.mark.on_demand),
     ],
 )
 def test_models_are_those_without_it(name, settings):
