@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kinfed.config import build
-from kinfed.data.arrays import SampleKind, as_features, as_labels
+from kinfed.data.arrays import SampleKind, as_features
 from kinfed.data.image_files import ImageForm, list_by_class, list_images, read_images
 from kinfed.data.partitions.split import others
 from kinfed.data.readers import TABLES, Table, hold_out, read_own_table
@@ -26,7 +26,7 @@ from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError, FileError
 from kinfed.files import Arrays, read_arrays, write_arrays
 from kinfed.registry import explain_unknown, import_function
-from kinfed.targets import as_numbers
+from kinfed.targets import as_classes, as_numbers
 
 FILE, OLD_FILE = "samples.npz", "rows.npz"
 NodeConfig = Mapping[str, bool | bytes | float | int | str]
@@ -181,8 +181,8 @@ def read_classes(folder: Path, kind: SampleKind, form: FileForm, images: ImageFo
 
 
 def as_targets(y: npt.NDArray[np.generic]) -> Tensor:
-    """Labels as int64, numbers as float32."""
-    return torch.from_numpy(as_numbers(y, "y") if y.dtype.kind == "f" else as_labels(y))
+    """Labels, tokens, and 0 and 1 for each label as int64, numbers as float32."""
+    return torch.from_numpy(as_numbers(y, "y") if y.dtype.kind == "f" else as_classes(y, "y", most_dims=2))
 
 
 def read_samples(path: Path) -> Arrays:
