@@ -207,7 +207,7 @@ def fill_checks(place: Path, outcomes: Sequence[Outcome]) -> None:
     for paper in dict.fromkeys(name.split("-")[0] for name in by_name):
         names = tables_of(paper)
         page = find_marks(place, f"checks of {paper}")
-        if page and all(name in by_name for name in names):
+        if page and names and all(name in by_name for name in names):
             replace_between(page, f"checks of {paper}", list_checks([by_name[name] for name in names]) + "\n")
 
 
