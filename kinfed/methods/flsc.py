@@ -19,7 +19,7 @@ from kinfed.client_tasks import score
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
-from kinfed.methods.cluster_models import check_clusters, draw_models
+from kinfed.methods.cluster_models import draw_models
 from kinfed.models import Model
 from kinfed.params import Params, Payload, Stack, count, each_leaf, model_in, one_hot, select
 from kinfed.per_client import Labels
@@ -49,7 +49,6 @@ class FLSC(Method[FLSCState], FindsClusters[FLSCState], Exportable[FLSCState]):
             raise ConfigError(f"overlap must be 1..{self.clusters}, the clusters, got {self.overlap}")
 
     def init(self, fed: Federation) -> FLSCState:
-        check_clusters(self.clusters, fed)
         nothing = torch.full((fed.count, self.overlap), -1, device=fed.device)
         return FLSCState(draw_models(self.model, self.clusters, fed.device), nothing)
 

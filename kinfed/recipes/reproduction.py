@@ -36,7 +36,7 @@ from kinfed.recipes.store import Store, jobs_of
 from kinfed.registry import look_up
 from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
-from kinfed.runs.parallel import run_jobs
+from kinfed.runs.parallel import check_jobs, run_jobs
 
 WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}
 Planned = list[tuple[Recipe, list[Cell]]]
@@ -61,8 +61,7 @@ class Order:
             raise ConfigError("wanted at least one table; `kinfed reproduce --list` shows all")
         if not self.wanted.seeds:
             raise ConfigError("--seeds: wanted how many, at least 1, got none")
-        if self.jobs < 1:
-            raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {self.jobs}")
+        check_jobs(self.jobs)
         if not 0 <= self.minutes < inf:
             raise ConfigError(f"--minutes: wanted after how many to stop, 0 for never, got {self.minutes}")
 

@@ -15,7 +15,7 @@ from kinfed.data import (
     label_counts,
     load,
 )
-from kinfed.data.arrays import store
+from kinfed.data.arrays import SampleKind, store
 from kinfed.data.partitions import Writers
 from kinfed.errors import ConfigError, DataError
 from kinfed.learning_tasks import TASKS
@@ -260,3 +260,11 @@ def test_uneven_images_of_a_table_are_refused():
     for other in (colour, small):
         with pytest.raises(DataError, match=r"samples of image must have one shape, got .* and "):
             from_hub(Table(image=[grey, other], label=[0, 1], client=["a", "b"]), "client")
+
+
+def test_token_ids_that_a_reader_gives_as_floats_are_token_ids():
+    kind = SampleKind((2,), "int64", 3)
+    samples, _ = kind.check(torch.tensor([[0.0, 2.0]]), None, "samples")
+    assert samples.tolist() == [[0, 2]] and samples.dtype == torch.int64
+    with pytest.raises(DataError, match="wanted token ids"):
+        kind.check(torch.tensor([[0.5, 2.0]]), None, "samples")
