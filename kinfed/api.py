@@ -46,7 +46,7 @@ from kinfed.registry import as_file, refuse_code
 from kinfed.runs import lifecycle
 from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other, resume_command
 from kinfed.runs.logs import COMPARISON, CONFIG, write_text
-from kinfed.runs.parallel import Job, group_by_clients, run_jobs
+from kinfed.runs.parallel import Job, check_jobs, group_by_clients, run_jobs
 from kinfed.runs.reader import Run, check_format, is_comparison, read_config
 from kinfed.runs.writer import refuse_incomplete, write_config
 from kinfed.trackers import check_trackers
@@ -232,6 +232,7 @@ def compare(
 
     `jobs` runs go on at once, each in a process of its own; methods and data that are objects run one at a time.
     """
+    check_jobs(jobs)
     several = () if methods is None or is_config(methods) else tuple(cast("Sequence[str | Method[object]]", methods))
     own = {name_method(each): each for each in several if isinstance(each, Method)}
     named = {"compare": [name_method(each) for each in several] or None, "seeds": None if seeds is None else [*seeds]}
@@ -278,6 +279,7 @@ def resume_comparison(
     own: Mapping[str, Method[object]] | None = None, trust: bool = False, jobs: int = 1, data_dir: Text | None = None,
 ) -> Comparison:  # fmt: skip
     """Takes a stopped comparison to its end; runs that ended are not run again. Trust is as in `resume`."""
+    check_jobs(jobs)
     path, display = Path(folder), display or choose_display(quiet=quiet)
     stored = read_config(path, COMPARISON, trust)
     wanted = change(config or stored, rounds, device, data_dir)

@@ -168,6 +168,7 @@ def test_methods_are_compared_in_one_table():
         (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["samples of shape (1, 8, 8)"]),
         (["run", "method=fedavg", "engine.name=vectorized"], ["did you mean 'vectorised'?"]),
         (["run", "method=fedavg", "--device", "mps"], ["engine.device: 'mps' is not supported: sums are in double"]),
+        (["compare", "--jobs", "0"], ["--jobs: wanted how many runs at once, at least 1, got 0"]),
         (["run", "method=fedavg", "--device", "cdua"], ["got 'cdua': did you mean 'cuda'?"]),
         (["run", "method=fedavg", "--device", "meta"], ["wanted cpu, cuda or auto, got 'meta'"]),
         (["run", "method=fedavg", "--device", "gpu"], ["wanted cpu, cuda or auto, got 'gpu'"]),

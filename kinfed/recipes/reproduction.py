@@ -36,7 +36,7 @@ from kinfed.recipes.store import Store, jobs_of
 from kinfed.registry import look_up
 from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
-from kinfed.runs.parallel import run_jobs
+from kinfed.runs.parallel import check_jobs, run_jobs
 
 WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}
 Planned = list[tuple[Recipe, list[Cell]]]
@@ -61,8 +61,7 @@ class Order:
             raise ConfigError("wanted at least one table; `kinfed reproduce --list` shows all")
         if not self.wanted.seeds:
             raise ConfigError("--seeds: wanted how many, at least 1, got none")
-        if self.jobs < 1:
-            raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {self.jobs}")
+        check_jobs(self.jobs)
         if not 0 <= self.minutes < inf:
             raise ConfigError(f"--minutes: wanted after how many to stop, 0 for never, got {self.minutes}")
 
@@ -147,15 +146,15 @@ def run_all(planned: Planned, order: Order, store: Store, kept: KeptNumbers, dis
     jobs = jobs_of(planned, order.wanted, store)
     todo = [job for job in jobs if not store.has(job.config)]
     display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
-    if todo and kept.cells:
-        display.say(estimate_time(planned, order, store, kept))
+    if said := estimate_time(planned, order, store, kept):
+        display.say(said)
     if not order.show:
         failed = run_jobs(todo, order.jobs, display, threads=1 if order.wanted.quick else 0)
         store.failed |= {path.name: why for path, why in failed.items()}
 
 
 def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumbers) -> str:
-    """How long the runs that are left will take, by the kept seconds of their cells, or of others of their table."""
+    """How long the runs that are left will take, by the kept seconds of their cells or table; else empty."""
     known: dict[Path, float] = {}
     for recipe, cells in planned:
         seconds = [[n[SECONDS] for n in kept.find(recipe.name, cell).values() if SECONDS in n] for cell in cells]
@@ -163,6 +162,8 @@ def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumber
         for cell, own in zip(cells, seconds, strict=True) if others else ():
             left = [config for config in cell.configs(order.wanted.seeds) if not cell.missing and not store.has(config)]
             known |= {path: mean(own or others) for path in map(store.path, left) if path not in known}
+    if not known:
+        return ""
     minutes = sum(known.values()) / order.jobs / 60
     return f"about {minutes:.0f} min for {len(known)} runs of tables that have kept numbers, {order.jobs} at once"
 

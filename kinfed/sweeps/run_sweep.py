@@ -13,7 +13,7 @@ from kinfed.progress import Display, Silence, choose_display
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs.lifecycle import Interrupted, free_folder
 from kinfed.runs.logs import write_text
-from kinfed.runs.parallel import Job, run_jobs
+from kinfed.runs.parallel import Job, check_jobs, run_jobs
 from kinfed.sweeps.outcome_files import show_sweep, write_sweep
 from kinfed.sweeps.space import Space
 from kinfed.sweeps.sweep_folder import SWEEP, Definition, Sweep, is_sweep, read_definition
@@ -102,8 +102,7 @@ def check_sweep(definition: Definition) -> None:
 
 def run_sweep(found: Sweep, display: Display, jobs: int) -> Sweep:
     """Takes all runs of a sweep to their end, tests the best, writes and shows what came of it."""
-    if jobs < 1:
-        raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {jobs}")
+    check_jobs(jobs)
     found.path.mkdir(parents=True, exist_ok=True)
     write_text(found.path / SWEEP, f"# kinfed run, format {FORMAT}: a sweep\n" + to_toml(found.definition.to_table()))
     failed: dict[Path, str] = {}
