@@ -2,6 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTS_READY := $(VENV)/.tests-ready
 DOCS_READY := $(VENV)/.docs-ready
 
 .PHONY: demo test test-all fuzz lint check format docs notebooks lock audit sbom dist clean
@@ -9,28 +10,28 @@ DOCS_READY := $(VENV)/.docs-ready
 demo: $(READY)  ## the main job: FedAvg, Local, FLT and Auto compared on digits with planted clusters
 	$(BIN)/kinfed compare --out demo --force
 
-test: $(READY)  ## the tests
+test: $(TESTS_READY)  ## the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-test-all: $(READY)  ## these and the dear ones: a federation over TLS, a report of 2,400 clients
+test-all: $(TESTS_READY)  ## these and the dear ones: a federation over TLS, a report of 2,400 clients
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
 
-fuzz: $(READY)  ## malformed input of every kind: what ends in a traceback, a hang or silence
+fuzz: $(TESTS_READY)  ## malformed input of every kind: what ends in a traceback, a hang or silence
 	$(BIN)/python -m tests.fuzz.cases 2400 0
 
-lint: $(READY)  ## format, lint, types
+lint: $(TESTS_READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 check: lint test  ## all that CI checks
 
-format: $(READY)
+format: $(TESTS_READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 docs: $(DOCS_READY)  ## the documentation site, into site/; every link is checked
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	$(BIN)/python -m website.build_site site
 	@echo "open site/index.html"
 
 notebooks: $(DOCS_READY)  ## runs docs/notebooks again and keeps what they show
@@ -42,26 +43,31 @@ $(READY): pyproject.toml constraints.txt
 	@echo "2 of 3: torch, the largest download"
 	$(BIN)/pip install --progress-bar on --constraint constraints.txt torch
 	@echo "3 of 3: kinfed and what it needs"
-	$(BIN)/pip install --progress-bar on --constraint constraints.txt --editable '.[hub,flower,report,tensorboard,dev]'
+	$(BIN)/pip install --progress-bar on --constraint constraints.txt --editable '.[report]'
 	touch $(READY)
 
-$(DOCS_READY): $(READY)
+$(TESTS_READY): $(READY)
+	@echo "what the tests need too: Flower, ONNX, trackers, linters"
+	$(BIN)/pip install --progress-bar on --constraint constraints.txt --editable '.[hub,flower,report,tensorboard,onnx,dev]'
+	touch $(TESTS_READY)
+
+$(DOCS_READY): $(TESTS_READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $(DOCS_READY)
 
-LOCKED := hub flower report tensorboard privacy dev docs
-lock: $(READY)  ## requirements.lock: every version of constraints.txt with the hashes of its files
+LOCKED := hub flower report tensorboard privacy onnx dev docs
+lock: $(TESTS_READY)  ## requirements.lock: every version of constraints.txt with the hashes of its files
 	$(BIN)/uv pip compile pyproject.toml $(LOCKED:%=--extra %) --constraint constraints.txt --generate-hashes \
 	    --python-version 3.11.5 --python-platform x86_64-manylinux_2_28 --no-annotate --quiet \
 	    --custom-compile-command "make lock" --output-file requirements.lock
 
-audit: $(READY)  ## known holes of what requirements.lock pins; asks pypi.org
+audit: $(TESTS_READY)  ## known holes of what requirements.lock pins; asks pypi.org
 	$(BIN)/uvx pip-audit@2.10.1 --requirement requirements.lock --require-hashes --disable-pip --strict
 
-sbom: $(READY)  ## sbom.json: what requirements.lock pins, in CycloneDX
+sbom: $(TESTS_READY)  ## sbom.json: what requirements.lock pins, in CycloneDX
 	$(BIN)/uvx --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements.lock --output-file sbom.json
 
-dist: $(READY)  ## a release: sdist, and the wheel that is built from it, into dist/
+dist: $(TESTS_READY)  ## a release: sdist, and the wheel that is built from it, into dist/
 	$(BIN)/uv build --no-build-isolation --python $(BIN)/python
 
 clean:

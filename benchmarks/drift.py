@@ -110,7 +110,7 @@ def write_table(name: str, table: str) -> None:
     text, (begin, end) = PAGE.read_text(encoding="utf-8"), (mark.format(name) for mark in (BEGIN, END))
     before, _, rest = text.partition(begin)
     if not rest:
-        before = f"{text}\n### {name}\n\n"
+        before, rest = f"{text.rstrip()}\n\n### {name}\n\n", f"{end}\n"
     PAGE.write_text(f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 

@@ -40,12 +40,13 @@ from kinfed.data.population import Population
 from kinfed.errors import CheckpointError, ConfigError, KinfedError
 from kinfed.experiment import Summary
 from kinfed.method import Method
+from kinfed.methods import title_of
 from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display, forward_log
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs import lifecycle
 from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other, resume_command
 from kinfed.runs.logs import COMPARISON, CONFIG, write_text
-from kinfed.runs.parallel import Job, group_by_clients, run_jobs
+from kinfed.runs.parallel import Job, check_jobs, group_by_clients, run_jobs
 from kinfed.runs.reader import Run, check_format, is_comparison, read_config
 from kinfed.runs.writer import refuse_incomplete, write_config
 from kinfed.trackers import check_trackers
@@ -118,7 +119,7 @@ class RunResult:
     def __repr__(self) -> str:
         state = "" if self.run.has_ended else ", not ended"
         table = as_text(summary_table(self.summary, self.run.metric, self.run.own_metrics))
-        return f"{self.run.method} seed {self.run.seed} at {self.path}{state}\n{table}"
+        return f"{title_of(self.run.method)} seed {self.run.seed} at {self.path}{state}\n{table}"
 
     def _repr_html_(self) -> str:
         return as_html(summary_table(self.summary, self.run.metric, self.run.own_metrics))
@@ -231,6 +232,7 @@ def compare(
 
     `jobs` runs go on at once, each in a process of its own; methods and data that are objects run one at a time.
     """
+    check_jobs(jobs)
     several = () if methods is None or is_config(methods) else tuple(cast("Sequence[str | Method[object]]", methods))
     own = {name_method(each): each for each in several if isinstance(each, Method)}
     named = {"compare": [name_method(each) for each in several] or None, "seeds": None if seeds is None else [*seeds]}
@@ -277,6 +279,7 @@ def resume_comparison(
     own: Mapping[str, Method[object]] | None = None, trust: bool = False, jobs: int = 1, data_dir: Text | None = None,
 ) -> Comparison:  # fmt: skip
     """Takes a stopped comparison to its end; runs that ended are not run again. Trust is as in `resume`."""
+    check_jobs(jobs)
     path, display = Path(folder), display or choose_display(quiet=quiet)
     stored = read_config(path, COMPARISON, trust)
     wanted = change(config or stored, rounds, device, data_dir)
@@ -324,7 +327,7 @@ def run_beside(configs: Sequence[Config], folder: Path, display: Display, force:
     """The runs of a comparison, several at once; those that fail leave the others alone."""
     paths = [run_folder(folder, config) for config in configs]
     todo = [
-        Job(config, f"{config.method}, seed {config.seed}", path, is_fresh=force)
+        Job(config, f"{title_of(config.method)}, seed {config.seed}", path, is_fresh=force)
         for config, path in zip(configs, paths, strict=True)
         if force or not has_ended(config, path, folder)
     ]
@@ -352,7 +355,7 @@ def say_diagnoses(results: Sequence[RunResult], display: Display) -> None:
     said = {result.config.method: result.diagnosis for result in reversed(results)}
     for method, diagnosis in reversed(said.items()):
         if diagnosis:
-            display.say(f"{method}: {diagnosis}")
+            display.say(f"{title_of(method)}: {diagnosis}")
 
 
 def run_one(config: Config, folder: Path, display: Display, given: Given, force: bool) -> RunResult:

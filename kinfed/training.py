@@ -248,6 +248,23 @@ class MetaGradient:
         return self.gradient(params | {name: params[name] - self.alpha * g for name, g in inner.items()}, second)
 
 
+def train_pairs(local: LocalTraining, client: Client, start: Params, meta: MetaGradient) -> Params:
+    """The weights after Per-FedAvg's steps by one SGD: its momentum goes on from the inner step to the outer one."""
+    params, moment = start, each_leaf(torch.zeros_like, start)
+    for pair in client.batches(*local.passes):
+        first, second = pair.part(slice(meta.size)), pair.part(slice(meta.size, None))
+        if not len(second.x):
+            continue
+        inner = each_leaf(lambda g, v: local.momentum * v + g, meta.gradient(params, first).weights, moment)
+        ahead = params | {name: params[name] - meta.alpha * v for name, v in inner.items()}
+        weights, buffers = meta.gradient(ahead, second)
+        weights = each_leaf(lambda g, w, w0: g + local.mu * (w - w0), weights, params, start)
+        outer = each_leaf(lambda g, v: local.momentum * v + g, weights, inner)
+        moment = each_leaf(lambda new, old, live=second.live: torch.where(live, new, old), outer, moment)
+        params = params | _step(params, local.rate(client) * second.live, outer) | dict(buffers)
+    return {name: params[name] for name in start}
+
+
 @dataclass(frozen=True)
 class LabelledGradient:
     """The gradient over the samples that have a label; where none has, nothing changes."""

@@ -104,7 +104,7 @@ def test_load_run_gives_what_run_gave():
     result = kinfed.run("ifca", "digits", **SMALL)
     loaded = kinfed.load_run(str(result.path))
     assert (loaded.summary, loaded.clusters, repr(loaded)) == (result.summary, result.clusters, repr(result))
-    assert repr(result).startswith("ifca seed 0 at runs/ifca-digits-seed0\n") and "accuracy" in repr(result)
+    assert repr(result).startswith("IFCA seed 0 at runs/ifca-digits-seed0\n") and "accuracy" in repr(result)
     assert result._repr_html_().startswith("<table><thead><tr><th></th><th>last round</th>")
     with pytest.raises(CheckpointError, match="no run at nowhere"):
         kinfed.load_run("nowhere")
@@ -114,7 +114,7 @@ def test_methods_are_compared_by_name_or_as_objects():
     people = tiny_population()
     methods = [kinfed.FedAvg(small_net()), kinfed.Local(small_net())]
     comparison = kinfed.compare(methods, people, seeds=[0, 1], rounds=1, out="both", quiet=True)
-    assert [line.split()[0] for line in repr(comparison).splitlines()[1:]] == ["method", "fedavg", "local"]
+    assert [line.split()[0] for line in repr(comparison).splitlines()[1:]] == ["method", "FedAvg", "Local"]
     frame = comparison.to_frame()
     assert frame["method"].tolist() == ["fedavg", "local"] * 2 and frame["seed"].tolist() == [0, 0, 1, 1]
     mean = comparison.summary["local"]["accuracy_percent"]

@@ -99,7 +99,7 @@ def test_what_the_engine_chose_is_shown_on_demand(monkeypatch):
     monkeypatch.setattr(log, "level", log.level)  # -v sets it
     words = ["run", "method=fedavg", *TINY, "rounds=1"]
     assert "'train' runs in " not in kinfed(*words, "--out", "plain").output
-    assert "fedavg seed 0: 'train' runs in 1 blocks" in kinfed(*words, "--out", "more", "-v").output
+    assert "FedAvg seed 0: 'train' runs in 1 blocks" in kinfed(*words, "--out", "more", "-v").output
 
 
 def test_commands_complete_in_a_shell():
@@ -114,7 +114,7 @@ def test_a_run_outside_a_terminal_prints_plain_lines():
     result = kinfed("run", "method=fedavg", *TINY)
     lines = result.output.splitlines()
     assert result.exit_code == 0, result.output
-    assert lines[0].startswith("fedavg seed 0: round 1/2, accuracy ") and lines[0].endswith(" s left")
+    assert lines[0].startswith("FedAvg seed 0: round 1/2, accuracy ") and lines[0].endswith(" s left")
     assert lines[-1] == "written to runs/fedavg-digits-seed0"
     assert "\x1b" not in result.output
     assert kinfed("run", "method=fedavg", *TINY, "--quiet").output == ""
@@ -141,9 +141,9 @@ def test_methods_are_compared_in_one_table():
         "| method | accuracy % | to best (95 % CI) | variance | worst decile % | at target % | ARI | clusters | "
         "MB moved | seconds |"
     )
-    assert [line.split(" | ")[0] for line in table.splitlines()[2:4]] == ["| fedavg", "| local"]
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:4]] == ["| FedAvg", "| Local"]
     assert " clients of 2 seeds)." in table.splitlines()[5]
-    assert table.splitlines()[7] == "| better than | fedavg | local |"
+    assert table.splitlines()[7] == "| better than | FedAvg | Local |"
     assert "".join(table.splitlines()[:4]).count(" ± ") == 2 * 6 + 1
     lines = {name: len(Path(f"both/{name}.csv").read_text().splitlines()) for name in ("compare", "runs", "pairs")}
     assert lines == {"compare": 3, "runs": 5, "pairs": 2}
@@ -168,6 +168,7 @@ def test_methods_are_compared_in_one_table():
         (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["samples of shape (1, 8, 8)"]),
         (["run", "method=fedavg", "engine.name=vectorized"], ["did you mean 'vectorised'?"]),
         (["run", "method=fedavg", "--device", "mps"], ["engine.device: 'mps' is not supported: sums are in double"]),
+        (["compare", "--jobs", "0"], ["--jobs: wanted how many runs at once, at least 1, got 0"]),
         (["run", "method=fedavg", "--device", "cdua"], ["got 'cdua': did you mean 'cuda'?"]),
         (["run", "method=fedavg", "--device", "meta"], ["wanted cpu, cuda or auto, got 'meta'"]),
         (["run", "method=fedavg", "--device", "gpu"], ["wanted cpu, cuda or auto, got 'gpu'"]),

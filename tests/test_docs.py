@@ -147,6 +147,24 @@ def test_the_tables_on_the_pages_of_results_are_those_of_the_kept_numbers(tmp_pa
         assert f"<!-- {name} -->\n\n{shown}" in pages, f"{name}: {renew}"
 
 
+@pytest.mark.parametrize("paper", ["flt", "flhc", "flis", "repa"])
+def test_the_checks_on_a_paper_s_page_are_those_of_the_kept_numbers(paper: str, tmp_path: Path):
+    from kinfed.recipes import Wanted, cells_of, load_recipe
+    from kinfed.recipes.claim_lists import list_checks
+    from kinfed.recipes.kept import KeptNumbers
+    from kinfed.recipes.recipe import tables_of
+    from kinfed.recipes.reproduction import outcome_of
+    from kinfed.recipes.store import Store
+
+    kept = KeptNumbers.read(ROOT / "docs" / "results" / "measured.csv")
+    outcomes = []
+    for recipe in map(load_recipe, tables_of(paper)):
+        wanted = Wanted(data_dir=str(tmp_path), assumed=kept.datasets(recipe.name))
+        outcomes.append(outcome_of(recipe, cells_of(recipe, wanted), wanted, Store(tmp_path), kept))
+    page = (ROOT / "docs" / "results" / f"{paper}.md").read_text()
+    assert f"<!-- checks of {paper} -->\n\n{list_checks(outcomes)}" in page, "renew the page, as above"
+
+
 def python_of(page: str) -> list[str]:
     """The Python examples of a page."""
     return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)

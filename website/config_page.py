@@ -85,5 +85,5 @@ def chosen(section: str, registry: Mapping[str, type], text: str) -> list[str]:
     """A section whose keys hang on a name in it."""
     parts = [f"## `[{section}]`", text]
     for name, line in first_lines(registry).items():
-        parts += [f'### `name = "{name}"` {{ #{section}-{name} }}', line, table(settings_of(registry[name]))]
+        parts += [f'({section}-{name})=\n### `name = "{name}"`', line, table(settings_of(registry[name]))]
     return parts

@@ -50,7 +50,7 @@ def source_page(path: str) -> str:
         if here.is_dir()
         else f"````{LANGUAGES.get(here.suffix, 'text')}\n{here.read_text().rstrip()}\n````"
     )
-    return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n{shown}\n"
+    return f"---\norphan: true\nnosearch: true\n---\n\n# {path}\n\n{shown}\n"
 
 
 def listed(folder: Path) -> str:

@@ -20,6 +20,7 @@ SYMBOLS = {
     "w": "w: bytes of a model",
     "C": "C: clusters",
     "R": "R: rounds before the clustering",
+    "labels": "labels: number of labels",
     "encoder": "encoder: bytes of its weights (with tuning: of the decoder too)",
     "signature": "signature: bytes of a client's signature",
     "shared": "shared: bytes of the weights that are averaged",

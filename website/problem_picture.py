@@ -17,10 +17,10 @@ import kinfed
 PICTURE = Path(__file__).parents[1] / "docs" / "problem.svg"
 COLOURS = ("#332288", "#44aa99", "#cc6677", "#999933", "#4a90c2", "#882255", "#117733", "#b8860b")
 INK, FAINT, GREY = "#1d2125", "#5c646d", "#8b929a"
-WIDTH, HEIGHT, PANEL = 1000, 430, 488  # of the picture; from one panel to the next
-BASE, TALL = 336, 176  # where bars stand, and how high 100 % is
-BAR, GAP, ROOM = 15, 3, 84  # of a bar, between bars, of a cluster of clients
-MODELS = 92  # where models stand
+WIDTH, HEIGHT, PANEL = 640, 632, 296  # of the picture; from one panel to the one below: a phone shows it at 60 %
+BASE, TALL = 244, 112  # where bars stand, and how high 100 % is
+BAR, GAP, ROOM = 20, 3, 105  # of a bar, between bars, of a cluster of clients
+MODELS = 88  # where models stand
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,25 @@ def draw(panels: Sequence[Served], truth: Sequence[int], labels: Sequence[Sequen
     """The picture as SVG."""
     title = " against ".join(f"{panel.title.lower()}: {panel.mean:.0f} % on average" for panel in panels)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="14">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        'font-family="Helvetica, Arial, sans-serif" font-size="19">',
         f"<title>Accuracy of {len(truth)} clients, {escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
         *draw_symbols({label for own in labels for label in own}),
     ]
     for place, panel in enumerate(panels):
-        parts += [f'<g transform="translate({20 + PANEL * place} 0)">', *draw_panel(panel, truth, labels), "</g>"]
-    return "\n".join([*parts, "</svg>\n"])
+        parts += [f'<g transform="translate(20 {PANEL * place})">', *draw_panel(panel, truth, labels), "</g>"]
+    caption = "a bar: one client's accuracy; below: the digits that it has"
+    return "\n".join([*parts, write(20, HEIGHT - 14, caption, colour=FAINT), "</svg>\n"])
 
 
 def draw_panel(panel: Served, truth: Sequence[int], labels: Sequence[Sequence[int]]) -> Iterator[str]:
     """One method: its models, lines to its clients, a bar for each client, and the digits that they have."""
     models = sorted(set(panel.model))
     colours = {model: GREY if len(models) == 1 else COLOURS[model % len(COLOURS)] for model in models}
-    yield write(0, 30, panel.title, size=19, weight="bold")
-    yield write(0, 52, f"{panel.mean:.0f} % on average, worst client {100 * min(panel.accuracy):.0f} %", colour=FAINT)
+    yield write(0, 30, panel.title, size=24, weight="bold")
+    yield write(0, 58, f"{panel.mean:.0f} % on average, worst client {100 * min(panel.accuracy):.0f} %", colour=FAINT)
     places = place_clients(truth)
     homes = {m: float(np.mean([places[c] for c, used in enumerate(panel.model) if used == m])) for m in models}
     for client, (accuracy, model) in enumerate(zip(panel.accuracy, panel.model, strict=True)):
@@ -78,14 +80,14 @@ def draw_panel(panel: Served, truth: Sequence[int], labels: Sequence[Sequence[in
         yield box(places[client] - BAR / 2, BASE - TALL, BAR, TALL, "#eef0f1")
         yield box(places[client] - BAR / 2, top, BAR, TALL * accuracy, colours[model])
     for model, x in homes.items():
-        yield box(x - 26, MODELS - 13, 52, 26, colours[model], rounded=5)
-        yield write(x, MODELS + 5, "model", size=13, colour="#ffffff", middle=True)
+        yield box(x - 31, MODELS - 14, 62, 28, colours[model], rounded=5)
+        yield write(x, MODELS + 6, "model", size=18, colour="#ffffff", middle=True)
     for share in (0, 50, 100):
-        yield write(PANEL - 48, BASE - TALL * share / 100 + 5, f"{share} %", size=12, colour=FAINT)
+        yield write(
+            middle_of(len(labels)) - ROOM / 2 + 2, BASE - TALL * share / 100 + 6, f"{share} %", size=18, colour=FAINT
+        )
     for cluster, own in enumerate(labels):
         yield from draw_labels(own, middle_of(cluster))
-    caption = "a bar: one client's accuracy; below: the digits that it has"
-    yield write(middle_of(len(labels) // 2), HEIGHT - 16, caption, colour=FAINT, middle=True)
 
 
 def place_clients(truth: Sequence[int]) -> list[float]:
@@ -126,12 +128,12 @@ def draw_labels(labels: Sequence[int], middle: float) -> Iterator[str]:
     """The digits of a cluster side by side."""
     for place, label in enumerate(labels):
         x = middle + (place - (len(labels) - 1) / 2) * 36
-        yield f'<rect x="{x - 16:g}" y="{BASE + 12}" width="32" height="32" fill="#f6f7f7"/>'
-        yield f'<use href="#digit{label}" x="{x - 15:g}" y="{BASE + 13}" width="30" height="30"/>'
+        yield f'<rect x="{x - 16:g}" y="{BASE + 6}" width="32" height="32" fill="#f6f7f7"/>'
+        yield f'<use href="#digit{label}" x="{x - 15:g}" y="{BASE + 7}" width="30" height="30"/>'
 
 
 def write(
-    x: float, y: float, text: str, *, size: int = 14, colour: str = INK, weight: str = "normal", middle: bool = False
+    x: float, y: float, text: str, *, size: int = 19, colour: str = INK, weight: str = "normal", middle: bool = False
 ) -> str:
     anchor = ' text-anchor="middle"' if middle else ""
     font = f'font-size="{size}" font-weight="{weight}" fill="{colour}"'

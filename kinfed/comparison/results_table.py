@@ -16,6 +16,7 @@ from kinfed.comparison.outcomes import (
     mean_and_spread,
 )
 from kinfed.comparison.paired import NOBODY, Interval, Measured, Pair, Wins
+from kinfed.methods import title_of
 from kinfed.progress import as_markdown
 from kinfed.runs.logs import as_csv
 
@@ -99,7 +100,10 @@ def make_cells(outcomes: Sequence[Outcome], filled: bool = False) -> tuple[list[
         columns[column.title] = mark_best(column, outcomes)
         if column.is_main and len(methods) > 1:
             columns[TO_BEST] = gap_cells(column, outcomes)
-    rows = [[Cell(method), *(cells.get(method, Cell(NOTHING)) for cells in columns.values())] for method in methods]
+    rows = [
+        [Cell(title_of(method)), *(cells.get(method, Cell(NOTHING)) for cells in columns.values())]
+        for method in methods
+    ]
     return ["method", *columns], rows
 
 
@@ -162,10 +166,11 @@ def headline(outcomes: Sequence[Outcome]) -> str:
     gap = behind[second]
     apart = f"{abs(gap.mean):{form}}{' points' if unit == ' %' else ''}"
     if gap.is_known and not gap.is_resolved:
-        both = f"{best} at {first}{unit} and {second} at {other}{unit}"
+        both = f"{title_of(best)} at {first}{unit} and {title_of(second)} at {other}{unit}"
         return f"No method is clearly best: {both} differ by {apart} ({say_interval(gap, form)})."
     way = "below" if column.lower_is_better else "above"
-    return f"{best} serves clients best: {first}{unit} on average, {apart} {way} {second} ({say_interval(gap, form)})."
+    ahead = f"{apart} {way} {title_of(second)} ({say_interval(gap, form)})"
+    return f"{title_of(best)} serves clients best: {first}{unit} on average, {ahead}."
 
 
 def say_interval(gap: Interval, form: str) -> str:
@@ -203,7 +208,8 @@ def win_matrix(outcomes: Sequence[Outcome]) -> list[list[str]]:
     if not any(cells.values()):
         return []
     methods = list(by_method(outcomes))
-    return [["better than", *methods], *([row, *(cells.get((row, c), NOTHING) for c in methods)] for row in methods)]
+    rows = ([title_of(row), *(cells.get((row, other), NOTHING) for other in methods)] for row in methods)
+    return [["better than", *map(title_of, methods)], *rows]
 
 
 def show_wins(pair: Pair) -> str:

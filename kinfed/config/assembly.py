@@ -21,8 +21,9 @@ from kinfed.data.build import build_population, score_on_training
 from kinfed.data.datasets import load
 from kinfed.data.population import Population
 from kinfed.engines import ENGINES, choose_device
-from kinfed.errors import ConfigError, KinfedError, ModelError
+from kinfed.errors import ConfigError, DataError, KinfedError, ModelError
 from kinfed.experiment import Experiment, Loop
+from kinfed.learning_tasks import LearningTask
 from kinfed.method import Method
 from kinfed.methods import FLT, METHODS
 from kinfed.models import MODELS, Model, Shape, make_model
@@ -30,6 +31,7 @@ from kinfed.models.inputs import Inputs
 from kinfed.privacy import UNPROTECTED, Privacy
 from kinfed.registry import import_function, look_up
 from kinfed.signatures import Pretraining, Signature
+from kinfed.targets import is_known
 
 T = TypeVar("T")
 
@@ -44,6 +46,8 @@ def assemble(
     find_method(config.method)
     look_up(config.engine.name, ENGINES, "engine")
     choose_device(config.engine.device)
+    if population is not None and method is None:
+        check_targets(population, config.task)
     population = population or make_population(config)
     method = protect(method, config.privacy) if method else make_method(config, model_for(config, population))
     return Experiment(
@@ -121,11 +125,36 @@ def model_for(config: Config, population: Population) -> Model:
         build = partial(own_network, config.model, own, shape, population.classes)
         model = Model(build, seed=config.seed, classes=population.classes, task=config.task)
     else:
+        check_vocabulary(config.model, population)
         model = make_model(config.model, shape, population.classes, seed=config.seed, task=config.task)
     model = put_inputs(model, config.inputs, shape)
     with in_one_line(f"model '{config.model}' was built, but failed on samples of shape {shape}"):
         model.check(population.x[:2])
     return model
+
+
+def check_targets(population: Population, task: LearningTask) -> None:
+    """Raise ConfigError where the population has targets of another task."""
+    some = population.y[is_known(population.y)][:2].cpu().numpy()
+    try:
+        wanted = task.targets(some)
+    except DataError as error:
+        raise ConfigError(f"the targets of these clients are not those of this task: {error}") from error
+    if wanted.dtype != some.dtype:
+        raise ConfigError(
+            f"the targets of these clients are {some.dtype}, this task wants {wanted.dtype}: set task.name to what is "
+            "learnt, or make the clients with OwnSettings(task=...)"
+        )
+
+
+def check_vocabulary(model: str, population: Population) -> None:
+    """Raise ConfigError where samples have tokens that a network of as many as there are classes does not know."""
+    most = int(population.x.max()) if population.x.dtype == torch.int64 and population.x.numel() else -1
+    if model == "char_cnn" and most >= population.classes:
+        raise ConfigError(
+            f"model 'char_cnn' knows as many tokens as there are classes, {population.classes}, and the samples have "
+            f"token {most}: set task.name = 'next_token', or take a network of your own (model = 'module:function')"
+        )
 
 
 def put_inputs(model: Model, inputs: Inputs, shape: tuple[int, ...]) -> Model:

@@ -208,6 +208,7 @@ def dataclass_schema(kind: type) -> CoreSchema | None:
     return core.no_info_after_validator_function(lambda values: kind(**values), table_schema(held, required))
 
 
+@cache
 def parts_of(hint: object) -> Parts | None:
     """The parts that can stand for this type, or for one of its options."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

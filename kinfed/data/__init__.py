@@ -2,7 +2,7 @@
 
 from kinfed.data.build import ChangeSettings, build_population
 from kinfed.data.dataset import Dataset
-from kinfed.data.datasets import DATASETS, Loader, data_root, is_stored, load
+from kinfed.data.datasets import DATASETS, Loader, data_root, has_all_classes, is_stored, load
 from kinfed.data.drift import DRIFTS, Drift, LabelSwapDrift, NewClasses, RotationDrift
 from kinfed.data.own_samples import OwnSettings, from_arrays, from_clients, from_hub, from_torch
 from kinfed.data.partitions import PARTITIONS, Labels, Partition, Promise, Split, check
@@ -46,6 +46,7 @@ __all__ = [
     "from_clients",
     "from_hub",
     "from_torch",
+    "has_all_classes",
     "is_stored",
     "label_counts",
     "load",

@@ -69,8 +69,9 @@ def as_features(x: Array, tokens: bool = False) -> Plain:
     """uint8 images with channels first; anything else as float32, or token ids as int64."""
     array = array_of(x, "x")
     if tokens:
-        if array.dtype.kind not in "iu" or array.ndim == 0 or (array.size and int(array.min()) < 0):
-            raise DataError(f"x is {array.dtype} {list(array.shape)}, wanted token ids: integers from 0 on")
+        is_whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array % 1 == 0).all()))
+        if not is_whole or array.ndim == 0 or (array.size and int(array.min()) < 0):
+            raise DataError(f"x is {array.dtype} {list(array.shape)}{show_range(array)}, wanted token ids: 0, 1, 2, …")
         return array.astype(np.int64)
     if array.dtype == np.uint8 and array.ndim in (3, 4):
         return channels_first(array).copy()  # the user may go on changing theirs
@@ -80,20 +81,17 @@ def as_features(x: Array, tokens: bool = False) -> Plain:
         return array.astype(np.float32)
 
 
+def show_range(array: Plain) -> str:
+    """From which to which number an array goes, as a message has it; nothing where it has none."""
+    return f" from {array.min()} to {array.max()}" if array.dtype.kind in "iuf" and array.size else ""
+
+
 def check_finite(x: Plain) -> None:
     """Raise DataError where samples have a NaN or an infinity in them."""
     if x.dtype == np.uint8 or not x.size or (np.isfinite(x.min()) and np.isfinite(x.max())):  # no table as large as x
         return
     sick = np.flatnonzero([not np.isfinite(sample).all() for sample in x])
     raise DataError(f"{len(sick)} of {len(x)} samples of x have a NaN or an infinity, the first is sample {sick[0]}")
-
-
-def as_labels(y: Array) -> Index:
-    """Labels as int64; other types are refused, since rounding them would hide a mistake."""
-    array = array_of(y, "y")
-    if array.dtype.kind not in "iub" or array.ndim != 1:
-        raise DataError(f"y is {array.dtype} {list(array.shape)}, wanted integers [n]")
-    return array.astype(np.int64)
 
 
 def as_owners(client: Array) -> Index:
@@ -195,8 +193,8 @@ OPTIONAL = ("writer_train", "writer_test")
 IMAGES = "uint8 [n, height, width], [n, height, width, 1 or 3] or [n, 1 or 3, height, width]"
 FEATURES = "floats [n, ...] or token ids, integers [n, ...]"
 FORMAT = (
-    f"x_train, x_test: images, {IMAGES}, or {FEATURES}; y_train, y_test: integer labels [n], or numbers [n] or [n, k]; "
-    "optional writer_train, writer_test: integers [n]"
+    f"x_train, x_test: images, {IMAGES}, or {FEATURES}; y_train, y_test: integer labels [n], tokens [n, length], "
+    "0 and 1 for each label [n, labels], or numbers [n] or [n, k]; optional writer_train, writer_test: integers [n]"
 )
 
 
@@ -252,7 +250,8 @@ def check_part(path: Path, arrays: Arrays, part: str) -> None:
             f"{path}: y_{part} is {y.dtype} {list(y.shape)}, wanted numbers [n] or [n, k], one for each sample"
         )
     for name in (f"writer_{part}",) if y.dtype.kind == "f" else (f"y_{part}", f"writer_{part}"):
-        if name in arrays and (not np.issubdtype(arrays[name].dtype, np.integer) or arrays[name].ndim != 1):
+        most = 2 if name == f"y_{part}" else 1  # the next token after each, or 0 and 1 for each label
+        if name in arrays and (not np.issubdtype(arrays[name].dtype, np.integer) or not 1 <= arrays[name].ndim <= most):
             raise DataError(f"{path}: {name} is {arrays[name].dtype} {list(arrays[name].shape)}, wanted integers [n]")
         if name in arrays and len(arrays[name]) != len(x):
             raise DataError(

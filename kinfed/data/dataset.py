@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kinfed.data.partitions.split import Index
 from kinfed.errors import DataError
-from kinfed.learning_tasks import LearningTask
+from kinfed.learning_tasks import LearningTask, NextToken
 
 Plain = npt.NDArray[np.generic]
 
@@ -44,7 +44,8 @@ class Dataset:
         """The same with targets as this task has them; classes can be numbers, but not the other way round."""
         train, test = task.targets(self.y_train), task.targets(self.y_test)
         if task.has_classes():
-            return replace(self, y_train=train, y_test=test)
+            tokens = max(map(count_vocabulary, (self.x_train, self.x_test))) if isinstance(task, NextToken) else 0
+            return replace(self, y_train=train, y_test=test, classes=max(self.classes, tokens))
         return replace(self, y_train=train, y_test=test, classes=task.count_outputs(train), class_names=())
 
     @property
@@ -62,6 +63,11 @@ def labels_of(y: Plain) -> Index:
     if y.ndim == 1 and y.dtype.kind in "iub":
         return y.astype(np.int64)
     return np.zeros(len(y), np.int64)
+
+
+def count_vocabulary(x: Plain) -> int:
+    """How many token ids there are at least: the largest and all below it; 0 where samples are none."""
+    return int(x.max()) + 1 if x.dtype.kind in "iu" and x.size else 0
 
 
 def check_samples(x: Plain, name: str) -> None:

@@ -4,8 +4,10 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Protocol, cast
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +100,24 @@ def load_own(name: str, options: Mapping[str, object]) -> Dataset:
 def is_stored(name: str, root: str | Path | None = None) -> bool:
     """Whether this dataset can be loaded without fetching it."""
     return name == "digits" or ":" in name or is_file_name(name) or (data_root(root) / f"{name}.npz").exists()
+
+
+def has_all_classes(name: str, root: str | Path | None = None) -> bool:
+    """Whether a stored dataset has training samples of each of its classes; true where its classes are not known."""
+    path = data_root(root) / f"{name}.npz"
+    if name in NATURAL or name not in CLASSES or not path.exists():
+        return True
+    try:
+        return count_labels(path, path.stat().st_mtime_ns) >= CLASSES[name]
+    except (OSError, ValueError, KeyError, BadZipFile):
+        return True  # whoever loads it says what is wrong with it
+
+
+@cache
+def count_labels(path: Path, changed: int) -> int:
+    """How many different labels the training samples of a file have; `changed`: when it was written."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return len(np.unique(arrays["y_train"]))
 
 
 def data_root(root: str | Path | None = None) -> Path:

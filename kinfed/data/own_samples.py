@@ -1,7 +1,7 @@
-"""A user's own data -> population: arrays, torch datasets, or a loaded Hugging Face table."""
+"""A user's own data -> population: arrays, torch datasets, or a loaded Hugging Face table; for any task."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 import numpy as np
@@ -13,23 +13,25 @@ from kinfed.data.arrays import (
     Plain,
     array_of,
     as_features,
-    as_labels,
     as_owners,
     check_alike,
     check_finite,
     stack_arrays,
 )
+from kinfed.data.dataset import count_vocabulary, labels_of
 from kinfed.data.partitions.split import Index, draw_stratified, generator, others, samples_of_each
 from kinfed.data.population import Population
 from kinfed.errors import ConfigError, DataError
+from kinfed.learning_tasks import TASKS, LearningTask, NextToken
+from kinfed.registry import look_up, suggest
 
 
 class Items(Protocol):
-    """What we use of a torch dataset: pairs of (features, label)."""
+    """What we use of a torch dataset: pairs of (features, target)."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> tuple[Array, int]: ...
+    def __getitem__(self, index: int, /) -> tuple[Array, Array]: ...
 
 
 class Columns(Protocol):
@@ -47,44 +49,83 @@ class OwnSettings:
 
     test: float = 0.2  # share of every client's samples that is kept for testing, stratified by label
     seed: int = 0
-    classes: int | None = None  # None: largest label + 1
+    classes: int | None = None  # None: largest label or token + 1
     clusters: Sequence[int] | None = None  # planted cluster of each client, in the order of the clients
+    task: LearningTask | str = "classification"  # what is learnt: a name of `task.name`, or a task
+    tokens: bool | None = None  # whether x are token ids; None: where the next token is learnt
+    class_names: Sequence[str] = ()  # of the labels; labels that are text name themselves
 
     def __post_init__(self) -> None:
         fraction(test=self.test)
+        if isinstance(self.task, str):
+            look_up(self.task, TASKS, "task")
         if self.clusters is not None and not is_whole(self.clusters):
             raise ConfigError(f"clusters must be whole numbers, one a client, got {shorten(self.clusters)}")
+
+    @property
+    def learning_task(self) -> LearningTask:
+        """The task itself."""
+        return TASKS[self.task]() if isinstance(self.task, str) else self.task
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples are token ids."""
+        return isinstance(self.learning_task, NextToken) if self.tokens is None else self.tokens
+
+    def count_classes(self, x: Plain, y: Plain) -> int:
+        """How many classes, tokens or numbers a model predicts for these samples."""
+        if self.classes is not None:
+            return self.classes
+        outputs = self.learning_task.count_outputs(y)
+        return max(outputs, count_vocabulary(x)) if isinstance(self.learning_task, NextToken) else outputs
 
 
 DEFAULT = OwnSettings()
 
 
 def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAULT) -> Population:
-    """The population of samples x with labels y, where client[i] says whose sample i is; clients are sorted by that.
+    """The population of samples x with targets y, where client[i] says whose sample i is; clients are sorted by that.
 
-    x: uint8 images [n, h, w], [n, h, w, 3] or [n, 3, h, w], or features of any other type [n, ...], taken as float32.
+    x: uint8 images [n, h, w], [n, h, w, 3] or [n, 3, h, w], token ids, or features of any other type [n, ...], taken
+    as float32. y: labels [n] as integers or text, next tokens [n] or [n, length], numbers [n] or [n, k], or 0 and 1 for
+    each label [n, labels], as the task of the settings has them.
     """
-    features, labels, owner = as_features(x), as_labels(y), as_owners(client)
-    if not len(features) == len(labels) == len(owner) or len(labels) == 0:
+    given, settings = name_labels(array_of(y, "y"), settings)
+    features, owner = as_features(x, settings.has_tokens), as_owners(client)
+    targets = settings.learning_task.targets(given)
+    if not len(features) == len(targets) == len(owner) or len(targets) == 0:
         raise DataError(
-            f"x has {len(features)} samples, y {len(labels)}, client {len(owner)}; wanted as many of each, and some"
+            f"x has {len(features)} samples, y {len(targets)}, client {len(owner)}; wanted as many of each, and some"
         )
     check_finite(features)
-    samples = samples_of_each(owner)
+    samples, labels = samples_of_each(owner), labels_of(targets)
     test = [
         samples_for_testing(labels, own, settings.test, generator(settings.seed, "own", i))
         for i, own in enumerate(samples)
     ]
     return Population(
         torch.from_numpy(features),
-        torch.from_numpy(labels),
+        torch.from_numpy(targets),
         tuple(torch.from_numpy(own[others(len(own), picked)]) for own, picked in zip(samples, test, strict=True)),
         tuple(torch.from_numpy(own[picked]) for own, picked in zip(samples, test, strict=True)),
-        int(labels.max()) + 1 if settings.classes is None else settings.classes,
+        settings.count_classes(features, targets),
         None
         if settings.clusters is None
         else torch.from_numpy(array_of(settings.clusters, "clusters").astype(np.int64)),
+        class_names=tuple(settings.class_names),
     )
+
+
+def name_labels(y: Plain, settings: OwnSettings) -> tuple[Plain, OwnSettings]:
+    """Text as the numbers of classes, in the order of their names, which the settings then have; others as they are."""
+    if y.ndim != 1 or not (y.dtype.kind == "U" or (y.dtype == object and all(isinstance(one, str) for one in y))):
+        return y, settings
+    names = tuple(settings.class_names) or tuple(sorted(set(y.tolist())))
+    if unknown := sorted(set(y.tolist()) - set(names)):
+        raise DataError(f"y has the class '{unknown[0]}', which is none of class_names: {', '.join(names)}")
+    place = {name: at for at, name in enumerate(names)}
+    classes = len(names) if settings.classes is None else settings.classes
+    return np.array([place[name] for name in y], np.int64), replace(settings, class_names=names, classes=classes)
 
 
 def from_clients(clients: Sequence[tuple[Array, Array]], settings: OwnSettings = DEFAULT) -> Population:
@@ -109,24 +150,41 @@ def from_torch(
 def from_hub(
     table: Columns,
     client_column: str,
-    image_column: str = "image",
+    image_column: str | Sequence[str] = "image",
     label_column: str = "label",
     settings: OwnSettings = DEFAULT,
 ) -> Population:
-    """The population of a loaded Hugging Face table with a column that says whose sample it is."""
-    wanted = (client_column, image_column, label_column)
-    missing = [name for name in wanted if name not in table.column_names]
+    """The population of a loaded Hugging Face table with a column that says whose sample it is.
+
+    image_column: one of images, lists of numbers or of token ids; or several columns, of a number each.
+    """
+    columns = [image_column] if isinstance(image_column, str) else list(image_column)
+    missing = [name for name in (client_column, *columns, label_column) if name not in table.column_names]
     if missing:
-        raise DataError(f"the table has no column {', '.join(missing)}; it has {', '.join(table.column_names)}")
-    images = stack_arrays(table[image_column], f"samples of {image_column}")
+        raise DataError(
+            f"the table has no column {', '.join(missing)}{suggest(missing[0], table.column_names)}; it has "
+            f"{', '.join(table.column_names)}"
+        )
+    parts = [stack_arrays(table[name], f"samples of {name}") for name in columns]
+    x = parts[0] if isinstance(image_column, str) else stack_columns(dict(zip(columns, parts, strict=True)))
     labels, owner = (stack_arrays(table[name], f"samples of {name}") for name in (label_column, client_column))
-    return from_arrays(images, labels, owner, settings)
+    names = getattr(getattr(table, "features", {}).get(label_column), "names", None)  # of a ClassLabel
+    named = replace(settings, class_names=names) if names and not settings.class_names else settings
+    return from_arrays(x, labels, owner, named)
+
+
+def stack_columns(columns: Mapping[str, Plain]) -> Plain:
+    """Columns of a number each as features [n, columns]."""
+    for name, column in columns.items():
+        if column.ndim != 1 or column.dtype.kind not in "iufb":
+            raise DataError(f"column {name} is {column.dtype} {list(column.shape)}, wanted a number for each sample")
+    return np.stack([column.astype(np.float64) for column in columns.values()], 1)
 
 
 def own_samples(client: int, pair: tuple[Array, Array]) -> tuple[Plain, Plain]:
-    """The samples and labels of one client; it must have some, and as many of each."""
+    """The samples and targets of one client; it must have some, and as many of each."""
     x, y = (array_of(part, f"client {client}") for part in as_pair(pair, f"client {client}"))
-    if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
+    if x.ndim == 0 or y.ndim not in (1, 2) or len(x) != len(y):
         raise DataError(f"client {client}: x is {list(x.shape)} and y {list(y.shape)}, wanted [n, ...] and [n]")
     if len(y) == 0:
         raise DataError(f"client {client} has no samples; leave such clients out")

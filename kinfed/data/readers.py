@@ -8,7 +8,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,9 @@ class Table:
                     f"{path}: column '{nested[0]}' holds images or lists, so that it is all of a sample: choose it "
                     f"alone by data.options.features (there are also {', '.join(set(chosen) - {nested[0]})})"
                 )
-            return read_nested(list(chosen[nested[0]]), nested[0], images)
+            lists = read_nested(list(chosen[nested[0]]), nested[0], images)
+            refuse_gaps(lists, nested[0], self.gaps, path)
+            return lists
         x = np.stack([read_numbers(column, name) for name, column in chosen.items()], 1)
         if self.gaps == "refuse" and (gaps := np.isnan(x).sum(0)).any():
             names = [f"{name} ({n})" for name, n in zip(chosen, gaps.tolist(), strict=True) if n]
@@ -164,10 +166,21 @@ def read_nested(column: Sequence[object], name: str, images: ImageForm) -> Featu
         raise DataError(f"column '{name}' has nothing in row {missing[0] + 2}: every sample needs its features")
     if files := [cell for cell in cells if isinstance(cell, bytes)]:
         return read_images(files, images)
-    lists = stack_arrays([np.asarray(cell) for cell in cells], f"lists of column '{name}'")
+    lists = stack_arrays(cast("list[npt.ArrayLike]", cells), f"lists of column '{name}'")
     if lists.dtype.kind not in "iuf":
         raise DataError(f"column '{name}' holds lists of {lists.dtype}, wanted lists of numbers, all of one shape")
     return lists.astype(np.float32 if lists.dtype.kind == "f" else np.int64)
+
+
+def refuse_gaps(lists: Features, name: str, gaps: str, path: Path) -> None:
+    """Raise DataError where lists have gaps, which only columns of a table can have filled: [n, columns]."""
+    if lists.dtype.kind != "f" or not np.isnan(lists).any() or (gaps == "fill" and lists.ndim == 2):
+        return
+    sick = np.flatnonzero(np.isnan(lists).reshape(len(lists), -1).any(1))
+    raise DataError(
+        f"{path}: missing values (NaN) in column '{name}', in {len(sick)} of {len(lists)} rows, the first is row "
+        f"{sick[0] + 2}: fill them" + (", or set data.options.gaps = 'fill'" if lists.ndim == 2 else "")
+    )
 
 
 def pick_column(table: Mapping[str, Column], name: str, option: str, path: Path) -> Column:

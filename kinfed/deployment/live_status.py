@@ -9,10 +9,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from html import escape
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from kinfed.deployment.plan import Plan
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.network_federation import now_text
 from kinfed.errors import CheckpointError, FileError
+from kinfed.methods import title_of
 from kinfed.progress import as_html, as_text
 from kinfed.runs.logs import whole_lines, write_text
 
@@ -150,7 +151,7 @@ def read_status(run: Path) -> RunStatus:
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged ({error}): its server writes it anew") from None
-    return status if status.is_over or is_alive(status) else RunStatus(**(vars(status) | {"state": GONE}))
+    return status if status.is_over or is_alive(status) else replace(status, state=GONE)
 
 
 def is_alive(status: RunStatus) -> bool:
@@ -171,9 +172,8 @@ def read_metric(run: Path) -> str:
 
 def summarise_status(status: RunStatus, metric: str = "") -> list[str]:
     """A run in a few lines: its state, the round, the task, how many are connected."""
-    lines = [
-        f"{status.method}: {status.state}, round {status.round} of {status.rounds}" + (f", {metric}" * bool(metric))
-    ]
+    method, now = title_of(status.method), f"{status.state}, round {status.round} of {status.rounds}"
+    lines = [f"{method}: {now}, {metric}" if metric else f"{method}: {now}"]
     if status.task and not status.is_over:
         lines.append(f"'{status.task}': {status.replied} of {status.asked} clients replied")
     waits = f", {status.wanted} wanted" if status.state == WAITING else ""
@@ -223,10 +223,10 @@ def make_page(run: Path) -> str:
     lines = "".join(f"<p>{escape(line)}</p>" for line in summarise_status(status, read_metric(run)))
     tables = [list_clients(status), *([list_problems(status)] if status.problems else [])]
     body = lines + "".join(f"<div>{as_html(table)}</div>" for table in tables)
-    return PAGE.format(title=escape(f"{status.method}: {status.state}"), body=body)
+    return PAGE.format(title=escape(f"{title_of(status.method)}: {status.state}"), body=body)
 
 
-def make_server(run: Path, port: int) -> HTTPServer:
+def make_server(run: Path, port: int) -> ThreadingHTTPServer:
     """A server of that page on loopback; port 0 is any that is free."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -246,4 +246,4 @@ def make_server(run: Path, port: int) -> HTTPServer:
         def log_message(self, format: str, *values: object) -> None:
             """Writes nothing."""
 
-    return HTTPServer(("127.0.0.1", port), Handler)
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)

@@ -6,9 +6,8 @@ CLASS/image.png                images by class, maybe under train/ and test/
 image.png                      images without labels
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import cast
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kinfed.config import build
-from kinfed.data.arrays import SampleKind, as_features, as_labels
+from kinfed.data.arrays import SampleKind, as_features
 from kinfed.data.image_files import ImageForm, list_by_class, list_images, read_images
 from kinfed.data.partitions.split import others
 from kinfed.data.readers import TABLES, Table, hold_out, read_own_table
@@ -27,7 +26,7 @@ from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError, FileError
 from kinfed.files import Arrays, read_arrays, write_arrays
 from kinfed.registry import explain_unknown, import_function
-from kinfed.targets import as_numbers
+from kinfed.targets import as_classes, as_numbers
 
 FILE, OLD_FILE = "samples.npz", "rows.npz"
 NodeConfig = Mapping[str, bool | bytes | float | int | str]
@@ -72,8 +71,6 @@ def read_form(node: NodeConfig, kind: SampleKind | None, class_names: Sequence[s
 
 def call_loader(name: str, node: NodeConfig) -> ClientData:
     """What a function of the node's own gives: ClientData, or arrays x, y, or x, y, test_x, test_y."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # where the node was started
     made = cast("Callable[[NodeConfig], object]", import_function(name, "loader"))(node)
     if not isinstance(made, tuple | list) or len(made) not in (2, 4):
         raise DataError(f"loader '{name}' must give (x, y) or (x, y, test_x, test_y), got a {type(made).__name__}")
@@ -129,7 +126,7 @@ def load_table(path: Path, form: FileForm) -> ClientData:
     is_image = kind is not None and kind.dtype == "uint8" and len(kind.shape) == 3
     images = ImageForm.of_shape(kind.shape, form.resize, form.remedy) if kind is not None and is_image else ImageForm()
     scale = form.table.scale and not is_image
-    table = Table(**(vars(form.table) | {"scale": scale}))
+    table = replace(form.table, scale=scale)
     features, targets, test = read_own_table(path, form.class_names, table, images)
     x = torch.from_numpy(shape_features(features, kind, path))
     y = torch.full((len(x),), -1) if targets is None else as_targets(targets)
@@ -184,8 +181,8 @@ def read_classes(folder: Path, kind: SampleKind, form: FileForm, images: ImageFo
 
 
 def as_targets(y: npt.NDArray[np.generic]) -> Tensor:
-    """Labels as int64, numbers as float32."""
-    return torch.from_numpy(as_numbers(y, "y") if y.dtype.kind == "f" else as_labels(y))
+    """Labels, tokens, and 0 and 1 for each label as int64, numbers as float32."""
+    return torch.from_numpy(as_numbers(y, "y") if y.dtype.kind == "f" else as_classes(y, "y", most_dims=2))
 
 
 def read_samples(path: Path) -> Arrays:

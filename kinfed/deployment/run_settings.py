@@ -28,8 +28,7 @@ def list_run_keys(config: Config) -> list[str]:
     own = chain(flatten(config.resolve()), all_keys(config.method))
     known = [key for key in dict.fromkeys(own) if key in PLAIN or key.split(".")[0] in SECTIONS]
     mine = [key for key in known if not key.startswith("methods.") or key.startswith(f"methods.{config.method}.")]
-    quoted = [key.replace(f"methods.{config.method}.", f'methods."{config.method}".') for key in mine]
-    return [key for key in quoted if key not in FIXED] + [f"{PLAN}.{name}" for name in PLANNED]
+    return [quote_method(key, config) for key in mine if key not in FIXED] + [f"{PLAN}.{name}" for name in PLANNED]
 
 
 def apply_run_config(config: Config, plan: Plan, given: RunConfig) -> tuple[Config, Plan]:

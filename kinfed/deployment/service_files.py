@@ -17,6 +17,7 @@ from kinfed.errors import ConfigError
 
 DOCKER, SYSTEMD, FLOWER_HOME = "docker", "systemd", ".flower"
 INSIDE = "/app"  # the app's folder in a container
+UNSAFE = "$%\"'\\\n"  # systemd or Compose would read these as more than a character
 SECRET = "certificates/superexec.secret"
 CONNECTION = '[superlink.mine]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{folder}/certificates/ca.crt"\n'
 
@@ -34,8 +35,8 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         within(1, 65535, port=self.port, superlink_port=self.superlink_port, node_port=self.node_port)
         for name in ("address", "user"):
-            if not (value := getattr(self, name)) or any(c.isspace() or c in "%\"'\\" for c in value):
-                raise ConfigError(f"--{name}: wanted a name without spaces and quotes, got {value!r}")
+            if not (value := getattr(self, name)) or any(c.isspace() or c in UNSAFE for c in value):
+                raise ConfigError(f"--{name}: wanted a name without spaces, quotes, $ and %, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -179,17 +180,17 @@ def write_units(folder: Path, settings: ServiceSettings) -> list[str]:
     """Writes systemd units of server and nodes into the app's folder; gives back their names."""
     require_app(folder)
     home = str(folder.resolve())
-    if any(c in home for c in "%\"'\\\n"):
-        raise ConfigError(f"systemd cannot take the folder {home!r}: move the app to a path without quotes and %")
-    units = {f"kinfed-{process.name}.service": unit(process, home, settings) for process in
-             list_server_processes(settings)}  # fmt: skip
-    units["kinfed-node@.service"] = unit(make_node_process(settings, "%i"), home, settings, " %i")
-    for name, text in units.items():
+    if any(c in home for c in UNSAFE):
+        raise ConfigError(f"systemd cannot take the folder {home!r}: move the app to a path without quotes, $ and %")
+    server = list_server_processes(settings)
+    files = {
+        **{f"kinfed-{process.name}.service": unit(process, home, settings) for process in server},
+        "kinfed-node@.service": unit(make_node_process(settings, "%i"), home, settings, " %i"),
+        "config.toml": CONNECTION.format(port=settings.superlink_port, folder=home),
+    }
+    for name, text in files.items():
         write_with_parents(folder / SYSTEMD / name, text)
-    write_with_parents(
-        folder / SYSTEMD / "config.toml", CONNECTION.format(port=settings.superlink_port, folder=home)
-    )  # fmt: skip
-    return [f"{SYSTEMD}/{name}" for name in (*units, "config.toml")]
+    return [f"{SYSTEMD}/{name}" for name in files]
 
 
 def unit(process: Process, home: str, settings: ServiceSettings, instance: str = "") -> str:

@@ -21,11 +21,14 @@ from kinfed.methods.fedgroup import FedGroup
 from kinfed.methods.fednova import FedNova
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.fedprox import FedProx
+from kinfed.methods.fedrc import FedRC
 from kinfed.methods.fedrep import FedRep
+from kinfed.methods.fedsoft import FedSoft
 from kinfed.methods.fesem import FeSEM
 from kinfed.methods.flhc import FLHC
 from kinfed.methods.flis_dc import FLISDC
 from kinfed.methods.flis_hc import FLISHC
+from kinfed.methods.flsc import FLSC
 from kinfed.methods.flt import FLT
 from kinfed.methods.flux import FLUX
 from kinfed.methods.ifca import IFCA
@@ -77,6 +80,9 @@ METHODS: dict[str, type[Method[Any]]] = {
     "flux": FLUX,
     "feddrift": FedDrift,
     "fedem": FedEM,
+    "fedrc": FedRC,
+    "fedsoft": FedSoft,
+    "flsc": FLSC,
     "oracle": Oracle,
     "centralised": Centralised,
 }
@@ -144,7 +150,12 @@ FAMILIES = {
     ),
     "mixtures": Family(
         "Clients belong to several clusters, each in shares of its own.",
-        {"fedem": "Marfoq et al., NeurIPS 2021"},
+        {
+            "fedem": "Marfoq et al., NeurIPS 2021",
+            "fedrc": "Guo et al., ICML 2024",
+            "fedsoft": "Ruan and Joe-Wong, AAAI 2022",
+            "flsc": "Li et al., IEEE IoT Journal 2021",
+        },
     ),
     "decided by the data": Family("Clusters, one model or personalised ones: what does best.", {"auto": "kinfed"}),
     "reference points": Family(
@@ -232,6 +243,7 @@ __all__ = [
     "FLHC",
     "FLISDC",
     "FLISHC",
+    "FLSC",
     "FLT",
     "FLUX",
     "IFCA",
@@ -258,7 +270,9 @@ __all__ = [
     "FedNova",
     "FedPer",
     "FedProx",
+    "FedRC",
     "FedRep",
+    "FedSoft",
     "LGFedAvg",
     "Local",
     "Oracle",

@@ -59,16 +59,16 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
         for cluster in range(count(state.models) if t >= self.after else 0):
             state = self.split(state, cluster, replies, fed)
-        members = one_hot(state.assignment[replies.cohort], count(state.models))
-        shares = members / members.sum(1, keepdim=True).clamp(min=1)
-        means = fed.aggregation.mix(shares, None, replies.stack("update"))
-        return replace(state, models=each_leaf(torch.add, state.models, means))
+        members, updates = one_hot(state.assignment[replies.cohort], count(state.models)), replies.stack("update")
+        means = fed.aggregation.mix(members / members.sum(1, keepdim=True).clamp(min=1), None, updates)
+        models = each_leaf(torch.add, state.models, means)
+        return replace(state, models=models, tree=state.tree.measure(updates))
 
     def split(self, state: CFLState, cluster: int, replies: Replies, fed: Federation) -> CFLState:
         """The state after the bipartition of this cluster, if its participants call for one."""
         here = (state.assignment[replies.cohort] == cluster).nonzero()[:, 0]
         updates = fed.aggregation.prepare(flatten(replies.stack("update"))[here])
-        right = self.rule(updates)
+        right = self.rule(updates, state.tree.longest)
         if right is None:
             return state
         absent = fed.present[~torch.isin(fed.present, replies.cohort) & (state.assignment[fed.present] == cluster)]

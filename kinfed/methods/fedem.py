@@ -48,6 +48,6 @@ class FedEM(Mixed[FedEMState]):
     @client_task
     def train(self, client: Client, models: Stack) -> Reply:
         """Client task: q and π, which stays with it, and all components, trained."""
-        weights, shares = expect(client, self.model, models)
+        weights, shares, _ = expect(client, self.model, models)
         trained = maximise(client, self.model, self.local, models, weights)
         return Reply({"models": trained}, keep={"shares": shares})

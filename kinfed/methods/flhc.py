@@ -1,12 +1,13 @@
 """FL+HC: hierarchical clustering of local updates (Briggs, Fan and Andras, IJCNN 2020), Algorithm 1.
 
-Settled where the paper is silent: updates Δw are compared, not weights; the clustering round costs bytes but is no
-training round; the other rules are `Hierarchy`'s. An unseen client trains the model that was clustered, and joins the
-cluster it would merge with first. The server holds the updates only while clients may still join.
+Settled where the paper is silent: updates Δw are compared, or the weights, of which it speaks too (`compare`); the
+clustering round costs bytes but is no training round; the other rules are `Hierarchy`'s. An unseen client trains the
+model that was clustered, and joins the cluster it would merge with first. The server holds the updates only while
+clients may still join.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,10 +16,10 @@ from kinfed.capabilities import require_labels
 from kinfed.checks import at_least
 from kinfed.clustering.hierarchy import Dendrogram, Hierarchy
 from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.federation import Federation, Offer
+from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import ClusteredOnce, ClusterModels, Merges, Stale, drop_outlying
 from kinfed.models import Model
-from kinfed.params import Params, flatten, select
+from kinfed.params import Params, flatten, repeat, select
 from kinfed.per_client import Members
 from kinfed.training import LocalTraining
 
@@ -29,7 +30,7 @@ class FLHCState:
     merges: Merges
     root: Params  # w, the model that was clustered; empty before
     members: Members  # [m] the clients that were clustered, and unseen ones are compared with
-    updates: Tensor  # [m, parameters] Δw of each member
+    updates: Tensor  # [m, parameters] Δw of each member, or w + Δw
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class FLHC(ClusteredOnce[FLHCState]):
     local: LocalTraining = LocalTraining()
     rounds_before: int = 10  # n, rounds of FedAvg before the clustering
     hierarchy: Hierarchy = Hierarchy()
+    compare: Literal["updates", "weights"] = "updates"  # weights: w + Δw; the same but for the cosine
     stale: Stale = "exclude"  # what a client that was not sampled contributes
 
     needs_labels: ClassVar[str] = "FL+HC assigns clients by the updates they train"
@@ -64,18 +66,23 @@ class FLHC(ClusteredOnce[FLHCState]):
         """The clustering round: every cluster goes on from the model that all had."""
         root = select(state.served.models, 0)
         replies = fed.run(self.differ, fed.clients, Offer(shared={"params": root}))
-        replies, updates = drop_outlying(replies, flatten(replies.stack("update")), fed)
+        replies, updates = drop_outlying(replies, self.points(root, replies), fed)
         merges = self.hierarchy.merge(replies.cohort, updates)
         served = state.served.relate(replies.cohort, NeighbourSets.of_clusters(merges.clusters()), fed)
         kept = slice(None) if len(fed.clients) < fed.count else slice(0)
         state = FLHCState(served, merges, root, replies.cohort[kept], updates[kept])
         return self.admit(state, fed.present[served.assignment[fed.present] < 0], fed)
 
+    def points(self, root: Params, replies: Replies) -> Tensor:
+        """What of these replies is compared: [replies, parameters]."""
+        updates = flatten(replies.stack("update"))
+        return updates if self.compare == "updates" else updates + flatten(repeat(root, 1))
+
     def admit(self, state: FLHCState, unseen: Tensor, fed: Federation) -> FLHCState:
         require_labels(self, unseen, fed)
         if not state.root or not len(unseen):
             return replace(state, served=state.served.assign(unseen, unseen[:0], unseen[:0], fed))
         replies = fed.run(self.differ, unseen, Offer(shared={"params": state.root}))
-        update, clusters = flatten(replies.stack("update")), state.served.assignment[state.members]
+        update, clusters = self.points(state.root, replies), state.served.assignment[state.members]
         nearest = self.hierarchy.predict(update, state.updates, clusters)
         return replace(state, served=state.served.assign(unseen, replies.cohort, nearest, fed))

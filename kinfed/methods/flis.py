@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from kinfed.client import Client, Reply
+from kinfed.clustering.hierarchy import Linkage, best_height, merges
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.method import Method
@@ -19,6 +20,8 @@ from kinfed.params import Params, Payload, Stack, count, each_leaf, select
 
 State = TypeVar("State")
 AT_ONCE = 256  # samples
+CANDIDATES = 100  # similarities that are tried
+ROUNDING = 1e-9
 
 
 def server_samples(fed: Federation) -> Tensor:
@@ -51,6 +54,13 @@ def compare_predictions(some: Tensor, others: Tensor) -> Tensor:
     return (dots / (mine[:, None] * theirs).sqrt()).nan_to_num(
         0.0
     )  # a model that predicts nothing finite is like no other
+
+
+def search_beta(alike: Tensor, linkage: Linkage) -> float:
+    """The similarity at which clusters of these models ([m, m]) have the best silhouette; 0 where none is good."""
+    apart = 1 - alike
+    height = best_height(merges(apart, linkage), apart, CANDIDATES)  # the merge at it is not made
+    return max(0.0, 1 - height + ROUNDING)
 
 
 def inference_similarity(model: Model, models: Stack, x: Tensor, soft: bool = False) -> Tensor:

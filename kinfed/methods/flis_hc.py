@@ -32,7 +32,16 @@ from kinfed.methods.cluster_models import (
     find_components,
     select_model,
 )
-from kinfed.methods.flis import compare_predictions, drop_own, first_memory, own_or, predict, server_samples, train_own
+from kinfed.methods.flis import (
+    compare_predictions,
+    drop_own,
+    first_memory,
+    own_or,
+    predict,
+    search_beta,
+    server_samples,
+    train_own,
+)
 from kinfed.models import Model
 from kinfed.params import Params, Payload, Stack, model_in, select
 from kinfed.per_client import Members
@@ -54,6 +63,7 @@ class FLISHC(ClusteredOnce[FLISHCState], NeedsServerSamples):
     model: Model
     local: LocalTraining = LocalTraining()
     beta: float = 0.45  # β, similarity from which on clients belong together
+    beta_by: Literal["given", "silhouette"] = "given"  # silhouette: searched for these clients, by their similarity
     linkage: Literal["average", "complete", "single"] = "average"  # between two clusters
     soft: bool = False  # compare probabilities, not classes
     variant: Literal["paper", "code"] = "paper"  # code: no hierarchy, a client is averaged with all that are similar
@@ -79,10 +89,11 @@ class FLISHC(ClusteredOnce[FLISHCState], NeedsServerSamples):
 
     def cluster(self, clients: Tensor, alike: Tensor) -> tuple[NeighbourSets, Dendrogram]:
         """Who belongs together of these clients, by their similarity [m, m], and how they were merged."""
+        beta = self.beta if self.beta_by == "given" else search_beta(alike, self.linkage)
         if self.variant == "code":
-            similar = (alike >= self.beta) | torch.eye(len(alike), dtype=torch.bool, device=alike.device)
+            similar = (alike >= beta) | torch.eye(len(alike), dtype=torch.bool, device=alike.device)
             return NeighbourSets.of_matrix(similar), Dendrogram.none(alike.device)
-        merges = Dendrogram.of(clients, 1 - alike, self.linkage, nextafter(1 - self.beta, inf))
+        merges = Dendrogram.of(clients, 1 - alike, self.linkage, nextafter(1 - beta, inf))
         return NeighbourSets.of_clusters(merges.clusters()), merges
 
     def round(self, state: FLISHCState, t: int, fed: Federation) -> FLISHCState:

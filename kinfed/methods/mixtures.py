@@ -6,7 +6,7 @@ trained with; one that never trained starts from equal shares, and one without l
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from kinfed.learning_tasks import MOST
 from kinfed.method import Method
 from kinfed.models import Model, make_mixture, mix_models
 from kinfed.params import Params, Payload, Stack, Value, count, model_in, select, stack
-from kinfed.targets import fill_unknown, is_known
+from kinfed.targets import fill_unknown, is_known, mark_labels
 from kinfed.training import LocalTraining
 
 
@@ -50,28 +50,38 @@ class Mixed(Method[M], Exportable[M], ServesNetwork):
 
     def personalise(self, client: Client, offer: Payload) -> Params:
         models = model_in(offer, "models")
-        return mix_models(models, expect(client, self.model, models)[1])
+        return mix_models(models, expect(client, self.model, models).shares)
 
     def assignment_rule(self) -> str:
         return "a client mixes all components by shares that it estimates from its labelled samples; else equal shares"
 
 
-def expect(client: Client, model: Model, models: Stack, log_prior: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Client: E-step. How likely each training sample is each component's, q [K, n], and the client's shares, π [K].
+class Expectation(NamedTuple):
+    """What an E-step gives."""
 
-    q is proportional to πₘ · exp(-loss), times what a prior [K, classes] says of the sample's label.
+    weights: Tensor  # q, [K, n] how likely each training sample is each component's
+    shares: Tensor  # π, [K] their means over labelled samples
+    masses: Tensor  # [K, labels] the same apart by label; [K, 1] where targets are no classes
+
+
+def expect(client: Client, model: Model, models: Stack, log_prior: Tensor | None = None) -> Expectation:
+    """Client: E-step. q is proportional to πₘ · exp(-loss), times what a prior says of the sample's label.
+
+    The logarithm of the prior is [K, labels]. A client without labelled samples keeps its shares.
     """
     shares, weights = client.recall("shares"), []
-    total, number = torch.zeros_like(shares), torch.zeros_like(client.train.size)
+    totals, number = torch.zeros((), device=shares.device), torch.zeros_like(client.train.size)
     for batch in client.train.in_order():
         y, known = fill_unknown(batch.y), batch.mask & is_known(batch.y)
+        labels = mark_labels(y, known, model.classes).float()  # [b, labels]
         outputs = [model.logits(select(models, m), batch.x) for m in range(count(models))]
         losses = torch.stack([model.task.losses(output, y) for output in outputs]).nan_to_num(nan=MOST, posinf=MOST)
         fits = shares.log()[:, None] - losses
-        q = (fits if log_prior is None else fits + log_prior[:, y]).softmax(0)
-        weights.append(q)
-        total, number = total + torch.where(known, q, 0.0).sum(1), number + known.sum()
-    return torch.cat(weights, 1)[:, : len(client.train)], torch.where(number > 0, total / number.clamp(min=1), shares)
+        weights.append((fits if log_prior is None else fits + log_prior @ labels.T).softmax(0))
+        totals, number = totals + weights[-1] @ labels, number + known.sum()
+    masses = totals / number.clamp(min=1)
+    own = torch.where(number > 0, masses.sum(1), shares)
+    return Expectation(torch.cat(weights, 1)[:, : len(client.train)], own, masses)
 
 
 def maximise(client: Client, model: Model, local: LocalTraining, models: Stack, weights: Tensor) -> Stack:

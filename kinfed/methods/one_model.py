@@ -18,6 +18,7 @@ from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.method import Method
 from kinfed.methods.server_optimiser import NO_MOMENTS, Moments, ServerOptimiser
+from kinfed.models import Model
 from kinfed.params import Params, Payload, Value, each_leaf, model_in
 
 AggregateOver = Literal["participants", "all_clients"]
@@ -77,8 +78,10 @@ class Averaged(OneModel, ABC):
         return OneModelState(params, moments)
 
 
-class KeepsModel(Averaged, ABC):
-    """Beside the one model each client keeps one of its own, which starts as what it is served when it first trains."""
+class KeepsOwn:
+    """Each client keeps a model of its own, which starts as what it is served when it first trains."""
+
+    model: Model
 
     def initial_memory(self) -> dict[str, Value]:
         return {"own": self.model.init(), "has_trained": torch.tensor(False)}
@@ -91,6 +94,12 @@ class KeepsModel(Averaged, ABC):
     def keep_own(self, client: Client, own: Params) -> dict[str, Value]:
         """Client: what it remembers once it has trained its own model."""
         return {"own": own, "has_trained": torch.ones_like(client.recall("has_trained"))}
+
+
+class KeepsModel(KeepsOwn, Averaged, ABC):
+    """Beside the one model each client keeps one of its own."""
+
+    model: Model
 
     def personalise(self, client: Client, offer: Payload) -> Params:
         return self.recall_own(client, model_in(offer, "params"))

@@ -10,7 +10,7 @@ from typing import TypeVar
 from kinfed.config import Config, flatten, merge_tables, read, set_value
 from kinfed.config.schema import Table
 from kinfed.config.settings import find_method
-from kinfed.data import is_stored
+from kinfed.data import has_all_classes, is_stored
 from kinfed.errors import ConfigError
 from kinfed.recipes.measures import Printed
 from kinfed.recipes.recipe import Column, Protocol, Recipe, Row
@@ -112,7 +112,9 @@ def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted
         variants = tuple(read(merge_tables(each, place)) for each in tables)
     except ConfigError as error:
         raise ConfigError(f"{at}: {error}") from error
-    missing = tuple(name for name in names if not supply.has(name))
+    missing = tuple(
+        name for at, name in enumerate(names) if not supply.has(name, whole=not at)
+    )  # encoders may do with less
     why = row.reason(column.name, protocol.name) or column.incomparable or reason
     judged, settings = protocol.judged, digest_tables(tables)
     return Cell(row, column, (protocol.name,), variants, missing, why, remarks, judged, " ".join(names), settings)
@@ -155,8 +157,10 @@ class Supply:
     root: str
     assumed: frozenset[str] = frozenset()
 
-    def has(self, name: str) -> bool:
-        return name in self.assumed or is_stored(name, self.root or None)
+    def has(self, name: str, whole: bool = False) -> bool:
+        """Whether a dataset is here; `whole`: with all of its classes."""
+        root = self.root or None
+        return name in self.assumed or (is_stored(name, root) and (not whole or has_all_classes(name, root)))
 
     def take(self, name: str) -> tuple[str, str]:
         """The dataset itself, or the stand-in for it that is here and what that means."""

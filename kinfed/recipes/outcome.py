@@ -63,12 +63,12 @@ class Outcome:
     quick: bool = False
 
     def claims(self) -> Iterator[tuple[Claim, str, str, str]]:
-        """Each claim in each column and protocol: (claim, column, protocol, holds or not)."""
+        """Each claim in each column, and protocol that its rows run under: (claim, column, protocol, holds or not)."""
         for claim in self.recipe.claims:
             columns = claim.columns or tuple(self.recipe.columns)
             at_once = claim.over_columns or self.is_along_columns
             for some in [columns] if at_once else [(column,) for column in columns]:
-                for protocol in claim.protocols or self.recipe.protocols:
+                for protocol in protocols_of(claim, self.recipe):
                     yield claim, EVERY if at_once else some[0], protocol, self.judge(claim, some, protocol)
 
     @property
@@ -106,6 +106,13 @@ class Outcome:
             if (cell.row.name, cell.column.name) == (row, column) and protocol in cell.protocols:
                 return result
         return None
+
+
+def protocols_of(claim: Claim, recipe: Recipe) -> list[str]:
+    """The protocols that a claim speaks of and that its rows run under."""
+    better, than = recipe.rows[claim.better].under, recipe.rows[claim.than or claim.better].under
+    asked = claim.protocols or tuple(recipe.protocols)
+    return [name for name in asked if name in better and (claim.than_protocol or name) in than]
 
 
 def result_of(recipe: Recipe, cell: Cell, seeds: Sequence[int], runs: Runs, state: str) -> Result:

@@ -15,6 +15,7 @@ from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes, load_recipe, refuse_unknown, result_of
+from kinfed.recipes.claim_lists import list_checks
 from kinfed.recipes.figures import save_figures
 from kinfed.recipes.kept import KeptNumbers
 from kinfed.recipes.outcome import (
@@ -35,7 +36,7 @@ from kinfed.recipes.store import Store, jobs_of
 from kinfed.registry import look_up
 from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
-from kinfed.runs.parallel import run_jobs
+from kinfed.runs.parallel import check_jobs, run_jobs
 
 WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}
 Planned = list[tuple[Recipe, list[Cell]]]
@@ -60,8 +61,7 @@ class Order:
             raise ConfigError("wanted at least one table; `kinfed reproduce --list` shows all")
         if not self.wanted.seeds:
             raise ConfigError("--seeds: wanted how many, at least 1, got none")
-        if self.jobs < 1:
-            raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {self.jobs}")
+        check_jobs(self.jobs)
         if not 0 <= self.minutes < inf:
             raise ConfigError(f"--minutes: wanted after how many to stop, 0 for never, got {self.minutes}")
 
@@ -80,6 +80,8 @@ def reproduce(order: Order, display: Display) -> list[Outcome]:
         outcomes = [outcome_of(recipe, cells, order.wanted, store, kept) for recipe, cells in planned]
         for outcome in outcomes:
             write_outcome(order, outcome)
+        if order.page:
+            fill_checks(order.page, outcomes)
         if order.keep and not order.wanted.quick:
             kept.update(outcomes)
             kept.write(order.keep)
@@ -144,15 +146,15 @@ def run_all(planned: Planned, order: Order, store: Store, kept: KeptNumbers, dis
     jobs = jobs_of(planned, order.wanted, store)
     todo = [job for job in jobs if not store.has(job.config)]
     display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
-    if todo and kept.cells:
-        display.say(estimate_time(planned, order, store, kept))
+    if said := estimate_time(planned, order, store, kept):
+        display.say(said)
     if not order.show:
         failed = run_jobs(todo, order.jobs, display, threads=1 if order.wanted.quick else 0)
         store.failed |= {path.name: why for path, why in failed.items()}
 
 
 def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumbers) -> str:
-    """How long the runs that are left will take, by the kept seconds of their cells, or of others of their table."""
+    """How long the runs that are left will take, by the kept seconds of their cells or table; else empty."""
     known: dict[Path, float] = {}
     for recipe, cells in planned:
         seconds = [[n[SECONDS] for n in kept.find(recipe.name, cell).values() if SECONDS in n] for cell in cells]
@@ -160,6 +162,8 @@ def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumber
         for cell, own in zip(cells, seconds, strict=True) if others else ():
             left = [config for config in cell.configs(order.wanted.seeds) if not cell.missing and not store.has(config)]
             known |= {path: mean(own or others) for path in map(store.path, left) if path not in known}
+    if not known:
+        return ""
     minutes = sum(known.values()) / order.jobs / 60
     return f"about {minutes:.0f} min for {len(known)} runs of tables that have kept numbers, {order.jobs} at once"
 
@@ -190,17 +194,43 @@ def write_outcome(order: Order, outcome: Outcome) -> None:
 
 def fill(place: Path, outcome: Outcome) -> None:
     """Puts a table between its marks on a page, or on that page of a folder which has them."""
-    begin, end = (f"<!-- {word}{outcome.recipe.name} -->" for word in ("", "end of "))
+    name, title = outcome.recipe.name, outcome.recipe.title
+    page = find_marks(place, name)
+    if page is None:
+        raise ConfigError(f"{place} has no place for {name}: wanted the marks {' and '.join(marks_of(name))}")
+    save_figures(outcome, page.parent)
+    drawn = sorted(page.parent.glob(f"{name}*.svg")) if outcome.recipe.figure else []
+    replace_between(page, name, as_markdown(outcome) + "".join(f"\n![{title}]({path.name})\n" for path in drawn))
+
+
+def fill_checks(place: Path, outcomes: Sequence[Outcome]) -> None:
+    """Puts the list of all claims onto the page of each paper of which all tables are here, if it has marks for it."""
+    by_name = {outcome.recipe.name: outcome for outcome in outcomes}
+    for paper in dict.fromkeys(name.split("-")[0] for name in by_name):
+        names = tables_of(paper)
+        page = find_marks(place, f"checks of {paper}")
+        if page and names and all(name in by_name for name in names):
+            replace_between(page, f"checks of {paper}", list_checks([by_name[name] for name in names]) + "\n")
+
+
+def marks_of(name: str) -> tuple[str, str]:
+    return f"<!-- {name} -->", f"<!-- end of {name} -->"
+
+
+def find_marks(place: Path, name: str) -> Path | None:
+    """The page that has these marks: the one given, or one of the folder."""
     for page in sorted(place.glob("*.md")) if place.is_dir() else [place]:
         text = page.read_text(encoding="utf-8") if page.exists() else ""
-        if begin in text and end in text:
-            before, rest = text.split(begin, 1)
-            save_figures(outcome, page.parent)
-            drawn = sorted(page.parent.glob(f"{outcome.recipe.name}*.svg")) if outcome.recipe.figure else []
-            pictures = "".join(f"\n![{outcome.recipe.title}]({path.name})\n" for path in drawn)
-            middle = f"{as_markdown(outcome)}{pictures}"
-            return write_text(page, f"{before}{begin}\n\n{middle}\n{end}{rest.split(end, 1)[1]}")
-    raise ConfigError(f"{place} has no place for {outcome.recipe.name}: wanted the marks {begin} and {end}")
+        if all(mark in text for mark in marks_of(name)):
+            return page
+    return None
+
+
+def replace_between(page: Path, name: str, middle: str) -> None:
+    """Writes a page anew, with this between the marks."""
+    begin, end = marks_of(name)
+    before, rest = page.read_text(encoding="utf-8").split(begin, 1)
+    write_text(page, f"{before}{begin}\n\n{middle}\n{end}{rest.split(end, 1)[1]}")
 
 
 def show(outcome: Outcome, display: Display) -> None:

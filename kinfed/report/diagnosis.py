@@ -112,8 +112,8 @@ def judge_sizes(run: Run) -> Iterator[Verdict]:
 
 def overlap_of(run: Run) -> float | None:
     """The share of unrelated pairs that are as near as nine tenths of the related ones; None where it is not known."""
-    measured, related = measure_pairs(run), find_related(run)
-    if measured is None or related is None:
+    measured = measure_pairs(run)
+    if measured is None or (related := find_related(run)) is None:  # of many clients no matrix is made
         return None
     pairs = np.triu(~np.isnan(measured[0]), 1)
     near, far = measured[0][pairs & related], measured[0][pairs & ~related]

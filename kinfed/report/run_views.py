@@ -198,8 +198,8 @@ def average_blocks(apart: Numbers, order: Whole, edges: Whole) -> Numbers:
 
 def distances_of(run: Run) -> Distances | None:
     """The distances of all pairs of a run's clients; None where they are not known, or nothing relates clients."""
-    measured, are_related = measure_pairs(run), find_related(run)
-    if measured is None or are_related is None:
+    measured = measure_pairs(run)
+    if measured is None or (are_related := find_related(run)) is None:  # of many clients no matrix is made
         return None
     apart, measure, cut = measured
     pairs = np.triu(~np.isnan(apart), 1)

@@ -23,6 +23,7 @@ from kinfed.experiment import Experiment
 from kinfed.files import BESIDE, lock
 from kinfed.learning_tasks import OwnMetrics
 from kinfed.method import Method
+from kinfed.methods import title_of
 from kinfed.progress import Display, Watcher, forward_log
 from kinfed.registry import as_file
 from kinfed.runs.logs import CHECKPOINT, FILES, SUMMARY, TRACKED, EventLog
@@ -99,7 +100,7 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
         experiment.fed.settle(path)
         about: dict[str, str | int] = {"method": config.method, "dataset": config.data.name, "seed": config.seed}
         writer = RunWriter(path, experiment.fed, about | {"rounds": config.rounds}, metric=experiment.metric)
-        watcher = display.watch(f"{config.method} seed {config.seed}")
+        watcher = display.watch(f"{title_of(config.method)} seed {config.seed}")
         experiment.attach((writer, watcher, *make_trackers(config, path)), path / CHECKPOINT)
         writer.events.repair()
         writer.events.note("resumed" if resume else "started", device=str(experiment.fed.device))

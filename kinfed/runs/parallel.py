@@ -21,7 +21,7 @@ import torch
 
 from kinfed.config import POPULATION, Config, make_population, to_toml
 from kinfed.data import Population
-from kinfed.errors import CheckpointError, KinfedError, OutOfMemory
+from kinfed.errors import CheckpointError, ConfigError, KinfedError, OutOfMemory
 from kinfed.progress import Display, Silence
 from kinfed.runs.lifecycle import Given, Place, resume, start
 from kinfed.runs.logs import CHECKPOINT, CONFIG
@@ -78,6 +78,12 @@ class Runner:
             display.say(f"begins again: {error}")
             return False
         return True
+
+
+def check_jobs(at_once: int) -> None:
+    """Raises unless at least one run is to go on at once."""
+    if at_once < 1:
+        raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {at_once}")
 
 
 def group_by_clients(jobs: Sequence[Job]) -> list[Job]:

@@ -16,6 +16,7 @@ from kinfed.comparison import (
 from kinfed.comparison.outcomes import as_cell
 from kinfed.config import to_toml
 from kinfed.errors import ConfigError
+from kinfed.methods import title_of
 from kinfed.progress import Display, as_markdown
 from kinfed.registry import as_file
 from kinfed.runs.logs import as_csv, write_text
@@ -94,9 +95,14 @@ def points_table(sweep: Sweep, most: int | None = None) -> list[list[str]]:
     width = min(len(header), 3)  # the metric, and where there are several points the difference to the best
     table = [[*short.values(), f"validation {header[1]}" if width > 1 else "", *header[2:width], "selected"]]
     for tried, cells in list(zip(ranked, rows, strict=True))[:most]:
-        settings = [str(tried.point.get(key, "–")) for key in short]
+        settings = [show_setting(key, tried.point.get(key, "–")) for key in short]
         table.append([*settings, *map(str, cells[1:width]), "yes" if tried.name in chosen else ""])
     return table
+
+
+def show_setting(key: str, value: object) -> str:
+    """A setting in a table to read; a method by the name that the field has for it."""
+    return title_of(str(value)) if key == "method" else str(value)
 
 
 def as_text(sweep: Sweep) -> str:
@@ -109,7 +115,7 @@ def explain(sweep: Sweep) -> list[str]:
     """What was selected by validation samples, and how it does on test samples, in sentences."""
     said = []
     for tried, test in zip(sweep.selected, match_order(sweep.tested, sweep.selected), strict=True):
-        method = f"{tried.config.method}: " if len(sweep.selected) > 1 else ""
+        method = f"{title_of(tried.config.method)}: " if len(sweep.selected) > 1 else ""
         metric = f" {sweep.column.title}"
         scored = make_cell(sweep.column, tried.outcomes)
         tested = f"; on test samples {make_cell(sweep.column, test.outcomes)}" if test and test.runs else ""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kinfed.comparison import mean_and_spread
+from kinfed.methods import title_of
 from kinfed.report.vega import Chart, Spec, digits, number, show
 from kinfed.sweeps.space import shorten_keys
 from kinfed.sweeps.sweep_folder import Sweep, Tried
@@ -28,7 +29,7 @@ def row_of(sweep: Sweep, tried: Tried, keys: Sequence[str]) -> dict[str, object]
     chosen = tried.name in {each.name for each in sweep.selected}
     settings = {field_of(keys, key): tried.point.get(key) for key in keys}
     return {
-        "name": tried.name, "method": tried.config.method, "mean": digits(mean), "low": digits(low),
+        "name": tried.name, "method": title_of(tried.config.method), "mean": digits(mean), "low": digits(low),
         "high": digits(high), "seeds": len(tried.runs), "selected": "selected" if chosen else "other", **settings,
     }  # fmt: skip
 
@@ -74,7 +75,8 @@ def make_axis(sweep: Sweep, keys: Sequence[str], key: str) -> Spec:
         order = list(dict.fromkeys(str(value) for value in values))
         return {"field": field_of(keys, key), "type": "nominal", "title": key, "sort": order}
     is_log = min(numbers) > 0 and max(numbers) >= DECADE * min(numbers)
-    scale: Spec = {"type": "log", "padding": 16} if is_log else {"zero": False, "padding": 16}
+    scale: Spec = {"type": "log"} if is_log else {"zero": False}
+    scale |= {"padding": 16, "nice": False}  # a nice logarithmic axis would begin and end at powers of ten
     whole = "d" if all(number == round(number) for number in numbers) else "~g"
     ticks: Spec = {"grid": False, "format": whole} | (
         {"values": sorted(set(numbers))} if len(set(numbers)) <= 8 else {}

@@ -13,7 +13,7 @@ from kinfed.progress import Display, Silence, choose_display
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs.lifecycle import Interrupted, free_folder
 from kinfed.runs.logs import write_text
-from kinfed.runs.parallel import Job, run_jobs
+from kinfed.runs.parallel import Job, check_jobs, run_jobs
 from kinfed.sweeps.outcome_files import show_sweep, write_sweep
 from kinfed.sweeps.space import Space
 from kinfed.sweeps.sweep_folder import SWEEP, Definition, Sweep, is_sweep, read_definition
@@ -66,20 +66,23 @@ def resume_sweep(folder: Path, *, jobs: int = 1, display: Display | None = None,
     """Takes a stopped sweep to its end; only with `trust` its config may import code."""
     found = Sweep(folder, read_definition(folder))
     with refuse_code(f"{folder / SWEEP}", trust):
+        check_sweep(found.definition)
         return run_sweep(found, display or choose_display(), jobs)
 
 
 def find_folder(definition: Definition, out: Path | None) -> Path:
-    """The folder of a sweep: `out`, that of the same sweep under runs/, or a new one there."""
+    """The folder of a sweep that can run: `out`, that of the same sweep under runs/, or a new one there."""
     if out is not None:
         if is_sweep(out):
             definition.refuse_other(read_definition(out), out)
         elif out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is there and holds no sweep: choose another --out")
+        check_sweep(definition)
         return out
     stem = Path("runs") / f"sweep-{as_file(definition.configs[0].data.name.split(':')[0]).replace('/', '-')}"
     for folder in sorted(stem.parent.glob(f"{stem.name}*")):
         if is_sweep(folder) and read_definition(folder) == definition:
+            check_sweep(definition)
             return folder
     check_sweep(definition)
     return free_folder(stem)
@@ -99,9 +102,7 @@ def check_sweep(definition: Definition) -> None:
 
 def run_sweep(found: Sweep, display: Display, jobs: int) -> Sweep:
     """Takes all runs of a sweep to their end, tests the best, writes and shows what came of it."""
-    if jobs < 1:
-        raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {jobs}")
-    check_sweep(found.definition)
+    check_jobs(jobs)
     found.path.mkdir(parents=True, exist_ok=True)
     write_text(found.path / SWEEP, f"# kinfed run, format {FORMAT}: a sweep\n" + to_toml(found.definition.to_table()))
     failed: dict[Path, str] = {}

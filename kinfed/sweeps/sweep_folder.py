@@ -106,8 +106,9 @@ class Tried:
     runs: tuple[Run, ...]  # those that have ended
     is_whole: bool  # all of them have
 
-    @property
+    @cached_property
     def outcomes(self) -> list[Outcome]:
+        """How its runs ended."""
         return [Outcome.of(run, self.name, self.point) for run in self.runs]
 
 
@@ -137,7 +138,7 @@ class Sweep:
             runs = tuple(run for run in map(Run, folders) if run.has_ended)
             yield Tried(name, point, config, runs, len(runs) == len(folders))
 
-    @property
+    @cached_property
     def column(self) -> Column:
         """The main metric."""
         outcomes = [outcome for tried in self.tried for outcome in tried.outcomes]

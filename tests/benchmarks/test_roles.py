@@ -105,9 +105,9 @@ def test_the_weights_that_nobody_trained_are_noticed(table):
     assert cells(table, "fedavg")["holdout"] == "yes"
 
 
-def test_who_never_trains_chooses_again_after_every_round_of_flis_dc_and_every_step_of_feddrift(table):
+def test_who_never_trains_is_asked_again_after_every_round_of_flis_dc_and_fedsoft_and_every_step_of_feddrift(table):
     again = [name for name in METHODS if cells(table, name)["placed again"] == "every round"]
-    assert again == ["flis_dc", "feddrift"]
+    assert again == ["flis_dc", "feddrift", "fedsoft"]
 
 
 def test_cfl_asks_a_holdout_client_again_when_its_cluster_is_split():

@@ -46,8 +46,8 @@ def test_the_paired_headline_is_right_where_marginal_intervals_overlap():
     paired_low, paired_high = interval(differences)
     assert paired_low > 0
     assert headline(HARD) == (
-        f"flt serves clients best: 82.00 ± {100 * np.std(FIRST, ddof=1):.2f} % on average, "
-        f"{np.mean(differences):.2f} points above fedavg "
+        f"FLT serves clients best: 82.00 ± {100 * np.std(FIRST, ddof=1):.2f} % on average, "
+        f"{np.mean(differences):.2f} points above FedAvg "
         f"(95 % CI {paired_low:.2f} to {paired_high:.2f}, paired over 4 seeds)."
     )
     header, rows = make_cells(HARD)
@@ -58,9 +58,19 @@ def test_the_paired_headline_is_right_where_marginal_intervals_overlap():
     assert "| **82.00** ± " in markdown_table(HARD)
 
 
+def test_tables_to_read_have_the_fields_names_and_files_have_keys():
+    runs = [outcome("flhc", 0, 0.9, [0.9, 0.9]), outcome("fedavg_ft", 0, 0.8, [0.8, 0.8])]
+    assert [row[0].shown for row in make_cells(runs)[1]] == ["FL+HC", "FedAvg + fine-tuning"]
+    assert markdown_table(runs).splitlines()[2].startswith("| FL+HC | **90.00** ")
+    assert win_matrix(runs)[0] == ["better than", "FL+HC", "FedAvg + fine-tuning"] and win_matrix(runs)[1][0] == "FL+HC"
+    assert "points above FedAvg + fine-tuning" in headline(runs)
+    assert [line.split(",")[0] for line in runs_as_csv(runs).splitlines()[1:]] == ["flhc", "fedavg_ft"]
+    assert pairs_as_csv(runs).splitlines()[1].startswith("flhc,fedavg_ft,")
+
+
 def test_the_same_numbers_without_common_clients_decide_nothing():
     apart = [outcome(o.method, o.seed, o.summary["accuracy"], population=o.method) for o in HARD]
-    assert headline(apart).startswith("No method is clearly best: flt at 82.00")
+    assert headline(apart).startswith("No method is clearly best: FLT at 82.00")
     assert headline(apart).endswith("unpaired, 4 and 4 runs).")
     assert not any(row[1].is_best for row in make_cells(apart)[1])
     assert win_matrix(apart) == []
@@ -92,7 +102,7 @@ def test_clients_that_one_method_did_not_serve_are_left_out():
 
 def test_seeds_that_only_one_method_ran_decide_nothing():
     runs = [outcome("flt", 0, 0.9, [0.9, 0.9]), outcome("flt", 1, 0.1), outcome("fedavg", 0, 0.8, [0.8, 0.8])]
-    assert headline(runs).startswith("flt serves clients best")  # though its mean over both seeds is lower
+    assert headline(runs).startswith("FLT serves clients best")  # though its mean over both seeds is lower
 
 
 def test_the_win_matrix_counts_clients_and_seeds():

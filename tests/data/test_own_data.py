@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+import kinfed
 from kinfed.data import (
     OwnSettings,
     build_population,
@@ -14,9 +15,10 @@ from kinfed.data import (
     label_counts,
     load,
 )
-from kinfed.data.arrays import store
+from kinfed.data.arrays import SampleKind, store
 from kinfed.data.partitions import Writers
 from kinfed.errors import ConfigError, DataError
+from kinfed.learning_tasks import TASKS
 
 
 def samples(count=30):
@@ -84,6 +86,82 @@ def test_a_loaded_hub_table_becomes_a_population():
     np.testing.assert_array_equal(built.x.permute(0, 2, 3, 1), pictures)
     with pytest.raises(DataError, match="no column ward; it has scan, finding, hospital"):
         from_hub(table, "ward", "scan", "finding")
+
+
+def tokens(count=20):
+    return np.random.default_rng(0).integers(0, 7, (count, 5))
+
+
+TARGETS = {  # of 20 samples by task, and how many outputs a model has
+    "regression": (np.linspace(-1, 1, 20), 1),
+    "multi_label": (np.arange(60).reshape(20, 3) % 2, 3),
+    "next_token": (tokens()[:, -1], 7),
+}
+
+
+@pytest.mark.parametrize("task", TARGETS)
+def test_every_task_has_its_samples_and_targets_from_arrays_torch_and_the_hub(task, tmp_path):
+    y, outputs = TARGETS[task]
+    x = tokens() if task == "next_token" else np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    settings, owner = OwnSettings(task=task), np.repeat([0, 1], 10)
+    columns = {"sample": x.tolist(), "target": y.tolist(), "who": owner.tolist()}
+    whole = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    made = [
+        from_arrays(x, y, owner, settings),
+        from_clients([(x[:10], y[:10]), (x[10:], y[10:])], settings),
+        from_torch(whole, owner, settings),
+        from_hub(datasets.Dataset.from_dict(columns), "who", "sample", "target", settings),
+    ]
+    for population in made:
+        assert population.classes == outputs and population.clients == 2
+        assert torch.equal(population.x, made[0].x) and torch.equal(population.y, made[0].y)
+    model = "char_cnn" if task == "next_token" else "linear"
+    summary = kinfed.run(data=made[0], task={"name": task}, model=model, rounds=1, out=tmp_path).summary
+    assert all(np.isfinite(value) for value in summary.values() if isinstance(value, float))
+
+
+def test_the_task_of_a_run_is_that_of_its_clients():
+    population = from_arrays(np.ones((4, 2)), np.array([0.5, 1, 2, 3]), np.zeros(4), OwnSettings(task="regression"))
+    with pytest.raises(ConfigError, match=r"y is float32 .*, wanted integers .*set task\.name = 'regression'"):
+        kinfed.run(data=population, model="linear", rounds=1)
+    classes = from_arrays(np.ones((4, 2)), np.array([0, 1, 0, 1]), np.zeros(4))
+    with pytest.raises(ConfigError, match=r"are int64, this task wants float32: set task\.name"):
+        kinfed.run(data=classes, task={"name": "regression"}, model="linear", rounds=1)
+
+
+@pytest.mark.parametrize("x", [[[0, -1]], [[0, 0.5]], [[0, np.nan]]])
+def test_token_ids_are_whole_and_not_negative(x):
+    with pytest.raises(DataError, match=r"x is .* \[1, 2\] from .*, wanted token ids: 0, 1, 2"):
+        from_arrays(np.array(x), [0], [0], OwnSettings(tokens=True))
+
+
+def test_labels_that_are_text_name_the_classes():
+    built = from_arrays(np.ones((4, 2)), ["ill", "well", "ill", "ill"], np.zeros(4))
+    assert built.class_names == ("ill", "well") and built.y.tolist() == [0, 1, 0, 0]
+    settings = OwnSettings(class_names=("well", "ill", "dead"))
+    assert from_arrays(np.ones((2, 2)), ["ill", "well"], np.zeros(2), settings).classes == 3
+    with pytest.raises(DataError, match="y has the class 'sick', which is none of class_names: well, ill"):
+        from_arrays(np.ones((2, 2)), ["sick", "well"], np.zeros(2), OwnSettings(class_names=("well", "ill")))
+
+
+def test_columns_of_numbers_of_a_hub_table_are_features_and_class_labels_have_names():
+    features = {
+        "age": datasets.Value("int64"), "pulse": datasets.Value("float32"),
+        "ill": datasets.ClassLabel(names=["no", "yes"]), "hospital": datasets.Value("string"),
+    }  # fmt: skip
+    columns = {"age": [30, 40, 50], "pulse": [60.5, 70, 80], "ill": [0, 1, 0], "hospital": ["a", "b", "b"]}
+    table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    built = from_hub(table, "hospital", ["age", "pulse"], "ill")
+    assert built.x.tolist() == [[30, 60.5], [40, 70], [50, 80]] and built.class_names == ("no", "yes")
+    with pytest.raises(DataError, match=r"column hospital is .*, wanted a number for each sample"):
+        from_hub(table, "hospital", ["age", "hospital"], "ill")
+
+
+def test_a_file_has_tokens_labels_and_numbers(tmp_path):
+    for task, (y, outputs) in TARGETS.items():
+        x = tokens() if task == "next_token" else np.ones((20, 4), np.float32)
+        store(tmp_path / "mine.npz", {"x_train": x, "y_train": y, "x_test": x[:6], "y_test": y[:6]})
+        assert load("mine", tmp_path).for_task(TASKS[task]()).classes == outputs
 
 
 def test_a_file_with_writers_is_a_user_dataset_too(tmp_path):
@@ -182,3 +260,11 @@ def test_uneven_images_of_a_table_are_refused():
     for other in (colour, small):
         with pytest.raises(DataError, match=r"samples of image must have one shape, got .* and "):
             from_hub(Table(image=[grey, other], label=[0, 1], client=["a", "b"]), "client")
+
+
+def test_token_ids_that_a_reader_gives_as_floats_are_token_ids():
+    kind = SampleKind((2,), "int64", 3)
+    samples, _ = kind.check(torch.tensor([[0.0, 2.0]]), None, "samples")
+    assert samples.tolist() == [[0, 2]] and samples.dtype == torch.int64
+    with pytest.raises(DataError, match="wanted token ids"):
+        kind.check(torch.tensor([[0.5, 2.0]]), None, "samples")

@@ -1,9 +1,11 @@
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from kinfed.config import load_config
-from kinfed.config.assembly import make_population
+from kinfed.config.assembly import assemble, make_population
 from kinfed.data import load
 from kinfed.data.arrays import SampleKind
 from kinfed.data.readers import read_targets
@@ -59,6 +61,43 @@ def test_a_column_of_numbers_is_a_regression_and_integers_are_classes(tmp_path):
 def test_a_bad_table_says_where_and_what_to_do(tmp_path, text, options, expected):
     with pytest.raises(DataError, match=expected):
         load(write(tmp_path, text), options=options)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ([[1.0, 2.0], [1.0]], r"lists of column 'series' must have one shape, got \[1\] and \[2\]"),
+        ([[[1.0, 2.0], [1.0]]] * 2, "lists of column 'series': wanted an array, every sample of the same shape"),
+        (
+            [[1.0, 2.0], [1.0, float("nan")]],
+            "missing values .NaN. in column 'series', in 1 of 2 rows, the first is row 3",
+        ),
+        ([[["a", "b"]], [["a", "c"]]], "column 'series' holds lists of <U1, wanted lists of numbers"),
+        ([[1, 2], [1, -2]], "token ids of x_.* must be 0, 1, 2, …, got -2"),
+    ],
+)
+def test_bad_series_and_tokens_of_a_table_are_refused(tmp_path, cells, expected):
+    path = tmp_path / "series.parquet"
+    parquet.write_table(pyarrow.table({"client": [0, 0], "target": ["a", "b"], "series": cells}), path)
+    with pytest.raises(DataError, match=expected):
+        load(str(path))
+
+
+def test_a_network_for_tokens_knows_all_of_them(tmp_path):
+    path = tmp_path / "tokens.parquet"
+    parquet.write_table(pyarrow.table({"client": [0, 0], "target": ["a", "b"], "words": [[0, 1], [1, 7]]}), path)
+    with pytest.raises(ConfigError, match=r"'char_cnn' knows as many tokens as there are classes, 2, .* token 7"):
+        assemble(load_config(None, [f"data.name={path}", "partition.name=natural", "model=char_cnn"]))
+
+
+def test_a_node_with_a_class_that_the_server_does_not_know_is_refused_when_it_starts(tmp_path):
+    table = tmp_path / "samples.csv"
+    table.write_text("age,target\n40,no\n50,mabe\n")
+    with pytest.raises(DataError, match="the class 'mabe', which the server does not know: did you mean 'maybe'"):
+        load_node_data({"name": "north", "data": str(table)}, SampleKind((1,), "float32", 3), ("no", "yes", "maybe"))
+    data = load_node_data({"name": "north", "data": str(table)}, SampleKind((1,), "float32", 3), ("no", "mabe", "yes"))
+    with pytest.raises(DataError, match=r"wanted labels 0\.\.0"):  # of arrays, which have numbers alone
+        Plan(clients=1, shape=(1,), classes=1, dtype="float32").check(data)
 
 
 def test_gaps_can_be_filled(tmp_path):

@@ -42,7 +42,7 @@ def test_a_run_says_who_is_connected_and_how_far_it_is(folders):  # noqa: F811
     assert [client.name for client in first.clients] == [f"clinic-{i}" for i in range(6)]
     assert (last.task, last.asked) == ("train", 6)
     code, text = shown(folders / "run")
-    assert code == 0 and text.startswith("fedavg: ended, round 2 of 2, accuracy ") and "after round 2" in text
+    assert code == 0 and text.startswith("FedAvg: ended, round 2 of 2, accuracy ") and "after round 2" in text
     assert "6 of 6 clients connected" in text and "clinic-3" in text
 
 
@@ -52,7 +52,7 @@ def test_a_run_that_failed_says_why_and_its_exit_code_does(folders):  # noqa: F8
     with pytest.raises(NetworkError):
         serve(grid, folders / "run", CONFIG, replace(PLAN, wait_seconds=0.5))
     code, text = shown(folders / "run")
-    assert code == 1 and "fedavg: failed, round 0 of 2" in text and "error: 5 of 6 clients enrolled" in text
+    assert code == 1 and "FedAvg: failed, round 0 of 2" in text and "error: 5 of 6 clients enrolled" in text
     assert text.count("node 105") == 1 and "cannot take part: its samples cannot be read" in text
 
 
@@ -66,7 +66,7 @@ def write_status(folder, **changes):
 def test_a_server_that_is_gone_is_not_mistaken_for_one_that_runs(tmp_path):
     write_status(tmp_path)
     code, text = shown(tmp_path)
-    assert code == 1 and "flt: stopped" in text and "resumes it" in text
+    assert code == 1 and "FLT: stopped" in text and "resumes it" in text
     write_status(tmp_path, updated=live_status.now_text())  # on another machine, a moment ago
     assert read_status(tmp_path).state == "running" and shown(tmp_path)[0] == 0
 
@@ -96,5 +96,5 @@ def test_the_page_shows_the_same_and_what_nodes_write_is_no_markup(tmp_path):
     write_status(tmp_path, updated=live_status.now_text())
     with serving(tmp_path) as address, urlopen(address) as reply:
         page = reply.read().decode()
-    assert "flt: running" in page and "&lt;b&gt;" in page and "a &amp; b" in page and "<b>" not in page
+    assert "FLT: running" in page and "&lt;b&gt;" in page and "a &amp; b" in page and "<b>" not in page
     assert 'http-equiv="refresh"' in page and "<b>" in show_status(tmp_path)

@@ -106,7 +106,7 @@ def test_containers_and_units_start_the_same_commands(tmp_path):
 def test_what_cannot_be_written_is_refused_in_one_line(tmp_path):
     result = CliRunner().invoke(app, ["deploy", "docker", str(tmp_path)])
     assert result.exit_code == 2 and "is no app" in result.stderr
-    for wrong in ({"address": "a b"}, {"user": ""}, {"port": 0}):
+    for wrong in ({"address": "a b"}, {"address": "$HOME"}, {"user": ""}, {"port": 0}):
         with pytest.raises(ConfigError):
             ServiceSettings(**wrong)
 

@@ -10,6 +10,7 @@ from kinfed.methods import (
     FLHC,
     FLISDC,
     FLISHC,
+    FLSC,
     FLT,
     FLUX,
     IFCA,
@@ -33,7 +34,9 @@ from kinfed.methods import (
     FedNova,
     FedPer,
     FedProx,
+    FedRC,
     FedRep,
+    FedSoft,
     FeSEM,
     LGFedAvg,
     Local,
@@ -53,7 +56,9 @@ from tests.problems import norm_net, small_net, tiny_population
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05)
 KERNEL = "flt, kernel"  # a second case of FLT: the paper's signature, and the kernel distance
 SHORT = LocalTraining(epochs=1, batch_size=16, lr=0.05)
+BRISK = replace(SHORT, lr=0.3)
 SLOW = {"ditto", "apfl", "pfedme", "fedala", "fedrep", "fedbabu", "fedbn"}  # their gradients are not for the fast path
+OWN = dict.fromkeys(SLOW, SHORT) | dict.fromkeys(("fedem", "fedrc", "fedsoft"), BRISK)
 EAGER = SplitRule(mean_below=9.0, some_above=0.1)
 
 
@@ -80,7 +85,7 @@ def statistics(**more) -> EmbeddingStatistics:
 
 
 def make(name: str, local: LocalTraining | None = None, **more):
-    model, local = small_net(), local or (SHORT if name in SLOW else LOCAL)
+    model, local = small_net(), local or OWN.get(name, LOCAL)
     return {
         "auto": lambda: Auto(model, local, **more),
         "fedavg": lambda: FedAvg(model, local, **more),
@@ -115,6 +120,9 @@ def make(name: str, local: LocalTraining | None = None, **more):
         "flux": lambda: FLUX(model, local, **({"rounds_before": 1} | more)),
         "feddrift": lambda: FedDrift(model, local, **({"step_rounds": 1, "first": "own"} | more)),
         "fedem": lambda: FedEM(model, local, **({"components": 2} | more)),
+        "fedrc": lambda: FedRC(model, local, **({"components": 2} | more)),
+        "fedsoft": lambda: FedSoft(model, local, **more),
+        "flsc": lambda: FLSC(model, local, **more),
         "oracle": lambda: Oracle(model, local, **more),
         "centralised": lambda: Centralised(model, local, **more),
         "flhc": lambda: FLHC(model, local, **({"rounds_before": 1} | more)),

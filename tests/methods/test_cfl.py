@@ -5,6 +5,7 @@ import torch
 
 from kinfed.data import Role
 from kinfed.engines import Vectorised
+from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import CFL
 from kinfed.methods.split_tree import SplitRule
@@ -82,3 +83,21 @@ def test_late_and_holdout_clients_go_down_the_tree_to_their_kin():
     state, fed = fit(cfl(), population=renamed(NESTED, clients=20, roles=roles), rounds=28)
     assert len(state.tree.parents) == 3 and same_clusters(state.assignment, fed.true_clusters)
     assert fed.ledger.up["differ"][4] == 2 * 4 * net().parameters(), "one update at each of two nodes"
+
+
+def test_relative_thresholds_do_not_hang_on_how_long_updates_are():
+    updates = torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.1], [-1.0, -0.1]])  # their mean is 0
+    rule, longest = SplitRule(0.1, 0.5, relative=True), updates.norm(dim=1).max()
+    for scale in (1e-3, 1.0, 1e3):
+        right = rule(scale * updates, scale * longest)
+        assert right is not None and right.tolist() in ([False, False, True, True], [True, True, False, False])
+    assert rule(updates, 3 * longest) is None  # all are short by now
+    assert SplitRule(0.1, 0.5)(1e-3 * updates, 1e-3 * longest) is None  # absolute ones do
+    with pytest.raises(ConfigError, match="below 1 where it is relative"):
+        SplitRule(relative=True)
+
+
+def test_the_longest_update_so_far_is_remembered():
+    method = CFL(net(), LOCAL, SplitRule(0.2, 0.3, relative=True), after=2)
+    state, fed = fit(method, population=renamed(TWO), rounds=12)
+    assert float(state.tree.longest) > 0 and same_clusters(state.assignment, fed.true_clusters)

@@ -113,6 +113,9 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "feddrift": is_fedavg("feddrift", first="one", delta=1.0),
     "centralised": is_fedavg("centralised", local=LocalTraining(1, 10**6, 0.05)),  # one step on all samples
     "fedem": is_fedavg("fedem", components=1),
+    "fedrc": is_fedavg("fedrc", components=1),
+    "fedsoft": is_fedavg("fedsoft", ONE, clusters=1, pull=0.0),
+    "flsc": is_fedavg("flsc", clusters=1, overlap=1),
     "oracle": is_fedavg("oracle", replace(SEVERAL, true_clusters=None)),
 }
 

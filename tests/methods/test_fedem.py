@@ -28,7 +28,7 @@ def one_client(method: FedEM, people, number: int = 0) -> Client:
 def test_the_e_step_weighs_components_by_share_and_likelihood():
     method, people = make("fedem"), population()
     client, models = one_client(method, people), draw_models(make("fedem").model, 2, torch.device("cpu"))
-    weights, shares = expect(client, method.model, models)
+    weights, shares, _ = expect(client, method.model, models)
     x, y = people.x[people.train[0]], people.y[people.train[0]]
     likely = torch.stack([method.model.logits(select(models, m), x).softmax(1)[range(len(y)), y] for m in (0, 1)])
     joint = torch.tensor([[0.25], [0.75]]) * likely
@@ -39,7 +39,7 @@ def test_the_e_step_weighs_components_by_share_and_likelihood():
 def test_the_m_step_follows_the_weighted_gradient():
     method, people = make("fedem", local=ONE_STEP), population()
     client, models = one_client(method, people), draw_models(make("fedem").model, 2, torch.device("cpu"))
-    weights, shares = expect(client, method.model, models)
+    weights, shares, _ = expect(client, method.model, models)
     reply = method.train(client, models)
     assert_close(reply.keep["shares"], shares)
     x, y = people.x[people.train[0]], people.y[people.train[0]]
@@ -55,7 +55,7 @@ def test_a_client_predicts_by_mixed_probabilities():
     method, people = make("fedem"), population()
     client, models = one_client(method, people), draw_models(make("fedem").model, 2, torch.device("cpu"))
     used, x = method.personalise(client, {"models": models}), people.x[:5]
-    shares = expect(client, method.model, models)[1]
+    shares = expect(client, method.model, models).shares
     wanted = sum(shares[m] * method.model.logits(select(models, m), x).softmax(1) for m in (0, 1))
     assert_close(method.client_model().logits(used, x).softmax(1), wanted)
 

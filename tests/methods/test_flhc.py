@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -5,6 +7,7 @@ from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
+from kinfed.federation import Replies
 from kinfed.methods import FLHC
 from kinfed.metrics import fedavg_parameters, method_bytes
 from kinfed.params import select
@@ -94,3 +97,13 @@ def test_a_client_that_is_sick_at_the_clustering_stays_by_itself():
 def test_ward_needs_euclidean_distances():
     with pytest.raises(ConfigError, match="ward"):
         Hierarchy(metric="l1", linkage="ward")
+
+
+def test_weights_are_compared_as_well_as_updates():
+    by = {compare: replace(flhc(), compare=compare) for compare in ("updates", "weights")}
+    found = {compare: fit(method, population=renamed(FOUR), rounds=4)[0] for compare, method in by.items()}
+    assert same_clusters(found["updates"].served.assignment, found["weights"].served.assignment)  # L2: the same
+    root = {"w": torch.tensor([3.0, 0.0])}
+    replies = Replies(torch.arange(2), {"update": {"w": torch.tensor([[0.0, 1.0], [0.0, -1.0]])}})
+    assert by["weights"].points(root, replies).tolist() == [[3.0, 1.0], [3.0, -1.0]]  # nearly parallel
+    assert by["updates"].points(root, replies).tolist() == [[0.0, 1.0], [0.0, -1.0]]  # opposite

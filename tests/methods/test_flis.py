@@ -10,7 +10,7 @@ from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Experiment
 from kinfed.federation import Offer
 from kinfed.methods import FLISHC
-from kinfed.methods.flis import compare_predictions, inference_similarity, server_samples
+from kinfed.methods.flis import compare_predictions, inference_similarity, search_beta, server_samples
 from kinfed.metrics import method_bytes
 from kinfed.metrics.scores import score_clients
 from kinfed.params import count, select, stack
@@ -126,6 +126,19 @@ def test_a_merge_at_one_minus_beta_is_made(linkage):
         return len(merged.clusters().unique())
 
     assert [clusters(0.61), clusters(0.6), clusters(height + 0.01), clusters(height - 1e-9)] == [3, 2, 2, 1]
+
+
+@pytest.mark.parametrize("linkage", ["average", "complete", "single"])
+def test_beta_is_searched_by_the_silhouette_of_the_similarities(linkage):
+    alike = torch.full((6, 6), 0.05, dtype=torch.double)
+    alike[:3, :3] = alike[3:, 3:] = 0.2  # two clusters, far below the default β
+    alike.fill_diagonal_(1.0)
+    beta = search_beta(alike, linkage)
+    assert 0.05 < beta <= 0.2
+    method = FLISHC(net(), LOCAL, beta_by="silhouette", linkage=linkage)
+    related, _ = method.cluster(torch.arange(6), alike)
+    assert related.matrix().tolist() == (alike >= 0.2).tolist()
+    assert search_beta(torch.eye(6, dtype=torch.double), linkage) == 0.0  # no clusters: all together
 
 
 def test_hierarchy_with_beta_zero_is_fedavg_and_above_one_is_local():

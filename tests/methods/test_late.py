@@ -10,7 +10,7 @@ from kinfed.data import Population, Role
 from kinfed.engines import Vectorised
 from kinfed.experiment import Experiment, RoundResult
 from kinfed.method import Method
-from kinfed.methods import CFL, FLHC, IFCA, WD, CLoVE, FedClust, FedDrift, FedGroup, FeSEM, StoCFL
+from kinfed.methods import CFL, FLHC, IFCA, WD, CLoVE, FedClust, FedDrift, FedGroup, FedSoft, FeSEM, StoCFL
 from kinfed.methods.split_tree import SplitRule
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import CASES, KERNEL, make, population
@@ -54,6 +54,8 @@ SEPARATED = {  # method -> settings and clients with which it separates the plan
     "stocfl": (lambda: StoCFL(net(), LOCAL, threshold=0.5), renamed),
     "flux": (lambda: make("flux", radius=1.5), population),
     "feddrift": (lambda: FedDrift(net(), LONG, delta=0.3, step_rounds=1, first="own"), renamed),
+    "fedsoft": (lambda: FedSoft(net(), LOCAL, every=1), renamed),
+    "flsc": (lambda: make("flsc"), population),
     "oracle": (lambda: make("oracle"), population),
     "wd": (lambda: WD(net(), LOCAL, rounds_before=3, clusters=2), renamed),
 }

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 from kinfed.errors import ConfigError
@@ -45,6 +46,25 @@ def test_an_odd_last_mini_batch_is_left_out(padded):
 def test_epochs_go_on_from_each_other():
     # w1 = 1.35; the probe is 1.35 + 0.1 * 1.65 = 1.515, w2 = 1.35 + 0.5 * (3 - 1.515)
     assert trained((3, 3), replace(LOCAL, epochs=2)) == pytest.approx(2.0925)
+
+
+@pytest.mark.parametrize("padded", [0, 3])
+@pytest.mark.parametrize("rows", [(3, 3), (3, 3, 3)])
+def test_one_momentum_for_both_steps_by_hand(rows, padded):
+    # v = -3, the probe is 0.1 * 3; then v = 0.5 * -3 - 2.7 = -4.2, and w = 0.5 * 4.2; an odd last one changes nothing
+    method = PerFedAvg(QUADRATIC, LOCAL, alpha=0.1, beta=0.5, momentum=0.5)
+    sent = method.train(client_with(*rows, padded=padded), weight(0.0)).send
+    assert float(sent["params"]["w"]) == pytest.approx(2.1)
+
+
+def test_a_client_may_use_the_model_that_it_trained_last():
+    method = PerFedAvg(QUADRATIC, LOCAL, alpha=0.1, beta=0.5, uses="last")
+    before = client_with(3, 3, own=weight(0.0), has_trained=torch.tensor(False))
+    assert float(method.personalise(before, {"params": weight(7.0)})["w"]) == 7.0  # as served
+    kept = method.train(before, weight(0.0)).keep
+    after = client_with(3, 3, **kept)
+    assert float(method.personalise(after, {"params": weight(7.0)})["w"]) == pytest.approx(1.35)
+    assert PerFedAvg(QUADRATIC, LOCAL).initial_memory() == {}
 
 
 def test_a_client_adapts_the_model_by_hand():

@@ -1,7 +1,9 @@
 """Every packaged recipe: whole, valid, and assembled on data of the right shapes."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kinfed.config import assemble, make_population
@@ -149,7 +151,7 @@ def test_how_many_numbers_were_published():
     assert count("repa-table-1") == 5 * 3
     assert count("niid-bench") == 4 * 3 * 5
     assert count("pfllib-board") == 9 * 4
-    assert count("fedem-table") == 3
+    assert count("fedem-table") == 4
     assert count("flux-grid") == 8 * 3 * 8 + 7 * 3 * 8  # pFedMe was not published for unseen clients
     assert [count(f"flhc-table-{n}") for n in (1, 4)] == [16 * 8, 10 * 8]
 
@@ -200,6 +202,20 @@ def test_a_stand_in_takes_the_place_of_data_that_are_not_here(tmp_path, data):
     cells = cells_of(load_recipe("flt-workshop-2"), Wanted(data_dir=str(tmp_path)))
     assert {config.data.name for cell in cells for config in cell.variants} == {"emnist47"}
     assert all("emnist47" in cell.incomparable and not cell.missing for cell in cells)
+
+
+def test_a_dataset_that_lacks_classes_is_not_here_but_may_train_an_encoder(tmp_path, data):
+    for name in ("cifar10", "fashion_mnist"):
+        (tmp_path / f"{name}.npz").symlink_to(data / f"{name}.npz")
+    with np.load(data / "cifar100.npz") as whole:
+        some = whole["y_train"] < 21
+        arrays = {"x_train": whole["x_train"][some], "y_train": whole["y_train"][some]}
+        np.savez(tmp_path / "cifar100.npz", x_test=whole["x_test"], y_test=whole["y_test"], **arrays)
+    wanted = Wanted(rows=("fednova", "flt-enc2"), protocols=("fair",), data_dir=str(tmp_path))
+    missing = {cell.column.name: cell.missing for cell in cells_of(load_recipe("flis-table-2"), wanted)}
+    assert missing == {"fmnist": (), "cifar10": (), "cifar100": ("cifar100",)}
+    (cell,) = cells_of(load_recipe("flt-table-1"), replace(wanted, columns=("cifar10",)))
+    assert not cell.missing and "cifar100" in cell.data
 
 
 def test_protocols_that_ask_for_the_same_run_share_it(data):

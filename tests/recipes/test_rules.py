@@ -1,7 +1,10 @@
-"""Rules of shapes, by hand."""
+"""Rules of shapes and claims, by hand."""
 
 import pytest
 
+from kinfed.recipes import Outcome, Wanted, cells_of, load_recipe
+from kinfed.recipes.claim_lists import count_verdicts, list_checks
+from kinfed.recipes.outcome import FAILS, HOLDS, UNKNOWN, judge_numbers
 from kinfed.recipes.rules import RULES, Shape
 
 LOW, HIGH = [(0, 1.0), (1, 2.0), (2, 2.5)], [(0, 1.5), (1, 4.0), (2, 3.0)]
@@ -40,3 +43,44 @@ LOW, HIGH = [(0, 1.0), (1, 2.0), (2, 2.5)], [(0, 1.5), (1, 4.0), (2, 3.0)]
 def test_a_rule_looks_at_the_points_of_rows(rule, better, than, by, between, holds):
     shape = Shape(better, than, {"low": LOW, "high": HIGH}, by, between)
     assert RULES[rule](shape) is holds
+
+
+def outcome_with(name, values):
+    """An outcome whose cells have these numbers, by row and protocol; cells without are not run."""
+    recipe = load_recipe(name)
+    cells = cells_of(recipe, Wanted(data_dir="nowhere"))
+    found = [(cell, values.get((cell.row.name, cell.protocols[0]))) for cell in cells]
+    return Outcome(
+        recipe, tuple(judge_numbers(recipe, cell, {0: numbers} if numbers else {}) for cell, numbers in found)
+    )
+
+
+def test_claims_are_counted_over_columns_and_the_protocols_that_their_rows_run_under():
+    robust = {("sae", "paper"): 0.9, ("clf", "paper"): 0.95, ("ae", "paper"): 0.7, ("wd-1", "paper"): 0.5}
+    outcome = outcome_with("repa-table-1", {key: {"robustness": value} for key, value in robust.items()})
+    counts = count_verdicts(outcome)
+    assert counts["REPA places 79 % of look-alikes rightly at least (SAE)"] == {HOLDS: 3, UNKNOWN: 3}  # prox: not run
+    assert counts["REPA places 79 % of look-alikes rightly at least (AE)"] == {FAILS: 3, UNKNOWN: 3}
+    against = counts["REPA with the supervised auto-encoder is more robust than weight differences"]
+    assert against == {HOLDS: 3}  # weight differences never run under prox
+    assert counts["the supervised auto-encoder is as robust as the classifier or more, on average"][FAILS] == 1
+    said = list_checks([outcome])
+    assert (
+        "| weight differences collapse under drift alone: at most 40 % placed rightly | repa-table-1 |  | 1 |" in said
+    )
+
+
+def test_a_claim_compares_a_row_with_another_measure_or_protocol_of_it():
+    def scores(holdout, validation):
+        return {"holdout@10": holdout, "validation@10": validation}
+
+    values = {
+        ("repa", "plain"): scores(80.0, 80.9), ("repa", "prox"): scores(81.0, 83.0),
+        ("wd", "plain"): scores(70.0, 70.0), ("wd", "prox"): scores(69.0, 70.0),
+    }  # fmt: skip
+    counts = count_verdicts(outcome_with("repa-figure-3", values))
+    near = counts["REPA loses practically nothing on writers held out: within one point of those that train"]
+    assert near == {HOLDS: 1, FAILS: 1}  # 0.9 apart, and 2.0 with the proximal term
+    assert counts["the proximal term helps REPA, for writers held out"] == {HOLDS: 1}
+    assert counts["the proximal term helps WD, for writers held out"] == {FAILS: 1}
+    assert counts["the proximal term helps FedAvg, for writers held out"] == {UNKNOWN: 1}

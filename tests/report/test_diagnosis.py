@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kinfed.config import load_config
+from kinfed.report import diagnosis, run_views
 from kinfed.report.diagnosis import find_all, find_losers, have_same_clients, overlap_of
 from kinfed.report.report_tables import choose_targets, targets_table
 from kinfed.report.series import gather
@@ -71,6 +72,14 @@ def test_clusters_are_fragile_where_unrelated_pairs_are_as_near_as_related_ones(
     share = overlap_of(Run(run))
     assert share is not None and share > 0.3
     assert any("clusters are fragile: unrelated pairs" in found.says for found in find_all(gather([run])))
+
+
+def test_of_many_clients_no_matrix_of_pairs_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = Run(write_run(tmp_path / "flt", MadeUp("flt")))
+    monkeypatch.setattr(run_views, "ALL_PAIRS", 11)  # there are twelve
+    for module in (run_views, diagnosis):
+        monkeypatch.setattr(module, "find_related", lambda _: pytest.fail("a matrix was made"))
+    assert overlap_of(run) is None and run_views.distances_of(run) is None
 
 
 def test_clusters_that_change_until_the_end_are_fragile(tmp_path: Path):

@@ -80,7 +80,7 @@ def test_an_assigned_clients_model_is_written_too(form, runs, folder_of, tmp_pat
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", ["lenet5", "resnet18", "har_cnn", "lstm"])
+@pytest.mark.parametrize("name", ["lenet5", pytest.param("resnet18", marks=pytest.mark.on_demand), "har_cnn", "lstm"])
 def test_networks_with_convolutions_statistics_and_recurrence_are_written(name, form, tmp_path):
     kind = SampleKind((9, 128), "float32", 6) if name == "har_cnn" else SampleKind((3, 32, 32), "uint8", 10)
     model = make_model(name, kind.shape, kind.classes)

@@ -11,8 +11,11 @@ from typer.testing import CliRunner, Result
 import kinfed
 from kinfed.cli import app
 from kinfed.cli.options import split_numbers
+from kinfed.comparison import Outcome
 from kinfed.config import load_config, make_population
 from kinfed.errors import ConfigError
+from kinfed.sweeps.outcome_files import points_table
+from kinfed.sweeps.sweep_folder import Sweep, read_definition
 
 TINY = ("method=fedavg", "partition.clients=5", "fraction=1.0", "rounds=1", "data.test_samples=20", "model=linear")
 GRID = (*TINY, "training.lr=0.0001,0.1")
@@ -60,7 +63,7 @@ def test_selection_samples_are_training_samples_and_test_samples_are_left_out():
         assert tested and not tested & {int(sample) for own in before.test for sample in own}
 
 
-def test_a_sweep_selects_on_validation_samples_and_tests_the_best():
+def test_a_sweep_selects_on_validation_samples_and_tests_the_best(monkeypatch: pytest.MonkeyPatch):
     result = sweep(*GRID, "--seeds", "0-1", "--out", "s")
     assert result.exit_code == 0, result.output
     assert "2 points, 4 runs, 0 of them done before" in result.output
@@ -78,6 +81,12 @@ def test_a_sweep_selects_on_validation_samples_and_tests_the_best():
     more = sweep(*GRID[:-1], "training.lr=0.0001,0.1,0.01", "--seeds", "0-1", "--out", "s")
     assert more.exit_code == 0 and "3 points, 6 runs, 4 of them done before" in more.output
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps, "runs that ended are kept"
+
+    read, of = [], Outcome.of
+    monkeypatch.setattr(Outcome, "of", lambda run, *rest: read.append(run.path) or of(run, *rest))
+    found = Sweep(Path("s"), read_definition(Path("s")))
+    assert len(found.selected) == 1 and points_table(found)[1][-1] == "yes"
+    assert len(read) == len(set(read)) == 6, "each run is read once"
     assert len(table("s/sweep.csv")) == 3
 
     other = sweep(*GRID, "rounds=2", "--seeds", "0-1", "--out", "s")

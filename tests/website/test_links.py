@@ -8,7 +8,7 @@ import pytest
 from website.api_pages import modules
 from website.command_page import command_page
 from website.links import LINK, rewritten, source_page, sources
-from website.navigation import SECTIONS, navigation
+from website.navigation import SECTIONS, add_menus
 
 ROOT = Path(__file__).parents[2]
 MADE = ("reference/",)  # pages that only the site has
@@ -42,14 +42,18 @@ def test_every_link_is_to_a_file_that_is_there(path):
 
 
 def test_the_menu_has_every_page_once_and_unknown_ones_last():
-    first, other = "notebooks/which-clients-are-related.md", "notebooks/another.md"
-    pages = ["index.md", "tutorial.md", "brand-new.md", "architecture.md", "source/kinfed/cli.py.md", other, first]
-    menu = navigation(pages)
-    assert menu == [
-        {"Home": "index.md"},
-        {"Start": ["tutorial.md", first, other]},
-        {"Project": ["architecture.md", "brand-new.md"]},
-    ]
+    first, other, method = "notebooks/which-clients-are-related.md", "notebooks/another.md", "reference/methods/flt.md"
+    above = "reference/methods/index.md"
+    pages = {
+        uri: uri for uri in ("index.md", "tutorial.md", "brand-new.md", "architecture.md", other, first, method, above)
+    }
+    menus = add_menus(pages)
+    listed = {uri: re.findall(r"^/(.+)$", text, re.M) for uri, text in menus.items()}
+    assert listed["index.md"] == [
+        "tutorial", first[:-3], other[:-3], above[:-3], "architecture", "brand-new"
+    ]  # fmt: skip
+    assert re.findall(":caption: (.+)", menus["index.md"]) == ["Start", "Methods", "Project"]
+    assert listed[above] == [method[:-3]] and menus["tutorial.md"] == "tutorial.md\n"
 
 
 def test_every_command_and_module_is_in_the_reference():

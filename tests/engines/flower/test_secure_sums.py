@@ -81,6 +81,8 @@ def models_of(state):
         ("ifca", {}),
         ("pca_km_hc", {"clusters": 2}),
         pytest.param("repa", {}, marks=pytest.mark.on_demand),
+        pytest.param("fedem", {}, marks=pytest.mark.on_demand),
+        pytest.param("fedrc", {}, marks=pytest.mark.on_demand),
     ],
 )
 def test_models_are_those_without_it(name, settings):
@@ -236,7 +238,7 @@ def test_more_than_half_of_the_shares_are_needed():
 
 SUMMED = {"fedavg", "fedavg_ft", "fedprox", "fednova", "fedper", "lg_fedavg", "per_fedavg", "flt", "pca_km_hc", "repa",
           "ifca", "ditto", "apfl", "pfedme", "fedala", "fedrep", "fedbabu", "fedbn", "clove",
-          "feddrift", "oracle", "pacfl", "flux", "fedem"}  # fmt: skip
+          "feddrift", "oracle", "pacfl", "flux", "fedem", "fedrc"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", METHODS)
