@@ -29,7 +29,7 @@ from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, lo
 from kinfed.models import Model
 from kinfed.params import Params, repeat, select
 from kinfed.per_client import Each, Labels
-from kinfed.relatedness import Calibrated, Fit, nest_clusters
+from kinfed.relatedness import FEWEST, Calibrated, Fit, nest_clusters
 from kinfed.signatures import PartMeans, Signatures
 from kinfed.training import LocalTraining
 
@@ -88,7 +88,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         labels, differ = nest_clusters(self.relatedness, self.signature.drop_labels(sent, shape), sent)
         clusters = torch.full((fed.count,), -1, device=fed.device).index_copy(0, replied, labels)
         number, merges = int(clusters.max()) + 1, Dendrogram.none(fed.device)
-        log.info("%s", summarise_clusters(number, differ))
+        log.info("%s", summarise_clusters(number, differ, len(replied)))
         served = served.serve(served.assignment, repeat(select(served.models, 0), 1 + number))
         plan = self.make_plan(fed.rounds, number if differ else 0).to(fed.device)
         evidence, zeros = Evidence.none(1 + number, fed.device), torch.zeros(1 + number, device=fed.device)
@@ -192,7 +192,8 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
 
     def diagnosis(self, state: AutoState) -> str:
         own, used = state.chosen > 0, state.served.assignment.unique()
-        found = summarise_clusters(len(own), bool(state.plan.any())).capitalize()
+        known = int((state.clusters >= 0).sum())
+        found = summarise_clusters(len(own), bool(state.plan.any()), known).capitalize()
         said = [f"{found}, {int(own.sum())} with a model of their own" if len(own) > 1 else f"{found}, one model"]
         pairs = int(own.sum()) - len(state.chosen[own].unique())
         said += [f"{2 * pairs} of them share one with another"] if pairs else []
@@ -202,8 +203,10 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         return "; ".join([*said, *explain_doubts(fragile, worse)]) + "."
 
 
-def summarise_clusters(number: int, differ: bool) -> str:
+def summarise_clusters(number: int, differ: bool, clients: int) -> str:
     """What was found, in one line."""
     if number > 1:
         return f"{number} clusters, well separated"
+    if clients < FEWEST:
+        return f"one cluster: {clients} clients are too few to be told apart by signatures"
     return "one cluster: clients differ by degrees" if differ else "one cluster: clients are alike"

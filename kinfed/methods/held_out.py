@@ -65,13 +65,15 @@ class Evidence:
         lost = -self.gain[:, candidate, 0]
         return lost > CERTAIN * self.square[:, candidate, 0].sqrt()
 
-
     def keeps_own(self, members: Tensor) -> Tensor:
         """Whether a cluster's own model (candidate 1) goes on, for clusters of so many members: bool [models].
 
-        That of many unless it loses; that of few, which signatures alone do not tell from chance, if it gains.
+        That of many unless it loses; those of few, which signatures alone do not tell from chance, only if together
+        they gain in both ways, where anything is known.
         """
-        return torch.where(members < FEWEST, self.choose(CERTAIN) == 1, ~self.loses(1))
+        few = (members > 0) & (members < FEWEST)
+        gain, square = (torch.einsum("j,j...->...", few.float(), sums[:, 1]) for sums in (self.gain, self.square))
+        return ~self.loses(1) & (~few | (gain >= LIKELY * square.sqrt()).all())
 
 
 def count_members(clusters: Tensor, number: int) -> Tensor:

@@ -12,7 +12,7 @@ from kinfed.relatedness.relatedness import (
 from kinfed.relatedness.set_distances import DISTANCES, set_distances
 
 __all__ = [
-    "FEWEST", "DISTANCES", "Calibrated", "Clusterer", "Comparison", "Fit", "JudgesFit", "Partition", "Relatedness",
+    "DISTANCES", "FEWEST", "Calibrated", "Clusterer", "Comparison", "Fit", "JudgesFit", "Partition", "Relatedness",
     "cluster_distances", "nearest_clusters", "nest_clusters", "set_distances", "warn_if_fewer",
     "warn_if_isolated",
 ]  # fmt: skip

@@ -15,10 +15,11 @@ from kinfed.experiment import Experiment
 from kinfed.methods import Auto, FedAvg
 from kinfed.methods.cluster_merging import pair_nearest, share_models
 from kinfed.methods.cluster_models import ClusterModels
-from kinfed.methods.held_out import LIKELY, Evidence, explain_doubts
+from kinfed.methods.held_out import LIKELY, Evidence, count_members, explain_doubts
 from kinfed.models import make_model
 from kinfed.params import interpolate, one_hot, repeat, select
-from tests.methods.registry import LOCAL, make, population
+from kinfed.training import LocalTraining
+from tests.methods.registry import LOCAL
 from tests.problems import small_net
 
 
@@ -63,6 +64,25 @@ def test_a_model_loses_beyond_two_standard_errors():
     assert many.loses(1).tolist() == [True], "20 is more than 2 · √80 = 17.9"
 
 
+def test_a_cluster_of_few_must_win_and_one_of_many_must_not_lose():
+    rest = [(0, 0)] * 3
+    mixed, wins = evidence_of((5, 1), (6, 0.5), *rest), evidence_of((5, 1), (9, 2), *rest, clients=9)
+    loses = evidence_of((9, 2), (5, 1), *rest, clients=9)
+    few, many = torch.tensor([7]), torch.tensor([8])
+    assert [bool(each.keeps_own(few)) for each in (mixed, wins, loses)] == [False, True, False]
+    assert [bool(each.keeps_own(many)) for each in (mixed, wins, loses)] == [True, True, False]
+    assert count_members(torch.tensor([1, -1, 0, 1]), 3).tolist() == [0, 1, 2, 0]
+
+
+def test_few_clients_are_never_taken_for_alike():
+    five = build_population(load("digits"), IID(5), 0)
+    method = Auto(make_model("mlp_200", (1, 8, 8), 10), LocalTraining(epochs=1))
+    run = Experiment(method, five, rounds=4)
+    run.run()
+    assert run.state.plan.tolist() == [0, 0, 2], "samples are held out, and judge personalised models"
+    assert "One cluster: 5 clients are too few to be told apart by signatures" in method.diagnosis(run.state)
+
+
 def test_models_are_interpolated():
     half = interpolate({"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}, 0.25)
     assert half["w"].tolist() == [1.5]
@@ -77,10 +97,11 @@ def test_rounds_are_planned(rounds, clusters, plan):
 
 
 def test_planted_clusters_get_models_of_their_own_and_the_run_says_so():
-    experiment = Experiment.over(Vectorised(make("auto"), population()), rounds=8)
+    turned, model = build_population(load("digits"), IID(24), 0, shift=Rotation()), make_model("mlp_200", (1, 8, 8), 10)
+    experiment = Experiment(Auto(model, LOCAL), turned, rounds=20)
     summary = experiment.run()
-    assert summary["ari"] == 1 and summary["clusters"] == 2
-    assert experiment.method.diagnosis(experiment.state).startswith("2 clusters, well separated, 2 with a model")
+    assert summary["ari"] == 1 and summary["clusters"] == 4
+    assert experiment.method.diagnosis(experiment.state).startswith("4 clusters, well separated, 4 with a model")
 
 
 def test_clients_that_are_alike_get_fedavg_to_the_bit():
