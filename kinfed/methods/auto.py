@@ -208,5 +208,5 @@ def summarise_clusters(number: int, differ: bool, clients: int) -> str:
     if number > 1:
         return f"{number} clusters, well separated"
     if clients < FEWEST:
-        return f"one cluster: {clients} clients are too few to be told apart by signatures"
+        return f"one cluster: {clients} clients are too few for signatures to decide"
     return "one cluster: clients differ by degrees" if differ else "one cluster: clients are alike"

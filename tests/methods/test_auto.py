@@ -80,7 +80,7 @@ def test_few_clients_are_never_taken_for_alike():
     run = Experiment(method, five, rounds=4)
     run.run()
     assert run.state.plan.tolist() == [0, 0, 2], "samples are held out, and judge personalised models"
-    assert "One cluster: 5 clients are too few to be told apart by signatures" in method.diagnosis(run.state)
+    assert "One cluster: 5 clients are too few for signatures to decide" in method.diagnosis(run.state)
 
 
 def test_models_are_interpolated():
