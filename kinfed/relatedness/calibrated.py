@@ -193,7 +193,7 @@ class ClusterModel:
 def nest_clusters(by: Calibrated, plain: Signatures, labelled: Signatures) -> tuple[Tensor, bool]:
     """Clusters by samples alone, each split where its samples have other labels: [M]; whether clients may differ.
 
-    Clusters that clients lie between count as one. Signatures never say of fewer than eight clients that they are alike.
+    Clusters that clients lie between count as one. Fewer than eight clients are never said to be alike.
     """
     outer = by.fit(plain)
     names = (
