@@ -1,7 +1,7 @@
 """The regret of each method by kind of heterogeneity: the best accuracy of a row minus the method's.
 
     python -m benchmarks.regret --data-dir DATA --device cuda --jobs 8 --out regret.jsonl     # the whole table
-    python -m benchmarks.regret --data-dir DATA --only mnist-iid mnist-swap --seeds 0 1 --methods fedavg auto
+    python -m benchmarks.regret --data-dir DATA --only mnist-iid '*-clients-*' --seeds 0 1 --methods fedavg auto
     python -m benchmarks.regret --show --out regret.jsonl        # the table of what has run
 
 Each run is a line of --out as soon as it ends, and runs that are there already are not run again. Methods that need
@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -181,7 +182,7 @@ def show_cell(values: list[float], is_best: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="", help="folder with the datasets")
-    parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES), help="some of the cases")
+    parser.add_argument("--only", nargs="*", default=["*"], help="some of the cases, by name or pattern")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument(
         "--methods", nargs="*", default=[*METHODS, *REFERENCES], help="or others of `kinfed list methods`"
@@ -193,6 +194,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("regret.jsonl"))
     parser.add_argument("--show", action="store_true", help="only the table of what has run")
     options = parser.parse_args()
+    options.only = [name for name in CASES if any(fnmatch(name, wanted) for wanted in options.only)]
+    if not options.only:
+        raise SystemExit(f"no such case; there are {', '.join(CASES)}")
     if not options.show:
         jobs = [(name, seed, options) for seed in options.seeds for name in options.only]
         with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=None) as pool:

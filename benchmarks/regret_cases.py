@@ -79,6 +79,21 @@ def kinds(dataset: str, **given: object) -> dict[str, Case]:
     return {f"{dataset}-{name}": each for name, each in cases.items()}
 
 
+def few_clients(dataset: str, clients: int) -> dict[str, Case]:
+    """Kinds of heterogeneity of a handful of clients, who are all in every round."""
+    case = Case(dataset, IID(clients), train_samples=300, fraction=1.0)
+    half = clients // 2
+    cases = {
+        "iid": case,
+        "two-groups": replace(case, partition=PlantedLabels((half, clients - half))),
+        "alone": replace(case, partition=PlantedLabels((1,) * clients)),
+        "rotation": replace(case, shift=Rotation()),
+        "swap": replace(case, shift=LabelSwap()),
+        "dirichlet-0.3": replace(case, partition=Dirichlet(clients, 0.3)),
+    }
+    return {f"{dataset}-{clients}-clients-{name}": each for name, each in cases.items()}
+
+
 CASES = {
     **kinds("mnist"),
     **kinds("fashion_mnist"),
@@ -86,4 +101,8 @@ CASES = {
     "emnist47-structured": Case("emnist47", Structured(600, 10), fraction=0.1),
     "emnist47-twenty-groups": Case("emnist47", PlantedLabels((10,) * 20)),
     "femnist-writers": Case("femnist", Writers(200, 20)),
+    **few_clients("mnist", 6),
+    **few_clients("mnist", 12),
+    **few_clients("fashion_mnist", 5),
+    **few_clients("fashion_mnist", 10),
 }

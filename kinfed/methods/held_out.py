@@ -22,6 +22,7 @@ LIKELY, CERTAIN = 1.0, 2.0  # standard errors
 HITS = {"hits": Range(0, lambda facts: facts.train)}
 FEW = 10  # a label with fewer samples than these weighs by their number
 TINY = 1e-9
+EVEN = 0.5  # of what clusters of few gain: by evenly weighted labels, at least
 REMEMBERED = 0.9  # of the evidence of earlier rounds: models change
 
 
@@ -69,11 +70,15 @@ class Evidence:
         """Whether a cluster's own model (candidate 1) goes on, for clusters of so many members: bool [models].
 
         That of many unless it loses; those of few, which signatures alone do not tell from chance, only if together
-        they gain in both ways, where anything is known.
+        they gain in both ways, where anything is known, and by evenly weighted labels at least half as much: what is
+        gained on frequent labels alone would be lost on others.
         """
         few = (members > 0) & (members < FEWEST)
-        gain, square = (torch.einsum("j,j...->...", few.float(), sums[:, 1]) for sums in (self.gain, self.square))
-        return ~self.loses(1) & (~few | (gain >= LIKELY * square.sqrt()).all())
+        gain, square, total = (sums[few].sum(0) for sums in (self.gain[:, 1], self.square[:, 1], self.total))
+        as_they_come, evenly = gain / total.clamp(min=TINY)
+        wins = (gain >= LIKELY * square.sqrt()).all() & (evenly >= EVEN * as_they_come)
+        keeps: Tensor = ~self.loses(1) & (~few | wins)
+        return keeps
 
 
 def count_members(clusters: Tensor, number: int) -> Tensor:

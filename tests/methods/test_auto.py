@@ -70,6 +70,8 @@ def test_a_cluster_of_few_must_win_and_one_of_many_must_not_lose():
     loses = evidence_of((9, 2), (5, 1), *rest, clients=9)
     few, many = torch.tensor([7]), torch.tensor([8])
     assert [bool(each.keeps_own(few)) for each in (mixed, wins, loses)] == [False, True, False]
+    frequent = evidence_of((5, 1), (15, 1.9), *rest, clients=9)  # half of all samples, a quarter by labels
+    assert not frequent.keeps_own(few) and evidence_of((5, 1), (15, 2), *rest, clients=9).keeps_own(few)
     assert [bool(each.keeps_own(many)) for each in (mixed, wins, loses)] == [True, True, False]
     assert count_members(torch.tensor([1, -1, 0, 1]), 3).tolist() == [0, 1, 2, 0]
 
