@@ -6,8 +6,8 @@
 
 The first command computes all signatures of each scenario. The encoder is pre-trained on Fashion-MNIST, or for CIFAR-10
 on the datasets of FLT's Enc1; or --encoder names others or a file. The second relates them by every distance and prints
-a Markdown table. The third prints the ARI by threshold and seed of UMAP, and that of average linkage told the number of
-clusters on the same distances.
+a Markdown table. The third prints the ARI by threshold and seed of UMAP, and that of average linkage on the same distances,
+cut into the true number of clusters.
 """
 
 import argparse
@@ -124,7 +124,7 @@ def print_table(options: argparse.Namespace) -> None:
 def print_thresholds(options: argparse.Namespace) -> None:
     """A Markdown table of the ARI by threshold for each seed of UMAP, and of a cut into the true number."""
     heads = " | ".join(f"{threshold:g}" for threshold in THRESHOLDS)
-    print(f"| partition | encoder | k | seed | distance | neighbours | UMAP seed | {heads} | told C |")
+    print(f"| partition | encoder | k | seed | distance | neighbours | UMAP seed | {heads} | cut into C |")
     print("|---" * (8 + len(THRESHOLDS)) + "|")
     for path in sorted(options.folder.glob("*.*.*.*.safetensors")):
         scenario, tuning, k, seed, _ = path.name.split(".")
@@ -140,10 +140,10 @@ def print_thresholds(options: argparse.Namespace) -> None:
 
 
 def find_ari(rule: Relatedness, apart: Tensor, planted: Tensor) -> list[str]:
-    """The ARI, and how many clusters there are, by threshold, and that of average linkage told the number."""
+    """The ARI, and how many clusters there are, by threshold, and that of a cut into the true number."""
     cuts = [replace(rule, threshold=threshold).clusters(apart) for threshold in THRESHOLDS]
-    told = cut_into(apart, len(planted.unique()))
-    found = [agreement(clusters, planted) for clusters in (*cuts, told)]
+    known_count = cut_into(apart, len(planted.unique()))
+    found = [agreement(clusters, planted) for clusters in (*cuts, known_count)]
     return [f"{each['ari']:.2f} ({each['clusters']:.0f})" for each in found]
 
 

@@ -53,13 +53,13 @@ def train_encoders_first(jobs: Sequence[Job]) -> list[Job]:
 
     So nobody waits for an encoder that another process trains while there is other work.
     """
-    encoders = [describe_encoder(job.config) for job in jobs]
+    encoders = [encoder_key(job.config) for job in jobs]
     first = {encoder: place for place, encoder in reversed(list(enumerate(encoders)))}
     turns = [1 if not encoder else 0 if first[encoder] == place else 2 for place, encoder in enumerate(encoders)]
     return [job for _, job in sorted(zip(turns, jobs, strict=True), key=lambda pair: pair[0])]
 
 
-def describe_encoder(config: Config) -> str:
+def encoder_key(config: Config) -> str:
     """What an encoder hangs on that is trained on datasets and then cached; empty where a run has none."""
     flat, at = flatten(config.resolve()), f"methods.{config.method}.signature."
     source = str(flat.get(f"{at}pretraining.source", ""))
