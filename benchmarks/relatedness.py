@@ -6,8 +6,8 @@
 
 The first command computes all signatures of each scenario. The encoder is pre-trained on Fashion-MNIST, or for CIFAR-10
 on the datasets of FLT's Enc1; or --encoder names others or a file. The second relates them by every distance and prints
-a Markdown table. The third prints the ARI by threshold and seed of UMAP, and that of average linkage on the same distances,
-cut into the true number of clusters.
+a Markdown table. The third prints the ARI by threshold and seed of UMAP, and that of average linkage on the same
+distances, cut into the true number of clusters.
 """
 
 import argparse
