@@ -6,7 +6,7 @@ the package is used from outside: engines own a `StepGraphs` and hand it to thei
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -25,10 +25,11 @@ from kinfed.fastpath.autograd_training import (
 )
 from kinfed.fastpath.cpu_training import LEAST, LayeredNetwork
 from kinfed.fastpath.gpu_training import StepGraphs, has_kernels
-from kinfed.fastpath.layers import Layers, parse_layers
+from kinfed.fastpath.layers import Layers, augment_lanes, find_augmentation, parse_layers
 from kinfed.fastpath.optimiser import Optimiser, OptimiserName
 from kinfed.fastpath.stages import SGD, Schedule, Stage, parse_stages
 from kinfed.models import Model, Network
+from kinfed.models.inputs import Inputs
 from kinfed.models.network import lanes_first
 from kinfed.params import NOTHING, Params, Stack
 
@@ -40,10 +41,11 @@ class ParsedNetwork:
     network: Network
     layers: Layers | None  # on a CPU
     stages: tuple[Stage, ...]  # on a GPU
+    augmentation: Inputs = field(default_factory=Inputs)  # of samples in training
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """Samples as the network wants them."""
-        return self.network.inputs(x)
+    def inputs(self, x: Tensor, keys: Tensor) -> Tensor:
+        """Samples [lanes · b, ...] as the network trains on them, augmented by the keys [lanes]."""
+        return augment_lanes(self.network.inputs(x), self.augmentation, keys)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def parse(network: Network) -> ParsedNetwork:
     usual = usual and own.forward is Network.forward
     if not usual or own.compute_gradient is not Network.compute_gradient:
         return ParsedNetwork(network, None, ())
-    return ParsedNetwork(network, parse_layers(network.template), parse_stages(network.template))
+    module = network.template
+    return ParsedNetwork(network, parse_layers(module), parse_stages(module), find_augmentation(module))
 
 
 def explain(network: Network) -> str:

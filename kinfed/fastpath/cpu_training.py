@@ -18,7 +18,7 @@ class LayeredNetwork(NamedTuple):
     """A network that is a sequence of plain layers."""
 
     layers: Layers
-    inputs: Callable[[Tensor], Tensor]
+    inputs: Callable[[Tensor, Tensor], Tensor]  # samples of all lanes and their keys
 
 
 def train_lanes(network: LayeredNetwork, schedule: Schedule, lr: Tensor, start: Stack, shift: Stack, sgd: SGD) -> Stack:
@@ -97,4 +97,4 @@ def _step(
     """One step of every lane."""
     raise_if_cancelled()
     x, y = schedule.x.index_select(0, pick), schedule.y.index_select(0, pick).clamp_(min=0)
-    network.layers.sgd_step(network.inputs(x), y, sample_weight, weights, keys)
+    network.layers.sgd_step(network.inputs(x, keys), y, sample_weight, weights, keys)

@@ -39,7 +39,7 @@ class StagedNetwork(Protocol):
     @property
     def stages(self) -> tuple[Stage, ...]: ...
 
-    def inputs(self, x: Tensor) -> Tensor: ...
+    def inputs(self, x: Tensor, keys: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class TrainingState:
 
     def train(self, batches: StepBatches) -> None:
         """Takes these steps."""
-        images, weights = self._images(batches.pick), self.weights
+        images, weights = self._images(batches.pick, batches.key), self.weights
         for step, (y, sample_weight, lr, keys) in enumerate(zip(*batches[1:], strict=True)):
             if self.lookahead and step % 2 == 0:
                 for ahead, weight in zip(self.lookahead, weights, strict=True):
@@ -140,10 +140,10 @@ class TrainingState:
         self.train(StepBatches(**batches))
         return {}
 
-    def _images(self, pick: Tensor) -> Tensor:
+    def _images(self, pick: Tensor, keys: Tensor) -> Tensor:
         """The samples of some steps for the first layer: [steps, lanes, b, height, width, channels], padded."""
         first = self.buffers[0].shaped
-        samples = self.network.inputs(self.x.index_select(0, pick.flatten()))
+        samples = self.network.inputs(self.x.index_select(0, pick.flatten()), keys.flatten())
         samples = samples.view(-1, first.input[2] - first.extra, *first.input[:2])
         around = (first.stage.pad,) * 4
         images: Tensor = pad(samples.permute(0, 2, 3, 1), (0, first.extra, *around)).contiguous()

@@ -18,6 +18,7 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from kinfed.keys import fold
 from kinfed.models.batch_operations import draw_kept
+from kinfed.models.inputs import Augmenter, Inputs, augment
 
 DROPOUTS = nn.Dropout, nn.Dropout2d
 HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
@@ -129,7 +130,8 @@ def parse_layers(module: nn.Module) -> Layers | None:
     if is_hooked(module):
         return None
     parts = list(leaves(module))
-    steps = [_layer(name, leaf, drop) for (name, leaf), drop in zip(parts, find_drops(parts), strict=True)]
+    drops = find_drops(parts, find_augmentation(module).draws)
+    steps = [_layer(name, leaf, drop) for (name, leaf), drop in zip(parts, drops, strict=True)]
     weights = [id(weight) for _, leaf in parts for weight in leaf.parameters()]
     if None in steps or len(set(weights)) < len(weights):  # a weight that is used twice must not move in between
         return None
@@ -149,16 +151,37 @@ def leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether it or one of its parts has a hook, or a forward of its own."""
-    return any("forward" in vars(part) or any(getattr(part, h) for h in HOOKS) for part in module.modules())
+    """Whether it or one of its parts has a hook, but for the augmentation of its input, or a forward of its own."""
+    hooks = [hook for part in module.modules() for kind in HOOKS for hook in getattr(part, kind).values()]
+    augmenters = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Augmenter)]
+    return hooks != augmenters[:1] or any("forward" in vars(part) for part in module.modules())
 
 
-def find_drops(parts: list[tuple[str, nn.Module]]) -> "list[Drop | None]":
-    """The dropout that each part is; None for other parts, and where nothing is dropped."""
+def find_augmentation(module: nn.Module) -> Inputs:
+    """How a module that has no other hook augments its input in training."""
+    found = (hook.inputs for hook in module._forward_pre_hooks.values() if isinstance(hook, Augmenter))
+    return next(found, Inputs()) if module.training else Inputs()
+
+
+def augment_lanes(x: Tensor, inputs: Inputs, keys: Tensor) -> Tensor:
+    """The samples [lanes · b, ...] of several lanes, augmented by their keys [lanes] as `models.inputs` does."""
+    numbers = iter(range(1, inputs.draws + 1))
+
+    def draw(x: Tensor, count: int) -> Tensor:
+        return Drop(next(numbers), 0.5, channels=False).draw(keys, (len(x), count), x.dtype) > 0
+
+    return augment(x, inputs, draw)
+
+
+def find_drops(parts: list[tuple[str, nn.Module]], before: int) -> "list[Drop | None]":
+    """The dropout that each part is; None for other parts, and where nothing is dropped.
+
+    So many draws of a forward pass come before them all.
+    """
     drops: list[Drop | None] = []
     for _, leaf in parts:
         p = float(leaf.p) if type(leaf) in DROPOUTS and leaf.training else 0.0  # type: ignore[arg-type]
-        number = sum(drop is not None for drop in drops) + 1
+        number = before + sum(drop is not None for drop in drops) + 1
         drops.append(Drop(number, p, type(leaf) is nn.Dropout2d) if p else None)
     return drops
 

@@ -3,6 +3,7 @@
 `Schedule` holds the mini-batches of all steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from kinfed.fastpath.layers import DROPOUTS, Drop, find_drops, is_hooked, leaves
+from kinfed.fastpath.layers import DROPOUTS, Drop, find_augmentation, find_drops, is_hooked, leaves
 from kinfed.kernels.layout import Image
 from kinfed.keys import fold
 from kinfed.params import Stack
@@ -85,7 +86,8 @@ def parse_stages(module: nn.Module) -> tuple[Stage, ...]:
     if is_hooked(module):
         return ()
     parts = list(leaves(module))
-    stages = _drop_out(_append_all([part for part in parts if type(part[1]) not in DROPOUTS]), parts)
+    drops = find_drops(parts, find_augmentation(module).draws)
+    stages = _drop_out(_append_all([part for part in parts if type(part[1]) not in DROPOUTS]), parts, drops)
     weights = [id(w) for _, leaf in parts for w in leaf.parameters()]
     is_whole = bool(stages) and stages[-1].is_linear and len(set(weights)) == len(weights)
     return tuple(stages) if is_whole else ()
@@ -103,7 +105,7 @@ def _append_all(parts: list[tuple[str, nn.Module]]) -> list[Stage]:
     return stages
 
 
-def _drop_out(stages: list[Stage], parts: list[tuple[str, nn.Module]]) -> list[Stage]:
+def _drop_out(stages: list[Stage], parts: list[tuple[str, nn.Module]], drops: Sequence[Drop | None]) -> list[Stage]:
     """The stages with the dropouts of the network; none if one of them is not the last of its stage, or the network's.
 
     A ReLU may follow: it changes no factor.
@@ -111,7 +113,7 @@ def _drop_out(stages: list[Stage], parts: list[tuple[str, nn.Module]]) -> list[S
     owners = {stage.name: stage for stage in stages}
     last: Stage | None = None
     is_flat = False
-    for (name, leaf), drop in zip(parts, find_drops(parts), strict=True):
+    for (name, leaf), drop in zip(parts, drops, strict=True):
         if drop and (last is None or last.drop or (drop.channels and is_flat)):
             return []
         if type(leaf) is nn.MaxPool2d and last and last.drop:

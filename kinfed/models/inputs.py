@@ -19,6 +19,7 @@ Augmentation = Literal["crop", "flip", "noise"]
 Padding = Literal["zeros", "reflect"]
 BITS = 8  # of a random shift
 FINE = 16  # bits of a number of noise: binomial, nearly normal
+DrawBits = Callable[[Tensor, int], Tensor]  # samples [b, ...] and a count -> random bits of each: bool [b, count]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Inputs:
         one_of(get_args(Padding), padding=self.padding)
         at_least(1, crop=self.crop)
         at_least(0, noise=self.noise)
+
+    @property
+    def draws(self) -> int:
+        """How often a forward pass draws for its augmentation, before all dropouts."""
+        return len(set(self.augment))
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise ConfigError where samples of this shape cannot be normalised or augmented so."""
@@ -73,26 +79,31 @@ class Augmenter:
         return (augment(given[0], self.inputs), *given[1:]) if module.training else None
 
 
-def augment(x: Tensor, inputs: Inputs) -> Tensor:
+def draw_bits(x: Tensor, count: int) -> Tensor:
+    """Random bits for each sample: bool [b, count]."""
+    return dropout(torch.ones(len(x), count, device=x.device), 0.5, training=True) > 0
+
+
+def augment(x: Tensor, inputs: Inputs, draw: DrawBits = draw_bits) -> Tensor:
     """Samples [b, ...], each shifted, turned round or made noisy at random."""
     if "crop" in inputs.augment:
-        x = shift_samples(x, inputs.crop, inputs.padding)
+        x = shift_samples(x, inputs.crop, inputs.padding, draw)
     if "flip" in inputs.augment:
-        x = torch.where(draw_bits(x, 1).view(-1, 1, 1, 1), x.flip(-1), x)
+        x = torch.where(draw(x, 1).view(-1, 1, 1, 1), x.flip(-1), x)
     if "noise" in inputs.augment:
         numbers = x[0].numel()
-        sums = draw_bits(x, numbers * FINE).view(len(x), numbers, FINE).to(x.dtype).sum(2)
+        sums = draw(x, numbers * FINE).view(len(x), numbers, FINE).to(x.dtype).sum(2)
         x = x + inputs.noise * ((sums - FINE / 2) / (FINE / 4) ** 0.5).view(x.shape)
     return x
 
 
-def shift_samples(x: Tensor, most: int, padding: Padding = "zeros") -> Tensor:
+def shift_samples(x: Tensor, most: int, padding: Padding = "zeros", draw: DrawBits = draw_bits) -> Tensor:
     """Samples padded and cut out again at a random place of each: along time, or both sides of an image."""
     padded = x if padding == "reflect" else pad(x, (most, most) * (x.dim() - 2))
+    bits = draw(x, (x.dim() - 2) * BITS).view(len(x), -1, BITS)
+    first = (bits * 2 ** torch.arange(BITS, device=x.device)).sum(2) * (2 * most + 1) // 2**BITS  # [b, sides]
     for side in range(2, x.dim()):
-        weights = 2 ** torch.arange(BITS, device=x.device)
-        first = (draw_bits(x, BITS) * weights).sum(1) * (2 * most + 1) // 2**BITS
-        index = first[:, None] + torch.arange(x.shape[side], device=x.device)
+        index = first[:, side - 2, None] + torch.arange(x.shape[side], device=x.device)
         index = reflect(index - most, x.shape[side]) if padding == "reflect" else index
         wide = [len(x), *[1] * (x.dim() - 1)]
         wide[side] = x.shape[side]
@@ -105,8 +116,3 @@ def shift_samples(x: Tensor, most: int, padding: Padding = "zeros") -> Tensor:
 def reflect(index: Tensor, length: int) -> Tensor:
     """Places from below 0 to beyond the length, thrown back at either edge, which does not count twice."""
     return (length - 1) - ((length - 1) - index.abs()).abs()
-
-
-def draw_bits(x: Tensor, count: int) -> Tensor:
-    """Random bits for each sample: bool [b, count]."""
-    return dropout(torch.ones(len(x), count, device=x.device), 0.5, training=True) > 0

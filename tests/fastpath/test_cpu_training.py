@@ -10,6 +10,7 @@ from kinfed.fastpath import SGD, FastPlan, Schedule, cpu_training, parse, train,
 from kinfed.fastpath.layers import parse_layers
 from kinfed.fastpath.stages import parse_stages
 from kinfed.models import Model
+from kinfed.models.inputs import Inputs
 from kinfed.params import Stack
 from kinfed.training import LabelledGradient
 from tests.problems import assert_close, assert_same_bits
@@ -38,6 +39,14 @@ def dense_dropout() -> nn.Module:
 def convolving_dropout() -> nn.Module:
     first = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout2d(0.4)
     return nn.Sequential(*first, nn.Conv2d(4, 5, 2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(45, 3))
+
+
+def dense_augmented() -> nn.Module:
+    return Inputs(augment=("noise", "crop"), crop=1).wrap(dense_dropout)
+
+
+def convolving_augmented() -> nn.Module:
+    return Inputs(augment=("crop", "flip"), crop=2, padding="reflect").wrap(convolving_dropout)
 
 
 def schedule(lanes: list[int]) -> Schedule:
@@ -105,8 +114,8 @@ def test_a_lane_has_the_same_bits_beside_any_others(build):
         assert_same_bits(some, {name: w[lanes] for name, w in whole.items()})
 
 
-@pytest.mark.parametrize("build", [dense_dropout, convolving_dropout])
-def test_dropout_draws_as_it_does_under_autograd(build):
+@pytest.mark.parametrize("build", [dense_dropout, convolving_dropout, dense_augmented, convolving_augmented])
+def test_dropout_and_augmentation_draw_as_they_do_under_autograd(build):
     model, keys = Model(build, classes=3), torch.arange(12).view(3, 4) * 12345
     given = replace(schedule([0, 1, 2]), key=keys)
     start = {name: torch.stack([w] * 3) for name, w in model.init().items()}

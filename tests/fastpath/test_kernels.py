@@ -15,6 +15,7 @@ from kinfed.client import Batch
 from kinfed import cuda_graphs
 from kinfed.fastpath import SGD, FastPlan, Schedule, StepGraphs, gpu_training, parse, train_lanes
 from kinfed.models import Model
+from kinfed.models.inputs import Inputs
 from kinfed.models.convolutions import Windows2d, _KernelProduct, _Product
 from kinfed.training import MetaGradient
 
@@ -33,6 +34,7 @@ def dropped():
     return nn.Sequential(*first, *then)
 
 DROPPED = Model(dropped, classes=3)
+AUGMENTED = Model(lambda: Inputs(augment=("crop", "flip"), crop=2).wrap(dropped), classes=3)
 POOLED, PADDED = Model(pooled, classes=3), Model(padded, classes=3)
 X = torch.randint(0, 256, (40, 2, 7, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 Y = torch.arange(40) % 3
@@ -88,6 +90,8 @@ check_convolution(3, 1, (6, 7), 4, 5)
 check_convolution(2, 0, (5, 4), 8, 17)
 check(DROPPED, 4, 0.9, 0.0)
 check_lookahead(DROPPED)
+check(AUGMENTED, 4, 0.9, 0.0)
+check_lookahead(AUGMENTED)
 check(POOLED, 18, 0.0, 0.0)  # more samples than a tile has
 check_lookahead(POOLED)
 
