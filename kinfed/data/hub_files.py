@@ -64,7 +64,7 @@ def download_file(source: FileSource, file: str) -> Path:
 
 
 def read_numbers(path: Path, columns: int, delimiter: str | None = None) -> npt.NDArray[np.float64]:
-    """The numbers of a text file, a row a line; '?' is NaN."""
+    """The numbers of a text file; '?' is NaN."""
     lines = path.read_text().replace("?", "nan").splitlines()
     try:
         numbers = np.loadtxt([line for line in lines if line.strip()], delimiter=delimiter, ndmin=2)
@@ -94,8 +94,8 @@ def convert_har(paths: Mapping[str, Path]) -> Arrays:
         "run": chain_windows(x, y, client),
     }
     test = draw_stratified(client, round(0.25 * len(y)), generator(0, "hub"))
-    rows = {"train": others(len(y), test), "test": test}
-    cut = {f"{name}_{part}": array[own] for name, array in arrays.items() for part, own in rows.items()}
+    split = {"train": others(len(y), test), "test": test}
+    cut = {f"{name}_{part}": array[own] for name, array in arrays.items() for part, own in split.items()}
     return cut | {"classes": np.array(ACTIVITIES), "channels": np.array(SIGNALS)}
 
 
@@ -109,22 +109,22 @@ def chain_windows(x: npt.NDArray[np.float64], y: Index, client: Index) -> Index:
 def convert_heart(paths: Mapping[str, Path]) -> Arrays:
     """All patients as `heart` has them, and FLamby's split."""
     parts = [read_numbers(path, len(FEATURES) + 1, ",") for path in paths.values()]
-    rows = np.concatenate(parts)
+    patients, sizes = np.concatenate(parts), [len(own) for own in parts]
     return {
-        "x": rows[:, :-1].astype(np.float32), "y": (rows[:, -1] > 0).astype(np.uint8),
-        "y_raw": rows[:, -1].astype(np.uint8), "client": np.repeat(np.arange(len(parts)), [len(own) for own in parts]),
+        "x": patients[:, :-1].astype(np.float32), "y": (patients[:, -1] > 0).astype(np.uint8),
+        "y_raw": patients[:, -1].astype(np.uint8), "client": np.repeat(np.arange(len(parts)), sizes),
         "hospitals": np.array(list(HOSPITALS)), "features": np.array(FEATURES),
         "flamby_split": np.concatenate([split_as_flamby(own) for own in parts]),
     }  # fmt: skip
 
 
-def split_as_flamby(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.int8]:
+def split_as_flamby(patients: npt.NDArray[np.float64]) -> npt.NDArray[np.int8]:
     """FLamby's part of each patient of a hospital: 0 train, 1 test, -1 where one of its columns has a gap."""
-    known = np.flatnonzero(~np.isnan(rows[:, : len(FEATURES) - SELDOM]).any(1))
-    sick = rows[known, -1] > 0
+    known = np.flatnonzero(~np.isnan(patients[:, : len(FEATURES) - SELDOM]).any(1))
+    sick = patients[known, -1] > 0
     strata = sick if min(sick.sum(), (~sick).sum()) > 1 else None  # Switzerland has one healthy patient left
     train, test = train_test_split(known, test_size=0.34, train_size=0.66, random_state=43, stratify=strata)
-    part = np.full(len(rows), -1, np.int8)
+    part = np.full(len(patients), -1, np.int8)
     part[train], part[test] = 0, 1
     return part
 

@@ -2,7 +2,8 @@
 
 A step takes two different mini-batches: w ← w - β∇f(w - α∇f(w; B); B'). As in FLIS' code an epoch runs in pairs
 of consecutive mini-batches and leaves out an odd last one: a client with `batch_size` samples or fewer moves nothing.
-A client uses the model after some epochs at rate α on its own samples (paper: one step), or as it is without labels.
+A client uses the model after some epochs, or steps, at rate α on its own samples (paper: one step), or as it is
+without labels.
 Deviations: plain SGD; `momentum` and `uses="last"` are FLIS' code, which has one momentum for both steps, and scores a
 client by the model it trained last. `local` gives the epochs, the batch size, the decay of β and a proximal term.
 """
@@ -28,6 +29,7 @@ class PerFedAvg(KeepsModel):
     alpha: float = 0.01  # α, of the inner step and of adaptation
     beta: float = 0.001  # β, of the outer step
     adapt_epochs: int = 1  # before a client uses the model; 0: as served
+    adapt_steps: int = 0  # so many steps in place of these epochs (paper: 1); 0: epochs
     momentum: float = 0.0  # of both steps together; 0: plain SGD
     uses: Literal["adapted", "last"] = "adapted"  # last: the model that a client trained when it last took part
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
@@ -35,7 +37,7 @@ class PerFedAvg(KeepsModel):
 
     def __post_init__(self) -> None:
         above_zero(alpha=self.alpha, beta=self.beta)
-        at_least(0, adapt_epochs=self.adapt_epochs)
+        at_least(0, adapt_epochs=self.adapt_epochs, adapt_steps=self.adapt_steps)
         fraction(momentum=self.momentum)
 
     @client_task
@@ -55,7 +57,8 @@ class PerFedAvg(KeepsModel):
         params = model_in(offer, "params")
         if not self.adapt_epochs:
             return params
-        inner = LocalTraining(self.adapt_epochs, self.local.batch_size, self.alpha, momentum=0.0)
+        size, steps = self.local.batch_size, self.adapt_steps
+        inner = LocalTraining(self.adapt_epochs, size, self.alpha, momentum=0.0, steps=steps)
         return inner(client, params, LabelledGradient(self.model.gradient))[0]
 
     def assignment_rule(self) -> str:

@@ -34,8 +34,8 @@ def put_hospitals(put, healthy=3):
     """Four hospitals of 12 patients, the last of whom has no pulse; the third has one healthy patient."""
     for i, name in enumerate(HOSPITALS.values()):
         sick = [int(j >= (1 if i == 2 else healthy)) * (j % 4 + 1) for j in range(12)]
-        rows = [f"{50 + j},1,4,120,{200 + i},0,1,{'?' if j == 11 else 150},0,1.5,?,?,?,{sick[j]}" for j in range(12)]
-        put(f"processed.{name}.data", rows)
+        lines = [f"{50 + j},1,4,120,{200 + i},0,1,{'?' if j == 11 else 150},0,1.5,?,?,?,{sick[j]}" for j in range(12)]
+        put(f"processed.{name}.data", lines)
 
 
 def test_hospitals_come_from_their_files_with_flambys_split(on_the_hub, tmp_path):

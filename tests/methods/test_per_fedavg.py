@@ -74,6 +74,8 @@ def test_a_client_adapts_the_model_by_hand():
     twice = replace(method, adapt_epochs=2)
     assert float(twice.personalise(client_with(3, padded=2), {"params": weight(0.0)})["w"]) == pytest.approx(0.57)
     assert float(replace(method, adapt_epochs=0).personalise(client_with(3), {"params": weight(0.0)})["w"]) == 0
+    one_step = replace(method, adapt_steps=1)  # the paper's
+    assert float(one_step.personalise(client_with(3, 3), {"params": weight(0.0)})["w"]) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("padded", [0, 2])
