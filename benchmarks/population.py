@@ -1,7 +1,8 @@
 """What a round of FedAvg costs by the number of clients in the population, at a fixed cohort: seconds and memory.
 
     python benchmarks/population.py [--clients 1000 10000 100000] [--cohort 1000] [--samples 50] [--side 28]
-                                    [--device cpu] [--rounds 5] [--plot docs/population.png]
+                                    [--channels 1] [--model mlp_200] [--device cpu] [--rounds 5]
+                                    [--plot docs/population.png]
 
 Every client has samples of its own. Training alone is measured, after a round that warms up; seconds on a CPU are those
 of the processor. "Beside samples" is the peak of memory in a round less what the samples take, which grows with the
@@ -25,21 +26,21 @@ from kinfed.training import LocalTraining
 HEADER = "| clients | cohort | s a round | MiB of samples | MiB beside samples |\n|---:|---:|---:|---:|---:|"
 
 
-def make_population(clients: int, samples: int, side: int) -> Population:
+def make_population(clients: int, samples: int, channels: int, side: int) -> Population:
     """Clients with random images of their own, and one test sample that all share."""
     draw = torch.Generator().manual_seed(0)
     count = clients * samples
-    x = torch.randint(0, 256, (count + 1, 1, side, side), dtype=torch.uint8, generator=draw)
+    x = torch.randint(0, 256, (count + 1, channels, side, side), dtype=torch.uint8, generator=draw)
     y = torch.randint(0, 10, (count + 1,), generator=draw)
     train = torch.arange(count).split(samples)
     return Population(x, y, tuple(train), (torch.tensor([count]),) * clients, 10)
 
 
-def measure(clients: int, cohort: int, samples: int, side: int, device: str, rounds: int) -> dict[str, float]:
+def measure(clients: int, said: argparse.Namespace) -> dict[str, float]:
     """Seconds of a round, and bytes."""
-    population = make_population(clients, samples, side)
-    method = FedAvg(make_model("mlp_200", (1, side, side), 10), LocalTraining(1, 10, 0.01))
-    fed = Vectorised(method, population, fraction=cohort / clients, device=device)
+    population, rounds = make_population(clients, said.samples, said.channels, said.side), said.rounds
+    method = FedAvg(make_model(said.model, tuple(population.x.shape[1:]), 10), LocalTraining(1, 10, 0.01))
+    fed = Vectorised(method, population, fraction=said.cohort / clients, device=said.device)
     state, taken = method.init(fed), list[float]()
     for t in range(rounds + 1):
         began = read_clock(fed.x)
@@ -47,7 +48,7 @@ def measure(clients: int, cohort: int, samples: int, side: int, device: str, rou
         state = method.round(state, t, fed)
         taken.append(read_clock(fed.x) - began)
     held = population.x.numel() + 16 * population.y.numel()  # images, labels, and sample numbers
-    return {"clients": clients, "cohort": cohort, "seconds": sorted(taken[1:])[rounds // 2],
+    return {"clients": clients, "cohort": said.cohort, "seconds": sorted(taken[1:])[rounds // 2],
             "samples": held, "beside": max(0, peak_bytes(fed.x) - held)}  # fmt: skip
 
 
@@ -83,15 +84,16 @@ def plot(table: list[dict[str, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", nargs="*", type=int, default=[1000, 10_000, 100_000])
-    for name, usual in (("cohort", 1000), ("samples", 50), ("side", 28), ("rounds", 5)):
+    for name, usual in (("cohort", 1000), ("samples", 50), ("side", 28), ("channels", 1), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--model", default="mlp_200")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--plot", type=Path)
     said = parser.parse_args()
     table = []
     print(HEADER)
     for clients in said.clients:
-        table.append(measure(clients, said.cohort, said.samples, said.side, said.device, said.rounds))
+        table.append(measure(clients, said))
         print(table_row(table[-1]), flush=True)
     if said.plot:
         plot(table, said.plot)

@@ -122,6 +122,7 @@ NOISE = base_key("noise") % 2**31  # apart from all other streams of a client's 
 DRAWS = base_key("draws of a network") % 2**31
 FAST_PATH = "fast path"  # in `Execution.reads`: the task trained by the fast path
 AUTOGRAD = "autograd"  # the same: it trained by autograd, whose steps are captured one by one
+ASKS_GPU = "asks the GPU"  # the same: it waits for numbers of the GPU, so no CUDA graph can capture it
 
 
 class Client:

@@ -1,5 +1,6 @@
 """Client tasks that every method has: evaluation, and the update that a served model would get."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
@@ -7,11 +8,12 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import SendsNetworks, ServesNetwork
-from kinfed.client import FLAG, NUMBERS, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
+from kinfed.client import ASKS_GPU, FLAG, NUMBERS, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
-from kinfed.learning_tasks import MOST, OwnMetrics
+from kinfed.learning_tasks import MOST, LearningTask, OwnMetrics
 from kinfed.method import Method
 from kinfed.models import Model
+from kinfed.models.network import lanes_first
 from kinfed.params import Params, Value, subtract
 from kinfed.targets import fill_unknown
 
@@ -45,13 +47,20 @@ def evaluate_adapted(method: Method[object], client: Client, **offer: Value) -> 
     return Reply(score(model, adapted, client.test))
 
 
-@client_task(sequential=True, ranges={"values": NUMBERS, "known": FLAG})
+@client_task(ranges={"values": NUMBERS, "known": FLAG})
 def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: all metrics of the task on its test samples, and which of them are defined there."""
-    params, names = method.personalise(client, offer), measured_names(method)
-    found = measure(find_client_model(method), params, client.test)
-    values = torch.tensor([found.get(name, 0.0) for name in names], device=client.key.device)
-    return Reply({"values": values, "known": torch.tensor([name in found for name in names], device=values.device)})
+    params, names, model = method.personalise(client, offer), measured_names(method), find_client_model(method)
+    client.execution.reads.add(ASKS_GPU)
+    batches = list(client.test.in_order())
+    if not batches:
+        nothing = torch.zeros(len(names), device=client.key.device)
+        return Reply({"values": nothing, "known": nothing > 0})
+    output = torch.cat([model.logits(params, batch.x) for batch in batches])
+    y, mask = (torch.cat(parts) for parts in zip(*((batch.y, batch.mask) for batch in batches), strict=True))
+    apply = cast("Callable[..., tuple[Tensor, Tensor]]", _Measure.apply)
+    values, known = apply(model.task, names, output, y, mask)
+    return Reply({"values": values, "known": known})
 
 
 @client_task(ranges={"counts": Range(0, lambda facts: facts.test)})
@@ -73,13 +82,41 @@ def measured_names(method: Method[State]) -> tuple[str, ...]:
     return (*task.measured(), *(task.metric_names if isinstance(task, OwnMetrics) else ()))
 
 
-def measure(model: Model, params: Params, samples: Samples) -> dict[str, float]:
-    """All metrics of the task on these samples; none where there are no samples."""
-    batches = list(samples.in_order()) if int(samples.size) else []
-    if not batches:
+class _Measure(torch.autograd.Function):
+    """The metrics of a client's outputs as one operation: a vmap hands over the plain tensors of all its clients."""
+
+    @staticmethod
+    def forward(
+        task: LearningTask, names: tuple[str, ...], output: Tensor, y: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        values, known = _Measure.measure_lanes(task, names, [t[None] for t in (output, y, mask)])
+        return values[0], known[0]
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Nothing is kept: nobody differentiates a metric."""
+
+    @staticmethod
+    def vmap(
+        info: object, dims: tuple[int | None, ...], task: LearningTask, names: tuple[str, ...], *lane: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return _Measure.measure_lanes(task, names, lanes_first(info, lane, dims[2:])), (0, 0)
+
+    @staticmethod
+    def measure_lanes(task: LearningTask, names: tuple[str, ...], lanes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The values of all lanes, and which of them are defined: [lanes, names]."""
+        found = [measure(task, *lane) for lane in zip(*(t.cpu() for t in lanes), strict=True)]
+        values = [[own.get(name, 0.0) for name in names] for own in found]
+        known = [[name in own for name in names] for own in found]
+        device = lanes[0].device
+        return torch.tensor(values, device=device), torch.tensor(known, device=device)
+
+
+def measure(task: LearningTask, output: Tensor, y: Tensor, mask: Tensor) -> dict[str, float]:
+    """All metrics of the task for these outputs; none where there are no samples."""
+    if not bool(mask.any()):
         return {}
-    output = torch.cat([model.logits(params, batch.x)[batch.mask] for batch in batches])
-    y, task = torch.cat([batch.y[batch.mask] for batch in batches]), model.task
+    output, y = output[mask], y[mask]
     return task.measure(output, y) | (task.measure_own(output, y) if isinstance(task, OwnMetrics) else {})
 
 

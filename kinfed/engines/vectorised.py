@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from kinfed.client import AUTOGRAD, FAST_PATH, Client, Execution, Samples
+from kinfed.client import ASKS_GPU, AUTOGRAD, FAST_PATH, Client, Execution, Samples
 from kinfed.client_tasks import find_task, is_sequential
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.data.population import Change, Population
@@ -175,7 +175,7 @@ class Vectorised(Resident):
     def _run_once_per_test_set(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         """Replies of all; a task that reads test samples alone runs once for clients with the same ones and offer."""
         ids = cohort.tolist()
-        if self._reads(name, offer) - {"test"} or (offer.each and offer.pick is None):
+        if self._reads(name, offer) - {"test", ASKS_GPU} or (offer.each and offer.pick is None):
             return self._run_blocks(name, ids, cohort, keys, offer)
         pick = torch.zeros(len(ids), dtype=torch.long) if offer.pick is None else offer.pick
         alike = [(model, self._table("test").alike[i]) for model, i in zip(pick.tolist(), ids, strict=True)]
@@ -224,7 +224,7 @@ class Vectorised(Resident):
 
     def _reads(self, name: str, offer: Offer) -> set[str] | frozenset[str]:
         """What the task reads of a client; everything before it ran."""
-        return self.reads.get((name, *to_flat(offer.shared), *to_flat(offer.each)), EVERYTHING)
+        return self.reads.get(_key(name, offer), EVERYTHING)
 
     def _table(self, part: str) -> SampleTable:
         if part not in self.tables:
@@ -254,7 +254,7 @@ class Vectorised(Resident):
         inputs |= self._offer_inputs(offer, block.positions)
         bounds = self._table("train").bounds, self._table("test").bounds
         program = partial(self._answer, name, bounds, self.step_graphs if block.step_graphs else None)
-        is_graph = self.on_gpu and not block.step_graphs
+        is_graph = self.on_gpu and not block.step_graphs and ASKS_GPU not in self.reads.get(_key(name, offer), ())
         outputs = self.graphs.run((name, bounds), program, inputs) if is_graph else program(inputs)
         real = {key: t[: len(block.order)] for key, t in outputs.items()}
         return _part("send ", real), _part("keep ", real)
@@ -301,6 +301,11 @@ class Vectorised(Resident):
         each = 12 * offer.bytes_each() + 2**20
         most = max(2, min(MANY.get(self.device.type, FEW), self.free // workers // each))
         return -(-clients // (workers * -(-clients // (workers * most))))
+
+
+def _key(name: str, offer: Offer) -> tuple[str, ...]:
+    """A task and the names of what it is offered."""
+    return (name, *to_flat(offer.shared), *to_flat(offer.each))
 
 
 def _prefix(prefix: str, payload: Payload) -> Params:

@@ -1,8 +1,13 @@
 """Accuracy, fairness, targets and convergence, by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
+from kinfed.engines import Sequential, Vectorised, vectorised
+from kinfed.methods import FedAvgFT
 from kinfed.metrics import (
     accuracy_of,
     converged_at,
@@ -14,6 +19,10 @@ from kinfed.metrics import (
     variance,
     worst_decile,
 )
+from kinfed.metrics.scores import measure_clients
+from kinfed.models import Model
+from kinfed.training import LocalTraining
+from tests.problems import tiny_population
 
 ACCURACY = torch.tensor([0.9, 1.0, 0.5, 0.8])
 
@@ -67,3 +76,15 @@ def test_accuracy_is_stuck_when_it_fell_and_does_not_move():
 def test_a_client_without_test_samples_has_no_accuracy():
     accuracy = accuracy_of(torch.tensor([3, 0]), torch.tensor([4, 0]))
     assert accuracy[0] == 0.75 and accuracy[1].isnan()
+
+
+def test_all_metrics_are_measured_side_by_side(monkeypatch):
+    population = tiny_population()
+    population = replace(population, test=(population.test[0][:0], *population.test[1:]))  # one without test samples
+    model = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), classes=3)
+    method = FedAvgFT(model, LocalTraining(1, 5, 0.05))
+    slow, fast = Sequential(method, population), Vectorised(method, population)
+    expected = measure_clients(method, method.init(slow), slow)
+    monkeypatch.setattr(vectorised, "loop", lambda *given, **named: pytest.fail("one client after the other"))
+    found = measure_clients(method, method.init(fast), fast)
+    assert found == pytest.approx(expected, abs=1e-5) and 0.5 < found["accuracy"] < 1 and "auroc" in found
