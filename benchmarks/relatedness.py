@@ -2,9 +2,12 @@
 
     python benchmarks/relatedness.py signatures --data-dir DATA --out SIGNATURES [--device cuda] [--only scenario-1]
     python benchmarks/relatedness.py table SIGNATURES [--device cuda]
+    python benchmarks/relatedness.py thresholds SIGNATURES [--distances matching] [--umap-seeds 0 1 2 3 4]
 
-The first command computes all signatures of each scenario (the encoder is pre-trained on Fashion-MNIST, or read with
---encoder FILE); the second relates them by every distance and prints a Markdown table.
+The first command computes all signatures of each scenario. The encoder is pre-trained on Fashion-MNIST, or for CIFAR-10
+on the datasets of FLT's Enc1; or --encoder names others or a file. The second relates them by every distance and prints
+a Markdown table. The third prints the ARI by threshold and seed of UMAP, and that of average linkage on the same
+distances, cut into the true number of clusters.
 """
 
 import argparse
@@ -14,6 +17,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from kinfed.clustering.hierarchy import silhouette
@@ -33,8 +38,11 @@ SCENARIOS = {
     "scenario-2": ("mnist", SharedClass(100, 5), 3),
     "scenario-4-600": ("emnist47", Structured(600, 10), 5),
     "scenario-4-2400": ("emnist47", Structured(2400, 10), 5),
+    "cifar-1": ("cifar10", DisjointClasses(100, 5), 2),
+    "cifar-2": ("cifar10", SharedClass(100, 5), 3),
 }
 DISTANCES = ("kernel", "transport", "matching", "min")
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
 
 
 def compute_signatures(population: Population, flt: FLT, weights: Params, device: str, seed: int) -> Signatures:
@@ -45,26 +53,33 @@ def compute_signatures(population: Population, flt: FLT, weights: Params, device
     return Signatures.none(fed.count, flt.signature.k, flt.signature.latent, fed.device).update(replies)
 
 
+def pretrain(options: argparse.Namespace, shape: torch.Size) -> tuple[EncoderCentroids, Params]:
+    """The signature for samples of this shape, and its encoder's weights, which are also written beside the others."""
+    source = options.encoder or ("fashion_mnist" if shape[0] == 1 else "enc1")
+    pretraining = Pretraining(source, options.data_dir, epochs=options.epochs, samples=options.samples)
+    signature = EncoderCentroids(pretraining=pretraining)
+    weights = pretraining(signature.network(shape), torch.zeros(0, *shape, device=options.device))
+    kept = {name: w.cpu().contiguous() for name, w in weights.items()}
+    save_file(kept, options.out / f"encoder-{shape[0]}.safetensors")
+    return signature, weights
+
+
 def write_signatures(options: argparse.Namespace) -> None:
     """One file of signatures for each scenario, tuning, rule for k and seed."""
     options.out.mkdir(parents=True, exist_ok=True)
-    source = options.encoder or "fashion_mnist"
-    signature = EncoderCentroids(pretraining=Pretraining(source, options.data_dir))
-    network = signature.network(torch.Size((1, 28, 28)))
-    weights = signature.pretraining(network, torch.zeros(0, 1, 28, 28, device=options.device))
-    save_file({name: w.cpu() for name, w in weights.items()}, options.out / "encoder.safetensors")
     for scenario in options.only or SCENARIOS:
         dataset, partition, labels = SCENARIOS[scenario]
         rows = load(dataset, options.data_dir)
+        shape = torch.Size(rows.x_train.shape[1:])
+        signature, weights = pretrain(options, shape)
+        model = make_model("mlp_200", tuple(shape), rows.classes)
         for seed in options.seeds:
             population = build_population(rows, partition, seed)
-            for tuning in ("none", "own_copy"):
+            for tuning in options.tuning:
                 for k, by_labels in ((5, False), (labels, True)):
                     began = time.perf_counter()
                     asked = replace(signature, tuning=tuning, k=k, k_by_labels=by_labels)
-                    flt = FLT(
-                        make_model("mlp_200", (1, 28, 28), rows.classes), signature=asked, relatedness=Relatedness()
-                    )
+                    flt = FLT(model, signature=asked, relatedness=Relatedness())
                     known = compute_signatures(population, flt, weights, options.device, seed)
                     name = f"{scenario}.{tuning}.{'labels' if by_labels else 5}.{seed}.safetensors"
                     assert population.true_clusters is not None
@@ -106,6 +121,39 @@ def print_table(options: argparse.Namespace) -> None:
             print(f"| {scenario} | {tuning} | {k} | {seed} | {distance} | {found} |", flush=True)
 
 
+def print_thresholds(options: argparse.Namespace) -> None:
+    """A Markdown table of the ARI by threshold for each seed of UMAP, and of a cut into the true number."""
+    heads = " | ".join(f"{threshold:g}" for threshold in THRESHOLDS)
+    print(f"| partition | encoder | k | seed | distance | neighbours | UMAP seed | {heads} | cut into C |")
+    print("|---" * (8 + len(THRESHOLDS)) + "|")
+    for path in sorted(options.folder.glob("*.*.*.*.safetensors")):
+        scenario, tuning, k, seed, _ = path.name.split(".")
+        parts = load_file(path)
+        known, planted = Signatures(parts["centroids"], parts["shares"]), parts["clusters"]
+        for distance in options.distances or ("matching", "min"):
+            for neighbours in options.neighbours:
+                for start in options.umap_seeds:
+                    rule = Relatedness(distance=distance, neighbours=neighbours, seed=start)
+                    found = " | ".join(find_ari(rule, rule.distances(known), planted))
+                    head = f"| {scenario} | {tuning} | {k} | {seed} | {distance} | {neighbours} | {start} |"
+                    print(f"{head} {found} |", flush=True)
+
+
+def find_ari(rule: Relatedness, apart: Tensor, planted: Tensor) -> list[str]:
+    """The ARI, and how many clusters there are, by threshold, and that of a cut into the true number."""
+    cuts = [replace(rule, threshold=threshold).clusters(apart) for threshold in THRESHOLDS]
+    known_count = cut_into(apart, len(planted.unique()))
+    found = [agreement(clusters, planted) for clusters in (*cuts, known_count)]
+    return [f"{each['ari']:.2f} ({each['clusters']:.0f})" for each in found]
+
+
+def cut_into(apart: Tensor, clusters: int) -> Tensor:
+    """So many clusters by average linkage."""
+    rows = torch.maximum(apart, apart.T).fill_diagonal_(0).double().numpy()
+    tree = linkage(squareform(rows, checks=False), "average")
+    return torch.from_numpy(fcluster(tree, clusters, "maxclust")).long()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -113,7 +161,10 @@ def main() -> None:
     signatures.add_argument("--data-dir", required=True)
     signatures.add_argument("--out", type=Path, required=True)
     signatures.add_argument("--device", default="cpu")
-    signatures.add_argument("--encoder")
+    signatures.add_argument("--encoder", help="a file, or what it is trained on: enc1, enc2, fashion_mnist")
+    signatures.add_argument("--epochs", type=int, default=25)
+    signatures.add_argument("--samples", type=int, default=0, help="of the encoder's datasets; 0: all")
+    signatures.add_argument("--tuning", nargs="*", default=["none", "own_copy"])
     signatures.add_argument("--only", nargs="*")
     signatures.add_argument("--seeds", nargs="*", type=int, default=[0])
     signatures.set_defaults(run=write_signatures)
@@ -122,6 +173,12 @@ def main() -> None:
     table.add_argument("--distances", nargs="*")
     table.add_argument("--device", default="cpu")
     table.set_defaults(run=print_table)
+    thresholds = commands.add_parser("thresholds")
+    thresholds.add_argument("folder", type=Path)
+    thresholds.add_argument("--distances", nargs="*")
+    thresholds.add_argument("--neighbours", nargs="*", type=int, default=[15])
+    thresholds.add_argument("--umap-seeds", nargs="*", type=int, default=[42, 0, 1, 2, 3])
+    thresholds.set_defaults(run=print_thresholds)
     options = parser.parse_args()
     options.run(options)
 

@@ -3,11 +3,16 @@
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
-from kinfed.runs.parallel import THREADS, Setup, start_workers
+from kinfed.config import read
+from kinfed.runs import parallel
+from kinfed.runs.parallel import THREADS, Job, Setup, Worker, Workers, start_workers
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -23,3 +28,33 @@ def read_environment(process: Path) -> list[bytes]:
     while b"spawn_main" not in (process / "cmdline").read_bytes():
         time.sleep(0.01)
     return (process / "environ").read_bytes().split(b"\0")
+
+
+def test_processes_stay_for_later_runs_unless_these_have_more_cores_each(monkeypatch: pytest.MonkeyPatch):
+    started, ended = [], []
+
+    @contextmanager
+    def start(count: int, setup: Setup) -> Iterator[list[Worker]]:
+        started.append((count, setup.threads))
+        yield [Worker(None, None) for _ in range(count)]
+        ended.append(count)
+
+    monkeypatch.setattr(parallel, "start_workers", start)
+    monkeypatch.setattr(parallel, "run_parallel", lambda pool, display: pool.free)
+    monkeypatch.setattr(parallel, "choose_device", lambda device: device)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    with Workers(4) as workers:
+        first = workers.run(make_jobs(9), None)
+        assert workers.run(make_jobs(6), None) == first and started[:2] == [(4, 2), (0, 2)]
+        assert workers.run(make_jobs(2), None) != first and started[2:] == [(2, 4)]  # on a CPU two have half each
+    assert sorted(ended) == [0, 2, 4]
+    started.clear()
+    with Workers(4) as workers:
+        first = workers.run(make_jobs(9, "cuda"), None)
+        assert workers.run(make_jobs(1, "cuda"), None) == first
+        workers.free.pop()  # one died
+        assert len(workers.run(make_jobs(4, "cuda"), None)) == 4 and started == [(4, 2), (0, 2), (1, 2)]
+
+
+def make_jobs(count: int, device: str = "cpu") -> list[Job]:
+    return [Job(read({"engine": {"device": device}}), "", Path(str(number))) for number in range(count)]

@@ -20,6 +20,7 @@ from kinfed.signatures import parse_sources
 T = TypeVar("T")
 SOURCE = ("signature", "pretraining", "source")  # of a method that has an encoder
 NO_DATASET = ("", "public")
+BASE: Table = {"evaluation": {"metrics": "main"}}  # no measure needs others, for which clients are asked one by one
 UNTOLD = ("checkpoint_every", "evaluation.every", "evaluation.metrics")  # what a recipe may change afterwards
 WHERE = ("compare", "seeds", "seed", "checkpoint_every", "trackers", "task.metrics")  # what changes no number of a run
 
@@ -133,7 +134,7 @@ def table_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, quick
     """The layers of a cell, each over the one before."""
     special = (column.under.get(protocol.name, {}), row.under[protocol.name].config, row.at.get(column.name, {}))
     layers = (column.config, row.config, protocol.config, *special)
-    table = recipe.config
+    table = merge_tables(BASE, recipe.config)
     for layer in (*layers, *((recipe.quick, column.quick) if quick else ())):
         table = merge_tables(table, layer)
     return table

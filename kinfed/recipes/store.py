@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kinfed.config import Config
+from kinfed.config import Config, flatten
 from kinfed.recipes import Cell, Recipe, Wanted, digest, references
+from kinfed.recipes.cells import NO_DATASET
 from kinfed.registry import as_file
 from kinfed.runs import SUMMARY
 from kinfed.runs.parallel import Job, group_by_clients
 from kinfed.runs.reader import Run
+
+ENCODER = ("latent", "seed", "autoencoder")  # settings of a signature
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Store:
 
 
 def jobs_of(planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted, store: Store) -> list[Job]:
-    """All runs, each once; those on the same clients one after the other."""
+    """All runs, each once; those on the same clients one after the other, but encoders are trained first."""
     jobs: dict[tuple[str, int], Job] = {}
     for recipe, cells in planned:
         for cell in cells:
@@ -42,4 +45,26 @@ def jobs_of(planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted, st
                 for each in (config, *references(recipe, config)):
                     job = Job(each, f"{said}, seed {each.seed}", store.path(each), keeps_checkpoint=False)
                     jobs.setdefault((digest(each), each.seed), job)
-    return group_by_clients(list(jobs.values()))
+    return train_encoders_first(group_by_clients(list(jobs.values())))
+
+
+def train_encoders_first(jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs: one for each encoder, which trains it; those without one; and the others, which find it cached.
+
+    So nobody waits for an encoder that another process trains while there is other work.
+    """
+    encoders = [encoder_key(job.config) for job in jobs]
+    first = {encoder: place for place, encoder in reversed(list(enumerate(encoders)))}
+    turns = [1 if not encoder else 0 if first[encoder] == place else 2 for place, encoder in enumerate(encoders)]
+    return [job for _, job in sorted(zip(turns, jobs, strict=True), key=lambda pair: pair[0])]
+
+
+def encoder_key(config: Config) -> str:
+    """What an encoder hangs on that is trained on datasets and then cached; empty where a run has none."""
+    flat, at = flatten(config.resolve()), f"methods.{config.method}.signature."
+    source = str(flat.get(f"{at}pretraining.source", ""))
+    if source in NO_DATASET or source.endswith(".safetensors"):
+        return ""
+    own = {key.removeprefix(at): value for key, value in flat.items() if key.startswith(at)}
+    parts = [(key, value) for key, value in own.items() if key in ENCODER or key.startswith("pretraining.")]
+    return repr((config.data.name, sorted(parts)))

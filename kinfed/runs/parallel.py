@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -21,6 +21,7 @@ import torch
 
 from kinfed.config import POPULATION, Config, make_population, to_toml
 from kinfed.data import Population
+from kinfed.engines import choose_device
 from kinfed.errors import CheckpointError, ConfigError, KinfedError, OutOfMemory
 from kinfed.progress import Display, Silence
 from kinfed.runs.lifecycle import Given, Place, resume, start
@@ -95,11 +96,14 @@ def group_by_clients(jobs: Sequence[Job]) -> list[Job]:
 
 def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, threads: int = 0) -> dict[Path, str]:
     """Takes all runs to their end, so many at once; gives back why runs failed, by their folders."""
-    count = min(at_once, len(jobs))
-    if count > 1:
-        return run_parallel(jobs, count, threads or max(1, torch.get_num_threads() // count), display)
+    with Workers(at_once, threads) as workers:
+        return workers.run(jobs, display)
+
+
+def run_in_turn(jobs: Sequence[Job], display: Display) -> dict[Path, str]:
+    """Takes all runs to their end in this process, one after the other; gives back why runs failed."""
     runner, failed = Runner(), {}
-    with display.live(), limit_threads(threads == 1):
+    with display.live():
         for number, job in enumerate(jobs, 1):
             display.say(f"run {number} of {len(jobs)}: {job.said}")
             if why := runner.run(job, display):
@@ -204,34 +208,74 @@ class Pool:
         return not waits
 
 
-def run_parallel(jobs: Sequence[Job], count: int, threads: int, display: Display) -> dict[Path, str]:
-    """Takes all runs to their end, so many at once, or as many as the GPU has room for; gives back why runs failed.
+@dataclass
+class Workers:
+    """Processes that runs are given to, so many at once; they stay until the context ends, and serve later runs too."""
+
+    at_once: int
+    threads: int = 0  # of torch in each; 0: its share of this process's
+    free: list[Worker] = field(default_factory=list)
+    setup: Setup | None = None  # theirs
+    started: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.started.close()
+
+    def run(self, jobs: Sequence[Job], display: Display) -> dict[Path, str]:
+        """Takes all runs to their end; gives back why runs failed, by their folders."""
+        count = min(self.at_once, len(jobs))
+        if count > 1 or (count and self.free and shares_gpu(jobs)):
+            pool = Pool(deque(enumerate(jobs, 1)), self.take(count, jobs))
+            self.free = pool.free
+            return run_parallel(pool, display)
+        with limit_threads(self.threads == 1):
+            return run_in_turn(jobs, display)
+
+    def take(self, count: int, jobs: Sequence[Job]) -> list[Worker]:
+        """So many workers for these runs: those that are there if they have the right threads, else new ones."""
+        share = self.at_once if shares_gpu(jobs) else count
+        setup = Setup(os.getcwd(), self.threads or max(1, torch.get_num_threads() // share))
+        if setup != self.setup:
+            self.started.close()
+            self.free, self.setup = [], setup
+        missing = max(0, count - len(self.free))
+        return [*self.free, *self.started.enter_context(start_workers(missing, setup))]
+
+
+def shares_gpu(jobs: Sequence[Job]) -> bool:
+    """Whether these runs compute on a GPU, so that cores are no reason to run fewer or more at once."""
+    return any(choose_device(job.config.engine.device) != "cpu" for job in jobs)
+
+
+def run_parallel(pool: Pool, display: Display) -> dict[Path, str]:
+    """Takes all runs of a pool to their end, or as many at once as the GPU has room for; gives back why runs failed.
 
     A process that dies takes only its own run along.
     """
-    began = time.monotonic()
+    began, count, processes = time.monotonic(), len(pool.todo), len(pool.free)
     failed: dict[Path, str] = {}
-    with start_workers(count, Setup(os.getcwd(), threads)) as workers:
-        pool = Pool(deque(enumerate(jobs, 1)), workers)
-        while pool.busy or (pool.todo and pool.free):
-            while pool.todo and pool.free:
-                number, job = pool.begin()
-                display.say(f"run {number} of {len(jobs)}: {job.said}")
-            ready = wait([worker.line for worker in pool.busy])
-            for worker in [worker for worker in pool.busy if worker.line in ready]:
-                number, job = pool.busy[worker]
-                message = worker.receive()
-                if isinstance(message, str):
-                    display.say(f"run {number}: {message}")
-                elif pool.end(worker, message):
-                    failed |= {job.path: message.failed} if message.failed else {}
-                    left = outlook(len(jobs), len(pool.todo) + len(pool.busy), time.monotonic() - began)
-                    display.say(f"run {number}: {message}{left}")
-                else:
-                    display.say(f"run {number}: no room for it beside others, it goes on later")
+    while pool.busy or (pool.todo and pool.free):
+        while pool.todo and pool.free:
+            number, job = pool.begin()
+            display.say(f"run {number} of {count}: {job.said}")
+        ready = wait([worker.line for worker in pool.busy])
+        for worker in [worker for worker in pool.busy if worker.line in ready]:
+            number, job = pool.busy[worker]
+            message = worker.receive()
+            if isinstance(message, str):
+                display.say(f"run {number}: {message}")
+            elif pool.end(worker, message):
+                failed |= {job.path: message.failed} if message.failed else {}
+                left = outlook(count, len(pool.todo) + len(pool.busy), time.monotonic() - began)
+                display.say(f"run {number}: {message}{left}")
+            else:
+                display.say(f"run {number}: no room for it beside others, it goes on later")
     if pool.todo:
         last = list(failed.values())[-1]
-        raise KinfedError(f"all {count} processes died, {len(pool.todo)} runs were not begun: {last}")
+        raise KinfedError(f"all {processes} processes died, {len(pool.todo)} runs were not begun: {last}")
     return failed
 
 

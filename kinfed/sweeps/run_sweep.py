@@ -13,7 +13,7 @@ from kinfed.progress import Display, Silence, choose_display
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs.lifecycle import Interrupted, free_folder
 from kinfed.runs.logs import write_text
-from kinfed.runs.parallel import Job, check_jobs, run_jobs
+from kinfed.runs.parallel import Job, Workers, check_jobs
 from kinfed.sweeps.outcome_files import show_sweep, write_sweep
 from kinfed.sweeps.space import Space
 from kinfed.sweeps.sweep_folder import SWEEP, Definition, Sweep, is_sweep, read_definition
@@ -111,9 +111,10 @@ def run_sweep(found: Sweep, display: Display, jobs: int) -> Sweep:
         todo = found.jobs("runs", found.tried)
         whole = points * len(found.definition.seeds)
         display.say(f"{points} points, {whole} runs, {whole - len(todo)} of them done before; all in {found.path}")
-        failed |= run_jobs(todo, jobs, Silence(display.say))
-        found = Sweep(found.path, found.definition)
-        failed |= run_jobs(found.jobs("test", found.selected), jobs, Silence(display.say))
+        with Workers(jobs) as workers:  # processes of the first runs do the last ones too
+            failed |= workers.run(todo, Silence(display.say))
+            found = Sweep(found.path, found.definition)
+            failed |= workers.run(found.jobs("test", found.selected), Silence(display.say))
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; the same command, or kinfed resume {found.path}, goes on from here") from None
     finally:

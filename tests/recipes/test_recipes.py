@@ -12,6 +12,7 @@ from kinfed.errors import ConfigError
 from kinfed.recipes import MEASURES, Wanted, cells_of, digest, list_recipes, load_recipe, references
 from kinfed.recipes.measures import Printed
 from kinfed.recipes.recipe import read_number, read_recipe
+from kinfed.recipes.store import Store, jobs_of
 from tests.recipes.made_up import NAMES_OF_DATA, store_all
 
 NAMES = list_recipes()
@@ -228,6 +229,22 @@ def test_the_same_run_in_two_tables_has_the_same_digest(data):
     both = [cells_of(load_recipe(name), Wanted(data_dir=str(data))) for name in ("flt-table-4", "flt-workshop-2")]
     journal, workshop = ({digest(config) for cell in cells for config in cell.variants} for cells in both)
     assert workshop < journal
+
+
+def test_one_run_of_each_encoder_goes_first_and_the_others_that_need_it_last(tmp_path, data):
+    wanted = Wanted(rows=("fedavg", "flt-enc*", "calibrated*"), data_dir=str(data), protocols=("paper", "fair"))
+    tables = [load_recipe("flt-table-1"), load_recipe("flt-table-2")]
+    jobs = jobs_of([(table, cells_of(table, wanted)) for table in tables], wanted, Store(tmp_path))
+    said = [job.said for job in jobs]
+    assert [text.split(",")[1].strip() for text in said[:4]] == ["Enc1", "Enc2"] * 2
+    assert [text.split(",")[2].strip() for text in said[:4]] == ["MNIST", "MNIST", "CIFAR-10", "CIFAR-10"]
+    needs = ["Enc" in text for text in said[4:]]
+    assert needs == sorted(needs) and needs.count(False) == 2 * 2 * (2 + 1)
+
+
+def test_clients_are_asked_for_the_main_metric_alone(data):
+    (cell, *_) = cells_of(load_recipe("flhc-table-1"), Wanted(data_dir=str(data)))
+    assert cell.variants[0].evaluation.metrics == "main"
 
 
 def test_a_recipe_that_extends_itself_is_refused(tmp_path):
