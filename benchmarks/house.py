@@ -66,7 +66,7 @@ FORBIDDEN = {"engines": ("kinfed.methods",), "methods": ("kinfed.engines", "flwr
 LIMITS = {
     "files": 240,
     "duplicates": 0,
-    "participles": 20,
+    "participles": 19,
     "ignores": 15,
     "contract": 7,
     "median method file": 70,

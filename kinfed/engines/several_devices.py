@@ -89,8 +89,8 @@ class OneDevice(Vectorised):
         shared, each = (each_leaf(lambda t: t.to(self.device), part) for part in (to_flat(offer.shared), each))
         return Offer(from_flat(shared), from_flat(each), None if pick is None else pick.to(self.device))
 
-    def remembered(self, cohort: Tensor) -> Stack:
-        return each_leaf(lambda t: t.to(self.device), self.whole.remembered(cohort.to(self.whole.device)))
+    def memory_of(self, cohort: Tensor) -> Stack:
+        return each_leaf(lambda t: t.to(self.device), self.whole.memory_of(cohort.to(self.whole.device)))
 
 
 def deal(sizes: Tensor, hands: int) -> list[Tensor]:
