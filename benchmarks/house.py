@@ -64,9 +64,9 @@ LAYERS = [  # a module may import its own name and the lines above it
 ]
 FORBIDDEN = {"engines": ("kinfed.methods",), "methods": ("kinfed.engines", "flwr")}  # though a layer may permit it
 LIMITS = {
-    "files": 239,
+    "files": 240,
     "duplicates": 0,
-    "participles": 20,
+    "participles": 19,
     "ignores": 15,
     "contract": 7,
     "median method file": 70,
