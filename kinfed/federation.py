@@ -397,7 +397,7 @@ class Resident(Federation):
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         """What all clients of the cohort send and keep, stacked."""
 
-    def remembered(self, cohort: Tensor) -> Stack:
+    def memory_of(self, cohort: Tensor) -> Stack:
         """What these clients remember, flat, stacked."""
         if self.memory:
             return each_leaf(lambda t: t[cohort], self.memory)
