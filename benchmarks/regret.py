@@ -43,7 +43,11 @@ from kinfed.training import LocalTraining
 
 REFERENCES = ("oracle", "centralised")
 METHODS = ("fedavg", "fedavg_ft", "local", "flt", "fesem", "ifca", "repa", "cfl", "flhc", "fedper", "auto")
-GIVEN = {"fedgroup", "clove", "wd"}  # of the others that may be asked for: they are given the number of clusters
+GIVEN = {  # the others that are given the number of clusters, and their name for it
+    **dict.fromkeys(("fedgroup", "clove", "wd", "pca_km_hc", "fedsoft", "flsc"), "clusters"),
+    **dict.fromkeys(("fedem", "fedrc"), "components"),
+}
+PUBLIC = {"flis_dc": 0.05, "flis_hc": 0.05}  # the share of test samples that the server needs: nobody is tested on them
 ENCODERS = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "cifar10": "cifar100"}  # others: fashion_mnist
 LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
 LOCAL_OF = {"lenet5": replace(LOCAL, lr=0.03)}
@@ -90,7 +94,7 @@ def make_method(name: str, case: Case, population: Population, data_dir: str, se
         return makers[name]()
     if name not in REGISTERED:
         raise SystemExit(explain_unknown(name, [*REGISTERED, *REFERENCES], "method"))
-    given: dict[str, Any] = {"clusters": clusters} if name in GIVEN else {}
+    given: dict[str, Any] = {GIVEN[name]: clusters} if name in GIVEN else {}
     return cast("Callable[..., Method[Any]]", REGISTERED[name])(model, local, **given)
 
 
@@ -99,10 +103,11 @@ def load_once(name: str, data_dir: str) -> Dataset:
     return load(name, data_dir or None)
 
 
-def make_population(case: Case, seed: int, data_dir: str) -> Population:
+def make_population(case: Case, seed: int, data_dir: str, public: float = 0.0) -> Population:
     return build_population(
         load_once(case.dataset, data_dir), case.partition, seed, train_samples=case.train_samples,
-        test_samples=case.test_samples, shift=case.shift,
+        test_samples=case.test_samples, shift=case.shift, public_fraction=public,
+        public_test=public > 0, public_train=public == 0,
     )  # fmt: skip
 
 
@@ -126,12 +131,12 @@ def run_case(job: tuple[str, int, argparse.Namespace]) -> None:
     torch.set_num_threads(options.threads)
     case, done = CASES[name], {(line["case"], line["seed"], line["method"]) for line in read_lines(options.out)}
     wanted = [method for method in options.methods if (name, seed, method) not in done]
-    population = make_population(case, seed, options.data_dir) if wanted else None
+    shares = {PUBLIC.get(method, 0.0) for method in wanted}
+    populations = {share: make_population(case, seed, options.data_dir, share) for share in shares}
     for method in wanted:
-        assert population is not None
         result = {"case": name, "seed": seed, "method": method}
         try:
-            result |= measure(method, case, population, options, seed)
+            result |= measure(method, case, populations[PUBLIC.get(method, 0.0)], options, seed)
         except Exception as error:  # one method that fails must not end the table; it is shown as such
             result |= {"error": f"{type(error).__name__}: {error}"[:300]}
         with options.out.open("a") as file:
@@ -185,7 +190,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["*"], help="some of the cases, by name or pattern")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument(
-        "--methods", nargs="*", default=[*METHODS, *REFERENCES], help="or others of `kinfed list methods`"
+        "--methods",
+        nargs="*",
+        default=[*METHODS, *REFERENCES],
+        help="or others of `kinfed list methods`; all: every one",
     )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--device", default="cpu")
@@ -194,6 +202,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("regret.jsonl"))
     parser.add_argument("--show", action="store_true", help="only the table of what has run")
     options = parser.parse_args()
+    options.methods = [*REGISTERED] if options.methods == ["all"] else options.methods
     options.only = [name for name in CASES if any(fnmatch(name, wanted) for wanted in options.only)]
     if not options.only:
         raise SystemExit(f"no such case; there are {', '.join(CASES)}")

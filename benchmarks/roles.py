@@ -186,7 +186,7 @@ def place(method: Method, state: Any, client: int, fed: Metered) -> tuple[Any, P
 def used(method: Method, offer: Offer, client: int, fed: Metered) -> Params:
     """The model that a client makes of what it is offered."""
     own = select(to_flat(offer.each), 0 if offer.pick is None else int(offer.pick[0]))
-    one = make_client(fed, client, torch.tensor(0), select(fed.remembered(torch.tensor([client])), 0))
+    one = make_client(fed, client, torch.tensor(0), select(fed.memory_of(torch.tensor([client])), 0))
     return method.personalise(one, from_flat(to_flat(offer.shared) | own))
 
 

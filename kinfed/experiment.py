@@ -92,6 +92,7 @@ class RoundResult:
     up: int
     seconds: float  # of this round
     metric: Metric = ACCURACY  # the main one
+    client_seconds: float = 0.0  # of these, for clients' tasks
 
 
 class Observer(Protocol):
@@ -233,12 +234,12 @@ class Experiment(Generic[State]):
         for observer in self.observers:
             observer.on_start(self.rounds, done)
         for t in range(done, self.rounds):
-            began = time.perf_counter()
+            began, before_it = time.perf_counter(), self.fed.client_seconds
             self.fed.begin(t)
             state = self._admit(state, placed)
             placed = self.fed.present
             state = self.method.round(state, t, self.fed)
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - began, self.fed.client_seconds - before_it
             before = checkpoints.Books.of(self.fed) if t + 1 == self.rounds else None
             served = self._admit_last(state, placed) if t + 1 == self.rounds else state
             nobody_joined = before is None or before.calls == self.fed.calls
@@ -367,7 +368,7 @@ class Experiment(Generic[State]):
         unseen = here[~torch.isin(here, placed)]
         return self.method.admit(state, unseen, self.fed) if len(unseen) else state
 
-    def _result(self, state: State, done: int, seconds: float) -> RoundResult:
+    def _result(self, state: State, done: int, seconds: tuple[float, float]) -> RoundResult:
         scores, metrics = None, {}
         self.drift_log = self.drift_log.enter(self.fed)
         if done % self.evaluation.every == 0 or done == self.rounds:
@@ -378,7 +379,7 @@ class Experiment(Generic[State]):
         clusters = current_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
         if self.fed.population.changes:
             self.drift_log = self.drift_log.note(self.fed, clusters, scores, self.metric.lower_is_better)
-        return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds, self.metric)
+        return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds[0], self.metric, seconds[1])
 
     def _warn_if_short(self) -> None:
         late = sorted({change.round for change in self.fed.population.changes if change.round >= self.rounds})

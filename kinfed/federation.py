@@ -5,6 +5,7 @@ Everything that crosses the wire is counted where it crosses, in `Federation.run
 
 import logging
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -143,6 +144,7 @@ class Federation(ABC):
         self.ledger = Ledger(self.count)
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
         self.rejected: list[Rejected] = []
+        self.client_seconds = 0.0  # spent on clients' tasks so far; the rest is the server's own work
         self.decoys = torch.zeros(0, dtype=torch.long)  # asked since nobody was drawn, and not summed
         self.sees_samples = True  # False: clients' rows are elsewhere, and the server knows how many they are
 
@@ -288,7 +290,9 @@ class Federation(ABC):
         key, noted = self._next_key(mark.key), len(self.rejected)
         cohort, offer = self._leave_out_of_call(cohort, offer)
         keys = fold(torch.tensor(key), cohort.cpu()).to(self.device)
-        replies = self._answers(name, cohort, keys, offer, mark.ranges)
+        began = time.perf_counter()
+        replies = self._answers(name, cohort, keys, offer, mark.ranges)  # checked: on a GPU, too, they are there
+        self.client_seconds += time.perf_counter() - began
         self._exclude_offenders(name, noted)
         return self._leave_out_of_replies(replies)
 
@@ -393,7 +397,7 @@ class Resident(Federation):
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         """What all clients of the cohort send and keep, stacked."""
 
-    def remembered(self, cohort: Tensor) -> Stack:
+    def memory_of(self, cohort: Tensor) -> Stack:
         """What these clients remember, flat, stacked."""
         if self.memory:
             return each_leaf(lambda t: t[cohort], self.memory)

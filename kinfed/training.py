@@ -85,15 +85,15 @@ class LocalTraining:
         rule = _parse_rule(gradient)
         if rule is None or set(start) != set(rule.network.weights):
             return NotSupported("the gradient is not that of a whole network's loss")
-        if client.train.exact or self.optimiser != "sgd" or self.weight_decay or self.clip_norm:
-            return NotSupported("the fast path is for plain SGD on padded samples")
+        if client.train.exact or self.optimiser != "sgd" or self.clip_norm:
+            return NotSupported("the fast path is for SGD without clipping on padded samples")
         if client.train.weights is not None:
             return NotSupported("the fast path is for samples that count the same")
         if rule.inner_lr and self.batch_size != 2 * rule.inner_size:
             return NotSupported("look-ahead steps take pairs of equal mini-batches")
-        graphs, sgd = client.execution.graphs, SGD(self.momentum, self.mu, rule.inner_lr)
+        graphs, sgd = client.execution.graphs, SGD(self.momentum, self.mu, rule.inner_lr, self.weight_decay)
         kept = graphs if isinstance(graphs, StepGraphs) else None
-        return plan_training(rule.network, client.key.device, sgd, isinstance(gradient, ShiftedGradient), kept)
+        return plan_training(rule.network, client.key.device, sgd, kept)
 
     def plan_autograd(self, client: Client, start: Params, gradient: GradientFn) -> AutogradPlan | None:
         """How autograd trains these weights, of a block of clients at once; None where the rule is not known."""

@@ -203,6 +203,8 @@ def test_a_table_says_what_it_costs_to_reach_the_published_accuracy_and_how_long
     assert "cost_rounds=1 " in kept and f"cost_tasks={5 / 10:g} " in kept  # half of ten clients, one round
     megabytes = (run.rounds["bytes_down"][0] + run.rounds["bytes_up"][0]) / 1e6
     assert f"cost_megabytes={megabytes:.10g} " in kept
+    server, whole = run.server_seconds_until(1), run.seconds_until(1)
+    assert server is not None and 0 < server < whole and f"cost_server={server:.10g} " in kept
     result = reproduce("tiny.toml", "--show", "--keep", "kept.csv")
     assert "about 0 min for 2 runs of tables that have kept numbers, 1 at once" in result.output
 

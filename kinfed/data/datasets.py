@@ -16,6 +16,7 @@ import platformdirs
 from kinfed.data import hub
 from kinfed.data.arrays import FORMAT, as_samples, read
 from kinfed.data.dataset import Dataset
+from kinfed.data.hub_files import FILES, fetch_files
 from kinfed.data.natural import NATURAL, NaturalLoader
 from kinfed.data.partitions.split import draw_stratified, generator, others
 from kinfed.data.population import check_classes
@@ -75,11 +76,13 @@ def load_natural(name: str, path: Path, options: Mapping[str, object]) -> Datase
         raise ConfigError(f"data.options of '{name}': {explain_unknown(unknown, known, 'option')}") from None
     except ConfigError as error:
         raise ConfigError(f"data.options of '{name}': {error}") from None
-    if not path.exists():
+    if not path.exists() and name not in FILES:
         raise DataError(
             f"dataset '{name}' is not at {path}: put {name}.npz into {path.parent}, or set KINFED_DATA to the folder "
             "that has it (docs/natural-data.md says where it comes from)"
         )
+    if not path.exists():
+        fetch(name, path)
     return cast("NaturalLoader", loader)(path)
 
 
@@ -139,12 +142,13 @@ def fetch(name: str, path: Path) -> None:
         raise ConfigError(
             f"{explain_unknown(name, DATASETS, 'dataset')} (a dataset of your own: put it at {path}, with {FORMAT})"
         )
+    arrays = "docs/natural-data.md says where it comes from" if name in FILES else f"arrays {FORMAT}"
     try:
-        hub.fetch(name, path)
+        (fetch_files if name in FILES else hub.fetch)(name, path)
     except hub.Unreachable as error:
         raise DataError(
             f"dataset '{name}' is not at {path} and cannot be fetched ({error}); put {name}.npz into {path.parent} "
-            f"(arrays {FORMAT}), or set KINFED_DATA to the folder that has it, or install kinfed[hub] and go online"
+            f"({arrays}), or set KINFED_DATA to the folder that has it, or install kinfed[hub] and go online"
         ) from error
 
 

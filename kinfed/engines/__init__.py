@@ -8,6 +8,7 @@ from kinfed.checks import above_zero, at_least
 from kinfed.data.population import Population
 from kinfed.engines.flower import NODES, Flower
 from kinfed.engines.sequential import Sequential
+from kinfed.engines.several_devices import SeveralDevices
 from kinfed.engines.vectorised import Precision, Vectorised
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
@@ -17,8 +18,8 @@ from kinfed.registry import look_up, suggest
 ENGINES = {"vectorised": Vectorised, "sequential": Sequential, "flower": Flower}
 
 __all__ = [
-    "ENGINES", "NODES", "EngineSettings", "Flower", "Precision", "Sequential", "Vectorised", "choose_device",
-    "make_federation",
+    "ENGINES", "NODES", "EngineSettings", "Flower", "Precision", "Sequential", "SeveralDevices", "Vectorised",
+    "choose_device", "make_federation",
 ]  # fmt: skip
 
 
@@ -30,7 +31,7 @@ class EngineSettings:
     """How tasks reach the clients."""
 
     name: str = "vectorised"  # vectorised, sequential (slow, the reference) or flower
-    device: str = "cpu"  # auto: cuda where there is one
+    device: str = "cpu"  # auto: cuda where there is one; several: "cuda:0,cuda:1", or all: "cuda:all"
     block: int = 0  # clients in a block at most; 0: chosen by memory
     workers: int = 0  # blocks at once on the CPU, 0: autotuned; flower: clients at once, 0: one
     precision: Precision = "float32"  # of products on a GPU; tf32, bf16: faster, less precise
@@ -51,6 +52,13 @@ def make_federation(
     settings = EngineSettings(engine) if isinstance(engine, str) else engine
     kind = look_up(settings.name, ENGINES, "engine")
     where = choose_device(device or settings.device)
+    if "," in where:
+        if kind is not Vectorised:
+            raise ConfigError(f"engine '{settings.name}' computes on one device, got '{where}'")
+        return SeveralDevices(
+            method, population, fraction=fraction, seed=seed, devices=where.split(","),
+            block=settings.block, workers=settings.workers, precision=settings.precision,
+        )  # fmt: skip
     if kind is Vectorised:
         return Vectorised(
             method, population, fraction=fraction, seed=seed, device=where,
@@ -65,9 +73,13 @@ def make_federation(
 
 
 def choose_device(wanted: str) -> str:
-    """The device to compute on; `auto` is cuda where there is one."""
+    """The device to compute on, or several with commas between; `auto` is cuda where there is one."""
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda:all":
+        return ",".join(f"cuda:{i}" for i in range(torch.cuda.device_count())) or choose_device("cuda")
+    if "," in wanted:
+        return ",".join(choose_device(one.strip()) for one in wanted.split(","))
     try:
         kind = torch.device(wanted).type
     except RuntimeError as error:
@@ -76,6 +88,8 @@ def choose_device(wanted: str) -> str:
         raise ConfigError(f"engine.device: {explain_device(kind)}")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"engine.device is '{wanted}', but torch sees no CUDA device; use cpu or auto")
+    if kind == "cuda" and (torch.device(wanted).index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"engine.device is '{wanted}', but torch sees {torch.cuda.device_count()} CUDA device(s)")
     return wanted
 
 

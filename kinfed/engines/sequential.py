@@ -28,7 +28,7 @@ def loop(
     The reference serialises all that crosses the wire; elsewhere that would only take time. Where several are asked at
     once, nobody may draw from torch's global generator; vmap allows nobody to.
     """
-    memory, ids = fed.remembered(cohort), cohort.tolist()
+    memory, ids = fed.memory_of(cohort), cohort.tolist()
 
     def one(i: int) -> tuple[Params, Params]:
         method, given = copy_method(fed.method), unpack_offer(fed, offer, i, serialises)

@@ -150,7 +150,7 @@ class Vectorised(Resident):
     def _tune(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> ExecutionPlan:
         """The plan that was fastest for a few clients of this cohort, a few of their samples each."""
         few = torch.arange(0, len(cohort), -(-len(cohort) // (4 * self.plan.workers)))
-        clients, memory = subset(self, cohort[few].tolist()), self.remembered(cohort[few])
+        clients, memory = subset(self, cohort[few].tolist()), self.memory_of(cohort[few])
 
         def run(plan: ExecutionPlan) -> object:
             twin = Vectorised(self.method, clients, block=self.block, workers=plan.workers, sequential=plan.sequential)
@@ -250,7 +250,7 @@ class Vectorised(Resident):
         inputs["round"] = torch.tensor(self.round, device=self.device)
         for part, longest in zip(("train", "test"), block.longest, strict=True):
             inputs[part], inputs[f"{part} size"] = self._table(part).pad(clients, longest)
-        inputs |= {f"memory {key}": t for key, t in self.remembered(clients).items()}
+        inputs |= {f"memory {key}": t for key, t in self.memory_of(clients).items()}
         inputs |= self._offer_inputs(offer, block.positions)
         bounds = self._table("train").bounds, self._table("test").bounds
         program = partial(self._answer, name, bounds, self.step_graphs if block.step_graphs else None)

@@ -73,16 +73,14 @@ class NotSupported:
 
 
 def plan_training(
-    network: Network | None, device: torch.device, sgd: SGD, shifts: bool = False, graphs: StepGraphs | None = None
+    network: Network | None, device: torch.device, sgd: SGD, graphs: StepGraphs | None = None
 ) -> FastPlan | NotSupported:
-    """How the fast path trains this network there by SGD whose gradients are perhaps shifted, or why it does not.
+    """How the fast path trains this network there by SGD, or why it does not.
 
     No network stands for a gradient of some other origin.
     """
     if network is None:
         return NotSupported("the gradient is not that of a network's loss")
-    if sgd.mu and shifts:
-        return NotSupported("gradients that are shifted are not pulled to the start as well")
     if sgd.inner_lr and (device.type != "cuda" or sgd.momentum):
         return NotSupported("look-ahead steps are for GPUs, and without momentum")
     parsed = parse(network)

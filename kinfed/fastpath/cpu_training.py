@@ -23,7 +23,7 @@ class LayeredNetwork(NamedTuple):
 
 def train_lanes(network: LayeredNetwork, schedule: Schedule, lr: Tensor, start: Stack, shift: Stack, sgd: SGD) -> Stack:
     """The weights of all lanes after all their batches; the shift is added to every gradient, if there is one."""
-    rule = UpdateRule(float(lr), sgd.momentum, sgd.mu)
+    rule = UpdateRule(float(lr), sgd.momentum, sgd.pull, sgd.anchor)
     train = _train_in_turn if network.layers.has_convolutions else _train_together
     return train(network, schedule, rule, start, shift)
 

@@ -112,8 +112,9 @@ class TrainingState:
         batch_size: int, sgd: SGD,
     ) -> "TrainingState":  # fmt: skip
         """A training from these starts, which it takes over."""
-        weights = [PackedWeight.at(w, sgd.momentum, sgd.mu, by) for w, by in zip_longest(starts, shifts)]
-        lookahead = [PackedWeight.at(w.clone(), 0.0, 0.0) for w in starts if sgd.inner_lr]
+        rule = {"momentum": sgd.momentum, "pull": sgd.pull, "share": sgd.anchor}
+        weights = [PackedWeight.at(w, by, **rule) for w, by in zip_longest(starts, shifts)]
+        lookahead = [PackedWeight.at(w.clone()) for w in starts if sgd.inner_lr]
         like = starts[0].new_empty(len(starts[0]), batch_size)
         return cls(network, x, weights, allocate_buffers(shaped, like), lookahead)
 
@@ -228,7 +229,7 @@ def train_lanes(
 ) -> Stack:  # fmt: skip
     """The weights of all lanes after all their batches; an empty batch moves nothing.
 
-    To every gradient the shift is added, if there is one; then mu must be 0. With an inner learning rate a batch is a
+    To every gradient the shift is added, if there is one. With an inner learning rate a batch is a
     pair of mini-batches: the gradient of the second is taken after a step at that rate on the first.
     """
     shape = schedule.x.shape[1:]

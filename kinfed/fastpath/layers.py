@@ -27,34 +27,35 @@ WIDE = 2**19  # numbers in a matrix from which on its product is faster with it 
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """A step of SGD: w -= lr · v, where v = momentum · v + gradient + mu · (w - start) + shift."""
+    """A step of SGD: w -= lr · v, where v = momentum · v + gradient + pull · (w - anchor · start) + shift."""
 
     lr: float
     momentum: float
-    mu: float
+    pull: float
+    anchor: float
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of some lanes, its velocity, start and shift, where they are needed; updated in place."""
+    """One weight of some lanes, its velocity, anchor and shift, where they are needed; updated in place."""
 
     now: Tensor
     velocity: Tensor | None
-    start: Tensor | None
+    anchor: Tensor | None
     shift: Tensor | None
     rule: UpdateRule
 
     @classmethod
     def at(cls, start: Tensor, rule: UpdateRule, shift: Tensor | None = None) -> "Weight":
         """A weight at `start`, which it takes over."""
-        needs_velocity = bool(rule.momentum or rule.mu) or shift is not None
+        needs_velocity = bool(rule.momentum or rule.pull) or shift is not None
         velocity = torch.zeros_like(start) if needs_velocity else None
-        return cls(start, velocity, start.clone() if rule.mu else None, shift, rule)
+        return cls(start, velocity, start * rule.anchor if rule.pull else None, shift, rule)
 
     def select(self, lanes: slice | list[int]) -> "Weight":
         """The weight of these lanes: a view for a slice, a copy for a list."""
-        velocity, start, shift = (t if t is None else t[lanes] for t in (self.velocity, self.start, self.shift))
-        return Weight(self.now[lanes], velocity, start, shift, self.rule)
+        velocity, anchor, shift = (t if t is None else t[lanes] for t in (self.velocity, self.anchor, self.shift))
+        return Weight(self.now[lanes], velocity, anchor, shift, self.rule)
 
     def put(self, other: "Weight", lanes: int) -> None:
         """Copies the first lanes of another weight."""
@@ -77,8 +78,8 @@ class Weight:
             self._apply(self.velocity.mul_(self.rule.momentum).add_(gradient))
 
     def _apply(self, velocity: Tensor) -> None:
-        if self.start is not None:
-            velocity.add_(self.now - self.start, alpha=self.rule.mu)
+        if self.anchor is not None:
+            velocity.add_(self.now - self.anchor, alpha=self.rule.pull)
         if self.shift is not None:
             velocity.add_(self.shift)
         self.now.add_(velocity, alpha=-self.rule.lr)

@@ -169,11 +169,26 @@ def shape_stages(stages: tuple[Stage, ...], image: Image) -> list[ShapedStage]:
 
 
 class SGD(NamedTuple):
-    """The settings of mini-batch SGD: w -= lr · v, where v = momentum · v + gradient + mu · (w - start) + shift."""
+    """The settings of mini-batch SGD: w -= lr · v, where v = momentum · v + gradient + term.
+
+    The term is weight_decay · w + mu · (w - start) + shift. The first two are one pull towards one anchor:
+    (weight_decay + mu) · (w - anchor), where the anchor is a share of the start.
+    """
 
     momentum: float = 0.0
     mu: float = 0.0  # μ of FedProx
     inner_lr: float = 0.0  # of the look-ahead step before every real one (Per-FedAvg), on a GPU; 0: no such step
+    weight_decay: float = 0.0
+
+    @property
+    def pull(self) -> float:
+        """How strongly weights are pulled."""
+        return self.mu + self.weight_decay
+
+    @property
+    def anchor(self) -> float:
+        """The share of the start that they are pulled to."""
+        return self.mu / self.pull if self.pull else 0.0
 
 
 @dataclass(frozen=True)

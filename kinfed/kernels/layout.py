@@ -75,28 +75,34 @@ class PaddedImages:
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A packed weight, its value a step ago, FedProx's start and the gradient's shift, where they are needed.
+    """A packed weight, its value a step ago, what it is pulled to and the gradient's shift, where they are needed.
 
     Without momentum a step changes `now`; with it, the new value is written over `previous`, and the two are swapped.
     """
 
     now: Tensor
     previous: Tensor | None
-    start: Tensor | None
-    shift: Tensor | None
-    momentum: float
-    mu: float
+    anchor: Tensor | None  # a share of the start; where there is a shift, moved so that the pull is the shift as well
+    shift: Tensor | None  # where nothing pulls
+    momentum: float = 0.0
+    pull: float = 0.0  # towards the anchor
+    share: float = 0.0
 
     @classmethod
-    def at(cls, start: Tensor, momentum: float, mu: float, shift: Tensor | None = None) -> "PackedWeight":
+    def at(
+        cls, start: Tensor, shift: Tensor | None = None, *, momentum: float = 0.0, pull: float = 0.0, share: float = 0.0
+    ) -> "PackedWeight":
         """A weight at `start`, which it takes over."""
-        return cls(start, start.clone() if momentum else None, start.clone() if mu else None, shift, momentum, mu)
+        anchor = find_anchor(start, shift, pull, share) if pull else None
+        return cls(start, start.clone() if momentum else None, anchor, None if pull else shift, momentum, pull, share)
 
     def reset(self, start: Tensor, shift: Tensor | None) -> None:
         """Restarts at another start, with another shift if it has one."""
-        for own, t in ((self.now, start), (self.previous, start), (self.start, start), (self.shift, shift)):
+        for own, t in ((self.now, start), (self.previous, start), (self.shift, shift)):
             if own is not None and t is not None:
                 own.copy_(t)
+        if self.anchor is not None:
+            self.anchor.copy_(find_anchor(start, shift, self.pull, self.share))
 
     def swap(self) -> "PackedWeight":
         """The weight after a step."""
@@ -107,6 +113,11 @@ class PackedWeight:
         if self.previous is None:
             return self.now
         return torch.where((steps % 2 == 0)[:, None, None], self.now, self.previous)
+
+
+def find_anchor(start: Tensor, shift: Tensor | None, pull: float, share: float) -> Tensor:
+    """Where a pull leads that is a shift as well: pull · (w - anchor) = pull · (w - share · start) + shift."""
+    return start * share if shift is None else start * share - shift / pull
 
 
 # how the kernels cut their work: by tables of what was fastest on an H200, not by a rule

@@ -38,9 +38,9 @@ def update_weights(
     parts = _count_parts(weight.now, gradient.pixels)
     partial = weight.now.new_empty(parts, *weight.now.shape) if parts > 1 else weight.now
     previous = weight.now if weight.previous is None else weight.previous
-    beside = next((t for t in (weight.start, weight.shift) if t is not None), previous)
-    pulls = (weight.previous is not None, weight.start is not None, weight.shift is not None)
-    steps = lr, weight.momentum, weight.mu
+    beside = next((t for t in (weight.anchor, weight.shift) if t is not None), previous)
+    pulls = (weight.previous is not None, weight.anchor is not None, weight.shift is not None)
+    steps = lr, weight.momentum, weight.pull
     _sum_windows(layer, x, gradient, (weight.now, previous, beside, partial, *steps), pulls, parts, split=parts > 1)
     if parts > 1:
         numbers = weight.now[0].numel()
@@ -166,11 +166,11 @@ def _products(
 
 @triton.jit
 def _weight_gradient(
-    x, gradient, weight, previous, beside, partial, lr, momentum, mu, lanes,
+    x, gradient, weight, previous, beside, partial, lr, momentum, pull, lanes,
     pixels: constexpr, part: constexpr, total: constexpr, x_lane: constexpr, gradient_lane: constexpr,
     xh: constexpr, xw: constexpr, xc: constexpr, high: constexpr, wide: constexpr,
     yh: constexpr, yw: constexpr, yc: constexpr, pad: constexpr, size: constexpr,
-    has_momentum: constexpr, has_mu: constexpr, has_shift: constexpr, split: constexpr,
+    has_momentum: constexpr, has_pull: constexpr, has_shift: constexpr, split: constexpr,
     input_precision: constexpr, tall: constexpr, across: constexpr, deep: constexpr,
 ):  # fmt: skip
     """A tile of a weight's gradient, and its SGD step unless several programs sum it up."""
@@ -194,7 +194,7 @@ def _weight_gradient(
             every += tl.load(gradient + where[:, None] + n[None, :], mask=real[:, None] & (n < yc)[None, :], other=0.0)
         spot = own + seen * yc + n
         _apply_or_store(tl.sum(every, 0), weight + spot, previous + spot, beside + spot, partial + spot, rate, momentum,
-                        mu, n < yc, has_momentum, has_mu, has_shift, split)  # fmt: skip
+                        pull, n < yc, has_momentum, has_pull, has_shift, split)  # fmt: skip
         return
     look = (k // xc // size * xw + k // xc % size) * xc + k % xc
     x += lane * x_lane
@@ -214,8 +214,8 @@ def _weight_gradient(
         )  # fmt: skip
         sums = tl.dot(left, right, sums, input_precision=input_precision)
     spot = own + k[:, None] * yc + n[None, :]
-    _apply_or_store(sums, weight + spot, previous + spot, beside + spot, partial + spot, rate, momentum, mu,
-             (k < seen)[:, None] & (n < yc)[None, :], has_momentum, has_mu, has_shift, split)  # fmt: skip
+    _apply_or_store(sums, weight + spot, previous + spot, beside + spot, partial + spot, rate, momentum, pull,
+             (k < seen)[:, None] & (n < yc)[None, :], has_momentum, has_pull, has_shift, split)  # fmt: skip
 
 
 @triton.jit
@@ -227,20 +227,20 @@ def _offset(at, high: constexpr, wide: constexpr, h: constexpr, w: constexpr, c:
 
 @triton.jit
 def _apply_or_store(
-    gradient, weight, previous, beside, partial, rate, momentum, mu, whole,
-    has_momentum: constexpr, has_mu: constexpr, has_shift: constexpr, split: constexpr,
+    gradient, weight, previous, beside, partial, rate, momentum, pull, whole,
+    has_momentum: constexpr, has_pull: constexpr, has_shift: constexpr, split: constexpr,
 ):  # fmt: skip
     """An SGD step of a part of a weight, or its partial gradient stored, if several programs sum it up."""
     if split:
         tl.store(partial, gradient, mask=whole)
     else:
-        _sgd_step(gradient, weight, previous, beside, rate, momentum, mu, whole, has_momentum, has_mu, has_shift)
+        _sgd_step(gradient, weight, previous, beside, rate, momentum, pull, whole, has_momentum, has_pull, has_shift)
 
 
 @triton.jit
 def _apply_partial_sums(
-    partial, weight, previous, beside, lr, momentum, mu, lanes,
-    parts: constexpr, numbers: constexpr, has_momentum: constexpr, has_mu: constexpr, has_shift: constexpr,
+    partial, weight, previous, beside, lr, momentum, pull, lanes,
+    parts: constexpr, numbers: constexpr, has_momentum: constexpr, has_pull: constexpr, has_shift: constexpr,
     block: constexpr,
 ):  # fmt: skip
     """An SGD step of a weight by the sum of its partial gradients."""
@@ -260,27 +260,27 @@ def _apply_partial_sums(
         beside + there,
         rate,
         momentum,
-        mu,
+        pull,
         whole,
         has_momentum,
-        has_mu,
+        has_pull,
         has_shift,
     )
 
 
 @triton.jit
 def _sgd_step(
-    gradient, weight, previous, beside, lr, momentum, mu, whole,
-    has_momentum: constexpr, has_mu: constexpr, has_shift: constexpr,
+    gradient, weight, previous, beside, lr, momentum, pull, whole,
+    has_momentum: constexpr, has_pull: constexpr, has_shift: constexpr,
 ):  # fmt: skip
     """w - lr · (gradient + term) + momentum · (w - previous), stored over `previous` where there is momentum.
 
-    The term is mu · (w - start), or a shift. That is w - lr · v with v = momentum · v + gradient + term: the last
+    The term is pull · (w - anchor), or a shift. That is w - lr · v with v = momentum · v + gradient + term: the last
     update was lr · v. It reads and writes less.
     """
     now = tl.load(weight, mask=whole, other=0.0)
-    if has_mu:
-        gradient += mu * (now - tl.load(beside, mask=whole, other=0.0))
+    if has_pull:
+        gradient += pull * (now - tl.load(beside, mask=whole, other=0.0))
     if has_shift:
         gradient += tl.load(beside, mask=whole, other=0.0)
     if has_momentum:

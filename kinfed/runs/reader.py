@@ -175,6 +175,13 @@ class Run:
         table = columns(whole_lines(self.path / "timing.csv"))
         return float(table["seconds"][table["round"] <= round].sum()) if len(table) else 0.0
 
+    def server_seconds_until(self, round: int) -> float | None:
+        """How much of that the server's own work took; None of a run that an earlier version wrote."""
+        table = columns(whole_lines(self.path / "timing.csv"))
+        if not len(table) or "clients" not in table.numbers:
+            return None
+        return float((table["seconds"] - table["clients"])[table["round"] <= round].sum())
+
     @cached_property
     def summary(self) -> Summary:
         """The last metrics and the cost; of a run that has not ended, those of its last evaluated round."""

@@ -6,7 +6,7 @@
     clusters.csv             round, client, cluster: only when the clusters changed
     ledger.csv               round, task, clients asked, bytes down and up (evaluation too, which rounds.csv leaves out)
     ledger_clients.csv       task, client, bytes down and up
-    timing.csv               round, seconds without evaluation; round 0 is what came before the first
+    timing.csv               round, seconds without evaluation, those for clients' tasks; round 0: before the first
     events.jsonl             started, resumed, rejected replies, warnings, ended
     relatedness.npz          the related clients of each client, where the method relates clients
     tree.npz                 how clients were merged into clusters and where that was cut, where the method merges
@@ -102,7 +102,7 @@ class RunWriter:
 
     @property
     def timing(self) -> CsvLog:
-        return CsvLog(self.path / "timing.csv", ("round", "seconds"))
+        return CsvLog(self.path / "timing.csv", ("round", "seconds", "clients"))
 
     def on_start(self, rounds: int, done: int) -> None:
         """Cuts the tables back to the rounds done: a killed run may have written more than its checkpoint knows."""
@@ -111,13 +111,14 @@ class RunWriter:
             table.cut_after(done if done else -1)
         self.ledger.rewrite(ledger_rows(self.fed, upto=done))
         if done == 0:
-            self.timing.append([(0, round(time.perf_counter() - self.opened, 3))])
+            opening = time.perf_counter() - self.opened
+            self.timing.append([(0, round(opening, 3), round(self.fed.client_seconds, 3))])
         self._read_clusters()
         write_task(self.path, self.metric, self.fed.population.class_names)
 
     def on_round(self, result: RoundResult) -> None:
         """Adds the rows of a round."""
-        self.timing.append([(result.round, round(result.seconds, 3))])
+        self.timing.append([(result.round, round(result.seconds, 3), round(result.client_seconds, 3))])
         self.ledger.append(new_ledger_rows(self.fed, result.round))
         if result.scores is not None:
             self.clients.append(client_rows(self.fed, result.round, result.scores, result.clusters))

@@ -138,7 +138,7 @@ class UnseenClientFederation(Sequential):
     def make_client(self, unseen: Tensor) -> Client:
         """The client with its samples and its memory by now."""
         key = fold(torch.tensor(base_key(self.seed, "serve")), unseen)[0]
-        return make_client(self, int(unseen), key, select(self.remembered(unseen), 0))
+        return make_client(self, int(unseen), key, select(self.memory_of(unseen), 0))
 
     def personalise(self, method: Method[object], client: Client, state: object, unseen: Tensor) -> Params:
         """The model that the client makes of what it is offered."""

@@ -2,7 +2,10 @@
 
 import json
 
-from benchmarks.regret import show
+from benchmarks.regret import GIVEN, PUBLIC, make_method, make_population, show
+from benchmarks.regret_cases import Case
+from kinfed.data.partitions import DisjointClasses
+from kinfed.methods import METHODS
 
 
 def test_methods_are_compared_on_the_seeds_that_all_have_and_references_count_in_no_regret(tmp_path):
@@ -16,3 +19,13 @@ def test_methods_are_compared_on_the_seeds_that_all_have_and_references_count_in
     path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, failed]))
     row = show(path, ["fedavg", "auto", "oracle"]).splitlines()[2]
     assert row == "| mnist-iid | 1 | **90.0** | 88.0 | 99.0 | 2.00 | 1.20 |"
+
+
+def test_every_method_can_be_asked_for_and_is_given_the_number_of_clusters_if_it_needs_one():
+    case = Case("digits", DisjointClasses(10, 5), train_samples=20, test_samples=10)
+    population = make_population(case, 0, "")
+    methods = {name: make_method(name, case, population, "", 0) for name in METHODS}
+    given = {name: getattr(method, GIVEN.get(name, "clusters"), 0) for name, method in methods.items()}
+    numbers = {name: number for name, number in given.items() if isinstance(number, int) and number}
+    assert numbers == dict.fromkeys((*GIVEN, "ifca", "fesem", "repa"), 5)
+    assert len(make_population(case, 0, "", PUBLIC["flis_dc"]).public) > 0

@@ -111,8 +111,8 @@ def test_unknown_options_and_missing_files_say_what_to_do(tmp_path):
         load("har", tmp_path, {"splitt": "windows"})
     with pytest.raises(ConfigError, match=r"data\.options of 'har': split must be"):
         load("har", tmp_path, {"split": "halves"})
-    with pytest.raises(DataError, match=r"put heart\.npz into .*, or set KINFED_DATA"):
-        load("heart", tmp_path)
+    with pytest.raises(DataError, match=r"put shakespeare\.npz into .*, or set KINFED_DATA"):
+        load("shakespeare", tmp_path)
     np.savez(tmp_path / "heart.npz", x=np.zeros(3))
     with pytest.raises(DataError, match="has no array y, y_raw"):
         load("heart", tmp_path)

@@ -1,15 +1,19 @@
 """What only a GPU can show: `pytest -m gpu` on a machine that has one."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from kinfed.client import Client, Samples
+from kinfed.client import FAST_PATH, Client, Samples
 from kinfed.cuda_graphs import CudaGraphs
-from kinfed.engines import Sequential, Vectorised
+from kinfed.engines import Sequential, SeveralDevices, Vectorised
 from kinfed.methods import METHODS, FedAvg, Local
 from kinfed.models import Model, make_autoencoder, make_model
 from kinfed.models.convolutions import Windows2d, convolve_lanes
+from kinfed.models.inputs import Inputs
 from kinfed.params import to_flat
 from kinfed.signatures.pretraining import fit as fit_on_server
 from kinfed.training import LocalTraining
@@ -88,6 +92,25 @@ def test_every_network_agrees_with_the_reference(name):
     fast = trained(method, population=population, rounds=3, device="cuda")[0]
     atol = 1e-3 if name == "resnet9" else 1e-5  # its norms divide by small numbers
     assert_close(fast, trained(method, Sequential, population, rounds=3)[0], atol)
+
+
+def test_two_parts_of_a_cohort_on_a_gpu_change_no_bit():
+    method = Local(small_net(), LocalTraining(2, 5, 0.01, 0.9, decay=0.9, weight_decay=0.01))
+    uneven = tiny_population((7, 23, 12, 31, 9, 14))
+    one, _ = trained(method, population=uneven, device="cuda")
+    two, fed = trained(method, SeveralDevices, uneven, devices=("cuda:0", "cuda:0"))
+    assert fed.others[0].reads
+    assert_same_bits(one, two)
+
+
+def test_augmented_inputs_train_by_our_kernels():
+    inputs = Inputs(augment=("crop", "flip"), crop=2, padding="reflect")
+    plain = make_model("lenet5", (3, 32, 32), 3)
+    method = FedAvg(replace(plain, build=partial(inputs.wrap, plain.build)), LocalTraining(1, 5, 0.002))
+    population = tiny_population((4, 9, 23), shape=(3, 32, 32))
+    fast, fed = trained(method, population=population, rounds=3, device="cuda")
+    assert any(FAST_PATH in reads for reads in fed.reads.values())
+    assert_close(fast, trained(method, Sequential, population, rounds=3)[0])
 
 
 class OwnForward(nn.Module):

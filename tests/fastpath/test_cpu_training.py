@@ -59,14 +59,16 @@ def schedule(lanes: list[int]) -> Schedule:
     return Schedule(POOL, LABELS, pick, mask)
 
 
-def fast_plan(model: Model, momentum: float = 0.0, mu: float = 0.0) -> FastPlan:
-    return FastPlan(parse(model), SGD(momentum, mu))
+def fast_plan(model: Model, momentum: float = 0.0, mu: float = 0.0, decay: float = 0.0) -> FastPlan:
+    return FastPlan(parse(model), SGD(momentum, mu, weight_decay=decay))
 
 
-def fast_ends(build, lanes: list[int], momentum: float = 0.0, mu: float = 0.0, shifts: bool = False) -> Stack:
+def fast_ends(
+    build, lanes: list[int], momentum: float = 0.0, mu: float = 0.0, shifts: bool = False, decay: float = 0.0
+) -> Stack:
     model = Model(build, classes=3)
     given, rate, start = schedule(lanes), torch.tensor(0.1), model.init()
-    plan, other = fast_plan(model, momentum, mu), model.init(7)
+    plan, other = fast_plan(model, momentum, mu, decay), model.init(7)
 
     def lane(number, pick, mask):
         shift = {name: w * (number + 1) for name, w in other.items() if shifts}
@@ -75,12 +77,12 @@ def fast_ends(build, lanes: list[int], momentum: float = 0.0, mu: float = 0.0, s
     return vmap(lane)(torch.tensor(lanes), given.pick, given.mask)
 
 
-def torch_end(build, lane: int, momentum: float, mu: float, shifts: bool) -> dict[str, torch.Tensor]:
+def torch_end(build, lane: int, momentum: float, mu: float, shifts: bool, decay: float) -> dict[str, torch.Tensor]:
     """The same training by torch's own optimiser."""
     model = Model(build, classes=3)
     module = build()
     module.load_state_dict(model.init())
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum)
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
     given = schedule([lane])
     for pick, mask in zip(given.pick[0], given.mask[0], strict=True):
         if mask.any():
@@ -96,13 +98,17 @@ def torch_end(build, lane: int, momentum: float, mu: float, shifts: bool) -> dic
 
 @pytest.mark.parametrize("build", [dense, convolving])
 @pytest.mark.parametrize(
-    ("momentum", "mu", "shifts"),
-    [(0.0, 0.0, False), (0.9, 0.0, False), (0.0, 0.3, False), (0.5, 0.3, False), (0.0, 0.0, True), (0.5, 0.0, True)],
-)
-def test_the_fast_path_ends_where_torchs_optimiser_ends(build, momentum, mu, shifts):
-    ends = fast_ends(build, [0, 1, 2, 3, 4], momentum, mu, shifts)
+    ("momentum", "mu", "shifts", "decay"),
+    [
+        (0.0, 0.0, False, 0.0), (0.9, 0.0, False, 0.0), (0.0, 0.3, False, 0.0), (0.5, 0.3, False, 0.0),
+        (0.0, 0.0, True, 0.0), (0.5, 0.0, True, 0.0), (0.0, 0.0, False, 0.2), (0.5, 0.3, False, 0.2),
+        (0.5, 0.3, True, 0.2),
+    ],
+)  # fmt: skip
+def test_the_fast_path_ends_where_torchs_optimiser_ends(build, momentum, mu, shifts, decay):
+    ends = fast_ends(build, [0, 1, 2, 3, 4], momentum, mu, shifts, decay)
     for lane in range(5):
-        want = torch_end(build, lane, momentum, mu, shifts)
+        want = torch_end(build, lane, momentum, mu, shifts, decay)
         assert_close({name: w[lane] for name, w in ends.items()}, want, atol=1e-6)
 
 

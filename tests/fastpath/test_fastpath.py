@@ -26,7 +26,6 @@ def test_what_is_not_supported_is_said_in_words():
         (plan_training(None, CPU, SGD()), "the gradient is not that of a network's loss"),
         (plan_training(tanh, CPU, SGD()), "the network is not a sequence of plain layers"),
         (plan_training(make_autoencoder("conv_ae", (1, 8, 8)), CPU, SGD()), "not a sequence of plain layers"),
-        (plan_training(small_net(), CPU, SGD(mu=0.1), shifts=True), "shifted"),
         (plan_training(small_net(), CPU, SGD(inner_lr=0.1)), "look-ahead steps are for GPUs"),
     ):
         assert isinstance(plan, NotSupported) and not plan and why in plan.reason

@@ -42,14 +42,14 @@ Y = torch.arange(40) % 3
 def starts(model, seed):
     return {name: torch.stack([model.init(seed + lane)[name] for lane in range(3)]) for name in model.init()}
 
-def check(model, size, momentum, mu, shifts=False, seed=0, graphs=None):
+def check(model, size, momentum, mu, shifts=False, seed=0, graphs=None, decay=0.0):
     draw = torch.Generator().manual_seed(seed)
     pick, mask = torch.randint(0, 40, (3, 3, size), generator=draw), torch.ones(3, 3, size, dtype=torch.bool)
     mask[1, 2], mask[0, 2, 2:] = False, False  # an empty batch, and one with two samples
     keys = torch.arange(9).view(3, 3) * 7919 + seed
     schedule, rate, start = Schedule(X, Y, pick, mask, keys), torch.tensor(0.05), starts(model, seed)
     shift = {name: torch.randn(w.shape, generator=draw) / 10 for name, w in start.items() if shifts}
-    sgd = SGD(momentum, mu)
+    sgd = SGD(momentum, mu, weight_decay=decay)
     expected = train_lanes(FastPlan(parse(model), sgd), schedule, rate, start, shift)
     got = gpu_training.train_lanes(parse(model), schedule, rate, start, shift, sgd, graphs)
     for name in expected:
@@ -73,7 +73,7 @@ def check_lookahead(model, seed=1, graphs=None):
         for name in params:
             torch.testing.assert_close(got[name][lane], params[name], atol=1e-6, rtol=0)
 
-check(POOLED, 4, 0.9, 0.1)
+check(POOLED, 4, 0.9, 0.1, decay=0.05)
 def check_convolution(size, padding, image, channels, out):
     draw = torch.Generator().manual_seed(size)
     images = torch.randn(3, 2, *image, channels, generator=draw).requires_grad_()
@@ -102,13 +102,14 @@ torch.cuda.graph_pool_handle, torch.cuda.synchronize, cuda_graphs.capture = lamb
 gpu_training.GRAPH_STEPS = 2, 2  # steps, of three
 graphs = StepGraphs()
 for seed in range(2):  # the second time from other starts
-    check(POOLED, 4, 0.9, 0.1, seed=seed, graphs=graphs)
+    check(POOLED, 4, 0.9, 0.1, seed=seed, graphs=graphs, decay=0.2)
     check(PADDED, 4, 0.5, 0.0, shifts=True, seed=seed, graphs=graphs)
     check_lookahead(POOLED, seed, graphs)
 assert len(graphs.states) == len(graphs.graphs.graphs) == 3
 
 gpu_training.AT_ONCE = 1  # images of two steps at a time
 check(PADDED, 4, 0.5, 0.0, shifts=True)
+check(PADDED, 4, 0.5, 0.0, shifts=True, decay=0.001)
 """
 
 

@@ -76,7 +76,7 @@ def test_without_labels_all_components_count_alike():
     method = make("fedem")
     state, fed = fit(method, population=population(roles=roles), rounds=1)
     fed.y[fed.train[7]] = -1
-    client = make_client(fed, 7, torch.tensor(0), select(fed.remembered(torch.tensor([7])), 0))
+    client = make_client(fed, 7, torch.tensor(0), select(fed.memory_of(torch.tensor([7])), 0))
     assert method.personalise(client, {"models": state.models})["shares"].tolist() == [0.5, 0.5]
 
 

@@ -75,6 +75,15 @@ def test_pfedme_steps_along_the_moreau_envelope_by_hand(padded):
 
 
 @PADDED
+def test_pfedme_may_go_on_from_the_last_mini_batch_by_hand(padded):
+    twice = LocalTraining(2, 2, 0.1, momentum=0.9)
+    pfedme = PFedMe(QUADRATIC, twice, pull=2.0, inner_steps=2, inner_lr=0.1, begin="last")
+    trained = pfedme.train(client_with(2, 4, padded=padded), params=weight(1.0)).send["params"]
+    # w: 1.068 and θ: 1.34 as above; then θ: 1.34 + 0.1 · (1.66 - 2 · 0.272) = 1.4516, and 1.52972
+    assert float(trained["w"]) == pytest.approx(1.068 + 0.1 * 2 * (1.52972 - 1.068))
+
+
+@PADDED
 @pytest.mark.parametrize(
     ("share", "mixing"),
     [
@@ -213,6 +222,7 @@ def test_fedbn_of_one_client_is_fedavg():
         ("apfl", {"alpha": 1.5}, "alpha must be a fraction"),
         ("pfedme", {"pull": 0.0}, "pull must be a number above 0"),
         ("pfedme", {"inner_steps": 0}, "inner_steps must be at least 1"),
+        ("pfedme", {"begin": "last", "local": LocalTraining(weight_decay=0.1)}, "begin = 'last' is for plain SGD"),
         ("fedala", {"share": 2.0}, "share must be a fraction"),
         ("fedala", {"adaptive_layers": 0}, "adaptive_layers must be at least 1"),
         ("fedrep", {"personal_layers": 0}, "personal_layers must be at least 1"),
