@@ -249,7 +249,7 @@ def test_clients_are_asked_for_the_main_metric_alone(data):
 
 
 def test_flis_tables_i_and_iii_share_runs_and_a_target_changes_kept_numbers_only_where_one_is_measured(data):
-    wanted = Wanted(rows=("flis-dc",), columns=("fmnist-20",), protocols=("paper",), data_dir=str(data))
+    wanted = Wanted(rows=("flis-hc",), columns=("fmnist-20",), protocols=("paper",), data_dir=str(data))
     (first,), (third,) = (cells_of(load_recipe(f"flis-table-{n}"), wanted) for n in (1, 3))
     assert digest(first.variants[0]) == digest(third.variants[0])
     tables = [{"evaluation": {"target": share}} for share in (0.7, 0.8)]
