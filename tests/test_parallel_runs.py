@@ -13,6 +13,7 @@ import torch
 from kinfed.config import read
 from kinfed.errors import ConfigError
 from kinfed.runs import parallel
+from kinfed.runs.lifecycle import finish_gpu_work
 from kinfed.runs.parallel import THREADS, Job, Setup, Worker, Workers, start_workers
 
 
@@ -71,3 +72,19 @@ def test_a_failure_that_is_not_kinfeds_own_names_its_kind_and_its_place():
     assert said.startswith("RuntimeError: shape '[3]' is invalid") and "(test_parallel_runs.py, line " in said
     assert parallel.explain_failure(ConfigError("wanted one")) == "wanted one"
     assert parallel.explain_failure(KeyError("width")) == "KeyError: 'width'"  # never raised: no place
+
+
+def test_what_is_under_way_on_a_gpu_is_waited_for_also_where_that_fails(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def synchronize() -> None:
+        asked.append(True)
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    finish_gpu_work()
+    assert not asked
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    finish_gpu_work()
+    assert asked == [True]
