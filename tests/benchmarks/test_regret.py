@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.regret import GIVEN, PUBLIC, make_method, make_population, show
+from benchmarks.regret import GIVEN, PUBLIC, make_method, make_population, show, show_by_method
 from benchmarks.regret_cases import Case
 from kinfed.data.partitions import DisjointClasses
 from kinfed.methods import METHODS
@@ -19,6 +19,24 @@ def test_methods_are_compared_on_the_seeds_that_all_have_and_references_count_in
     path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, failed]))
     row = show(path, ["fedavg", "auto", "oracle"]).splitlines()[2]
     assert row == "| mnist-iid | 1 | **90.0** | 88.0 | 99.0 | 2.00 | 1.20 |"
+
+
+def test_a_table_by_method_has_mean_regrets_references_last_and_no_mean_where_one_failed(tmp_path):
+    path = tmp_path / "regret.jsonl"
+    runs = {"mnist-iid": (80, 70, 90), "mnist-swap": (60, 70, 99)}
+    lines = [
+        {"case": case, "method": m, "seed": 0, "accuracy": accuracy}
+        for case, row in runs.items()
+        for m, accuracy in zip(("fedavg", "local", "oracle"), row, strict=True)
+    ]
+    lines.append({"case": "mnist-iid", "method": "ifca", "seed": 0, "accuracy": 75})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert show_by_method(path, ["oracle", "ifca", "local", "fedavg"]).splitlines()[2:] == [
+        "| local | 70.0 | **70.0** | 5.00 |",
+        "| fedavg | **80.0** | 60.0 | 5.00 |",
+        "| ifca | 75.0 | – | – |",
+        "| oracle | 90.0 | 99.0 | -19.50 |",
+    ]
 
 
 def test_every_method_can_be_asked_for_and_is_given_the_number_of_clusters_if_it_needs_one():
