@@ -237,6 +237,9 @@ MEASURES = {
         "correlation with label skew", last("correlation_labels"), 0.1, column="correlation_labels"
     ),
     "correlation_drift": Measure("correlation with drift", last("correlation_drift"), 0.1, column="correlation_drift"),
+    "accuracy_changed": Measure(
+        "changed clients %", last("accuracy_changed", 100), ACCURACY, column="accuracy_changed", scale=100
+    ),
     "robustness": Measure("robustness", last("robustness"), 0.05),
     "rounds_to_target": Measure("rounds", rounds_to_target, 5, 0.25, lower_is_better=True, shown=".0f"),
     "megabits_to_target": Measure("Mb a client", megabits_to_target, 2.0, 0.25, lower_is_better=True),
