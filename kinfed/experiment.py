@@ -1,5 +1,6 @@
 """An experiment: rounds of a method on a federation, evaluated as they go, watched by observers, resumable."""
 
+import logging
 import time
 import warnings
 from collections import Counter
@@ -53,6 +54,7 @@ from kinfed.privacy import OPEN, Privacy
 from kinfed.quality import ACCURACY, Metric
 from kinfed.signatures import Signature
 
+log = logging.getLogger("kinfed")
 SIGNATURE_TASK = "compute_signature"
 MOST_MEASURED = 1000  # clients
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
@@ -112,6 +114,9 @@ def check_model(model: Model, fed: Federation) -> None:
     check_targets(model, fed.population)
     if fed.sees_samples and len(fed.population.x) > 1:
         model.check(fed.population.x[:2])
+        model.check_sequences(fed.population.x, fed.population.y)
+        if doubt := model.task.doubt_targets(fed.population.y):
+            log.warning("%s", doubt)
 
 
 def check_targets(model: Model, population: Population) -> None:

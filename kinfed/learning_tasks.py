@@ -29,8 +29,9 @@ from kinfed.quality import (
     drop_undefined,
 )
 from kinfed.registry import import_function
-from kinfed.targets import Array, as_classes, as_columns, as_numbers
+from kinfed.targets import Array, as_classes, as_columns, as_numbers, is_known
 
+FAR = 10.0  # times larger or smaller than 1: targets that a network reaches badly
 MOST = 1e12  # of a sum of errors; one that is not finite counts as this
 
 
@@ -83,6 +84,10 @@ class LearningTask(Protocol):
     def targets(self, y: Array) -> Array:
         """Targets as the pool holds them; DataError where they cannot be this task's."""
         return as_classes(y, "y")
+
+    def doubt_targets(self, y: Tensor) -> str:
+        """Why models may learn these targets badly, and what to do; empty where nothing is known."""
+        return ""
 
     def count_outputs(self, y: Array) -> int:
         """How many outputs a model needs for these targets: its classes, or numbers."""
@@ -302,6 +307,17 @@ class Regression(OwnMetrics, LearningTask):
 
     def targets(self, y: Array) -> Array:
         return as_numbers(y, "y")
+
+    def doubt_targets(self, y: Tensor) -> str:
+        numbers = y[is_known(y)].double()
+        size = float(((numbers - self.mean) / self.std).square().mean().sqrt()) if len(numbers) else 1.0
+        if 1 / FAR <= size <= FAR or not size:
+            return ""
+        mean, std = float(numbers.mean()), float(numbers.std(correction=0)) or 1.0
+        return (
+            f"targets are {size:.2g} in size beside the network's outputs, which are about 1: it may diverge or learn "
+            f"slowly; set task.mean = {mean:.3g} and task.std = {std:.3g} (errors stay in the targets' units)"
+        )
 
     def count_outputs(self, y: Array) -> int:
         return 1 if y.ndim == 1 else int(y.shape[1])

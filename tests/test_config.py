@@ -470,3 +470,11 @@ def test_a_table_laid_over_another_keeps_what_it_does_not_say():
 def test_settings_without_a_meaning_are_refused_whichever_method_runs(setting: str):
     with pytest.raises(ConfigError):
         load_config(None, ["method=fedavg", setting])
+
+
+def test_a_cosine_schedule_without_an_end_lasts_all_rounds():
+    assert load_config(None, ["training.schedule=cosine", "rounds=7"]).training.schedule_rounds == 7
+    assert load_config(None, ["training.schedule=cosine"]).training.schedule_rounds == Config.rounds
+    assert load_config(None, ["training.schedule=cosine", "training.schedule_rounds=3"]).training.schedule_rounds == 3
+    with pytest.raises(ConfigError, match="schedule_rounds must be at least 1"):
+        load_config(None, ["training.schedule=step"])

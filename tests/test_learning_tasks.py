@@ -164,6 +164,20 @@ def test_targets_must_be_those_of_the_task():
         MultiLabel().targets(np.array([[0, 2]]))
 
 
+def test_targets_far_from_one_are_warned_of_with_the_settings_that_help(caplog):
+    task, population = Regression(), samples_of(Regression())
+    far = replace(population, y=60 + 5 * (population.y - population.y.mean()) / population.y.std(correction=0))
+    Experiment(FedAvg(model_of(task, 1), LOCAL), population, rounds=1)
+    assert not caplog.records
+    Experiment(FedAvg(model_of(task, 1), LOCAL), far, rounds=1)
+    assert "set task.mean = 60 and task.std = 5 " in caplog.text
+    scaled = Regression(mean=60, std=5)
+    assert (
+        not scaled.doubt_targets(far.y) and not task.doubt_targets(torch.zeros(3)) and not task.doubt_targets(far.y[:0])
+    )
+    assert "task.std = 1 " in task.doubt_targets(torch.full((3,), 1e-3)) and not Classification().doubt_targets(far.y)
+
+
 def test_a_metric_is_shown_in_its_unit():
     assert Metric("accuracy", "accuracy", 100, "%").show(0.5) == "50.00 %"
     assert Metric("mae", "MAE").show(0.5) == "0.5" and Metric("mae", "MAE").show(None) == "–"

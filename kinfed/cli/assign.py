@@ -11,10 +11,13 @@ from kinfed.cli.options import Trust, app, plain_errors
 @app.command()
 def assign(
     bundle: Annotated[Path, typer.Argument(help="The folder that `kinfed export` wrote.", metavar="BUNDLE")],
-    data: Annotated[Path, typer.Option(help="A folder with the client's samples.npz or images, or an .npz file.")],
+    data: Annotated[
+        Path, typer.Option(help="A folder with the client's samples.npz, table or images; an .npz file or a table.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")] = Path("model"),
     predict: Annotated[
-        Path | None, typer.Option(help="Samples to classify: the same, or an .npz file.", show_default=False)
+        Path | None,
+        typer.Option(help="Samples to predict: the same; a table is scaled as that of --data.", show_default=False),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Write nothing and exit with 2 if the client fits no cluster.")

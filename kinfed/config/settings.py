@@ -179,10 +179,18 @@ def load_config(
 def read(table: Table) -> Config:
     """The config that this table holds; an unknown key is an error that names the nearest of all sections."""
     try:
-        config = build(Config, table, "")
+        config = build(Config, fill_cosine(table), "")
         return replace(config, methods=read_methods(config))
     except UnknownKey as error:
         raise ConfigError(explain_key(error, str(table.get("method", Config.method)))) from None
+
+
+def fill_cosine(table: Table) -> Table:
+    """The same, but a cosine schedule without an end falls to 0 over all rounds."""
+    training = table.get("training")
+    if not isinstance(training, dict) or training.get("schedule") != "cosine" or training.get("schedule_rounds"):
+        return table
+    return {**table, "training": {**training, "schedule_rounds": table.get("rounds", Config.rounds)}}
 
 
 def explain_key(error: UnknownKey, method: str) -> str:

@@ -266,6 +266,7 @@ class Supply:
             changes=changes,
             held_out=torch.from_numpy(self.test),
             class_names=dataset.class_names,
+            feature_names=dataset.feature_names,
         )
 
 

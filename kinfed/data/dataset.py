@@ -27,6 +27,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     client_clusters: Index | None = None  # ground-truth cluster of each natural client
     client_names: tuple[str, ...] = ()  # of the natural clients
+    feature_names: tuple[str, ...] = ()  # the columns of a table that samples are made of
 
     def __post_init__(self) -> None:
         for part, x in (("x_train", self.x_train), ("x_test", self.x_test)):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.model_selection import train_test_split
 
 from kinfed.data.arrays import store
 from kinfed.data.hub import Unreachable, save_time_when_offline
@@ -120,6 +119,8 @@ def convert_heart(paths: Mapping[str, Path]) -> Arrays:
 
 def split_as_flamby(patients: npt.NDArray[np.float64]) -> npt.NDArray[np.int8]:
     """FLamby's part of each patient of a hospital: 0 train, 1 test, -1 where one of its columns has a gap."""
+    from sklearn.model_selection import train_test_split  # slow to load, and seldom used
+
     known = np.flatnonzero(~np.isnan(patients[:, : len(FEATURES) - SELDOM]).any(1))
     sick = patients[known, -1] > 0
     strata = sick if min(sick.sum(), (~sick).sum()) > 1 else None  # Switzerland has one healthy patient left

@@ -62,6 +62,7 @@ class Population:
     held_out: Tensor = field(default_factory=lambda: NO_SAMPLES)  # samples nobody trains on, as they are in the dataset
     views: tuple[tuple[View, ...], ...] = ()  # what shifts do to each client's samples, in order; empty: nothing
     class_names: tuple[str, ...] = ()  # of the labels, where they are known
+    feature_names: tuple[str, ...] = ()  # the columns of a table that samples are made of
 
     def __post_init__(self) -> None:
         self.validate()

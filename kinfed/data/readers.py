@@ -81,12 +81,16 @@ class Table:
         return Dataset(
             path.stem, x[train], y[train], x[test], y[test], len(names) or 1, client[train].astype(np.int64),
             client[test].astype(np.int64), class_names=names, client_names=tuple(clients),
+            feature_names=self.list_features(table),
         )  # fmt: skip
+
+    def list_features(self, table: Mapping[str, Column]) -> tuple[str, ...]:
+        """The columns that a sample is made of."""
+        return self.features or tuple(name for name in table if name not in (self.client, self.target))
 
     def read_features(self, table: Mapping[str, Column], path: Path, images: ImageForm = AS_FOUND) -> Features:
         """The columns of features as numbers: [n, columns]; or what one column of images or lists holds: [n, ...]."""
-        rest = [name for name in table if name not in (self.client, self.target)]
-        chosen = {name: pick_column(table, name, "features", path) for name in self.features or rest}
+        chosen = {name: pick_column(table, name, "features", path) for name in self.list_features(table)}
         if not chosen:
             raise DataError(f"{path} has no columns beside '{self.client}' and '{self.target}': nothing to learn from")
         if nested := [name for name, column in chosen.items() if has_nested(column)]:
@@ -189,7 +193,7 @@ def pick_column(table: Mapping[str, Column], name: str, option: str, path: Path)
         return table[name]
     raise DataError(
         f"{path} has no column '{name}'{suggest(name, list(table))} (it has: {', '.join(list(table)[:20])}); say which "
-        f"one it is by data.options.{option}"
+        f"one it is by data.options.{option}, or rename it"
     )
 
 
@@ -252,7 +256,7 @@ def read_own_table(
     path: Path, class_names: Sequence[str] = (), settings: Table = TABLE, images: ImageForm = AS_FOUND
 ) -> tuple[Features, npt.NDArray[np.generic] | None, Index]:
     """One client's features, targets (None: it has none) and samples for testing, of a table without other clients."""
-    table = {name: column for name, column in read_columns(path).items() if name != settings.client}
+    table = read_columns(path)
     x = settings.read_features(table, path, images)
     y = read_targets(table[settings.target], settings.target, class_names)[0] if settings.target in table else None
     nobody, mine = np.empty(0, np.int64), np.zeros(len(x), np.int64)
@@ -261,6 +265,17 @@ def read_own_table(
     is_train = ~np.isin(np.arange(len(x)), test)
     is_plain = x.dtype == np.float32 and x.ndim == 2
     return (scale_by_client(x.astype(np.float32), mine, is_train) if settings.scale and is_plain else x), y, test
+
+
+def read_alike(path: Path, own: Path, settings: Table = TABLE, images: ImageForm = AS_FOUND) -> Features:
+    """The features of all samples in a table, scaled by the training samples of the client's own table."""
+    x = settings.read_features(read_columns(path), path, images)
+    if not settings.scale or x.dtype != np.float32 or x.ndim != 2:
+        return x
+    like, test = settings.read_features(read_columns(own), own, images), read_own_table(own, (), settings, images)[2]
+    is_train = np.isin(np.arange(len(like) + len(x)), others(len(like), test))
+    both = np.concatenate([like, x]).astype(np.float32)
+    return scale_by_client(both, np.zeros(len(both), np.int64), is_train)[len(like) :]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from kinfed.config import build
 from kinfed.data.arrays import SampleKind, as_features
 from kinfed.data.image_files import ImageForm, list_by_class, list_images, read_images
 from kinfed.data.partitions.split import others
-from kinfed.data.readers import TABLES, Table, hold_out, read_own_table
+from kinfed.data.readers import TABLES, Table, hold_out, read_alike, read_own_table
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError, FileError
 from kinfed.files import Arrays, read_arrays, write_arrays
@@ -45,17 +45,32 @@ class FileForm:
     resize: bool = False  # images, to the size of `kind`
     remedy: str = "scale them beforehand"  # for images of another size
 
+    def parse_table(self) -> tuple[Table, ImageForm]:
+        """How a table is read, and the images in it; their pixels are not scaled as columns are."""
+        kind = self.kind
+        if kind is None or kind.dtype != "uint8" or len(kind.shape) != 3:
+            return self.table, ImageForm()
+        return replace(self.table, scale=False), ImageForm.of_shape(kind.shape, self.resize, self.remedy)
+
 
 ANY = FileForm()
 
 
-def load_node_data(node: NodeConfig, kind: SampleKind | None = None, class_names: Sequence[str] = ()) -> ClientData:
-    """The samples of a node, by its config: `loader` names code of its own, else `data` a file or a folder."""
+def load_node_data(
+    node: NodeConfig, kind: SampleKind | None = None, class_names: Sequence[str] = (), feature_names: Sequence[str] = ()
+) -> ClientData:
+    """The samples of a node, by its config: `loader` names code of its own, else `data` a file or a folder.
+
+    A table has columns of these names, in any order, unless the config names others.
+    """
     if "loader" in node:
         return call_loader(str(node["loader"]), node)
     if "data" not in node:
         raise ConfigError('the node\'s config has no data: start it with --node-config \'name="…" data="FOLDER"\'')
-    return load_samples(Path(str(node["data"])).expanduser(), read_form(node, kind, class_names))
+    form = read_form(node, kind, class_names)
+    if not form.table.features:
+        form = replace(form, table=replace(form.table, features=tuple(feature_names)))
+    return load_samples(Path(str(node["data"])).expanduser(), form)
 
 
 def read_form(node: NodeConfig, kind: SampleKind | None, class_names: Sequence[str]) -> FileForm:
@@ -94,6 +109,21 @@ def load_samples(path: Path, form: FileForm = ANY) -> ClientData:
     return load_images(path, form)
 
 
+def load_alike(path: Path, own: Path, form: FileForm) -> Tensor:
+    """The samples to predict; of a table all of them, scaled as the client's own table is."""
+    table, mine = find_table(path), find_table(own)
+    if table is None or mine is None:
+        return load_samples(path, form).x
+    return torch.from_numpy(shape_features(read_alike(table, mine, *form.parse_table()), form.kind, table))
+
+
+def find_table(path: Path) -> Path | None:
+    """The table at this path, or in the folder there that has no .npz file."""
+    if path.is_dir() and not (path / FILE).exists():
+        return next((file for suffix in TABLES if (file := path / f"samples{suffix}").exists()), None)
+    return path if path.is_file() and path.suffix.lower() in TABLES else None
+
+
 def load_folder(folder: Path, class_names: Sequence[str] = ()) -> ClientData:
     """The samples in the folder's `samples.npz`, or in its table `samples.csv` or `samples.parquet`."""
     names = (FILE, OLD_FILE, *(f"samples{suffix}" for suffix in TABLES))
@@ -122,13 +152,8 @@ def load_file(path: Path, form: FileForm = ANY) -> ClientData:
 
 def load_table(path: Path, form: FileForm) -> ClientData:
     """The samples in a table of one client; a class that is not among those known is refused."""
-    kind = form.kind
-    is_image = kind is not None and kind.dtype == "uint8" and len(kind.shape) == 3
-    images = ImageForm.of_shape(kind.shape, form.resize, form.remedy) if kind is not None and is_image else ImageForm()
-    scale = form.table.scale and not is_image
-    table = replace(form.table, scale=scale)
-    features, targets, test = read_own_table(path, form.class_names, table, images)
-    x = torch.from_numpy(shape_features(features, kind, path))
+    features, targets, test = read_own_table(path, form.class_names, *form.parse_table())
+    x = torch.from_numpy(shape_features(features, form.kind, path))
     y = torch.full((len(x),), -1) if targets is None else as_targets(targets)
     train = torch.from_numpy(others(len(x), test))
     return ClientData(x[train], y[train], x[test], y[test])

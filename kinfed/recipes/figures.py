@@ -102,7 +102,7 @@ def line_panel(outcome: Outcome, table: str, title: str, where: str) -> Spec:
     """Lines with points, and a band of one standard deviation over seeds."""
     axis = outcome.recipe.figure.x if outcome.recipe.figure else ""
     x, y = number("x", title=axis), number("y", title=title, scale={"zero": False})
-    color: Spec = {"field": "line", "type": "nominal", "title": None, "legend": {"orient": "right"}}
+    color: Spec = {"field": "line", "type": "nominal", "title": None, "legend": {"orient": "right", "symbolOpacity": 1}}
     tips = show(line="line", x=axis, y=title)
     layers: list[Spec] = [
         {"mark": {"type": "area", "opacity": 0.15},

@@ -124,6 +124,12 @@ class Run:
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The columns of a table that samples are made of, where they are known."""
+        names = self.task.get("feature_names", [])
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    @property
     def main(self) -> Numbers:
         """The main metric of each row of `rounds`."""
         return self.rounds[self.metric.name]

@@ -42,7 +42,7 @@ from kinfed.checkpoint import FORMAT
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.config import Config, to_toml
-from kinfed.data.population import LATER, Role
+from kinfed.data.population import LATER, Population, Role
 from kinfed.errors import CheckpointError
 from kinfed.experiment import Experiment, RoundResult, Summary
 from kinfed.federation import EXCLUDED, Federation, Rejected
@@ -114,7 +114,7 @@ class RunWriter:
             opening = time.perf_counter() - self.opened
             self.timing.append([(0, round(opening, 3), round(self.fed.client_seconds, 3))])
         self._read_clusters()
-        write_task(self.path, self.metric, self.fed.population.class_names)
+        write_task(self.path, self.metric, self.fed.population)
 
     def on_round(self, result: RoundResult) -> None:
         """Adds the rows of a round."""
@@ -174,10 +174,12 @@ def write_config(folder: Path, config: Config, name: str = CONFIG) -> None:
     write_text(folder / name, HEADER.format(FORMAT) + to_toml(config.resolve()))
 
 
-def write_task(folder: Path, metric: Metric, class_names: Sequence[str]) -> None:
-    """Writes the main metric and the names of the classes; nothing for a classifier of classes without names."""
-    if metric != ACCURACY or class_names:
-        table = {"metric": vars(metric), "class_names": list(class_names)}
+def write_task(folder: Path, metric: Metric, population: Population) -> None:
+    """Writes the main metric and the names of classes and columns; nothing for a classifier that has no such names."""
+    if metric != ACCURACY or population.class_names or population.feature_names:
+        table: dict[str, object] = {"metric": vars(metric), "class_names": list(population.class_names)}
+        if population.feature_names:
+            table["feature_names"] = list(population.feature_names)
         write_text(folder / TASK, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -6,7 +6,9 @@ from typing import cast
 
 from torch import Tensor
 
-from kinfed.deployment.node_data import FileForm, load_samples
+from kinfed.config import build
+from kinfed.data.readers import Table
+from kinfed.deployment.node_data import FileForm, load_alike, load_samples
 from kinfed.errors import DataError
 from kinfed.learning_tasks import LearningTask
 from kinfed.runs.logs import as_csv, write_text
@@ -32,9 +34,13 @@ def assign_client(
         require_format(form)
     bundle = load(bundle_folder, trust)
     names = tuple(map(str, cast("list[str]", bundle.about.get("class_names", []))))
-    files = FileForm(bundle.kind, names)
+    files = FileForm(
+        bundle.kind, names, build(Table, cast("dict[str, object]", bundle.about.get("table", {})), "table")
+    )
     samples = load_samples(data, files)
-    asked = bundle.kind.check(load_samples(predict, files).x, None, "the samples to predict")[0] if predict else None
+    asked = None
+    if predict:
+        asked = bundle.kind.check(load_alike(predict, data, files), None, "the samples to predict")[0]
     test = (samples.test_x, samples.test_y) if len(samples.test_y) else None
     assignment = bundle.assign(samples.x, samples.y, test)
     if strict and assignment.fits is False:

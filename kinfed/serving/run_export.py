@@ -85,6 +85,8 @@ def make_bundle(run: Path, population: Population | None, config: Config, kind: 
         clusters = summarise_clusters(assignment, clients["training"].tolist(), saved)
         summary = summarise_method(config, method) | {"clusters": clusters, "class_names": list(saved.class_names)}
         summary |= {"preprocessing": list_preprocessing(method.model, kind)}
+        if saved.feature_names:
+            summary |= {"table": {**config.data.options, "features": list(saved.feature_names)}}
         return Bundle(config, kind, exported, clients["sizes"][clients["training"]], own, summary)
 
 

@@ -261,3 +261,32 @@ def test_a_client_that_fits_no_cluster_is_served_the_likeliest_unless_strict(run
     shown = kinfed("assign", tmp_path / "bundle", "--data", genuine, "--out", tmp_path / "usual").output
     said = json.loads((tmp_path / "usual" / "assignment.json").read_text())
     assert said["fits"] is True and f"to cluster {said['cluster']} (distance " in shown
+
+
+def test_a_table_is_read_by_the_columns_that_were_trained_on(tmp_path):
+    draw = np.random.default_rng(0)
+    lines = [f"{ward},{draw.normal(50, 9):.1f},{draw.normal(70, 5):.1f},{'ill' if i % 3 else 'well'}"
+             for ward in "abc" for i in range(20)]  # fmt: skip
+    (tmp_path / "wards.csv").write_text("\n".join(["ward,age,pulse,state", *lines]))
+    names = ["data.options.client=ward", "data.options.target=state", "partition.name=natural"]
+    run = kinfed("run", f"data.name={tmp_path / 'wards.csv'}", *names, "method=fedavg", "model=linear", "rounds=1",
+                 "--out", tmp_path / "run", "-q")  # fmt: skip
+    assert run.exit_code == 0, run.output
+    bundle, out = tmp_path / "bundle", tmp_path / "m"
+    export(tmp_path / "run").save(bundle)
+
+    def predict(table: list[str], data: str = "wards.csv") -> list[str]:
+        (tmp_path / "new.csv").write_text("\n".join(table))
+        words = ("--data", tmp_path / data, "--predict", tmp_path / "new.csv", "--out", out, "--force")
+        result = kinfed("assign", bundle, *words)
+        assert result.exit_code == 0, result.output
+        return (out / "predictions.csv").read_text().splitlines()[1:]
+
+    every = predict(["ward,age,pulse,state", *lines])
+    assert len(every) == 60  # none is held out
+    turned = [",".join(reversed(line.split(","))) for line in lines]
+    assert predict(["state,pulse,age,ward", *turned]) == every
+    assert predict(["age,pulse", ",".join(lines[0].split(",")[1:3])]) == every[:1]  # not scaled by itself
+    (tmp_path / "old.csv").write_text("alter,pulse\n50,70")
+    wrong = kinfed("assign", bundle, "--data", tmp_path / "old.csv", "--out", out, "--force")
+    assert_refused(wrong, "old.csv has no column 'age' (it has: alter, pulse)", "or rename it")
