@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kinfed.client_tasks import find_client_model
 from kinfed.data import Population, Role
-from kinfed.engines import Sequential
-from kinfed.engines.sequential import make_client
+from kinfed.engines import Vectorised
+from kinfed.engines.sequential import loop, make_client
 from kinfed.errors import RoleError
 from kinfed.federation import Offer
 from kinfed.method import Method
@@ -85,15 +85,15 @@ class Placing:
     refused: str = ""  # or why it cannot be placed
 
 
-class Metered(Sequential):
-    """The reference engine, which counts what its clients compute when asked to (counting takes its time)."""
+class Metered(Vectorised):
+    """An engine that counts what its clients compute when asked to, one after the other as the reference engine."""
 
     flops: int | None = None
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         if self.flops is None:
             return super()._run(name, cohort, keys, offer)
-        answers, flops = counted(lambda: super(Metered, self)._run(name, cohort, keys, offer))
+        answers, flops = counted(lambda: loop(self, name, cohort, keys, offer))
         self.flops += flops
         return answers
 
@@ -160,7 +160,7 @@ def build(name: str, settings: dict[str, object]) -> Method:
 
 def start(method: Method) -> tuple[Any, Metered]:
     """The state when unseen clients come, and the federation."""
-    fed = Metered(method, make_population())
+    fed = Metered(method, make_population(), workers=1)
     state = method.init(fed)
     for t in range(JOINS):
         fed.begin(t)

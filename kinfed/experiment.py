@@ -114,6 +114,7 @@ def check_model(model: Model, fed: Federation) -> None:
     check_targets(model, fed.population)
     if fed.sees_samples and len(fed.population.x) > 1:
         model.check(fed.population.x[:2])
+        model.check_sequences(fed.population.x, fed.population.y)
         if doubt := model.task.doubt_targets(fed.population.y):
             log.warning("%s", doubt)
 

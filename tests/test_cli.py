@@ -267,7 +267,7 @@ def test_warnings_are_one_line_each_and_logged(monkeypatch: pytest.MonkeyPatch):
 
 
 HANG = 600  # seconds after which a process hangs, on any machine
-LONG = ["method=local", "partition.clients=10", "rounds=30", "checkpoint_every=3", "evaluation.adapt=true",
+LONG = ["method=local", "partition.clients=10", "rounds=16", "checkpoint_every=3", "evaluation.adapt=true",
         "roles.late=0.2", "roles.join_round=5", "seed=4"]  # fmt: skip
 
 

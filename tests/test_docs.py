@@ -131,7 +131,7 @@ def test_the_page_of_results_has_a_place_for_every_table():
 def test_the_tables_on_the_pages_of_results_are_those_of_the_kept_numbers(tmp_path: Path):
     from kinfed.recipes import Wanted, cells_of, list_recipes, load_recipe
     from kinfed.recipes.kept import KeptNumbers
-    from kinfed.recipes.outcome import as_markdown
+    from kinfed.recipes.outcome_tables import as_markdown
     from kinfed.recipes.reproduction import outcome_of
     from kinfed.recipes.store import Store
 

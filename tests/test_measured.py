@@ -41,8 +41,14 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_robustness_can_be_read_off_the_tables(tmp_path: Path):
-    folder = run(tmp_path / "flt", *FLT, "roles.look_alikes=3")
+@pytest.fixture(scope="module")
+def related(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of FLT with look-alikes, which change no other number."""
+    return run(tmp_path_factory.mktemp("flt") / "run", *FLT, "roles.look_alikes=3", "evaluation.every=1")
+
+
+def test_robustness_can_be_read_off_the_tables(related: Path):
+    folder = related
     people = table(folder, "clients")[-40:]
     assert [row["role"] for row in people] == ["trains"] * 10 + [f"look-alike of {i}" for i in range(10) for _ in "123"]
     assert all(row["accuracy"] == "" and row["true_cluster"] == "-1" for row in people[10:])
@@ -66,9 +72,8 @@ def test_look_alikes_change_no_other_number(tmp_path: Path):
     assert summary(more).keys() - summary(plain).keys() == {"robustness", "robustness_se"}
 
 
-def test_clusters_are_measured_by_labels(tmp_path: Path):
-    folder = run(tmp_path / "flt", *FLT, "evaluation.every=1")
-    end, rounds = summary(folder), table(folder, "rounds")
+def test_clusters_are_measured_by_labels(related: Path):
+    end, rounds = summary(related), table(related, "rounds")
     assert end["uniformity_random"] < end["uniformity"] <= end["uniformity_labels"] == pytest.approx(1, abs=0.05)
     for name in ("clustering_error", "clustering_accuracy"):
         assert end[f"{name}_mean"] == pytest.approx(sum(float(row[name]) for row in rounds) / len(rounds))
@@ -107,7 +112,7 @@ def test_unseen_clients_are_scored_as_served_and_after_adaptation(tmp_path: Path
     assert "accuracy_unseen_adapted" not in summary(run(tmp_path / "served", *settings))
 
 
-WHOLE = (*FLHC, "rounds=4", "checkpoint_every=2", "roles.look_alikes=2", "roles.holdout=0.2", "shift.name=augment",
+WHOLE = (*FLHC, "rounds=3", "checkpoint_every=2", "roles.look_alikes=2", "roles.holdout=0.2", "shift.name=augment",
          "evaluation.correlation=true", "evaluation.adapt=true")  # fmt: skip
 
 

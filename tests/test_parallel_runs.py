@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kinfed.config import read
+from kinfed.errors import ConfigError
 from kinfed.runs import parallel
 from kinfed.runs.parallel import THREADS, Job, Setup, Worker, Workers, start_workers
 
@@ -58,3 +59,15 @@ def test_processes_stay_for_later_runs_unless_these_have_more_cores_each(monkeyp
 
 def make_jobs(count: int, device: str = "cpu") -> list[Job]:
     return [Job(read({"engine": {"device": device}}), "", Path(str(number))) for number in range(count)]
+
+
+def test_a_failure_that_is_not_kinfeds_own_names_its_kind_and_its_place():
+    def fail() -> None:
+        torch.ones(2).view(3)  # torch raises it: the line that asked for it is named
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    said = parallel.explain_failure(caught.value)
+    assert said.startswith("RuntimeError: shape '[3]' is invalid") and "(test_parallel_runs.py, line " in said
+    assert parallel.explain_failure(ConfigError("wanted one")) == "wanted one"
+    assert parallel.explain_failure(KeyError("width")) == "KeyError: 'width'"  # never raised: no place

@@ -20,16 +20,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("real data")]
 
 
 @cache
-def method() -> FLT:
-    """One epoch of pre-training on every third sample is enough to tell digits apart."""
+def method(samples: int) -> FLT:
+    """One epoch of pre-training on some samples is enough to tell digits apart."""
     root = str(real_data("mnist", "fashion_mnist"))
-    pretraining = Pretraining("fashion_mnist", root, epochs=1, samples=20_000)
+    pretraining = Pretraining("fashion_mnist", root, epochs=1, samples=samples, least_steps=60)
     signature = PartMeans(pretraining=pretraining)
     return FLT(make_model("mlp_200", (1, 28, 28), 10), LocalTraining(1, 10, 0.01), signature)
 
 
-def clients(partition):
-    return build_population(load("mnist", real_data("mnist", "fashion_mnist")), partition, seed=0)
+def clients(partition, **settings):
+    return build_population(load("mnist", real_data("mnist", "fashion_mnist")), partition, seed=0, **settings)
 
 
 def assert_found(flt: FLT, state: object, planted: torch.Tensor) -> None:
@@ -40,7 +40,7 @@ def assert_found(flt: FLT, state: object, planted: torch.Tensor) -> None:
 
 @pytest.mark.on_demand
 def test_scenario_1_clusters_are_found_and_ten_rounds_give_95_per_cent():
-    flt, population = method(), clients(DisjointClasses(100, 5))
+    flt, population = method(20_000), clients(DisjointClasses(100, 5))
     experiment = Experiment(flt, population, fraction=0.2, rounds=10, evaluation=Evaluation(every=10))
     summary = experiment.run()
     assert_found(flt, experiment.state, population.true_clusters)
@@ -48,5 +48,5 @@ def test_scenario_1_clusters_are_found_and_ten_rounds_give_95_per_cent():
 
 
 def test_scenario_2_clusters_that_share_a_label_are_found():
-    flt, population = method(), clients(SharedClass(100, 5))
+    flt, population = method(4_000), clients(SharedClass(100, 5), train_samples=200)
     assert_found(flt, flt.init(Vectorised(flt, population)), population.true_clusters)

@@ -250,6 +250,7 @@ def test_a_comparison_goes_on_without_running_again_what_ended(tmp_path: Path):
 def test_trees_signatures_and_labels_are_written_at_the_end(tmp_path: Path):
     quick = [f"methods.flt_kernel.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")]
     threshold = "methods.flt_kernel.relatedness.threshold=0.3"
+    quick.append("methods.flt_kernel.signature.tuning=none")
     settings = config("method=flt_kernel", "rounds=1", "data.public=0.1", threshold, *quick)
     path = api.run(settings, out=tmp_path, quiet=True).path
     with np.load(path / "tree.npz", allow_pickle=False) as tree:

@@ -26,7 +26,7 @@ from kinfed.experiment import Experiment, Loop
 from kinfed.learning_tasks import LearningTask
 from kinfed.method import Method
 from kinfed.methods import FLT, METHODS
-from kinfed.models import MODELS, Model, Shape, make_model
+from kinfed.models import MODELS, TOKEN_MODELS, Model, Shape, make_model
 from kinfed.models.inputs import Inputs
 from kinfed.privacy import UNPROTECTED, Privacy
 from kinfed.registry import import_function, look_up
@@ -150,9 +150,9 @@ def check_targets(population: Population, task: LearningTask) -> None:
 def check_vocabulary(model: str, population: Population) -> None:
     """Raise ConfigError where samples have tokens that a network of as many as there are classes does not know."""
     most = int(population.x.max()) if population.x.dtype == torch.int64 and population.x.numel() else -1
-    if model == "char_cnn" and most >= population.classes:
+    if model in TOKEN_MODELS and most >= population.classes:
         raise ConfigError(
-            f"model 'char_cnn' knows as many tokens as there are classes, {population.classes}, and the samples have "
+            f"model '{model}' knows as many tokens as there are classes, {population.classes}, and the samples have "
             f"token {most}: set task.name = 'next_token', or take a network of your own (model = 'module:function')"
         )
 

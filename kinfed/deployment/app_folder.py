@@ -114,7 +114,7 @@ def make_plan(population: Population) -> Plan:
     nodes, dtype = list_nodes(population), next(name for name, kind in KINDS.items() if kind == population.x.dtype)
     return Plan(
         clients=len(nodes), shape=tuple(population.x.shape[1:]), classes=population.classes, dtype=dtype,
-        class_names=population.class_names,
+        class_names=population.class_names, feature_names=population.feature_names,
         wait_for=sum(not node.is_late for node in nodes),
         server_samples=f"{DATA}/{SERVER}" if len(population.public) else "",
     )  # fmt: skip

@@ -56,13 +56,21 @@ class FileForm:
 ANY = FileForm()
 
 
-def load_node_data(node: NodeConfig, kind: SampleKind | None = None, class_names: Sequence[str] = ()) -> ClientData:
-    """The samples of a node, by its config: `loader` names code of its own, else `data` a file or a folder."""
+def load_node_data(
+    node: NodeConfig, kind: SampleKind | None = None, class_names: Sequence[str] = (), feature_names: Sequence[str] = ()
+) -> ClientData:
+    """The samples of a node, by its config: `loader` names code of its own, else `data` a file or a folder.
+
+    A table has columns of these names, in any order, unless the config names others.
+    """
     if "loader" in node:
         return call_loader(str(node["loader"]), node)
     if "data" not in node:
         raise ConfigError('the node\'s config has no data: start it with --node-config \'name="…" data="FOLDER"\'')
-    return load_samples(Path(str(node["data"])).expanduser(), read_form(node, kind, class_names))
+    form = read_form(node, kind, class_names)
+    if not form.table.features:
+        form = replace(form, table=replace(form.table, features=tuple(feature_names)))
+    return load_samples(Path(str(node["data"])).expanduser(), form)
 
 
 def read_form(node: NodeConfig, kind: SampleKind | None, class_names: Sequence[str]) -> FileForm:

@@ -39,6 +39,7 @@ class Plan:
     grace_seconds: float = DEPLOYED_PATIENCE.grace  # that the others have then, or as long again
     max_samples: int = 10**7  # that a client may say it has
     class_names: tuple[str, ...] = ()  # of the classes, where tables of clients name them
+    feature_names: tuple[str, ...] = ()  # columns of a client's table, in this order; none: all but the target
     bind_names: bool = True  # a name belongs to one node's key; false only where nodes have no keys of their own
 
     def __post_init__(self) -> None:

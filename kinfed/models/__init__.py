@@ -28,6 +28,8 @@ from kinfed.models.networks import (
     Shape,
     Sizes,
     char_cnn,
+    char_lstm,
+    char_lstm_each,
     flhc_cnn,
     har_cnn,
     leaf_cnn,
@@ -60,9 +62,13 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
     "har_cnn": har_cnn,
     "char_cnn": char_cnn,
+    "char_lstm": char_lstm,
+    "char_lstm_each": char_lstm_each,
 }
 IMAGES = "images [channels, height, width]"
-TAKES = {"mlp_200": "", "linear": "", "har_cnn": "series [channels, length]", "char_cnn": "token ids [length]"}
+TOKEN_MODELS = ("char_cnn", "char_lstm", "char_lstm_each")
+TAKES = {"mlp_200": "", "linear": "", "har_cnn": "series [channels, length]"}
+TAKES |= dict.fromkeys(TOKEN_MODELS, "token ids [length]")
 AUTOENCODERS: dict[str, Callable[..., nn.Module]] = {
     "conv_ae": conv_ae,
     "residual_ae": residual_ae,

@@ -71,6 +71,22 @@ class Model(Network):
             raise ModelError(f"the model's output for 2 samples has shape {shape}, {reason}")
         self.check_independence(x)
 
+    def check_sequences(self, x: Tensor, y: Tensor) -> None:
+        """Raises unless a network for the token after each gets targets of each, and one for the next those alone."""
+        if x.dtype != torch.int64 or y.is_floating_point():
+            return
+        shape = tuple(self.logits(self.init(), x[:2]).shape)
+        if y.dim() == 2 and len(shape) == 2:
+            raise ModelError(
+                f"the targets are the token after each of {y.shape[1]}, and the model's output for 2 samples has shape "
+                f"{shape}, of the next alone: take char_lstm_each, a model of your own, or targets of the next token"
+            )
+        if y.dim() == 1 and len(shape) == 3:
+            raise ModelError(
+                f"the targets are the next token alone, and the model's output for 2 samples has shape {shape}: take "
+                "char_lstm or char_cnn, or targets after each token"
+            )
+
     def parameters(self) -> int:
         """The number of weights."""
         return sum(w.numel() for w in self.init().values())

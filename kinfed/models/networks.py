@@ -240,3 +240,26 @@ def char_cnn(shape: Sizes, classes: int) -> nn.Module:
         nn.Embedding(classes, 32), Transpose(), SeriesConv(32, 64, width), nn.ReLU(),
         nn.Flatten(), nn.Linear(64 * (length - width + 1), 256), nn.ReLU(), nn.Linear(256, classes),
     )  # fmt: skip
+
+
+class ReadTokens(nn.Module):
+    """LSTM layers that read embedded tokens: their outputs after each, or after the last alone."""
+
+    def __init__(self, tokens: int, width: int, hidden: int, layers: int, each: bool) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(tokens, width), nn.LSTM(width, hidden, layers, batch_first=True)
+        self.each = each
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(self.embedding(x))[0]
+        return outputs if self.each else outputs[:, -1]
+
+
+def char_lstm(shape: Sizes, classes: int, each: bool = False) -> nn.Module:
+    """LEAF's network for Shakespeare, the next token of a window: embeddings of 8, two LSTM layers of 256 units."""
+    return nn.Sequential(ReadTokens(classes, 8, 256, 2, each), nn.Linear(256, classes))
+
+
+def char_lstm_each(shape: Sizes, classes: int) -> nn.Module:
+    """The same for the token after each of the window (FedEM): [b, length, classes]."""
+    return char_lstm(shape, classes, each=True)

@@ -117,7 +117,7 @@ def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted
         name for at, name in enumerate(names) if not supply.has(name, whole=not at)
     )  # encoders may do with less
     why = row.reason(column.name, protocol.name) or column.incomparable or reason
-    judged, settings = protocol.judged, digest_tables(tables)
+    judged, settings = protocol.judged, digest_tables(tables, recipe.measures)
     return Cell(row, column, (protocol.name,), variants, missing, why, remarks, judged, " ".join(names), settings)
 
 
@@ -202,9 +202,10 @@ def digest(config: Config) -> str:
     return hashlib.blake2b(json.dumps(relevant, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
-def digest_tables(tables: Sequence[Table]) -> str:
-    """A short text for what a recipe sets in these tables and a run's numbers hang on."""
-    flat = [{k: v for k, v in flatten(table).items() if k not in UNTOLD} for table in tables]
+def digest_tables(tables: Sequence[Table], measures: Sequence[str]) -> str:
+    """A short text for what a recipe sets in these tables and its measures hang on."""
+    untold = UNTOLD if any("target" in measure for measure in measures) else (*UNTOLD, "evaluation.target")
+    flat = [{k: v for k, v in flatten(table).items() if k not in untold} for table in tables]
     return hashlib.blake2b(json.dumps(flat, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 

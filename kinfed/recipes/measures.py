@@ -168,6 +168,12 @@ def megabits_to_target(run: Run, config: Config) -> float | None:
     return float(moved) * 8 / 1e6 / clients
 
 
+def megabytes_moved(run: Run, config: Config) -> float | None:
+    """Megabytes down and up, of all clients and rounds; evaluation does not count."""
+    down, up = (run.summary.get(f"bytes_{way}") for way in ("down", "up"))
+    return None if down is None or up is None else (float(down) + float(up)) / 1e6
+
+
 def best_of_rounds(metric: str, scale: float = 1.0) -> Value:
     """The metric in the evaluated round where it is largest: chosen on test samples, as some papers do."""
 
@@ -242,5 +248,6 @@ MEASURES = {
     ),
     "robustness": Measure("robustness", last("robustness"), 0.05),
     "rounds_to_target": Measure("rounds", rounds_to_target, 5, 0.25, lower_is_better=True, shown=".0f"),
+    "megabytes": Measure("MB", megabytes_moved, 0.0, 0.001, lower_is_better=True, shown=".1f"),
     "megabits_to_target": Measure("Mb a client", megabits_to_target, 2.0, 0.25, lower_is_better=True),
 }

@@ -18,8 +18,8 @@ from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes
 from kinfed.recipes.claim_lists import list_checks
 from kinfed.recipes.figures import save_figures
 from kinfed.recipes.kept import KeptNumbers
-from kinfed.recipes.outcome import (
-    SECONDS,
+from kinfed.recipes.outcome import SECONDS, judge_numbers
+from kinfed.recipes.outcome_tables import (
     as_csv,
     as_json,
     as_latex,
@@ -28,7 +28,6 @@ from kinfed.recipes.outcome import (
     claim_rows,
     explain_absence,
     find_offsets,
-    judge_numbers,
     notes_of,
 )
 from kinfed.recipes.recipe import tables_of

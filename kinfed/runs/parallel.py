@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,6 +27,8 @@ from kinfed.errors import CheckpointError, ConfigError, KinfedError, OutOfMemory
 from kinfed.progress import Display, Silence
 from kinfed.runs.lifecycle import Given, Place, resume, start
 from kinfed.runs.logs import CHECKPOINT, CONFIG
+
+TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,14 @@ def run_in_turn(jobs: Sequence[Job], display: Display) -> dict[Path, str]:
 
 
 def explain_failure(error: Exception) -> str:
-    """Why a run failed, in a line; of an error that is not kinfed's own, its kind too."""
+    """Why a run failed, in a line; of an error that is not kinfed's own, its kind and its place too."""
     said = " ".join(str(error).split())
-    return said if isinstance(error, KinfedError) else f"{type(error).__name__}: {said}"
+    if isinstance(error, KinfedError):
+        return said
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(TORCH)] or frames
+    place = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in own[-1:])
+    return f"{type(error).__name__}: {said}{place}"
 
 
 @contextmanager

@@ -106,6 +106,18 @@ def test_images_a_parquet_file_a_csv_file_and_own_code_are_nodes_of_one_federati
     assert json.loads((tmp_path / "mixed" / "task.json").read_text())["class_names"] == list(NAMES)
 
 
+def test_planned_columns_are_taken_by_name(tmp_path):
+    (tmp_path / "a.csv").write_text("pulse,target,ward,age\n70,0,w,30\n80,1,w,50\n90,1,w,40\n")
+    (tmp_path / "b.csv").write_text("puls,age,target\n70,30,0\n")
+    plan = Plan(clients=2, shape=(2,), classes=2, dtype="float32", feature_names=("age", "pulse"))
+    planned = plan.kind, plan.class_names, plan.feature_names
+    node = {"name": "a", "data": str(tmp_path / "a.csv"), "scale": False, "test": 0.0}
+    assert load_node_data(node, *planned).x.tolist() == [[30, 70], [50, 80], [40, 90]]
+    assert load_node_data(node | {"features": "pulse,age"}, *planned).x[0].tolist() == [70, 30]
+    with pytest.raises(DataError, match="has no column 'pulse': did you mean 'puls'"):
+        load_node_data(node | {"data": str(tmp_path / "b.csv")}, *planned)
+
+
 @pytest.mark.parametrize("form", ["images", "parquet", "csv"])
 def test_every_form_gives_the_same_samples(form, tmp_path):
     x, y = samples_of(3)

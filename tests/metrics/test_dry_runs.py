@@ -1,6 +1,7 @@
 """REPA's robustness, by hand and through every method."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -47,25 +48,34 @@ def with_look_alikes():
     )
 
 
-def outcome(name, base):
+def outcome(name, base, **settings):
     method = make(name)
-    experiment = Experiment(method, base, fraction=0.5, rounds=2, evaluation=Evaluation(adapt=True))
+    evaluation = Evaluation(adapt=True, **settings)
+    experiment = Experiment(method, base, fraction=0.5, rounds=2, evaluation=evaluation)
     return experiment.run(), experiment
 
 
+@cache
+def watched(name):
+    """A run with look-alikes whose correlations are measured: both ask clients after every round."""
+    return outcome(name, with_look_alikes()[1], correlation=True)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_look_alikes_are_assigned_but_never_scored_and_cost_no_method_anything(name):
-    plain, more = with_look_alikes()
-    (without, one), (summary, other) = outcome(name, plain), outcome(name, more)
+def test_look_alikes_and_correlations_are_measured_for_every_method_and_disturb_none(name):
+    (without, one), (summary, other) = outcome(name, with_look_alikes()[0]), watched(name)
     assert {key: summary[key] for key in without} == pytest.approx(without, abs=1e-6)
     assert one.fed.ledger.rounds == other.fed.ledger.rounds
     assert all(int(sent[12:].sum()) == 0 for sent in other.fed.ledger.down.values())
-    assert summary.keys() - without.keys() <= {"robustness", "robustness_se"}
+    assert -1 <= summary["correlation_labels"] <= 1 and 0 <= summary["correlation_labels_se"] < 0.1
+    assert "correlation_drift" not in summary
+    more = {"robustness", "robustness_se", "correlation_labels", "correlation_labels_se"}
+    assert summary.keys() - without.keys() <= more
 
 
 @pytest.mark.parametrize("name", ["flt", "pca_km_hc", "fesem", "cfl", "flhc", "flis_hc", "repa", "wd"])
 def test_methods_that_assign_unseen_clients_to_clusters_have_a_robustness(name):
-    summary, experiment = outcome(name, with_look_alikes()[1])
+    summary, experiment = watched(name)
     assert 0 <= summary["robustness"] <= 1
     found = current_clusters(experiment.method, experiment.state, experiment.fed)
     assert (found[12:] == -1).all() and (found[:11] >= 0).all()

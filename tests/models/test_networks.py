@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch.testing import assert_close
 
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, ModelError
+from kinfed.learning_tasks import NextToken
 from kinfed.models import MODELS, TAKES, TOKEN_SHAPE, count_tokens, make_autoencoder, make_model
 from kinfed.models.autoencoders import Tiles, Windows
 from kinfed.models.networks import SeriesConv
@@ -61,9 +63,30 @@ def test_a_token_network_sees_every_token_of_its_window():
     assert bool((output[:80] != output[80]).any(1).all())
 
 
+def test_an_lstm_predicts_the_token_after_each_from_those_before():
+    x = torch.arange(12).view(2, 6)
+    model = make_model("char_lstm_each", (6,), 63, task=NextToken())
+    model.check(x)
+    later = x.clone()
+    later[:, 4:] += 20
+    one, other = (model.apply(model.init(), tokens) for tokens in (x, later))
+    assert one.shape == (2, 6, 63) and torch.equal(one[:, :4], other[:, :4]) and not torch.equal(one[:, 4], other[:, 4])
+    assert_close(make_model("char_lstm", (6,), 63).apply(model.init(), x), one[:, -1])
+
+
+def test_targets_of_each_token_need_outputs_for_each():
+    x = torch.arange(12).view(2, 6)
+    with pytest.raises(ModelError, match=r"targets are the token after each of 6, .* take char_lstm_each"):
+        make_model("char_cnn", (6,), 63, task=NextToken()).check_sequences(x, x)
+    with pytest.raises(ModelError, match=r"targets are the next token alone, .* take char_lstm or char_cnn"):
+        make_model("char_lstm_each", (6,), 63, task=NextToken()).check_sequences(x, x[:, 0])
+    make_model("char_lstm_each", (6,), 63, task=NextToken()).check_sequences(x, x)
+
+
 def test_a_series_network_takes_series_and_a_token_network_tokens():
     make_model("har_cnn", (9, 128), 6).check(torch.zeros(2, 9, 128))
-    make_model("char_cnn", (3,), 63).check(torch.zeros(2, 3, dtype=torch.int64))
+    for name in ("char_cnn", "char_lstm"):
+        make_model(name, (3,), 63).check(torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(ConfigError, match=r"'har_cnn' is for series \[channels, length\], got samples of shape \[80\]"):
         make_model("har_cnn", (80,), 6)
 

@@ -10,6 +10,7 @@ from kinfed.config import assemble, make_population
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.errors import ConfigError
 from kinfed.recipes import MEASURES, Wanted, cells_of, digest, list_recipes, load_recipe, references
+from kinfed.recipes.cells import digest_tables
 from kinfed.recipes.measures import Printed
 from kinfed.recipes.recipe import read_number, read_recipe
 from kinfed.recipes.store import Store, jobs_of
@@ -25,7 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_numeric_tables_of_the_papers_are_there():
-    tables = {"flt-table": 5, "flt-workshop": 2, "flhc-table": 6, "flis-table": 4, "repa-table": 1}
+    tables = {"flt-table": 6, "flt-workshop": 2, "flhc-table": 6, "flis-table": 4, "repa-table": 1}
     known = [f"{table}-{n}" for table, count in tables.items() for n in range(1, count + 1)]
     assert {
         *known,
@@ -245,6 +246,15 @@ def test_one_run_of_each_encoder_goes_first_and_the_others_that_need_it_last(tmp
 def test_clients_are_asked_for_the_main_metric_alone(data):
     (cell, *_) = cells_of(load_recipe("flhc-table-1"), Wanted(data_dir=str(data)))
     assert cell.variants[0].evaluation.metrics == "main"
+
+
+def test_flis_tables_i_and_iii_share_runs_and_a_target_changes_kept_numbers_only_where_one_is_measured(data):
+    wanted = Wanted(rows=("flis-hc",), columns=("fmnist-20",), protocols=("paper",), data_dir=str(data))
+    (first,), (third,) = (cells_of(load_recipe(f"flis-table-{n}"), wanted) for n in (1, 3))
+    assert digest(first.variants[0]) == digest(third.variants[0])
+    tables = [{"evaluation": {"target": share}} for share in (0.7, 0.8)]
+    assert len({digest_tables([table], ["accuracy"]) for table in tables}) == 1
+    assert len({digest_tables([table], ["rounds_to_target"]) for table in tables}) == 2
 
 
 def test_a_recipe_that_extends_itself_is_refused(tmp_path):

@@ -9,10 +9,17 @@ from kinfed.config import DEMO, load_config
 from kinfed.progress import Silence
 from kinfed.runs import Place, start
 
-TINY = ["partition.clients=15", "rounds=3", "roles.holdout=0.3", "data.public=0.1", "training.lr=0.1"]
+TINY = [
+    "partition.clients=15",
+    "rounds=2",
+    "roles.holdout=0.3",
+    "data.public=0.1",
+    "training.lr=0.1",
+    "evaluation.every=2",
+]
 QUICK = {
     "flt_kernel": ["methods.flt_kernel.signature.latent=16", "methods.flt_kernel.signature.tuning=none"],
-    "repa": ["methods.repa.clusters=5", "methods.repa.signature.encoder_rounds=3"],
+    "repa": ["methods.repa.clusters=5", "methods.repa.signature.encoder_rounds=1"],
     "pca_km_hc": ["methods.pca_km_hc.k=2", "methods.pca_km_hc.threshold=0.1"],  # two digits each: k-means is sure
     "ifca": ["methods.ifca.clusters=5"],
     "flis_hc": ["methods.flis_hc.beta=0.2"],

@@ -19,6 +19,7 @@ from tests.problems import assert_same_bits
 
 pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
 TUNES = ("fedavg_ft", "per_fedavg", "pfedme", "fedbabu")  # a client trains what it is served, in an order of its own
+MIXES = ("fedem", "fedrc")  # a client with labels mixes the components by them
 SERVED = [method for method in METHODS if method not in ("local", "oracle", *TUNES)]
 
 
@@ -40,7 +41,8 @@ def test_unseen_clients_get_from_the_bundle_what_they_got_in_the_run(method, run
     population, clients = population_of(run), unseen(run)
     assert len(clients) == 4
     for row in clients:
-        folder = folder_of(population, int(row["client"]), bool(reason_for_labels(METHODS[method])))
+        labelled = method in MIXES or bool(reason_for_labels(METHODS[method]))
+        folder = folder_of(population, int(row["client"]), labelled)
         list(assign_client(tmp_path / "bundle", folder, OutputFolder(folder / "model"), False, None))
         written = json.loads((folder / "model" / "assignment.json").read_text())
         assert written["test_accuracy"] == pytest.approx(float(row["accuracy"]), abs=1e-6)

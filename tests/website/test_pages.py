@@ -19,15 +19,12 @@ from website.sessions import blocks_of, replayed
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = ("tutorial.md", "own-data.md", "own-model.md", "own-method.md")
-QUICK = (
-    "rounds=11",  # late clients join in round 10
-    *(f"methods.flt.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")),
-)
+QUICK = (*(f"methods.flt.signature.pretraining.{key}=1" for key in ("epochs", "least_steps")),)
 FENCED = re.compile(r"```(sh|console)\n(.*?)```", re.DOTALL)
 
 
 def quickly(command: str) -> str:
-    """Runs a command for one round in this process, and without its pipes; others in a shell."""
+    """Runs a command for few rounds in this process, and without its pipes; others in a shell."""
     first, *rest = re.split(r" *(?:[|;>]) *", command)
     program, *words = shlex.split(first)
     if program != "kinfed":
@@ -35,7 +32,8 @@ def quickly(command: str) -> str:
     if words[0] == "report":  # draws for half a minute; tests/report has it
         return ""
     trained = words[0] in ("run", "compare")
-    code = CliRunner().invoke(app, [*words, *(QUICK if trained else ())]).exit_code
+    rounds = "rounds=11" if "late" in first else "rounds=2"  # late clients join in round 10
+    code = CliRunner().invoke(app, [*words, *((rounds, *QUICK) if trained else ())]).exit_code
     assert code == (2 if any("exit code" in word for word in rest) else 0), command
     return ""
 

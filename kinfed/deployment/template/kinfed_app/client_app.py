@@ -14,7 +14,7 @@ def load(node: NodeConfig) -> ClientData:
 
     Give back ClientData(x, y, test_x, test_y), tensors of the shape and dtype in plan.toml; y is -1 for no label.
     """
-    return load_node_data(node, PLAN.kind, PLAN.class_names)
+    return load_node_data(node, PLAN.kind, PLAN.class_names, PLAN.feature_names)
 
 
 app = make_client_app(load_config(HERE / "config.toml"), PLAN, load)
