@@ -41,14 +41,18 @@ def test_processes_stay_for_later_runs_unless_these_have_more_cores_each(monkeyp
         ended.append(count)
 
     monkeypatch.setattr(parallel, "start_workers", start)
-    monkeypatch.setattr(parallel, "run_parallel", lambda pool, display: pool.free)
+    monkeypatch.setattr(parallel, "run_parallel", lambda pool, display: list(pool.free))
     monkeypatch.setattr(parallel, "choose_device", lambda device: device)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     with Workers(4) as workers:
+        workers.prepare(make_jobs(9))
+        assert started == [(4, 2)], "they start before their first run"
         first = workers.run(make_jobs(9), None)
-        assert workers.run(make_jobs(6), None) == first and started[:2] == [(4, 2), (0, 2)]
-        assert workers.run(make_jobs(2), None) != first and started[2:] == [(2, 4)]  # on a CPU two have half each
-    assert sorted(ended) == [0, 2, 4]
+        assert workers.run(make_jobs(6), None) == first and not any(count for count, _ in started[1:])
+        started[1:] = []
+        assert workers.run(make_jobs(2), None) != first and started[1:] == [(2, 4)]  # on a CPU two have half each
+        assert not workers.serves(make_jobs(1)), "and one has all in this process"
+    assert sum(ended) == 6
     started.clear()
     with Workers(4) as workers:
         first = workers.run(make_jobs(9, "cuda"), None)
