@@ -129,7 +129,8 @@ def run_case(job: tuple[str, int, argparse.Namespace]) -> None:
     """All methods on one draw of one case; each result is a line of the file."""
     name, seed, options = job
     torch.set_num_threads(options.threads)
-    case, done = CASES[name], {(line["case"], line["seed"], line["method"]) for line in read_lines(options.out)}
+    lines = [line for line in read_lines(options.out) if "accuracy" in line]  # what failed is tried again
+    case, done = CASES[name], {(line["case"], line["seed"], line["method"]) for line in lines}
     wanted = [method for method in options.methods if (name, seed, method) not in done]
     shares = {PUBLIC.get(method, 0.0) for method in wanted}
     populations = {share: make_population(case, seed, options.data_dir, share) for share in shares}
@@ -151,14 +152,42 @@ def read_lines(path: Path) -> Iterator[dict[str, object]]:
 Runs = dict[str, dict[int, dict[str, Any]]]  # method -> seed -> its line
 
 
-def show(path: Path, methods: list[str]) -> str:
-    """The table of accuracies and of regrets, as Markdown; the methods of a row are compared on seeds all have."""
+def find_runs(path: Path, methods: list[str]) -> dict[str, Runs]:
+    """What has run, by case."""
     found: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
     for line in read_lines(path):
         if "accuracy" in line and line["method"] in methods:
             found[str(line["case"])][str(line["method"])][int(str(line["seed"]))] = line
+    return found
+
+
+def show(path: Path, methods: list[str]) -> str:
+    """The table of accuracies and of regrets, as Markdown; the methods of a row are compared on seeds all have."""
+    found = find_runs(path, methods)
     header = ["case", "seeds", *methods, "regret of auto", "bytes of auto ÷ FedAvg's"]
-    rows = [show_row(name, found[name], methods) for name in CASES if name in found]
+    return as_markdown(header, [show_row(name, found[name], methods) for name in CASES if name in found])
+
+
+def show_by_method(path: Path, methods: list[str]) -> str:
+    """A row for each method, the least mean regret first: its accuracies, and its regret, the mean over all cases.
+
+    A method that failed in a case has no mean.
+    """
+    found = find_runs(path, methods)
+    cases = [name for name in CASES if name in found]
+    means = {case: {m: float(np.mean([run["accuracy"] for run in runs.values()])) for m, runs in found[case].items()}
+             for case in cases}  # fmt: skip
+    best = {case: max(mean for m, mean in means[case].items() if m not in REFERENCES) for case in cases}
+    regret = {m: float(np.mean([best[case] - means[case].get(m, -np.inf) for case in cases])) for m in methods}
+    rows = []
+    for m in sorted(methods, key=lambda m: (m in REFERENCES, regret[m])):
+        own = [[means[case][m]] if m in means[case] else [] for case in cases]
+        cells = [show_cell(values, values == [best[case]]) for case, values in zip(cases, own, strict=True)]
+        rows.append([m, *cells, "–" if np.isinf(regret[m]) else f"{regret[m]:.2f}"])
+    return as_markdown(["method", *cases, "mean regret"], rows)
+
+
+def as_markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
 
 
@@ -201,6 +230,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
     parser.add_argument("--out", type=Path, default=Path("regret.jsonl"))
     parser.add_argument("--show", action="store_true", help="only the table of what has run")
+    parser.add_argument("--by-method", action="store_true", help="a row for each method, and its mean regret")
     options = parser.parse_args()
     options.methods = [*REGISTERED] if options.methods == ["all"] else options.methods
     options.only = [name for name in CASES if any(fnmatch(name, wanted) for wanted in options.only)]
@@ -211,7 +241,7 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=None) as pool:
             for _ in pool.imap_unordered(run_case, jobs):
                 pass
-    print(show(options.out, options.methods))
+    print((show_by_method if options.by_method else show)(options.out, options.methods))
 
 
 if __name__ == "__main__":

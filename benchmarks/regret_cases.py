@@ -91,6 +91,8 @@ def few_clients(dataset: str, clients: int) -> dict[str, Case]:
         "swap": replace(case, shift=LabelSwap()),
         "dirichlet-0.3": replace(case, partition=Dirichlet(clients, 0.3)),
     }
+    if clients > 10:
+        del cases["alone"]  # ten labels
     return {f"{dataset}-{clients}-clients-{name}": each for name, each in cases.items()}
 
 

@@ -5,14 +5,35 @@ than running them. A replay runs the very kernels that were captured, on inputs 
 """
 
 import logging
+import threading
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing.util import Finalize
 
 import torch
 
 from kinfed.params import Params, each_leaf
 
 LOG = logging.getLogger("kinfed.cuda_graphs")
+CAPTURING = threading.Lock()  # while a thread captures, no other may wait for the whole GPU
+
+
+@cache
+def finish_before_exit() -> None:
+    """Makes this process, however it is interrupted, let the GPU finish before it ends.
+
+    Else, under NVIDIA's Multi-Process Service, all other processes on the GPU would fail with illegal memory accesses.
+    """
+    Finalize(None, _wait_for_gpu, exitpriority=100)
+
+
+def _wait_for_gpu() -> None:
+    with suppress(RuntimeError):  # what failed was said before
+        torch.cuda.synchronize()
+
+
 Function = Callable[[Params], Params]  # what it depends on beside its inputs stays where it is in memory
 
 
@@ -80,16 +101,17 @@ class CudaGraphs:
     def _capture(self, shaped: Hashable, function: Function, inputs: Params) -> Graph | None:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         places = each_leaf(torch.clone, inputs)
-        torch.cuda.synchronize()
-        try:
-            return capture(function, places, self.pool)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as refusal:  # it asks the GPU for a number, say
+        with CAPTURING:
             torch.cuda.synchronize()
-            LOG.warning("CUDA graph capture failed; running eagerly: %s", str(refusal).strip().splitlines()[0])
-            self.failed.add(shaped)
-            return None
+            try:
+                return capture(function, places, self.pool)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as refusal:  # it asks the GPU for a number, say
+                torch.cuda.synchronize()
+                LOG.warning("CUDA graph capture failed; running eagerly: %s", str(refusal).strip().splitlines()[0])
+                self.failed.add(shaped)
+                return None
 
     def _drop_oldest(self) -> None:
         for shaped in list(self.graphs)[: -self.most]:

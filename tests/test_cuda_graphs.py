@@ -1,6 +1,8 @@
 """CUDA graphs without a GPU: what is eager, captured, replayed and dropped."""
 
 import logging
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -85,3 +87,17 @@ def test_a_full_memory_is_not_taken_for_a_refusal(captures, monkeypatch):
     run(graphs, 1.0)
     with pytest.raises(torch.OutOfMemoryError):
         run(graphs, 1.0)
+
+
+@pytest.mark.parametrize("end", ["raise KeyboardInterrupt", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"])
+def test_an_interrupted_process_lets_the_gpu_finish(end):
+    script = f"""
+import torch
+from kinfed.cuda_graphs import finish_before_exit
+torch.cuda.synchronize = lambda: print("finished", flush=True)
+finish_before_exit()
+finish_before_exit()
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "finished\n" and done.returncode != 0

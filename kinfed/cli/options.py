@@ -36,7 +36,13 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder of the datasets' .npz files. Default: $KINFED_DATA or the cache.", show_default=False),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, or auto: cuda where there is one.", show_default=False)]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu, cuda, or auto: cuda where there is one; several GPUs: cuda:0,cuda:1, or cuda:all.",
+        show_default=False,
+    ),
+]
 Engine = Annotated[
     str | None,
     typer.Option(help="vectorised, sequential (slow, the reference) or flower (Ray's simulation).", show_default=False),

@@ -52,6 +52,8 @@ def make_federation(
     settings = EngineSettings(engine) if isinstance(engine, str) else engine
     kind = look_up(settings.name, ENGINES, "engine")
     where = choose_device(device or settings.device)
+    if where.startswith("cuda:"):
+        torch.cuda.set_device(where.split(",")[0])  # the server's own kernels are launched there
     if "," in where:
         if kind is not Vectorised:
             raise ConfigError(f"engine '{settings.name}' computes on one device, got '{where}'")

@@ -5,7 +5,6 @@ answer. Replies come together on the first device, where the server works.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -77,8 +76,7 @@ class OneDevice(Vectorised):
     def run_part(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         """What these clients send and keep, on this device."""
         self.round, self.since = self.whole.round, self.whole.since
-        with torch.cuda.device(self.device) if self.on_gpu else nullcontext():
-            return self._run(name, cohort.to(self.device), keys.to(self.device), self._bring(offer))
+        return self._run(name, cohort.to(self.device), keys.to(self.device), self._bring(offer))
 
     def _bring(self, offer: Offer) -> Offer:
         """The offer on this device: of models that differ from client to client only those of its own."""

@@ -11,7 +11,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Literal, cast, get_args
 
@@ -21,7 +21,7 @@ from torch.func import vmap
 
 from kinfed.client import ASKS_GPU, AUTOGRAD, FAST_PATH, Client, Execution, Samples
 from kinfed.client_tasks import find_task, is_sequential
-from kinfed.cuda_graphs import CudaGraphs
+from kinfed.cuda_graphs import CudaGraphs, finish_before_exit
 from kinfed.data.population import Change, Population
 from kinfed.engines.blocks import (
     SAMPLES,
@@ -101,6 +101,7 @@ class Vectorised(Resident):
         self.tuned: dict[str, ExecutionPlan] = {}  # task -> the plan that was fastest
         self.free = GIBIBYTE
         if self.on_gpu:
+            finish_before_exit()
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             self.free = torch.cuda.mem_get_info(self.device)[0] // 2
         self.graphs, self.step_graphs, self.training_graphs = CudaGraphs(MOST_GRAPHS), StepGraphs(), TrainingGraphs()
@@ -111,7 +112,8 @@ class Vectorised(Resident):
         self.layouts: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
-        with multiply_in(self.precision):  # never for what the server does with the replies
+        here = torch.cuda.device(self.device) if self.on_gpu else nullcontext()  # where kernels are launched
+        with here, multiply_in(self.precision):  # never for what the server does with the replies
             return self._run_task(name, cohort, keys, offer)
 
     def _run_task(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:

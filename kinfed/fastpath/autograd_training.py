@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.client import Batch
-from kinfed.cuda_graphs import CudaGraphs
+from kinfed.cuda_graphs import CAPTURING, CudaGraphs
 from kinfed.errors import raise_if_cancelled
 from kinfed.fastpath.optimiser import Optimiser, OptimiserState
 from kinfed.keys import fold
@@ -326,7 +326,8 @@ def _measure_lane(plan: AutogradPlan, steps: Steps, start: Stack, fixed: Stack) 
     """Bytes of a lane in a step, measured with a few."""
     few = slice(LEAST)
     own, held = ({name: t[few] for name, t in part.items()} for part in (start, fixed))
-    torch.cuda.synchronize()
+    with CAPTURING:
+        torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     training, _ = _prepare(AutogradPlan(plan.rule, plan.optimiser, False), steps.lanes(few), own, {}, held)

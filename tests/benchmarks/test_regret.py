@@ -1,9 +1,11 @@
 """The regret table: the methods of a row meet on the seeds that all of them have run."""
 
+import argparse
 import json
 
-from benchmarks.regret import GIVEN, PUBLIC, make_method, make_population, show
-from benchmarks.regret_cases import Case
+from benchmarks import regret
+from benchmarks.regret import GIVEN, PUBLIC, make_method, make_population, show, show_by_method
+from benchmarks.regret_cases import CASES, Case, PlantedLabels
 from kinfed.data.partitions import DisjointClasses
 from kinfed.methods import METHODS
 
@@ -21,6 +23,24 @@ def test_methods_are_compared_on_the_seeds_that_all_have_and_references_count_in
     assert row == "| mnist-iid | 1 | **90.0** | 88.0 | 99.0 | 2.00 | 1.20 |"
 
 
+def test_a_table_by_method_has_mean_regrets_references_last_and_no_mean_where_one_failed(tmp_path):
+    path = tmp_path / "regret.jsonl"
+    runs = {"mnist-iid": (80, 70, 90), "mnist-swap": (60, 70, 99)}
+    lines = [
+        {"case": case, "method": m, "seed": 0, "accuracy": accuracy}
+        for case, row in runs.items()
+        for m, accuracy in zip(("fedavg", "local", "oracle"), row, strict=True)
+    ]
+    lines.append({"case": "mnist-iid", "method": "ifca", "seed": 0, "accuracy": 75})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert show_by_method(path, ["oracle", "ifca", "local", "fedavg"]).splitlines()[2:] == [
+        "| local | 70.0 | **70.0** | 5.00 |",
+        "| fedavg | **80.0** | 60.0 | 5.00 |",
+        "| ifca | 75.0 | – | – |",
+        "| oracle | 90.0 | 99.0 | -19.50 |",
+    ]
+
+
 def test_every_method_can_be_asked_for_and_is_given_the_number_of_clusters_if_it_needs_one():
     case = Case("digits", DisjointClasses(10, 5), train_samples=20, test_samples=10)
     population = make_population(case, 0, "")
@@ -29,3 +49,21 @@ def test_every_method_can_be_asked_for_and_is_given_the_number_of_clusters_if_it
     numbers = {name: number for name, number in given.items() if isinstance(number, int) and number}
     assert numbers == dict.fromkeys((*GIVEN, "ifca", "fesem", "repa"), 5)
     assert len(make_population(case, 0, "", PUBLIC["flis_dc"]).public) > 0
+
+
+def test_what_failed_is_tried_again_and_what_ended_is_not(tmp_path, monkeypatch):
+    out = tmp_path / "regret.jsonl"
+    lines = [{"case": "mnist-iid", "seed": 0, "method": "auto", "error": "lost"},
+             {"case": "mnist-iid", "seed": 0, "method": "fedavg", "accuracy": 90.0}]  # fmt: skip
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(regret, "make_population", lambda *given: None)
+    monkeypatch.setattr(regret, "measure", lambda name, *given: {"accuracy": 91.0})
+    options = argparse.Namespace(threads=1, methods=["auto", "fedavg"], out=out, data_dir="")
+    regret.run_case(("mnist-iid", 0, options))
+    assert [line["method"] for line in regret.read_lines(out)] == ["auto", "fedavg", "auto"]
+
+
+def test_no_case_has_more_clusters_of_own_labels_than_there_are_labels():
+    planted = [case.partition for case in CASES.values() if isinstance(case.partition, PlantedLabels)]
+    assert planted and all(len(partition.sizes) <= 47 for partition in planted)
+    assert "mnist-12-clients-alone" not in CASES and "fashion_mnist-5-clients-alone" in CASES
