@@ -75,3 +75,17 @@ def test_a_failure_that_is_not_kinfeds_own_names_its_kind_and_its_place():
     assert said.startswith("RuntimeError: shape '[3]' is invalid") and "(test_parallel_runs.py, line " in said
     assert parallel.explain_failure(ConfigError("wanted one")) == "wanted one"
     assert parallel.explain_failure(KeyError("width")) == "KeyError: 'width'"  # never raised: no place
+
+
+def test_a_process_starts_all_devices_and_leaves_errors_to_its_runs(monkeypatch: pytest.MonkeyPatch):
+    tried: list[str] = []
+
+    def allocate(size: int, device: str) -> None:
+        tried.append(device)
+        if device == "cuda:1":
+            raise torch.OutOfMemoryError("it is full")
+
+    monkeypatch.setattr(torch, "zeros", allocate)
+    parallel.start_devices("cuda:0,cuda:1")
+    parallel.start_devices("cpu")
+    assert tried == ["cuda:0", "cuda:1", "cpu"]

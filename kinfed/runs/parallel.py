@@ -268,9 +268,9 @@ class Workers:
 
 
 def find_device(jobs: Sequence[Job]) -> str:
-    """The device of these runs: that of the first which is not a CPU."""
+    """The device of these runs, or devices with commas between: those of the first that uses a GPU."""
     devices = (choose_device(job.config.engine.device) for job in jobs)
-    return next((device for device in devices if device != "cpu"), "cpu")
+    return next((device for device in devices if "cuda" in device), "cpu")
 
 
 def run_parallel(pool: Pool, display: Display) -> dict[Path, str]:
@@ -372,8 +372,7 @@ def work(setup: Setup, line: Connection) -> None:
     threading.Thread(target=leave_with_parent, daemon=True).start()
     os.chdir(setup.place)  # a spawned process begins where its parent began
     torch.set_num_threads(setup.threads)
-    if setup.device != "cpu":
-        torch.zeros(1, device=setup.device)  # which starts the GPU for this process: a second or more
+    start_devices(setup.device)
     runner, display = Runner(), Silence(line.send)
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -383,6 +382,13 @@ def work(setup: Setup, line: Connection) -> None:
             torch.cuda.empty_cache()  # others may need it before this process does
             failed = explain_failure(why) if why else ""
             line.send(Ended(time.monotonic() - began, failed, crowded=isinstance(why, OutOfMemory)))
+
+
+def start_devices(names: str) -> None:
+    """Starts the GPUs for this process, which takes a second or more; where that fails, its first run says why."""
+    with suppress(RuntimeError):
+        for name in names.split(","):
+            torch.zeros(1, device=name)
 
 
 def leave_with_parent() -> None:
