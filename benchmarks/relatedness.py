@@ -6,8 +6,8 @@
 
 The first command computes all signatures of each scenario. The encoder is pre-trained on Fashion-MNIST, or for CIFAR-10
 on the datasets of FLT's Enc1; or --encoder names others or a file. The second relates them by every distance and prints
-a Markdown table. The third prints the ARI by threshold and seed of UMAP, and that of average linkage on the same
-distances, cut into the true number of clusters.
+a Markdown table. The third prints the ARI by threshold and seed of UMAP, and what cuts into the true number of
+clusters would have: of the same distances, of those without UMAP, and of the clients' mean embeddings by Ward.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from kinfed.clustering.hierarchy import silhouette
@@ -31,6 +30,7 @@ from kinfed.metrics import agreement, pair_quality
 from kinfed.models import encoder_of, make_model
 from kinfed.params import Params
 from kinfed.relatedness import Relatedness
+from kinfed.relatedness.set_distances import set_distances
 from kinfed.signatures import EncoderCentroids, Pretraining, Signatures
 
 SCENARIOS = {
@@ -123,35 +123,42 @@ def print_table(options: argparse.Namespace) -> None:
 
 def print_thresholds(options: argparse.Namespace) -> None:
     """A Markdown table of the ARI by threshold for each seed of UMAP, and of a cut into the true number."""
-    heads = " | ".join(f"{threshold:g}" for threshold in THRESHOLDS)
-    print(f"| partition | encoder | k | seed | distance | neighbours | UMAP seed | {heads} | cut into C |")
-    print("|---" * (8 + len(THRESHOLDS)) + "|")
+    heads = " | ".join([*(f"{threshold:g}" for threshold in THRESHOLDS), "cut into C", "without UMAP", "means"])
+    print(f"| partition | encoder | k | seed | distance | neighbours | UMAP seed | {heads} |")
+    print("|---" * (10 + len(THRESHOLDS)) + "|")
     for path in sorted(options.folder.glob("*.*.*.*.safetensors")):
         scenario, tuning, k, seed, _ = path.name.split(".")
         parts = load_file(path)
         known, planted = Signatures(parts["centroids"], parts["shares"]), parts["clusters"]
+        means = cut_into(known.means(), len(planted.unique()), "ward")
         for distance in options.distances or ("matching", "min"):
             for neighbours in options.neighbours:
                 for start in options.umap_seeds:
                     rule = Relatedness(distance=distance, neighbours=neighbours, seed=start)
-                    found = " | ".join(find_ari(rule, rule.distances(known), planted))
+                    cuts = [*cut_by_thresholds(rule, known, len(planted.unique())), means]
+                    found = " | ".join(
+                        f"{a['ari']:.2f} ({a['clusters']:.0f})" for a in (agreement(c, planted) for c in cuts)
+                    )
                     head = f"| {scenario} | {tuning} | {k} | {seed} | {distance} | {neighbours} | {start} |"
                     print(f"{head} {found} |", flush=True)
 
 
-def find_ari(rule: Relatedness, apart: Tensor, planted: Tensor) -> list[str]:
-    """The ARI, and how many clusters there are, by threshold, and that of a cut into the true number."""
+def cut_by_thresholds(rule: Relatedness, known: Signatures, clusters: int) -> list[Tensor]:
+    """The clusters by each threshold, and cuts into so many of the same distances and of those without UMAP."""
+    apart = rule.distances(known)
     cuts = [replace(rule, threshold=threshold).clusters(apart) for threshold in THRESHOLDS]
-    known_count = cut_into(apart, len(planted.unique()))
-    found = [agreement(clusters, planted) for clusters in (*cuts, known_count)]
-    return [f"{each['ari']:.2f} ({each['clusters']:.0f})" for each in found]
+    latent = set_distances(rule.distance, known.centroids, known.shares, known.centroids, known.shares)
+    return [*cuts, *(cut_into(pairs_of(d), clusters, "average") for d in (apart, latent))]
 
 
-def cut_into(apart: Tensor, clusters: int) -> Tensor:
-    """So many clusters by average linkage."""
-    rows = torch.maximum(apart, apart.T).fill_diagonal_(0).double().numpy()
-    tree = linkage(squareform(rows, checks=False), "average")
-    return torch.from_numpy(fcluster(tree, clusters, "maxclust")).long()
+def pairs_of(apart: Tensor) -> Tensor:
+    """Distances of all pairs, one after the other."""
+    return torch.maximum(apart, apart.T)[*torch.triu_indices(len(apart), len(apart), 1)]
+
+
+def cut_into(points: Tensor, clusters: int, how: str) -> Tensor:
+    """So many clusters of points, or by distances of pairs."""
+    return torch.from_numpy(fcluster(linkage(points.double().numpy(), how), clusters, "maxclust")).long()
 
 
 def main() -> None:

@@ -365,7 +365,10 @@ class MultiLabel(OwnMetrics, LearningTask):
     def targets(self, y: Array) -> Array:
         numbers = as_numbers(y, "y")
         if numbers.ndim != 2 or not np.isin(numbers, (0, 1)).all():
-            raise DataError(f"y is {y.dtype} {list(y.shape)}, wanted 0 or 1 for each label: [n, labels]")
+            raise DataError(
+                f"y is {y.dtype} {list(y.shape)}, wanted 0 or 1 for each label: [n, labels]; of a table, target names "
+                "several columns"
+            )
         return numbers
 
     def count_outputs(self, y: Array) -> int:

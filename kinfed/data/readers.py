@@ -53,7 +53,8 @@ class Table:
     """A CSV or Parquet file with a row for each sample, a column of clients and one of targets."""
 
     client: str = "client"  # the column that says whose sample it is
-    target: str = "target"  # the column that is learnt: classes as text or integers, or numbers
+    target: str | tuple[str, ...] = "target"  # the column that is learnt: classes as text or integers, or numbers;
+    # several: numbers, or labels of 0 and 1
     features: tuple[str, ...] = ()  # columns; none: all others
     test: float = 0.2  # share of a client's samples that is for testing
     seed: int = 0  # of that split
@@ -68,10 +69,9 @@ class Table:
         """The dataset in this file."""
         table = read_columns(path)
         owner = pick_column(table, self.client, "client", path)
-        targets = pick_column(table, self.target, "target", path)
         x = self.read_features(table, path)
         clients, client = np.unique(np.asarray(owner).astype(str), return_inverse=True)
-        y, names = read_targets(targets, self.target)
+        y, names = self.read_targets(table, path)
         strata = y if y.dtype.kind == "i" else np.zeros(len(y), np.int64)
         test = hold_out(client.astype(np.int64), strata.astype(np.int64), self.test, self.seed)
         train = others(len(y), test)
@@ -79,20 +79,39 @@ class Table:
         if x.dtype == np.float32 and x.ndim == 2 and (self.scale or np.isnan(x).any()):
             x = scale_by_client(x.astype(np.float32), client.astype(np.int64), is_train)
         return Dataset(
-            path.stem, x[train], y[train], x[test], y[test], len(names) or 1, client[train].astype(np.int64),
-            client[test].astype(np.int64), class_names=names, client_names=tuple(clients),
-            feature_names=self.list_features(table),
+            path.stem, x[train], y[train], x[test], y[test], len(names) or len(self.targets),
+            client[train].astype(np.int64), client[test].astype(np.int64), class_names=names,
+            client_names=tuple(clients), feature_names=self.list_features(table),
         )  # fmt: skip
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns that are learnt."""
+        return (self.target,) if isinstance(self.target, str) else self.target
+
+    def read_targets(
+        self, table: Mapping[str, Column], path: Path, known: Sequence[str] = ()
+    ) -> tuple[npt.NDArray[np.generic], tuple[str, ...]]:
+        """Targets [n] and the names of their classes; of several columns numbers [n, columns]."""
+        columns = [pick_column(table, name, "target", path) for name in self.targets]
+        if isinstance(self.target, str):
+            return parse_targets(columns[0], self.target, known)
+        numbers = np.stack([read_numbers(*pair) for pair in zip(columns, self.target, strict=True)], 1)
+        if len(gaps := np.argwhere(np.isnan(numbers))):
+            row, at = gaps[0].tolist()
+            raise DataError(f"column '{self.target[at]}' has no value in row {row + 2}: every sample needs its targets")
+        return numbers, ()
 
     def list_features(self, table: Mapping[str, Column]) -> tuple[str, ...]:
         """The columns that a sample is made of."""
-        return self.features or tuple(name for name in table if name not in (self.client, self.target))
+        return self.features or tuple(name for name in table if name not in (self.client, *self.targets))
 
     def read_features(self, table: Mapping[str, Column], path: Path, images: ImageForm = AS_FOUND) -> Features:
         """The columns of features as numbers: [n, columns]; or what one column of images or lists holds: [n, ...]."""
         chosen = {name: pick_column(table, name, "features", path) for name in self.list_features(table)}
         if not chosen:
-            raise DataError(f"{path} has no columns beside '{self.client}' and '{self.target}': nothing to learn from")
+            learnt = ", ".join(self.targets)
+            raise DataError(f"{path} has no columns beside '{self.client}' and '{learnt}': nothing to learn from")
         if nested := [name for name, column in chosen.items() if has_nested(column)]:
             if len(chosen) > 1:
                 raise DataError(
@@ -212,7 +231,7 @@ def read_numbers(column: Column, name: str) -> Floats:
     return values
 
 
-def read_targets(
+def parse_targets(
     column: Column, name: str, known: Sequence[str] = ()
 ) -> tuple[npt.NDArray[np.generic], tuple[str, ...]]:
     """Targets and the names of their classes: numbers with a fraction stay numbers, all else are classes.
@@ -258,7 +277,8 @@ def read_own_table(
     """One client's features, targets (None: it has none) and samples for testing, of a table without other clients."""
     table = read_columns(path)
     x = settings.read_features(table, path, images)
-    y = read_targets(table[settings.target], settings.target, class_names)[0] if settings.target in table else None
+    is_labelled = all(name in table for name in settings.targets)
+    y = settings.read_targets(table, path, class_names)[0] if is_labelled else None
     nobody, mine = np.empty(0, np.int64), np.zeros(len(x), np.int64)
     strata = y.astype(np.int64) if y is not None and y.dtype.kind == "i" else mine
     test = nobody if y is None or len(x) < 2 else hold_out(mine, strata, settings.test, settings.seed)

@@ -79,8 +79,9 @@ def read_form(node: NodeConfig, kind: SampleKind | None, class_names: Sequence[s
     if unknown := [key for key in node if key not in known and not key.startswith(("partition-", "num-"))]:
         raise ConfigError(f"the node's config: {explain_unknown(unknown[0], known, 'key')}")
     options: dict[str, object] = {key: node[key] for key in TABLE_KEYS if key in node}
-    if "features" in options:
-        options["features"] = [name.strip() for name in str(options["features"]).split(",")]
+    for key in options.keys() & {"features", "target"}:
+        names = [name.strip() for name in str(options[key]).split(",")]
+        options[key] = names[0] if key == "target" and len(names) == 1 else names
     return FileForm(kind, tuple(class_names), build(Table, options, "node"), node.get("resize") is True, REMEDY)
 
 

@@ -8,7 +8,7 @@ from kinfed.config import load_config
 from kinfed.config.assembly import assemble, make_population
 from kinfed.data import load
 from kinfed.data.arrays import SampleKind
-from kinfed.data.readers import read_targets
+from kinfed.data.readers import parse_targets
 from kinfed.deployment import Plan, load_folder, load_node_data
 from kinfed.deployment.node_data import FileForm, load_samples
 from kinfed.engines.flower.node import ClientData
@@ -40,8 +40,8 @@ def test_a_column_of_numbers_is_a_regression_and_integers_are_classes(tmp_path):
     path = write(tmp_path, HEADER + "".join(ROWS))
     ages = load(path, options={"client": "hospital", "target": "age", "features": ["chol"], "scale": False})
     assert ages.class_names[0] == "40" and ages.classes == 20
-    assert read_targets(["1.5", "2"], "y")[0].dtype == np.float32
-    assert read_targets(["10", "9", "9"], "y")[0].tolist() == [1, 0, 0]
+    assert parse_targets(["1.5", "2"], "y")[0].dtype == np.float32
+    assert parse_targets(["10", "9", "9"], "y")[0].tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_gaps_can_be_filled(tmp_path):
 
 def test_a_class_that_the_server_does_not_know_is_refused():
     with pytest.raises(DataError, match="the class 'mabe', which the server does not know: did you mean 'maybe'"):
-        read_targets(["yes", "mabe"], "ill", known=("no", "yes", "maybe"))
+        parse_targets(["yes", "mabe"], "ill", known=("no", "yes", "maybe"))
 
 
 def test_an_unknown_option_names_the_nearest(tmp_path):
@@ -156,3 +156,21 @@ def test_token_ids_of_a_node_are_whole_and_not_negative():
     assert plan.check(data).x.dtype == torch.int64
     with pytest.raises(DataError, match="token ids must be whole numbers from 0 on"):
         plan.check(data._replace(x=data.x - 1))
+
+
+def test_several_columns_are_labels_or_numbers(tmp_path):
+    lines = ["ward,age,fever,cough", *(f"{ward},{30 + i},{i % 2},{i // 2 % 2}" for ward in "ab" for i in range(8))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    options = [f"data.name={tmp_path / 't.csv'}", "data.options={client='ward', target=['fever', 'cough']}"]
+    made = make_population(load_config(None, [*options, "partition.name=natural", "task.name=multi_label"]))
+    assert made.x.shape == (16, 1) and made.y.shape == (16, 2) and made.classes == 2 and made.feature_names == ("age",)
+    numbers = make_population(load_config(None, [*options, "partition.name=natural", "task.name=regression"]))
+    assert numbers.y.dtype == torch.float32 and numbers.classes == 2
+    (tmp_path / "t.csv").write_text("\n".join([*lines, "a,20,,1"]))
+    with pytest.raises(DataError, match="column 'fever' has no value in row 18"):
+        make_population(load_config(None, [*options, "partition.name=natural", "task.name=multi_label"]))
+    one = [options[0], "data.options={client='ward', target='cough', gaps='fill'}", "partition.name=natural"]
+    with pytest.raises(
+        DataError, match=r"wanted 0 or 1 for each label: \[n, labels\]; of a table, target names several"
+    ):
+        make_population(load_config(None, [*one, "task.name=multi_label"]))

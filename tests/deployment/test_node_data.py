@@ -114,6 +114,11 @@ def test_planned_columns_are_taken_by_name(tmp_path):
     node = {"name": "a", "data": str(tmp_path / "a.csv"), "scale": False, "test": 0.0}
     assert load_node_data(node, *planned).x.tolist() == [[30, 70], [50, 80], [40, 90]]
     assert load_node_data(node | {"features": "pulse,age"}, *planned).x[0].tolist() == [70, 30]
+    assert load_node_data(node | {"target": "target, pulse", "features": "age"}).y.tolist() == [
+        [0, 70],
+        [1, 80],
+        [1, 90],
+    ]
     with pytest.raises(DataError, match="has no column 'pulse': did you mean 'puls'"):
         load_node_data(node | {"data": str(tmp_path / "b.csv")}, *planned)
 
