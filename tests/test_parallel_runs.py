@@ -42,14 +42,18 @@ def test_processes_stay_for_later_runs_unless_these_have_more_cores_each(monkeyp
         ended.append(count)
 
     monkeypatch.setattr(parallel, "start_workers", start)
-    monkeypatch.setattr(parallel, "run_parallel", lambda pool, display: pool.free)
+    monkeypatch.setattr(parallel, "run_parallel", lambda pool, display: list(pool.free))
     monkeypatch.setattr(parallel, "choose_device", lambda device: device)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     with Workers(4) as workers:
+        workers.prepare(make_jobs(9))
+        assert started == [(4, 2)], "they start before their first run"
         first = workers.run(make_jobs(9), None)
-        assert workers.run(make_jobs(6), None) == first and started[:2] == [(4, 2), (0, 2)]
-        assert workers.run(make_jobs(2), None) != first and started[2:] == [(2, 4)]  # on a CPU two have half each
-    assert sorted(ended) == [0, 2, 4]
+        assert workers.run(make_jobs(6), None) == first and not any(count for count, _ in started[1:])
+        started[1:] = []
+        assert workers.run(make_jobs(2), None) != first and started[1:] == [(2, 4)]  # on a CPU two have half each
+        assert not workers.serves(make_jobs(1)), "and one has all in this process"
+    assert sum(ended) == 6
     started.clear()
     with Workers(4) as workers:
         first = workers.run(make_jobs(9, "cuda"), None)
@@ -72,6 +76,20 @@ def test_a_failure_that_is_not_kinfeds_own_names_its_kind_and_its_place():
     assert said.startswith("RuntimeError: shape '[3]' is invalid") and "(test_parallel_runs.py, line " in said
     assert parallel.explain_failure(ConfigError("wanted one")) == "wanted one"
     assert parallel.explain_failure(KeyError("width")) == "KeyError: 'width'"  # never raised: no place
+
+
+def test_a_process_starts_all_devices_and_leaves_errors_to_its_runs(monkeypatch: pytest.MonkeyPatch):
+    tried: list[str] = []
+
+    def allocate(size: int, device: str) -> None:
+        tried.append(device)
+        if device == "cuda:1":
+            raise torch.OutOfMemoryError("it is full")
+
+    monkeypatch.setattr(torch, "zeros", allocate)
+    parallel.start_devices("cuda:0,cuda:1")
+    parallel.start_devices("cpu")
+    assert tried == ["cuda:0", "cuda:1", "cpu"]
 
 
 def test_what_is_under_way_on_a_gpu_is_waited_for_also_where_that_fails(monkeypatch: pytest.MonkeyPatch):

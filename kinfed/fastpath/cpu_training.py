@@ -47,7 +47,7 @@ def _train_lane(
     shift: Params,
 ) -> Params:  # fmt: skip
     """The weights of one lane; it sees no padding."""
-    own = {name: _copy(w)[None] for name, w in start.items()}
+    own = {name: network.layers.lay_out(name, w[None]) for name, w in start.items()}
     weights = {name: Weight.at(w, rule, shift[name][None] if shift else None) for name, w in own.items()}
     counts = schedule.mask[lane].sum(1).tolist()
     for pick, sample_weight, key, real in zip(
@@ -58,17 +58,14 @@ def _train_lane(
     return {name: w.now[0].contiguous() for name, w in weights.items()}
 
 
-def _copy(weight: Tensor) -> Tensor:
-    return weight.clone(memory_format=torch.channels_last) if weight.dim() == 4 else weight.clone()
-
-
 def _train_together(network: LayeredNetwork, schedule: Schedule, rule: UpdateRule, start: Stack, shift: Stack) -> Stack:
     """The weights of all lanes, updated by the same products; a lane drops out after its last real batch."""
     steps = schedule.mask.any(2).sum(1)
     order = steps.argsort(descending=True, stable=True)
     whole = schedule.pick, schedule.sample_weights(), schedule.keys
     pick, sample_weight, keys = (t[order].transpose(0, 1) for t in whole)
-    weights = {name: Weight.at(w[order], rule, shift[name][order] if shift else None) for name, w in start.items()}
+    own = {name: network.layers.lay_out(name, w[order]) for name, w in start.items()}
+    weights = {name: Weight.at(w, rule, shift[name][order] if shift else None) for name, w in own.items()}
     for begin, end, lanes in _phases(steps[order].tolist()):
         active = slice(lanes) if lanes >= LEAST else [*range(lanes), 0, 0][:LEAST]
         part = {name: w.select(active) for name, w in weights.items()}
@@ -79,7 +76,7 @@ def _train_together(network: LayeredNetwork, schedule: Schedule, rule: UpdateRul
             for name, weight in weights.items():
                 weight.put(part[name], lanes)
     back = order.argsort()
-    return {name: w.now[back] for name, w in weights.items()}
+    return {name: w.now[back].contiguous() for name, w in weights.items()}
 
 
 def _phases(steps: list[int]) -> Iterator[tuple[int, int, int]]:

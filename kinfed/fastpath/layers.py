@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, max_pool2d
+from torch.nn.functional import conv2d, max_pool2d, pad
 
 from kinfed.keys import fold
 from kinfed.models.batch_operations import draw_kept
@@ -22,7 +22,9 @@ from kinfed.models.inputs import Augmenter, Inputs, augment
 
 DROPOUTS = nn.Dropout, nn.Dropout2d
 HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
-WIDE = 2**19  # numbers in a matrix from which on its product is faster with it on the left
+HAS_MKL = torch.backends.mkl.is_available()  # on Intel's CPUs; others multiply by a transposed matrix at half the speed
+MOST_WINDOWS = 2**24  # numbers of windows that are held at once
+WIDE = 2**19  # numbers in a matrix from which on its product is faster with it on the left, by MKL
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,10 @@ class Weight:
 
     def select(self, lanes: slice | list[int]) -> "Weight":
         """The weight of these lanes: a view for a slice, a copy for a list."""
-        velocity, anchor, shift = (t if t is None else t[lanes] for t in (self.velocity, self.anchor, self.shift))
-        return Weight(self.now[lanes], velocity, anchor, shift, self.rule)
+        velocity, anchor, shift = (
+            t if t is None else take_lanes(t, lanes) for t in (self.velocity, self.anchor, self.shift)
+        )
+        return Weight(take_lanes(self.now, lanes), velocity, anchor, shift, self.rule)
 
     def put(self, other: "Weight", lanes: int) -> None:
         """Copies the first lanes of another weight."""
@@ -85,6 +89,12 @@ class Weight:
         self.now.add_(velocity, alpha=-self.rule.lr)
 
 
+def take_lanes(t: Tensor, lanes: slice | list[int] | Tensor) -> Tensor:
+    """These lanes, laid out in memory as all were: a view for a slice, else a copy."""
+    is_transposed = t.dim() == 3 and t.stride(1) < t.stride(2)
+    return t.mT[lanes].mT if is_transposed else t[lanes]
+
+
 Weights = Mapping[str, Weight]
 Backward = Callable[[Tensor, bool], Tensor]  # the gradient after a layer -> that before it, unless it is not needed
 Layer = Callable[[Tensor, Weights, Tensor], tuple[Tensor, Backward]]  # by keys [lanes]: activations, backward pass
@@ -112,6 +122,17 @@ class Layers:
     layers: tuple[Layer, ...]
     first: int  # the lowest layer with weights: the gradient before it is not needed
     has_convolutions: bool  # these gain nothing from other lanes: such a network trains one lane at a time
+    transposed: str = ""  # the matrix that is kept transposed in memory, if one is
+
+    def lay_out(self, name: str, weight: Tensor) -> Tensor:
+        """A copy of a weight [lanes, ...] as its layer reads it fastest."""
+        if name == self.transposed:
+            return weight.mT.clone(memory_format=torch.contiguous_format).mT
+        if weight.dim() == 5:  # of a convolution: channels innermost
+            order = (0, 1, 3, 4, 2) if HAS_MKL else (0, 3, 4, 2, 1)
+            back = [order.index(i) for i in range(5)]
+            return weight.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+        return weight.clone()
 
     def sgd_step(self, x: Tensor, y: Tensor, sample_weight: Tensor, weights: Weights, keys: Tensor) -> None:
         """One SGD step on the cross-entropy; a sample counts by its weight in its batch; dropout draws by the keys."""
@@ -138,7 +159,9 @@ def parse_layers(module: nn.Module) -> Layers | None:
         return None
     first = next((i for i, (_, leaf) in enumerate(parts) if any(True for _ in leaf.parameters())), len(parts))
     has_convolutions = any(type(leaf) is nn.Conv2d for _, leaf in parts)
-    return Layers(tuple(step for step in steps if step), first, has_convolutions)
+    lowest, leaf = parts[min(first, len(parts) - 1)]
+    transposed = f"{lowest}weight" if type(leaf) is nn.Linear and not HAS_MKL else ""  # no gradient goes below it
+    return Layers(tuple(step for step in steps if step), first, has_convolutions, transposed)
 
 
 def leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -197,7 +220,8 @@ def _layer(name: str, leaf: nn.Module, drop: Drop | None) -> Layer | None:
     if type(leaf) is nn.Flatten and (leaf.start_dim, leaf.end_dim) == (1, -1):
         return _flat
     if type(leaf) is nn.Conv2d and leaf.padding_mode == "zeros" and not isinstance(leaf.padding, str):
-        return partial(_convolution, name, leaf)
+        has_windows = not HAS_MKL and leaf.groups == 1 and leaf.dilation == (1, 1)
+        return partial(_convolve_windows if has_windows else _convolution, name, leaf)
     return partial(_pool, leaf) if type(leaf) is nn.MaxPool2d and not leaf.return_indices else None
 
 
@@ -205,10 +229,12 @@ def _linear(name: str, x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tenso
     weight, bias = weights[f"{name}weight"], weights.get(f"{name}bias")
     lanes, out, _ = weight.now.shape
     samples = x.view(lanes, -1, x.shape[1])
-    if weight.now[0].numel() < WIDE:
-        product = torch.bmm(samples, weight.now.transpose(1, 2))
+    is_transposed = weight.now.stride(1) < weight.now.stride(2)
+    if is_transposed or (HAS_MKL and weight.now[0].numel() < WIDE):
+        product = torch.bmm(samples, weight.now.mT)
     else:
-        product = torch.bmm(weight.now, samples.transpose(1, 2)).transpose(1, 2).contiguous()
+        beside = samples.mT if HAS_MKL else samples.mT.contiguous()
+        product = torch.bmm(weight.now, beside).mT.contiguous()
 
     def backward(gradient: Tensor, needed: bool) -> Tensor:
         by_lane = gradient.view(lanes, -1, out)
@@ -264,6 +290,47 @@ def _convolution(name: str, like: nn.Conv2d, x: Tensor, weights: Weights, keys: 
 
     offset = None if bias is None else bias.now[0]
     return conv2d(x, weight.now[0], offset, like.stride, padding, like.dilation, like.groups), backward
+
+
+def _convolve_windows(name: str, like: nn.Conv2d, x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
+    """The same as products with windows of the images, where torch has no fast convolutions."""
+    size, stride = cast("tuple[int, int]", like.kernel_size), cast("tuple[int, int]", like.stride)
+    (up, left), padded = cast("tuple[int, int]", like.padding), x.permute(0, 2, 3, 1)
+    if up or left:
+        padded = pad(padded, (0, 0, left, left, up, up))
+    view = padded.unfold(1, size[0], stride[0]).unfold(2, size[1], stride[1])  # [b, high, wide, channels, *size]
+    b, high, wide = view.shape[:3]
+    if view.numel() > MOST_WINDOWS:
+        return _convolution(name, like, x, weights, keys)
+    windows = view.permute(0, 1, 2, 4, 5, 3).reshape(b * high * wide, -1)
+    weight, bias = weights[f"{name}weight"], weights.get(f"{name}bias")
+    matrix = weight.now[0].permute(2, 3, 1, 0).reshape(windows.shape[1], -1)  # a view
+
+    def backward(gradient: Tensor, needed: bool) -> Tensor:
+        after = gradient.permute(0, 2, 3, 1).reshape(len(windows), -1)
+        before = _add_windows(after @ matrix.T, padded, (high, wide), size, stride) if needed else None
+        by_weight = (windows.T @ after).view(*size, like.in_channels, -1).permute(3, 2, 0, 1)
+        weight.step(by_weight[None])
+        if bias is not None:
+            bias.step(after.sum(0)[None])
+        if before is None:
+            return gradient
+        return before[:, up : up + x.shape[2], left : left + x.shape[3]].permute(0, 3, 1, 2)
+
+    product = windows @ matrix if bias is None else torch.addmm(bias.now[0], windows, matrix)
+    return product.view(b, high, wide, -1).permute(0, 3, 1, 2), backward
+
+
+def _add_windows(
+    windows: Tensor, like: Tensor, sides: tuple[int, int], size: tuple[int, int], stride: tuple[int, int]
+) -> Tensor:
+    """Images like these, channels last, in which each pixel is the sum of what it is in all its windows."""
+    images = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    parts, (high, wide) = windows.view(len(like), *sides, *size, -1), sides
+    for i in range(size[0]):
+        for j in range(size[1]):
+            images[:, i : i + stride[0] * high : stride[0], j : j + stride[1] * wide : stride[1]] += parts[..., i, j, :]
+    return images
 
 
 def _channels_last(x: Tensor) -> Tensor:

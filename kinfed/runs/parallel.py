@@ -147,6 +147,7 @@ class Setup:
 
     place: str  # the working folder
     threads: int  # of torch
+    device: str = "cpu"  # that it starts before its first run
 
 
 @dataclass(frozen=True)
@@ -230,32 +231,46 @@ class Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.started.close()
+        self.close()
+
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """Starts the processes that these runs need: they load what all runs need while this one goes on."""
+        if self.serves(jobs):
+            self.free = self.take(min(self.at_once, len(jobs)), find_device(jobs))
 
     def run(self, jobs: Sequence[Job], display: Display) -> dict[Path, str]:
         """Takes all runs to their end; gives back why runs failed, by their folders."""
-        count = min(self.at_once, len(jobs))
-        if count > 1 or (count and self.free and shares_gpu(jobs)):
-            pool = Pool(deque(enumerate(jobs, 1)), self.take(count, jobs))
-            self.free = pool.free
-            return run_parallel(pool, display)
+        if self.serves(jobs):
+            self.prepare(jobs)
+            return run_parallel(Pool(deque(enumerate(jobs, 1)), self.free), display)
         with limit_threads(self.threads == 1):
             return run_in_turn(jobs, display)
 
-    def take(self, count: int, jobs: Sequence[Job]) -> list[Worker]:
-        """So many workers for these runs: those that are there if they have the right threads, else new ones."""
-        share = self.at_once if shares_gpu(jobs) else count
-        setup = Setup(os.getcwd(), self.threads or max(1, torch.get_num_threads() // share))
+    def serves(self, jobs: Sequence[Job]) -> bool:
+        """Whether these runs go to processes: several at once, or one whose GPU a process has started already."""
+        count = min(self.at_once, len(jobs))
+        return count > 1 or (count == 1 and bool(self.free) and find_device(jobs) != "cpu")
+
+    def take(self, count: int, device: str) -> list[Worker]:
+        """So many workers at least: those that are there if they have the right threads and device, else new ones."""
+        share = count if device == "cpu" else self.at_once  # on a GPU, cores are no reason for other processes
+        setup = Setup(os.getcwd(), self.threads or max(1, torch.get_num_threads() // share), device)
         if setup != self.setup:
-            self.started.close()
-            self.free, self.setup = [], setup
+            self.close()
+            self.setup = setup
         missing = max(0, count - len(self.free))
         return [*self.free, *self.started.enter_context(start_workers(missing, setup))]
 
+    def close(self) -> None:
+        """Ends all of them."""
+        self.started.close()
+        self.free = []
 
-def shares_gpu(jobs: Sequence[Job]) -> bool:
-    """Whether these runs compute on a GPU, so that cores are no reason to run fewer or more at once."""
-    return any(choose_device(job.config.engine.device) != "cpu" for job in jobs)
+
+def find_device(jobs: Sequence[Job]) -> str:
+    """The device of these runs, or devices with commas between: those of the first that uses a GPU."""
+    devices = (choose_device(job.config.engine.device) for job in jobs)
+    return next((device for device in devices if "cuda" in device), "cpu")
 
 
 def run_parallel(pool: Pool, display: Display) -> dict[Path, str]:
@@ -357,6 +372,7 @@ def work(setup: Setup, line: Connection) -> None:
     threading.Thread(target=leave_with_parent, daemon=True).start()
     os.chdir(setup.place)  # a spawned process begins where its parent began
     torch.set_num_threads(setup.threads)
+    start_devices(setup.device)
     runner, display = Runner(), Silence(line.send)
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -366,6 +382,13 @@ def work(setup: Setup, line: Connection) -> None:
             torch.cuda.empty_cache()  # others may need it before this process does
             failed = explain_failure(why) if why else ""
             line.send(Ended(time.monotonic() - began, failed, crowded=isinstance(why, OutOfMemory)))
+
+
+def start_devices(names: str) -> None:
+    """Starts the GPUs for this process, which takes a second or more; where that fails, its first run says why."""
+    with suppress(RuntimeError):
+        for name in names.split(","):
+            torch.zeros(1, device=name)
 
 
 def leave_with_parent() -> None:

@@ -66,25 +66,21 @@ def resume_sweep(folder: Path, *, jobs: int = 1, display: Display | None = None,
     """Takes a stopped sweep to its end; only with `trust` its config may import code."""
     found = Sweep(folder, read_definition(folder))
     with refuse_code(f"{folder / SWEEP}", trust):
-        check_sweep(found.definition)
         return run_sweep(found, display or choose_display(), jobs)
 
 
 def find_folder(definition: Definition, out: Path | None) -> Path:
-    """The folder of a sweep that can run: `out`, that of the same sweep under runs/, or a new one there."""
+    """The folder of a sweep: `out`, that of the same sweep under runs/, or a new one there."""
     if out is not None:
         if is_sweep(out):
             definition.refuse_other(read_definition(out), out)
         elif out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is there and holds no sweep: choose another --out")
-        check_sweep(definition)
         return out
     stem = Path("runs") / f"sweep-{as_file(definition.configs[0].data.name.split(':')[0]).replace('/', '-')}"
     for folder in sorted(stem.parent.glob(f"{stem.name}*")):
         if is_sweep(folder) and read_definition(folder) == definition:
-            check_sweep(definition)
             return folder
-    check_sweep(definition)
     return free_folder(stem)
 
 
@@ -103,25 +99,34 @@ def check_sweep(definition: Definition) -> None:
 def run_sweep(found: Sweep, display: Display, jobs: int) -> Sweep:
     """Takes all runs of a sweep to their end, tests the best, writes and shows what came of it."""
     check_jobs(jobs)
-    found.path.mkdir(parents=True, exist_ok=True)
-    write_text(found.path / SWEEP, f"# kinfed run, format {FORMAT}: a sweep\n" + to_toml(found.definition.to_table()))
-    failed: dict[Path, str] = {}
-    points = len(found.definition.points)
-    try:
-        todo = found.jobs("runs", found.tried)
-        whole = points * len(found.definition.seeds)
-        display.say(f"{points} points, {whole} runs, {whole - len(todo)} of them done before; all in {found.path}")
-        with Workers(jobs) as workers:  # processes of the first runs do the last ones too
-            failed |= workers.run(todo, Silence(display.say))
-            found = Sweep(found.path, found.definition)
-            failed |= workers.run(found.jobs("test", found.selected), Silence(display.say))
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; the same command, or kinfed resume {found.path}, goes on from here") from None
-    finally:
-        found = Sweep(found.path, found.definition)
-        write_sweep(found, failed)
+    todo = found.jobs("runs", found.tried)
+    with Workers(jobs) as workers:  # those of the first runs do the last ones too
+        workers.prepare(todo)
+        check_sweep(found.definition)
+        failed = run_points(found, todo, workers, display)
+    found = Sweep(found.path, found.definition)
     show_sweep(found, display)
     if failed:
         first, why = next(iter(failed.items()))
-        raise KinfedError(f"{len(failed)} runs failed, listed in {found.path / 'failed.csv'}; {first.name}: {why}")
+        runs = f"{len(failed)} run{'s' * (len(failed) > 1)}"
+        raise KinfedError(f"{runs} failed, listed in {found.path / 'failed.csv'}; {first.name}: {why}")
     return found
+
+
+def run_points(found: Sweep, todo: Sequence[Job], workers: Workers, display: Display) -> dict[Path, str]:
+    """Runs all points, then the best on test samples, and writes what came of it; gives back why runs failed."""
+    found.path.mkdir(parents=True, exist_ok=True)
+    write_text(found.path / SWEEP, f"# kinfed run, format {FORMAT}: a sweep\n" + to_toml(found.definition.to_table()))
+    failed: dict[Path, str] = {}
+    points, whole = len(found.definition.points), len(found.definition.points) * len(found.definition.seeds)
+    try:
+        display.say(f"{points} points, {whole} runs, {whole - len(todo)} of them done before; all in {found.path}")
+        failed |= workers.run(todo, Silence(display.say))
+        found = Sweep(found.path, found.definition)
+        failed |= workers.run(found.jobs("test", found.selected), Silence(display.say))
+    except KeyboardInterrupt:
+        workers.close()
+        raise Interrupted(f"interrupted; the same command, or kinfed resume {found.path}, goes on from here") from None
+    finally:
+        write_sweep(Sweep(found.path, found.definition), failed)
+    return failed

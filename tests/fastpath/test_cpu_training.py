@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import vmap
 
 from kinfed.client import Batch
-from kinfed.fastpath import SGD, FastPlan, Schedule, cpu_training, parse, train, train_lanes
+from kinfed.fastpath import SGD, FastPlan, Schedule, cpu_training, layers, parse, train, train_lanes
 from kinfed.fastpath.layers import parse_layers
 from kinfed.fastpath.stages import parse_stages
 from kinfed.models import Model
@@ -240,3 +240,19 @@ def test_a_model_with_a_loss_of_its_own_is_not_supported():
 
     assert parse(Model(dense, classes=3)).layers is not None
     assert parse(Doubled(dense, classes=3)).layers is None
+
+
+@pytest.mark.parametrize("has_mkl", [True, False])
+@pytest.mark.parametrize("build", [dense, dense_dropout, convolving])
+def test_weights_are_laid_out_for_the_products_of_the_cpu(monkeypatch, build, has_mkl):
+    want = (
+        {lane: torch_end(build, lane, 0.5, 0.3, True, 0.2) for lane in range(5)} if build is not dense_dropout else {}
+    )
+    monkeypatch.setattr(layers, "HAS_MKL", has_mkl)
+    parse.cache_clear()
+    ends = fast_ends(build, [0, 1, 2, 3, 4], 0.5, 0.3, True, 0.2)
+    parse.cache_clear()
+    for lane, end in want.items():
+        assert_close({name: w[lane] for name, w in ends.items()}, end, atol=1e-6)
+    assert all(w.is_contiguous() for w in ends.values())
+    assert bool(parse_layers(build()).transposed) == (not has_mkl and build is not convolving)

@@ -103,7 +103,7 @@ def test_a_failed_run_is_kept_apart_and_reported_at_the_end(monkeypatch):
     assert "selected on validation samples: model=linear" in result.output
     (row,) = table("s/failed.csv")
     assert "the network burns" in row["error"] and row["part"] == "runs"
-    assert "1 runs failed, listed in s/failed.csv" in result.stderr.replace("\\", "/")
+    assert "1 run failed, listed in s/failed.csv" in result.stderr.replace("\\", "/")
 
 
 def test_what_a_run_needs_is_checked_before_the_first_one():
