@@ -17,12 +17,12 @@ from tests.methods.registry import CASES, KERNEL, make, population
 from tests.problems import same_clusters
 
 CLIENTS, LATE, JOINS, ROUNDS = 12, (4, 5), 2, 4  # who is late: one of either planted group
-GONE, LEAVES = 7, 3  # and who leaves
+GONE = 7  # and who leaves
 LONG = replace(LOCAL, epochs=20)  # FLIS: predictions tell groups apart only once models have learnt something
 
 
-def roles() -> tuple[Role, ...]:
-    return tuple(Role(joins=JOINS if i in LATE else 0) for i in range(CLIENTS))
+def roles(joins: int = JOINS) -> tuple[Role, ...]:
+    return tuple(Role(joins=joins if i in LATE else 0) for i in range(CLIENTS))
 
 
 def dimmed(**more: object) -> Population:
@@ -75,24 +75,25 @@ class Diary:
     def on_end(self, summary: object) -> None: ...
 
 
-def watched(method: Method, people: Population):  # type: ignore[type-arg, no-untyped-def]
+def watched(method: Method, people: Population, rounds: int = ROUNDS):  # type: ignore[type-arg, no-untyped-def]
     diary, fed = Diary(), Vectorised(method, people)
-    Experiment.over(fed, rounds=ROUNDS, observers=(diary,)).run()
+    Experiment.over(fed, rounds=rounds, observers=(diary,)).run()
     return diary.results, fed
 
 
 def test_a_client_that_joins_is_served_at_once_and_trains_from_then_on_and_one_that_leaves_does_not(method):
-    some = list(roles())
-    some[GONE] = Role(leaves=LEAVES)
-    results, fed = watched(method, population(roles=tuple(some)))
+    joins, leaves, rounds = 1, 2, 3
+    some = list(roles(joins))
+    some[GONE] = Role(leaves=leaves)
+    results, fed = watched(method, population(roles=tuple(some)), rounds)
     served = [[not result.scores.main[i].isnan() for i in LATE] for result in results]
-    assert served == [[False, False]] * JOINS + [[True, True]] * (ROUNDS - JOINS)
+    assert served == [[False, False]] * joins + [[True, True]] * (rounds - joins)
     asked = [clients for _, task, clients, _, _ in fed.ledger.rounds if task in TRAINING]
-    assert asked == [10] * JOINS + [12] * (LEAVES - JOINS) + [11] * (ROUNDS - LEAVES)
-    assert [bool(result.scores.main[GONE].isnan()) for result in results] == [False] * LEAVES + [True]
+    assert asked == [10] * joins + [12] * (leaves - joins) + [11] * (rounds - leaves)
+    assert [bool(result.scores.main[GONE].isnan()) for result in results] == [False] * leaves + [True]
     if "train_both" in fed.ledger.up:  # some rounds send two models
         return
-    trained = [ROUNDS - JOINS if i in LATE else LEAVES if i == GONE else ROUNDS for i in range(CLIENTS)]
+    trained = [rounds - joins if i in LATE else leaves if i == GONE else rounds for i in range(CLIENTS)]
     sent = fed.ledger.up["train"].double() / torch.tensor(trained)
     assert len(sent.unique()) == 1, "as much as the others in each of its rounds"
 

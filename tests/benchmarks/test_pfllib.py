@@ -1,0 +1,46 @@
+"""PFLlib's clients get their samples in the order in which kinfed's clients train on them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.pfllib import Loader, order_samples
+from kinfed.client import Client, Reply, client_task
+from kinfed.experiment import Experiment
+from kinfed.methods import FedAvg
+from kinfed.models import make_model
+from kinfed.params import Params
+from kinfed.training import LocalTraining
+from tests.problems import SIZES, tiny_population
+
+SEEN: list[tuple[int, Tensor]] = []
+
+
+@dataclass(frozen=True)
+class Watched(FedAvg):
+    """FedAvg that notes the samples of each mini-batch."""
+
+    @client_task
+    def train(self, client: Client, params: Params) -> Reply:
+        SEEN.extend((int(client.round), batch.x) for batch in client.batches(*self.local.passes))
+        return Reply({"params": params})
+
+
+def test_mini_batches_are_those_of_kinfed_s_clients():
+    population, seed = tiny_population(), 3
+    SEEN.clear()
+    local = LocalTraining(epochs=2, batch_size=4, drop_last=True)
+    model = make_model("linear", (1, 8, 8), population.classes, 0)
+    Experiment(Watched(model, local), population, "sequential", rounds=2, seed=seed).run()
+    expected = []
+    for t in range(2):
+        for client, size in enumerate(SIZES):
+            for epoch in range(2):
+                order = order_samples(seed, t + 1, client, epoch, size, torch.device("cpu"))
+                x = population.x[population.train[client]]
+                expected += [(t, batch) for batch, _ in Loader(x, torch.arange(size), 4, lambda at=order: at, True)]
+    assert len(SEEN) == len(expected)
+    assert all(
+        seen[0] == wanted[0] and torch.equal(seen[1], wanted[1]) for seen, wanted in zip(SEEN, expected, strict=True)
+    )
