@@ -230,12 +230,16 @@ def test_what_a_rule_says_nothing_about_stays_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("method", "mu", "fast"), [(Scaffold, 0.0, True), (Scaffold, 0.1, False), (IFCA, 0.0, True), (IFCA, 0.1, True)]
-)
-def test_a_shift_goes_the_fast_path_unless_there_is_a_proximal_term(monkeypatch, method, mu, fast):
+    ("method", "more", "fast"),
+    [
+        (Scaffold, {}, True), (Scaffold, {"mu": 0.1}, True), (Scaffold, {"weight_decay": 0.1}, True),
+        (IFCA, {"mu": 0.1, "weight_decay": 0.1}, True), (IFCA, {"clip_norm": 1.0}, False),
+    ],
+)  # fmt: skip
+def test_shifts_proximal_terms_and_weight_decay_go_the_fast_path(monkeypatch, method, more, fast):
     calls = []
     monkeypatch.setattr(training, "train", lambda *given: calls.append(1) or train(*given))
-    fit(method(small_net(), LocalTraining(1, 5, 0.05, momentum=0.5, mu=mu)), rounds=1)
+    fit(method(small_net(), LocalTraining(1, 5, 0.05, momentum=0.5, **more)), rounds=1)
     assert bool(calls) == fast
 
 
