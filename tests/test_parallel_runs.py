@@ -13,7 +13,6 @@ import torch
 from kinfed.config import read
 from kinfed.errors import ConfigError
 from kinfed.runs import parallel
-from kinfed.runs.lifecycle import finish_gpu_work
 from kinfed.runs.parallel import THREADS, Job, Setup, Worker, Workers, start_workers
 
 
@@ -90,19 +89,3 @@ def test_a_process_starts_all_devices_and_leaves_errors_to_its_runs(monkeypatch:
     parallel.start_devices("cuda:0,cuda:1")
     parallel.start_devices("cpu")
     assert tried == ["cuda:0", "cuda:1", "cpu"]
-
-
-def test_what_is_under_way_on_a_gpu_is_waited_for_also_where_that_fails(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-
-    def synchronize() -> None:
-        asked.append(True)
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    finish_gpu_work()
-    assert not asked
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    finish_gpu_work()
-    assert asked == [True]

@@ -14,10 +14,11 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, max_pool2d, pad
+from torch.nn.functional import conv2d, max_pool2d
 
 from kinfed.keys import fold
 from kinfed.models.batch_operations import draw_kept
+from kinfed.models.convolutions import Pair, Windows2d, add_windows, gather_windows
 from kinfed.models.inputs import Augmenter, Inputs, augment
 
 DROPOUTS = nn.Dropout, nn.Dropout2d
@@ -220,7 +221,7 @@ def _layer(name: str, leaf: nn.Module, drop: Drop | None) -> Layer | None:
     if type(leaf) is nn.Flatten and (leaf.start_dim, leaf.end_dim) == (1, -1):
         return _flat
     if type(leaf) is nn.Conv2d and leaf.padding_mode == "zeros" and not isinstance(leaf.padding, str):
-        has_windows = not HAS_MKL and leaf.groups == 1 and leaf.dilation == (1, 1)
+        has_windows = not HAS_MKL and leaf.groups == 1
         return partial(_convolve_windows if has_windows else _convolution, name, leaf)
     return partial(_pool, leaf) if type(leaf) is nn.MaxPool2d and not leaf.return_indices else None
 
@@ -294,43 +295,28 @@ def _convolution(name: str, like: nn.Conv2d, x: Tensor, weights: Weights, keys: 
 
 def _convolve_windows(name: str, like: nn.Conv2d, x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
     """The same as products with windows of the images, where torch has no fast convolutions."""
-    size, stride = cast("tuple[int, int]", like.kernel_size), cast("tuple[int, int]", like.stride)
-    (up, left), padded = cast("tuple[int, int]", like.padding), x.permute(0, 2, 3, 1)
-    if up or left:
-        padded = pad(padded, (0, 0, left, left, up, up))
-    view = padded.unfold(1, size[0], stride[0]).unfold(2, size[1], stride[1])  # [b, high, wide, channels, *size]
-    b, high, wide = view.shape[:3]
-    if view.numel() > MOST_WINDOWS:
+    how = like.kernel_size, like.stride, like.padding, like.dilation
+    windows, (b, channels, *sides) = Windows2d(*cast("tuple[Pair, Pair, Pair, Pair]", how)), x.shape
+    image = sides[0], sides[1]
+    high, wide = windows.grid(image)
+    rows, seen = b * high * wide, channels * prod(windows.size)
+    if rows * seen > MOST_WINDOWS:
         return _convolution(name, like, x, weights, keys)
-    windows = view.permute(0, 1, 2, 4, 5, 3).reshape(b * high * wide, -1)
+    gathered = gather_windows(x.permute(0, 2, 3, 1), windows).view(rows, seen)
     weight, bias = weights[f"{name}weight"], weights.get(f"{name}bias")
-    matrix = weight.now[0].permute(2, 3, 1, 0).reshape(windows.shape[1], -1)  # a view
+    matrix = weight.now[0].permute(2, 3, 1, 0).reshape(seen, -1)  # a view
 
     def backward(gradient: Tensor, needed: bool) -> Tensor:
-        after = gradient.permute(0, 2, 3, 1).reshape(len(windows), -1)
-        before = _add_windows(after @ matrix.T, padded, (high, wide), size, stride) if needed else None
-        by_weight = (windows.T @ after).view(*size, like.in_channels, -1).permute(3, 2, 0, 1)
+        after = gradient.permute(0, 2, 3, 1).reshape(rows, -1)
+        before = (after @ matrix.T).view(b, high, wide, -1, channels) if needed else None
+        by_weight = (gathered.T @ after).view(*windows.size, channels, -1).permute(3, 2, 0, 1)
         weight.step(by_weight[None])
         if bias is not None:
             bias.step(after.sum(0)[None])
-        if before is None:
-            return gradient
-        return before[:, up : up + x.shape[2], left : left + x.shape[3]].permute(0, 3, 1, 2)
+        return gradient if before is None else add_windows(before, windows, image).permute(0, 3, 1, 2)
 
-    product = windows @ matrix if bias is None else torch.addmm(bias.now[0], windows, matrix)
+    product = gathered @ matrix if bias is None else torch.addmm(bias.now[0], gathered, matrix)
     return product.view(b, high, wide, -1).permute(0, 3, 1, 2), backward
-
-
-def _add_windows(
-    windows: Tensor, like: Tensor, sides: tuple[int, int], size: tuple[int, int], stride: tuple[int, int]
-) -> Tensor:
-    """Images like these, channels last, in which each pixel is the sum of what it is in all its windows."""
-    images = torch.zeros_like(like, memory_format=torch.contiguous_format)
-    parts, (high, wide) = windows.view(len(like), *sides, *size, -1), sides
-    for i in range(size[0]):
-        for j in range(size[1]):
-            images[:, i : i + stride[0] * high : stride[0], j : j + stride[1] * wide : stride[1]] += parts[..., i, j, :]
-    return images
 
 
 def _channels_last(x: Tensor) -> Tensor:

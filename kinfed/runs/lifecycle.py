@@ -112,16 +112,8 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
             ):
                 writer.finish(experiment, experiment.run(resume=resume))
         finally:
-            finish_gpu_work()
             experiment.fed.close()
     return path
-
-
-def finish_gpu_work() -> None:
-    """Waits for what is under way on a GPU: a process that leaves before takes NVIDIA's MPS, and others, with it."""
-    if torch.cuda.is_initialized():
-        with suppress(RuntimeError):  # it was reported where it came up
-            torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)
