@@ -70,7 +70,7 @@ def test_what_has_ended_can_be_shown_without_running_the_rest():
     assert not found["fedavg", "digits", "paper", "accuracy"]["measured"]
     page = Path("runs/reproduce/tiny.md").read_text()
     assert "| FedAvg | paper | 40 ± 1 → not run |" in page
-    assert "- Photographs: not run; 2 rows." in page and "data not here" not in page
+    assert "- Columns that were not run: Photographs." in page and "data not here" not in page
 
 
 def test_coarse_products_are_noted_and_make_no_other_run():
@@ -147,7 +147,8 @@ def test_a_page_is_made_anew_from_kept_numbers_without_the_runs(tmp_path):
     assert kept.startswith("table,row,column,protocols,data,settings,seed,numbers\ntiny,fedavg,digits,paper,digits,")
     assert len(kept.splitlines()) == 1 + 3 * 2  # FedAvg twice and Local once, two seeds
     assert reproduce(*words, "--show", "--out", "elsewhere").exit_code == 0
-    shown = page.replace("data not here (cifar10); 2 rows were left out", "not run; 2 rows")  # nothing was to run
+    absent = "Photographs: data not here (cifar10); 2 rows were left out."
+    shown = page.replace(absent, "Columns that were not run: Photographs.")  # for nothing was to run
     assert Path("pages/two.md").read_text() == shown != page and Path("kept.csv").read_text() == kept
     recipe = Path("tiny.toml").read_text(encoding="utf-8")
     Path("tiny.toml").write_text(recipe.replace("rounds = 3", "rounds = 4", 1), encoding="utf-8")

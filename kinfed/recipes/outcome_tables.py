@@ -133,19 +133,19 @@ def number_reasons(outcome: Outcome) -> list[str]:
 
 
 def explain_absence(outcome: Outcome) -> list[str]:
-    """A line for each column of which nothing ran: it was not run yet, or its data are not here."""
-    lines = []
+    """A line for each column whose data are not here, and one that names the columns that were not run otherwise."""
+    lines, left = [], []
     for column in outcome.recipe.columns.values():
         results = [result for result in outcome.results if result.cell.column == column]
         if not results or not all(result.is_absent for result in results):
             continue
-        rows = len({result.cell.row.name for result in results})
         missing = ", ".join(dict.fromkeys(name for result in results for name in result.cell.missing))
+        rows = len({result.cell.row.name for result in results})
         if all(result.state.startswith(NO_DATA) for result in results):
             lines.append(f"{column.title}: {NO_DATA} ({missing}); {rows} rows were left out.")
         else:
-            lines.append(f"{column.title}: {UNKNOWN}; {rows} rows.")
-    return lines
+            left.append(column.title)
+    return [*lines, *([f"Columns that were not run: {'; '.join(left)}."] if left else [])]
 
 
 def find_offsets(outcome: Outcome) -> list[str]:
