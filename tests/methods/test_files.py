@@ -12,6 +12,7 @@ from kinfed.methods import METHODS
 FILES = {name: Path(inspect.getfile(kind)) for name, kind in METHODS.items()}
 MOST = {
     "auto": 168,
+    "apfl": 90,
     "flt": 95,
     "flis_hc": 90,
     "ifca": 90,
