@@ -221,8 +221,8 @@ def weigh_steps(steps: Tensor, momentum: float, pull: Tensor, bits: int) -> Tens
     """
     pull = pull.double()
     one, zero = torch.ones_like(pull), torch.zeros_like(pull)
-    rows = (momentum * one, -pull, one), (momentum * one, 1 - pull, one), (zero, zero, one)  # of v, a and 1
-    step = torch.stack([torch.stack(row) for row in rows])
+    of_v, of_a, of_one = (momentum * one, -pull, one), (momentum * one, 1 - pull, one), (zero, zero, one)
+    step = torch.stack([torch.stack(part) for part in (of_v, of_a, of_one)])
     state = torch.stack([zero, zero, one]).expand(*steps.shape, 3)
     for bit in range(bits):
         is_set = ((steps >> bit) & 1).bool()[..., None]

@@ -4,16 +4,18 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
+from kinfed import processes
 from kinfed.config import read
 from kinfed.errors import ConfigError
+from kinfed.processes import THREADS, Spawned, start_early
 from kinfed.runs import parallel
-from kinfed.runs.parallel import THREADS, Job, Setup, Worker, Workers, start_workers
+from kinfed.runs.parallel import Job, Setup, Worker, Workers, start_workers
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -59,6 +61,44 @@ def test_processes_stay_for_later_runs_unless_these_have_more_cores_each(monkeyp
         assert workers.run(make_jobs(1, "cuda"), None) == first
         workers.free.pop()  # one died
         assert len(workers.run(make_jobs(4, "cuda"), None)) == 4 and started == [(4, 2), (0, 2), (1, 2)]
+
+
+def test_processes_that_have_started_serve_where_they_have_the_right_threads(monkeypatch: pytest.MonkeyPatch):
+    class Line:
+        def __init__(self):
+            self.said = []
+
+        def send(self, message: object) -> None:
+            self.said.append(message)
+
+        def close(self) -> None:
+            self.said.append("closed")
+
+    started, ended = [], []
+    monkeypatch.setattr(parallel, "start_workers", lambda count, setup: nullcontext(started.append(count) or []))
+    monkeypatch.setattr(parallel, "end_processes", ended.extend)
+    monkeypatch.setattr(parallel, "choose_device", lambda device: device)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    for device, jobs, threads, used in (
+        ("cpu", 9, 2, 3), ("cpu", 2, 4, 2), ("cpu", 9, 4, 0), ("cuda", 9, 4, 3), ("cpu", 1, 2, 0),
+    ):  # fmt: skip
+        early = [Spawned(None, Line(), threads) for _ in range(3)]
+        with Workers(4, early=list(early)) as workers:
+            workers.prepare(make_jobs(jobs, device))
+            assert len(workers.free) == used
+        setup = Setup(os.getcwd(), 2 if jobs == 9 else 4, device)
+        assert [each.line.said for each in early] == [[(parallel.work, setup)]] * used + [["closed"]] * (3 - used)
+        assert ended == early[:used] and started == ([] if jobs == 1 else [min(4, jobs) - used])
+        started.clear(), ended.clear()
+
+
+def test_a_command_starts_as_many_processes_as_it_has_cores_at_most(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(processes, "start_processes", lambda count, threads: asked.append((count, threads)))
+    monkeypatch.setenv(THREADS, "8")
+    for jobs in (1, 2, 3, 100, 0):
+        start_early(jobs)
+    assert asked == [(0, 8), (2, 4), (3, 2), (8, 1), (0, 8)]
 
 
 def make_jobs(count: int, device: str = "cpu") -> list[Job]:

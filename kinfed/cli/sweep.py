@@ -20,6 +20,7 @@ from kinfed.cli.options import (
     split_numbers,
     split_words,
 )
+from kinfed.processes import start_early
 
 Words = Annotated[
     list[str] | None,
@@ -62,7 +63,7 @@ def sweep(
     runs that ended, also with more values or seeds. Runs that fail are listed in `failed.csv`, and the exit code is 2.
     """
     options = {"data.dir": absolute(data_dir), "engine.device": device, "engine.name": engine, "rounds": rounds}
-    with plain_errors():
+    with plain_errors(), start_early(jobs) as early:
         from pathlib import Path
 
         from kinfed.config import DEMO, read_toml
@@ -76,4 +77,4 @@ def sweep(
         chosen = split_numbers(seeds)
         space = Space(base, (*words, *given))
         definition = Definition(space, find_seeds(space.fixed) if chosen is None else tuple(chosen), random, validation)
-        run_sweep(Sweep(find_folder(definition, out), definition), choose_display(plain, quiet), jobs)
+        run_sweep(Sweep(find_folder(definition, out), definition), choose_display(plain, quiet), jobs, early)

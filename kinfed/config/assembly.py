@@ -58,7 +58,11 @@ def assemble(
 
 def check_needs(config: Config, population: Population, method: Method[object] | None = None) -> None:
     """Raises where something is missing that a run of this config asks for, at its start or at its end."""
-    experiment = assemble(config, population, method)
+    device = choose_device(config.engine.device)
+    here = (
+        config if "," in device else replace(config, engine=replace(config.engine, device="cpu"))
+    )  # GPUs start slowly
+    experiment = assemble(here, population, method)
     experiment.fed.close()
     if takes_server_samples(experiment.method) and not len(population.public):
         raise ConfigError(

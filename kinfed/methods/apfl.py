@@ -82,8 +82,8 @@ class APFL(KeepsModel):
             common, alone = self.model.gradient(w, batch), self.model.gradient(v, batch)
             pairs = [(v[name] - w[name], alone.weights[name], common.weights[name]) for name in common.weights]
             products = [((gap - rate * (a - c)) * (alpha * a + (1 - alpha) * c)).sum() for gap, a, c in pairs]
-            slope = self.adaptive * (torch.stack(products).sum() + 0.02 * alpha)  # where w and v are after their step
-            step = (alpha - (alpha - rate * slope).clamp(0, 1)) / rate
+            of_alpha = self.adaptive * (torch.stack(products).sum() + 0.02 * alpha)  # once w and v have moved
+            step = (alpha - (alpha - rate * of_alpha).clamp(0, 1)) / rate
             buffers = to_flat({"common": common.buffers, "own": alone.buffers})
             return Gradient(to_flat({"common": common.weights, "own": alone.weights, "alpha": step}), buffers)
 

@@ -7,7 +7,8 @@ For those who do not know how their clients differ; no paper's method. Clients' 
   on with its own, unless the common one does better; one of few clients only if its own does better;
 - for `merge` of the rounds clusters with similar models try the mean of both; they share it, if it does better;
 - clients say how well they do between the model they are served (α = 0) and their own training of it (α = 1); after
-  `judge` of the rounds each cluster takes the best α, and the last rounds train on all samples.
+  `judge` of the rounds each cluster takes the best α, and the last rounds train on all samples;
+- what clients are served in the end is the mean of the models of the last `average` of the rounds (Polyak, Ruppert).
 A more personal model must win twice: on held-out samples as they come, and with the labels of a client weighted evenly.
 """
 
@@ -18,23 +19,23 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import NONE_SUMMED
-from kinfed.checks import within
+from kinfed.checks import between, within
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_merging import merge_pairs, pair_nearest, share_models
-from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale
+from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale, add_to_mean, offer_assigned
 from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut, count_members, explain_doubts
-from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits
+from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits, summarise_clusters
 from kinfed.models import Model
-from kinfed.params import Params, repeat, select
+from kinfed.params import Params, Stack, repeat, select
 from kinfed.per_client import Each, Labels
-from kinfed.relatedness import FEWEST, Calibrated, Fit, nest_clusters
+from kinfed.relatedness import Calibrated, Fit, nest_clusters
 from kinfed.signatures import PartMeans, Signatures
 from kinfed.training import LocalTraining
 
 STALE: Stale = "exclude"
-PHASES = ("compare", "merge", "judge", "all")
+PHASES = ("compare", "merge", "judge", "all", "average")
 log = logging.getLogger("kinfed")
 
 
@@ -45,13 +46,14 @@ class AutoState:
     known: Signatures
     clusters: Labels  # [clients] the cluster found for each; -1: none
     merges: Merges
-    plan: Tensor  # [3] rounds until which clients compare models, try merged ones, and hold out samples
+    plan: Tensor  # [4] rounds until which clients compare models, try merged ones, hold out samples, and go on training
     evidence: Evidence
     chosen: Tensor  # [clusters] the model of each
     fragile: Tensor  # [clusters] bool: its model is not better than the common one beyond chance
     partners: Tensor  # [models] the one that each may be merged with; itself: none
     gains: Each  # [clients] held-out samples that the cluster's model classified rightly beyond the common one
     amounts: Tensor  # [models] α
+    averaged: Stack  # [models] the mean over the last rounds; empty before these
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     compare: float = 0.2  # share of the rounds that train the clusters' models beside the common one
     merge: float = 0.06  # share of the rounds that try one model for two clusters
     judge: float = 0.5  # share of the rounds after which all samples are trained on
+    average: float = 0.1  # share of the rounds, the last ones, whose models are averaged
     stale = STALE
     newcomers = "nearest"
     dynamic = False
@@ -75,6 +78,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def __post_init__(self) -> None:
         super().__post_init__()
         within(2, 1000, hold_out=self.hold_out)
+        between(0, 1, average=self.average)
         if min(self.compare, self.merge) < 0 or not self.compare + self.merge <= self.judge <= 1:
             raise ConfigError(
                 "wanted compare and merge >= 0 and compare + merge <= judge <= 1, "
@@ -95,15 +99,15 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         chosen, gains = zeros[1:].long(), torch.zeros(fed.count, device=fed.device)
         partners = torch.arange(1 + number, device=fed.device)
         return AutoState(
-            served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), partners, gains, zeros
+            served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), partners, gains, zeros, {}
         )
 
     def make_plan(self, rounds: int, clusters: int) -> Tensor:
-        """Rounds until which clients compare, merge, and hold out samples; no clusters: clients are alike. [3]"""
+        """Rounds until which clients compare, merge, hold out, and go on; no clusters: clients are alike. [4]"""
         judged = round(self.judge * rounds) if clusters else 0
         compared = min(max(2, round(self.compare * rounds)), judged) if clusters > 1 else 0
         merged = min(compared + round(self.merge * rounds), judged) if clusters > 2 else compared
-        return torch.tensor([compared, merged, judged])
+        return torch.tensor([compared, merged, judged, max(judged, rounds - round(self.average * rounds))])
 
     def round(self, state: AutoState, t: int, fed: Federation) -> AutoState:
         cohort, phase = fed.sample(), self.phase_of(state, t)
@@ -111,12 +115,15 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             state = self.train_beside(state, cohort, fed)
         elif phase == "merge":
             state = self.try_merged(state, cohort, fed)
-        else:
-            task = self.train if phase == "all" else self.train_and_judge
-            replies = fed.run(task, cohort, state.served.offer(cohort))
+        elif phase == "judge":
+            replies = fed.run(self.train_and_judge, cohort, state.served.offer(cohort))
             state = replace(state, served=state.served.average(replies, fed, STALE))
-            state = self.weigh(state, replies, state.served.assignment) if phase == "judge" else state
-        return self.decide(state, phase, fed) if self.phase_of(state, t + 1) != phase else state
+            state = self.weigh(state, replies, state.served.assignment)
+        else:
+            state = replace(state, served=self.train_clusters(state.served, cohort, fed))
+        if phase == "average":
+            return replace(state, averaged=add_to_mean(state.averaged, state.served.models, t - int(state.plan[-1])))
+        return self.decide(state, phase, fed) if phase != "all" and self.phase_of(state, t + 1) != phase else state
 
     def phase_of(self, state: AutoState, t: int) -> str:
         """What round t is for."""
@@ -162,8 +169,12 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         log.info("%d of %d models are personalised", int((amounts > 0).sum()), len(state.served.assignment.unique()))
         return replace(state, amounts=amounts, evidence=evidence)
 
+    def export_state(self, state: AutoState, clients: Tensor, sizes: Tensor) -> AutoState:
+        served = replace(state.served, models=state.averaged or state.served.models)
+        return super().export_state(replace(state, served=served, averaged={}), clients, sizes)
+
     def offer(self, state: AutoState, cohort: Tensor, fed: Federation) -> Offer:
-        offer = state.served.offer(cohort)
+        offer = offer_assigned(state.averaged or state.served.models, state.served.assignment, cohort)
         is_personal = bool((state.amounts > 0).any())
         return offer._replace(each={**offer.each, "amount": state.amounts}) if is_personal else offer
 
@@ -193,7 +204,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def diagnosis(self, state: AutoState) -> str:
         own, used = state.chosen > 0, state.served.assignment.unique()
         known = int((state.clusters >= 0).sum())
-        found = summarise_clusters(len(own), bool(state.plan.any()), known).capitalize()
+        found = summarise_clusters(len(own), bool(state.plan[2] > 0), known).capitalize()
         said = [f"{found}, {int(own.sum())} with a model of their own" if len(own) > 1 else f"{found}, one model"]
         pairs = int(own.sum()) - len(state.chosen[own].unique())
         said += [f"{2 * pairs} of them share one with another"] if pairs else []
@@ -201,12 +212,3 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         said += [f"personalised: {int((personal > 0).sum())} of {len(personal)} models"] if bool(personal.any()) else []
         fragile, worse = int(state.fragile.sum()), int(((state.gains < 0) & (state.served.assignment > 0)).sum())
         return "; ".join([*said, *explain_doubts(fragile, worse)]) + "."
-
-
-def summarise_clusters(number: int, differ: bool, clients: int) -> str:
-    """What was found, in one line."""
-    if number > 1:
-        return f"{number} clusters, well separated"
-    if clients < FEWEST:
-        return f"one cluster: {clients} clients are too few for signatures to decide"
-    return "one cluster: clients differ by degrees" if differ else "one cluster: clients are alike"

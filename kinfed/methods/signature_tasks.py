@@ -34,7 +34,7 @@ from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Payload, select
 from kinfed.per_client import Each
 from kinfed.privacy import UNPROTECTED
-from kinfed.relatedness import Calibrated, Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
+from kinfed.relatedness import FEWEST, Calibrated, Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
 
 Newcomers = Literal["nearest", "relate"]
@@ -352,3 +352,12 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
     def signatures(self, state: KMeansState, fed: Federation) -> Tensor:
         replies, points = self.collect(state.root, fed.clients, fed)
         return replies.align(fed.clients, points)
+
+
+def summarise_clusters(number: int, differ: bool, clients: int) -> str:
+    """What was found, in one line."""
+    if number > 1:
+        return f"{number} clusters, well separated"
+    if clients < FEWEST:
+        return f"one cluster: {clients} clients are too few for signatures to decide"
+    return "one cluster: clients differ by degrees" if differ else "one cluster: clients are alike"

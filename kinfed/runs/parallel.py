@@ -1,13 +1,10 @@
 """Parallel runs: processes that live as long as there are runs, and take the next one as soon as they are free.
 
-So each pays once for its imports, for the start of the GPU, and for clients that its next run has too. They are
-spawned: CUDA does not survive a fork.
+So each pays once for its imports, for the start of the GPU, and for clients that its next run has too.
 """
 
-import multiprocessing
 import os
 import signal
-import threading
 import time
 import traceback
 from collections import deque
@@ -24,6 +21,7 @@ from kinfed.config import POPULATION, Config, make_population, to_toml
 from kinfed.data import Population
 from kinfed.engines import choose_device
 from kinfed.errors import CheckpointError, ConfigError, KinfedError, OutOfMemory
+from kinfed.processes import Spawned, end_processes, receive_from, start_processes
 from kinfed.progress import Display, Silence
 from kinfed.runs.lifecycle import Given, Place, resume, start
 from kinfed.runs.logs import CHECKPOINT, CONFIG
@@ -137,10 +135,6 @@ def limit_threads(wanted: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-THREADS = "OMP_NUM_THREADS"  # read when torch is loaded: products may ignore torch.set_num_threads later
-PATIENCE = 5.0  # seconds that a process has to end
-
-
 @dataclass(frozen=True)
 class Setup:
     """What a process has for all of its runs."""
@@ -223,6 +217,7 @@ class Workers:
 
     at_once: int
     threads: int = 0  # of torch in each; 0: its share of this process's
+    early: list[Spawned] = field(default_factory=list)  # processes that have started already
     free: list[Worker] = field(default_factory=list)
     setup: Setup | None = None  # theirs
     started: ExitStack = field(default_factory=ExitStack)
@@ -237,6 +232,8 @@ class Workers:
         """Starts the processes that these runs need: they load what all runs need while this one goes on."""
         if self.serves(jobs):
             self.free = self.take(min(self.at_once, len(jobs)), find_device(jobs))
+        else:
+            self.dismiss_early()
 
     def run(self, jobs: Sequence[Job], display: Display) -> dict[Path, str]:
         """Takes all runs to their end; gives back why runs failed, by their folders."""
@@ -259,7 +256,22 @@ class Workers:
             self.close()
             self.setup = setup
         missing = max(0, count - len(self.free))
-        return [*self.free, *self.started.enter_context(start_workers(missing, setup))]
+        early = self.employ_early(missing, setup)
+        return [*self.free, *early, *self.started.enter_context(start_workers(missing - len(early), setup))]
+
+    def employ_early(self, count: int, setup: Setup) -> list[Worker]:
+        """So many of the processes that have started already, if they have the right threads; the others leave."""
+        fitting = [each for each in self.early if setup.device != "cpu" or each.threads == setup.threads][:count]
+        self.early = [each for each in self.early if each not in fitting]
+        self.dismiss_early()
+        self.started.callback(end_processes, fitting)
+        return [employ(each, setup) for each in fitting]
+
+    def dismiss_early(self) -> None:
+        """Lets the processes leave that have started already, and have nothing to do."""
+        for each in self.early:
+            each.line.close()
+        self.early = []
 
     def close(self) -> None:
         """Ends all of them."""
@@ -312,64 +324,18 @@ def outlook(count: int, left: int, seconds: float) -> str:
 @contextmanager
 def start_workers(count: int, setup: Setup) -> Iterator[list[Worker]]:
     """So many workers; all end with the context, busy ones as if by Ctrl-C."""
-    workers: list[Worker] = []
-    try:
-        with ignore_interrupts():
-            workers += (start_worker(setup) for _ in range(count))
-        yield list(workers)
-    finally:
-        with ignore_interrupts():  # to a second Ctrl-C: all that it could ask for is under way
-            for worker in workers:
-                worker.process.terminate()
-            end = time.monotonic() + PATIENCE
-            for worker in workers:
-                worker.process.join(max(0.0, end - time.monotonic()))
-                worker.process.kill()  # if it is still there
-                worker.process.join()
-                worker.line.close()
+    with start_processes(count, setup.threads) as started:
+        yield [employ(each, setup) for each in started]
 
 
-def start_worker(setup: Setup) -> Worker:
-    """A new worker."""
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=work, args=(setup, theirs), daemon=True)
-    with set_variable(THREADS, str(setup.threads)):
-        process.start()
-    theirs.close()  # else its end would go unnoticed
-    return Worker(process, ours)
-
-
-@contextmanager
-def set_variable(name: str, value: str) -> Iterator[None]:
-    """Inside it an environment variable has this value, also for processes that are started there."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-@contextmanager
-def ignore_interrupts() -> Iterator[None]:
-    """Inside it Ctrl-C has no effect, nor ever on processes started there: their parent ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def employ(spawned: Spawned, setup: Setup) -> Worker:
+    """A process that has started becomes a worker."""
+    spawned.give(work, setup)
+    return Worker(spawned.process, spawned.line)
 
 
 def work(setup: Setup, line: Connection) -> None:
     """What a process does: one run after the other."""
-    threading.Thread(target=leave_with_parent, daemon=True).start()
     os.chdir(setup.place)  # a spawned process begins where its parent began
     torch.set_num_threads(setup.threads)
     start_devices(setup.device)
@@ -389,18 +355,3 @@ def start_devices(names: str) -> None:
     with suppress(RuntimeError):
         for name in names.split(","):
             torch.zeros(1, device=name)
-
-
-def leave_with_parent() -> None:
-    """Ends this process when its parent is gone, however that came: the next command may take up the same run."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
-
-
-def receive_from(line: Connection) -> object:
-    """What comes next, or None if the other end is closed."""
-    try:
-        return line.recv()
-    except (EOFError, OSError):
-        return None

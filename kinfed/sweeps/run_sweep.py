@@ -9,6 +9,7 @@ from kinfed.checkpoint import FORMAT
 from kinfed.config import DEMO, Table, make_population, read_toml, to_toml
 from kinfed.config.assembly import ConfigLike, check_needs, configure
 from kinfed.errors import ConfigError, KinfedError
+from kinfed.processes import Spawned
 from kinfed.progress import Display, Silence, choose_display
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs.lifecycle import Interrupted, free_folder
@@ -96,11 +97,14 @@ def check_sweep(definition: Definition) -> None:
         check_trackers(config.trackers)
 
 
-def run_sweep(found: Sweep, display: Display, jobs: int) -> Sweep:
-    """Takes all runs of a sweep to their end, tests the best, writes and shows what came of it."""
+def run_sweep(found: Sweep, display: Display, jobs: int, early: Sequence[Spawned] = ()) -> Sweep:
+    """Takes all runs of a sweep to their end, tests the best, writes and shows what came of it.
+
+    `early` are processes that have started already.
+    """
     check_jobs(jobs)
     todo = found.jobs("runs", found.tried)
-    with Workers(jobs) as workers:  # those of the first runs do the last ones too
+    with Workers(jobs, early=list(early)) as workers:  # those of the first runs do the last ones too
         workers.prepare(todo)
         check_sweep(found.definition)
         failed = run_points(found, todo, workers, display)

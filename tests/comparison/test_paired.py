@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 import pytest
-from scipy.stats import t
+from scipy.stats import t, ttest_1samp, ttest_ind
 
 from kinfed.comparison import (
     Outcome,
@@ -17,7 +17,7 @@ from kinfed.comparison import (
     runs_as_csv,
     win_matrix,
 )
-from kinfed.comparison.paired import Measured, Pair
+from kinfed.comparison.paired import Measured, Pair, compare_unpaired, estimate
 from kinfed.quality import MAE
 
 
@@ -74,6 +74,16 @@ def test_the_same_numbers_without_common_clients_decide_nothing():
     assert headline(apart).endswith("unpaired, 4 and 4 runs).")
     assert not any(row[1].is_best for row in make_cells(apart)[1])
     assert win_matrix(apart) == []
+
+
+def test_intervals_are_scipys():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=4), rng.normal(1, 3, size=7)
+    welch = ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    found = compare_unpaired(*([Measured(str(seed), seed, v, a) for seed, v in enumerate(runs)] for runs in (a, b)))
+    assert (found.low, found.high) == pytest.approx(tuple(welch))
+    paired = ttest_1samp(b, 0.0).confidence_interval(0.95)
+    assert (estimate(b, "").low, estimate(b, "").high) == pytest.approx(tuple(paired))
 
 
 def test_differences_that_seeds_turn_round_are_not_resolved():

@@ -87,7 +87,7 @@ def statistics(**more) -> EmbeddingStatistics:
 def make(name: str, local: LocalTraining | None = None, **more):
     model, local = small_net(), local or OWN.get(name, LOCAL)
     return {
-        "auto": lambda: Auto(model, local, **more),
+        "auto": lambda: Auto(model, local, **({"average": 0.4} | more)),
         "fedavg": lambda: FedAvg(model, local, **more),
         "fedavg_ft": lambda: FedAvgFT(model, local, **more),
         "fedprox": lambda: FedProx(model, local, **more),

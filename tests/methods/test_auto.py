@@ -81,7 +81,7 @@ def test_few_clients_are_never_taken_for_alike():
     method = Auto(make_model("mlp_200", (1, 8, 8), 10), LocalTraining(epochs=1))
     run = Experiment(method, five, rounds=4)
     run.run()
-    assert run.state.plan.tolist() == [0, 0, 2], "samples are held out, and judge personalised models"
+    assert run.state.plan.tolist() == [0, 0, 2, 4], "samples are held out, and judge personalised models"
     assert "One cluster: 5 clients are too few for signatures to decide" in method.diagnosis(run.state)
 
 
@@ -92,7 +92,13 @@ def test_models_are_interpolated():
 
 @pytest.mark.parametrize(
     "rounds, clusters, plan",
-    [(50, 5, [10, 13, 25]), (50, 2, [10, 10, 25]), (50, 1, [0, 0, 25]), (50, 0, [0, 0, 0]), (4, 3, [2, 2, 2])],
+    [
+        (50, 5, [10, 13, 25, 45]),
+        (50, 2, [10, 10, 25, 45]),
+        (50, 1, [0, 0, 25, 45]),
+        (50, 0, [0, 0, 0, 45]),
+        (4, 3, [2, 2, 2, 4]),
+    ],
 )
 def test_rounds_are_planned(rounds, clusters, plan):
     assert Auto(small_net(), LOCAL).make_plan(rounds, clusters).tolist() == plan
@@ -115,9 +121,28 @@ def test_clients_that_are_alike_get_fedavg_to_the_bit():
         assert torch.equal(auto.state.served.models[name][0], weight)
 
 
-@pytest.mark.parametrize("wrong", [{"hold_out": 1}, {"compare": 0.6}, {"judge": 1.5}, {"compare": -0.1}])
+def test_clients_are_served_the_mean_of_the_last_rounds_models_and_train_the_last():
+    alike, model = build_population(load("digits"), IID(20), 0), make_model("mlp_200", (1, 8, 8), 10)
+    method = Auto(model, LocalTraining(epochs=1), average=0.5)
+    fed, seen = Vectorised(method, alike, fraction=0.2), []
+    fed.rounds = 4
+    state = method.init(fed)
+    for t in range(4):
+        fed.begin(t)
+        state = method.round(state, t, fed)
+        name = next(iter(state.served.models))
+        seen.append(state.served.models[name])
+        served = method.offer(state, fed.clients, fed).each["params"][name]
+        expected = seen[-1] if t < 2 else torch.stack(seen[2:]).mean(0)
+        torch.testing.assert_close(served, expected)
+    assert not torch.equal(served, seen[-1])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hold_out": 1}, {"compare": 0.6}, {"judge": 1.5}, {"compare": -0.1}, {"average": 1.5}]
+)
 def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ConfigError, match=r"hold_out|compare"):
+    with pytest.raises(ConfigError, match=r"hold_out|compare|average"):
         Auto(small_net(), LOCAL, **wrong)
 
 

@@ -93,7 +93,7 @@ IDENTITIES: dict[str, Callable[[], tuple[Params, Params]]] = {
     "fedbabu": is_fedavg_of_the_body("fedbabu"),
     "fedbn": one_client_with_norms,
     "local": is_fedavg("local", ONE),
-    "auto": is_fedavg("auto", compare=0.0, merge=0.0, judge=0.0),
+    "auto": is_fedavg("auto", compare=0.0, merge=0.0, judge=0.0, average=0.0),
     "flt": is_fedavg(KERNEL, relatedness=Relatedness(threshold=1e9), stale="exclude"),
     "pca_km_hc": is_fedavg("pca_km_hc", threshold=1e9, stale="exclude"),
     "ifca": is_fedavg("ifca", clusters=1),

@@ -18,7 +18,7 @@ SETTINGS = {
     "flt": {"signature": PartMeans(latent=8, pretraining=Pretraining("digits", epochs=1, least_steps=1))},
     "cfl": {"after": 99},  # a split asks further clients
     "feddrift": {"first": "one", "delta": 1.0},
-    "auto": {"compare": 0.0, "merge": 0.0, "judge": 0.0},
+    "auto": {"compare": 0.0, "merge": 0.0, "judge": 0.0, "average": 0.0},
     "pca_km_hc": {"components": 16},
     "repa": {"signature": statistics(encoder_rounds=2)},
 }
