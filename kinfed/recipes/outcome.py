@@ -15,6 +15,7 @@ from kinfed.runs.reader import Run
 
 Runs = Callable[[Config], Run | None]  # the run of a config, if it ended
 HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not run"
+NO_DATA = "data not here"  # how the state of a cell begins that could not run
 
 
 Numbers = Mapping[str, float]  # of one run, by measure; SECONDS too
@@ -37,6 +38,11 @@ class Result:
     @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(self.numbers)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether nothing was tried: it was not run, or its data are not here."""
+        return not self.found and (self.state == UNKNOWN or self.state.startswith(NO_DATA))
 
     @property
     def seconds(self) -> float:
@@ -112,11 +118,11 @@ def result_of(recipe: Recipe, cell: Cell, seeds: Sequence[int], runs: Runs, stat
     """
     tried = [read_numbers(recipe, cell, variant, seeds, runs) for variant in cell.variants]
     if not all(tried):
-        return Result(cell, (), state=state or "not run")
+        return Result(cell, (), state=state or UNKNOWN)
     if cell.is_mean:
         numbers = average_variants(tried)
         if not numbers:
-            return Result(cell, (), state=state or "not run")
+            return Result(cell, (), state=state or UNKNOWN)
         all_runs = tuple(run for config in cell.configs(list(numbers)) if (run := runs(config)))
         return replace(judge_numbers(recipe, cell, numbers), runs=all_runs)
     sign = -1 if MEASURES[recipe.main].lower_is_better else 1
