@@ -2,16 +2,18 @@
 
     python benchmarks/population.py [--clients 1000 10000 100000] [--cohort 1000] [--samples 50] [--side 28]
                                     [--channels 1] [--model mlp_200] [--device cpu] [--rounds 5]
-                                    [--plot docs/population.png]
+                                    [--plot docs/population.png] [--profile]
 
 Every client has samples of its own. Training alone is measured, after a round that warms up; seconds on a CPU are those
 of the processor. "Beside samples" is the peak of memory in a round less what the samples take, which grows with the
-population by definition.
+population by definition. With --profile two more rounds run under torch's profiler, and the operations that took
+most time on the CPU and on the GPU are printed.
 """
 
 import argparse
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -42,14 +44,36 @@ def measure(clients: int, said: argparse.Namespace) -> dict[str, float]:
     method = FedAvg(make_model(said.model, tuple(population.x.shape[1:]), 10), LocalTraining(1, 10, 0.01))
     fed = Vectorised(method, population, fraction=said.cohort / clients, device=said.device)
     state, taken = method.init(fed), list[float]()
-    for t in range(rounds + 1):
-        began = read_clock(fed.x)
+
+    def run_round(t: int) -> None:
+        nonlocal state
         fed.begin(t)
         state = method.round(state, t, fed)
+
+    for t in range(rounds + 1):
+        began = read_clock(fed.x)
+        run_round(t)
         taken.append(read_clock(fed.x) - began)
+    if said.profile:
+        profile_rounds(run_round, range(rounds + 1, rounds + 3), clients)
     held = population.x.numel() + 16 * population.y.numel()  # images, labels, and sample numbers
     return {"clients": clients, "cohort": said.cohort, "seconds": sorted(taken[1:])[rounds // 2],
             "samples": held, "beside": max(0, peak_bytes(fed.x) - held)}  # fmt: skip
+
+
+def profile_rounds(run_round: Callable[[int], None], rounds: range, clients: int) -> None:
+    """Prints the operations of these rounds that took most time."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    with torch.profiler.profile(activities=kinds) as profiler:
+        for t in rounds:
+            with torch.profiler.record_function("round"):
+                run_round(t)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    for order in ("self_cpu_time_total", "self_device_time_total")[: len(kinds)]:
+        print(f"{clients:,} clients, {len(rounds)} rounds, by {order}")
+        print(profiler.key_averages().table(sort_by=order, row_limit=15, max_name_column_width=70))
 
 
 def read_clock(x: Tensor) -> float:
@@ -89,6 +113,7 @@ def main() -> None:
     parser.add_argument("--model", default="mlp_200")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--profile", action="store_true")
     said = parser.parse_args()
     table = []
     print(HEADER)

@@ -21,17 +21,17 @@ CAPTURING = threading.Lock()  # while a thread captures, no other may wait for t
 
 
 @cache
-def finish_before_exit() -> None:
-    """Makes this process, however it is interrupted, let the GPU finish before it ends.
+def finish_before_exit(device: torch.device) -> None:
+    """Makes this process, however it is interrupted, let this GPU finish before it ends.
 
     Else, under NVIDIA's Multi-Process Service, all other processes on the GPU would fail with illegal memory accesses.
     """
-    Finalize(None, _wait_for_gpu, exitpriority=100)
+    Finalize(None, _wait_for_gpu, (device,), exitpriority=100)
 
 
-def _wait_for_gpu() -> None:
+def _wait_for_gpu(device: torch.device) -> None:
     with suppress(RuntimeError):  # what failed was said before
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
 
 Function = Callable[[Params], Params]  # what it depends on beside its inputs stays where it is in memory

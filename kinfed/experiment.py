@@ -369,6 +369,8 @@ class Experiment(Generic[State]):
         return self._admit(state, placed)
 
     def _admit(self, state: State, placed: Tensor) -> State:
+        if self.fed.present is placed:  # nobody has come
+            return state
         here = self.fed.real
         unseen = here[~torch.isin(here, placed)]
         return self.method.admit(state, unseen, self.fed) if len(unseen) else state

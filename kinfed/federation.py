@@ -7,8 +7,9 @@ import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -21,7 +22,7 @@ from kinfed.client import NUMBERS, UNMARKED, Facts, HasMemory, Range, Task, mark
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError, NetworkError
-from kinfed.keys import base_key, fold, normal, to_uniform, uniform
+from kinfed.keys import base_key, choose, fold, normal, to_uniform
 from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, select, to_flat
 from kinfed.privacy import OPEN, Privacy
 
@@ -135,6 +136,8 @@ class Federation(ABC):
         self.count = len(self.roles)
         self.true_clusters = population.true_clusters
         self.columns = RoleColumns.of(self.roles)
+        self.listed: dict[tuple[str, int, bool], Tensor] = {}  # ids of clients, as long as nobody comes or goes
+        self.weighed: tuple[tuple[object, ...], Tensor] | None = None  # their weights, and what these came from
         self.since = self.columns.joins.clone()
         self.held: Tensor | None = None  # training samples of each label, once they were asked for
         self.round = 0
@@ -143,6 +146,7 @@ class Federation(ABC):
         self.calls: dict[str, int] = {}
         self.ledger = Ledger(self.count)
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
+        self.is_dry_run = False  # what clients keep now is forgotten later
         self.rejected: list[Rejected] = []
         self.client_seconds = 0.0  # spent on clients' tasks so far; the rest is the server's own work
         self.decoys = torch.zeros(0, dtype=torch.long)  # asked since nobody was drawn, and not summed
@@ -156,7 +160,10 @@ class Federation(ABC):
     @property
     def weights(self) -> Tensor:
         """The same as they count in averages, capped where the aggregation says so: [clients]."""
-        return self.aggregation.cap(self.sizes, self.clients)
+        origin = self.aggregation, self.sizes, self.clients
+        if self.weighed is None or any(now is not then for now, then in zip(origin, self.weighed[0], strict=True)):
+            self.weighed = origin, self.aggregation.cap(*origin[1:])
+        return self.weighed[1]
 
     @property
     def test_samples(self) -> int:
@@ -166,17 +173,17 @@ class Federation(ABC):
     @property
     def clients(self) -> Tensor:
         """Ids of those who train now."""
-        return self._ids(self._columns.trains & self._stays & (self._columns.joins <= self.round))
+        return self._list("clients", lambda: self._columns.trains & self._stays & (self._columns.joins <= self.round))
 
     @property
     def present(self) -> Tensor:
         """Ids of all who are there now, holdout and unlabelled clients included."""
-        return self._ids(self._present)
+        return self._list("present", lambda: self._present)
 
     @property
     def real(self) -> Tensor:
         """Ids of all who can be served by now; look-alikes, who are made to be placed and not to be served, are not."""
-        return self._ids(self._present & self._columns.real)
+        return self._list("real", lambda: self._present & self._columns.real)
 
     @property
     def unseen(self) -> Tensor:
@@ -256,8 +263,8 @@ class Federation(ABC):
             drawn = ids[(luck < self.fraction).nonzero()[:, 0].to(self.device)]
             self.decoys = ids[:1] if not len(drawn) else ids[:0]
             return drawn if len(drawn) else self.decoys
-        chosen = uniform(torch.tensor(self._next_key("sample")), len(ids)).argsort(stable=True)
-        return ids[chosen[: max(1, int(self.fraction * len(ids)))].sort().values.to(self.device)]
+        key = torch.tensor(self._next_key("sample"), device=self.device)
+        return ids[choose(key, len(ids), max(1, int(self.fraction * len(ids))))]
 
     def average(self, replies: Replies, name: str, sent: Params) -> Params:
         """One model from those that all clients trained from this one: by the rule of aggregation, or privately."""
@@ -349,6 +356,7 @@ class Federation(ABC):
     def _columns(self) -> RoleColumns:
         if self.columns.roles is not self.roles:  # somebody has come
             self.columns = RoleColumns.of(self.roles)
+            self.listed.clear()
         return self.columns
 
     @property
@@ -358,6 +366,14 @@ class Federation(ABC):
     @property
     def _stays(self) -> Tensor:
         return self._columns.leaves > self.round
+
+    def _list(self, name: str, wanted: Callable[[], Tensor]) -> Tensor:
+        """Ids of the wanted clients; looked for anew only when somebody has come or gone."""
+        key = name, bisect(self._columns.turns, self.round), self.is_over
+        if key not in self.listed:
+            self.listed = {old: ids for old, ids in self.listed.items() if old[1:] == key[1:]}
+            self.listed[key] = self._ids(wanted())
+        return self.listed[key]
 
     def _ids(self, wanted: Tensor) -> Tensor:
         return wanted.nonzero()[:, 0].to(self.device)
@@ -406,7 +422,11 @@ class Resident(Federation):
     def _keep(self, cohort: Tensor, kept: Stack) -> None:
         if not self.memory:
             self.memory = repeat(self.initial_memory(), self.count)
-        self.memory = self.memory | put({name: self.memory[name] for name in kept}, cohort, kept)
+        if self.is_dry_run:
+            self.memory = self.memory | put({name: self.memory[name] for name in kept}, cohort, kept)
+            return
+        for name, values in kept.items():  # in place: a copy of what all clients remember would cost every round
+            self.memory[name].index_copy_(0, cohort, values)
 
     def _check(self, name: str, cohort: Tensor, send: Payload, ranges: Mapping[str, Range], models: int) -> Tensor:
         """Positions of the replies that can be used; the others are noted."""

@@ -47,6 +47,15 @@ def uniform(key: Tensor, count: int) -> Tensor:
     return ((bits >> 40) & 0xFFFFFF).float() / 2**24
 
 
+def choose(key: Tensor, count: int, wanted: int) -> Tensor:
+    """So many different positions of `count`, sorted: those whose `uniform` numbers are least, the first of equals."""
+    position = torch.arange(count, device=key.device)
+    if wanted >= count:
+        return position
+    rank = ((fold(key, position) >> 40) & 0xFFFFFF) << 32 | position  # no two are the same
+    return (rank.topk(wanted, largest=False, sorted=False).values & 0xFFFFFFFF).sort().values
+
+
 def to_uniform(bits: Tensor) -> Tensor:
     """Random 64-bit numbers as numbers in [0, 1), double."""
     return ((bits >> 11) & (2**53 - 1)).double() / 2**53

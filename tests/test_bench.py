@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from kinfed.bench import contenders
 from kinfed.bench.contenders import CHECKOUT, CONTENDERS, Absent, choose_contenders, find_processes, last_error, start
-from kinfed.bench.drivers import NETWORKS
+from kinfed.bench.drivers import NETWORKS, start_plain
 from kinfed.bench.race import Heat, Plan, Timing, make_table
 from kinfed.bench.workloads import WEIGHTS, WORKLOADS
 from kinfed.cli import app
@@ -160,6 +160,16 @@ def test_a_contender_ends_with_its_context(tmp_path):
         assert find_processes(runner.tag)
         assert runner.turn() > 0
     assert runner.process.poll() is not None and not find_processes(runner.tag)
+
+
+def test_the_plain_loop_in_float32_uses_no_tf32(monkeypatch, tmp_path):
+    job, used = WORKLOADS["mlp"].scale(0.01).make_job(tmp_path, 1, "cpu"), []
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    for name in ("plain", "plain-float32"):
+        monkeypatch.setattr("sys.argv", CONTENDERS[name].command(job)[2:])  # as the process has it
+        start_plain(job)(0)
+        used.append(torch.backends.cudnn.allow_tf32)
+    assert used == [True, False]
 
 
 def test_a_contender_that_fails_is_noted_and_the_others_go_on():

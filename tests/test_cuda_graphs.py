@@ -90,17 +90,18 @@ def test_a_full_memory_is_not_taken_for_a_refusal(captures, monkeypatch):
 
 
 @pytest.mark.parametrize("end", ["raise KeyboardInterrupt", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"])
-def test_an_interrupted_process_lets_the_gpu_finish(end):
+def test_an_interrupted_process_lets_all_its_gpus_finish(end):
     script = f"""
 import torch
 from kinfed.cuda_graphs import finish_before_exit
-def synchronize():
-    print("finished", flush=True)
+def synchronize(device):
+    print("finished", device, flush=True)
     raise RuntimeError("an illegal memory access")
 torch.cuda.synchronize = synchronize
-finish_before_exit()
-finish_before_exit()
+for name in ("cuda:0", "cuda:1", "cuda:0"):
+    finish_before_exit(torch.device(name))
 {end}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == "finished\n" and done.returncode != 0 and "illegal" not in done.stderr
+    assert sorted(done.stdout.splitlines()) == ["finished cuda:0", "finished cuda:1"]
+    assert done.returncode != 0 and "illegal" not in done.stderr

@@ -1,14 +1,19 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 
+from kinfed.aggregation import Mean
 from kinfed.client import Range, Reply, client_task
 from kinfed.data import Change, Role
-from kinfed.engines import Sequential
+from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.federation import EXCLUDED, Offer, Rejected
+from kinfed.keys import base_key, choose, uniform
 from kinfed.methods import FedAvg, Local
+from kinfed.metrics.dry_runs import dry_run
+from kinfed.training import LocalTraining
 from tests.problems import ENGINES, assert_close, fit, small_net, tiny_population
 
 
@@ -140,6 +145,44 @@ def test_a_sample_is_seeded_sorted_and_of_the_asked_size():
     assert all(len(set(d)) == 3 and d == sorted(d) for d in drawn)
     assert {client for d in drawn for client in d} == set(range(6))
     assert len(probe(Sequential, fraction=0.01).sample()) == 1
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(5, 2), (7, 7), (40_000, 300)])
+def test_a_sample_has_the_least_uniform_numbers_and_the_first_of_equals(count, wanted):
+    key = torch.tensor(base_key(count))
+    order = uniform(key, count).argsort(stable=True)  # 24 bits: some of 40,000 numbers are equal
+    assert choose(key, count, wanted).equal(order[:wanted].sort().values)
+
+
+def test_clients_and_weights_are_listed_anew_only_when_somebody_comes_or_goes():
+    roles = (Role(), Role(joins=2), Role(leaves=4), Role())
+    fed = Vectorised(FedAvg(small_net()), replace(tiny_population((4, 5, 6, 7)), roles=roles))
+    fed.aggregation, seen = Mean(sample_cap=1), []
+    for t in range(5):
+        fed.begin(t)
+        seen.append((fed.clients, fed.present, fed.weights))
+    assert [clients.tolist() for clients, *_ in seen] == [[0, 2, 3]] * 2 + [[0, 1, 2, 3]] * 2 + [[0, 1, 3]]
+    assert [len({id(t) for t in seen}) for seen in zip(*seen, strict=True)] == [3, 3, 3]
+    assert [weights.tolist() for *_, weights in seen[:2]] == [[4, 5, 6, 6]] * 2  # capped by the median of 4, 6 and 7
+    fed.is_over = True
+    assert fed.clients.tolist() == [0, 1, 3]
+    fed.aggregation = Mean(sample_cap=0)
+    assert fed.weights.tolist() == [4, 5, 6, 7]
+
+
+def test_what_clients_remember_is_changed_in_place_but_in_a_dry_run():
+    method = Local(small_net(), LocalTraining(1, 5, 0.1))
+    fed = Vectorised(method, tiny_population())
+    run = partial(fed.run, method.train, torch.tensor([1]))
+    run()
+    (name, memory), *_ = fed.memory.items()
+    before = memory.clone()
+    with dry_run(fed):
+        run()
+        assert not fed.memory[name].equal(before)
+    assert fed.memory[name] is memory and memory.equal(before)
+    run()
+    assert fed.memory[name] is memory and not memory[1].equal(before[1]) and memory[0].equal(before[0])
 
 
 def test_a_sample_can_be_drawn_from_some():

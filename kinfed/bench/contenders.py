@@ -66,6 +66,12 @@ CONTENDERS = {
     "kinfed-bf16": Contender("kinfed-bf16", "the same with bf16", "kinfed", ("vectorised", "bf16")),
     "sequential": Contender("sequential", "kinfed's reference engine", "kinfed", ("sequential",)),
     "plain": Contender("plain", "a plain PyTorch loop", "plain"),
+    "plain-float32": Contender(
+        "plain-float32",
+        "the same in full float32: by default torch's convolutions on a GPU use TF32",
+        "plain",
+        ("float32",),
+    ),
     "plain-1": Contender("plain-1", "the same with one thread", "plain", threads=1),
     "flower": Contender("flower", "Flower's simulation on Ray, an actor a thread"),
     "pfl": Contender("pfl", "pfl-research, a process a thread"),

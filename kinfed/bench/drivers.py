@@ -154,10 +154,14 @@ def make_network(name: str, classes: int) -> "nn.Module":
 
 
 def start_plain(job: Job) -> Round:
-    """The yardstick: each client trains one module from the global weights, which are then averaged; nothing else."""
+    """The yardstick: each client trains one module from the global weights, which are then averaged; nothing else.
+
+    Products have torch's usual precision, where convolutions on a GPU are in TF32, unless "float32" is an argument.
+    """
     import torch
 
     torch.set_num_threads(job.threads)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32 and "float32" not in sys.argv[3:]
     module = make_network(job.network, job.classes).to(job.device)
     x, y = (torch.from_numpy(samples).to(job.device) for samples in (job.floats(), job.labels()))
     server = [w.detach().clone() for w in module.parameters()]

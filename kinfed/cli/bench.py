@@ -23,8 +23,9 @@ def bench(
     contenders: Annotated[
         str | None,
         typer.Option(
-            help="kinfed, kinfed-tf32, kinfed-bf16, sequential, plain, plain-1 (one thread), flower, pfl, fedlab, "
-            "fedjax. Default: kinfed, sequential, plain, and the other simulators in a checkout of the repository.",
+            help="kinfed, kinfed-tf32, kinfed-bf16, sequential, plain, plain-float32 (no TF32 on a GPU), plain-1 (one "
+            "thread), flower, pfl, fedlab, fedjax. Default: kinfed, sequential, plain, and the other simulators in a "
+            "checkout of the repository.",
             show_default=False,
         ),
     ] = None,

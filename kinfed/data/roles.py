@@ -20,6 +20,7 @@ class RoleColumns(NamedTuple):
     """What roles say, column by column, for questions that are asked in every round."""
 
     roles: tuple[Role, ...]
+    turns: tuple[int, ...]  # the rounds in which somebody comes or goes, in their order
     joins: Tensor  # [clients], the round each enters
     leaves: Tensor  # [clients], the round from which on each is gone
     trains: Tensor  # [clients] bool
@@ -32,7 +33,8 @@ class RoleColumns(NamedTuple):
         real = [role.look_alike_of is None for role in roles]
         traits = [role.trains for role in roles], [role.labelled for role in roles], real
         joins, leaves = (torch.tensor([getattr(role, name) for role in roles]) for name in ("joins", "leaves"))
-        return cls(roles, joins, leaves, *(torch.tensor(t) for t in traits))
+        turns = tuple(torch.cat([joins, leaves]).unique().tolist())
+        return cls(roles, turns, joins, leaves, *(torch.tensor(t) for t in traits))
 
 
 @dataclass(frozen=True)

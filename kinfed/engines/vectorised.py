@@ -101,11 +101,12 @@ class Vectorised(Resident):
         self.tuned: dict[str, ExecutionPlan] = {}  # task -> the plan that was fastest
         self.free = GIBIBYTE
         if self.on_gpu:
-            finish_before_exit()
+            finish_before_exit(self.device)
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             self.free = torch.cuda.mem_get_info(self.device)[0] // 2
         self.graphs, self.step_graphs, self.training_graphs = CudaGraphs(MOST_GRAPHS), StepGraphs(), TrainingGraphs()
         self.tables: dict[str, SampleTable] = {}
+        self.arrived: Tensor | None = None
         self.fallbacks: set[str] = set()  # tasks that vmap refuses
         self.reads: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it reads of a client
         self.lanes: dict[str, int] = {}  # task -> most clients in a block that fit into memory
@@ -237,9 +238,17 @@ class Vectorised(Resident):
     def sizes(self) -> Tensor:
         return self._table("train").sizes  # counted once, not in every round
 
+    @property
+    def _since_here(self) -> Tensor:
+        """The round that each client's samples came in, on the device: taken there once, not for every block."""
+        if self.arrived is None:
+            self.arrived = self.since.to(self.device)
+        return self.arrived
+
     def _change(self, change: Change) -> None:
         super()._change(change)
         self.tables.clear()
+        self.arrived = None
 
     def _captures_steps(self, reads: set[str] | frozenset[str]) -> bool:
         """Whether CUDA graphs are of steps, not of blocks: by autograd, or of uneven clients of the fast path."""
@@ -248,7 +257,7 @@ class Vectorised(Resident):
     def _run_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> tuple[Stack, Stack]:
         """What a block's clients send and what they keep."""
         clients = cohort[block.positions]
-        inputs = {"key": keys[block.positions], "since": self.since.to(self.device)[clients]}
+        inputs = {"key": keys[block.positions], "since": self._since_here[clients]}
         inputs["round"] = torch.tensor(self.round, device=self.device)
         for part, longest in zip(("train", "test"), block.longest, strict=True):
             inputs[part], inputs[f"{part} size"] = self._table(part).pad(clients, longest)

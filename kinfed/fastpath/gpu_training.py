@@ -24,6 +24,7 @@ from kinfed.registry import is_installed
 AT_ONCE = 2**26  # numbers of images that are prepared at once
 GRAPH_STEPS = 16, 64  # steps in a graph: of short trainings, and of long ones
 LONG = 128  # steps
+WORD = 8  # bytes
 MOST = 4  # trainings whose buffers are kept; each holds weights and activations of all its lanes
 
 
@@ -144,11 +145,23 @@ class TrainingState:
     def _images(self, pick: Tensor, keys: Tensor) -> Tensor:
         """The samples of some steps for the first layer: [steps, lanes, b, height, width, channels], padded."""
         first = self.buffers[0].shaped
-        samples = self.network.inputs(self.x.index_select(0, pick.flatten()), keys.flatten())
+        samples = self.network.inputs(gather(self.x, pick.flatten()), keys.flatten())
         samples = samples.view(-1, first.input[2] - first.extra, *first.input[:2])
         around = (first.stage.pad,) * 4
         images: Tensor = pad(samples.permute(0, 2, 3, 1), (0, first.extra, *around)).contiguous()
         return images.view(*pick.shape, *images.shape[1:])
+
+
+def gather(pool: Tensor, pick: Tensor) -> Tensor:
+    """These samples of the pool, in words of eight bytes where they consist of such.
+
+    There are fewer of them than bytes, so that a pool of billions of bytes still has indices of 32 bits.
+    """
+    size, begin = pool[:1].numel() * pool.element_size(), pool.storage_offset() * pool.element_size()
+    if not size or size % WORD or begin % WORD or not pool.is_contiguous():
+        return pool[pick]
+    words = pool.view(len(pool), -1).view(torch.int64).index_select(0, pick)
+    return words.view(pool.dtype).view(len(pick), *pool.shape[1:])
 
 
 def sgd_step(

@@ -45,8 +45,8 @@ class DriftLog:
 
     def enter(self, fed: Federation) -> "DriftLog":
         """The log with the clients whose samples changed before the round that the federation is in."""
-        training = set(fed.clients.tolist())
         changes = [change for change in fed.population.changes if change.round == fed.round]
+        training = set(fed.clients.tolist()) if changes else set[int]()
         moved = [client for change in changes for client in change.clients.tolist() if client in training]
         before = {client: self.latest[client] if self.latest else None for client in moved}
         return replace(self, events=(*self.events, *(DriftEvent(fed.round, m, before[m]) for m in moved)))

@@ -37,12 +37,13 @@ TOGETHER = 500  # clients whose confusion matrices are held at once
 @contextmanager
 def dry_run(fed: Federation) -> Iterator[None]:
     """Inside it clients can be asked; afterwards the federation is as it was before."""
-    before = fed.ledger, fed.calls, fed.memory, fed.rejected
+    before = fed.ledger, fed.calls, fed.memory, fed.rejected, fed.is_dry_run
     fed.ledger, fed.calls, fed.rejected = deepcopy(fed.ledger), dict(fed.calls), list(fed.rejected)
+    fed.is_dry_run = True
     try:
         yield
     finally:
-        fed.ledger, fed.calls, fed.memory, fed.rejected = before
+        fed.ledger, fed.calls, fed.memory, fed.rejected, fed.is_dry_run = before
 
 
 def collect_signatures(

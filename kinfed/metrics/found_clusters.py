@@ -91,7 +91,7 @@ def current_clusters(method: Method[State], state: State, fed: Federation) -> Te
     """The clusters found for the real clients that are there ([clients], -1 for all others), where there are any."""
     if not isinstance(method, FindsClusters):
         return None
-    here = torch.isin(torch.arange(fed.count), fed.real.cpu())
+    here = torch.zeros(fed.count, dtype=torch.bool).index_fill(0, fed.real.cpu(), True)
     return torch.where(here, method.cluster_assignment(state).cpu(), -1)
 
 

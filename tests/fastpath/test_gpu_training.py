@@ -1,7 +1,8 @@
+import pytest
 import torch
 
 from kinfed.fastpath import Schedule
-from kinfed.fastpath.gpu_training import StepBatches, by_step
+from kinfed.fastpath.gpu_training import StepBatches, by_step, gather
 
 SCHEDULE = Schedule(
     torch.zeros(9, 4),
@@ -33,3 +34,12 @@ def test_padding_steps_move_nothing():
     assert padded.lr.flatten().tolist() == [0.5, 0.5, 0, 0] and not padded.sample_weight[3].any()
     assert all(torch.equal(a, b) for a, b in zip(batches, StepBatches(*(t[:3] for t in padded)), strict=True))
     assert padded.pad_steps(2).lr.shape == padded.lr.shape
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 5), (8,), ()])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64])
+def test_samples_are_gathered_in_words_of_eight_bytes_where_they_can(shape, dtype):
+    pool = torch.arange(9 * 784).remainder(251).to(dtype)[: 9 * torch.Size(shape).numel()].view(9, *shape)
+    for own in (pool, pool[1:], pool.expand(2, *pool.shape).transpose(0, 1)):
+        pick = torch.tensor([7, 0, 0, 3])
+        assert gather(own, pick).equal(own[pick]) and gather(own, pick).dtype == dtype
