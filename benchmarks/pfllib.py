@@ -4,6 +4,9 @@
     python -m benchmarks.pfllib --code PFLlib --column fmnist-pat --data-dir DATA --device cuda --out pat.json
     python -m benchmarks.pfllib --code PFLlib --column few-pat --algorithms FedAvg Ditto --data-dir DATA --out few.json
 
+It trains one client after the other, and its Python takes longer than its kernels: run several processes at once on a
+GPU, each with some algorithms and a file of its own.
+
 An algorithm starts from the first model of kinfed's run, and its clients see their training samples in the same order
 in every round, so that the same algorithm has the same numbers up to rounding. PFLlib's files are not changed; replaced
 at run time are where samples come from (the device, not files), its losses on training samples, which are shown and
@@ -30,12 +33,13 @@ from torch import Tensor, nn
 from kinfed.client import Samples
 from kinfed.config import Config
 from kinfed.config.assembly import make_population, model_for
+from kinfed.cuda_graphs import finish_before_exit
 from kinfed.data import Population
 from kinfed.keys import base_key, fold
 from kinfed.recipes import Wanted, cells_of, load_recipe
 
 ROWS = {  # of the table, by PFLlib's algorithm
-    "FedAvg": "fedavg", "FedProx": "fedprox", "PerAvg": "per_fedavg", "Ditto": "ditto", "APFL": "apfl",
+    "FedAvg": "fedavg", "FedProx": "fedprox", "PerAvg": "per_fedavg", "Ditto": "ditto", "APFL": "apfl-pfllib",
     "FedPer": "fedper", "FedRep": "fedrep", "FedBABU": "fedbabu", "Local": "local", "pFedMe": "pfedme-w",
 }  # fmt: skip
 MODULES = {name: f"server{name.removeprefix('Fed').lower()}" for name in ROWS} | {"pFedMe": "serverpFedMe"}
@@ -203,6 +207,8 @@ def main() -> None:
         sys.modules[name] = types.ModuleType(name)
     sys.modules["utils.dlg"].DLG = None
     torch.backends.cudnn.allow_tf32 = False  # as in kinfed
+    if torch.device(options.device).type == "cuda":
+        finish_before_exit()
     found = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in options.algorithms:
         if name not in found:

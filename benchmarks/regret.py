@@ -144,6 +144,14 @@ def run_case(job: tuple[str, int, argparse.Namespace]) -> None:
             file.write(json.dumps(result) + "\n")
 
 
+def list_jobs(options: argparse.Namespace) -> list[tuple[str, int, argparse.Namespace]]:
+    """What is run at once: draws of cases, each in several parts where there are fewer of them than processes."""
+    draws = [(name, seed) for seed in options.seeds for name in options.only]
+    parts = max(1, options.jobs // len(draws))
+    chosen = [argparse.Namespace(**vars(options) | {"methods": options.methods[i::parts]}) for i in range(parts)]
+    return [(name, seed, some) for some in chosen for name, seed in draws]
+
+
 def read_lines(path: Path) -> Iterator[dict[str, object]]:
     if path.exists():
         yield from (json.loads(line) for line in path.read_text().splitlines())
@@ -226,7 +234,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--jobs", type=int, default=1, help="draws of cases at once")
+    parser.add_argument("--jobs", type=int, default=1, help="processes: draws of cases, or parts of them, at once")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
     parser.add_argument("--out", type=Path, default=Path("regret.jsonl"))
     parser.add_argument("--show", action="store_true", help="only the table of what has run")
@@ -237,7 +245,7 @@ def main() -> None:
     if not options.only:
         raise SystemExit(f"no such case; there are {', '.join(CASES)}")
     if not options.show:
-        jobs = [(name, seed, options) for seed in options.seeds for name in options.only]
+        jobs = list_jobs(options)
         with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=None) as pool:
             for _ in pool.imap_unordered(run_case, jobs):
                 pass

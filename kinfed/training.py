@@ -170,9 +170,10 @@ class LocalTraining:
 
         That is the number of steps for plain SGD; momentum makes it larger, and the proximal term smaller.
         """
-        if self.optimiser == "sgd" and not (self.mu or self.weight_decay or self.clip_norm):
-            steps = client.steps(*self.passes).float()  # FedNova's formula, without taking them
-            return (steps - self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)) / (1 - self.momentum)
+        if self.optimiser == "sgd" and not self.clip_norm:
+            pull = self.rate(client) * (self.mu + self.weight_decay)
+            most = (self.steps or self.epochs * max(1, len(client.train))).bit_length()
+            return weigh_steps(client.steps(*self.passes), self.momentum, pull, most)
         start = torch.zeros((), device=client.key.device)
         end, _ = self(client, {"w": start}, lambda params, batch: Gradient({"w": torch.ones_like(start)}))
         return -end["w"] / self.rate(client)
@@ -211,6 +212,23 @@ class LocalTraining:
             return moments[0]
         first, second = 1 - 0.9**step, 1 - 0.999**step
         return each_leaf(lambda m, v: (m / first) / ((v / second).sqrt() + 1e-8), *moments)
+
+
+def weigh_steps(steps: Tensor, momentum: float, pull: Tensor, bits: int) -> Tensor:
+    """The way a after so many SGD steps (of at most so many bits): v ← momentum · v + 1 - pull · a, a ← a + v.
+
+    A step is one product with a matrix, so all of them are its power, by squaring.
+    """
+    pull = pull.double()
+    one, zero = torch.ones_like(pull), torch.zeros_like(pull)
+    of_v, of_a, of_one = (momentum * one, -pull, one), (momentum * one, 1 - pull, one), (zero, zero, one)
+    step = torch.stack([torch.stack(part) for part in (of_v, of_a, of_one)])
+    state = torch.stack([zero, zero, one]).expand(*steps.shape, 3)
+    for bit in range(bits):
+        is_set = ((steps >> bit) & 1).bool()[..., None]
+        state = torch.where(is_set, (step * state[..., None, :]).sum(-1), state)
+        step = (step[:, :, None] * step).sum(1)
+    return state[..., 1].float()
 
 
 def _step(params: Params, lr: Tensor, direction: Params) -> Params:

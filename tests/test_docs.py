@@ -132,7 +132,7 @@ def test_the_tables_on_the_pages_of_results_are_those_of_the_kept_numbers(tmp_pa
     from kinfed.recipes import Wanted, cells_of, list_recipes, load_recipe
     from kinfed.recipes.kept import KeptNumbers
     from kinfed.recipes.outcome_tables import as_markdown
-    from kinfed.recipes.reproduction import outcome_of
+    from kinfed.recipes.reproduction import Order, outcome_of
     from kinfed.recipes.store import Store
 
     folder = ROOT / "docs" / "results"
@@ -142,8 +142,8 @@ def test_the_tables_on_the_pages_of_results_are_those_of_the_kept_numbers(tmp_pa
     renew = "renew them with: kinfed reproduce --paper NAME --show --keep docs/results/measured.csv --page docs/results"
     for name in sorted({key[0] for key in kept.cells}):
         wanted = Wanted(data_dir=str(tmp_path), assumed=kept.datasets(name))
-        recipe = load_recipe(name)
-        shown = as_markdown(outcome_of(recipe, cells_of(recipe, wanted), wanted, Store(tmp_path), kept))
+        recipe, order = load_recipe(name), Order((name,), wanted, tmp_path, show=True)
+        shown = as_markdown(outcome_of(recipe, cells_of(recipe, wanted), order, Store(tmp_path), kept))
         assert f"<!-- {name} -->\n\n{shown}" in pages, f"{name}: {renew}"
 
 
@@ -153,14 +153,15 @@ def test_the_checks_on_a_paper_s_page_are_those_of_the_kept_numbers(paper: str, 
     from kinfed.recipes.claim_lists import list_checks
     from kinfed.recipes.kept import KeptNumbers
     from kinfed.recipes.recipe import tables_of
-    from kinfed.recipes.reproduction import outcome_of
+    from kinfed.recipes.reproduction import Order, outcome_of
     from kinfed.recipes.store import Store
 
     kept = KeptNumbers.read(ROOT / "docs" / "results" / "measured.csv")
     outcomes = []
     for recipe in map(load_recipe, tables_of(paper)):
         wanted = Wanted(data_dir=str(tmp_path), assumed=kept.datasets(recipe.name))
-        outcomes.append(outcome_of(recipe, cells_of(recipe, wanted), wanted, Store(tmp_path), kept))
+        order = Order((recipe.name,), wanted, tmp_path, show=True)
+        outcomes.append(outcome_of(recipe, cells_of(recipe, wanted), order, Store(tmp_path), kept))
     page = (ROOT / "docs" / "results" / f"{paper}.md").read_text()
     assert f"<!-- checks of {paper} -->\n\n{list_checks(outcomes)}" in page, "renew the page, as above"
 

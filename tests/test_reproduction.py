@@ -68,7 +68,32 @@ def test_what_has_ended_can_be_shown_without_running_the_rest():
     found = numbers()
     assert found["local", "digits", "paper", "accuracy"]["measured"]
     assert not found["fedavg", "digits", "paper", "accuracy"]["measured"]
-    assert "not run" in Path("runs/reproduce/tiny.md").read_text()
+    page = Path("runs/reproduce/tiny.md").read_text()
+    assert "| FedAvg | paper | 40 ± 1 → not run |" in page
+    assert "- Columns that were not run: Photographs." in page and "data not here" not in page
+
+
+def test_a_row_has_the_numbers_after_its_round_of_a_run_that_it_shares():
+    early = '\n[rows.early]\ntitle = "Local, T = 2"\nconfig.method = "local"\nround = 2\n'
+    text = Path("tiny.toml").read_text(encoding="utf-8").replace('["accuracy", "variance"]', '["accuracy"]')
+    for before, after in (('["40 ± 1", 300]', "40"), ("[99.5, 1]", "99.5"), ('[50, "–"]', "50"), ("[50, 2]", "50")):
+        assert before in text
+        text = text.replace(before, after)
+    Path("tiny.toml").write_text(
+        text.replace("rounds = 3", "rounds = 3\nevaluation.every = 1") + early, encoding="utf-8"
+    )
+    result = reproduce("tiny.toml", "-q", "--rows", "local,early", "--only", "digits")
+    assert result.exit_code == 0, result.output
+    (run,) = map(Run, Path("runs/reproduce/runs").iterdir())
+    found = {row: float(numbers()[row, "digits", "paper", "accuracy"]["measured"]) for row in ("early", "local")}
+    assert found == {"early": 100 * run.rounds["accuracy"][1], "local": 100 * run.rounds["accuracy"][2]}
+    assert found["early"] != found["local"]
+
+
+def test_a_row_s_round_is_refused_where_a_number_is_known_at_the_end_alone():
+    text = Path("tiny.toml").read_text(encoding="utf-8")
+    Path("tiny.toml").write_text(text.replace('title = "Local"', 'title = "Local"\nround = 2'), encoding="utf-8")
+    assert "tiny: rows.local.round: variance is measured at the end of a run alone" in reproduce("tiny.toml").stderr
 
 
 def test_coarse_products_are_noted_and_make_no_other_run():
@@ -110,6 +135,7 @@ def test_a_column_asked_for_by_name_must_have_its_data():
         (["tiny.toml", "--seeds", "0"], "--seeds: wanted how many"),
         (["tiny.toml", "--jobs", "0"], "--jobs: wanted how many runs at once, at least 1, got 0"),
         ([], "wanted at least one table"),
+        (["tiny.toml", "--lacking"], "--lacking runs what a file of kept numbers lacks: wanted --keep FILE, too"),
     ],
 )
 def test_a_mistake_is_one_line(words, said):
@@ -124,6 +150,16 @@ def test_a_page_is_filled_between_its_marks():
     assert "a tiny table" in page and "old" not in page and page.endswith("rest\n") and page.startswith("# Results")
 
 
+def test_only_what_the_kept_numbers_lack_is_run():
+    words = ("tiny.toml", "--only", "digits", "--keep", "kept.csv", "--lacking")
+    assert "1 runs, 0 of them done before" in reproduce(*words, "--rows", "local").output
+    result = reproduce(*words, "--seeds", "2", "--out", "elsewhere")
+    assert "5 runs, 0 of them done before" in result.output  # FedAvg twice of two seeds, and the second of Local
+    assert not list(Path("elsewhere/runs").glob("local*seed0"))
+    assert len(Path("kept.csv").read_text().splitlines()) == 1 + 3 * 2
+    assert "0 runs, 0 of them done before" in reproduce(*words, "--seeds", "2", "--out", "third").output
+
+
 def test_a_page_is_made_anew_from_kept_numbers_without_the_runs(tmp_path):
     Path("pages").mkdir()
     Path("pages/one.md").write_text("nothing here\n", encoding="utf-8")
@@ -134,7 +170,9 @@ def test_a_page_is_made_anew_from_kept_numbers_without_the_runs(tmp_path):
     assert kept.startswith("table,row,column,protocols,data,settings,seed,numbers\ntiny,fedavg,digits,paper,digits,")
     assert len(kept.splitlines()) == 1 + 3 * 2  # FedAvg twice and Local once, two seeds
     assert reproduce(*words, "--show", "--out", "elsewhere").exit_code == 0
-    assert Path("pages/two.md").read_text() == page and Path("kept.csv").read_text() == kept
+    absent = "Photographs: data not here (cifar10); 2 rows were left out."
+    shown = page.replace(absent, "Columns that were not run: Photographs.")  # for nothing was to run
+    assert Path("pages/two.md").read_text() == shown != page and Path("kept.csv").read_text() == kept
     recipe = Path("tiny.toml").read_text(encoding="utf-8")
     Path("tiny.toml").write_text(recipe.replace("rounds = 3", "rounds = 4", 1), encoding="utf-8")
     assert reproduce(*words, "--show", "--out", "elsewhere").exit_code == 0

@@ -10,12 +10,12 @@ from kinfed import training
 from kinfed.client import Batch, Client, Samples
 from kinfed.errors import ConfigError
 from kinfed.fastpath import NotSupported, train
-from kinfed.methods import Local
+from kinfed.methods import FedNova, Local
 from kinfed.methods.ifca import IFCA
 from kinfed.methods.scaffold import Scaffold
 from kinfed.models import Gradient, Model
 from kinfed.params import Params, select
-from kinfed.training import LabelledGradient, LocalTraining, MetaGradient, ShiftedGradient
+from kinfed.training import LabelledGradient, LocalTraining, MetaGradient, ShiftedGradient, weigh_steps
 from tests.problems import assert_close, fit, rows_of_memory, small_net, tiny_population
 from tests.zoo import ZOO
 
@@ -167,6 +167,7 @@ def test_impossible_settings_are_refused(wrong):
         ({"momentum": 0.5}, 4.25),  # 1 + 1.5 + 1.75
         ({"momentum": 0.0, "mu": 2.0}, 2.44),  # a ← 0.8 a + 1
         ({"momentum": 0.5, "mu": 2.0}, 3.49),  # v ← 0.5 v + 1 - 0.2 a, a ← a + v
+        ({"momentum": 0.5, "mu": 1.5, "weight_decay": 0.5}, 3.49),
         ({"optimiser": "adam"}, 3.0),  # each step is as long as the learning rate
     ],
 )
@@ -183,6 +184,22 @@ def test_effective_steps_are_fednovas_formula_and_goes_to_the_number_of_steps(rh
     formula = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
     assert float(LocalTraining(5, 1, momentum=rho).effective_steps(client())) == pytest.approx(formula, rel=1e-5)
     assert float(LocalTraining(5, 1, momentum=1e-9).effective_steps(client())) == pytest.approx(tau)
+
+
+@pytest.mark.parametrize("tau", [1, 77, 1210])
+def test_the_weight_of_many_steps_is_that_of_one_after_the_other(tau):
+    speed, way = 0.0, 0.0
+    for _ in range(tau):
+        speed = 0.9 * speed + 1 - 0.003 * way
+        way += speed
+    both = weigh_steps(torch.tensor([tau, 0]), 0.9, torch.tensor(0.003), 11)
+    assert both.tolist() == pytest.approx([way, 0.0], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", [Scaffold, FedNova])
+def test_momentum_and_weight_decay_take_no_steps_beside_those_of_the_fast_path(monkeypatch, method):
+    monkeypatch.delattr(Client, "batches")
+    fit(method(small_net(), LocalTraining(1, 5, 0.05, momentum=0.5, mu=0.1, weight_decay=0.1)), rounds=1)
 
 
 def test_effective_steps_do_not_hang_on_the_decay():

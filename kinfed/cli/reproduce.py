@@ -36,6 +36,7 @@ def reproduce(
         typer.Option(help="A CSV file that keeps the numbers of what has run, and has those of runs that are not here.",
                      show_default=False),
     ] = None,
+    lacking: Annotated[bool, typer.Option("--lacking", help="Run only what --keep has no numbers of.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of runs and tables. Default: runs/reproduce, with --quick runs/reproduce-quick.",
@@ -88,5 +89,5 @@ def reproduce(
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
         named = (*(reproduction.find_tables(paper) if paper else ()), *(tables or ()))
-        order = reproduction.Order(named, wanted, folder, page, fetch, jobs, show, keep, minutes)
+        order = reproduction.Order(named, wanted, folder, page, fetch, jobs, show, keep, minutes, lacking)
         reproduction.reproduce(order, display)

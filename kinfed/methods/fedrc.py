@@ -1,10 +1,9 @@
 """FedRC: Robust Clustering in Federated Learning (Guo et al., ICML 2024, arXiv 2301.12379), Algorithm 1.
 
-FedEM whose E-step divides by C, the share of the sample's label in a component: q is proportional to πₘ · exp(-loss) /
-Cₘ(y). So clients with other labels alone share a component, and those whose labels mean something else do not. Clients
-also send how much of each label a component got, by which the server computes C. Deviations: C is of the last round's
-clients (paper: of all) and no share is below `floor` of an even one; as in FedEM a client makes one more E-step with
-what it is served, and all components see the same mini-batches. Where targets are no classes it is FedEM.
+FedEM whose E-step divides by Cₘ(y), the share of the sample's label in a component: q ∝ πₘ · exp(-loss) / Cₘ(y). So
+clients with other labels alone share a component, and those whose labels mean something else do not. Clients also send
+how much of each label a component got, which makes C. Deviations: C is of the last round's clients (paper: of all), and
+no share is below `floor` of an even one; those of FedEM. Where targets are no classes it is FedEM.
 """
 
 from dataclasses import dataclass
@@ -50,8 +49,7 @@ class FedRC(Mixed[FedRCState]):
         return FedRCState(draw_models(self.model, self.components, fed.device), even)
 
     def round(self, state: FedRCState, t: int, fed: Federation) -> FedRCState:
-        cohort = fed.sample()
-        replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
+        replies = fed.run(self.train, cohort := fed.sample(), self.offer(state, cohort, fed))
         if not len(replies.cohort):
             return state
         models, weights = fed.average(replies, "models", state.models), fed.weights[replies.cohort]

@@ -7,7 +7,7 @@ numbers of a row whose settings have changed since are not taken for those of th
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +58,10 @@ class KeptNumbers:
     def find(self, table: str, cell: Cell) -> Mapping[int, Numbers]:
         """The kept numbers of a cell, by seed."""
         return self.cells.get(key_of(table, cell), {})
+
+    def find_lacking(self, table: str, cell: Cell, seeds: Sequence[int]) -> tuple[int, ...]:
+        """The seeds of which a cell has no kept numbers."""
+        return tuple(seed for seed in seeds if seed not in self.find(table, cell))
 
     def datasets(self, table: str) -> frozenset[str]:
         """The datasets of a table's kept numbers."""

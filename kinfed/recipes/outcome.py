@@ -8,13 +8,14 @@ from statistics import mean
 from kinfed.config import Config
 from kinfed.recipes.cells import Cell
 from kinfed.recipes.costs import measure_costs
-from kinfed.recipes.measures import MEASURES, Found, Measure
+from kinfed.recipes.measures import MEASURES, Found, Measure, metric_after
 from kinfed.recipes.recipe import Claim, Recipe
 from kinfed.recipes.rules import RULES, Points, Shape
 from kinfed.runs.reader import Run
 
 Runs = Callable[[Config], Run | None]  # the run of a config, if it ended
 HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not run"
+NO_DATA = "data not here"  # how the state of a cell begins that could not run
 
 
 Numbers = Mapping[str, float]  # of one run, by measure; SECONDS too
@@ -37,6 +38,11 @@ class Result:
     @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(self.numbers)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether nothing was tried: it was not run, or its data are not here."""
+        return not self.found and (self.state == UNKNOWN or self.state.startswith(NO_DATA))
 
     @property
     def seconds(self) -> float:
@@ -112,11 +118,11 @@ def result_of(recipe: Recipe, cell: Cell, seeds: Sequence[int], runs: Runs, stat
     """
     tried = [read_numbers(recipe, cell, variant, seeds, runs) for variant in cell.variants]
     if not all(tried):
-        return Result(cell, (), state=state or "not run")
+        return Result(cell, (), state=state or UNKNOWN)
     if cell.is_mean:
         numbers = average_variants(tried)
         if not numbers:
-            return Result(cell, (), state=state or "not run")
+            return Result(cell, (), state=state or UNKNOWN)
         all_runs = tuple(run for config in cell.configs(list(numbers)) if (run := runs(config)))
         return replace(judge_numbers(recipe, cell, numbers), runs=all_runs)
     sign = -1 if MEASURES[recipe.main].lower_is_better else 1
@@ -154,13 +160,21 @@ def read_numbers(recipe: Recipe, cell: Cell, config: Config, seeds: Sequence[int
     found: dict[int, Numbers] = {}
     for mine in (replace(config, seed=seed) for seed in seeds):
         if run := runs(mine):
-            values = {
-                name: MEASURES[name].of(run, mine, runs(reference(mine, MEASURES[name]))) for name in recipe.measures
-            }
+            values = {name: measure_run(MEASURES[name], cell, run, mine, runs) for name in recipe.measures}
             known = {name: value for name, value in values.items() if value is not None}
             curves = read_curves(recipe, run) if recipe.figure and recipe.figure.x == ROUND else {}
-            found[mine.seed] = {**known, **curves, **measure_costs(recipe, cell, run, mine), SECONDS: run.seconds}
+            costs = {**measure_costs(recipe, cell, run, mine), SECONDS: run.seconds}
+            found[mine.seed] = {**known, **curves, **costs}
     return found
+
+
+def measure_run(measure: Measure, cell: Cell, run: Run, config: Config, runs: Runs) -> float | None:
+    """The number of a run at its end, or after the round at which its row is measured."""
+    at = cell.row.round
+    if not 0 < at < config.rounds:
+        return measure.of(run, config, runs(reference(config, measure)))
+    found = metric_after(run, at, measure.column)
+    return None if found is None else measure.scale * found
 
 
 def read_curves(recipe: Recipe, run: Run) -> Numbers:

@@ -10,7 +10,7 @@ from statistics import mean
 from kinfed.progress import as_markdown as in_markdown
 from kinfed.recipes.costs import COSTS, find_target, show_costs
 from kinfed.recipes.measures import INCOMPARABLE, MEASURES, OTHER, Found, Printed
-from kinfed.recipes.outcome import UNKNOWN, Outcome, Result, mean_of, values_of
+from kinfed.recipes.outcome import NO_DATA, UNKNOWN, Outcome, Result, mean_of, values_of
 from kinfed.recipes.recipe import Column
 from kinfed.recipes.rules import Points
 
@@ -23,11 +23,11 @@ QUICK = "quick version: small and short, its numbers mean nothing and are not ju
 
 
 def make_tables(outcome: Outcome) -> Iterator[tuple[Column, Rows]]:
-    """For each column of the paper's table one of ours: rows by protocol, a cell for each measure."""
+    """For each column of the paper's table of which something ran one of ours: a cell for each measure."""
     notes = number_reasons(outcome)
     for column in outcome.recipe.columns.values():
         results = [result for result in outcome.results if result.cell.column == column]
-        if any(not result.cell.missing for result in results):
+        if not all(result.is_absent for result in results):
             titles = [MEASURES[name].title for name in outcome.recipe.measures]
             rows = [make_row(result, outcome, notes) for result in results]
             yield column, [["", "protocol", *titles, "seeds", "s"], *rows]
@@ -133,15 +133,19 @@ def number_reasons(outcome: Outcome) -> list[str]:
 
 
 def explain_absence(outcome: Outcome) -> list[str]:
-    """A line for each column that could not be run at all, since its data are not here."""
-    lines = []
+    """A line for each column whose data are not here, and one that names the columns that were not run otherwise."""
+    lines, left = [], []
     for column in outcome.recipe.columns.values():
-        cells = [result.cell for result in outcome.results if result.cell.column == column]
-        missing = dict.fromkeys(name for cell in cells for name in cell.missing)
-        if cells and all(cell.missing for cell in cells):
-            rows = len({cell.row.name for cell in cells})
-            lines.append(f"{column.title}: data not here ({', '.join(missing)}); {rows} rows were left out.")
-    return lines
+        results = [result for result in outcome.results if result.cell.column == column]
+        if not results or not all(result.is_absent for result in results):
+            continue
+        missing = ", ".join(dict.fromkeys(name for result in results for name in result.cell.missing))
+        rows = len({result.cell.row.name for result in results})
+        if all(result.state.startswith(NO_DATA) for result in results):
+            lines.append(f"{column.title}: {NO_DATA} ({missing}); {rows} rows were left out.")
+        else:
+            left.append(column.title)
+    return [*lines, *([f"Columns that were not run: {'; '.join(left)}."] if left else [])]
 
 
 def find_offsets(outcome: Outcome) -> list[str]:

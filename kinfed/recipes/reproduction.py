@@ -18,7 +18,7 @@ from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes
 from kinfed.recipes.claim_lists import list_checks
 from kinfed.recipes.figures import save_figures
 from kinfed.recipes.kept import KeptNumbers
-from kinfed.recipes.outcome import SECONDS, judge_numbers
+from kinfed.recipes.outcome import NO_DATA, SECONDS, judge_numbers
 from kinfed.recipes.outcome_tables import (
     as_csv,
     as_json,
@@ -54,6 +54,7 @@ class Order:
     show: bool = False  # run nothing, and take the runs that have ended
     keep: Path | None = None  # a file of numbers: of runs that ended, and in place of runs that are not here
     minutes: float = 0.0  # after which runs are stopped; 0: never
+    lacking: bool = False  # run only what the kept numbers lack
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -61,6 +62,8 @@ class Order:
         if not self.wanted.seeds:
             raise ConfigError("--seeds: wanted how many, at least 1, got none")
         check_jobs(self.jobs)
+        if self.lacking and not self.keep:
+            raise ConfigError("--lacking runs what a file of kept numbers lacks: wanted --keep FILE, too")
         if not 0 <= self.minutes < inf:
             raise ConfigError(f"--minutes: wanted after how many to stop, 0 for never, got {self.minutes}")
 
@@ -76,7 +79,7 @@ def reproduce(order: Order, display: Display) -> list[Outcome]:
     except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on from here") from None
     finally:
-        outcomes = [outcome_of(recipe, cells, order.wanted, store, kept) for recipe, cells in planned]
+        outcomes = [outcome_of(recipe, cells, order, store, kept) for recipe, cells in planned]
         for outcome in outcomes:
             write_outcome(order, outcome)
         if order.page:
@@ -142,38 +145,38 @@ def stop_after(minutes: float, display: Display) -> Iterator[None]:
 
 def run_all(planned: Planned, order: Order, store: Store, kept: KeptNumbers, display: Display) -> None:
     """Takes all runs to their end."""
-    jobs = jobs_of(planned, order.wanted, store)
+    jobs = jobs_of(planned, order.wanted, store, kept if order.lacking else None)
     todo = [job for job in jobs if not store.has(job.config)]
     display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
-    if said := estimate_time(planned, order, store, kept):
+    if said := estimate_time(planned, order, store, kept, {job.path for job in todo}):
         display.say(said)
     if not order.show:
         failed = run_jobs(todo, order.jobs, display, threads=1 if order.wanted.quick else 0)
         store.failed |= {path.name: why for path, why in failed.items()}
 
 
-def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumbers) -> str:
+def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumbers, todo: set[Path]) -> str:
     """How long the runs that are left will take, by the kept seconds of their cells or table; else empty."""
     known: dict[Path, float] = {}
     for recipe, cells in planned:
         seconds = [[n[SECONDS] for n in kept.find(recipe.name, cell).values() if SECONDS in n] for cell in cells]
         others = [value for values in seconds for value in values]
         for cell, own in zip(cells, seconds, strict=True) if others else ():
-            left = [config for config in cell.configs(order.wanted.seeds) if not cell.missing and not store.has(config)]
-            known |= {path: mean(own or others) for path in map(store.path, left) if path not in known}
+            left = {store.path(config) for config in cell.configs(order.wanted.seeds)} & todo - known.keys()
+            known |= dict.fromkeys(left, mean(own or others))
     if not known:
         return ""
     minutes = sum(known.values()) / order.jobs / 60
     return f"about {minutes:.0f} min for {len(known)} runs of tables that have kept numbers, {order.jobs} at once"
 
 
-def outcome_of(recipe: Recipe, cells: Sequence[Cell], wanted: Wanted, store: Store, kept: KeptNumbers) -> Outcome:
-    """What became of a table so far."""
-    results = []
+def outcome_of(recipe: Recipe, cells: Sequence[Cell], order: Order, store: Store, kept: KeptNumbers) -> Outcome:
+    """What became of a table so far; where nothing was to run, missing data are no reason."""
+    results, wanted = [], order.wanted
     for cell in cells:
         failures = (store.failed.get(store.path(config).name) for config in cell.configs(wanted.seeds))
         state = next((f"failed: {why}" for why in failures if why), "")
-        state = f"data not here: {', '.join(cell.missing)}" if cell.missing else state
+        state = f"{NO_DATA}: {', '.join(cell.missing)}" if cell.missing and not order.show else state
         result = result_of(recipe, cell, wanted.seeds, store.run, state)
         if before := kept.find(recipe.name, cell):
             result = replace(judge_numbers(recipe, cell, {**before, **result.numbers}), runs=result.runs)

@@ -7,6 +7,7 @@ from pathlib import Path
 from kinfed.config import Config, flatten
 from kinfed.recipes import Cell, Recipe, Wanted, digest, references
 from kinfed.recipes.cells import NO_DATASET
+from kinfed.recipes.kept import KeptNumbers
 from kinfed.registry import as_file
 from kinfed.runs import SUMMARY
 from kinfed.runs.parallel import Job, group_by_clients
@@ -35,12 +36,18 @@ class Store:
         return Run(self.path(config)) if self.has(config) else None
 
 
-def jobs_of(planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted, store: Store) -> list[Job]:
-    """All runs, each once; those on the same clients one after the other, but encoders are trained first."""
+def jobs_of(
+    planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted, store: Store, kept: KeptNumbers | None = None
+) -> list[Job]:
+    """All runs, each once; those on the same clients one after the other, but encoders are trained first.
+
+    Cells and seeds that have kept numbers are left out, where those are given.
+    """
     jobs: dict[tuple[str, int], Job] = {}
     for recipe, cells in planned:
         for cell in cells:
-            for config in cell.configs(wanted.seeds) if not cell.missing else ():
+            seeds = kept.find_lacking(recipe.name, cell, wanted.seeds) if kept else wanted.seeds
+            for config in cell.configs(seeds) if not cell.missing else ():
                 said = f"{recipe.name}: {cell.row.title}, {cell.column.title}, {' and '.join(cell.protocols)}"
                 for each in (config, *references(recipe, config)):
                     job = Job(each, f"{said}, seed {each.seed}", store.path(each), keeps_checkpoint=False)

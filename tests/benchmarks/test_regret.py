@@ -67,3 +67,13 @@ def test_no_case_has_more_clusters_of_own_labels_than_there_are_labels():
     planted = [case.partition for case in CASES.values() if isinstance(case.partition, PlantedLabels)]
     assert planted and all(len(partition.sizes) <= 47 for partition in planted)
     assert "mnist-12-clients-alone" not in CASES and "fashion_mnist-5-clients-alone" in CASES
+
+
+def test_with_more_processes_than_draws_each_method_of_a_draw_is_in_one_part():
+    options = argparse.Namespace(seeds=[3], only=["mnist-iid", "mnist-swap"], jobs=5, methods=["a", "b", "c"])
+    jobs = [(name, seed, some.methods) for name, seed, some in regret.list_jobs(options)]
+    assert jobs == [
+        ("mnist-iid", 3, ["a", "c"]), ("mnist-swap", 3, ["a", "c"]), ("mnist-iid", 3, ["b"]), ("mnist-swap", 3, ["b"])
+    ]  # fmt: skip
+    options.jobs = 1
+    assert [some.methods for _, _, some in regret.list_jobs(options)] == [["a", "b", "c"]] * 2

@@ -63,6 +63,31 @@ def test_apfl_moves_its_own_model_along_the_mixtures_gradient_by_hand(padded, ad
 
 
 @PADDED
+@pytest.mark.parametrize(
+    ("adaptive", "first", "alpha", "own"),
+    [
+        (
+            True,
+            0.5,
+            0.634,
+            1.7706,
+        ),  # gradients -2 and -1; slope (2.1 - 1.2)(-0.5 - 1) + 0.01; 0.366 · 1.2 + 0.634 · 2.1
+        (True, 0.95, 1.0, 2.1),  # slope 0.9 · -1.05 + 0.019, so α would be 1.0426
+        (False, 0.5, 0.5, 1.65),
+    ],
+)
+def test_pfllibs_apfl_trains_its_own_model_apart_and_keeps_the_mixture_by_hand(padded, adaptive, first, alpha, own):
+    memory = {"own": weight(2.0), "has_trained": AGAIN, "alpha": torch.tensor(first)}
+    client = client_with(2, 4, padded=padded, **memory)
+    apfl = APFL(QUADRATIC, ONE_STEP, adaptive=adaptive, variant="pfllib")
+    reply = apfl.train(client, params=weight(1.0))
+    assert float(reply.send["params"]["w"]) == pytest.approx(1.2)
+    assert float(reply.keep["own"]["w"]) == pytest.approx(own)
+    assert float(reply.keep["alpha"]) == pytest.approx(alpha)
+    assert float(apfl.personalise(client, {"params": weight(1.0)})["w"]) == 2.0
+
+
+@PADDED
 def test_pfedme_steps_along_the_moreau_envelope_by_hand(padded):
     pfedme = PFedMe(QUADRATIC, LocalTraining(1, 2, 0.1, momentum=0.9), pull=2.0, inner_steps=2, inner_lr=0.1)
     client = client_with(2, 4, padded=padded)
@@ -220,6 +245,7 @@ def test_fedbn_of_one_client_is_fedavg():
     [
         ("ditto", {"pull": -1.0}, "pull must be at least 0"),
         ("apfl", {"alpha": 1.5}, "alpha must be a fraction"),
+        ("apfl", {"variant": "code"}, "variant must be"),
         ("pfedme", {"pull": 0.0}, "pull must be a number above 0"),
         ("pfedme", {"inner_steps": 0}, "inner_steps must be at least 1"),
         ("pfedme", {"begin": "last", "local": LocalTraining(weight_decay=0.1)}, "begin = 'last' is for plain SGD"),

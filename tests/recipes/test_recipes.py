@@ -150,7 +150,7 @@ def test_how_many_numbers_were_published():
     # rows · columns · measures; FL+HC has blanks
     assert [count(f"flt-table-{n}") for n in range(1, 6)] == [6 * 2 * 2, 6 * 2 * 2, 9 * 2 * 2, 4 * 2 * 2, 16 * 3]
     assert [count(f"flt-workshop-{n}") for n in (1, 2)] == [4 * 2 * 2, 3 * 2]
-    assert [count(f"flis-table-{n}") for n in (1, 2, 4)] == [11 * 8, 11 * 3, 10 * 4]
+    assert [count(f"flis-table-{n}") for n in (1, 2, 4)] == [13 * 8, 11 * 3, 10 * 4]  # FLIS-HC thrice in I
     assert count("repa-table-1") == 5 * 3
     assert count("niid-bench") == 4 * 3 * 5
     assert count("pfllib-board") == 9 * 4
@@ -243,6 +243,17 @@ def test_one_run_of_each_encoder_goes_first_and_the_others_that_need_it_last(tmp
     assert [text.split(",")[2].strip() for text in said[:4]] == ["MNIST", "MNIST", "CIFAR-10", "CIFAR-10"]
     needs = ["Enc" in text for text in said[4:]]
     assert needs == sorted(needs) and needs.count(False) == 2 * 2 * (2 + 1)
+
+
+def test_a_row_that_is_a_round_of_a_longer_run_shares_it(data, tmp_path):
+    recipe, wanted = (
+        load_recipe("flt-table-5"),
+        Wanted(rows=("m100-r20-e5-*",), columns=("oracle",), data_dir=str(data)),
+    )
+    early, late = cells = cells_of(recipe, wanted)
+    assert (early.row.round, late.row.round) == (50, 0) and early.settings != late.settings
+    (job,) = jobs_of([(recipe, cells)], wanted, Store(tmp_path))
+    assert job.config.rounds == 100 and 50 % job.config.evaluation.every == 0
 
 
 def test_clients_are_asked_for_the_main_metric_alone(data):
