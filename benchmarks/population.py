@@ -98,8 +98,11 @@ def table_row(found: dict[str, float]) -> str:
 
 def plot(table: list[dict[str, float]], path: Path) -> None:
     """Seconds of a round against clients, on logarithmic axes."""
-    x = number("clients", title="clients in the population", scale={"type": "log"})
-    y = number("seconds", title="seconds of a round", scale={"type": "log", "domain": [1e-3, 1e2]})
+    shown, powers = sorted(found["clients"] for found in table), [10.0**n for n in range(-3, 3)]
+    x = number("clients", title="clients in the population", scale={"type": "log"}, axis={"values": shown})
+    y = number(
+        "seconds", title="seconds of a round", scale={"type": "log", "domain": [1e-3, 1e2]}, axis={"values": powers}
+    )
     panel: Spec = {"data": {"name": "rounds"}, "mark": {"type": "line", "point": True}, "encoding": {"x": x, "y": y}}
     Chart((panel | {"width": 420, "height": 220},), {"rounds": [dict(found) for found in table]}).save(path)
 
