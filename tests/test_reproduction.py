@@ -73,6 +73,29 @@ def test_what_has_ended_can_be_shown_without_running_the_rest():
     assert "- Columns that were not run: Photographs." in page and "data not here" not in page
 
 
+def test_a_row_has_the_numbers_after_its_round_of_a_run_that_it_shares():
+    early = '\n[rows.early]\ntitle = "Local, T = 2"\nconfig.method = "local"\nround = 2\n'
+    text = Path("tiny.toml").read_text(encoding="utf-8").replace('["accuracy", "variance"]', '["accuracy"]')
+    for before, after in (('["40 ± 1", 300]', "40"), ("[99.5, 1]", "99.5"), ('[50, "–"]', "50"), ("[50, 2]", "50")):
+        assert before in text
+        text = text.replace(before, after)
+    Path("tiny.toml").write_text(
+        text.replace("rounds = 3", "rounds = 3\nevaluation.every = 1") + early, encoding="utf-8"
+    )
+    result = reproduce("tiny.toml", "-q", "--rows", "local,early", "--only", "digits")
+    assert result.exit_code == 0, result.output
+    (run,) = map(Run, Path("runs/reproduce/runs").iterdir())
+    found = {row: float(numbers()[row, "digits", "paper", "accuracy"]["measured"]) for row in ("early", "local")}
+    assert found == {"early": 100 * run.rounds["accuracy"][1], "local": 100 * run.rounds["accuracy"][2]}
+    assert found["early"] != found["local"]
+
+
+def test_a_row_s_round_is_refused_where_a_number_is_known_at_the_end_alone():
+    text = Path("tiny.toml").read_text(encoding="utf-8")
+    Path("tiny.toml").write_text(text.replace('title = "Local"', 'title = "Local"\nround = 2'), encoding="utf-8")
+    assert "tiny: rows.local.round: variance is measured at the end of a run alone" in reproduce("tiny.toml").stderr
+
+
 def test_coarse_products_are_noted_and_make_no_other_run():
     assert reproduce("tiny.toml", "-q", "--rows", "local", "--precision", "tf32").exit_code == 0
     (run,) = Path("runs/reproduce/runs").iterdir()

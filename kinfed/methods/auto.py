@@ -68,7 +68,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     compare: float = 0.2  # share of the rounds that train the clusters' models beside the common one
     merge: float = 0.06  # share of the rounds that try one model for two clusters
     judge: float = 0.5  # share of the rounds after which all samples are trained on
-    average: float = 0.1  # share of the rounds, the last ones, whose models are averaged
+    average: float = 0.08  # share of the rounds, the last ones, whose models are averaged
     stale = STALE
     newcomers = "nearest"
     dynamic = False

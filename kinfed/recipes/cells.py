@@ -117,7 +117,8 @@ def cell_of(recipe: Recipe, row: Row, column: Column, protocol: Protocol, wanted
         name for at, name in enumerate(names) if not supply.has(name, whole=not at)
     )  # encoders may do with less
     why = row.reason(column.name, protocol.name) or column.incomparable or reason
-    judged, settings = protocol.judged, digest_tables(tables, recipe.measures)
+    after: list[Table] = [{"round": row.round}] if row.round else []
+    judged, settings = protocol.judged, digest_tables([*tables, *after], recipe.measures)
     return Cell(row, column, (protocol.name,), variants, missing, why, remarks, judged, " ".join(names), settings)
 
 

@@ -8,7 +8,7 @@ from statistics import mean
 from kinfed.config import Config
 from kinfed.recipes.cells import Cell
 from kinfed.recipes.costs import measure_costs
-from kinfed.recipes.measures import MEASURES, Found, Measure
+from kinfed.recipes.measures import MEASURES, Found, Measure, metric_after
 from kinfed.recipes.recipe import Claim, Recipe
 from kinfed.recipes.rules import RULES, Points, Shape
 from kinfed.runs.reader import Run
@@ -160,13 +160,21 @@ def read_numbers(recipe: Recipe, cell: Cell, config: Config, seeds: Sequence[int
     found: dict[int, Numbers] = {}
     for mine in (replace(config, seed=seed) for seed in seeds):
         if run := runs(mine):
-            values = {
-                name: MEASURES[name].of(run, mine, runs(reference(mine, MEASURES[name]))) for name in recipe.measures
-            }
+            values = {name: measure_run(MEASURES[name], cell, run, mine, runs) for name in recipe.measures}
             known = {name: value for name, value in values.items() if value is not None}
             curves = read_curves(recipe, run) if recipe.figure and recipe.figure.x == ROUND else {}
-            found[mine.seed] = {**known, **curves, **measure_costs(recipe, cell, run, mine), SECONDS: run.seconds}
+            costs = {**measure_costs(recipe, cell, run, mine), SECONDS: run.seconds}
+            found[mine.seed] = {**known, **curves, **costs}
     return found
+
+
+def measure_run(measure: Measure, cell: Cell, run: Run, config: Config, runs: Runs) -> float | None:
+    """The number of a run at its end, or after the round at which its row is measured."""
+    at = cell.row.round
+    if not 0 < at < config.rounds:
+        return measure.of(run, config, runs(reference(config, measure)))
+    found = metric_after(run, at, measure.column)
+    return None if found is None else measure.scale * found
 
 
 def read_curves(recipe: Recipe, run: Run) -> Numbers:

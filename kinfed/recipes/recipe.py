@@ -15,7 +15,8 @@ A recipe is a TOML file:
     [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported;
                                     judged = false: not how the published numbers were made
     [rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
-                                    PROTOCOL: config and incomparable under it; protocols: those it runs under
+                                    PROTOCOL: config and incomparable under it; protocols: those it runs under;
+                                    round: its numbers are those after that round, so shorter rows share longer runs
     [stand_ins.DATASET]             name of the dataset that takes its place where it is not here, and what that means
     [[claims]]                      says, rule, better (a row), than (a row; none: zero), by, columns, protocols: Claim
     [figure]                        the recipe is a figure: shows, kind, x, and values of a key, a column each: Figure
@@ -106,6 +107,7 @@ class Row:
     under: Mapping[str, Under]  # by protocol
     published: Mapping[str, tuple[Printed | None, ...]]  # by column
     incomparable: Mapping[str, str]  # by patterns of columns
+    round: int = 0  # after which its numbers are taken; 0: at the end
 
     def reason(self, column: str, protocol: str) -> str:
         """Why the numbers of a cell cannot be compared; empty where they can."""
@@ -228,6 +230,7 @@ def read_recipe(name: str, table: Table) -> Recipe:
         tuple(build(Claim, inner, f"{name}: claims") for inner in read_list(table, "claims", name)), figure,
     )  # fmt: skip
     check_claims(recipe)
+    check_rounds(recipe)
     if recipe.target:
         look_up(recipe.target, recipe.rows, f"{name}.target: row")
     return recipe
@@ -272,7 +275,8 @@ def read_protocol(name: str, table: Table, at: str) -> Protocol:
 
 
 def read_row(name: str, table: Table, shape: Shape, at: str) -> Row:
-    check_keys(table, ("title", "config", "at", "published", "protocols", "incomparable", *shape.protocols), at)
+    known = ("title", "config", "at", "published", "protocols", "incomparable", "round")
+    check_keys(table, (*known, *shape.protocols), at)
     runs_under = read_texts(table, "protocols", at) or shape.protocols
     for protocol in runs_under:
         look_up(protocol, dict.fromkeys(shape.protocols), f"{at}: protocol")
@@ -283,8 +287,16 @@ def read_row(name: str, table: Table, shape: Shape, at: str) -> Row:
         name, read_text(table, "title", at), inner_table(table, "config", at), cast("dict[str, Table]", inner["at"]),
         {protocol: read_under(table.get(protocol, {}), f"{at}.{protocol}") for protocol in runs_under},
         {column: read_published(cell, shape.measures, f"{at}.{column}") for column, cell in inner["published"].items()},
-        read_reasons(table, at),
+        read_reasons(table, at), read_round(table, at),
     )  # fmt: skip
+
+
+def read_round(table: Table, at: str) -> int:
+    """The round after which a row's numbers are taken; 0: at the end."""
+    value = table.get("round", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{at}.round: wanted the number of a round, got {value!r}")
+    return value
 
 
 def read_under(table: object, at: str) -> Under:
@@ -329,6 +341,14 @@ def check_claims(recipe: Recipe) -> None:
         for protocol in filter(None, (*claim.protocols, claim.than_protocol)):
             look_up(protocol, recipe.protocols, f"{recipe.name}: protocol of a claim")
         look_up(claim.rule, dict.fromkeys(RULES), f"{recipe.name}: rule of a claim")
+
+
+def check_rounds(recipe: Recipe) -> None:
+    """Raises where a row wants numbers after a round that are known at the end alone."""
+    early = [row.name for row in recipe.rows.values() if row.round]
+    late = [name for name in recipe.measures if not MEASURES[name].column or MEASURES[name].over]
+    if early and late:
+        raise ConfigError(f"{recipe.name}: rows.{early[0]}.round: {late[0]} is measured at the end of a run alone")
 
 
 def check_keys(table: Table, keys: Sequence[str], at: str) -> None:

@@ -245,6 +245,17 @@ def test_one_run_of_each_encoder_goes_first_and_the_others_that_need_it_last(tmp
     assert needs == sorted(needs) and needs.count(False) == 2 * 2 * (2 + 1)
 
 
+def test_a_row_that_is_a_round_of_a_longer_run_shares_it(data, tmp_path):
+    recipe, wanted = (
+        load_recipe("flt-table-5"),
+        Wanted(rows=("m100-r20-e5-*",), columns=("oracle",), data_dir=str(data)),
+    )
+    early, late = cells = cells_of(recipe, wanted)
+    assert (early.row.round, late.row.round) == (50, 0) and early.settings != late.settings
+    (job,) = jobs_of([(recipe, cells)], wanted, Store(tmp_path))
+    assert job.config.rounds == 100 and 50 % job.config.evaluation.every == 0
+
+
 def test_clients_are_asked_for_the_main_metric_alone(data):
     (cell, *_) = cells_of(load_recipe("flhc-table-1"), Wanted(data_dir=str(data)))
     assert cell.variants[0].evaluation.metrics == "main"
