@@ -372,7 +372,7 @@ class ModuleTraining:
         network = self.rule.network
         if self.rule.labelled:
             batch = batch._replace(y=fill_unknown(batch.y), mask=is_known(batch.y))
-        buffers = dict(self.module.named_buffers())
+        buffers = dict(self.module.named_buffers()) if network.needs_operations(batch) else {}
         with torch.enable_grad():
             with network.operations(batch, buffers) as operations:
                 output = self.module(network.inputs(batch.x))
@@ -391,32 +391,34 @@ def train_module(
     """The weights and buffers of one client after a step on each of these batches, which have no padding."""
     network = plan.rule.network
     moving = [name for name in network.weights if name in start]
-    with torch.no_grad(), network.borrow(network.template) as module, _hold(module, {**fixed, **start}, moving) as row:
-        shifts = _as_rows([shift[name][None] for name in moving]) if shift else None
+    with torch.no_grad(), network.borrow(network.template) as module:
         named = dict(module.named_parameters())
-        state = OptimiserState.at(plan.optimiser, row[None], shifts)
-        training = ModuleTraining(plan.rule, module, [named[name] for name in moving], state)
-        for batch, lr in batches:
-            training.step(batch, lr)
-        named_now = named | dict(module.named_buffers())
-        return {name: named_now[name].detach().clone() for name in start}
+        own: Params = {**named, **dict(module.named_buffers())}
+        with _hold(own, {**fixed, **start}, moving) as row:
+            shifts = _as_rows([shift[name][None] for name in moving]) if shift else None
+            state = OptimiserState.at(plan.optimiser, row[None], shifts)
+            training = ModuleTraining(plan.rule, module, [named[name] for name in moving], state)
+            for batch, lr in batches:
+                training.step(batch, lr)
+            own |= dict(module.named_buffers())  # a forward pass may have put others there
+            return {name: own[name].detach().clone() for name in start}
 
 
 @contextmanager
-def _hold(module: nn.Module, values: Params, moving: list[str]) -> Iterator[Tensor]:
-    """Inside it the module has these values; those that move are parts of one row."""
+def _hold(own: Params, values: Params, moving: list[str]) -> Iterator[Tensor]:
+    """Inside it a module's own parameters and buffers have these values; those that move are parts of one row."""
     row = torch.cat([values[name].reshape(-1) for name in moving])
     parts = dict(zip(moving, row.split([values[name].numel() for name in moving]), strict=True))
-    own = dict(module.named_parameters()) | dict(module.named_buffers())
-    before = {name: t.data for name, t in own.items()}
+    held = dict(own)
+    before = {name: t.data for name, t in held.items()}
     try:
         for name, t in own.items():
             value = parts[name].view(values[name].shape) if name in parts else values.get(name, t)
             t.data = value if name in parts else value.detach().clone().to(row.device)
         yield row
     finally:
-        for name, t in own.items():
-            t.data = before[name]
+        for name, value in before.items():
+            held[name].data = value
 
 
 __all__ = ["AutogradPlan", "GradientRule", "Steps", "TrainingGraphs", "plan_autograd", "train_lanes", "train_module"]

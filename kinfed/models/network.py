@@ -145,10 +145,13 @@ class Network(ABC):
         return Gradient(dict(zip(leaves, gradients, strict=True)), moved | (operations.moved if operations else {}))
 
     def operations(self, batch: Batch, buffers: Params) -> "BatchOperations | nullcontext[None]":
-        """The operations of an exact batch; torch's own where nothing is drawn and statistics are not of one sample."""
+        """The operations of an exact batch; torch's own where they do."""
+        return BatchOperations(batch, buffers) if self.needs_operations(batch) else nullcontext()
+
+    def needs_operations(self, batch: Batch) -> bool:
+        """Whether torch's own operations do not do for an exact batch: where it draws, or one sample has statistics."""
         probe = self.probe(self.template, batch.x)
-        is_usual = not probe.draws and not (probe.has_statistics and len(batch.x) == 1)
-        return nullcontext() if is_usual else BatchOperations(batch, buffers)
+        return bool(probe.draws) or (probe.has_statistics and len(batch.x) == 1)
 
     def check_padding(self, x: Tensor) -> None:
         """Raises SequentialOnly where clients cannot train on padded batches of such samples."""
