@@ -84,3 +84,12 @@ def test_a_claim_compares_a_row_with_another_measure_or_protocol_of_it():
     assert counts["the proximal term helps REPA, for writers held out"] == {HOLDS: 1}
     assert counts["the proximal term helps WD, for writers held out"] == {FAILS: 1}
     assert counts["the proximal term helps FedAvg, for writers held out"] == {UNKNOWN: 1}
+
+
+def test_a_figure_of_single_runs_is_judged_by_what_was_measured_at_their_end():
+    ends = {("fedavg", "fair"): (80.0, 40.0), ("local", "fair"): (98.0, 0.5), ("calibrated", "fair"): (99.0, 1.2)}
+    values = {key: {"accuracy": mean, "variance": variance} for key, (mean, variance) in ends.items()}
+    counts = count_verdicts(outcome_with("flt-figure-clients", values))
+    assert counts["FLT's clients vary less than FedAvg's"] == {HOLDS: 2}
+    assert counts["FLT's clients vary least, but for one"] == {HOLDS: 3}
+    assert counts["FLT's mean is above FedAvg's by ten points"] == {HOLDS: 3}
