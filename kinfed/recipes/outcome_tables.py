@@ -39,7 +39,8 @@ def caption_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
         yield from line_tables(outcome)
     else:
         for column, rows in make_tables(outcome):
-            yield f"{column.title}: published → measured (difference) verdict", rows
+            said = "measured" if outcome.recipe.figure else "published → measured (difference) verdict"
+            yield f"{column.title}: {said}", rows
         yield from cost_tables(outcome)
 
 
