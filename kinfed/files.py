@@ -194,6 +194,8 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray[
     """An array of numbers or text; its header must say as many bytes as follow it."""
     with archive.open(info) as file:
         shape, dtype = _read_header(file, info.filename)
+        if dtype.hasobject:
+            raise ValueError(f"{info.filename} holds objects, as where series differ in length; pad or cut them to one")
         if dtype.kind not in "biufU" or prod(shape) * dtype.itemsize != info.file_size - file.tell():
             raise ValueError(f"{info.filename} is {dtype} {list(shape)}, which its {info.file_size} bytes cannot be")
     with archive.open(info) as file:

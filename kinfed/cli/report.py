@@ -30,6 +30,8 @@ def report(
 
     `kinfed report runs/compare-digits --figures png,svg --latex` — a whole comparison, figures and a table
 
+    `kinfed report runs/sweep-digits` — a sweep: the metric against each parameter
+
     `kinfed report runs/flt-* runs/fedavg-*` — runs of one config that differ in the seed become one curve with a band
 
     The page is one file that opens offline: send it, keep it. docs/reports.md tells what it shows.

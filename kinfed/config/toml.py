@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tomli_w
@@ -132,3 +132,12 @@ def flatten(table: Table, at: str = "") -> Table:
         path = f"{at}.{name}" if at else name
         flat |= flatten(value, path) if isinstance(value, dict) else {path: value}
     return flat
+
+
+def shorten_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Dotted key -> its last part, or the whole where two share that."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {
+        key: end if ends.count(end) == 1 and end != "name" else key.removesuffix(".name")
+        for key, end in zip(keys, ends, strict=True)
+    }

@@ -44,7 +44,8 @@ def array_of(values: Array, name: str) -> Plain:
         return np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
-            f"{name}: wanted an array, every sample of the same shape, got {type(values).__name__}"
+            f"{name}: wanted an array, every sample of the same shape, got {type(values).__name__}: "
+            "pad or cut series to one length"
         ) from error
 
 
@@ -59,7 +60,9 @@ def check_alike(samples: Sequence[Plain], name: str) -> None:
     """Raise DataError unless samples have one shape, and all are bytes or none are: bytes are 0..255, others seldom."""
     shapes = sorted({sample.shape for sample in samples})
     if len(shapes) > 1:
-        raise DataError(f"{name} must have one shape, got {' and '.join(str(list(shape)) for shape in shapes[:3])}")
+        raise DataError(
+            f"{name} must have one shape, got {' and '.join(str(list(shape)) for shape in shapes[:3])}: pad or cut them"
+        )
     kinds = sorted({str(sample.dtype) for sample in samples})
     if len(kinds) > 1 and "uint8" in kinds:
         raise DataError(f"{name} must be of one kind, uint8 images or other numbers, got {' and '.join(kinds)}")

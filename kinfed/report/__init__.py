@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kinfed.report.matrix_charts import plot_confusion, plot_distances, plot_labels, plot_relatedness
     from kinfed.report.method_charts import plot_accuracies, plot_convergence, plot_cost
     from kinfed.report.page import make_page, write_report
+    from kinfed.report.parameter_chart import plot_parameters
     from kinfed.report.run_charts import plot_cluster_curves, plot_dendrogram, plot_membership, plot_signatures
     from kinfed.report.series import Series, gather
     from kinfed.report.vega import Chart
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Chart", "Run", "Series", "gather", "make_page", "plot_accuracies", "plot_cluster_curves", "plot_confusion",
     "plot_convergence", "plot_cost", "plot_dendrogram", "plot_distances", "plot_labels", "plot_membership",
-    "plot_relatedness", "plot_signatures", "read_runs", "write_report",
+    "plot_parameters", "plot_relatedness", "plot_signatures", "read_runs", "write_report",
 ]  # fmt: skip
 PLACES = {
     "kinfed.report.page": ["make_page", "write_report"],
     "kinfed.report.series": ["Series", "gather"],
     "kinfed.report.vega": ["Chart"],
     "kinfed.report.method_charts": ["plot_accuracies", "plot_convergence", "plot_cost"],
+    "kinfed.report.parameter_chart": ["plot_parameters"],
     "kinfed.report.run_charts": ["plot_cluster_curves", "plot_dendrogram", "plot_membership", "plot_signatures"],
     "kinfed.report.matrix_charts": ["plot_confusion", "plot_distances", "plot_labels", "plot_relatedness"],
     "kinfed.runs.reader": ["Run", "read_runs"],

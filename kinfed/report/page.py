@@ -16,6 +16,7 @@ from kinfed.registry import suggest
 from kinfed.report.diagnosis import find_all
 from kinfed.report.matrix_charts import plot_confusion, plot_distances, plot_labels, plot_relatedness
 from kinfed.report.method_charts import plot_accuracies, plot_convergence, plot_cost
+from kinfed.report.parameter_chart import plot_parameters
 from kinfed.report.report_tables import (
     as_html,
     client_table,
@@ -29,7 +30,7 @@ from kinfed.report.report_tables import (
     targets_table,
 )
 from kinfed.report.run_charts import plot_cluster_curves, plot_dendrogram, plot_membership, plot_signatures
-from kinfed.report.series import Series, gather, list_metrics, main_metric
+from kinfed.report.series import Series, gather, is_scored_on_training, list_metrics, main_metric
 from kinfed.report.vega import THEMES, Chart, Spec, bundle_scripts
 from kinfed.runs.lifecycle import free_folder
 from kinfed.runs.logs import write_text
@@ -119,11 +120,21 @@ def all_charts(series: Sequence[Series]) -> Iterator[tuple[str, Chart]]:
     """The file names and charts that there are data for."""
     for metric in list_metrics(series):
         yield f"convergence-{metric.name}", plot_convergence(series, metric.name)
+    if chart := parameter_chart(series):
+        yield "parameters", chart
     yield "cost", plot_cost(series)
     yield "accuracies", plot_accuracies(series)
     for one in series:
         for name, chart in run_charts(one.runs[0]).items():
             yield f"{name}-{file_name(one.name)}-seed{one.runs[0].seed}", chart
+
+
+def parameter_chart(series: Sequence[Series]) -> Chart | None:
+    """The main metric against parameters; none where series of a method do not differ in any."""
+    try:
+        return plot_parameters(series)
+    except ConfigError:
+        return None
 
 
 def run_charts(run: Run) -> dict[str, Chart]:
@@ -156,6 +167,7 @@ def make_page(series: Sequence[Series]) -> str:
         "results_say": escape(caption_results(series)),
         "bands_say": bands,
         "results": as_html(*results(series), caption="After the last evaluation; the best of a column is bold"),
+        "hide_parameters": "" if parameter_chart(series) else "hidden",
         "metrics": options([metric.title for metric in list_metrics(series)]),
         "runs": options([f"{name}, seed {run.seed}" for name, run in shown]),
         "no_clusters": "" if has_clusters(series) else NO_CLUSTERS,
@@ -178,6 +190,7 @@ def page_data(series: Sequence[Series], runs: Sequence[Run]) -> Spec:
     return {
         "themes": THEMES,
         "metrics": [plot_convergence(series, metric.name).for_page() for metric in list_metrics(series)],
+        "parameters": chart.for_page() if (chart := parameter_chart(series)) else None,
         "cost": plot_cost(series).for_page(),
         "accuracies": plot_accuracies(series).for_page(),
         "runs": [{name: chart.for_page() for name, chart in run_charts(run).items()} | reasons(run) for run in runs],
@@ -277,6 +290,8 @@ def notes(series: Sequence[Series]) -> str:
     said = [caption_unfinished(one.name, run) for one in series for run in one.runs if not run.has_ended]
     if differences(series)[1] and len(series) > 1:
         said.append("The methods do not share all settings; the last section lists where they differ.")
+    if is_scored_on_training(series):
+        said.append("Clients are scored on validation samples: training samples that they did not train on.")
     if any(len(list_runs(one, series)) < len(one.runs) for one in series):
         said.append("There are many clients: charts of single clients are of each method's first seed.")
     return f'<ul class="notes">{"".join(f"<li>{escape(line)}</li>" for line in said)}</ul>' if said else ""
@@ -301,7 +316,8 @@ def caption_unfinished(name: str, run: Run) -> str:
 def caption_results(series: Sequence[Series]) -> str:
     """What the numbers of the results are."""
     spread = " Numbers are means ± standard deviations over seeds." if has_seeds(series) else ""
-    return f"Accuracies are means over the clients that train, each tested on its own test samples.{spread}"
+    samples = "validation" if is_scored_on_training(series) else "test"
+    return f"Accuracies are means over the clients that train, each tested on its own {samples} samples.{spread}"
 
 
 def has_seeds(series: Sequence[Series]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from kinfed.comparison import Outcome
 from kinfed.config import flatten
+from kinfed.config.toml import shorten_keys
 from kinfed.errors import ConfigError
 from kinfed.methods import title_of
 from kinfed.quality import ACCURACY, Metric
@@ -93,7 +94,7 @@ def name_series(together: Sequence[Sequence[Run]]) -> list[str]:
     for at, method in enumerate(methods):
         others = [settings[i] for i, name in enumerate(methods) if name == method]
         differing = sorted({key for other in others for key in settings[at] if other.get(key) != settings[at][key]})
-        said = ", ".join(f"{key.removeprefix(f'methods.{method}.')}={settings[at][key]}" for key in differing[:3])
+        said = ", ".join(f"{short}={settings[at][key]}" for key, short in shorten_keys(differing[:3]).items())
         names.append(f"{title_of(method)} ({said})" if said else title_of(method))
     return [
         name if names.count(name) == 1 else f"{name} #{names[:at].count(name) + 1}" for at, name in enumerate(names)
@@ -103,6 +104,12 @@ def name_series(together: Sequence[Sequence[Run]]) -> list[str]:
 def _methods(run: Run) -> list[str]:
     methods = run.config.get("methods", {})
     return list(methods) if isinstance(methods, dict) else []
+
+
+def is_scored_on_training(series: Sequence[Series]) -> bool:
+    """Whether clients are scored on training samples that they set apart, as in a sweep, and not on test samples."""
+    data = series[0].runs[0].config.get("data", {}) if series else {}
+    return isinstance(data, dict) and bool(data.get("selection"))
 
 
 def change_rounds(run: Run) -> list[int]:

@@ -13,7 +13,8 @@ from kinfed.errors import CheckpointError, FileError
 from kinfed.files import reason_of, write_bytes
 
 Cell = str | int | float | None
-CONFIG, CHECKPOINT, SUMMARY, COMPARISON = "config.toml", "checkpoint.safetensors", "summary.json", "compare.toml"
+CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
+COMPARISON, SWEEP = "compare.toml", "sweep.toml"
 TASK = "task.json"  # the main metric and the names of the classes, where they are not plain
 METRICS = (
     "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_unseen",

@@ -20,7 +20,7 @@ from kinfed.experiment import Summary
 from kinfed.files import Arrays, read_arrays
 from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import refuse_code
-from kinfed.runs.logs import COMPARISON, CONFIG, SUMMARY, TASK, client_columns, whole_lines
+from kinfed.runs.logs import COMPARISON, CONFIG, SUMMARY, SWEEP, TASK, client_columns, whole_lines
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -363,7 +363,7 @@ def read_config(folder: Path, name: str = CONFIG, trust: bool = False) -> Config
 def check_format(folder: Path, name: str = CONFIG) -> None:
     """Raises unless this version wrote the folder."""
     if not (folder / name).is_file():
-        raise CheckpointError(f"no run at {folder}: wanted a folder that `kinfed run` or `kinfed compare` wrote")
+        raise CheckpointError(f"no run at {folder}: wanted a folder of `kinfed run`, `compare` or `sweep`")
     with open(folder / name, encoding="utf-8", errors="replace") as file:
         found = re.match(r"# kinfed run, format (\d{1,9})\b", file.readline())
     if not found or int(found[1]) != FORMAT:
@@ -394,12 +394,12 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def runs_at(path: Path) -> list[Run]:
-    """The run of a folder, or the runs of the folders in it."""
+    """The run of a folder, or the runs of the folders in it; of a sweep, those on validation samples."""
     if (path / CONFIG).exists():
         return [check_run(path)]
-    inner = sorted(folder.parent for folder in path.glob(f"*/{CONFIG}"))
+    inner = sorted(folder.parent for folder in path.glob(f"{'runs/' * (path / SWEEP).exists()}*/{CONFIG}"))
     if not inner:
-        raise CheckpointError(f"no run at {path}: wanted a folder that `kinfed run` or `kinfed compare` wrote")
+        raise CheckpointError(f"no run at {path}: wanted a folder of `kinfed run`, `compare` or `sweep`")
     runs = [check_run(folder) for folder in inner]
     return sorted(runs, key=lambda run: (run.place, run.seed))
 

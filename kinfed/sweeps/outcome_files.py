@@ -15,13 +15,14 @@ from kinfed.comparison import (
 )
 from kinfed.comparison.outcomes import as_cell
 from kinfed.config import to_toml
+from kinfed.config.toml import shorten_keys
 from kinfed.errors import ConfigError
 from kinfed.methods import title_of
 from kinfed.progress import Display, as_markdown
 from kinfed.registry import as_file
+from kinfed.report.parameter_chart import ParameterPoint, plot_points
+from kinfed.report.vega import Chart
 from kinfed.runs.logs import as_csv, write_text
-from kinfed.sweeps.parameter_chart import plot_parameters
-from kinfed.sweeps.space import shorten_keys
 from kinfed.sweeps.sweep_folder import Sweep, Tried
 
 SHOWN = 20  # points in a terminal
@@ -54,9 +55,20 @@ def own_methods(tried: Tried) -> dict[str, object]:
 def write_figure(sweep: Sweep) -> None:
     """Draws the metric against each parameter; nothing where the package for charts is not installed."""
     try:
-        plot_parameters(sweep).save(sweep.path / "sweep.svg")
+        plot_sweep(sweep).save(sweep.path / "sweep.svg")
     except ConfigError:  # an extra
         return
+
+
+def plot_sweep(sweep: Sweep) -> Chart:
+    """The metric on validation samples against each parameter; the points that were selected stand out."""
+    chosen = {tried.name for tried in sweep.selected}
+    points = [
+        ParameterPoint(tried.name, tried.config.method, tried.point, *mean_and_spread(sweep.column, tried.outcomes),
+                       len(tried.runs), tried.name in chosen)
+        for tried in sweep.tried
+    ]  # fmt: skip
+    return plot_points(points, f"validation {sweep.column.title}", joined=not sweep.definition.draws)
 
 
 def points_as_csv(sweep: Sweep) -> str:

@@ -13,11 +13,11 @@ from kinfed.processes import Spawned
 from kinfed.progress import Display, Silence, choose_display
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs.lifecycle import Interrupted, free_folder
-from kinfed.runs.logs import write_text
+from kinfed.runs.logs import SWEEP, write_text
 from kinfed.runs.parallel import Job, Workers, check_jobs
 from kinfed.sweeps.outcome_files import show_sweep, write_sweep
 from kinfed.sweeps.space import Space
-from kinfed.sweeps.sweep_folder import SWEEP, Definition, Sweep, is_sweep, read_definition
+from kinfed.sweeps.sweep_folder import Definition, Sweep, is_sweep, read_definition
 from kinfed.trackers import check_trackers
 
 

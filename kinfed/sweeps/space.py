@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 
 from kinfed.config import Table
-from kinfed.config.toml import override, parse_value, split_key
+from kinfed.config.toml import override, parse_value, shorten_keys, split_key
 from kinfed.data.partitions.split import generator
 from kinfed.errors import ConfigError
 
@@ -161,12 +161,3 @@ def name_points(points: Sequence[Point]) -> list[str]:
     """Each point in words, with keys as short as they can be."""
     short = shorten_keys(list(dict.fromkeys(key for point in points for key in point)))
     return [", ".join(f"{short[key]}={value}" for key, value in point.items()) for point in points]
-
-
-def shorten_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Dotted key -> its last part, or the whole where two share that."""
-    ends = [key.rpartition(".")[2] for key in keys]
-    return {
-        key: end if ends.count(end) == 1 and end != "name" else key.removesuffix(".name")
-        for key, end in zip(keys, ends, strict=True)
-    }

@@ -81,6 +81,13 @@ def test_a_truncated_file_is_named(tmp_path):
     assert "mine.npz is not a readable .npz file" in message(tmp_path)
 
 
+def test_series_of_different_lengths_are_named(tmp_path):
+    ragged = np.empty(2, object)
+    ragged[:] = [np.zeros((3, 5)), np.zeros((3, 6))]
+    np.savez(tmp_path / "mine.npz", **{**arrays(), "x_train": ragged}, allow_pickle=True)
+    assert "x_train.npy holds objects, as where series differ in length; pad or cut them to one" in message(tmp_path)
+
+
 def test_a_file_with_any_byte_damaged_is_read_or_refused_but_nothing_else(tmp_path):
     store(tmp_path / "mine.npz", arrays(shape=(6, 6)))
     whole, refused = (tmp_path / "mine.npz").read_bytes(), 0

@@ -33,13 +33,14 @@ class MadeUp:
     every: int = 1  # rounds between two lists of all clients
     names: tuple[str, ...] = ()  # of the classes
     shift: float = 0.0  # of all accuracies
+    settings: tuple[str, ...] = ()  # other than the defaults
 
 
 def write_run(
     path: Path, made: MadeUp, *, has_clusters: bool = True, has_ended: bool = True, has_signatures: bool = True
 ) -> Path:
     """A run folder: accuracies rise to 0.9, less one percentage point for each tenth of the clients."""
-    config = load_config(None, [f"method={made.method}", f"rounds={made.rounds}", f"seed={made.seed}"])
+    config = load_config(None, [f"method={made.method}", f"rounds={made.rounds}", f"seed={made.seed}", *made.settings])
     path.mkdir(parents=True)
     write_config(path, config)
     fed = federation(config, made)
@@ -67,6 +68,18 @@ def write_run(
             write_findings(path, true, has_signatures)
         write_confusions(path, confuse(made, true if has_clusters else torch.full_like(true, -1)))
         folder.write_summary(summary)
+    return path
+
+
+def write_sweep(path: Path) -> Path:
+    """The folder of a sweep of FedAvg: two learning rates, two momenta and two seeds, scored on validation samples."""
+    for lr, shift in ((0.01, 0.0), (0.1, 0.04)):
+        for momentum in (0.0, 0.9):
+            for seed in (0, 1):
+                settings = (f"training.lr={lr}", f"training.momentum={momentum}", "data.selection=0.2")
+                made = MadeUp("fedavg", seed=seed, shift=shift + 0.01 * momentum, settings=settings)
+                write_run(path / "runs" / f"{lr}-{momentum}-{seed}", made, has_clusters=False)
+    (path / "sweep.toml").touch()
     return path
 
 

@@ -4,13 +4,14 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kinfed.report.page import write_report
 from kinfed.report.vega import BESIDE
-from tests.report.folders import MadeUp, write_run
+from tests.report.folders import MadeUp, write_run, write_sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -39,21 +40,33 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report([place / "all"], place / "report")[0]
 
 
-@pytest.fixture
-def opened(browser: "playwright.Browser", report: Path, request: pytest.FixtureRequest) -> Iterator["playwright.Page"]:
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sweep")
+    return write_report([write_sweep(place / "all")], place / "report")[0]
+
+
+@contextmanager
+def open_page(browser: "playwright.Browser", path: Path, width: str, scheme: str) -> Iterator["playwright.Page"]:
     """The page as a person sees it; complaints on the console and requests to anywhere are failures."""
-    width, scheme = getattr(request, "param", ("desktop", "light"))
     size = {"width": WIDTHS[width], "height": 900}
     page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda sent: said.append(sent.url) if sent.url != report.as_uri() else None)
-    page.goto(report.as_uri())
+    page.on("request", lambda sent: said.append(sent.url) if sent.url != path.as_uri() else None)
+    page.goto(path.as_uri())
     page.wait_for_selector("html[data-drawn=true]")
     yield page
     page.context.close()
     assert said == []
+
+
+@pytest.fixture
+def opened(browser: "playwright.Browser", report: Path, request: pytest.FixtureRequest) -> Iterator["playwright.Page"]:
+    """The page of a comparison."""
+    with open_page(browser, report, *getattr(request, "param", ("desktop", "light"))) as page:
+        yield page
 
 
 def choose(page: "playwright.Page", run: str) -> None:
@@ -76,19 +89,38 @@ def test_every_chart_is_drawn_and_nothing_is_wider_than_the_screen(opened: "play
     assert opened.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
 
 
-@pytest.mark.parametrize("opened", [(w, s) for w in WIDTHS for s in ("light", "dark")], indirect=True)
-def test_no_word_of_a_chart_is_cut_off(opened: "playwright.Page"):
-    """Curves are SVG: every word must lie inside its picture, those beside the ends of curves too."""
-    cut = opened.evaluate(
-        """() => [...document.querySelectorAll("#curves svg.marks, #cost-curves svg.marks")].flatMap((svg) => {
+def find_cut_words(page: "playwright.Page", charts: str) -> list[str]:
+    """The words that do not lie inside the SVG pictures of these charts."""
+    return page.evaluate(
+        """(charts) => [...document.querySelectorAll(`:is(${charts}) svg.marks`)].flatMap((svg) => {
           const room = svg.getBoundingClientRect();
           return [...svg.querySelectorAll("text")].filter((word) => word.textContent).filter((word) => {
             const box = word.getBoundingClientRect();
             return box.left < room.left - 1 || box.right > room.right + 1 || box.top < room.top - 1;
           }).map((word) => word.textContent);
-        })"""
+        })""",
+        charts,
     )
-    assert cut == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(w, s) for w in WIDTHS for s in ("light", "dark")])
+def test_a_sweep_shows_the_metric_against_its_parameters(
+    width: str, scheme: str, browser: "playwright.Browser", sweep: Path
+):
+    with open_page(browser, sweep, width, scheme) as page:
+        panels = page.locator("#parameter-panels svg.marks")
+        assert panels.count() == 2 and page.get_by_role("link", name="Parameters").is_visible()
+        assert page.locator("#parameter-panels .mark-symbol.role-mark path").count() == 8  # four points in each
+        assert find_cut_words(page, "#parameter-panels") == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert "validation samples" in page.locator(".notes").inner_text()
+
+
+@pytest.mark.parametrize("opened", [(w, s) for w in WIDTHS for s in ("light", "dark")], indirect=True)
+def test_no_word_of_a_chart_is_cut_off(opened: "playwright.Page"):
+    """Curves are SVG: every word must lie inside its picture, those beside the ends of curves too."""
+    assert find_cut_words(opened, "#curves, #cost-curves") == []
+    assert not opened.locator("#parameters").is_visible(), "no two runs of a method differ in a setting"
     named = opened.locator("#curves .mark-text.role-mark text").all_text_contents()
     assert sorted(named) == (["FLT", "FeSEM", "FedAvg"] if opened.viewport_size["width"] > 520 else [])
 

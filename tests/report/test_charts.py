@@ -15,7 +15,7 @@ from kinfed.errors import ConfigError
 from kinfed.report.method_charts import HEIGHT, LINE, span_of, spread_apart
 from kinfed.report.page import all_charts, write_charts
 from kinfed.report.vega import CLUSTER_COLOURS, COLOURS, THEMES
-from tests.report.folders import MadeUp, write_run
+from tests.report.folders import MadeUp, write_run, write_sweep
 
 pytest.importorskip("vl_convert", reason="charts need vl-convert-python: pip install 'kinfed[report]'")
 
@@ -28,6 +28,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(place / "fesem", MadeUp("fesem", reclusters=True))
     write_run(place / "fedavg", MadeUp("fedavg"), has_clusters=False)
     return place
+
+
+def test_the_metric_is_shown_against_each_parameter_of_a_sweep(tmp_path: Path, folder: Path):
+    chart = report.plot_parameters(write_sweep(tmp_path / "sweep"))
+    assert [panel["title"] for panel in chart.panels] == ["lr", "momentum"]
+    x, colour = (chart.panels[0]["layer"][0]["encoding"][name] for name in ("x", "color"))
+    assert x["title"] == "training.lr" and x["scale"]["type"] == "log" and colour["title"] == "momentum"
+    assert [(row["p0"], row["p1"], row["seeds"]) for row in chart.tables["points"]] == [
+        (0.01, 0.0, 2), (0.01, 0.9, 2), (0.1, 0.0, 2), (0.1, 0.9, 2),
+    ]  # fmt: skip
+    low, high = (chart.tables["points"][at]["mean"] for at in (0, 3))
+    assert high - low == pytest.approx(4.9) and "validation accuracy" in chart.panels[0]["description"]
+    with pytest.raises(ConfigError, match="no parameter to plot against"):
+        report.plot_parameters(folder)
 
 
 def test_curves_show_what_the_data_say(folder: Path):

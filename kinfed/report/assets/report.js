@@ -121,6 +121,7 @@ function showRun(at) {
 
 document.querySelectorAll("table.sortable").forEach(makeSortable);
 systemTheme();
+if (data.parameters) plan(byId("parameter-panels"), data.parameters);
 plan(byId("curves"), data.metrics[0]);
 plan(byId("spreads"), data.accuracies);
 byId("metric").addEventListener("change", (event) => plan(byId("curves"), data.metrics[event.target.value]));
