@@ -16,6 +16,7 @@ round and after each, FedBABU's last one after tuning; what is there is not run 
 
 import argparse
 import copy
+import itertools
 import json
 import sys
 import types
@@ -40,7 +41,7 @@ from kinfed.recipes import Wanted, cells_of, load_recipe
 
 ROWS = {  # of the table, by PFLlib's algorithm
     "FedAvg": "fedavg", "FedProx": "fedprox", "PerAvg": "per_fedavg", "Ditto": "ditto", "APFL": "apfl-pfllib",
-    "FedPer": "fedper", "FedRep": "fedrep", "FedBABU": "fedbabu", "Local": "local", "pFedMe": "pfedme-w",
+    "FedPer": "fedper", "FedRep": "fedrep", "FedBABU": "fedbabu-last", "Local": "local", "pFedMe": "pfedme-w",
 }  # fmt: skip
 MODULES = {name: f"server{name.removeprefix('Fed').lower()}" for name in ROWS} | {"pFedMe": "serverpFedMe"}
 SPLIT = {"FedAvg", "FedPer", "FedRep", "FedBABU"}  # whose network main.py cuts into body and head
@@ -74,11 +75,11 @@ class Loader:
         return iter(list(zip(self.x[order].split(self.size), self.y[order].split(self.size), strict=True)))
 
 
-def order_samples(seed: int, round: int, client: int, epoch: int, count: int, device: torch.device) -> Tensor:
-    """The order of its samples in which kinfed's client trains in an epoch of a round; the first round is 1."""
-    key = fold(torch.tensor(base_key(seed, "train", round)), torch.tensor(client))
+def order_samples(key: int, client: int, epoch: int, count: int, device: torch.device) -> Tensor:
+    """The order of its samples in which kinfed's client trains in an epoch of the task of this key."""
+    own = fold(torch.tensor(key), torch.tensor(client))
     position, n = torch.arange(count, device=device), torch.tensor(count, device=device)
-    return Samples(position, position, position, n, exact=True).shuffle(fold(key.to(device), epoch))
+    return Samples(position, position, position, n, exact=True).shuffle(fold(own.to(device), epoch))
 
 
 class Driver:
@@ -172,14 +173,18 @@ class Driver:
         return (self.train if is_train else self.test)[client][1]
 
     def load_train(self, client: Any, size: int | None) -> Loader:
-        """A client's training samples; Per-FedAvg's second pass of a round, and tuning, have other orders."""
+        """A client's training samples; Per-FedAvg's second pass of a round has another order.
+
+        Tuning has the orders of kinfed's first evaluation, an epoch each.
+        """
         x, y = self.train[client.id]
-        epochs = iter(range(client.passes if self.name == "PerAvg" else 0, 10**6))
-        same = next(epochs)
+        epochs = itertools.count()
 
         def order() -> Tensor:
-            epoch = next(epochs) if client.is_tuning else same
-            return order_samples(self.seed, self.round + 1, client.id, epoch, len(y), self.device)
+            if client.is_tuning:
+                return order_samples(base_key(self.seed, "evaluate", 1), client.id, next(epochs), len(y), self.device)
+            epoch, key = client.passes if self.name == "PerAvg" else 0, base_key(self.seed, "train", self.round + 1)
+            return order_samples(key, client.id, epoch, len(y), self.device)
 
         return Loader(x, y, size or client.batch_size, order, True)
 

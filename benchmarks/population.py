@@ -23,6 +23,7 @@ from kinfed.data import Population
 from kinfed.engines import Vectorised
 from kinfed.methods import FedAvg
 from kinfed.models import make_model
+from kinfed.report.vega import Chart, Spec, number
 from kinfed.training import LocalTraining
 
 HEADER = "| clients | cohort | s a round | MiB of samples | MiB beside samples |\n|---:|---:|---:|---:|---:|"
@@ -97,12 +98,13 @@ def table_row(found: dict[str, float]) -> str:
 
 def plot(table: list[dict[str, float]], path: Path) -> None:
     """Seconds of a round against clients, on logarithmic axes."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(5, 3))
-    axes.loglog([found["clients"] for found in table], [found["seconds"] for found in table], "o-")
-    axes.set(xlabel="clients in the population", ylabel="seconds of a round", ylim=(1e-3, 1e2))
-    figure.savefig(path, dpi=80, bbox_inches="tight")
+    shown, powers = sorted(found["clients"] for found in table), [10.0**n for n in range(-3, 3)]
+    x = number("clients", title="clients in the population", scale={"type": "log"}, axis={"values": shown})
+    y = number(
+        "seconds", title="seconds of a round", scale={"type": "log", "domain": [1e-3, 1e2]}, axis={"values": powers}
+    )
+    panel: Spec = {"data": {"name": "rounds"}, "mark": {"type": "line", "point": True}, "encoding": {"x": x, "y": y}}
+    Chart((panel | {"width": 420, "height": 220},), {"rounds": [dict(found) for found in table]}).save(path)
 
 
 def main() -> None:

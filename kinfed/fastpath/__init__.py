@@ -25,8 +25,9 @@ from kinfed.fastpath.autograd_training import (
 )
 from kinfed.fastpath.cpu_training import LEAST, LayeredNetwork
 from kinfed.fastpath.gpu_training import StepGraphs, has_kernels
-from kinfed.fastpath.layers import Layers, augment_lanes, find_augmentation, parse_layers
+from kinfed.fastpath.layers import Layers
 from kinfed.fastpath.optimiser import Optimiser, OptimiserName
+from kinfed.fastpath.sequences import augment_lanes, find_augmentation, parse_layers
 from kinfed.fastpath.stages import SGD, Schedule, Stage, parse_stages
 from kinfed.models import Model, Network
 from kinfed.models.inputs import Inputs

@@ -1,14 +1,16 @@
 """Mini-batch SGD of several clients at once on a CPU, for networks of plain layers."""
 
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kinfed.errors import raise_if_cancelled
-from kinfed.fastpath.layers import Layers, UpdateRule, Weight, Weights
+from kinfed.fastpath.layers import Layers
 from kinfed.fastpath.stages import SGD, Schedule
+from kinfed.fastpath.weights import UpdateRule, Weight, Weights
 from kinfed.params import Params, Stack, stack
 
 LEAST = 3  # lanes; products of one lane, and convolutions of two, round differently from those of more
@@ -54,7 +56,7 @@ def _train_lane(
         schedule.pick[lane], sample_weights, schedule.keys[lane], counts, strict=True
     ):
         if real:
-            _step(network, schedule, pick[:real], sample_weight[:real], weights, key[None])
+            _step(network, schedule, pick[None, :real], sample_weight[:real], weights, key[None, None])
     return {name: w.now[0].contiguous() for name, w in weights.items()}
 
 
@@ -66,21 +68,42 @@ def _train_together(network: LayeredNetwork, schedule: Schedule, rule: UpdateRul
     pick, sample_weight, keys = (t[order].transpose(0, 1) for t in whole)
     own = {name: network.layers.lay_out(name, w[order]) for name, w in start.items()}
     weights = {name: Weight.at(w, rule, shift[name][order] if shift else None) for name, w in own.items()}
-    for begin, end, lanes in _phases(steps[order].tolist()):
-        active = slice(lanes) if lanes >= LEAST else [*range(lanes), 0, 0][:LEAST]
+    lowest = weights.get(network.layers.lowest)
+    at_once = network.layers.count_steps(lowest, schedule.pick.shape[2]) if lowest else 1
+    take = _step if at_once == 1 else _take_steps
+    for begin, end, lanes in _phases(steps[order].tolist(), at_once):
+        count = lanes.stop - lanes.start
+        active = lanes if count >= LEAST else [*range(lanes.start, lanes.stop), lanes.start, lanes.start][:LEAST]
         part = {name: w.select(active) for name, w in weights.items()}
-        for step in range(begin, end):
-            samples = pick[step, active].flatten(), sample_weight[step, active].flatten()
-            _step(network, schedule, *samples, part, keys[step, active])
-        if lanes < LEAST:
+        for step in range(begin, end, at_once):
+            some = slice(step, min(step + at_once, end))
+            take(network, schedule, pick[some, active], sample_weight[some, active], part, keys[some, active])
+        if count < LEAST:
             for name, weight in weights.items():
                 weight.put(part[name], lanes)
     back = order.argsort()
     return {name: w.now[back].contiguous() for name, w in weights.items()}
 
 
-def _phases(steps: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Stretches of steps (begin, end, lanes) in which the first `lanes` lanes train; `steps` falls."""
+def _phases(steps: list[int], at_once: int) -> Iterator[tuple[int, int, slice]]:
+    """Stretches of steps (begin, end) and the lanes that train in them, all of them to its end; `steps` falls.
+
+    With several steps at once a stretch has so many, or those that are left to its lanes: where it ends depends on
+    their own steps alone, not on those of other lanes.
+    """
+    if at_once == 1:
+        yield from ((begin, end, slice(0, lanes)) for begin, end, lanes in _split_by_lanes(steps))
+        return
+    for begin in range(0, max(steps, default=0), at_once):
+        first = 0
+        for end, group in groupby(min(count, begin + at_once) for count in steps if count > begin):
+            lanes = slice(first, first + len(list(group)))
+            yield begin, end, lanes
+            first = lanes.stop
+
+
+def _split_by_lanes(steps: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Stretches of steps (begin, end, lanes) in which the first `lanes` lanes train."""
     begin = 0
     for lanes in range(len(steps), 0, -1):
         if steps[lanes - 1] > begin:
@@ -91,7 +114,20 @@ def _phases(steps: list[int]) -> Iterator[tuple[int, int, int]]:
 def _step(
     network: LayeredNetwork, schedule: Schedule, pick: Tensor, sample_weight: Tensor, weights: Weights, keys: Tensor
 ) -> None:
-    """One step of every lane."""
+    """One step of every lane; pick and weights: [1, lanes, b], keys: [1, lanes]."""
     raise_if_cancelled()
+    pick, sample_weight, keys = pick.flatten(), sample_weight.flatten(), keys[0]
     x, y = schedule.x.index_select(0, pick), schedule.y.index_select(0, pick).clamp_(min=0)
     network.layers.sgd_step(network.inputs(x, keys), y, sample_weight, weights, keys)
+
+
+def _take_steps(
+    network: LayeredNetwork, schedule: Schedule, pick: Tensor, sample_weight: Tensor, weights: Weights, keys: Tensor
+) -> None:
+    """Several steps of every lane, whose samples nothing augments; pick and weights: [steps, lanes, b]."""
+    raise_if_cancelled()
+    by_lane = pick.transpose(0, 1)
+    x = network.inputs(schedule.x.index_select(0, by_lane.flatten()), keys[0]).view(
+        *by_lane.shape, *schedule.x.shape[1:]
+    )
+    network.layers.sgd_steps(x, schedule.y[by_lane].clamp_(min=0), sample_weight.transpose(0, 1), weights, keys)

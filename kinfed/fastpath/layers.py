@@ -6,7 +6,7 @@ and that of a matrix is not even computed: the product that would be it is added
 out: for networks as small as clients have, its own work would take longer than theirs.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -16,87 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
+from kinfed.fastpath.weights import Weight, Weights
 from kinfed.keys import fold
 from kinfed.models.batch_operations import draw_kept
 from kinfed.models.convolutions import Pair, Windows2d, add_windows, gather_windows
-from kinfed.models.inputs import Augmenter, Inputs, augment
 
 DROPOUTS = nn.Dropout, nn.Dropout2d
-HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 HAS_MKL = torch.backends.mkl.is_available()  # on Intel's CPUs; others multiply by a transposed matrix at half the speed
 MOST_WINDOWS = 2**24  # numbers of windows that are held at once
+ROWS = 60  # samples of the steps in which the lowest matrix does not move; more would overlap too much
+LARGE = 2**16  # numbers in a matrix that is worth it
 WIDE = 2**19  # numbers in a matrix from which on its product is faster with it on the left, by MKL
 
 
-@dataclass(frozen=True)
-class UpdateRule:
-    """A step of SGD: w -= lr · v, where v = momentum · v + gradient + pull · (w - anchor · start) + shift."""
-
-    lr: float
-    momentum: float
-    pull: float
-    anchor: float
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One weight of some lanes, its velocity, anchor and shift, where they are needed; updated in place."""
-
-    now: Tensor
-    velocity: Tensor | None
-    anchor: Tensor | None
-    shift: Tensor | None
-    rule: UpdateRule
-
-    @classmethod
-    def at(cls, start: Tensor, rule: UpdateRule, shift: Tensor | None = None) -> "Weight":
-        """A weight at `start`, which it takes over."""
-        needs_velocity = bool(rule.momentum or rule.pull) or shift is not None
-        velocity = torch.zeros_like(start) if needs_velocity else None
-        return cls(start, velocity, start * rule.anchor if rule.pull else None, shift, rule)
-
-    def select(self, lanes: slice | list[int]) -> "Weight":
-        """The weight of these lanes: a view for a slice, a copy for a list."""
-        velocity, anchor, shift = (
-            t if t is None else take_lanes(t, lanes) for t in (self.velocity, self.anchor, self.shift)
-        )
-        return Weight(take_lanes(self.now, lanes), velocity, anchor, shift, self.rule)
-
-    def put(self, other: "Weight", lanes: int) -> None:
-        """Copies the first lanes of another weight."""
-        self.now[:lanes] = other.now[:lanes]
-        if self.velocity is not None and other.velocity is not None:
-            self.velocity[:lanes] = other.velocity[:lanes]
-
-    def step_by_product(self, left: Tensor, right: Tensor) -> None:
-        """Takes the step whose gradient is left @ right."""
-        if self.velocity is None:
-            self.now.baddbmm_(left, right, alpha=-self.rule.lr)
-        else:
-            self._apply(self.velocity.baddbmm_(left, right, beta=self.rule.momentum))
-
-    def step(self, gradient: Tensor) -> None:
-        """Takes the step of this gradient."""
-        if self.velocity is None:
-            self.now.add_(gradient, alpha=-self.rule.lr)
-        else:
-            self._apply(self.velocity.mul_(self.rule.momentum).add_(gradient))
-
-    def _apply(self, velocity: Tensor) -> None:
-        if self.anchor is not None:
-            velocity.add_(self.now - self.anchor, alpha=self.rule.pull)
-        if self.shift is not None:
-            velocity.add_(self.shift)
-        self.now.add_(velocity, alpha=-self.rule.lr)
-
-
-def take_lanes(t: Tensor, lanes: slice | list[int] | Tensor) -> Tensor:
-    """These lanes, laid out in memory as all were: a view for a slice, else a copy."""
-    is_transposed = t.dim() == 3 and t.stride(1) < t.stride(2)
-    return t.mT[lanes].mT if is_transposed else t[lanes]
-
-
-Weights = Mapping[str, Weight]
 Backward = Callable[[Tensor, bool], Tensor]  # the gradient after a layer -> that before it, unless it is not needed
 Layer = Callable[[Tensor, Weights, Tensor], tuple[Tensor, Backward]]  # by keys [lanes]: activations, backward pass
 aten = torch.ops.aten
@@ -124,6 +56,19 @@ class Layers:
     first: int  # the lowest layer with weights: the gradient before it is not needed
     has_convolutions: bool  # these gain nothing from other lanes: such a network trains one lane at a time
     transposed: str = ""  # the matrix that is kept transposed in memory, if one is
+    lowest: str = ""  # the matrix that multiplies the samples themselves, if one does
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[str, nn.Module]], layers: tuple[Layer, ...], is_augmented: bool) -> "Layers":
+        """The layers of these parts of a module, each with its name and a dot."""
+        first = next((i for i, (_, leaf) in enumerate(parts) if any(True for _ in leaf.parameters())), len(parts))
+        has_convolutions = any(type(leaf) is nn.Conv2d for _, leaf in parts)
+        name, leaf = parts[min(first, len(parts) - 1)]
+        own = f"{name}weight" if type(leaf) is nn.Linear else ""
+        is_lowest = not is_augmented and all(type(before) is nn.Flatten for _, before in parts[:first])
+        return cls(
+            layers, first, has_convolutions, transposed="" if HAS_MKL else own, lowest=own if is_lowest else ""
+        )  # no gradient goes below a transposed matrix
 
     def lay_out(self, name: str, weight: Tensor) -> Tensor:
         """A copy of a weight [lanes, ...] as its layer reads it fastest."""
@@ -135,83 +80,96 @@ class Layers:
             return weight.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
         return weight.clone()
 
+    def count_steps(self, lowest: Weight, batch: int) -> int:
+        """How many steps to take at once, in which the lowest matrix need not move."""
+        if HAS_MKL or lowest.velocity is not None:
+            return 1
+        pays = lowest.now.shape[1] >= 2 * ROWS and lowest.now[0].numel() >= LARGE  # overlaps cost products, too
+        return max(1, ROWS // batch) if pays else 1
+
     def sgd_step(self, x: Tensor, y: Tensor, sample_weight: Tensor, weights: Weights, keys: Tensor) -> None:
         """One SGD step on the cross-entropy; a sample counts by its weight in its batch; dropout draws by the keys."""
         x = _channels_last(x) if self.has_convolutions and x.dim() == 4 else x
+        self._step_through(self.layers, self.first, x, y, sample_weight, weights, keys)
+
+    def sgd_steps(self, x: Tensor, y: Tensor, sample_weight: Tensor, weights: Weights, keys: Tensor) -> None:
+        """Several steps on samples [lanes, steps, b, ...]; labels and weights: [lanes, steps, b], keys: [steps, lanes].
+
+        The lowest matrix moves once, after them all.
+        """
+        bias = weights.get(f"{self.lowest.removesuffix('weight')}bias")
+        deferred = DeferredMatrix.at(weights[self.lowest], bias, x.flatten(3))
+        for step in range(x.shape[1]):
+            layers: tuple[Layer, ...] = (partial(deferred.step, step), *self.layers[self.first + 1 :])
+            counts = sample_weight[:, step].flatten()
+            self._step_through(layers, 0, x[:, step], y[:, step].flatten(), counts, weights, keys[step])
+        deferred.end()
+
+    def _step_through(
+        self, layers: tuple[Layer, ...], first: int, x: Tensor, y: Tensor, sample_weight: Tensor, weights: Weights,
+        keys: Tensor,
+    ) -> None:  # fmt: skip
         passes = []
-        for layer in self.layers:
+        for layer in layers:
             x, backward = layer(x, weights, keys)
             passes.append(backward)
         error = x.softmax(1).scatter_add_(1, y[:, None], x.new_full((len(y), 1), -1.0))
         gradient = error.mul_(sample_weight[:, None])
-        for i in range(len(passes) - 1, self.first - 1, -1):
-            gradient = passes[i](gradient, i > self.first)
+        for i in range(len(passes) - 1, first - 1, -1):
+            gradient = passes[i](gradient, i > first)
 
 
-def parse_layers(module: nn.Module) -> Layers | None:
-    """The module as plain layers; None if it is anything but a sequence of such."""
-    if is_hooked(module):
-        return None
-    parts = list(leaves(module))
-    drops = find_drops(parts, find_augmentation(module).draws)
-    steps = [_layer(name, leaf, drop) for (name, leaf), drop in zip(parts, drops, strict=True)]
-    weights = [id(weight) for _, leaf in parts for weight in leaf.parameters()]
-    if None in steps or len(set(weights)) < len(weights):  # a weight that is used twice must not move in between
-        return None
-    first = next((i for i, (_, leaf) in enumerate(parts) if any(True for _ in leaf.parameters())), len(parts))
-    has_convolutions = any(type(leaf) is nn.Conv2d for _, leaf in parts)
-    lowest, leaf = parts[min(first, len(parts) - 1)]
-    transposed = f"{lowest}weight" if type(leaf) is nn.Linear and not HAS_MKL else ""  # no gradient goes below it
-    return Layers(tuple(step for step in steps if step), first, has_convolutions, transposed)
+@dataclass(frozen=True)
+class DeferredMatrix:
+    """A matrix W that multiplies the samples of several steps of SGD, and moves once, after them all.
 
-
-def leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The parts of nested sequences in their order, each with its name and a dot."""
-    if type(module) is not nn.Sequential:
-        yield name, module
-        return
-    for inner, part in module._modules.items():  # named_children leaves out a part that comes twice
-        if part is not None:
-            yield from leaves(part, f"{name}{inner}.")
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether it or one of its parts has a hook, but for the augmentation of its input, or a forward of its own."""
-    hooks = [hook for part in module.modules() for kind in HOOKS for hook in getattr(part, kind).values()]
-    augmenters = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Augmenter)]
-    return hooks != augmenters[:1] or any("forward" in vars(part) for part in module.modules())
-
-
-def find_augmentation(module: nn.Module) -> Inputs:
-    """How a module that has no other hook augments its input in training."""
-    found = (hook.inputs for hook in module._forward_pre_hooks.values() if isinstance(hook, Augmenter))
-    return next(found, Inputs()) if module.training else Inputs()
-
-
-def augment_lanes(x: Tensor, inputs: Inputs, keys: Tensor) -> Tensor:
-    """The samples [lanes · b, ...] of several lanes, augmented by their keys [lanes] as `models.inputs` does."""
-    numbers = iter(range(1, inputs.draws + 1))
-
-    def draw(x: Tensor, count: int) -> Tensor:
-        return Drop(next(numbers), 0.5, channels=False).draw(keys, (len(x), count), x.dtype) > 0
-
-    return augment(x, inputs, draw)
-
-
-def find_drops(parts: list[tuple[str, nn.Module]], before: int) -> "list[Drop | None]":
-    """The dropout that each part is; None for other parts, and where nothing is dropped.
-
-    So many draws of a forward pass come before them all.
+    Each step subtracts lr · gᵀ x. So in step t the product with its samples is x Wᵀ − lr Σ (x xₛᵀ) gₛ over the steps s
+    before it, where W is as it was in the beginning: x Wᵀ is one product for all steps, the sum is of small ones. Large
+    products are faster, and W is read twice and written once instead of in every step.
     """
-    drops: list[Drop | None] = []
-    for _, leaf in parts:
-        p = float(leaf.p) if type(leaf) in DROPOUTS and leaf.training else 0.0  # type: ignore[arg-type]
-        number = before + sum(drop is not None for drop in drops) + 1
-        drops.append(Drop(number, p, type(leaf) is nn.Dropout2d) if p else None)
-    return drops
+
+    weight: Weight
+    bias: Weight | None
+    samples: Tensor  # [lanes, steps · b, inputs]
+    overlaps: Tensor  # [lanes, n, n] of samples after the first step with those before the last, n = (steps - 1) · b
+    product: Tensor  # [lanes, steps · b, outputs]
+    gradients: Tensor  # the same shape, filled step by step
+    batch: int
+
+    @classmethod
+    def at(cls, weight: Weight, bias: Weight | None, x: Tensor) -> "DeferredMatrix":
+        """The matrix before these steps; x: [lanes, steps, b, inputs]."""
+        samples = x.flatten(1, 2)
+        product = torch.bmm(samples, weight.now.mT)
+        b = x.shape[2]
+        overlaps = torch.bmm(samples[:, b:], samples[:, :-b].mT.contiguous())
+        return cls(weight, bias, samples, overlaps, product, torch.empty_like(product), b)
+
+    def step(self, number: int, x: Tensor, weights: Weights, keys: Tensor) -> tuple[Tensor, Backward]:
+        """A layer: the product in this step, once those before it were taken."""
+        begin, end = number * self.batch, (number + 1) * self.batch
+        output = self.product[:, begin:end]
+        if number:
+            overlap = self.overlaps[:, begin - self.batch : begin, :begin]
+            output.baddbmm_(overlap, self.gradients[:, :begin], alpha=-self.weight.rule.lr)
+        output = output.contiguous() if self.bias is None else output + self.bias.now[:, None]
+
+        def backward(gradient: Tensor, needed: bool) -> Tensor:
+            by_lane = gradient.view(output.shape)
+            self.gradients[:, begin:end] = by_lane
+            if self.bias is not None:
+                self.bias.step(by_lane.sum(1))
+            return gradient
+
+        return output.view(-1, output.shape[2]), backward
+
+    def end(self) -> None:
+        """Moves the matrix."""
+        self.weight.step_by_product(self.gradients.mT, self.samples)
 
 
-def _layer(name: str, leaf: nn.Module, drop: Drop | None) -> Layer | None:
+def make_layer(name: str, leaf: nn.Module, drop: Drop | None) -> Layer | None:
+    """A part of a module as a layer; None for any other than plain ones."""
     if type(leaf) in DROPOUTS:
         return partial(_dropout, drop) if drop else _pass_on
     if type(leaf) is nn.Linear:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from kinfed.fastpath.layers import DROPOUTS, Drop, find_augmentation, find_drops, is_hooked, leaves
+from kinfed.fastpath.layers import DROPOUTS, Drop
+from kinfed.fastpath.sequences import find_augmentation, find_drops, is_hooked, leaves
 from kinfed.kernels.layout import Image
 from kinfed.keys import fold
 from kinfed.params import Stack

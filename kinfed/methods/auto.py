@@ -8,7 +8,7 @@ For those who do not know how their clients differ; no paper's method. Clients' 
 - for `merge` of the rounds clusters with similar models try the mean of both; they share it, if it does better;
 - clients say how well they do between the model they are served (α = 0) and their own training of it (α = 1); after
   `judge` of the rounds each cluster takes the best α, and the last rounds train on all samples;
-- what clients are served in the end is the mean of the models of the last `average` of the rounds (Polyak, Ruppert).
+- where rounds sample clients, the mean of the models of the last `average` of the rounds is served in the end.
 A more personal model must win twice: on held-out samples as they come, and with the labels of a client weighted evenly.
 """
 
@@ -68,7 +68,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     compare: float = 0.2  # share of the rounds that train the clusters' models beside the common one
     merge: float = 0.06  # share of the rounds that try one model for two clusters
     judge: float = 0.5  # share of the rounds after which all samples are trained on
-    average: float = 0.08  # share of the rounds, the last ones, whose models are averaged
+    average: float = 0.08  # share of the rounds, the last ones, whose models are averaged, where rounds sample clients
     stale = STALE
     newcomers = "nearest"
     dynamic = False
@@ -94,7 +94,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         number, merges = int(clusters.max()) + 1, Dendrogram.none(fed.device)
         log.info("%s", summarise_clusters(number, differ, len(replied)))
         served = served.serve(served.assignment, repeat(select(served.models, 0), 1 + number))
-        plan = self.make_plan(fed.rounds, number if differ else 0).to(fed.device)
+        plan = self.make_plan(fed.rounds, number if differ else 0, fed.fraction).to(fed.device)
         evidence, zeros = Evidence.none(1 + number, fed.device), torch.zeros(1 + number, device=fed.device)
         chosen, gains = zeros[1:].long(), torch.zeros(fed.count, device=fed.device)
         partners = torch.arange(1 + number, device=fed.device)
@@ -102,12 +102,13 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), partners, gains, zeros, {}
         )
 
-    def make_plan(self, rounds: int, clusters: int) -> Tensor:
+    def make_plan(self, rounds: int, clusters: int, fraction: float) -> Tensor:
         """Rounds until which clients compare, merge, hold out, and go on; no clusters: clients are alike. [4]"""
         judged = round(self.judge * rounds) if clusters else 0
         compared = min(max(2, round(self.compare * rounds)), judged) if clusters > 1 else 0
         merged = min(compared + round(self.merge * rounds), judged) if clusters > 2 else compared
-        return torch.tensor([compared, merged, judged, max(judged, rounds - round(self.average * rounds))])
+        averaged = round(self.average * rounds) if fraction < 1 else 0  # with all in every round models are steady
+        return torch.tensor([compared, merged, judged, max(judged, rounds - averaged)])
 
     def round(self, state: AutoState, t: int, fed: Federation) -> AutoState:
         cohort, phase = fed.sample(), self.phase_of(state, t)

@@ -146,7 +146,7 @@ class OnePart(Method[OnePartState], Exportable[OnePartState], ABC):
         own = {name: trained[name] for name in client.memory}
         return Reply({"shared": {name: trained[name] for name in shared}}, keep=own)
 
-    def initial_memory(self) -> Params:
+    def initial_memory(self) -> dict[str, Value]:
         return {name: w for name, w in self.model.init().items() if not self.is_shared(name)}
 
     def personalise(self, client: Client, offer: Payload) -> Params:

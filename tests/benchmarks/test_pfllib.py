@@ -8,6 +8,7 @@ from torch import Tensor
 from benchmarks.pfllib import Loader, order_samples
 from kinfed.client import Client, Reply, client_task
 from kinfed.experiment import Experiment
+from kinfed.keys import base_key
 from kinfed.methods import FedAvg
 from kinfed.models import make_model
 from kinfed.params import Params
@@ -37,7 +38,7 @@ def test_mini_batches_are_those_of_kinfed_s_clients():
     for t in range(2):
         for client, size in enumerate(SIZES):
             for epoch in range(2):
-                order = order_samples(seed, t + 1, client, epoch, size, torch.device("cpu"))
+                order = order_samples(base_key(seed, "train", t + 1), client, epoch, size, torch.device("cpu"))
                 x = population.x[population.train[client]]
                 expected += [(t, batch) for batch, _ in Loader(x, torch.arange(size), 4, lambda at=order: at, True)]
     assert len(SEEN) == len(expected)

@@ -1,6 +1,8 @@
 from argparse import Namespace
 
-from benchmarks.population import measure, table_row
+import pytest
+
+from benchmarks.population import measure, plot, table_row
 
 
 def test_a_round_of_a_small_cohort_is_measured_and_profiled(capsys):
@@ -9,3 +11,9 @@ def test_a_round_of_a_small_cohort_is_measured_and_profiled(capsys):
     assert found["seconds"] > 0 and found["samples"] == 49 * 64 + 16 * 49
     assert table_row(found).startswith("| 12 | 3 | ")
     assert "12 clients, 2 rounds, by self_cpu_time_total" in capsys.readouterr().out
+
+
+def test_rounds_are_plotted_by_population(tmp_path):
+    pytest.importorskip("vl_convert")
+    plot([{"clients": 10**n, "seconds": 0.1} for n in (3, 4, 5)], tmp_path / "rounds.svg")
+    assert "clients in the population" in (tmp_path / "rounds.svg").read_text()

@@ -7,7 +7,7 @@ from torch.func import vmap
 
 from kinfed.client import Batch
 from kinfed.fastpath import SGD, FastPlan, Schedule, cpu_training, layers, parse, train, train_lanes
-from kinfed.fastpath.layers import parse_layers
+from kinfed.fastpath.sequences import parse_layers
 from kinfed.fastpath.stages import parse_stages
 from kinfed.models import Model
 from kinfed.models.inputs import Inputs
@@ -118,6 +118,52 @@ def test_a_lane_has_the_same_bits_beside_any_others(build):
     for lanes in ([0], [1, 0], [4, 3, 1], [2, 4, 0, 1]):
         some = fast_ends(build, lanes, 0.9, 0.0, shifts=True)
         assert_same_bits(some, {name: w[lanes] for name, w in whole.items()})
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 30, bias=False), nn.Dropout(0.0), nn.ReLU(), nn.Linear(30, 3))
+
+
+@pytest.fixture
+def deferred(monkeypatch):
+    """Three steps of 5 samples at once, as it is for large matrices where there is no MKL; how often that came."""
+    steps, taken = cpu_training._take_steps, []
+    monkeypatch.setattr(layers, "HAS_MKL", False)
+    monkeypatch.setattr(layers, "ROWS", 15)
+    monkeypatch.setattr(layers, "LARGE", 1)
+    monkeypatch.setattr(
+        cpu_training, "_take_steps", lambda *given: (taken.append(tuple(given[2].shape[:2])), steps(*given))
+    )
+    parse.cache_clear()
+    yield taken
+    parse.cache_clear()
+
+
+def wide_biased() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 3))
+
+
+@pytest.mark.parametrize("build", [wide, wide_biased])
+def test_a_matrix_that_moves_after_several_steps_ends_where_torchs_optimiser_ends(build, deferred):
+    ends = fast_ends(build, [0, 1, 2, 3, 4])
+    assert sorted(deferred) == [(1, 3), (1, 3), (2, 3), (3, 3)]  # steps and lanes, filled up to three
+    for lane in range(5):
+        want = torch_end(build, lane, 0.0, 0.0, shifts=False, decay=0.0)
+        assert_close({name: w[lane] for name, w in ends.items()}, want, atol=1e-6)
+    for lanes in ([0], [1, 0], [4, 3, 1], [2, 4, 0, 1]):
+        assert_same_bits(fast_ends(build, lanes), {name: w[lanes] for name, w in ends.items()})
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.5}, {"mu": 0.1}, {"shifts": True}, {"decay": 0.1}])
+def test_a_matrix_moves_in_every_step_where_more_than_its_gradient_moves_it(settings, deferred):
+    fast_ends(wide, [0, 1, 2, 3], **settings)
+    assert not deferred
+
+
+@pytest.mark.parametrize("build", [dense, convolving, dense_dropout, dense_augmented])
+def test_a_matrix_moves_in_every_step_where_it_is_small_or_not_the_lowest(build, deferred):
+    fast_ends(build, [0, 1, 2, 3])
+    assert not deferred
 
 
 @pytest.mark.parametrize("build", [dense_dropout, convolving_dropout, dense_augmented, convolving_augmented])

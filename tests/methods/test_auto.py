@@ -101,7 +101,11 @@ def test_models_are_interpolated():
     ],
 )
 def test_rounds_are_planned(rounds, clusters, plan):
-    assert Auto(small_net(), LOCAL).make_plan(rounds, clusters).tolist() == plan
+    assert Auto(small_net(), LOCAL).make_plan(rounds, clusters, 0.2).tolist() == plan
+
+
+def test_models_are_not_averaged_where_all_clients_are_in_every_round():
+    assert Auto(small_net(), LOCAL).make_plan(50, 5, 1.0).tolist() == [10, 13, 25, 50]
 
 
 def test_planted_clusters_get_models_of_their_own_and_the_run_says_so():
@@ -173,7 +177,7 @@ def test_a_cluster_that_signatures_split_in_two_is_made_one_again():
     split, number = torch.where(turned.true_clusters == 0, 4 * half, turned.true_clusters), 5  # the first in two
     models = repeat(select(state.served.models, 0), 1 + number)
     state = replace(
-        state, clusters=split, plan=method.make_plan(20, number), evidence=Evidence.none(1 + number, fed.device),
+        state, clusters=split, plan=method.make_plan(20, number, 1.0), evidence=Evidence.none(1 + number, fed.device),
         chosen=torch.zeros(number, dtype=torch.long), partners=torch.arange(1 + number),
         served=state.served.serve(state.served.assignment, models), amounts=torch.zeros(1 + number),
     )  # fmt: skip

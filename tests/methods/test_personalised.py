@@ -172,6 +172,20 @@ def test_fedbabu_trains_the_body_and_tunes_before_use_by_hand(padded, tunes, bod
     assert {name: float(w) for name, w in used.items()} == pytest.approx({"body.w": body, "head.w": head})
 
 
+@PADDED
+def test_fedbabu_can_tune_the_body_that_a_client_trained_last(padded):
+    fedbabu = FedBABU(COUPLED, HALF, tunes="head", begin="last")
+    memory = part("head", 0.2) | {"own": part("body", 0.0), "has_trained": FIRST}
+    reply = fedbabu.train(client_with(1, 1, padded=padded, **memory), shared=part("body", 0.0))
+    assert float(reply.send["shared"]["body.w"]) == float(reply.keep["own"]["body.w"]) == pytest.approx(0.4)
+    served = {"shared": part("body", 9.0)}
+    later = client_with(1, 1, padded=padded, **memory | reply.keep)
+    used = fedbabu.personalise(later, served)
+    assert {name: float(w) for name, w in used.items()} == pytest.approx({"body.w": 0.4, "head.w": 0.4})  # as by hand
+    unseen = client_with(1, 1, padded=padded, **memory)
+    assert float(fedbabu.personalise(unseen, served)["body.w"]) == 9.0
+
+
 @pytest.mark.parametrize(("name", "settings"), [("ditto", {"pull": 0.0}), ("apfl", {"alpha": 1.0, "adaptive": False})])
 def test_without_the_common_model_it_is_local_training(name, settings):
     local = make(name).local
@@ -253,6 +267,7 @@ def test_fedbn_of_one_client_is_fedavg():
         ("fedala", {"adaptive_layers": 0}, "adaptive_layers must be at least 1"),
         ("fedrep", {"personal_layers": 0}, "personal_layers must be at least 1"),
         ("fedbabu", {"tunes": "tail"}, "tunes must be one of all, head, body"),
+        ("fedbabu", {"begin": "first"}, "begin must be one of served, last"),
     ],
 )
 def test_settings_out_of_range_are_refused(name, settings, says):
