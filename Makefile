@@ -4,8 +4,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTS_READY := $(VENV)/.tests-ready
 DOCS_READY := $(VENV)/.docs-ready
+# bytecode is written when a module is first imported: of most modules that are installed it never is
+INSTALL := $(BIN)/pip install --progress-bar on --no-compile --constraint constraints.txt
 
-.PHONY: demo test test-all fuzz lint check format docs notebooks lock audit sbom dist clean
+.PHONY: ready demo test test-all fuzz lint check format docs notebooks lock audit sbom dist clean
 
 demo: $(READY)  ## the main job: FedAvg, Local, FLT and Auto compared on digits with planted clusters
 	$(BIN)/kinfed compare --out demo --force
@@ -15,6 +17,8 @@ test: $(TESTS_READY)  ## the tests
 
 test-all: $(TESTS_READY)  ## these and the dear ones: a federation over TLS, a report of 2,400 clients
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
+
+ready: $(TESTS_READY)  ## all that the tests need
 
 fuzz: $(TESTS_READY)  ## malformed input of every kind: what ends in a traceback, a hang or silence
 	$(BIN)/python -m tests.fuzz.cases 2400 0
@@ -41,18 +45,20 @@ $(READY): pyproject.toml constraints.txt
 	@echo "1 of 3: a virtual environment in $(VENV)"
 	python3 -m venv $(VENV)
 	@echo "2 of 3: torch, the largest download"
-	$(BIN)/pip install --progress-bar on --constraint constraints.txt torch
+	$(INSTALL) torch
 	@echo "3 of 3: kinfed and what it needs"
-	$(BIN)/pip install --progress-bar on --constraint constraints.txt --editable '.[report]'
+	$(INSTALL) --editable '.[report]'
 	touch $(READY)
 
 $(TESTS_READY): $(READY)
 	@echo "what the tests need too: Flower, ONNX, trackers, linters"
-	$(BIN)/pip install --progress-bar on --constraint constraints.txt --editable '.[hub,flower,report,tensorboard,onnx,dev]'
+	$(INSTALL) --editable '.[hub,flower,report,tensorboard,onnx,dev]'
+	@echo "bytecode, on all cores: warnings that modules give when they are compiled are no errors of the tests"
+	-@$(BIN)/python -m compileall -q -j 0 -x 'site-packages/.*/tests?/' $(VENV)/lib > /dev/null 2>&1
 	touch $(TESTS_READY)
 
 $(DOCS_READY): $(TESTS_READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(INSTALL) --quiet --editable '.[docs]'
 	touch $(DOCS_READY)
 
 LOCKED := hub flower report tensorboard privacy onnx dev docs

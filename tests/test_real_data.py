@@ -47,6 +47,7 @@ def test_scenario_1_clusters_are_found_and_ten_rounds_give_95_per_cent():
     assert summary["accuracy"] > 0.95 and summary["variance"] < 10
 
 
+@pytest.mark.on_demand
 def test_scenario_2_clusters_that_share_a_label_are_found():
     flt, population = method(4_000), clients(SharedClass(100, 5), train_samples=200)
     assert_found(flt, flt.init(Vectorised(flt, population)), population.true_clusters)

@@ -7,7 +7,8 @@ from kinfed.methods import METHODS
 SECTIONS = {
     "Start": ["tutorial.md", "choosing.md", "coming-from.md", "notebooks/which-clients-are-related.md", "notebooks/*"],
     "How to": [
-        "own-data.md", "natural-data.md", "drift.md", "tasks.md", "own-model.md", "own-method.md", "adding-a-method.md",
+        "own-data.md", "own-partition.md", "natural-data.md", "drift.md", "tasks.md", "own-model.md", "own-encoder.md",
+        "own-metric.md", "own-method.md", "adding-a-method.md",
         "sweeps.md", "reports.md", "reproducing.md", "serving.md", "deployment.md", "flower.md", "security.md",
     ],
     "Methods": ["reference/methods/index.md", "methods/*"],

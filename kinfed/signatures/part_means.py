@@ -105,7 +105,8 @@ class PartMeans(Signature):
             return "autoencoder"
         if self.pretraining.source == "public" and not len(public):
             return "random"
-        many = self.pretraining.source != "public" or len(public) >= ENOUGH
+        is_named = self.autoencoder != "auto"
+        many = is_named or self.pretraining.source != "public" or len(public) >= ENOUGH
         return "autoencoder" if many and self.has_network(shape) else "pca"
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:

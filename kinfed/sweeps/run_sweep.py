@@ -63,11 +63,25 @@ def find_seeds(table: Table) -> tuple[int, ...]:
     return tuple(seeds) if isinstance(seeds, list) and seeds else (int(str(seed)),)
 
 
-def resume_sweep(folder: Path, *, jobs: int = 1, display: Display | None = None, trust: bool = False) -> Sweep:
-    """Takes a stopped sweep to its end; only with `trust` its config may import code."""
-    found = Sweep(folder, read_definition(folder))
+def resume_sweep(
+    folder: Path, *, jobs: int = 1, display: Display | None = None, trust: bool = False, device: str | None = None,
+    data_dir: Path | str | None = None,
+) -> Sweep:  # fmt: skip
+    """Takes a stopped sweep to its end, on another device and with data elsewhere where these are given.
+
+    Only with `trust` its config may import code.
+    """
+    where = {"engine.device": device, "data.dir": str(Path(data_dir).absolute()) if data_dir else None}
+    found = Sweep(folder, set_words(read_definition(folder), {key: value for key, value in where.items() if value}))
     with refuse_code(f"{folder / SWEEP}", trust):
         return run_sweep(found, display or choose_display(), jobs)
+
+
+def set_words(definition: Definition, settings: Mapping[str, str]) -> Definition:
+    """The definition with these settings for every run."""
+    kept = (word for word in definition.space.words if word.partition("=")[0] not in settings)
+    given = to_words({key: [value] for key, value in settings.items()})
+    return replace(definition, space=replace(definition.space, words=(*kept, *given)))
 
 
 def find_folder(definition: Definition, out: Path | None) -> Path:

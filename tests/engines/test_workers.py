@@ -133,8 +133,10 @@ def test_the_engine_says_how_it_cut_a_cohort_and_the_fast_path_how_a_model_is_tr
     }
 
 
-@pytest.mark.parametrize("name", ["mlp_200", "lenet5", "own"])
-@pytest.mark.parametrize("kind", [FedAvg, Local])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(FedAvg, "mlp_200"), (FedAvg, "lenet5"), (FedAvg, "own"), (Local, "mlp_200"), (Local, "own")],
+)
 def test_the_number_of_workers_hardly_changes_what_clients_answer(kind, name):
     population = tiny_population((7, 23, 12, 31, 9, 18, 22, 8, 30), shape=(1, 28, 28))
     answers = []

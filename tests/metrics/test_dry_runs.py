@@ -61,7 +61,13 @@ def watched(name):
     return outcome(name, with_look_alikes()[1], correlation=True)
 
 
-@pytest.mark.parametrize("name", CASES)
+OFTEN = ("fedavg", "ditto", "flt", "pca_km_hc", "repa", "ifca", "fesem", "cfl", "flhc", "flis_dc", "flis_hc", "wd",
+         "fedem", "auto", "local")  # each admits clients in another way  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.on_demand]) for name in CASES]
+)
 def test_look_alikes_and_correlations_are_measured_for_every_method_and_disturb_none(name):
     (without, one), (summary, other) = outcome(name, with_look_alikes()[0]), watched(name)
     assert {key: summary[key] for key in without} == pytest.approx(without, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Metrics of the user's own, as docs/metrics.md has them."""
+"""Metrics of the user's own, as docs/own-metric.md has them."""
 
 import json
 import re
@@ -15,9 +15,8 @@ from kinfed.errors import ConfigError
 from kinfed.learning_tasks import Classification
 from kinfed.runs.lifecycle import resume_command
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-SECTION = PAGE.read_text().partition("## Metrics of your own")[2].partition("\n## ")[0]
-CODE, COMMAND = re.findall(r"```(?:python|sh)\n(.*?)```", SECTION, re.DOTALL)
+PAGE = Path(__file__).parents[2] / "docs" / "own-metric.md"
+CODE, COMMAND = re.findall(r"```(?:python|sh)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @pytest.fixture(autouse=True)

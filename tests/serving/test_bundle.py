@@ -20,7 +20,13 @@ from tests.problems import assert_same_bits
 pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
 TUNES = ("fedavg_ft", "per_fedavg", "pfedme", "fedbabu")  # a client trains what it is served, in an order of its own
 MIXES = ("fedem", "fedrc")  # a client with labels mixes the components by them
-SERVED = [method for method in METHODS if method not in ("local", "oracle", *TUNES)]
+ALIKE = ("fedprox", "fednova", "ditto", "apfl", "fedala", "fedbn", "fedrep", "pacfl", "stocfl", "fedgroup", "flux",
+         "flsc", "fedrc", "fedclust")  # served as others that run always  # fmt: skip
+SERVED = [
+    pytest.param(method, marks=[pytest.mark.on_demand] if method in ALIKE else [])
+    for method in METHODS
+    if method not in ("local", "oracle", *TUNES)
+]
 
 
 def population_of(run: Path):

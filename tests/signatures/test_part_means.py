@@ -66,6 +66,13 @@ def test_fewer_than_two_parts_are_refused():
         PartMeans(parts=1)
 
 
+def test_an_auto_encoder_that_is_named_is_used_however_few_samples_the_server_has():
+    few = torch.zeros(10, 1, 8, 8)
+    assert PartMeans(autoencoder="conv_ae").choose((1, 8, 8), few) == "autoencoder"
+    assert PartMeans().choose((1, 8, 8), few) == "pca"
+    assert PartMeans(autoencoder="conv_ae").choose((1, 8, 8), few[:0]) == "random"
+
+
 @pytest.mark.parametrize("shape", [(1, 30, 30), (3, 8, 9), (1, 12)])
 def test_samples_that_an_auto_encoder_does_not_take_are_embedded_by_principal_components(shape):
     many, means = torch.zeros(2000, *shape), PartMeans(autoencoder="conv_ae")

@@ -1,9 +1,12 @@
 """Sweeps end to end on tiny runs: selection, resuming, refusals, failures."""
 
 import csv
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
@@ -125,6 +128,27 @@ def test_seeds_may_be_a_range():
     assert split_numbers("0-2,7") == [0, 1, 2, 7] and split_numbers(None) is None
     with pytest.raises(ConfigError, match="as in 0,1,2 or 0-4"):
         split_numbers("0-x")
+
+
+def test_runs_and_sweeps_are_resumed_where_the_data_lie_elsewhere():
+    images, labels = np.zeros((200, 28, 28), np.uint8), np.arange(200) % 10
+    Path("there").mkdir()
+    np.savez("mnist.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    words = (*TINY, "data.name=mnist", "data.public=0", "--data-dir", ".", "-q", "--out")
+    assert sweep("training.lr=0.01,0.1", *words, "s").exit_code == 0
+    assert CliRunner().invoke(app, ["run", *words, "r"]).exit_code == 0
+    for run in Path("s/test").iterdir():
+        shutil.rmtree(run)  # as if it had been stopped before
+    Path("mnist.npz").rename("there/mnist.npz")
+    for folder, more in (("s", ()), ("r", ("--rounds", "2"))):
+        refused = CliRunner().invoke(app, ["resume", folder, *more])
+        assert refused.exit_code == 2 and "mnist.npz" in refused.output + refused.stderr
+        resumed = CliRunner().invoke(app, ["resume", folder, *more, "--data-dir", "there", "-q"])
+        assert resumed.exit_code == 0, resumed.output
+    assert len(list(Path("s/test").glob("*/summary.json"))) == 1
+    assert json.loads(Path("r/summary.json").read_text())["rounds"] == 2
+    refused = CliRunner().invoke(app, ["resume", "s", "--rounds", "9"])
+    assert refused.exit_code == 2 and "--rounds: the runs of a sweep keep theirs" in refused.stderr
 
 
 def test_python_sweeps_too():

@@ -79,7 +79,7 @@ def make_server(method, nodes, max_clients=12, wait=12, known=None, timeout=0.5,
     return fed
 
 
-@pytest.mark.parametrize("name", ["fedavg", "repa", "flis_dc"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("repa", marks=pytest.mark.on_demand), "flis_dc"])
 def test_a_server_without_samples_gives_what_one_with_all_of_them_gives(name):
     method = make(name)
     fed = make_server(method, NamedNodes(method), fraction=0.5)
@@ -113,7 +113,7 @@ class Events:
         pass
 
 
-@pytest.mark.parametrize("name", ["flt", "repa"])
+@pytest.mark.parametrize("name", [pytest.param("flt", marks=pytest.mark.on_demand), "repa"])
 def test_a_late_client_is_assigned_to_its_true_cluster_and_trains(name):
     method = make(name)
     nodes = NamedNodes(method, clients=range(10))
@@ -156,7 +156,7 @@ def test_there_are_at_most_max_clients():
     assert sorted(fed.nodes) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["flt", "repa"])
+@pytest.mark.parametrize("name", ["flt", pytest.param("repa", marks=pytest.mark.on_demand)])
 def test_an_id_that_no_client_has_is_not_asked(name):
     method = make(name)
     fed = make_server(method, NamedNodes(method), max_clients=14)
@@ -217,7 +217,7 @@ def test_enrolment_sends_no_sample_and_no_label():
     assert not any(records["arrays"] for _, records in replies)
 
 
-@pytest.mark.parametrize("name", ["flt", "repa"])
+@pytest.mark.parametrize("name", ["flt", pytest.param("repa", marks=pytest.mark.on_demand)])
 def test_a_late_client_that_does_not_reply_stops_no_other(name):
     def tamper(request, reply):
         config = read_config(request)
