@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, cast
 from zipfile import BadZipFile
@@ -182,14 +183,24 @@ def count_classes(name: str, labels: Mapping[str, npt.NDArray[np.generic]], path
     return classes
 
 
-def digits() -> Dataset:
-    """scikit-learn's digits, pixels scaled from 0..16 to 0..255, a fixed stratified fifth of them as test set."""
+def read_digits() -> npt.NDArray[np.float64]:
+    """A row for each of scikit-learn's digits, its 64 pixels and its label."""
+    found = find_spec("sklearn")
+    path = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else Path()
+    if path.is_file():  # as `load_digits` reads it; loading scikit-learn itself takes seconds
+        return np.loadtxt(path, delimiter=",")
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    pixels: npt.NDArray[np.float64] = bunch.images
+    return np.column_stack((bunch.data, bunch.target))
+
+
+def digits() -> Dataset:
+    """scikit-learn's digits, pixels scaled from 0..16 to 0..255, a fixed stratified fifth of them as test set."""
+    table = read_digits()
+    pixels: npt.NDArray[np.float64] = table[:, :-1].reshape(-1, 8, 8)
     x = np.round(pixels * (255 / 16)).astype(np.uint8)[:, None]
-    y = bunch.target.astype(np.int64)
+    y = table[:, -1].astype(np.int64)
     test = draw_stratified(y, round(0.2 * len(y)), generator(0, "digits"))
     train = others(len(y), test)
     return Dataset("digits", x[train], y[train], x[test], y[test], 10)

@@ -5,8 +5,9 @@ the same. A run that never gets there costs infinitely much. Seconds are those o
 without evaluation; the server's are those beside clients' tasks: of averages, distances, clusters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, isinf
+from statistics import mean
 
 import numpy as np
 
@@ -64,8 +65,13 @@ def count_tasks(run: Run, last: float) -> float:
     return float(run.ledger["clients"][asked].sum())
 
 
-def show_costs(numbers: Mapping[str, float]) -> list[str]:
-    """The cells of a row: what it cost, "not reached", or nothing where it was not measured."""
-    if isinf(numbers.get("cost_rounds", 0.0)):
-        return ["not reached", *["–"] * (len(COSTS) - 1)]
-    return [f"{numbers[name]:{style}}" if name in numbers else "–" for name, (_, style) in COSTS.items()]
+def show_costs(numbers: Mapping[str, Sequence[float]]) -> list[str]:
+    """The cells of a row: the means over the seeds that reached the target, how many those are where not all did."""
+    finite = {name: [value for value in values if not isinf(value)] for name, values in numbers.items()}
+    shown = [f"{mean(finite[name]):{style}}" if finite.get(name) else "–" for name, (_, style) in COSTS.items()]
+    reached, seeds = len(finite["cost_rounds"]), len(numbers["cost_rounds"])
+    if not reached:
+        shown[0] = "not reached"
+    elif reached < seeds:
+        shown[0] += f" ({reached} of {seeds} seeds)"
+    return shown

@@ -87,7 +87,7 @@ class Outcome:
     def points(self, row: str, columns: Sequence[str], protocol: str, measure: str, mean_only: bool = False) -> Points:
         """A row's numbers as points: over rounds, over the columns of an axis, or one, of a column or of their mean."""
         found = {name: result for name in columns if (result := self.result(row, name, protocol)) and result.numbers}
-        if self.recipe.figure and not self.is_along_columns:
+        if has_curves(self.recipe):
             return [point for result in found.values() for point in curve_of(result, measure)]
         values = {name: mean_of(result.numbers, measure, nan) for name, result in found.items()}
         known = {name: value for name, value in values.items() if not isnan(value)}
@@ -102,6 +102,11 @@ class Outcome:
             if (cell.row.name, cell.column.name) == (row, column) and protocol in cell.protocols:
                 return result
         return None
+
+
+def has_curves(recipe: Recipe) -> bool:
+    """Whether a recipe is a figure of lines over rounds."""
+    return recipe.figure is not None and recipe.figure.kind == "lines" and recipe.figure.x == ROUND
 
 
 def protocols_of(claim: Claim, recipe: Recipe) -> list[str]:
@@ -162,7 +167,7 @@ def read_numbers(recipe: Recipe, cell: Cell, config: Config, seeds: Sequence[int
         if run := runs(mine):
             values = {name: measure_run(MEASURES[name], cell, run, mine, runs) for name in recipe.measures}
             known = {name: value for name, value in values.items() if value is not None}
-            curves = read_curves(recipe, run) if recipe.figure and recipe.figure.x == ROUND else {}
+            curves = read_curves(recipe, run) if has_curves(recipe) else {}
             costs = {**measure_costs(recipe, cell, run, mine), SECONDS: run.seconds}
             found[mine.seed] = {**known, **curves, **costs}
     return found

@@ -4,13 +4,12 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf
 from statistics import mean
 
 from kinfed.progress import as_markdown as in_markdown
 from kinfed.recipes.costs import COSTS, find_target, show_costs
 from kinfed.recipes.measures import INCOMPARABLE, MEASURES, OTHER, Found, Printed
-from kinfed.recipes.outcome import NO_DATA, UNKNOWN, Outcome, Result, mean_of, values_of
+from kinfed.recipes.outcome import NO_DATA, UNKNOWN, Outcome, Result, values_of
 from kinfed.recipes.recipe import Column
 from kinfed.recipes.rules import Points
 
@@ -18,6 +17,7 @@ Rows = list[list[str]]
 NOTHING = "–"
 MOST = 11  # steps along an axis that a table shows
 FEW = 3  # rows at least of which a common offset is said
+SPARSE = 2 / 3  # of a column's rows: where more were not run, they are counted instead of listed
 NOT_JUDGED = "Not the published protocol: differences are shown, not judged."
 QUICK = "quick version: small and short, its numbers mean nothing and are not judged"
 
@@ -29,8 +29,14 @@ def make_tables(outcome: Outcome) -> Iterator[tuple[Column, Rows]]:
         results = [result for result in outcome.results if result.cell.column == column]
         if not all(result.is_absent for result in results):
             titles = [MEASURES[name].title for name in outcome.recipe.measures]
-            rows = [make_row(result, outcome, notes) for result in results]
+            shown = [result for result in results if not (result.is_absent and is_sparse(results))]
+            rows = [make_row(result, outcome, notes) for result in shown]
             yield column, [["", "protocol", *titles, "seeds", "s"], *rows]
+
+
+def is_sparse(results: Sequence[Result]) -> bool:
+    """Whether most of these were not run."""
+    return sum(result.is_absent for result in results) > SPARSE * len(results)
 
 
 def caption_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
@@ -39,7 +45,8 @@ def caption_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
         yield from line_tables(outcome)
     else:
         for column, rows in make_tables(outcome):
-            yield f"{column.title}: published → measured (difference) verdict", rows
+            said = "measured" if outcome.recipe.figure else "published → measured (difference) verdict"
+            yield f"{column.title}: {said}", rows
         yield from cost_tables(outcome)
 
 
@@ -49,7 +56,7 @@ def cost_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
         results = [r for r in outcome.results if r.cell.column == column and values_of(r.numbers, next(iter(COSTS)))]
         target = find_target(outcome.recipe, column.name)
         if results and target is not None and not outcome.quick:
-            rows = [[r.cell.row.title, " = ".join(r.cell.protocols), *show_costs(mean_costs(r))] for r in results]
+            rows = [[r.cell.row.title, " = ".join(r.cell.protocols), *show_costs(costs_of(r))] for r in results]
             yield (
                 f"{column.title}: cost to {target:g} %, what is published for "
                 f"{outcome.recipe.rows[outcome.recipe.target].title} less one point",
@@ -57,9 +64,9 @@ def cost_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
             )
 
 
-def mean_costs(result: Result) -> dict[str, float]:
-    """The costs of a cell, as means over seeds."""
-    return {name: mean_of(result.numbers, name, inf) for name in COSTS if values_of(result.numbers, name)}
+def costs_of(result: Result) -> dict[str, tuple[float, ...]]:
+    """The costs of a cell, by seed."""
+    return {name: values for name in COSTS if (values := values_of(result.numbers, name))}
 
 
 def line_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
@@ -133,11 +140,16 @@ def number_reasons(outcome: Outcome) -> list[str]:
 
 
 def explain_absence(outcome: Outcome) -> list[str]:
-    """A line for each column whose data are not here, and one that names the columns that were not run otherwise."""
+    """A line for each column whose data are not here or that was run in part, and one of all that were not run."""
     lines, left = [], []
     for column in outcome.recipe.columns.values():
         results = [result for result in outcome.results if result.cell.column == column]
-        if not results or not all(result.is_absent for result in results):
+        if not results:
+            continue
+        if not all(result.is_absent for result in results):
+            if is_sparse(results) and not outcome.recipe.figure:
+                absent = sum(result.is_absent for result in results)
+                lines.append(f"{column.title}: {absent} of {len(results)} rows were not run.")
             continue
         missing = ", ".join(dict.fromkeys(name for result in results for name in result.cell.missing))
         rows = len({result.cell.row.name for result in results})

@@ -2,10 +2,12 @@ import sys
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from kinfed.data import DATASETS, data_root, load
 from kinfed.data import hub as hub_module
 from kinfed.data.arrays import store
+from kinfed.data.datasets import read_digits
 from kinfed.data.natural import NATURAL
 from kinfed.errors import ConfigError, DataError
 
@@ -186,3 +188,8 @@ def test_real_files_have_the_samples_they_should(real_root):
     mnist, femnist = load("mnist", real_root), load("femnist", real_root)
     assert (len(mnist.y_train), len(mnist.y_test)) == (60_000, 10_000)
     assert femnist.classes == 62 and len(np.unique(femnist.writer_train)) == 288
+
+
+def test_the_digits_are_scikit_learns():
+    bunch = load_digits()
+    assert (read_digits() == np.column_stack((bunch.data, bunch.target))).all()

@@ -4,7 +4,8 @@ import pytest
 
 from kinfed.recipes import Outcome, Wanted, cells_of, load_recipe
 from kinfed.recipes.claim_lists import count_verdicts, list_checks
-from kinfed.recipes.outcome import FAILS, HOLDS, UNKNOWN, judge_numbers
+from kinfed.recipes.outcome import FAILS, HOLDS, UNKNOWN, Result, judge_numbers
+from kinfed.recipes.outcome_tables import explain_absence, make_tables
 from kinfed.recipes.rules import RULES, Shape
 
 LOW, HIGH = [(0, 1.0), (1, 2.0), (2, 2.5)], [(0, 1.5), (1, 4.0), (2, 3.0)]
@@ -50,9 +51,11 @@ def outcome_with(name, values):
     recipe = load_recipe(name)
     cells = cells_of(recipe, Wanted(data_dir="nowhere"))
     found = [(cell, values.get((cell.row.name, cell.protocols[0]))) for cell in cells]
-    return Outcome(
-        recipe, tuple(judge_numbers(recipe, cell, {0: numbers} if numbers else {}) for cell, numbers in found)
+    results = (
+        judge_numbers(recipe, cell, {0: numbers}) if numbers else Result(cell, (), state=UNKNOWN)
+        for cell, numbers in found
     )
+    return Outcome(recipe, tuple(results))
 
 
 def test_claims_are_counted_over_columns_and_the_protocols_that_their_rows_run_under():
@@ -84,3 +87,22 @@ def test_a_claim_compares_a_row_with_another_measure_or_protocol_of_it():
     assert counts["the proximal term helps REPA, for writers held out"] == {HOLDS: 1}
     assert counts["the proximal term helps WD, for writers held out"] == {FAILS: 1}
     assert counts["the proximal term helps FedAvg, for writers held out"] == {UNKNOWN: 1}
+
+
+def test_a_figure_of_single_runs_is_judged_by_what_was_measured_at_their_end():
+    ends = {("fedavg", "fair"): (80.0, 40.0), ("local", "fair"): (98.0, 0.5), ("calibrated", "fair"): (99.0, 1.2)}
+    values = {key: {"accuracy": mean, "variance": variance} for key, (mean, variance) in ends.items()}
+    counts = count_verdicts(outcome_with("flt-figure-clients", values))
+    assert counts["FLT's clients vary less than FedAvg's"] == {HOLDS: 2}
+    assert counts["FLT's clients vary least, but for one"] == {HOLDS: 3}
+    assert counts["FLT's mean is above FedAvg's by ten points"] == {HOLDS: 3}
+
+
+def test_rows_that_were_not_run_are_counted_where_they_are_most_of_a_column():
+    few = outcome_with("repa-table-1", {("sae", "paper"): {"robustness": 0.9}})
+    many = outcome_with("repa-table-1", {(row, "paper"): {"robustness": 0.9} for row in ("sae", "clf", "ae")})
+    (_, rows), *_ = make_tables(few)
+    assert [row[0] for row in rows[1:]] == ["REPA, SAE"]
+    assert "drift: 7 of 8 rows were not run." in explain_absence(few)
+    (_, rows), *_ = make_tables(many)
+    assert len(rows) == 1 + 8 and not explain_absence(many)

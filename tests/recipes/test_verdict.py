@@ -3,6 +3,7 @@
 import pytest
 
 from kinfed.recipes import MEASURES
+from kinfed.recipes.costs import show_costs
 from kinfed.recipes.measures import AGREES, BETTER, INCOMPARABLE, OTHER, WITHIN, WORSE, Found, Printed
 from kinfed.recipes.outcome import average_variants
 
@@ -49,3 +50,10 @@ def test_a_mean_over_variants_is_of_the_seeds_that_all_have_and_of_the_variants_
     first, second = {0: {"accuracy": 90.0, "unseen": 80.0}, 1: {"accuracy": 50.0}}, {0: {"accuracy": 70.0}}
     assert average_variants([first, second]) == {0: {"accuracy": 80.0, "unseen": 80.0}}
     assert average_variants([first, {}]) == {}
+
+
+def test_costs_are_means_over_the_seeds_that_reach_the_target():
+    costs = {"cost_rounds": (20.0, float("inf"), 40.0), "cost_megabytes": (1.0, float("inf"), 2.0)}
+    assert show_costs(costs) == ["30 (2 of 3 seeds)", "1.5", "–", "–", "–"]
+    assert show_costs({"cost_rounds": (float("inf"),) * 2}) == ["not reached", "–", "–", "–", "–"]
+    assert show_costs({"cost_rounds": (20.0, 30.0)})[0] == "25"
