@@ -26,6 +26,7 @@ from kinfed.runs.logs import as_csv, write_text
 from kinfed.sweeps.sweep_folder import Sweep, Tried
 
 SHOWN = 20  # points in a terminal
+FAR = 2  # times as good on validation samples as on test samples: more than chance explains
 
 
 def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:
@@ -132,9 +133,23 @@ def explain(sweep: Sweep) -> list[str]:
         scored = make_cell(sweep.column, tried.outcomes)
         tested = f"; on test samples {make_cell(sweep.column, test.outcomes)}" if test and test.runs else ""
         said.append(f"{method}selected on validation samples: {tried.name} ({scored}{metric}{tested})")
-        said += at_edges(sweep, tried)
+        said += at_edges(sweep, tried) + (find_collapsed(sweep, tried, test) if test else [])
     if len(sweep.tested) > 1 and (best := headline(list_tested(sweep))):
         said.append(f"On test samples: {best}")
+    return said
+
+
+def find_collapsed(sweep: Sweep, tried: Tried, test: Tried) -> list[str]:
+    """The seeds of a selected point that are far worse on test samples than on validation samples."""
+    said, before = [], {outcome.seed: sweep.column.value(outcome) for outcome in tried.outcomes}
+    for outcome in test.outcomes:
+        now, then = sweep.column.value(outcome), before.get(outcome.seed)
+        worse, better = (then, now) if sweep.column.lower_is_better else (now, then)
+        if worse is not None and better is not None and worse < better / FAR:
+            said.append(
+                f"seed {outcome.seed} has {now:.4g} on test samples, {then:.4g} on validation samples: its training "
+                "may have diverged; a smaller training.lr is the usual remedy"
+            )
     return said
 
 

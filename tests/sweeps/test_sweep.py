@@ -5,6 +5,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from typer.testing import CliRunner, Result
 import kinfed
 from kinfed.cli import app
 from kinfed.cli.options import split_numbers
-from kinfed.comparison import Outcome
+from kinfed.comparison import COLUMNS, Outcome
 from kinfed.config import load_config, make_population
 from kinfed.errors import ConfigError
-from kinfed.sweeps.outcome_files import points_table
+from kinfed.sweeps.outcome_files import find_collapsed, points_table
 from kinfed.sweeps.sweep_folder import Sweep, read_definition
 
 TINY = ("method=fedavg", "partition.clients=5", "fraction=1.0", "rounds=1", "data.test_samples=20", "model=linear")
@@ -96,6 +97,17 @@ def test_a_sweep_selects_on_validation_samples_and_tests_the_best(monkeypatch: p
     assert other.exit_code == 2
     assert "the sweep at s has another config: rounds was 1, is 2. Set them back, or choose another" in other.stderr
     assert CliRunner().invoke(app, ["resume", "s", "-q"]).exit_code == 0
+
+
+def test_a_seed_that_collapsed_on_test_samples_is_pointed_out():
+    def ended(*accuracies: float) -> SimpleNamespace:
+        return SimpleNamespace(outcomes=[Outcome("fedavg", i, {"accuracy": a}, 1.0) for i, a in enumerate(accuracies)])
+
+    of = SimpleNamespace(column=COLUMNS[0])
+    (said,) = find_collapsed(of, ended(0.9, 0.9), ended(0.46, 0.44))
+    assert said.startswith("seed 1 has 44 on test samples, 90 on validation samples: its training may have diverged")
+    error = SimpleNamespace(column=replace(COLUMNS[0], lower_is_better=True))
+    assert len(find_collapsed(error, ended(0.1, 0.1), ended(0.3, 0.15))) == 1
 
 
 def test_a_failed_run_is_kept_apart_and_reported_at_the_end(monkeypatch):
