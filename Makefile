@@ -13,7 +13,7 @@ demo: $(READY)  ## the main job: FedAvg, Local, FLT and Auto compared on digits 
 	$(BIN)/kinfed compare --out demo --force
 
 test: $(TESTS_READY)  ## the tests
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-all: $(TESTS_READY)  ## these and the dear ones: a federation over TLS, a report of 2,400 clients
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""

@@ -314,6 +314,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.on_demand  # in every run tests/test_kills.py kills one inside a write
 @pytest.mark.xdist_group("uninterrupted")  # which is run once
 def test_a_killed_run_resumes_to_the_same_bytes(uninterrupted: Path):
     code, _ = stopped_with(signal.SIGKILL, Path("killed"))
