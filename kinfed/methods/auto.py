@@ -35,7 +35,7 @@ from kinfed.signatures import PartMeans, Signatures
 from kinfed.training import LocalTraining
 
 STALE: Stale = "exclude"
-PHASES = ("compare", "merge", "judge", "all", "average")
+PHASES = ("compare", "merge", "judge", "all")
 log = logging.getLogger("kinfed")
 
 
@@ -46,7 +46,7 @@ class AutoState:
     known: Signatures
     clusters: Labels  # [clients] the cluster found for each; -1: none
     merges: Merges
-    plan: Tensor  # [4] rounds until which clients compare models, try merged ones, hold out samples, and go on training
+    plan: Tensor  # [3] rounds until which clients compare models, try merged ones, and hold out samples
     evidence: Evidence
     chosen: Tensor  # [clusters] the model of each
     fragile: Tensor  # [clusters] bool: its model is not better than the common one beyond chance
@@ -94,7 +94,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         number, merges = int(clusters.max()) + 1, Dendrogram.none(fed.device)
         log.info("%s", summarise_clusters(number, differ, len(replied)))
         served = served.serve(served.assignment, repeat(select(served.models, 0), 1 + number))
-        plan = self.make_plan(fed.rounds, number if differ else 0, fed.fraction).to(fed.device)
+        plan = self.make_plan(fed.rounds, number if differ else 0).to(fed.device)
         evidence, zeros = Evidence.none(1 + number, fed.device), torch.zeros(1 + number, device=fed.device)
         chosen, gains = zeros[1:].long(), torch.zeros(fed.count, device=fed.device)
         partners = torch.arange(1 + number, device=fed.device)
@@ -102,13 +102,12 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), partners, gains, zeros, {}
         )
 
-    def make_plan(self, rounds: int, clusters: int, fraction: float) -> Tensor:
-        """Rounds until which clients compare, merge, hold out, and go on; no clusters: clients are alike. [4]"""
+    def make_plan(self, rounds: int, clusters: int) -> Tensor:
+        """Rounds until which clients compare, merge and hold out; no clusters: clients are alike. [3]"""
         judged = round(self.judge * rounds) if clusters else 0
         compared = min(max(2, round(self.compare * rounds)), judged) if clusters > 1 else 0
         merged = min(compared + round(self.merge * rounds), judged) if clusters > 2 else compared
-        averaged = round(self.average * rounds) if fraction < 1 else 0  # with all in every round models are steady
-        return torch.tensor([compared, merged, judged, max(judged, rounds - averaged)])
+        return torch.tensor([compared, merged, judged])
 
     def round(self, state: AutoState, t: int, fed: Federation) -> AutoState:
         cohort, phase = fed.sample(), self.phase_of(state, t)
@@ -121,14 +120,19 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             state = replace(state, served=state.served.average(replies, fed, STALE))
             state = self.weigh(state, replies, state.served.assignment)
         else:
-            state = replace(state, served=self.train_clusters(state.served, cohort, fed))
-        if phase == "average":
-            return replace(state, averaged=add_to_mean(state.averaged, state.served.models, t - int(state.plan[-1])))
-        return self.decide(state, phase, fed) if phase != "all" and self.phase_of(state, t + 1) != phase else state
+            served, since = self.train_clusters(state.served, cohort, fed), t - self.first_averaged(state, fed)
+            averaged = add_to_mean(state.averaged, served.models, since) if since >= 0 else {}
+            return replace(state, served=served, averaged=averaged)
+        return self.decide(state, phase, fed) if self.phase_of(state, t + 1) != phase else state
 
     def phase_of(self, state: AutoState, t: int) -> str:
         """What round t is for."""
         return PHASES[int((t >= state.plan).sum())]
+
+    def first_averaged(self, state: AutoState, fed: Federation) -> int:
+        """The round from which models are averaged: none, where models are steady, for all clients train each round."""
+        number = round(self.average * fed.rounds) if fed.fraction < 1 else 0
+        return max(int(state.plan[-1]), fed.rounds - number)
 
     def train_beside(self, state: AutoState, cohort: Tensor, fed: Federation) -> AutoState:
         """A round in which clients train the common model, and that of their cluster beside it."""

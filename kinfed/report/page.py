@@ -16,7 +16,7 @@ from kinfed.registry import suggest
 from kinfed.report.diagnosis import find_all
 from kinfed.report.matrix_charts import plot_confusion, plot_distances, plot_labels, plot_relatedness
 from kinfed.report.method_charts import plot_accuracies, plot_convergence, plot_cost
-from kinfed.report.parameter_chart import plot_parameters
+from kinfed.report.parameter_chart import find_parameters, plot_parameters
 from kinfed.report.report_tables import (
     as_html,
     client_table,
@@ -131,10 +131,7 @@ def all_charts(series: Sequence[Series]) -> Iterator[tuple[str, Chart]]:
 
 def parameter_chart(series: Sequence[Series]) -> Chart | None:
     """The main metric against parameters; none where series of a method do not differ in any."""
-    try:
-        return plot_parameters(series)
-    except ConfigError:
-        return None
+    return plot_parameters(series) if find_parameters(series) else None
 
 
 def run_charts(run: Run) -> dict[str, Chart]:
@@ -167,7 +164,7 @@ def make_page(series: Sequence[Series]) -> str:
         "results_say": escape(caption_results(series)),
         "bands_say": bands,
         "results": as_html(*results(series), caption="After the last evaluation; the best of a column is bold"),
-        "hide_parameters": "" if parameter_chart(series) else "hidden",
+        "hide_parameters": "" if find_parameters(series) else "hidden",
         "metrics": options([metric.title for metric in list_metrics(series)]),
         "runs": options([f"{name}, seed {run.seed}" for name, run in shown]),
         "no_clusters": "" if has_clusters(series) else NO_CLUSTERS,
