@@ -257,6 +257,7 @@ def test_a_target_that_is_not_reached_is_said():
 def test_all_tables_are_listed():
     result = reproduce("--list")
     assert result.exit_code == 0 and "flt-table-1" in result.output and "_flt" not in result.output
+    assert all("  " in line.strip() for line in result.output.splitlines()), "a name and its title"
 
 
 def test_columns_of_data_that_nobody_has_here_run_once_they_have_them(tmp_path):

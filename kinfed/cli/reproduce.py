@@ -83,7 +83,9 @@ def reproduce(
 
         display = choose_display(plain, quiet)
         if list_all:
-            return print("\n".join(f"{name:<16}{title}" for name, title in reproduction.list_tables()))
+            tables_there = reproduction.list_tables()
+            width = max(len(name) for name, _ in tables_there) + 2
+            return print("\n".join(f"{name:<{width}}{title}" for name, title in tables_there))
         chosen = [tuple(split_names(words) or ()) for words in (rows, only, protocol)]
         options: dict[str, object] = {"engine": {"device": device or "cpu", "precision": precision}}
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
