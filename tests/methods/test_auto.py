@@ -122,7 +122,10 @@ def test_clients_that_are_alike_get_fedavg_to_the_bit():
 
 
 def serve_rounds(rounds: int, more: int = 0, **settings: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What clients are served after each round of Auto on clients that are alike, and the models as trained."""
+    """What clients are served after each round of Auto on clients that are alike, and the models as trained.
+
+    What is served is also what the state of a bundle has.
+    """
     alike, model = build_population(load("digits"), IID(20), 0), make_model("mlp_200", (1, 8, 8), 10)
     method = Auto(model, LocalTraining(epochs=1), average=0.5)
     fed, served, trained = Vectorised(method, alike, **settings), [], []
@@ -135,6 +138,8 @@ def serve_rounds(rounds: int, more: int = 0, **settings: float) -> tuple[list[to
         name = next(iter(state.served.models))
         trained.append(state.served.models[name])
         served.append(method.offer(state, fed.clients, fed).each["params"][name])
+        exported = method.export_state(state, fed.clients, fed.weights)
+        assert torch.equal(exported.served.models[name], served[-1]) and not exported.averaged
     return served, trained
 
 
