@@ -19,7 +19,8 @@ from kinfed.models import Model
 from kinfed.params import Params, Payload, Stack, count, each_leaf, select
 
 State = TypeVar("State")
-AT_ONCE = 256  # samples
+AT_ONCE = {"cuda": 1024}  # samples; a GPU waits for the launches of small products
+FEW = 256  # samples at once elsewhere
 CANDIDATES = 100  # similarities that are tried
 ROUNDING = 1e-9
 
@@ -35,9 +36,14 @@ def server_samples(fed: Federation) -> Tensor:
     return fed.x[public.to(fed.device)]
 
 
+def samples_at_once(x: Tensor) -> int:
+    """How many samples are predicted or compared by one operation on the device of these."""
+    return AT_ONCE.get(x.device.type, FEW)
+
+
 def predict(model: Model, models: Stack, x: Tensor, soft: bool = False) -> Tensor:
     """What each model predicts for each sample: [models, samples, classes], its class (bool) or its probabilities."""
-    parts = x.split(AT_ONCE)
+    parts = x.split(samples_at_once(x))
     each = (torch.cat([model.logits(select(models, m), part) for part in parts]) for m in range(count(models)))
     said = [one[None].softmax(2) if soft else one_hot(one[None].argmax(2), model.classes).bool() for one in each]
     nobody = torch.zeros(0, len(x), model.classes, dtype=torch.float if soft else torch.bool, device=x.device)
@@ -48,7 +54,8 @@ def compare_predictions(some: Tensor, others: Tensor) -> Tensor:
     """The cosine of each with each of the others' predictions: [a, b]; for classes, how often they agree."""
     dots = torch.zeros(len(some), len(others), dtype=torch.double, device=some.device)
     mine, theirs = dots.new_zeros(len(some)), dots.new_zeros(len(others))
-    for part, other in zip(some.split(AT_ONCE, 1), others.split(AT_ONCE, 1), strict=True):
+    size = samples_at_once(some)
+    for part, other in zip(some.split(size, 1), others.split(size, 1), strict=True):
         a, b = part.flatten(1).double(), other.flatten(1).double()
         dots, mine, theirs = dots + a @ b.T, mine + a.square().sum(1), theirs + b.square().sum(1)
     return (dots / (mine[:, None] * theirs).sqrt()).nan_to_num(

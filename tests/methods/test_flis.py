@@ -10,7 +10,7 @@ from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Experiment
 from kinfed.federation import Offer
 from kinfed.methods import FLISHC
-from kinfed.methods.flis import compare_predictions, inference_similarity, search_beta, server_samples
+from kinfed.methods.flis import AT_ONCE, compare_predictions, inference_similarity, search_beta, server_samples
 from kinfed.metrics import method_bytes
 from kinfed.metrics.scores import score_clients
 from kinfed.params import count, select, stack
@@ -67,6 +67,14 @@ def test_identical_models_have_similarity_one_and_others_less(soft):
     if not soft:
         said = [model.logits(model.init(seed), x).argmax(1) for seed in (0, 1)]
         assert alike[0, 2] == (said[0] == said[1]).double().mean()
+
+
+def test_how_many_samples_are_compared_at_once_changes_no_similarity(monkeypatch):
+    model, x = small_net(), torch.randint(0, 255, (600, 1, 8, 8), dtype=torch.uint8)
+    models = stack([model.init(seed) for seed in range(4)])
+    whole = inference_similarity(model, models, x, soft=True)
+    monkeypatch.setitem(AT_ONCE, "cpu", 7)
+    torch.testing.assert_close(inference_similarity(model, models, x, soft=True), whole, rtol=0, atol=1e-6)
 
 
 def test_beta_zero_gives_one_and_the_same_mean_of_the_participants():
