@@ -47,6 +47,7 @@ GIVEN = {  # the others that are given the number of clusters, and their name fo
     **dict.fromkeys(("fedgroup", "clove", "wd", "pca_km_hc", "fedsoft", "flsc"), "clusters"),
     **dict.fromkeys(("fedem", "fedrc"), "components"),
 }
+OWN: dict[str, dict[str, Any]] = {"lg_fedavg": {"shared_tensors": 2}}  # the last layer: an MLP has but two
 PUBLIC = {"flis_dc": 0.05, "flis_hc": 0.05}  # the share of test samples that the server needs: nobody is tested on them
 ENCODERS = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "cifar10": "cifar100"}  # others: fashion_mnist
 LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
@@ -55,6 +56,7 @@ MEANS = {  # of the channels, and their deviations; a white background else make
     "cifar10": ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
     "femnist": ((0.962,), (0.163,)),
 }
+PARTS = 3  # as many pieces of work for each process at least: some methods take far longer than others
 LARGER = 5  # batches of centralised training
 
 
@@ -94,7 +96,7 @@ def make_method(name: str, case: Case, population: Population, data_dir: str, se
         return makers[name]()
     if name not in REGISTERED:
         raise SystemExit(explain_unknown(name, [*REGISTERED, *REFERENCES], "method"))
-    given: dict[str, Any] = {GIVEN[name]: clusters} if name in GIVEN else {}
+    given = {GIVEN[name]: clusters} if name in GIVEN else OWN.get(name, {})
     return cast("Callable[..., Method[Any]]", REGISTERED[name])(model, local, **given)
 
 
@@ -145,9 +147,9 @@ def run_case(job: tuple[str, int, argparse.Namespace]) -> None:
 
 
 def list_jobs(options: argparse.Namespace) -> list[tuple[str, int, argparse.Namespace]]:
-    """What is run at once: draws of cases, each in several parts where there are fewer of them than processes."""
+    """What is run at once: draws of cases, each in several parts where they are few for so many processes."""
     draws = [(name, seed) for seed in options.seeds for name in options.only]
-    parts = max(1, options.jobs // len(draws))
+    parts = max(1, PARTS * options.jobs // len(draws)) if options.jobs > 1 else 1
     chosen = [argparse.Namespace(**vars(options) | {"methods": options.methods[i::parts]}) for i in range(parts)]
     return [(name, seed, some) for some in chosen for name, seed in draws]
 

@@ -69,11 +69,16 @@ def test_no_case_has_more_clusters_of_own_labels_than_there_are_labels():
     assert "mnist-12-clients-alone" not in CASES and "fashion_mnist-5-clients-alone" in CASES
 
 
-def test_with_more_processes_than_draws_each_method_of_a_draw_is_in_one_part():
-    options = argparse.Namespace(seeds=[3], only=["mnist-iid", "mnist-swap"], jobs=5, methods=["a", "b", "c"])
+def test_with_few_draws_for_so_many_processes_each_method_of_a_draw_is_in_one_part():
+    options = argparse.Namespace(seeds=[3], only=["mnist-iid", "mnist-swap"], jobs=2, methods=["a", "b", "c", "d"])
     jobs = [(name, seed, some.methods) for name, seed, some in regret.list_jobs(options)]
-    assert jobs == [
-        ("mnist-iid", 3, ["a", "c"]), ("mnist-swap", 3, ["a", "c"]), ("mnist-iid", 3, ["b"]), ("mnist-swap", 3, ["b"])
-    ]  # fmt: skip
+    parts = (["a", "d"], ["b"], ["c"])
+    assert jobs == [(name, 3, part) for part in parts for name in ("mnist-iid", "mnist-swap")]
     options.jobs = 1
-    assert [some.methods for _, _, some in regret.list_jobs(options)] == [["a", "b", "c"]] * 2
+    assert [some.methods for _, _, some in regret.list_jobs(options)] == [["a", "b", "c", "d"]] * 2
+
+
+def test_each_layer_of_a_small_network_is_shared_by_a_method_or_personal():
+    case = Case("digits", DisjointClasses(10, 5), train_samples=20, test_samples=10)
+    method = make_method("lg_fedavg", case, make_population(case, 0, ""), "", 0)
+    assert [name for name in method.model.weights if method.is_shared(name)] == ["3.weight", "3.bias"]
