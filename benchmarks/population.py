@@ -1,7 +1,7 @@
 """What a round of FedAvg costs by the number of clients in the population, at a fixed cohort: seconds and memory.
 
     python benchmarks/population.py [--clients 1000 10000 100000] [--cohort 1000] [--samples 50] [--side 28]
-                                    [--channels 1] [--model mlp_200] [--device cpu] [--rounds 5]
+                                    [--channels 1] [--model mlp_200] [--batch 10] [--device cpu] [--rounds 5]
                                     [--plot docs/population.png] [--profile]
 
 Every client has samples of its own. Training alone is measured, after a round that warms up; seconds on a CPU are those
@@ -42,7 +42,7 @@ def make_population(clients: int, samples: int, channels: int, side: int) -> Pop
 def measure(clients: int, said: argparse.Namespace) -> dict[str, float]:
     """Seconds of a round, and bytes."""
     population, rounds = make_population(clients, said.samples, said.channels, said.side), said.rounds
-    method = FedAvg(make_model(said.model, tuple(population.x.shape[1:]), 10), LocalTraining(1, 10, 0.01))
+    method = FedAvg(make_model(said.model, tuple(population.x.shape[1:]), 10), LocalTraining(1, said.batch, 0.01))
     fed = Vectorised(method, population, fraction=said.cohort / clients, device=said.device)
     state, taken = method.init(fed), list[float]()
 
@@ -110,7 +110,7 @@ def plot(table: list[dict[str, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", nargs="*", type=int, default=[1000, 10_000, 100_000])
-    for name, usual in (("cohort", 1000), ("samples", 50), ("side", 28), ("channels", 1), ("rounds", 5)):
+    for name, usual in (("cohort", 1000), ("samples", 50), ("side", 28), ("channels", 1), ("batch", 10), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--model", default="mlp_200")
     parser.add_argument("--device", default="cpu")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kinfed.client import Batch
 from kinfed.cuda_graphs import CAPTURING, CudaGraphs
 from kinfed.errors import raise_if_cancelled
-from kinfed.fastpath.optimiser import Optimiser, OptimiserState
+from kinfed.fastpath.optimiser import Optimiser, OptimiserState, RowLayout, find_convolutions
 from kinfed.keys import fold
 from kinfed.models.network import WEIGHT, Network, take_gradients
 from kinfed.params import NOTHING, Params, Stack, stack
@@ -26,6 +26,7 @@ from kinfed.targets import fill_unknown, is_known
 LEAST = 3  # lanes; products of fewer round differently
 MOST = 2  # trainings whose memory is kept for their graphs
 TOGETHER, SMALL = 5, 2**18  # steps in a graph of networks with fewer weights; otherwise one
+PACKS = False  # whether weights of convolutions lie in a row as kernels read them
 SHARE = 0.6  # of the free memory of a GPU that a step may take
 SEQUENTIAL_KINDS = (
     nn.RNNBase,
@@ -127,7 +128,7 @@ class LaneTraining:
     """The training of some lanes: their weights as rows of a matrix, and buffers that no gradient moves."""
 
     rule: GradientRule
-    shapes: dict[str, torch.Size]  # of the weights that move
+    layout: RowLayout  # of the weights that move
     state: OptimiserState
     buffers: dict[str, Tensor]  # [lanes, ...] each
     fixed: Stack  # weights that do not move
@@ -136,7 +137,7 @@ class LaneTraining:
     def first(self, lanes: int) -> "LaneTraining":
         """The first lanes, in the same memory."""
         buffers, fixed = ({name: t[:lanes] for name, t in part.items()} for part in (self.buffers, self.fixed))
-        return LaneTraining(self.rule, self.shapes, self.state.first(lanes), buffers, fixed, self.pool)
+        return LaneTraining(self.rule, self.layout, self.state.first(lanes), buffers, fixed, self.pool)
 
     @property
     def is_small(self) -> bool:
@@ -153,17 +154,13 @@ class LaneTraining:
         """One step of all lanes."""
         x, y = (t[inputs["pick"]] for t in self.pool)
         batch = LaneBatch(x, y, inputs["mask"], inputs["key"], inputs.get("weight"))
-        names = (*self.shapes, *self.fixed, *self.buffers)
-        values = [*self.weights().values(), *self.fixed.values(), *self.buffers.values()]
-        answer = self.rule.gradients(names, len(self.shapes), batch, values)
-        self.state.step(torch.cat([g.flatten(1) for g in answer[: len(self.shapes)]], 1), inputs["lr"])
-        for buffer, now in zip(self.buffers.values(), answer[len(self.shapes) :], strict=True):
+        moved, names = len(self.layout.names), (*self.layout.names, *self.fixed, *self.buffers)
+        weights = self.layout.unpack(self.state.weights)
+        values = [*weights.values(), *self.fixed.values(), *self.buffers.values()]
+        answer = self.rule.gradients(names, moved, batch, values)
+        self.state.step(self.layout.pack(answer[:moved]), inputs["lr"])
+        for buffer, now in zip(self.buffers.values(), answer[moved:], strict=True):
             buffer.copy_(now)
-
-    def weights(self) -> Stack:
-        """The weights by name: parts of the matrix."""
-        parts = self.state.weights.split([shape.numel() for shape in self.shapes.values()], 1)
-        return {name: part.unflatten(1, shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 
     def restart(self, weights: Tensor, shift: Tensor | None, buffers: Stack, fixed: Stack) -> None:
         """Starts anew from other weights, in the same memory."""
@@ -174,9 +171,10 @@ class LaneTraining:
 
     def end(self) -> Stack:
         """What training has led to, in memory of its own."""
-        return {name: w.clone(memory_format=torch.contiguous_format) for name, w in self.weights().items()} | {
-            name: b.clone() for name, b in self.buffers.items()
-        }
+        return {
+            name: w.clone(memory_format=torch.contiguous_format)
+            for name, w in self.layout.unpack(self.state.weights).items()
+        } | {name: b.clone() for name, b in self.buffers.items()}
 
 
 @dataclass
@@ -266,10 +264,10 @@ def _train_together(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack
 
 def _prepare(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> tuple[LaneTraining, int]:
     """A training at its start; where graphs are kept, one of the same shapes starts anew."""
-    moving = [name for name in plan.rule.network.weights if name in start]
-    rows, shifts = (_as_rows([part[name] for name in moving]) if part else None for part in (start, shift))
+    layout = _lay_out(plan.rule.network, start)
+    rows, shifts = (layout.pack([part[name] for name in layout.names]) if part else None for part in (start, shift))
     assert rows is not None
-    buffers = {name: start[name] for name in start if name not in moving}
+    buffers = {name: start[name] for name in start if name not in layout.shapes}
     kinds = bool(shift), tuple(fixed), steps.weight is None
     key = plan.rule, plan.optimiser, steps.x.data_ptr(), steps.pick.shape[::2], rows.shape, *kinds
     known = plan.graphs.trainings.pop(key, None) if plan.graphs else None
@@ -278,14 +276,15 @@ def _prepare(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed
         training = known
     else:
         state = OptimiserState.at(plan.optimiser, rows, shifts)
-        shapes = {name: start[name].shape[1:] for name in moving}
         buffers, fixed = ({name: t.clone() for name, t in part.items()} for part in (buffers, fixed))
-        training = LaneTraining(plan.rule, shapes, state, buffers, fixed, (steps.x, steps.y))
+        training = LaneTraining(plan.rule, layout, state, buffers, fixed, (steps.x, steps.y))
     return training, plan.graphs.keep(key, training) if plan.graphs else 0
 
 
-def _as_rows(weights: list[Tensor]) -> Tensor:
-    return torch.cat([w.reshape(len(w), -1) for w in weights], 1)
+def _lay_out(network: Network, start: Stack) -> RowLayout:
+    """How the weights that move lie in a row."""
+    shapes = {name: start[name].shape[1:] for name in network.weights if name in start}
+    return RowLayout(shapes, find_convolutions(network.template) if PACKS else frozenset())
 
 
 def _phases(taken: list[int], few_sizes: bool) -> Iterator[tuple[int, int, int]]:
@@ -395,7 +394,7 @@ def train_module(
         named = dict(module.named_parameters())
         own: Params = {**named, **dict(module.named_buffers())}
         with _hold(own, {**fixed, **start}, moving) as row:
-            shifts = _as_rows([shift[name][None] for name in moving]) if shift else None
+            shifts = torch.cat([shift[name].reshape(-1) for name in moving])[None] if shift else None
             state = OptimiserState.at(plan.optimiser, row[None], shifts)
             training = ModuleTraining(plan.rule, module, [named[name] for name in moving], state)
             for batch, lr in batches:

@@ -1,12 +1,17 @@
 """Optimisers of several clients at once: all weights of a client are one row, so a step is a few operations in all."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from kinfed.params import Stack
 
 FIRST, SECOND, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as in torch
+WINDOWS_FIRST = (0, 3, 4, 2, 1)  # [lanes, out, c, height, width] as kernels of convolutions read it: out innermost
+BACK = (0, 4, 3, 1, 2)
 OptimiserName = Literal["sgd", "adam", "adamw"]
 
 
@@ -85,3 +90,43 @@ class OptimiserState:
         scales = ((1 - base**self.steps).to(gradient.dtype) for base in (FIRST, SECOND))
         by_first, by_second = scales
         return (first / by_first).div_((second / by_second).sqrt_().add_(EPSILON))
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The shapes of all weights in their order, and which of them lie as kernels of convolutions read them."""
+
+    shapes: dict[str, torch.Size]
+    packed: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the weights."""
+        return tuple(self.shapes)
+
+    def pack(self, weights: Sequence[Tensor]) -> Tensor:
+        """The rows of all lanes: [lanes, numbers]."""
+        named = zip(self.shapes, weights, strict=True)
+        return torch.cat([(w.permute(WINDOWS_FIRST) if name in self.packed else w).flatten(1) for name, w in named], 1)
+
+    def unpack(self, rows: Tensor) -> Stack:
+        """The weights by name: parts of the rows."""
+        parts = rows.split([shape.numel() for shape in self.shapes.values()], 1)
+        return {
+            name: self._view(part, name, shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
+        }
+
+    def _view(self, part: Tensor, name: str, shape: torch.Size) -> Tensor:
+        if name not in self.packed:
+            return part.view(len(part), *shape)
+        out, channels, high, wide = shape
+        return part.view(len(part), high, wide, channels, out).permute(BACK)
+
+
+def find_convolutions(module: nn.Module) -> frozenset[str]:
+    """Names of the weights of plain 2-D convolutions."""
+    return frozenset(
+        f"{name}.weight".lstrip(".")
+        for name, part in module.named_modules()
+        if type(part) is nn.Conv2d and part.groups == 1
+    )

@@ -18,11 +18,12 @@ from torch.overrides import TorchFunctionMode
 
 from kinfed.client import Batch
 from kinfed.keys import fold, hash_bits
-from kinfed.models.convolutions import CONVOLUTIONS
+from kinfed.models.convolutions import CONVOLUTIONS, group_norm
 from kinfed.models.recurrent import CELLS, RECURRENT, Recurrence, run_layers
 from kinfed.registry import is_installed
 
 ALPHA = -1.7580993408473766  # what SELU tends to for large negative numbers
+OWN_NORMS = False  # whether GroupNorm of a block on a GPU is ours
 Shape = tuple[int, ...]
 
 
@@ -138,6 +139,10 @@ class BatchOperations(TorchFunctionMode):
             for running, now in ((running_mean, mean), (running_var, var)):
                 self._move(running, (share[:, None] * now).sum(0), momentum, batch.live)
         return F.instance_norm(x, None, None, weight, bias, True, momentum, eps)
+
+    def group_norm(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        native = not OWN_NORMS or self.batch is None or self.is_exact
+        return (F.group_norm if native else group_norm)(x, *args, **kwargs)
 
     def _move(self, running: Tensor | None, now: Tensor, momentum: float, moves: Tensor) -> None:
         """Notes what a running statistic becomes."""
@@ -326,6 +331,7 @@ RULES: dict[object, Callable[..., Any]] = {
     F.feature_alpha_dropout: BatchOperations.feature_alpha_dropout,
     F.batch_norm: BatchOperations.batch_norm,
     F.instance_norm: BatchOperations.instance_norm,
+    F.group_norm: BatchOperations.group_norm,
     F.scaled_dot_product_attention: BatchOperations.attention,
     F.multi_head_attention_forward: BatchOperations.multi_head_attention,
     **{native: _bind(BatchOperations.recur, kind) for kind, native in RECURRENT.items()},

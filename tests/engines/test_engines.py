@@ -372,15 +372,6 @@ def test_a_negative_block_is_refused():
         Vectorised(Local(small_net()), tiny_population(), block=-1)
 
 
-@pytest.mark.gpu
-def test_cuda_agrees_with_the_reference():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    method = FedAvg(small_net(), LOCAL)
-    fast, _ = trained(method, Vectorised, device="cuda")
-    assert_close({k: v.cpu() for k, v in fast.items()}, trained(method, Sequential)[0])
-
-
 def products() -> tuple[bool, bool]:
     """Whether products on a GPU use TF32 now, those of matrices and those of convolutions."""
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32

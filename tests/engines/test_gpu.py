@@ -10,8 +10,10 @@ from torch import nn
 from kinfed.client import FAST_PATH, Client, Samples
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.engines import Sequential, SeveralDevices, Vectorised
+from kinfed.fastpath import autograd_training
 from kinfed.methods import METHODS, FedAvg, Local
-from kinfed.models import Model, make_autoencoder, make_model
+from kinfed.models import Model, batch_operations, make_autoencoder, make_model
+from kinfed.models.batch_operations import draw_kept
 from kinfed.models.convolutions import Windows2d, convolve_lanes
 from kinfed.models.inputs import Inputs
 from kinfed.params import to_flat
@@ -140,6 +142,29 @@ def test_kernels_of_convolutions_agree_with_double_precision(size, padding, chan
         ends.append([t.detach().cpu().double() for t in (y, *torch.autograd.grad(y.square().sum(), (x, w)))])
     for expected, got in zip(*ends, strict=True):
         assert (got - expected).abs().max() < 2e-6 * expected.abs().max()
+
+
+def test_masks_of_dropout_are_the_same():
+    keys = torch.tensor([3, -7, 2**62])
+    for count, dropped in ((1, 0.5), (1003, 0.1), (4096, 0.9)):
+        here, there = (draw_kept(t, count, dropped, torch.float32) for t in (keys, keys.cuda()))
+        assert torch.equal(here, there.cpu())
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("packs", [False, True])
+def test_layouts_of_images_and_weights_agree_with_the_reference(monkeypatch, norms, packs):
+    monkeypatch.setattr(batch_operations, "OWN_NORMS", norms)
+    monkeypatch.setattr(autograd_training, "PACKS", packs)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.MaxPool2d(2),
+                        nn.Conv2d(8, 12, 3, padding=1), nn.GroupNorm(3, 12), nn.ReLU(), nn.Conv2d(12, 12, 3, 2),
+                        nn.Flatten(), nn.Linear(108, 3))  # fmt: skip
+    population = tiny_population((4, 9, 23, 17), shape=(3, 16, 16))
+    for how in (LocalTraining(2, 5, 0.01, 0.5), LocalTraining(1, 5, 0.01, optimiser="adamw", weight_decay=0.01)):
+        method = FedAvg(Model(net, classes=3), how)
+        fast, fed = trained(method, population=population, rounds=3, device="cuda")
+        assert fed.training_graphs.graphs.graphs and not fed.training_graphs.graphs.failed
+        assert_close(fast, trained(method, Sequential, population, rounds=3)[0], 1e-4)
 
 
 @pytest.mark.parametrize("block", [1, 2, 4])

@@ -1,15 +1,19 @@
 """Training by autograd with graphs kept, as on a GPU, where every call is eager."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
-from kinfed.engines import Vectorised
+from kinfed.engines import Sequential, Vectorised
 from kinfed.fastpath import autograd_training
 from kinfed.fastpath.autograd_training import TrainingGraphs, _groups, _phases
-from kinfed.methods import FedAvg, Local
-from kinfed.models import Model
+from kinfed.fastpath.optimiser import RowLayout
+from kinfed.methods import FedAvg, Local, Scaffold
+from kinfed.models import Model, batch_operations
 from kinfed.training import LocalTraining
-from tests.problems import assert_close, fit, tiny_population
+from tests.problems import assert_close, assert_same_bits, fit, tiny_population
 from tests.zoo import ZOO
 
 
@@ -57,3 +61,26 @@ def test_a_number_has_the_same_key_as_a_tensor():
     key = torch.tensor([5, -3])
     for number in (0, 1, 77, 2**31, -4):
         assert torch.equal(fold(key, number), fold(key, torch.tensor(number)))
+
+
+@pytest.mark.parametrize(("kind", "optimiser"), [(Scaffold, "sgd"), (FedAvg, "adam")])
+def test_weights_of_convolutions_may_lie_as_kernels_read_them(monkeypatch, kind, optimiser):
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2),
+                        nn.Conv2d(4, 6, (3, 1), bias=False), nn.Conv2d(6, 6, 1, groups=2), nn.Flatten(),
+                        nn.Linear(48, 3))  # fmt: skip
+    method = kind(Model(net, classes=3), LocalTraining(2, 4, 0.02, optimiser=optimiser))
+    population = tiny_population((3, 40, 9, 22))
+    expected, _ = fit(method, Sequential, population, 3)
+    plan = autograd_training.plan_autograd
+    monkeypatch.setattr("kinfed.training.plan_autograd", lambda *how: replace(plan(*how), in_turn=False))
+    monkeypatch.setattr(autograd_training, "PACKS", True)
+    monkeypatch.setattr(batch_operations, "OWN_NORMS", True)
+    assert_close(fit(method, Vectorised, population, 3)[0].params, expected.params, atol=1e-5)
+
+
+def test_a_row_holds_every_weight_as_it_is_read():
+    weights = [torch.randn(3, 2, 5), torch.randn(3, 4, 2, 3, 3)]
+    layout = RowLayout({"a": weights[0].shape[1:], "b": weights[1].shape[1:]}, frozenset({"b"}))
+    rows = layout.pack(weights)
+    assert_same_bits(layout.unpack(rows), dict(zip("ab", weights, strict=True)))
+    assert layout.unpack(rows)["b"].permute(0, 3, 4, 2, 1)[0].is_contiguous()

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from kinfed.client import Batch
 from kinfed.models import Model, convolutions
-from kinfed.models.batch_operations import BatchOperations, draw_kept
+from kinfed.models.batch_operations import BatchOperations
 from tests.problems import assert_close, assert_same_bits
 from tests.zoo import ZOO
 
@@ -135,16 +135,6 @@ def assert_same_gradients(ours: torch.Tensor, theirs: torch.Tensor, *by: torch.T
     towards = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1))
     for mine, other in zip(*(torch.autograd.grad(y, by, towards) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=0)
-
-
-@pytest.mark.gpu
-def test_a_gpu_draws_the_same_masks():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    keys = torch.tensor([3, -7, 2**62])
-    for count, dropped in ((1, 0.5), (1003, 0.1), (4096, 0.9)):
-        here, there = (draw_kept(t, count, dropped, torch.float32) for t in (keys, keys.cuda()))
-        assert torch.equal(here, there.cpu())
 
 
 LAYERS = {

@@ -1,0 +1,37 @@
+"""GroupNorm of a block of clients beside torch's own."""
+
+import pytest
+import torch
+from torch.func import vmap
+from torch.nn import functional as F
+
+from kinfed.models.convolutions import group_norm, norm_lanes
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(("groups", "channels"), [(1, 6), (3, 6), (6, 6)])
+def test_lanes_are_normalised_as_by_torch(groups, channels, channels_last):
+    draw = torch.Generator().manual_seed(0)
+    x = 3 + torch.randn(3, 4, 5, 7, channels, generator=draw, dtype=torch.double)
+    x = x.permute(0, 1, 4, 2, 3) if channels_last else x.permute(0, 1, 4, 2, 3).contiguous()
+    affine = [torch.randn(3, channels, generator=draw, dtype=torch.double) for _ in range(2)]
+    seen = torch.randn(x.shape, generator=draw, dtype=torch.double)
+    ends = []
+    for rule in (lambda *a: torch.stack([F.group_norm(t, groups, w, b, 1e-5) for t, w, b in zip(*a, strict=True)]),
+                 lambda *a: norm_lanes(*a, groups, 1e-5)):  # fmt: skip
+        leaves = [t.clone().requires_grad_() for t in (x, *affine)]
+        y = rule(*leaves)
+        ends.append((y, *torch.autograd.grad((y * seen).sum(), leaves)))
+    for expected, got in zip(*ends, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    assert not channels_last or ends[1][0].permute(0, 1, 3, 4, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 5, 5), (4, 6, 9), (4, 6)])
+def test_in_a_vmap_with_and_without_weights(shape):
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    weight, bias = torch.arange(6.0).add(1).expand(3, 6), torch.ones(6)
+    whole = vmap(lambda x, w: group_norm(x, 2, w, bias))(x, weight)
+    torch.testing.assert_close(whole, torch.stack([F.group_norm(t, 2, weight[0], bias) for t in x]))
+    bare = vmap(lambda x: group_norm(x, 3))(x)
+    torch.testing.assert_close(bare, torch.stack([F.group_norm(t, 3) for t in x]))
