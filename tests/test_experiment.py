@@ -65,6 +65,16 @@ def test_adaptation_helps_and_leaves_the_served_model_alone():
     assert summary["accuracy_adapted"] > summary["accuracy"]
 
 
+def test_adaptation_may_be_evaluated_more_seldom_than_what_is_served():
+    evaluation = Evaluation(adapt=True, adapt_every=2)
+    notes, summary, _ = watched(FedAvg(small_net()), rounds=5, evaluation=evaluation)
+    assert all("accuracy" in r.metrics for r in notes.results)
+    assert [r.round for r in notes.results if "accuracy_adapted" in r.metrics] == [2, 4, 5]
+    assert summary["accuracy_adapted"] == notes.results[-1].metrics["accuracy_adapted"]
+    with pytest.raises(ConfigError, match="a multiple of every"):
+        Evaluation(every=2, adapt_every=3)
+
+
 def test_holdout_and_unlabelled_clients_are_served_and_scored_apart():
     roles = (Role(), Role(), Role(holdout=True), Role(), Role(), Role(joins=LATER))
     notes, summary, _ = watched(FedAvg(small_net()), tiny_population(roles=roles))

@@ -167,7 +167,7 @@ def read_numbers(recipe: Recipe, cell: Cell, config: Config, seeds: Sequence[int
         if run := runs(mine):
             values = {name: measure_run(MEASURES[name], cell, run, mine, runs) for name in recipe.measures}
             known = {name: value for name, value in values.items() if value is not None}
-            curves = read_curves(recipe, run) if has_curves(recipe) else {}
+            curves = read_curves(recipe, run, cell.row.round) if has_curves(recipe) else {}
             costs = {**measure_costs(recipe, cell, run, mine), SECONDS: run.seconds}
             found[mine.seed] = {**known, **curves, **costs}
     return found
@@ -182,14 +182,14 @@ def measure_run(measure: Measure, cell: Cell, run: Run, config: Config, runs: Ru
     return None if found is None else measure.scale * found
 
 
-def read_curves(recipe: Recipe, run: Run) -> Numbers:
-    """Each measure that has a column by round, by round."""
+def read_curves(recipe: Recipe, run: Run, until: int = 0) -> Numbers:
+    """Each measure that has a column by round, by round; where it is given, until that round."""
     curved = [(name, column) for name in recipe.measures if (column := MEASURES[name].column)]
     return {
         f"{name}{AT_ROUND}{at:.0f}": MEASURES[name].scale * float(value)
         for name, column in curved
         for at, value in zip(run.rounds["round"], run.rounds.numbers.get(column, ()), strict=False)
-        if not isnan(value)
+        if not isnan(value) and not 0 < until < at
     }
 
 

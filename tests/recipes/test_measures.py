@@ -7,7 +7,7 @@ import pytest
 
 from kinfed.config import Config, read
 from kinfed.recipes import MEASURES, Wanted, cells_of, load_recipe, result_of
-from kinfed.recipes.outcome import FAILS, HOLDS, Outcome, reference
+from kinfed.recipes.outcome import FAILS, HOLDS, Outcome, read_curves, reference
 from kinfed.runs.reader import Columns, Run
 
 FLHC = read({"method": "flhc", "methods": {"flhc": {"rounds_before": 2}}, "evaluation": {"target": 0.8}})
@@ -51,6 +51,14 @@ def test_a_multiple_is_of_plain_fedavg_in_the_same_round():
     assert MEASURES["at_target_times"].of(mine, FLHC, run(FLHC, (0.1,), at_target=0.0)) is None
     other = reference(FLHC, MEASURES["accuracy_times"])
     assert other.method == "fedavg" and not other.methods and other.partition == FLHC.partition
+
+
+def test_the_curve_of_a_row_that_is_a_round_of_a_longer_run_ends_there():
+    figure = load_recipe("flis-figure-4")
+    assert all(row.round == 80 for row in figure.rows.values())
+    longer = run(FLHC, tuple(i / 200 for i in range(1, 201)))
+    assert list(read_curves(figure, longer, 3)) == ["accuracy@1", "accuracy@2", "accuracy@3"]
+    assert len(read_curves(figure, longer)) == 200
 
 
 def test_rounds_and_megabits_to_a_target():

@@ -78,9 +78,11 @@ def test_every_cell_is_a_valid_config_of_known_data_and_says_under_which_protoco
         ("flt-figure-5", ["flt-table-4"]),
         ("flt-figure-clients", ["flt-table-1", "flt-table-2", "flt-table-4"]),
         ("flhc-figure-1", ["flhc-table-1", "flhc-table-2", "flhc-table-3"]),
+        ("flis-figure-4", ["flis-table-1"]),
+        ("flis-table-3", ["flis-table-1"]),
     ],
 )
-def test_a_figure_of_a_table_s_curves_shares_its_runs(figure, tables, data):
+def test_a_figure_or_table_that_is_read_from_runs_of_another_shares_them(figure, tables, data):
     wanted = Wanted(data_dir=str(data))
     theirs = set()
     for recipe in map(load_recipe, tables):
