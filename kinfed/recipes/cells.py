@@ -21,7 +21,8 @@ T = TypeVar("T")
 SOURCE = ("signature", "pretraining", "source")  # of a method that has an encoder
 NO_DATASET = ("", "public")
 BASE: Table = {"evaluation": {"metrics": "main"}}  # no measure needs others, for which clients are asked one by one
-UNTOLD = ("checkpoint_every", "evaluation.every", "evaluation.adapt_every", "evaluation.metrics")  # what a recipe may change afterwards
+# What a recipe may change afterwards: settings that change no number that is kept.
+UNTOLD = ("checkpoint_every", "evaluation.every", "evaluation.adapt_every", "evaluation.metrics")
 WHERE = ("compare", "seeds", "seed", "checkpoint_every", "trackers", "task.metrics")  # what changes no number of a run
 
 
