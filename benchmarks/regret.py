@@ -47,7 +47,10 @@ GIVEN = {  # the others that are given the number of clusters, and their name fo
     **dict.fromkeys(("fedgroup", "clove", "wd", "pca_km_hc", "fedsoft", "flsc"), "clusters"),
     **dict.fromkeys(("fedem", "fedrc"), "components"),
 }
-OWN: dict[str, dict[str, Any]] = {"lg_fedavg": {"shared_tensors": 2}}  # the last layer: an MLP has but two
+OWN: dict[str, dict[str, Any]] = {  # where a default would leave a method no choice but FedAvg
+    "lg_fedavg": {"shared_tensors": 2},  # the last layer: an MLP has but two
+    "feddrift": {"first": "own"},  # clients differ from the start
+}
 PUBLIC = {"flis_dc": 0.05, "flis_hc": 0.05}  # the share of test samples that the server needs: nobody is tested on them
 ENCODERS = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "cifar10": "cifar100"}  # others: fashion_mnist
 LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
