@@ -76,7 +76,7 @@ def cells_of(recipe: Recipe, wanted: Wanted) -> list[Cell]:
     for column in choose(recipe.columns, wanted.columns):
         for row in choose(recipe.rows, wanted.rows):
             for protocol in choose({name: recipe.protocols[name] for name in row.under}, wanted.protocols):
-                if row.published and column.name not in row.published:
+                if column.name not in (row.published or row.columns):
                     continue
                 cell = cell_of(recipe, row, column, protocol, wanted)
                 same = (row.name, column.name, cell.incomparable, *map(digest, cell.variants))

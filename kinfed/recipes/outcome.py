@@ -78,7 +78,8 @@ class Outcome:
         rows = {row: self.points(row, columns, protocol, measure, claim.over_columns) for row in self.recipe.rows}
         known = {row: points for row, points in rows.items() if points}
         under = claim.than_protocol or protocol, claim.than_measure or measure
-        than = self.points(claim.than, columns, *under, claim.over_columns) if claim.than else ()
+        where = (claim.than_column,) if claim.than_column else columns
+        than = self.points(claim.than, where, *under, claim.over_columns) if claim.than else ()
         if claim.better not in known or (claim.than and not than):
             return UNKNOWN
         shape = Shape(known[claim.better], than, known, claim.by, claim.between)

@@ -16,6 +16,7 @@ A recipe is a TOML file:
                                     judged = false: not how the published numbers were made
     [rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
                                     PROTOCOL: config and incomparable under it; protocols: those it runs under;
+                                    columns: those it stands in, if not in all;
                                     round: its numbers are those after that round, so shorter rows share longer runs
     [stand_ins.DATASET]             name of the dataset that takes its place where it is not here, and what that means
     [[claims]]                      says, rule, better (a row), than (a row; none: zero), by, columns, protocols: Claim
@@ -108,6 +109,7 @@ class Row:
     published: Mapping[str, tuple[Printed | None, ...]]  # by column
     incomparable: Mapping[str, str]  # by patterns of columns
     round: int = 0  # after which its numbers are taken; 0: at the end
+    columns: tuple[str, ...] = ()  # that it stands in
 
     def reason(self, column: str, protocol: str) -> str:
         """Why the numbers of a cell cannot be compared; empty where they can."""
@@ -136,6 +138,7 @@ class Claim:
     measure: str = ""  # empty: the main one
     than_measure: str = ""  # of the row compared with; empty: the same
     than_protocol: str = ""  # under which that row ran; empty: the same
+    than_column: str = ""  # of a table: where that row stands; empty: the same
     between: tuple[float, ...] = ()  # on a figure's axis: where a peak is, from where on a curve is flat
     over_columns: bool = False  # of a table: the mean over these columns, not each
     columns: tuple[str, ...] = ()  # empty: all
@@ -275,11 +278,14 @@ def read_protocol(name: str, table: Table, at: str) -> Protocol:
 
 
 def read_row(name: str, table: Table, shape: Shape, at: str) -> Row:
-    known = ("title", "config", "at", "published", "protocols", "incomparable", "round")
+    known = ("title", "config", "at", "published", "protocols", "columns", "incomparable", "round")
     check_keys(table, (*known, *shape.protocols), at)
     runs_under = read_texts(table, "protocols", at) or shape.protocols
     for protocol in runs_under:
         look_up(protocol, dict.fromkeys(shape.protocols), f"{at}: protocol")
+    columns = read_texts(table, "columns", at) or shape.columns
+    for column in columns:
+        look_up(column, dict.fromkeys(shape.columns), f"{at}: column")
     inner = {key: inner_table(table, key, at) for key in ("at", "published")}
     for key, found in inner.items():
         check_keys(found, shape.columns, f"{at}.{key}")
@@ -287,7 +293,7 @@ def read_row(name: str, table: Table, shape: Shape, at: str) -> Row:
         name, read_text(table, "title", at), inner_table(table, "config", at), cast("dict[str, Table]", inner["at"]),
         {protocol: read_under(table.get(protocol, {}), f"{at}.{protocol}") for protocol in runs_under},
         {column: read_published(cell, shape.measures, f"{at}.{column}") for column, cell in inner["published"].items()},
-        read_reasons(table, at), read_round(table, at),
+        read_reasons(table, at), read_round(table, at), columns,
     )  # fmt: skip
 
 
@@ -334,7 +340,7 @@ def check_claims(recipe: Recipe) -> None:
     for claim in recipe.claims:
         for row in filter(None, (claim.better, claim.than)):
             look_up(row, recipe.rows, f"{recipe.name}: row of a claim")
-        for column in claim.columns:
+        for column in filter(None, (*claim.columns, claim.than_column)):
             look_up(column, recipe.columns, f"{recipe.name}: column of a claim")
         for measure in filter(None, (claim.measure, claim.than_measure)):
             look_up(measure, dict.fromkeys(recipe.measures), f"{recipe.name}: measure of a claim")

@@ -227,6 +227,12 @@ def test_a_dataset_that_lacks_classes_is_not_here_but_may_train_an_encoder(tmp_p
     assert not cell.missing and "cifar100" in cell.data
 
 
+def test_a_row_may_stand_in_some_columns_alone(data):
+    cells = cells_of(load_recipe("flt-figure-encoder"), Wanted(rows=("turn", "tuned"), data_dir=str(data)))
+    assert {c.column.name for c in cells if c.row.name == "turn"} == {"25"}
+    assert {c.column.name for c in cells if c.row.name == "tuned"} == {"1", "5", "25"}
+
+
 def test_protocols_that_ask_for_the_same_run_share_it(data):
     cells = cells_of(load_recipe("flt-table-1"), Wanted(columns=("mnist",), data_dir=str(data)))
     assert [cell.protocols for cell in cells if cell.row.name == "local"] == [("paper", "first", "fair")]

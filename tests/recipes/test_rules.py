@@ -89,6 +89,22 @@ def test_a_claim_compares_a_row_with_another_measure_or_protocol_of_it():
     assert counts["the proximal term helps FedAvg, for writers held out"] == {UNKNOWN: 1}
 
 
+def test_a_claim_compares_a_row_in_two_columns():
+    recipe = load_recipe("flt-table-5")
+    cells = cells_of(recipe, Wanted(rows=("m100-r20-e5-t100",), protocols=("paper",)))
+    found = {"fedsem": 75.0, "flt-enc1": 81.0, "flt-enc2": 79.0}
+    results = [
+        judge_numbers(recipe, c, {0: {"accuracy": found[c.column.name]}}) for c in cells if c.column.name in found
+    ]
+    counts = count_verdicts(Outcome(recipe, tuple(results)))
+    above = {
+        says.split(" is above FedSEM by five")[0]: verdicts for says, verdicts in counts.items() if "by five" in says
+    }
+    assert (
+        above["FLT, Enc1,"][HOLDS] == 1 and above["FLT, Enc2,"][FAILS] == 1 and above["kinfed's default"][UNKNOWN] == 1
+    )
+
+
 def test_a_figure_of_single_runs_is_judged_by_what_was_measured_at_their_end():
     ends = {("fedavg", "fair"): (80.0, 40.0), ("local", "fair"): (98.0, 0.5), ("calibrated", "fair"): (99.0, 1.2)}
     values = {key: {"accuracy": mean, "variance": variance} for key, (mean, variance) in ends.items()}
