@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
 from kinfed.recipes.measures import MEASURES
 from kinfed.recipes.outcome import AT_ROUND, Outcome, Result, values_of
+from kinfed.recipes.recipe import Recipe
 from kinfed.report import plot_accuracies, plot_dendrogram, plot_relatedness, plot_signatures
 from kinfed.report.vega import Chart, Rows, Spec, digits, number, show
-from kinfed.runs.reader import Run
 
 OF_A_RUN: dict[str, Callable[[Path], Chart]] = {
     "relatedness": plot_relatedness,
@@ -17,6 +18,7 @@ OF_A_RUN: dict[str, Callable[[Path], Chart]] = {
     "dendrogram": plot_dendrogram,
 }
 LINE = {"width": 420, "height": 260}
+MOST_POINTS = 25  # on a line
 
 
 def save_figures(outcome: Outcome, folder: Path) -> list[Path]:
@@ -36,26 +38,34 @@ def draw_figures(outcome: Outcome) -> Iterator[tuple[str, Chart]]:
         if panels := draw_panels(outcome):
             yield "", panels
         return
-    for name in outcome.recipe.columns:
-        results = [result for result in outcome.results if result.cell.column.name == name]
-        if kind == "clients":
-            yield from draw_histograms(outcome, name, results)
-        else:
-            yield from draw_runs(kind, name, [run for result in results for run in result.runs[:1]])
-
-
-def draw_histograms(outcome: Outcome, column: str, results: Sequence[Result]) -> Iterator[tuple[str, Chart]]:
-    """One chart for each protocol of a column: the accuracies of the clients of each row."""
-    for protocol in outcome.recipe.protocols:
-        runs = [run for result in results if protocol in result.cell.protocols for run in result.runs[:1]]
+    for ending, (column, row, protocol) in list_files(outcome.recipe):
+        rows = [row] if row else list(outcome.recipe.rows)
+        cells = [result for name in rows if (result := outcome.result(name, column, protocol))]
+        runs = [run.path for result in cells for run in result.runs[:1]]
         if runs:
-            yield f"-{column}-{protocol}", plot_accuracies([run.path for run in runs])
+            yield ending, plot_accuracies(runs) if kind == "clients" else OF_A_RUN[kind](runs[0])
 
 
-def draw_runs(kind: str, column: str, runs: Sequence[Run]) -> Iterator[tuple[str, Chart]]:
-    """One chart for each run of a column."""
-    for at, run in enumerate(runs):
-        yield f"-{column}" + (f"-{at}" if at else ""), OF_A_RUN[kind](run.path)
+def list_files(recipe: Recipe) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    """The endings of a figure's files, each with its column, row (none: all of them) and protocol."""
+    kind = recipe.figure.kind if recipe.figure else "lines"
+    if kind == "lines":
+        yield "", ("", "", "")
+        return
+    for column, row, protocol in product(recipe.columns, [""] if kind == "clients" else recipe.rows, recipe.protocols):
+        yield "".join(f"-{part}" for part in (column, row, protocol) if part), (column, row, protocol)
+
+
+def embed_figures(recipe: Recipe, folder: Path) -> str:
+    """Markdown that shows those files of a figure that are in a folder, each with what it is of."""
+    shown = []
+    for ending, (column, row, protocol) in list_files(recipe):
+        titles = (column and recipe.columns[column].title, row and recipe.rows[row].title, protocol)
+        about = ", ".join(filter(None, titles))
+        path = folder / f"{recipe.name}{ending}.svg"
+        if path.exists():
+            shown.append((f"\n{about}:\n" if about else "") + f"\n![{recipe.title}]({path.name})\n")
+    return "".join(shown)
 
 
 def draw_panels(outcome: Outcome) -> Chart | None:
@@ -69,9 +79,9 @@ def draw_panels(outcome: Outcome) -> Chart | None:
             if rows:
                 name = f"points{len(panels)}"
                 where = "" if outcome.is_along_columns else outcome.recipe.columns[group[0]].title
-                panels.append(line_panel(outcome, name, MEASURES[measure].title, where))
+                panels.append(line_panel(outcome, name, MEASURES[measure].title, where, has_points(rows)))
                 tables[name] = rows
-    return Chart(tuple(panels), tables, stacked=len(panels) > 3) if panels else None
+    return Chart(tuple(panels), tables, stacked=len(panels) > 2) if panels else None
 
 
 def point_rows(outcome: Outcome, columns: Sequence[str], measure: str) -> Iterator[dict[str, object]]:
@@ -81,9 +91,20 @@ def point_rows(outcome: Outcome, columns: Sequence[str], measure: str) -> Iterat
             continue
         for x, values in points_of(outcome, result, measure):
             spread = stdev(values) if len(values) > 1 else 0.0
-            line = f"{result.cell.row.title}, {' = '.join(result.cell.protocols)}"
+            line = name_line(outcome, result)
             low, middle, high = (digits(mean(values) + sign * spread) for sign in (-1, 0, 1))
             yield {"line": line, "x": x, "y": middle, "low": low, "high": high}
+
+
+def name_line(outcome: Outcome, result: Result) -> str:
+    """The row, and its protocols where the figure has several."""
+    title = result.cell.row.title
+    return f"{title}, {' = '.join(result.cell.protocols)}" if len(outcome.recipe.protocols) > 1 else title
+
+
+def has_points(rows: Rows) -> bool:
+    """Whether a panel's lines are drawn with a point for each number: not where there are many."""
+    return len({row["x"] for row in rows}) <= MOST_POINTS
 
 
 def points_of(outcome: Outcome, result: Result, measure: str) -> Iterator[tuple[float, tuple[float, ...]]]:
@@ -98,16 +119,18 @@ def points_of(outcome: Outcome, result: Result, measure: str) -> Iterator[tuple[
             yield float(name.removeprefix(begin)), values_of(result.numbers, name)
 
 
-def line_panel(outcome: Outcome, table: str, title: str, where: str) -> Spec:
-    """Lines with points, and a band of one standard deviation over seeds."""
+def line_panel(outcome: Outcome, table: str, title: str, where: str, points: bool) -> Spec:
+    """Lines, with points or without, and a band of one standard deviation over seeds."""
     axis = outcome.recipe.figure.x if outcome.recipe.figure else ""
     x, y = number("x", title=axis), number("y", title=title, scale={"zero": False})
-    color: Spec = {"field": "line", "type": "nominal", "title": None, "legend": {"orient": "right", "symbolOpacity": 1}}
+    lines = dict.fromkeys(name_line(outcome, result) for result in outcome.results if result.numbers)
+    color: Spec = {"field": "line", "type": "nominal", "title": None, "legend": {"orient": "right", "symbolOpacity": 1},
+                   "scale": {"domain": list(lines)}}  # so a line has one colour in all panels  # fmt: skip
     tips = show(line="line", x=axis, y=title)
     layers: list[Spec] = [
         {"mark": {"type": "area", "opacity": 0.15},
          "encoding": {"x": x, "y": number("low"), "y2": {"field": "high"}, "color": color}},
-        {"mark": {"type": "line", "point": True, "strokeWidth": 2},
+        {"mark": {"type": "line", "point": points, "strokeWidth": 2},
          "encoding": {"x": x, "y": y, "color": color, "tooltip": tips}},
     ]  # fmt: skip
     return {"data": {"name": table}, "title": where, "layer": layers, **LINE}

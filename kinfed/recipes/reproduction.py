@@ -16,7 +16,7 @@ from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes, load_recipe, refuse_unknown, result_of
 from kinfed.recipes.claim_lists import list_checks
-from kinfed.recipes.figures import save_figures
+from kinfed.recipes.figures import embed_figures, save_figures
 from kinfed.recipes.kept import KeptNumbers
 from kinfed.recipes.outcome import NO_DATA, SECONDS, judge_numbers
 from kinfed.recipes.outcome_tables import (
@@ -196,13 +196,13 @@ def write_outcome(order: Order, outcome: Outcome) -> None:
 
 def fill(place: Path, outcome: Outcome) -> None:
     """Puts a table between its marks on a page, or on that page of a folder which has them."""
-    name, title = outcome.recipe.name, outcome.recipe.title
+    name = outcome.recipe.name
     page = find_marks(place, name)
     if page is None:
         raise ConfigError(f"{place} has no place for {name}: wanted the marks {' and '.join(marks_of(name))}")
     save_figures(outcome, page.parent)
-    drawn = sorted(page.parent.glob(f"{name}*.svg")) if outcome.recipe.figure else []
-    replace_between(page, name, as_markdown(outcome) + "".join(f"\n![{title}]({path.name})\n" for path in drawn))
+    drawn = embed_figures(outcome.recipe, page.parent) if outcome.recipe.figure else ""
+    replace_between(page, name, as_markdown(outcome) + drawn)
 
 
 def fill_checks(place: Path, outcomes: Sequence[Outcome]) -> None:
