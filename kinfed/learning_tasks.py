@@ -85,6 +85,12 @@ class LearningTask(Protocol):
         """Targets as the pool holds them; DataError where they cannot be this task's."""
         return as_classes(y, "y")
 
+    def make_targets(self, output: Tensor) -> Tensor:
+        """Some targets that fit this output, for a dry run: [b], or numbers as the output [b, k] has them."""
+        if self.targets(np.zeros(2, np.int64)).dtype.kind == "f":
+            return torch.zeros_like(output[:, 0] if output.shape[1] == 1 else output)
+        return torch.arange(len(output), device=output.device) % output.shape[-1]
+
     def doubt_targets(self, y: Tensor) -> str:
         """Why models may learn these targets badly, and what to do; empty where nothing is known."""
         return ""
@@ -242,6 +248,9 @@ class NextToken(OwnMetrics, LearningTask):
     def targets(self, y: Array) -> Array:
         return as_classes(y, "y", most_dims=2)
 
+    def make_targets(self, output: Tensor) -> Tensor:
+        return torch.arange(output[..., 0].numel(), device=output.device).view(output.shape[:-1]) % output.shape[-1]
+
     def check_output(self, shape: tuple[int, ...], outputs: int) -> str:
         if len(shape) in (2, 3) and shape[0] == 2 and shape[-1] == outputs:
             return ""
@@ -370,6 +379,9 @@ class MultiLabel(OwnMetrics, LearningTask):
                 "several columns"
             )
         return numbers
+
+    def make_targets(self, output: Tensor) -> Tensor:
+        return torch.zeros_like(output)
 
     def count_outputs(self, y: Array) -> int:
         return int(y.shape[1])

@@ -186,8 +186,10 @@ class SampleKind:
         """Targets of this task; without any, as many unknown ones as there are samples."""
         if y is not None:
             given = array_of(y, "y")
-            unknown = given.dtype.kind == "f" and bool(np.isnan(given).all())
-            return torch.from_numpy(given.astype(np.float32) if unknown else task.targets(given))
+            if given.dtype.kind == "f" and bool(np.isnan(given).all()):
+                return torch.from_numpy(given.astype(np.float32))
+            if task.has_classes() or given.ndim != 1 or not bool((given == -1).all()):  # -1: no target
+                return torch.from_numpy(task.targets(given))
         return torch.full((samples,), -1) if task.has_classes() else torch.full((samples, self.classes), torch.nan)
 
 

@@ -1,5 +1,6 @@
 """A dataset: samples of one shape with their targets, split into train and test."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,10 +45,28 @@ class Dataset:
     def for_task(self, task: LearningTask) -> "Dataset":
         """The same with targets as this task has them; classes can be numbers, but not the other way round."""
         train, test = task.targets(self.y_train), task.targets(self.y_test)
+        if isinstance(task, NextToken):
+            return self._for_tokens()
         if task.has_classes():
-            tokens = max(map(count_vocabulary, (self.x_train, self.x_test))) if isinstance(task, NextToken) else 0
-            return replace(self, y_train=train, y_test=test, classes=max(self.classes, tokens))
+            return replace(self, y_train=train, y_test=test)
+        if self.class_names and train.dtype.kind == "f":
+            values = as_values(self.class_names)
+            train, test = (task.targets(values[y.astype(np.int64)]) for y in (self.y_train, self.y_test))
         return replace(self, y_train=train, y_test=test, classes=task.count_outputs(train), class_names=())
+
+    def _for_tokens(self) -> "Dataset":
+        """The same with token ids as samples and targets; classes that are numbers, as in a table, are token ids."""
+        y, names = [self.y_train.astype(np.int64), self.y_test.astype(np.int64)], self.class_names
+        if names and all(map(str.isdecimal, names)):
+            values, names = as_values(names).astype(np.int64), ()
+            y = [values[own] for own in y]
+        x = [as_tokens(own) for own in (self.x_train, self.x_test)]
+        classes = max(self.classes, *map(count_vocabulary, (*x, *y)))
+        if names and classes > len(names):
+            raise DataError(f"targets are {len(names)} words, and token ids go up to {classes - 1}: wanted token ids")
+        return replace(
+            self, x_train=x[0], x_test=x[1], y_train=y[0], y_test=y[1], classes=classes, class_names=names
+        )  # fmt: skip
 
     @property
     def labels_train(self) -> Index:
@@ -64,6 +83,30 @@ def labels_of(y: Plain) -> Index:
     if y.ndim == 1 and y.dtype.kind in "iub":
         return y.astype(np.int64)
     return np.zeros(len(y), np.int64)
+
+
+def as_values(names: Sequence[str]) -> Plain:
+    """The numbers that names of classes are; DataError where they are words."""
+    try:
+        return np.array([float(name) for name in names])
+    except ValueError:
+        raise DataError(
+            f"the targets are the classes {', '.join(names[:5])}, and the task wants numbers: set another task.name or "
+            "another target"
+        ) from None
+
+
+def as_tokens(x: Plain) -> Plain:
+    """Token ids; whole numbers in floats are such too. DataError for others."""
+    if x.dtype.kind != "f":
+        return x
+    tokens = x.astype(np.int64)
+    if (tokens != x).any() or (tokens < 0).any():
+        raise DataError(
+            f"samples are {x.dtype} {list(x.shape[1:])}, and the next token is learnt from token ids, 0, 1, 2, …; of a "
+            "table, set data.options.scale = false"
+        )
+    return tokens
 
 
 def count_vocabulary(x: Plain) -> int:

@@ -54,6 +54,10 @@ def load(name: str, root: str | Path | None = None, options: Mapping[str, object
         return read_dataset(name, options or {})
     if ":" in name:
         return load_own(name, options or {})
+    if "/" in name:
+        raise DataError(f"data.name = '{name}': no such folder (a table's path ends with .csv or .parquet)")
+    if name not in DATASETS and Path(name).is_dir():
+        raise DataError(f"data.name = '{name}': a folder of images is named with a slash, '{name}/'")
     if name in NATURAL:
         return load_natural(name, data_root(root) / f"{name}.npz", options or {})
     if options:

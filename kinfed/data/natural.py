@@ -182,9 +182,15 @@ def encode_columns(x: npt.NDArray[np.generic], names: list[str], seldom: bool = 
 
 
 def scale_by_client(x: Floats, client: Index, is_train: npt.NDArray[np.bool_]) -> Floats:
-    """Columns with mean 0 and deviation 1 over each client's own training samples; gaps are 0, and get a column.
+    """Columns scaled by client; one that has gaps in training is followed, at the end, by one that says where."""
+    gaps = np.isnan(x)
+    return np.concatenate([scale_columns(x, client, is_train), gaps[:, gaps[is_train].any(0)].astype(np.float32)], 1)
 
-    A client's means stay with it. A column that has gaps somewhere is followed, at the end, by one that says where.
+
+def scale_columns(x: Floats, client: Index, is_train: npt.NDArray[np.bool_]) -> Floats:
+    """Columns with mean 0 and deviation 1 over each client's own training samples; gaps are 0.
+
+    A client's means stay with it.
     """
     gaps = np.isnan(x)
     scaled = np.zeros_like(x)
@@ -195,8 +201,7 @@ def scale_by_client(x: Floats, client: Index, is_train: npt.NDArray[np.bool_]) -
         mean = np.where(known, x[fit], 0).sum(0) / count
         spread = np.sqrt((np.where(known, x[fit] - mean, 0) ** 2).sum(0) / np.maximum(count - 1, 1))
         scaled[own] = np.where(gaps[own], 0, (x[own] - mean) / (spread + 1e-9))
-    scaled = np.clip(scaled, -BOUND, BOUND)  # a column that is constant in training
-    return np.concatenate([scaled, gaps[:, gaps[is_train].any(0)].astype(np.float32)], 1)
+    return np.clip(scaled, -BOUND, BOUND)  # a column that is constant in training
 
 
 BOUND = 10.0  # deviations

@@ -120,6 +120,10 @@ def name_labels(y: Plain, settings: OwnSettings) -> tuple[Plain, OwnSettings]:
     """Text as the numbers of classes, in the order of their names, which the settings then have; others as they are."""
     if y.ndim != 1 or not (y.dtype.kind == "U" or (y.dtype == object and all(isinstance(one, str) for one in y))):
         return y, settings
+    if not settings.learning_task.has_classes():
+        raise DataError(
+            f"y is text, as in '{y[0]}', wanted numbers for the task {type(settings.learning_task).__name__}"
+        )
     names = tuple(settings.class_names) or tuple(sorted(set(y.tolist())))
     if unknown := sorted(set(y.tolist()) - set(names)):
         raise DataError(f"y has the class '{unknown[0]}', which is none of class_names: {', '.join(names)}")

@@ -4,29 +4,37 @@ The same reader takes the file or folder of one client, for a node and for `kinf
 read images and Parquet, come with the extra `hub`.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kinfed.checks import fraction, one_of
-from kinfed.data.arrays import stack_arrays
-from kinfed.data.dataset import Dataset
+from kinfed.data.columns import (
+    Column,
+    Features,
+    has_nested,
+    parse_targets,
+    pick_column,
+    read_columns,
+    read_nested,
+    read_numbers,
+    refuse_gaps,
+)
+from kinfed.data.dataset import Dataset, labels_of
 from kinfed.data.image_files import SUFFIXES, ImageForm, read_images
-from kinfed.data.natural import scale_by_client
+from kinfed.data.natural import scale_columns
 from kinfed.data.partitions.split import Index, draw_stratified, generator, others, samples_of_each
 from kinfed.errors import ConfigError, DataError
-from kinfed.registry import explain_unknown, suggest
+from kinfed.registry import explain_unknown
 
 TABLES = (".csv", ".parquet")
-GAPS = ("", "na", "nan", "null", "none", "?")
-Floats = npt.NDArray[np.float32]
-Features = npt.NDArray[np.generic]
-Column = list[str] | list[object] | npt.NDArray[np.generic]  # of objects: an image or a list in each cell
+NOBODY = ("", "nan")  # cells of a client column that name none
+MISSING = " is missing"  # behind the name of a column: one that says where that has gaps
+Flags = npt.NDArray[np.bool_]
 
 
 def is_file_name(name: str) -> bool:
@@ -41,8 +49,20 @@ def read_dataset(name: str, options: Mapping[str, object]) -> Dataset:
     known = [f.name for f in fields(kind)]
     if unknown := [key for key in options if key not in known]:
         raise ConfigError(f"data.options of '{name}': {explain_unknown(unknown[0], known, 'option')}")
+    refuse_types(kind(), options)
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    if isinstance(features := given.get("features"), str):
+        given["features"] = (features,)
     return kind(**given)(path)  # type: ignore[arg-type]
+
+
+def refuse_types(defaults: "Table | ImageFolder", options: Mapping[str, object]) -> None:
+    """Raise ConfigError where an option has a value of another kind than its default."""
+    for key, value in options.items():
+        wanted = type(getattr(defaults, key))
+        kinds = {float: (float, int), tuple: (list, str), str: (str, list) if key == "target" else (str,)}
+        if not isinstance(value, kinds.get(wanted, (wanted,))) or (isinstance(value, bool) and wanted is not bool):
+            raise ConfigError(f"data.options.{key}: wanted {wanted.__name__}, got {value!r}")
 
 
 AS_FOUND = ImageForm()
@@ -60,6 +80,7 @@ class Table:
     seed: int = 0  # of that split
     scale: bool = True  # columns have mean 0 and deviation 1 over a client's own training samples
     gaps: Literal["refuse", "fill"] = "refuse"  # fill: 0, and a column that says where gaps are
+    tokens: bool = True  # lists of whole numbers are token ids; false: numbers as others are
 
     def __post_init__(self) -> None:
         fraction(test=self.test)
@@ -68,21 +89,25 @@ class Table:
     def __call__(self, path: Path) -> Dataset:
         """The dataset in this file."""
         table = read_columns(path)
-        owner = pick_column(table, self.client, "client", path)
-        x = self.read_features(table, path)
-        clients, client = np.unique(np.asarray(owner).astype(str), return_inverse=True)
-        y, names = self.read_targets(table, path)
-        strata = y if y.dtype.kind == "i" else np.zeros(len(y), np.int64)
-        test = hold_out(client.astype(np.int64), strata.astype(np.int64), self.test, self.seed)
-        train = others(len(y), test)
+        clients, client = self.read_clients(table, path)
+        x, (y, names) = self.read_features(table, path), self.read_targets(table, path)
+        test = hold_out(client, labels_of(y), self.test, self.seed)
+        refuse_untested(test, self.test, path)
+        train, columns = others(len(y), test), self.list_columns(table)
         is_train = np.isin(np.arange(len(y)), train)
-        if x.dtype == np.float32 and x.ndim == 2 and (self.scale or np.isnan(x).any()):
-            x = scale_by_client(x.astype(np.float32), client.astype(np.int64), is_train)
+        x, marks = self.complete(x, columns, self.list_marks(table) or None, client, is_train)
         return Dataset(
-            path.stem, x[train], y[train], x[test], y[test], len(names) or len(self.targets),
-            client[train].astype(np.int64), client[test].astype(np.int64), class_names=names,
-            client_names=tuple(clients), feature_names=self.list_features(table),
+            path.stem, x[train], y[train], x[test], y[test], len(names) or len(self.targets), client[train],
+            client[test], class_names=names, client_names=clients, feature_names=(*columns, *marks),
         )  # fmt: skip
+
+    def read_clients(self, table: Mapping[str, Column], path: Path) -> tuple[tuple[str, ...], Index]:
+        """The names of all clients, and whose each sample is."""
+        owner = [str(cell).strip() for cell in pick_column(table, self.client, "client", path)]
+        if (nobody := next((i for i, name in enumerate(owner) if name.lower() in NOBODY), None)) is not None:
+            raise DataError(f"column '{self.client}' has no value in row {nobody + 2}: every sample is some client's")
+        names, client = np.unique(owner, return_inverse=True)
+        return tuple(names.tolist()), client.astype(np.int64)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -90,10 +115,12 @@ class Table:
         return (self.target,) if isinstance(self.target, str) else self.target
 
     def read_targets(
-        self, table: Mapping[str, Column], path: Path, known: Sequence[str] = ()
+        self, table: Mapping[str, Column], path: Path, known: Sequence[str] | None = None
     ) -> tuple[npt.NDArray[np.generic], tuple[str, ...]]:
         """Targets [n] and the names of their classes; of several columns numbers [n, columns]."""
         columns = [pick_column(table, name, "target", path) for name in self.targets]
+        if isinstance(self.target, str) and has_nested(columns[0]):
+            return read_nested(list(columns[0]), self.target, AS_FOUND), ()
         if isinstance(self.target, str):
             return parse_targets(columns[0], self.target, known)
         numbers = np.stack([read_numbers(*pair) for pair in zip(columns, self.target, strict=True)], 1)
@@ -102,13 +129,21 @@ class Table:
             raise DataError(f"column '{self.target[at]}' has no value in row {row + 2}: every sample needs its targets")
         return numbers, ()
 
-    def list_features(self, table: Mapping[str, Column]) -> tuple[str, ...]:
-        """The columns that a sample is made of."""
-        return self.features or tuple(name for name in table if name not in (self.client, *self.targets))
+    def list_columns(self, table: Mapping[str, Column]) -> tuple[str, ...]:
+        """The columns of the table that a sample is made of."""
+        marks = self.list_marks(table)
+        named = tuple(name for name in self.features if name not in marks)
+        return named or tuple(name for name in table if name not in (self.client, *self.targets))
+
+    def list_marks(self, table: Mapping[str, Column]) -> tuple[str, ...]:
+        """The features that say where columns of the table have gaps."""
+        ends = [name for name in self.features if name.endswith(MISSING) and name not in table]
+        return tuple(name for name in ends if name.removesuffix(MISSING) in self.features)
 
     def read_features(self, table: Mapping[str, Column], path: Path, images: ImageForm = AS_FOUND) -> Features:
         """The columns of features as numbers: [n, columns]; or what one column of images or lists holds: [n, ...]."""
-        chosen = {name: pick_column(table, name, "features", path) for name in self.list_features(table)}
+        chosen = {name: pick_column(table, name, "features", path) for name in self.list_columns(table)}
+        fills = self.gaps == "fill" or bool(self.list_marks(table))
         if not chosen:
             learnt = ", ".join(self.targets)
             raise DataError(f"{path} has no columns beside '{self.client}' and '{learnt}': nothing to learn from")
@@ -118,17 +153,46 @@ class Table:
                     f"{path}: column '{nested[0]}' holds images or lists, so that it is all of a sample: choose it "
                     f"alone by data.options.features (there are also {', '.join(set(chosen) - {nested[0]})})"
                 )
-            lists = read_nested(list(chosen[nested[0]]), nested[0], images)
+            lists = read_nested(list(chosen[nested[0]]), nested[0], images, self.tokens)
             refuse_gaps(lists, nested[0], self.gaps, path)
             return lists
         x = np.stack([read_numbers(column, name) for name, column in chosen.items()], 1)
-        if self.gaps == "refuse" and (gaps := np.isnan(x).sum(0)).any():
+        if not fills and (gaps := np.isnan(x).sum(0)).any():
             names = [f"{name} ({n})" for name, n in zip(chosen, gaps.tolist(), strict=True) if n]
             raise DataError(
                 f"{path}: missing values in {', '.join(names[:5])}: fill them, leave the columns out by "
                 "data.options.features, or set data.options.gaps = 'fill'"
             )
         return x
+
+    def complete(
+        self, x: Features, columns: Sequence[str], marks: Sequence[str] | None, client: Index, is_train: Flags
+    ) -> tuple[Features, tuple[str, ...]]:
+        """Columns scaled, gaps filled with 0, and at the end columns that say where gaps are, whose names are these.
+
+        Without `marks` these are of all columns that have gaps in training.
+        """
+        if x.dtype != np.float32 or x.ndim != 2:
+            return x, ()
+        numbers, gaps = x.astype(np.float32), np.isnan(x.astype(np.float32))
+        names = [f"{name}{MISSING}" for name in columns] if len(columns) == x.shape[1] else [""] * x.shape[1]
+        marked: Flags = np.any(gaps[is_train], axis=0) if marks is None else np.isin(names, list(marks))
+        filled = scale_columns(numbers, client, is_train) if self.scale else np.where(gaps, 0, numbers)
+        shown = tuple(name for name, has in zip(names, marked.tolist(), strict=True) if has and name)
+        return np.concatenate([filled, gaps[:, marked].astype(np.float32)], 1), shown
+
+    def complete_own(self, x: Features, table: Mapping[str, Column], is_train: Flags) -> Features:
+        """The same of one client's own table; features that are named are all there are."""
+        marks = self.list_marks(table) if self.features else None
+        return self.complete(x, self.list_columns(table), marks, np.zeros(len(x), np.int64), is_train)[0]
+
+
+def refuse_untested(test: Index, share: float, path: Path) -> None:
+    """Raise DataError where samples are to be held out for testing and no client has two."""
+    if not share:
+        raise ConfigError("data.options.test = 0 leaves no samples to test clients on: wanted a share above 0")
+    if not len(test):
+        raise DataError(f"{path}: every client has a single sample, so that none can be tested: wanted two or more")
 
 
 def hold_out(client: Index, strata: Index, share: float, seed: int) -> Index:
@@ -140,139 +204,11 @@ def hold_out(client: Index, strata: Index, share: float, seed: int) -> Index:
     return np.sort(np.concatenate(held))
 
 
-def read_columns(path: Path) -> dict[str, Column]:
-    """The columns of a table by name."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    if path.suffix.lower() == ".parquet":
-        return read_parquet(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *lines = csv.reader(file)
-    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise DataError(f"{path} cannot be read as a CSV table with a header: {error}") from error
-    lines = [line for line in lines if line]
-    ragged = next((i for i, line in enumerate(lines) if len(line) != len(header)), None)
-    if ragged is not None:
-        raise DataError(f"{path}: row {ragged + 2} has {len(lines[ragged])} fields, the header {len(header)}")
-    if not lines:
-        raise DataError(f"{path} has nothing below its header")
-    return {name.strip(): list(column) for name, column in zip(header, zip(*lines, strict=True), strict=True)}
-
-
-def read_parquet(path: Path) -> dict[str, Column]:
-    """The columns of a Parquet file."""
-    try:
-        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise DataError("Parquet files need pyarrow: pip install 'kinfed[hub]', or write a CSV file") from error
-    try:
-        table = parquet.read_table(path)
-    except (OSError, ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a Parquet table: {error}") from error
-    columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    return {
-        name: column if has_nested(column) else ["" if value is None else str(value) for value in column]
-        for name, column in columns.items()
-    }
-
-
-def has_nested(column: Column) -> bool:
-    """Whether cells hold images or lists in place of numbers or words."""
-    return any(isinstance(cell, bytes | dict | list) for cell in column[:1])
-
-
-def read_nested(column: Sequence[object], name: str, images: ImageForm) -> Features:
-    """A column of images (bytes of a file, maybe as {bytes, path}) or of lists of numbers: [n, ...]."""
-    cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in column]
-    if missing := [at for at, cell in enumerate(cells) if cell is None]:
-        raise DataError(f"column '{name}' has nothing in row {missing[0] + 2}: every sample needs its features")
-    if files := [cell for cell in cells if isinstance(cell, bytes)]:
-        return read_images(files, images)
-    lists = stack_arrays(cast("list[npt.ArrayLike]", cells), f"lists of column '{name}'")
-    if lists.dtype.kind not in "iuf":
-        raise DataError(f"column '{name}' holds lists of {lists.dtype}, wanted lists of numbers, all of one shape")
-    return lists.astype(np.float32 if lists.dtype.kind == "f" else np.int64)
-
-
-def refuse_gaps(lists: Features, name: str, gaps: str, path: Path) -> None:
-    """Raise DataError where lists have gaps, which only columns of a table can have filled: [n, columns]."""
-    if lists.dtype.kind != "f" or not np.isnan(lists).any() or (gaps == "fill" and lists.ndim == 2):
-        return
-    sick = np.flatnonzero(np.isnan(lists).reshape(len(lists), -1).any(1))
-    raise DataError(
-        f"{path}: missing values (NaN) in column '{name}', in {len(sick)} of {len(lists)} rows, the first is row "
-        f"{sick[0] + 2}: fill them" + (", or set data.options.gaps = 'fill'" if lists.ndim == 2 else "")
-    )
-
-
-def pick_column(table: Mapping[str, Column], name: str, option: str, path: Path) -> Column:
-    """A column; raises an error that names the nearest, and how to map it."""
-    if name in table:
-        return table[name]
-    raise DataError(
-        f"{path} has no column '{name}'{suggest(name, list(table))} (it has: {', '.join(list(table)[:20])}); say which "
-        f"one it is by data.options.{option}, or rename it"
-    )
-
-
-def read_numbers(column: Column, name: str) -> Floats:
-    """A column as numbers, NaN for gaps; raises DataError for the first text."""
-    values = np.full(len(column), np.nan, np.float32)
-    for at, cell in enumerate(column):
-        text = str(cell).strip()
-        try:
-            values[at] = np.nan if text.lower() in GAPS else float(text)
-        except ValueError:
-            raise DataError(
-                f"column '{name}' has text, '{text[:40]}' in row {at + 2}: encode it as numbers, or leave it out by "
-                "data.options.features"
-            ) from None
-    return values
-
-
-def parse_targets(
-    column: Column, name: str, known: Sequence[str] = ()
-) -> tuple[npt.NDArray[np.generic], tuple[str, ...]]:
-    """Targets and the names of their classes: numbers with a fraction stay numbers, all else are classes.
-
-    Where the classes are `known`, others are refused.
-    """
-    text = [str(cell).strip() for cell in column]
-    gap = next((i for i, word in enumerate(text) if word.lower() in GAPS), None)
-    if gap is not None:
-        raise DataError(f"column '{name}' has no value in row {gap + 2}: every sample needs a target")
-    if not known and any(is_fraction(word) for word in text) and all(is_number(word) for word in text):
-        return np.array(text, np.float32), ()
-    names = tuple(known) or tuple(
-        sorted(set(text), key=lambda word: (not is_number(word), float(word) if is_number(word) else 0, word))
-    )
-    if unknown := sorted(set(text) - set(names)):
-        raise DataError(
-            f"column '{name}' has the class '{unknown[0]}', which the server does not know"
-            f"{suggest(unknown[0], names)}; known: {', '.join(names)}"
-        )
-    place = {word: at for at, word in enumerate(names)}
-    return np.array([place[word] for word in text], np.int64), names
-
-
-def is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
-def is_fraction(word: str) -> bool:
-    return is_number(word) and float(word) % 1 != 0
-
-
 TABLE = Table()
 
 
 def read_own_table(
-    path: Path, class_names: Sequence[str] = (), settings: Table = TABLE, images: ImageForm = AS_FOUND
+    path: Path, class_names: Sequence[str] | None = (), settings: Table = TABLE, images: ImageForm = AS_FOUND
 ) -> tuple[Features, npt.NDArray[np.generic] | None, Index]:
     """One client's features, targets (None: it has none) and samples for testing, of a table without other clients."""
     table = read_columns(path)
@@ -280,22 +216,19 @@ def read_own_table(
     is_labelled = all(name in table for name in settings.targets)
     y = settings.read_targets(table, path, class_names)[0] if is_labelled else None
     nobody, mine = np.empty(0, np.int64), np.zeros(len(x), np.int64)
-    strata = y.astype(np.int64) if y is not None and y.dtype.kind == "i" else mine
-    test = nobody if y is None or len(x) < 2 else hold_out(mine, strata, settings.test, settings.seed)
-    is_train = ~np.isin(np.arange(len(x)), test)
-    is_plain = x.dtype == np.float32 and x.ndim == 2
-    return (scale_by_client(x.astype(np.float32), mine, is_train) if settings.scale and is_plain else x), y, test
+    test = nobody if y is None or len(x) < 2 else hold_out(mine, labels_of(y), settings.test, settings.seed)
+    return settings.complete_own(x, table, ~np.isin(np.arange(len(x)), test)), y, test
 
 
 def read_alike(path: Path, own: Path, settings: Table = TABLE, images: ImageForm = AS_FOUND) -> Features:
     """The features of all samples in a table, scaled by the training samples of the client's own table."""
-    x = settings.read_features(read_columns(path), path, images)
-    if not settings.scale or x.dtype != np.float32 or x.ndim != 2:
+    table = read_columns(path)
+    x, like = settings.read_features(table, path, images), settings.read_features(read_columns(own), own, images)
+    if x.dtype != np.float32 or x.ndim != 2:
         return x
-    like, test = settings.read_features(read_columns(own), own, images), read_own_table(own, (), settings, images)[2]
+    test = read_own_table(own, None, settings, images)[2]  # targets only say how it is split
     is_train = np.isin(np.arange(len(like) + len(x)), others(len(like), test))
-    both = np.concatenate([like, x]).astype(np.float32)
-    return scale_by_client(both, np.zeros(len(both), np.int64), is_train)[len(like) :]
+    return settings.complete_own(np.concatenate([like, x]).astype(np.float32), table, is_train)[len(like) :]
 
 
 @dataclass(frozen=True)
@@ -322,6 +255,7 @@ class ImageFolder:
         y = np.array([classes.index(file.parent.name) for file in files], np.int64)
         client = np.array([clients.index(file.parent.parent.name) for file in files], np.int64)
         test = hold_out(client, y, self.test, self.seed)
+        refuse_untested(test, self.test, path)
         train = others(len(y), test)
         return Dataset(
             path.name, x[train], y[train], x[test], y[test], len(classes), client[train], client[test],

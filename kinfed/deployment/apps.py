@@ -132,7 +132,8 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader | None 
     """The client of a node."""
     if not node.get("name"):
         raise ConfigError('the node\'s config has no name: start it with --node-config \'name="…" data="FOLDER"\'')
-    data = plan.check(load(node) if load else load_node_data(node, plan.kind, plan.class_names, plan.feature_names))
+    own = load(node) if load else load_node_data(node, plan.kind, plan.class_names, plan.feature_names)
+    data = plan.check(own, config.task)
     model = model_for(config, ServerSamples(data.x[:2], data.y[:2], plan.classes).population(1))
     labelled = bool(is_known(data.y).all())
     return ClientNode(

@@ -31,7 +31,7 @@ from kinfed.targets import as_classes, as_numbers
 FILE, OLD_FILE = "samples.npz", "rows.npz"
 NodeConfig = Mapping[str, bool | bytes | float | int | str]
 KEYS = ("name", "data", "home", "holdout", "device", "report_errors", "loader")  # of a node's config
-TABLE_KEYS = ("target", "features", "test", "seed", "scale", "gaps")
+TABLE_KEYS = ("target", "features", "test", "seed", "scale", "gaps", "tokens")
 REMEDY = "set resize = true in the node's config, or scale them beforehand"
 
 
@@ -49,7 +49,8 @@ class FileForm:
         """How a table is read, and the images in it; their pixels are not scaled as columns are."""
         kind = self.kind
         if kind is None or kind.dtype != "uint8" or len(kind.shape) != 3:
-            return self.table, ImageForm()
+            is_numbers = kind is not None and kind.dtype == "float32"
+            return replace(self.table, tokens=self.table.tokens and not is_numbers), ImageForm()
         return replace(self.table, scale=False), ImageForm.of_shape(kind.shape, self.resize, self.remedy)
 
 

@@ -19,7 +19,9 @@ from kinfed.deployment.node_data import load_folder
 from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError
+from kinfed.learning_tasks import LearningTask
 from kinfed.method import Method
+from kinfed.targets import is_known
 
 KINDS = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
 
@@ -74,8 +76,15 @@ class Plan:
             raise DataError(f"server_samples of plan.toml is '{self.server_samples}', but {error}") from error
         return ServerSamples(data.x, data.y, self.classes, self.class_names)
 
-    def check(self, data: ClientData) -> ClientData:
-        """The same data; raises DataError where the samples are not as planned."""
+    def targets(self, y: Tensor, task: LearningTask) -> Tensor:
+        """Targets as this task has them; of a client that has none for some samples, as they are."""
+        has_all = len(y) and bool(is_known(y).all())
+        return self.kind.targets(y.numpy(), len(y), task) if has_all or not task.has_classes() else y
+
+    def check(self, data: ClientData, task: LearningTask | None = None) -> ClientData:
+        """The same data, with targets as this task has them; raises DataError where the samples are not as planned."""
+        if task:
+            data = data._replace(y=self.targets(data.y, task), test_y=self.targets(data.test_y, task))
         if self.dtype == "int64":
             data = data._replace(x=as_tokens(data.x), test_x=as_tokens(data.test_x))
         for x, y in ((data.x, data.y), (data.test_x, data.test_y)):

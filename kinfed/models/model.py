@@ -66,7 +66,10 @@ class Model(Network):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise ModelError(f"the model does not take samples of shape {tuple(x.shape[1:])}: {error}") from error
+            hint = "" if x.is_floating_point() or x.dtype == torch.uint8 else (
+                ", which are token ids (take char_cnn or char_lstm; numbers of a table: data.options.tokens = false)"
+            )  # fmt: skip
+            raise ModelError(f"the model does not take samples of shape {tuple(x.shape[1:])}{hint}: {error}") from error
         if reason := self.task.check_output((2, *shape[1:]), self.classes):
             raise ModelError(f"the model's output for 2 samples has shape {shape}, {reason}")
         self.check_independence(x)

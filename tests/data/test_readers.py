@@ -8,11 +8,12 @@ from kinfed.config import load_config
 from kinfed.config.assembly import assemble, make_population
 from kinfed.data import load
 from kinfed.data.arrays import SampleKind
-from kinfed.data.readers import parse_targets
+from kinfed.data.columns import parse_targets
+from kinfed.data.readers import Table
 from kinfed.deployment import Plan, load_folder, load_node_data
-from kinfed.deployment.node_data import FileForm, load_samples
+from kinfed.deployment.node_data import FileForm, load_alike, load_samples
 from kinfed.engines.flower.node import ClientData
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import ConfigError, DataError, ModelError
 
 HEADER = "hospital,age,chol,ill\n"
 ROWS = [f"{'AB'[i % 2]},{40 + i},{200 + 3 * i},{'yes' if i % 3 else 'no'}\n" for i in range(20)]
@@ -42,6 +43,42 @@ def test_a_column_of_numbers_is_a_regression_and_integers_are_classes(tmp_path):
     assert ages.class_names[0] == "40" and ages.classes == 20
     assert parse_targets(["1.5", "2"], "y")[0].dtype == np.float32
     assert parse_targets(["10", "9", "9"], "y")[0].tolist() == [1, 0, 0]
+    assert parse_targets(["0.004", "-1.002"], "y")[0].tolist() == pytest.approx([0.004, -1.002])
+    assert parse_targets(["1.0", "2", "2.00"], "y") == (pytest.approx([0, 1, 1]), ("1", "2"))  # whole numbers in floats
+
+
+def test_a_regression_learns_the_numbers_of_a_column_of_integers_and_no_words(tmp_path):
+    path = write(tmp_path, HEADER + "".join(ROWS))
+    options = [f"data.name={path}", "partition.name=natural", "task.name=regression"]
+    made = make_population(
+        load_config(None, [*options, "data.options={client='hospital', target='age', features='chol'}"])
+    )
+    assert made.y.dtype == torch.float32 and sorted(made.y.tolist()) == list(range(40, 60)) and made.class_names == ()
+    with pytest.raises(DataError, match="the targets are the classes no, yes, and the task wants numbers"):
+        make_population(load_config(None, [*options, "data.options={client='hospital', target='ill'}"]))
+
+
+def test_the_next_token_is_learnt_from_token_ids_alone(tmp_path):
+    path = write(tmp_path, HEADER + "".join(ROWS))
+    options = [f"data.name={path}", "partition.name=natural", "task.name=next_token"]
+    with pytest.raises(DataError, match=r"learnt from token ids, 0, 1, 2, …; of a table, set data.options.scale = fa"):
+        make_population(load_config(None, [*options, "data.options={client='hospital', target='ill'}"]))
+    chosen = "data.options={client='hospital', target='chol', features='age', scale=false}"
+    made = make_population(load_config(None, [*options, chosen]))
+    assert made.x.dtype == torch.int64 and made.classes == 258 and made.class_names == ()  # the largest token is 257
+    assert int(made.y.max()) == 257
+    words = "data.options={client='hospital', target='ill', features='age', scale=false}"
+    with pytest.raises(DataError, match="targets are 2 words, and token ids go up to 59: wanted token ids"):
+        make_population(load_config(None, [*options, words]))
+
+
+def test_what_a_table_may_look_like(tmp_path):
+    rows = ["Zürich;True;1.5;ja", "Zürich;false;2;nein", "東京;TRUE;3;ja", "東京;False;4;nein"]
+    path = write(tmp_path, "\ufeffhospital;smokes;chol;ill\n\n" + "\n".join(rows))
+    found = load(path, options=OPTIONS | {"scale": False, "test": 0.5})
+    assert found.client_names == ("Zürich", "東京") and found.class_names == ("ja", "nein")
+    assert sorted(np.concatenate([found.x_train, found.x_test]).tolist()) == [[0, 2], [0, 4], [1, 1.5], [1, 3]]
+    assert load(path, options=OPTIONS | {"features": "chol"}).feature_names == ("chol",)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +93,12 @@ def test_a_column_of_numbers_is_a_regression_and_integers_are_classes(tmp_path):
         (HEADER + "A,1,1,\n" + "".join(ROWS), OPTIONS, "column 'ill' has no value in row 2"),
         (HEADER + "".join(ROWS) + "A,1\n", OPTIONS, "row 22 has 2 fields, the header 4"),
         (HEADER, OPTIONS, "has nothing below its header"),
+        ("", OPTIONS, "is empty, wanted a header"),
+        ("hospital,age,age,ill\n" + "".join(ROWS), OPTIONS, "has two columns named 'age': rename one"),
+        (HEADER + " ,40,200,no\n" + "".join(ROWS), OPTIONS, "'hospital' has no value in row 2: every sample is some"),
+        (HEADER + "A,1e39,200,no\n" + "".join(ROWS), OPTIONS, "'age' has 1e39 in row 2, wanted numbers that float32"),
+        (HEADER.replace(",", ";") + "A;4,5;2;no\n", OPTIONS, "has text, '4,5' in row 2: write fractions with a point"),
+        (HEADER + "A,1,2,no\nB,1,2,yes\n", OPTIONS, "every client has a single sample, so that none can be tested"),
     ],
 )
 def test_a_bad_table_says_where_and_what_to_do(tmp_path, text, options, expected):
@@ -70,10 +113,10 @@ def test_a_bad_table_says_where_and_what_to_do(tmp_path, text, options, expected
         ([[[1.0, 2.0], [1.0]]] * 2, "lists of column 'series': wanted an array, every sample of the same shape"),
         (
             [[1.0, 2.0], [1.0, float("nan")]],
-            "missing values .NaN. in column 'series', in 1 of 2 rows, the first is row 3",
+            "missing values .NaN. in column 'series', in 1 of 2 samples, the first is in row 3",
         ),
         ([[["a", "b"]], [["a", "c"]]], "column 'series' holds lists of <U1, wanted lists of numbers"),
-        ([[1, 2], [1, -2]], "token ids of x_.* must be 0, 1, 2, …, got -2"),
+        ([[1, 2], [1, -2]], "are token ids, 0, 1, 2, …, got -2: for numbers of any kind set data.options.tokens = fal"),
     ],
 )
 def test_bad_series_and_tokens_of_a_table_are_refused(tmp_path, cells, expected):
@@ -81,6 +124,45 @@ def test_bad_series_and_tokens_of_a_table_are_refused(tmp_path, cells, expected)
     parquet.write_table(pyarrow.table({"client": [0, 0], "target": ["a", "b"], "series": cells}), path)
     with pytest.raises(DataError, match=expected):
         load(str(path))
+
+
+def test_lists_of_whole_numbers_are_token_ids_or_numbers(tmp_path):
+    path = tmp_path / "counts.parquet"
+    cells = pyarrow.array([[0, 1], [1, 7], [2, 2], [3, 1]], pyarrow.list_(pyarrow.int8()))
+    after = [[1, 0], [7, 0], [2, 1], [1, 1]]
+    parquet.write_table(pyarrow.table({"client": [0, 0, 1, 1], "target": after, "counts": cells}), path)
+    options = [f"data.name={path}", "partition.name=natural"]
+    tokens = make_population(load_config(None, [*options, "task.name=next_token"]))
+    assert tokens.x.dtype == tokens.y.dtype == torch.int64 and tokens.y.shape == (4, 2) and tokens.classes == 8
+    shown = [*options, "data.options.tokens=false", "task.name=regression"]
+    numbers = make_population(load_config(None, shown))
+    assert numbers.x.dtype == torch.float32 and numbers.y.dtype == torch.float32 and numbers.classes == 2
+    with pytest.raises(ModelError, match=r"token ids .take char_cnn.*data.options.tokens = false"):
+        assemble(load_config(None, [*options, "task.name=next_token", "model=linear"]))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"test": "lots"}, "data.options.test: wanted float, got 'lots'"),
+        ({"scale": "no"}, "data.options.scale: wanted bool, got 'no'"),
+        ({"seed": True}, "data.options.seed: wanted int, got True"),
+        ({"client": 3}, "data.options.client: wanted str, got 3"),
+        ({"test": 0}, "data.options.test = 0 leaves no samples to test clients on"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(tmp_path, option, message):
+    with pytest.raises(ConfigError, match=message):
+        load(write(tmp_path, HEADER + "".join(ROWS)), options=OPTIONS | option)
+
+
+def test_a_folder_is_named_with_a_slash(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pets").mkdir()
+    with pytest.raises(DataError, match="a folder of images is named with a slash, 'pets/'"):
+        load("pets")
+    with pytest.raises(DataError, match="no such folder"):
+        load("cats/")
 
 
 def test_a_network_for_tokens_knows_all_of_them(tmp_path):
@@ -103,6 +185,38 @@ def test_a_node_with_a_class_that_the_server_does_not_know_is_refused_when_it_st
 def test_gaps_can_be_filled(tmp_path):
     found = load(write(tmp_path, HEADER + "".join(ROWS) + "A,,1,no\n" * 3), options=OPTIONS | {"gaps": "fill"})
     assert found.x_train.shape[1] == 3 and np.isfinite(found.x_train).all()
+
+
+def test_a_node_has_the_columns_of_gaps_that_training_had_and_its_own_gaps_add_none(tmp_path):
+    path = write(tmp_path, HEADER + "".join(ROWS) + "A,,1,no\n" * 3)
+    names = load(path, options=OPTIONS | {"gaps": "fill"}).feature_names
+    assert names == ("age", "chol", "age is missing")
+    table = tmp_path / "samples.csv"
+    table.write_text("chol,age,target\n200,40,no\n,50,yes\n210,60,no\n220,,no\n")
+    form = FileForm(class_names=("no", "yes"), table=Table(features=names, scale=False, test=0.25))
+    data = load_samples(table, form)
+    found = torch.cat([data.x, data.test_x])
+    assert sorted(found.tolist()) == [[0, 220, 1], [40, 200, 0], [50, 0, 0], [60, 210, 0]]
+    whole = tmp_path / "whole.csv"
+    whole.write_text("chol,age,target\n200,40,no\n230,50,yes\n")
+    assert load_samples(whole, form).x.shape == (1, 3)  # no gaps of its own, and as many columns
+    assert load_alike(whole, table, form).tolist() == [[40, 200, 0], [50, 230, 0]]
+
+
+def test_columns_that_are_not_scaled_keep_their_numbers_where_gaps_are_filled(tmp_path):
+    path = write(tmp_path, HEADER + "".join(ROWS) + "A,,1,no\n" * 3)
+    found = load(path, options=OPTIONS | {"gaps": "fill", "scale": False})
+    assert found.x_train[:, 1].max() > 200 and sorted(set(found.x_train[:, 2].tolist())) == [0, 1]
+
+
+def test_a_client_without_names_of_classes_has_numbers_as_they_are(tmp_path):
+    table = tmp_path / "samples.csv"
+    table.write_text("age,target\n40,3\n50,1\n60,3\n")
+    data = load_node_data({"name": "north", "data": str(table)}, SampleKind((1,), "float32", 5))
+    assert sorted(torch.cat([data.y, data.test_y]).tolist()) == [1, 3, 3]
+    table.write_text("age,target\n40,no\n50,yes\n")
+    with pytest.raises(DataError, match="the class 'no', which the server does not know: it knows no names of classes"):
+        load_node_data({"name": "north", "data": str(table)}, SampleKind((1,), "float32", 5))
 
 
 def test_a_class_that_the_server_does_not_know_is_refused():

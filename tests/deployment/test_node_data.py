@@ -13,6 +13,7 @@ pytest.importorskip("flwr")
 from kinfed.config import load_config
 from kinfed.deployment import ClientData, Plan, load_node_data, make_client_app
 from kinfed.errors import ConfigError, DataError
+from kinfed.learning_tasks import Classification, Regression
 from tests.deployment.test_apps import serve
 from tests.engines.flower.loopback import Loopback
 from tests.problems import tiny_population
@@ -121,6 +122,37 @@ def test_planned_columns_are_taken_by_name(tmp_path):
     ]
     with pytest.raises(DataError, match="has no column 'pulse': did you mean 'puls'"):
         load_node_data(node | {"data": str(tmp_path / "b.csv")}, *planned)
+
+
+@pytest.mark.parametrize(("task", "target", "classes"), [("regression", "days", 1), ("multi_label", "fever,cough", 2)])
+def test_tables_of_whole_numbers_are_nodes_of_a_federation_that_learns_numbers_or_labels(
+    task, target, classes, tmp_path
+):
+    grid = Loopback(0)
+    plan = Plan(clients=2, shape=(2,), classes=classes, dtype="float32", wait_for=2, wait_seconds=5.0,
+                feature_names=("age", "pulse"))  # fmt: skip
+    config = load_config(None, ["method=fedavg", "rounds=1", "model=linear", f"task.name={task}", "engine.timeout=5"])
+    grid.app = make_client_app(config, plan)
+    for number, name in enumerate(("a", "b")):
+        rows = [f"{30 + i},{70 + i},{5 + (i + number) % 4},{i % 2},{i // 2 % 2}" for i in range(8)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,pulse,days,fever,cough", *rows]))
+        grid.online[100 + number] = {"name": name, "data": str(tmp_path / f"{name}.csv"), "target": target}
+    summary = serve(grid, tmp_path / "out", config, plan)
+    assert summary["rejected_replies"] == 0
+    assert summary["mae"] > 3 if task == "regression" else 0 <= summary["label_accuracy"] <= 1
+
+
+def test_targets_of_a_node_are_those_of_the_task(tmp_path):
+    (tmp_path / "a.csv").write_text("age,target\n30,7\n50,9\n")
+    plan = Plan(clients=1, shape=(1,), classes=1, dtype="float32")
+    own = load_node_data({"name": "a", "data": str(tmp_path / "a.csv"), "test": 0.0}, plan.kind)
+    assert plan.check(own, Regression()).y.tolist() == [7.0, 9.0]
+    (tmp_path / "b.csv").write_text("age\n30\n50\n")
+    unlabelled = load_node_data({"name": "b", "data": str(tmp_path / "b.csv")}, plan.kind)
+    assert plan.check(unlabelled, Regression()).y.isnan().all()
+    numbers = own._replace(y=own.y + 0.5)
+    with pytest.raises(DataError, match="for numbers, set task"):
+        plan.check(numbers, Classification())
 
 
 @pytest.mark.parametrize("form", ["images", "parquet", "csv"])
