@@ -364,6 +364,7 @@ class ModuleTraining:
     rule: GradientRule
     module: nn.Module
     parameters: list[nn.Parameter]  # that move
+    layout: RowLayout
     state: OptimiserState
 
     def step(self, batch: Batch, lr: Tensor) -> None:
@@ -380,7 +381,7 @@ class ModuleTraining:
         if operations:
             for name, now in operations.moved.items():
                 buffers[name].copy_(now)
-        self.state.step(torch.cat([g.reshape(-1) for g in gradients])[None], lr[None])
+        self.state.step(self.layout.pack([g[None] for g in gradients]), lr[None])
 
 
 def train_module(
@@ -393,10 +394,11 @@ def train_module(
     with torch.no_grad(), network.borrow(network.template) as module:
         named = dict(module.named_parameters())
         own: Params = {**named, **dict(module.named_buffers())}
-        with _hold(own, {**fixed, **start}, moving) as row:
-            shifts = torch.cat([shift[name].reshape(-1) for name in moving])[None] if shift else None
-            state = OptimiserState.at(plan.optimiser, row[None], shifts)
-            training = ModuleTraining(plan.rule, module, [named[name] for name in moving], state)
+        layout = RowLayout({name: start[name].shape for name in moving})
+        with _hold(own, {**fixed, **start}, layout) as row:
+            shifts = layout.pack([shift[name][None] for name in moving]) if shift else None
+            state = OptimiserState.at(plan.optimiser, row, shifts)
+            training = ModuleTraining(plan.rule, module, [named[name] for name in moving], layout, state)
             for batch, lr in batches:
                 training.step(batch, lr)
             own |= dict(module.named_buffers())  # a forward pass may have put others there
@@ -404,15 +406,15 @@ def train_module(
 
 
 @contextmanager
-def _hold(own: Params, values: Params, moving: list[str]) -> Iterator[Tensor]:
+def _hold(own: Params, values: Params, layout: RowLayout) -> Iterator[Tensor]:
     """Inside it a module's own parameters and buffers have these values; those that move are parts of one row."""
-    row = torch.cat([values[name].reshape(-1) for name in moving])
-    parts = dict(zip(moving, row.split([values[name].numel() for name in moving]), strict=True))
+    row = layout.pack([values[name][None] for name in layout.names])
+    parts = layout.unpack(row)
     held = dict(own)
     before = {name: t.data for name, t in held.items()}
     try:
         for name, t in own.items():
-            value = parts[name].view(values[name].shape) if name in parts else values.get(name, t)
+            value = parts[name][0] if name in parts else values.get(name, t)
             t.data = value if name in parts else value.detach().clone().to(row.device)
         yield row
     finally:

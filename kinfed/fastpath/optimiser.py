@@ -12,6 +12,7 @@ from kinfed.params import Stack
 FIRST, SECOND, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as in torch
 WINDOWS_FIRST = (0, 3, 4, 2, 1)  # [lanes, out, c, height, width] as kernels of convolutions read it: out innermost
 BACK = (0, 4, 3, 1, 2)
+ALIGNED = 4  # numbers: a weight begins at a multiple, as pairs seen as complex numbers and wide loads need it
 OptimiserName = Literal["sgd", "adam", "adamw"]
 
 
@@ -105,16 +106,19 @@ class RowLayout:
         return tuple(self.shapes)
 
     def pack(self, weights: Sequence[Tensor]) -> Tensor:
-        """The rows of all lanes: [lanes, numbers]."""
-        named = zip(self.shapes, weights, strict=True)
-        return torch.cat([(w.permute(WINDOWS_FIRST) if name in self.packed else w).flatten(1) for name, w in named], 1)
+        """The rows of all lanes: [lanes, numbers]; zeros fill them up so that each weight begins where it may."""
+        parts = []
+        for (name, shape), w in zip(self.shapes.items(), weights, strict=True):
+            parts.append((w.permute(WINDOWS_FIRST) if name in self.packed else w).reshape(len(w), -1))
+            if gap := -shape.numel() % ALIGNED:
+                parts.append(w.new_zeros(len(w), gap))
+        return torch.cat(parts, 1)
 
     def unpack(self, rows: Tensor) -> Stack:
         """The weights by name: parts of the rows."""
-        parts = rows.split([shape.numel() for shape in self.shapes.values()], 1)
-        return {
-            name: self._view(part, name, shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
-        }
+        parts = rows.split([shape.numel() + -shape.numel() % ALIGNED for shape in self.shapes.values()], 1)
+        named = zip(parts, self.shapes.items(), strict=True)
+        return {name: self._view(part[:, : shape.numel()], name, shape) for part, (name, shape) in named}
 
     def _view(self, part: Tensor, name: str, shape: torch.Size) -> Tensor:
         if name not in self.packed:

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from kinfed.client import Batch
+from kinfed.errors import SequentialOnly
 from kinfed.keys import fold, hash_bits
 from kinfed.models.convolutions import CONVOLUTIONS, group_norm
-from kinfed.models.recurrent import CELLS, RECURRENT, Recurrence, run_layers
+from kinfed.models.recurrent import CELLS, RECURRENT, Recurrence, is_packed, run_layers
 from kinfed.registry import is_installed
 
 ALPHA = -1.7580993408473766  # what SELU tends to for large negative numbers
@@ -152,6 +153,39 @@ class BatchOperations(TorchFunctionMode):
         before = self.moved.get(name, running)  # a layer may be called twice
         self.moved[name] = torch.where(moves, before + momentum * (now.detach() - before), before)
 
+    def embedding(
+        self, x: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Rows of a table; that of padding has no gradient, but in a `vmap` of torch's own only the first client's."""
+        if self.is_exact or self.batch is None:
+            return F.embedding(x, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        if scale_grad_by_freq:
+            raise SequentialOnly("scale_grad_by_freq of an embedding is not vectorised")
+        y = F.embedding(x, weight)
+        return y if padding_idx is None else torch.where((x == padding_idx % len(weight))[..., None], y.detach(), y)
+
+    def embedding_bag(
+        self, x: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
+        norm_type: float = 2, scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+        per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Sums, means or maxima over rows of a table, without those of padding; written out, as torch's own loops."""
+        if self.is_exact:
+            return F.embedding_bag(
+                x, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+                include_last_offset, padding_idx,
+            )  # fmt: skip
+        if offsets is not None:
+            raise SequentialOnly("offsets of an embedding bag are not vectorised")
+        rows = self.embedding(x, weight, scale_grad_by_freq=scale_grad_by_freq)
+        rows = rows if per_sample_weights is None else rows * per_sample_weights[..., None]
+        kept = torch.ones_like(x, dtype=torch.bool) if padding_idx is None else x != padding_idx % len(weight)
+        if mode == "max":
+            return torch.where(kept.any(1)[:, None], rows.masked_fill(~kept[..., None], -torch.inf).amax(1), 0.0)
+        total = (rows * kept[..., None]).sum(1)
+        return total if mode == "sum" else total / kept.sum(1).clamp(min=1)[:, None]
+
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -180,6 +214,8 @@ class BatchOperations(TorchFunctionMode):
 
     def recur(self, kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         """A recurrent layer, step by step where it is in a `vmap`, or drops something out."""
+        if self.is_exact and is_packed(args):
+            return cast("tuple[Tensor, ...]", RECURRENT[kind](x, *args))
         layers = Recurrence.parse(kind, x, args)
         if self.is_exact and not (layers.dropout and layers.training):
             return cast("tuple[Tensor, ...]", RECURRENT[kind](x, *args))
@@ -332,6 +368,8 @@ RULES: dict[object, Callable[..., Any]] = {
     F.batch_norm: BatchOperations.batch_norm,
     F.instance_norm: BatchOperations.instance_norm,
     F.group_norm: BatchOperations.group_norm,
+    F.embedding: BatchOperations.embedding,
+    F.embedding_bag: BatchOperations.embedding_bag,
     F.scaled_dot_product_attention: BatchOperations.attention,
     F.multi_head_attention_forward: BatchOperations.multi_head_attention,
     **{native: _bind(BatchOperations.recur, kind) for kind, native in RECURRENT.items()},

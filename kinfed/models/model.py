@@ -61,8 +61,11 @@ class Model(Network):
 
     def check(self, x: Tensor) -> None:
         """Raises unless the network takes such samples, each independently, and its output fits the classes."""
+        if not self.weights:
+            raise ModelError("the network has no weights to train; wanted some that require a gradient")
+        weights = self.init()
         try:
-            shape = tuple(self.logits(self.init(), x[:2]).shape)
+            output = self.logits(weights, x[:2])
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -70,9 +73,17 @@ class Model(Network):
                 ", which are token ids (take char_cnn or char_lstm; numbers of a table: data.options.tokens = false)"
             )  # fmt: skip
             raise ModelError(f"the model does not take samples of shape {tuple(x.shape[1:])}{hint}: {error}") from error
+        if not isinstance(output, Tensor):
+            raise ModelError(f"the network returns a {type(output).__name__}, wanted one tensor: return that alone")
+        shape = tuple(output.shape)
         if reason := self.task.check_output((2, *shape[1:]), self.classes):
             raise ModelError(f"the model's output for 2 samples has shape {shape}, {reason}")
         self.check_independence(x)
+        if (single := tuple(self.logits(weights, x[:1]).shape)) != (1, *shape[1:]):
+            raise ModelError(
+                f"the model's output for 1 sample has shape {single}, wanted {(1, *shape[1:])}: squeeze() drops the "
+                "axis of the samples as well, squeeze(-1) and flatten(1) do not"
+            )
 
     def check_sequences(self, x: Tensor, y: Tensor) -> None:
         """Raises unless a network for the token after each gets targets of each, and one for the next those alone."""

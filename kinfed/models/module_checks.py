@@ -1,4 +1,4 @@
-"""Checks of torch modules: can weights be drawn anew, and do samples keep apart, so that padding changes nothing?"""
+"""Checks of torch modules: can they train at all, and do samples keep apart, so that padding changes nothing?"""
 
 import copy
 from collections.abc import Callable
@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError, SequentialOnly
@@ -28,14 +30,15 @@ class Probe(NamedTuple):
 
 def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: torch.dtype) -> Probe:
     """What the module does with samples of this shape: two batches differ in one sample, which is padding."""
-    weights, buffers = _nonzero_parameters(module), _buffers(module)
-    outer, moved = list[Tensor](), buffers
-    mask = torch.tensor([True, False, True])
+    weights, ends = _nonzero_parameters(module), dict[str, Tensor]()
+    outer, mask = list[Tensor](), torch.tensor([True, False, True])
+    before = {name: b.clone() for name, b in module.named_buffers()}
+    hook = module.register_forward_hook(lambda *_: ends.update(module.named_buffers()))  # the pass may replace some
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for x in _probes(shape, dtype):
                 torch.default_generator.manual_seed(0)  # what else is drawn by chance is the same each time
-                moved = _buffers(module)
+                moved = {name: b.clone() for name, b in before.items() if b.is_floating_point()}
                 batch = Batch(x, mask.long(), mask, mask.any()) if module.training else None
                 with BatchOperations(batch, moved) as operations:
                     outer.append(forward(weights | moved, x)[::2])
@@ -43,11 +46,21 @@ def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: 
         return Probe(str(reason))
     except (RuntimeError, ValueError, IndexError):
         return Probe()
+    finally:
+        hook.remove()
     used = operations.used
     facts = Probe("", "draw" in used, "batch statistics" in used)
     if not torch.allclose(outer[0], outer[1], rtol=1e-4, atol=1e-6, equal_nan=True):
         return facts._replace(flaw=MIXES)
-    return facts if all(torch.equal(b, moved[name]) for name, b in buffers.items()) else facts._replace(flaw=MOVES)
+    free = _uniform_counters(module)
+    stays = all(torch.equal(b, ends.get(name, b)) for name, b in before.items() if name not in free)
+    return facts if stays else facts._replace(flaw=MOVES)
+
+
+def _uniform_counters(module: nn.Module) -> frozenset[str]:
+    """Names of the counters of batches on which no running mean depends, since these have a momentum."""
+    norms = ((name, part) for name, part in module.named_modules() if isinstance(part, _NormBase))
+    return frozenset(f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None)
 
 
 def _probes(shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -64,17 +77,14 @@ def _nonzero_parameters(module: nn.Module) -> Params:
     return {name: w.detach() if w.any() else w.detach() + 0.1 for name, w in module.named_parameters()}
 
 
-def _buffers(module: nn.Module) -> Params:
-    return {name: b.clone() for name, b in module.named_buffers() if b.is_floating_point()}
-
-
 def from_module(module: nn.Module) -> Callable[[], nn.Module]:
-    """A builder from a module that is already there: copies of it with newly drawn weights."""
-    refuse_computed(module)
+    """A builder from a module that is already there: copies of it with newly drawn weights; frozen ones stay."""
+    refuse_unsupported(module)
+    frozen = {name: w for name, w in module.named_parameters() if not w.requires_grad}
     stubborn = [
         name
         for name, part in module.named_modules()
-        if any(True for _ in part.parameters(recurse=False)) and not hasattr(part, "reset_parameters")
+        if any(w.requires_grad for w in part.parameters(recurse=False)) and not hasattr(part, "reset_parameters")
     ]
     if stubborn:
         raise ModelError(
@@ -88,9 +98,26 @@ def from_module(module: nn.Module) -> Callable[[], nn.Module]:
             draw = getattr(part, "reset_parameters", None)
             if callable(draw):
                 draw()
+        with torch.no_grad():
+            for name, w in frozen.items():
+                fresh.get_parameter(name).copy_(w)
         return fresh
 
     return build
+
+
+def refuse_unsupported(module: nn.Module) -> None:
+    """Raises where a module cannot train as a function of its weights."""
+    parts, named = list(module.named_modules()), list(module.named_parameters())
+    if lazy := [name for name, w in named if is_lazy(w)]:
+        raise ModelError(f"{', '.join(lazy)} has no shape before the first call; give its layer the number of inputs")
+    if unreal := [name for name, w in named if w.is_complex()]:
+        raise ModelError(
+            f"{', '.join(unreal)} is complex, wanted real numbers; make it of two by torch.view_as_complex"
+        )
+    if renormed := [name for name, part in parts if getattr(part, "max_norm", None) is not None]:
+        raise ModelError(f"max_norm of {', '.join(renormed)} changes weights in forward; divide by the norm there")
+    refuse_computed(module)
 
 
 def refuse_computed(module: nn.Module) -> None:

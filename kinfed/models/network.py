@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kinfed.client import Batch
 from kinfed.errors import ModelError, SequentialOnly
 from kinfed.models.batch_operations import BatchOperations
-from kinfed.models.module_checks import MIXES, Probe, from_module, probe_module, refuse_computed, weights_of
+from kinfed.models.module_checks import MIXES, Probe, from_module, probe_module, refuse_unsupported, weights_of
 from kinfed.models.token_features import TOKENS
 from kinfed.params import NOTHING, Params
 
@@ -62,7 +62,9 @@ class Network(ABC):
         """Fresh weights, drawn by the module's own rules."""
         with BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed if seed is None else seed)
-            return weights_of(self.build())
+            module = self.build()
+            refuse_unsupported(module)
+            return weights_of(module)
 
     def build_module(self) -> nn.Module:
         """A new module; what it draws beside its weights (a mask, an order) is drawn by the seed, always the same."""
@@ -218,11 +220,13 @@ class Network(ABC):
     def _copy(self) -> nn.Module:
         """A copy that shares nothing, should `build` give the same module each time."""
         module = self.build_module()
-        refuse_computed(module)
+        refuse_unsupported(module)
         own = copy.deepcopy(module)
         for part in own.modules():
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters = _leave_apart  # type: ignore[method-assign]
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+                part.sparse = False  # the same gradient as a dense row
         return own
 
     @contextmanager
@@ -243,13 +247,14 @@ class Network(ABC):
 
     @cached_property
     def buffers(self) -> frozenset[str]:
-        """Names of the weights that no gradient moves (batch-norm statistics)."""
-        return frozenset(name for name, b in self.template.named_buffers() if b.is_floating_point())
+        """Names of the weights that no gradient moves: batch-norm statistics, and what the module froze."""
+        frozen = (name for name, w in self.template.named_parameters() if not w.requires_grad)
+        return frozenset((*frozen, *(name for name, b in self.template.named_buffers() if b.is_floating_point())))
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
         """Names of the weights that gradients move, in the network's order."""
-        return tuple(name for name, _ in self.template.named_parameters())
+        return tuple(name for name, w in self.template.named_parameters() if w.requires_grad)
 
 
 @dataclass(frozen=True)

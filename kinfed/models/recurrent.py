@@ -35,7 +35,7 @@ class Recurrence:
     @classmethod
     def parse(cls, kind: str, x: Tensor, args: tuple[Any, ...]) -> "Recurrence":
         """From what torch's function takes behind the samples."""
-        if isinstance(args[0], Tensor) and args[0].dtype == torch.long:  # sizes of batches
+        if is_packed(args):
             raise SequentialOnly("packed sequences are not vectorised")
         state, weights, biased, layers, dropout, training, both, batch_first = args
         state = tuple(state) if kind == "lstm" else (state,)
@@ -48,6 +48,11 @@ class Recurrence:
         input_bias, hidden_bias = own[2:4] if self.biased else (None, None)
         projection = own[-1] if each == (5 if self.biased else 3) else None
         return CellWeights(own[0], own[1], input_bias, hidden_bias, projection)
+
+
+def is_packed(args: tuple[Any, ...]) -> bool:
+    """Whether torch's function is called for packed sequences: then sizes of batches come first."""
+    return isinstance(args[0], Tensor) and args[0].dtype == torch.long
 
 
 @dataclass(frozen=True)

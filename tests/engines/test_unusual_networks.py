@@ -1,0 +1,147 @@
+"""Networks that few people train: both engines agree to 1e-5, or one line says why they cannot."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from kinfed.engines import Sequential, Vectorised
+from kinfed.errors import ModelError
+from kinfed.fastpath import autograd_training
+from kinfed.methods import FedAvg
+from kinfed.models import Model
+from kinfed.training import LocalTraining
+from tests.problems import assert_close, assert_same_bits, fit, tiny_population
+from tests.zoo import Called, convolve, flat
+
+LOCAL = LocalTraining(2, 5, 0.05, 0.5, weight_decay=0.01)
+
+
+def tokens(x: Tensor) -> Tensor:
+    return (3 * x).long().clamp(0, 3).flatten(1)
+
+
+def read_words(words: nn.Module) -> nn.Module:
+    return Called(lambda net, x: net.head(net.words(tokens(x)).mean(1)), words=words, head=nn.Linear(5, 3))
+
+
+def read_bag(**how: object) -> nn.Module:
+    words = nn.EmbeddingBag(4, 5, **how)  # type: ignore[arg-type]
+    return Called(lambda net, x: net.head(net.words(tokens(x)).tanh()), words=words, head=nn.Linear(5, 3))
+
+
+def freeze() -> nn.Module:
+    net = convolve(nn.BatchNorm2d(4))
+    net[0].weight.requires_grad_(False)
+    return net
+
+
+def tie() -> nn.Module:
+    words, back = nn.Embedding(4, 5, padding_idx=0), nn.Linear(5, 4, bias=False)
+    back.weight = words.weight
+    forward = lambda net, x: net.head(net.back(net.words(tokens(x)).mean(1)))  # noqa: E731
+    return Called(forward, words=words, back=back, head=nn.Linear(4, 3))
+
+
+class Scaled(nn.Module):
+    """A temperature, and weights of a spectrum after an odd number of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.zeros(()))
+        self.spectrum = nn.Parameter(torch.ones(8, 5, 2) / 4)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.fft.rfft2(x[:, 0]) * torch.view_as_complex(self.spectrum)
+        return self.head(torch.fft.irfft2(seen, s=(8, 8)).flatten(1)) * self.temperature.exp()
+
+
+class Counted(nn.Module):
+    """Steps are counted in a buffer, in place or by another tensor, and change the output."""
+
+    def __init__(self, dtype: torch.dtype, in_place: bool) -> None:
+        super().__init__()
+        self.head, self.in_place = nn.Linear(64, 3), in_place
+        self.register_buffer("steps", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.in_place:
+            self.steps += 1
+        elif self.training:
+            self.steps = self.steps + 1
+        return self.head(x.flatten(1)) / (1 + 0.1 * self.steps)
+
+
+def pack() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        lengths = (x[:, 0].sum(2) > 0).sum(1).clamp(min=1)
+        return net.head(net.layer(pack_padded_sequence(x[:, 0], lengths, True, False))[1][-1])
+
+    return Called(forward, layer=nn.GRU(8, 6, batch_first=True), head=nn.Linear(6, 3))
+
+
+VECTORISED: dict[str, Callable[[], nn.Module]] = {
+    "frozen convolution": freeze,
+    "padding token": lambda: read_words(nn.Embedding(4, 5, padding_idx=-3)),
+    "sparse embedding": lambda: read_words(nn.Embedding(4, 5, sparse=True)),
+    "bag": lambda: read_bag(),
+    "bag with padding": lambda: read_bag(mode="sum", padding_idx=1),
+    "largest of a bag": lambda: read_bag(mode="max", padding_idx=1),
+    "tied embedding": tie,
+    "scalar and spectrum": Scaled,
+}
+SEQUENTIAL: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "whole counter": (lambda: Counted(torch.long, in_place=True), "buffers change"),
+    "other counter": (lambda: Counted(torch.float, in_place=False), "buffers change"),
+    "cumulative batch norm": (lambda: flat(nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=None), width=8), "buffers"),
+    "packed sequences": (pack, "packed sequences are not vectorised"),
+    "counted tokens": (lambda: read_words(nn.Embedding(4, 5, scale_grad_by_freq=True)), "scale_grad_by_freq"),
+}
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "tuple": (lambda: Called(lambda net, x: (net.head(x.flatten(1)), x), head=nn.Linear(64, 3)), "returns a tuple"),
+    "no weights": (lambda: Called(lambda net, x: x.flatten(1)[:, :3]), "no weights to train"),
+    "lost samples": (lambda: Called(lambda net, x: net.a(x).squeeze(), a=nn.Conv2d(1, 3, 8)), "1 sample has shape"),
+    "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "no shape before the first call"),
+    "complex": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3, dtype=torch.cfloat)), "is complex"),
+    "max norm": (lambda: read_words(nn.Embedding(4, 5, max_norm=1.0)), "max_norm of words"),
+}
+
+
+@pytest.mark.parametrize("name", VECTORISED)
+def test_unusual_networks_train_side_by_side(name, monkeypatch):
+    method, population = FedAvg(Model(VECTORISED[name], classes=3), LOCAL), tiny_population((3, 14, 9, 6))
+    slow = fit(method, Sequential, population, 2)[0].params
+    plan = autograd_training.plan_autograd
+    monkeypatch.setattr("kinfed.training.plan_autograd", lambda *how: replace(plan(*how), in_turn=False))
+    assert_close(fit(method, Vectorised, population, 2)[0].params, slow)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:.*clients run 'eval")
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_what_cannot_says_why_and_trains_sequentially(name):
+    build, reason = SEQUENTIAL[name]
+    method, population = FedAvg(Model(build, classes=3), LOCAL), tiny_population((3, 14, 9, 6))
+    slow = fit(method, Sequential, population, 2)[0].params
+    with pytest.warns(UserWarning, match=f"{reason}.*: clients train sequentially"):
+        assert_same_bits(fit(method, Vectorised, population, 2)[0].params, slow)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_train_is_refused_in_one_line(name):
+    build, reason = REFUSED[name]
+    with pytest.raises(ModelError, match=reason) as refusal:
+        fit(FedAvg(Model(build, classes=3), LOCAL), Vectorised, tiny_population((3, 4)), 1)
+    assert "\n" not in str(refusal.value)
+
+
+def test_frozen_weights_stay_as_they_are():
+    net = freeze()
+    model = Model(net, classes=3)  # a module: the others are drawn anew
+    assert_same_bits({"w": model.init()["0.weight"]}, {"w": net[0].weight})
+    end = fit(FedAvg(model, LOCAL), Vectorised, tiny_population((3, 9)), 2)[0].params
+    assert_same_bits({"w": end["0.weight"]}, {"w": net[0].weight})
+    assert not torch.equal(end["0.bias"], model.init()["0.bias"])
