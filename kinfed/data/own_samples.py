@@ -22,7 +22,7 @@ from kinfed.data.dataset import count_vocabulary, labels_of
 from kinfed.data.partitions.split import Index, draw_stratified, generator, others, samples_of_each
 from kinfed.data.population import Population
 from kinfed.errors import ConfigError, DataError
-from kinfed.learning_tasks import TASKS, LearningTask, NextToken
+from kinfed.learning_tasks import TASKS, LearningTask, MultiLabel, NextToken, Regression
 from kinfed.registry import look_up, suggest
 
 
@@ -97,12 +97,16 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
         raise DataError(
             f"x has {len(features)} samples, y {len(targets)}, client {len(owner)}; wanted as many of each, and some"
         )
+    if features.ndim == 1:
+        raise DataError(f"x has shape [{len(features)}], wanted [n, ...]: of one number a sample x[:, None]")
     check_finite(features)
     samples, labels = samples_of_each(owner), labels_of(targets)
     test = [
         samples_for_testing(labels, own, settings.test, generator(settings.seed, "own", i))
         for i, own in enumerate(samples)
     ]
+    if settings.test and not any(map(len, test)):
+        raise DataError("every client has a single sample, so that none can be tested: wanted two or more, or test=0")
     return Population(
         torch.from_numpy(features),
         torch.from_numpy(targets),
@@ -120,10 +124,8 @@ def name_labels(y: Plain, settings: OwnSettings) -> tuple[Plain, OwnSettings]:
     """Text as the numbers of classes, in the order of their names, which the settings then have; others as they are."""
     if y.ndim != 1 or not (y.dtype.kind == "U" or (y.dtype == object and all(isinstance(one, str) for one in y))):
         return y, settings
-    if not settings.learning_task.has_classes():
-        raise DataError(
-            f"y is text, as in '{y[0]}', wanted numbers for the task {type(settings.learning_task).__name__}"
-        )
+    if isinstance(settings.learning_task, Regression | MultiLabel):
+        raise DataError(f"y is text, as in '{y[0]}', and the task wants numbers: set another task")
     names = tuple(settings.class_names) or tuple(sorted(set(y.tolist())))
     if unknown := sorted(set(y.tolist()) - set(names)):
         raise DataError(f"y has the class '{unknown[0]}', which is none of class_names: {', '.join(names)}")
@@ -162,6 +164,8 @@ def from_hub(
 
     image_column: one of images, lists of numbers or of token ids; or several columns, of a number each.
     """
+    if isinstance(table.column_names, Mapping):
+        raise DataError(f"wanted a table, got several: choose one, as in tables['{next(iter(table.column_names))}']")
     columns = [image_column] if isinstance(image_column, str) else list(image_column)
     missing = [name for name in (client_column, *columns, label_column) if name not in table.column_names]
     if missing:
@@ -173,8 +177,9 @@ def from_hub(
     x = parts[0] if isinstance(image_column, str) else stack_columns(dict(zip(columns, parts, strict=True)))
     labels, owner = (stack_arrays(table[name], f"samples of {name}") for name in (label_column, client_column))
     names = getattr(getattr(table, "features", {}).get(label_column), "names", None)  # of a ClassLabel
-    named = replace(settings, class_names=names) if names and not settings.class_names else settings
-    return from_arrays(x, labels, owner, named)
+    if names and not settings.class_names and settings.learning_task.has_classes():
+        settings = replace(settings, class_names=names)
+    return from_arrays(x, labels, owner, settings)
 
 
 def stack_columns(columns: Mapping[str, Plain]) -> Plain:
@@ -197,6 +202,8 @@ def own_samples(client: int, pair: tuple[Array, Array]) -> tuple[Plain, Plain]:
 
 def in_arrays(items: Items) -> tuple[Plain, Plain]:
     """All samples of a torch dataset."""
+    if not hasattr(items, "__len__"):
+        raise DataError(f"a {type(items).__name__} has no length: wanted a dataset with items by number (map-style)")
     if len(items) == 0:
         raise DataError("a client's dataset is empty; leave such clients out")
     name = "a dataset's item (one dataset for all clients needs `client`: whose each sample is)"

@@ -2,7 +2,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import kinfed
 from kinfed.data import (
@@ -268,3 +268,39 @@ def test_token_ids_that_a_reader_gives_as_floats_are_token_ids():
     assert samples.tolist() == [[0, 2]] and samples.dtype == torch.int64
     with pytest.raises(DataError, match="wanted token ids"):
         kind.check(torch.tensor([[0.5, 2.0]]), None, "samples")
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: from_arrays(np.zeros(4), [0, 1, 0, 1], [0, 0, 1, 1]), r"x has shape \[4\], wanted .*x\[:, None\]"),
+        (lambda: from_arrays(np.zeros((3, 2)), [0, 1, 0], [0, 1, 2]), "every client has a single sample"),
+        (lambda: from_torch([Stream(), Stream()]), r"a Stream has no length: wanted .* \(map-style\)"),
+        (
+            lambda: from_arrays(np.zeros((2, 2)), ["a", "b"], [0, 0], OwnSettings(task="regression")),
+            "y is text, as in 'a', and the task wants numbers",
+        ),
+        (
+            lambda: from_hub(datasets.DatasetDict(train=datasets.Dataset.from_dict({"h": [0]})), "h"),
+            r"wanted a table, got several: choose one, as in tables\['train'\]",
+        ),
+    ],
+)
+def test_what_is_no_samples_of_clients_says_what_to_do(make, expected):
+    with pytest.raises(DataError, match=expected):
+        make()
+
+
+class Stream(IterableDataset):
+    """Samples without numbers."""
+
+    def __iter__(self):
+        return iter([(torch.zeros(3), 0)] * 4)
+
+
+def test_class_labels_of_a_hub_table_may_be_numbers():
+    table = datasets.Dataset.from_dict({"h": [0, 0, 1, 1], "x": [[0.5], [1.5], [2.5], [3.5]], "label": [0, 1, 2, 1]})
+    table = table.cast_column("label", datasets.ClassLabel(names=["none", "mild", "severe"]))
+    assert from_hub(table, "h", "x").class_names == ("none", "mild", "severe")
+    numbers = from_hub(table, "h", "x", settings=OwnSettings(task="regression"))
+    assert numbers.y.dtype == torch.float32 and numbers.classes == 1 and numbers.class_names == ()
