@@ -34,9 +34,8 @@ def assign_client(
         require_format(form)
     bundle = load(bundle_folder, trust)
     names = tuple(map(str, cast("list[str]", bundle.about.get("class_names", []))))
-    files = FileForm(
-        bundle.kind, names, build(Table, cast("dict[str, object]", bundle.about.get("table", {})), "table")
-    )
+    table = build(Table, cast("dict[str, object]", bundle.about.get("table", {})), "table")
+    files = FileForm(bundle.kind, names, table)
     samples = load_samples(data, files)
     asked = None
     if predict:
@@ -48,9 +47,9 @@ def assign_client(
     assignment.save(target.folder, {"bundle": bundle.about})
     yield summarise(assignment, bundle)
     if asked is not None:
-        write_text(
-            target.folder / PREDICTIONS, list_predictions(assignment.predict(asked), assignment.model.task, names)
-        )
+        columns = table.targets if "table" in bundle.about else ()
+        found = list_predictions(assignment.predict(asked), assignment.model.task, names, columns)
+        write_text(target.folder / PREDICTIONS, found)
         yield f"{len(asked)} predictions written to {target.folder / PREDICTIONS}"
     if form:
         path = target.folder / f"model{SUFFIXES[form]}"
@@ -60,11 +59,12 @@ def assign_client(
     yield f"model written to {target.folder / MODEL}, the assignment to {target.folder / ASSIGNMENT}"
 
 
-def list_predictions(predicted: Tensor, task: LearningTask, names: Sequence[str]) -> str:
-    """Predictions as CSV: the likeliest class and its probability, or all numbers."""
+def list_predictions(predicted: Tensor, task: LearningTask, names: Sequence[str], columns: Sequence[str] = ()) -> str:
+    """Predictions as CSV: the likeliest class and its probability, or all numbers, under these columns if they fit."""
     if not task.has_classes() or predicted.dim() != 2:
-        columns = ("sample", *(f"value_{i}" for i in range(predicted.flatten(1).shape[1])))
-        return as_csv([columns]) + as_csv((i, *row) for i, row in enumerate(predicted.flatten(1).tolist()))
+        values = [f"value_{i}" for i in range(predicted.flatten(1).shape[1])]
+        header = ("sample", *(columns if len(columns) == len(values) else values))
+        return as_csv([header]) + as_csv((i, *row) for i, row in enumerate(predicted.flatten(1).tolist()))
     best = predicted.max(1)
     classes = [names[c] if names else c for c in best.indices.tolist()]
     return as_csv([HEADER]) + as_csv(zip(range(len(predicted)), classes, best.values.tolist(), strict=True))

@@ -6,7 +6,6 @@ A word `key=v1,v2` is an axis of values; `key=0.001..0.1` is a range to draw fro
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -18,7 +17,7 @@ from kinfed.config.toml import override, parse_value, shorten_keys, split_key
 from kinfed.data.partitions.split import generator
 from kinfed.errors import ConfigError
 
-OUTSIDE = re.compile(r""",(?![^\[\]{}]*[\]}])(?=(?:[^"']*["'][^"']*["'])*[^"']*$)""")  # commas outside brackets, quotes
+OPENS, CLOSES, QUOTES = "[{", "]}", "\"'"
 REFUSED = {
     "seed": "--seeds 0-4",
     "seeds": "--seeds 0-4",
@@ -128,7 +127,7 @@ def parse_axis(word: str) -> Axis | None:
     """The axis that a word of the command line is; None where it sets one value."""
     key, equals, text = word.partition("=")
     name = ".".join(split_key(key, word))
-    texts = [part.strip() for part in OUTSIDE.split(text)]
+    texts = [part.strip() for part in split_outside(text)]
     found = parse_range(text.strip()) if equals else None
     if found is None and len(texts) < 2:
         return None
@@ -140,6 +139,20 @@ def parse_axis(word: str) -> Axis | None:
     if len(set(map(repr, values))) < len(values):
         raise ConfigError(f"{name}: wanted every value once, got '{text}'")
     return Axis(name, values)
+
+
+def split_outside(text: str) -> list[str]:
+    """The parts of a text between commas that are not in brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if letter in QUOTES and quote in ("", letter):
+            quote = "" if quote else letter
+        depth += 0 if quote else (letter in OPENS) - (letter in CLOSES)
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def parse_range(text: str) -> Range | None:

@@ -290,3 +290,21 @@ def test_a_table_is_read_by_the_columns_that_were_trained_on(tmp_path):
     (tmp_path / "old.csv").write_text("alter,pulse\n50,70")
     wrong = kinfed("assign", bundle, "--data", tmp_path / "old.csv", "--out", out, "--force")
     assert_refused(wrong, "old.csv has no column 'age' (it has: alter, pulse)", "or rename it")
+
+
+def test_numbers_are_predicted_under_the_names_of_their_columns_and_gaps_need_no_gaps_of_ones_own(tmp_path):
+    lines = [f"{ward},{'' if i == 3 else 40 + i},{60 + i % 7},{5 + i // 3}" for ward in "abc" for i in range(20)]
+    (tmp_path / "wards.csv").write_text("\n".join(["ward,age,pulse,days", *lines]))
+    options = "data.options={client='ward', target='days', gaps='fill'}"
+    run = kinfed("run", f"data.name={tmp_path / 'wards.csv'}", options, "partition.name=natural", "method=ifca",
+                 "methods.ifca.clusters=2", "task.name=regression", "model=linear", "rounds=1", "--out",
+                 tmp_path / "run", "-q")  # fmt: skip
+    assert run.exit_code == 0, run.output
+    export(tmp_path / "run").save(tmp_path / "bundle")
+    (tmp_path / "new.csv").write_text("\n".join(["pulse,age,days", "60,40,5", "64,50,9", "62,45,7"]))
+    words = ("--data", tmp_path / "new.csv", "--predict", tmp_path / "new.csv", "--out", tmp_path / "mine")
+    result = kinfed("assign", tmp_path / "bundle", *words)
+    assert result.exit_code == 0, result.output
+    said = (tmp_path / "mine" / "predictions.csv").read_text().splitlines()
+    assert said[0] == "sample,days" and len(said) == 4
+    assert json.loads((tmp_path / "mine" / "assignment.json").read_text())["test_mae"] > 0

@@ -37,6 +37,8 @@ def test_commas_in_brackets_and_quotes_part_nothing():
     assert parse_axis('trackers=["a","b"]') is None and parse_axis("data.name='a,b'") is None
     assert parse_axis("inputs.mean=[0.1,0.2],[0.3,0.4]").values == ([0.1, 0.2], [0.3, 0.4])
     assert parse_axis("data.dir=../data") is None
+    assert parse_axis("data.options={client='h', features=['age', 'chol'], gaps='fill'}") is None
+    assert parse_axis("data.options={a=[1, 2]},{a=[3]}").values == ({"a": [1, 2]}, {"a": [3]})
 
 
 def test_random_points_are_log_uniform_and_more_of_them_begin_with_the_same():
