@@ -267,6 +267,7 @@ class Supply:
             held_out=torch.from_numpy(self.test),
             class_names=dataset.class_names,
             feature_names=dataset.feature_names,
+            client_names=tuple(dataset.client_names[writer] for writer in split.writers if dataset.client_names),
         )
 
 

@@ -63,6 +63,7 @@ class Population:
     views: tuple[tuple[View, ...], ...] = ()  # what shifts do to each client's samples, in order; empty: nothing
     class_names: tuple[str, ...] = ()  # of the labels, where they are known
     feature_names: tuple[str, ...] = ()  # the columns of a table that samples are made of
+    client_names: tuple[str, ...] = ()  # of the clients, where they have some; those made of others have none
 
     def __post_init__(self) -> None:
         self.validate()
@@ -143,6 +144,8 @@ def check_pool(population: Population) -> None:
     check_indices("held_out", population.held_out, len(y))
     if population.class_names and len(population.class_names) != classes:
         raise DataError(f"got {len(population.class_names)} class names for {classes} classes; give one each, or none")
+    if len(population.client_names) > population.clients:
+        raise DataError(f"got {len(population.client_names)} client names for {population.clients} clients")
 
 
 def check_tokens(x: Tensor) -> None:

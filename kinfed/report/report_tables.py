@@ -109,7 +109,7 @@ def differences(series: Sequence[Series]) -> tuple[list[str], list[list[Cell]]]:
 def client_table(run: Run) -> str:
     """Every client of a run at the last evaluation."""
     columns: dict[str, Callable[[int], Cell]] = {
-        "client": lambda c: Cell(str(c)),
+        "client": lambda c: Cell(run.name_client(c), float(c)),
         "role": lambda c: Cell(run.roles[c] or NOTHING),
     }
     clusters = {"found cluster": run.found, "ground-truth cluster": run.true_clusters}

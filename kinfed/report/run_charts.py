@@ -226,7 +226,10 @@ def band_rows(bands: Membership, domain: list[str]) -> Rows:
 
 def client_row(run: Run, client: int) -> dict[str, object]:
     """What a chart tells about a client."""
-    row: dict[str, object] = {"client": client, "role": run.roles[client]}
+    row: dict[str, object] = {
+        "client": run.name_client(client) if run.client_names else client,
+        "role": run.roles[client],
+    }
     row |= {} if run.found is None else {"found": name_of(run.found, client)}
     row |= {} if run.true_clusters is None else {"true": name_of(run.true_clusters, client)}
     score = run.metric.scale * float(run.scores[client])

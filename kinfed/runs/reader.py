@@ -130,6 +130,17 @@ class Run:
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the first clients, where they are known."""
+        names = self.task.get("client_names", [])
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    def name_client(self, client: int) -> str:
+        """The number of a client, and its name where it has one."""
+        names = self.client_names
+        return f"{client} ({names[client]})" if client < len(names) else str(client)
+
+    @property
     def main(self) -> Numbers:
         """The main metric of each row of `rounds`."""
         return self.rounds[self.metric.name]

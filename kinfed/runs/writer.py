@@ -175,11 +175,13 @@ def write_config(folder: Path, config: Config, name: str = CONFIG) -> None:
 
 
 def write_task(folder: Path, metric: Metric, population: Population) -> None:
-    """Writes the main metric and the names of classes and columns; nothing for a classifier that has no such names."""
-    if metric != ACCURACY or population.class_names or population.feature_names:
+    """Writes the main metric, and the names of classes, columns and clients; nothing for a classifier without any."""
+    if metric != ACCURACY or population.class_names or population.feature_names or population.client_names:
         table: dict[str, object] = {"metric": vars(metric), "class_names": list(population.class_names)}
         if population.feature_names:
             table["feature_names"] = list(population.feature_names)
+        if population.client_names:
+            table["client_names"] = list(population.client_names)
         write_text(folder / TASK, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -144,14 +144,14 @@ def parse_axis(word: str) -> Axis | None:
 def split_outside(text: str) -> list[str]:
     """The parts of a text between commas that are not in brackets or quotes."""
     parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if letter in QUOTES and quote in ("", letter):
-            quote = "" if quote else letter
-        depth += 0 if quote else (letter in OPENS) - (letter in CLOSES)
-        if letter == "," and not depth and not quote:
+    for sign in text:
+        if sign in QUOTES and quote in ("", sign):
+            quote = "" if quote else sign
+        depth += 0 if quote else (sign in OPENS) - (sign in CLOSES)
+        if sign == "," and not depth and not quote:
             parts.append("")
         else:
-            parts[-1] += letter
+            parts[-1] += sign
     return parts
 
 

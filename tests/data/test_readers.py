@@ -34,7 +34,8 @@ def test_a_table_becomes_natural_clients_with_named_classes(tmp_path):
     assert own.mean(0) == pytest.approx([0, 0], abs=1e-5) and own.std(0, ddof=1) == pytest.approx([1, 1], abs=1e-4)
     config = load_config(None, [f"data.name={path}", "data.options={client='hospital', target='ill'}",
                                 "partition.name=natural"])  # fmt: skip
-    assert make_population(config).class_names == ("no", "yes")
+    made = make_population(config)
+    assert made.class_names == ("no", "yes") and made.client_names == ("A", "B")
 
 
 def test_a_column_of_numbers_is_a_regression_and_integers_are_classes(tmp_path):

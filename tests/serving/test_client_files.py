@@ -308,3 +308,14 @@ def test_numbers_are_predicted_under_the_names_of_their_columns_and_gaps_need_no
     said = (tmp_path / "mine" / "predictions.csv").read_text().splitlines()
     assert said[0] == "sample,days" and len(said) == 4
     assert json.loads((tmp_path / "mine" / "assignment.json").read_text())["test_mae"] > 0
+
+
+def test_a_report_names_clients_of_a_table(tmp_path):
+    lines = [f"{ward},{40 + i},{i % 2}" for ward in ("Nørd", "<süd>") for i in range(10)]
+    (tmp_path / "wards.csv").write_text("\n".join(["client,age,target", *lines]), encoding="utf-8")
+    words = (f"data.name={tmp_path / 'wards.csv'}", "partition.name=natural", "method=flt", "model=linear", "rounds=1")
+    run = kinfed("run", *words, "--out", tmp_path / "run", "-q")
+    assert run.exit_code == 0, run.output
+    assert kinfed("report", tmp_path / "run").exit_code == 0
+    page = (tmp_path / "run" / "report" / "index.html").read_text(encoding="utf-8")
+    assert "1 (Nørd)" in page and "0 (&lt;süd&gt;)" in page and "(<süd>)</th>" not in page

@@ -161,7 +161,9 @@ def split_by_writer(labels: Labels, settings: Writers, rng: np.random.Generator)
         known = [int(writer) for writer in rng.permutation(known)]
     chosen = known[: settings.max_writers]
     clusters = None if labels.writer_clusters is None else labels.writer_clusters[np.array(chosen)]
-    return Split([train[writer] for writer in chosen], [test[writer] for writer in chosen], clusters)
+    return Split(
+        [train[writer] for writer in chosen], [test[writer] for writer in chosen], clusters, writers=tuple(chosen)
+    )  # fmt: skip
 
 
 def list_first(writers: Iterable[int]) -> str:

@@ -69,6 +69,7 @@ class Split:
     test: list[Index]
     true_clusters: Index | None = None  # planted cluster of each client
     swaps: tuple[tuple[int, int], ...] = ()  # swaps[g]: the two labels to exchange in cluster g
+    writers: tuple[int, ...] = ()  # the writer that each client is, by number; empty: clients are none
 
 
 @dataclass(frozen=True)
