@@ -1,5 +1,6 @@
 """What FLIS' two methods share: the similarity of what models predict, and models that clients keep.
 
+Where labels or tokens are learnt, each of them is compared; where numbers are, it is the cosine of the outputs.
 A client uses the model it trained itself when it last took part, and remembers it; one that never took part uses the
 first model, an unseen client that has not trained yet what it is served.
 """
@@ -14,6 +15,7 @@ from kinfed.client import Client, Reply
 from kinfed.clustering.hierarchy import Linkage, best_height, merges
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
+from kinfed.learning_tasks import LearningTask, MultiLabel
 from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import Params, Payload, Stack, count, each_leaf, select
@@ -42,12 +44,21 @@ def samples_at_once(x: Tensor) -> int:
 
 
 def predict(model: Model, models: Stack, x: Tensor, soft: bool = False) -> Tensor:
-    """What each model predicts for each sample: [models, samples, classes], its class (bool) or its probabilities."""
+    """What each model predicts: [models, samples, classes], its class (bool) or its probabilities; or numbers."""
     parts = x.split(samples_at_once(x))
     each = (torch.cat([model.logits(select(models, m), part) for part in parts]) for m in range(count(models)))
-    said = [one[None].softmax(2) if soft else one_hot(one[None].argmax(2), model.classes).bool() for one in each]
-    nobody = torch.zeros(0, len(x), model.classes, dtype=torch.float if soft else torch.bool, device=x.device)
-    return torch.cat([nobody, *said])
+    said = [as_predictions(model.task, one, soft) for one in each]
+    return torch.stack(said) if said else torch.zeros(0, len(x), model.classes, device=x.device)
+
+
+def as_predictions(task: LearningTask, output: Tensor, soft: bool) -> Tensor:
+    """What is compared of an output: [n, classes], of tokens and labels for each of them; numbers as they are."""
+    if isinstance(task, MultiLabel):
+        output = torch.stack([output, torch.zeros_like(output)], -1)  # it has the label, or has not
+    elif not task.has_classes():
+        return output.flatten(1)
+    flat = output.flatten(0, -2)
+    return flat.softmax(1) if soft else one_hot(flat.argmax(1), flat.shape[1]).bool()
 
 
 def compare_predictions(some: Tensor, others: Tensor) -> Tensor:

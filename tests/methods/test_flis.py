@@ -9,14 +9,23 @@ from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Experiment
 from kinfed.federation import Offer
-from kinfed.methods import FLISHC
-from kinfed.methods.flis import AT_ONCE, compare_predictions, inference_similarity, search_beta, server_samples
+from kinfed.learning_tasks import MultiLabel, NextToken, Regression
+from kinfed.methods import FLISDC, FLISHC
+from kinfed.methods.flis import (
+    AT_ONCE,
+    as_predictions,
+    compare_predictions,
+    inference_similarity,
+    search_beta,
+    server_samples,
+)
 from kinfed.metrics import method_bytes
 from kinfed.metrics.scores import score_clients
 from kinfed.params import count, select, stack
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, fit, same_clusters, small_net
+from tests.test_learning_tasks import model_of, samples_of
 
 W = 4 * small_net().parameters()  # bytes of a model
 LONG = replace(LOCAL, epochs=20)  # predictions tell groups apart only once models have learnt something
@@ -75,6 +84,30 @@ def test_how_many_samples_are_compared_at_once_changes_no_similarity(monkeypatch
     whole = inference_similarity(model, models, x, soft=True)
     monkeypatch.setitem(AT_ONCE, "cpu", 7)
     torch.testing.assert_close(inference_similarity(model, models, x, soft=True), whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", [Regression(), MultiLabel(), NextToken()], ids=lambda task: type(task).__name__)
+@pytest.mark.parametrize("kind", [FLISHC, FLISDC])
+def test_every_task_is_compared_by_what_it_predicts(kind, task):
+    whole = samples_of(task, (60,) * 5)  # clients 0, 2 and 4, and 1 and 3, have opposite targets
+    public = torch.cat([whole.train[4], whole.test[4]])
+    population = replace(whole, train=whole.train[:4], test=whole.test[:4], public=public)
+    method = kind(model_of(task, whole.classes), replace(LOCAL, epochs=20, lr=0.1), beta=0.8)
+    state, _ = fit(method, population=population, rounds=1, fraction=1.0)
+    assert same_clusters(method.cluster_assignment(state), torch.tensor([0, 1, 0, 1]))
+
+
+def test_labels_and_tokens_are_compared_one_by_one_and_numbers_by_their_cosine():
+    labels = torch.tensor([[1.0, -1.0], [2.0, 3.0]])
+    shown = as_predictions(MultiLabel(), labels, soft=False)
+    assert shown.tolist() == [[True, False], [False, True], [True, False], [True, False]]
+    other = as_predictions(MultiLabel(), -labels, soft=False)
+    assert compare_predictions(torch.stack([shown]), torch.stack([shown, other])).tolist() == [[1.0, 0.0]]
+    tokens = torch.zeros(2, 3, 4)
+    assert as_predictions(NextToken(), tokens, soft=True).shape == (6, 4)
+    numbers = torch.tensor([[3.0], [4.0]])
+    alike = compare_predictions(numbers[None], torch.stack([2 * numbers, -numbers, torch.tensor([[4.0], [-3.0]])]))
+    torch.testing.assert_close(alike, torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.double))
 
 
 def test_beta_zero_gives_one_and_the_same_mean_of_the_participants():
