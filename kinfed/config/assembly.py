@@ -131,6 +131,8 @@ def model_for(config: Config, population: Population) -> Model:
     else:
         check_vocabulary(config.model, population)
         model = make_model(config.model, shape, population.classes, seed=config.seed, task=config.task)
+    if population.x.dtype == torch.int64 and (config.inputs.mean or config.inputs.augment):
+        raise ConfigError("inputs.mean, std and augment are for numbers, and samples are token ids: leave them out")
     model = put_inputs(model, config.inputs, shape)
     with in_one_line(f"model '{config.model}' was built, but failed on samples of shape {shape}"):
         model.check(population.x[:2])

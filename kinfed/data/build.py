@@ -10,6 +10,7 @@ from kinfed.checks import at_least, fraction
 from kinfed.data.dataset import Dataset, labels_of
 from kinfed.data.drift import Drift
 from kinfed.data.own_samples import samples_for_testing
+from kinfed.data.partitions import PARTITIONS
 from kinfed.data.partitions.split import (
     ANY_SPLIT,
     HasPromise,
@@ -27,6 +28,8 @@ from kinfed.data.population import LATER, Change, Population
 from kinfed.data.roles import RoleSettings, add_look_alikes, add_unlabelled_twins, assign_roles
 from kinfed.data.shifts import LabelSwap, Shift
 from kinfed.errors import ConfigError, DataError
+
+WITHOUT_LABELS = ("iid", "natural", "writers")  # partitions that do not look at labels
 
 
 @dataclass(frozen=True)
@@ -233,13 +236,16 @@ class Supply:
         public_test = public.draw(unseen, public.test, generator(seed, "public test"))
         train, test = others(count, public_train), others(len(unseen), public_test)
         writers = (pick(dataset.writer_train, train), pick(dataset.writer_test, test))
-        classes = dataset.classes if dataset.y_train.dtype.kind in "iub" and dataset.y_train.ndim == 1 else 1
-        labels = Labels(known[train], unseen[test], classes, *writers, dataset.client_clusters)
+        has_classes = dataset.y_train.dtype.kind in "iub" and dataset.y_train.ndim == 1
+        classes = dataset.classes if has_classes else 1
+        labels = Labels(known[train], unseen[test], classes, *writers, dataset.client_clusters, has_classes)
         return cls(labels, train, count + test, np.concatenate([public_train, count + public_test]))
 
     def draw(self, partition: Partition, tests: Tests, rng: np.random.Generator) -> Split:
         """A checked split of these samples, in places of the pool."""
         check_clients(partition, len(self.train))
+        if not self.labels.has_classes:
+            refuse_labels(partition)
         split = partition(self.labels, rng)
         check(split, self.labels, partition.promise if isinstance(partition, HasPromise) else ANY_SPLIT)
         train = [self.train[some(samples, tests.most.train_samples, rng)] for samples in split.train]
@@ -268,6 +274,16 @@ class Supply:
             class_names=dataset.class_names,
             feature_names=dataset.feature_names,
             client_names=tuple(dataset.client_names[writer] for writer in split.writers if dataset.client_names),
+        )
+
+
+def refuse_labels(partition: Partition) -> None:
+    """Raise DataError for a partition by label: there are none."""
+    name = next((name for name, kind in PARTITIONS.items() if type(partition) is kind), "")
+    if name and name not in WITHOUT_LABELS:
+        wanted = " or ".join(WITHOUT_LABELS)
+        raise DataError(
+            f"partition '{name}' is by label, and the targets are no classes: use {wanted}, or one of your own"
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from kinfed.data.arrays import array_of
 from kinfed.data.partitions.split import Index
 from kinfed.errors import DataError
 from kinfed.learning_tasks import LearningTask, NextToken
@@ -31,8 +32,22 @@ class Dataset:
     feature_names: tuple[str, ...] = ()  # the columns of a table that samples are made of
 
     def __post_init__(self) -> None:
-        for part, x in (("x_train", self.x_train), ("x_test", self.x_test)):
+        for part in ("x_train", "x_test"):
+            x = as_usual(array_of(getattr(self, part), part))
             check_samples(x, part)
+            object.__setattr__(self, part, x)
+        for part in ("y_train", "y_test"):
+            object.__setattr__(self, part, array_of(getattr(self, part), part))
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """Raise DataError where samples of training and testing differ in shape, or targets in number."""
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            shapes = list(self.x_train.shape[1:]), list(self.x_test.shape[1:])
+            raise DataError(f"samples of x_train have shape {shapes[0]}, those of x_test {shapes[1]}: wanted one shape")
+        for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
+            if len(x) != len(y):
+                raise DataError(f"x_{part} has {len(x)} samples and y_{part} {len(y)} targets: wanted as many of each")
 
     def pool(self) -> "Dataset":
         """The same with the test samples among the training samples, too: for clients that split their own samples."""
@@ -76,6 +91,14 @@ class Dataset:
     @property
     def labels_test(self) -> Index:
         return labels_of(self.y_test)
+
+
+def as_usual(x: Plain) -> Plain:
+    """Samples in a type that networks take: uint8, token ids as int64, other numbers as float32."""
+    if x.dtype.kind in "fb":
+        with np.errstate(over="ignore"):  # an infinity, which is refused
+            return x.astype(np.float32, copy=False)
+    return x.astype(np.int64, copy=False) if x.dtype.kind in "iu" and x.dtype != np.uint8 else x
 
 
 def labels_of(y: Plain) -> Index:

@@ -60,7 +60,10 @@ class Inputs:
         if "flip" in self.augment and len(shape) != 3:
             raise ConfigError(f"inputs.augment = 'flip' is for images, got samples of shape {list(shape)}")
         if "crop" in self.augment and (len(shape) not in (2, 3) or min(shape[1:]) <= self.crop):
-            raise ConfigError(f"inputs.augment = 'crop' is for images and series, got samples of shape {list(shape)}")
+            raise ConfigError(
+                f"inputs.augment = 'crop' is for images and series longer than inputs.crop = {self.crop}, got samples "
+                f"of shape {list(shape)}"
+            )
 
     def wrap(self, build: Callable[[], nn.Module]) -> nn.Module:
         """A new module whose input is augmented in training; its weights have the names they had."""

@@ -1,15 +1,21 @@
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_digits
 
-from kinfed.data import DATASETS, data_root, load
+from kinfed.config import load_config
+from kinfed.config.assembly import model_for
+from kinfed.data import DATASETS, Dataset, OwnSettings, build_population, data_root, from_arrays, load
 from kinfed.data import hub as hub_module
 from kinfed.data.arrays import store
 from kinfed.data.datasets import read_digits
 from kinfed.data.natural import NATURAL
+from kinfed.data.partitions import IID, Dirichlet
 from kinfed.errors import ConfigError, DataError
+from kinfed.learning_tasks import Classification, Regression
 
 
 def arrays(samples=6, shape=(28, 28), classes=3):
@@ -193,3 +199,50 @@ def test_real_files_have_the_samples_they_should(real_root):
 def test_the_digits_are_scikit_learns():
     bunch = load_digits()
     assert (read_digits() == np.column_stack((bunch.data, bunch.target))).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (np.float64, torch.float32), (np.float16, torch.float32), (bool, torch.float32), (np.int8, torch.int64),
+        (np.uint16, torch.int64),
+    ],
+)  # fmt: skip
+def test_a_dataset_of_any_type_of_numbers_becomes_one_that_networks_take(given, wanted):
+    x, y = np.ones((8, 3), given), np.arange(8, dtype=np.int8) % 2
+    found = Dataset("mine", x, y, torch.from_numpy(x.astype(np.float32)), y, 2).for_task(Classification())
+    made = build_population(replace(found, x_test=x), IID(2), 0)
+    assert made.x.dtype == wanted and made.x.shape == (16, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_test": np.ones((4, 2))}, r"samples of x_train have shape \[3\], those of x_test \[2\]: wanted one shape"),
+        ({"y_train": np.zeros(7, int)}, "x_train has 8 samples and y_train 7 targets: wanted as many of each"),
+        ({"x_train": np.full((8, 3), 1e39)}, "8 of 8 samples of x_train have a NaN or an infinity"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_together_says_so(change, message):
+    whole = {
+        "x_train": np.ones((8, 3)),
+        "y_train": np.zeros(8, int),
+        "x_test": np.ones((4, 3)),
+        "y_test": np.zeros(4, int),
+    }
+    with pytest.raises(DataError, match=message):
+        Dataset("mine", **whole | change, classes=2)
+
+
+def test_partitions_by_label_are_refused_where_targets_are_no_classes():
+    numbers = Dataset("mine", np.ones((20, 3)), np.ones(20), np.ones((20, 3)), np.ones(20), 1).for_task(Regression())
+    assert build_population(numbers, IID(2), 0).clients == 2
+    with pytest.raises(DataError, match="partition 'dirichlet' is by label, and the targets are no classes: use"):
+        build_population(numbers, Dirichlet(2), 0)
+
+
+def test_token_ids_are_neither_normalised_nor_augmented():
+    clients = from_arrays(np.ones((6, 4), int), np.ones(6, int), [0, 0, 0, 1, 1, 1], OwnSettings(task="next_token"))
+    config = load_config(None, ["model=char_cnn", "task.name=next_token", "inputs.augment=['noise']"])
+    with pytest.raises(ConfigError, match="augment are for numbers, and samples are token ids"):
+        model_for(config, clients)

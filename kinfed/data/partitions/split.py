@@ -59,6 +59,7 @@ class Labels:
     writer_train: Index | None = None
     writer_test: Index | None = None
     writer_clusters: Index | None = None  # ground-truth cluster of each writer, by number
+    has_classes: bool = True  # false: targets are numbers or sequences, and labels all 0
 
 
 @dataclass(frozen=True, eq=False)
