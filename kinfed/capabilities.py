@@ -121,6 +121,11 @@ class ClustersLater(Protocol):
 
 
 @runtime_checkable
+class StepsBySGD(Protocol):
+    sgd_reason: ClassVar[str]  # why training.optimiser = "adam" does not suit it
+
+
+@runtime_checkable
 class SumsReplies(Protocol):
     summed_tasks: ClassVar[Mapping[str, str]]  # of whose replies a server needs sums over clients that were offered the
     # same, weighted by samples -> the field by which clients are summed apart; empty: none
@@ -219,7 +224,7 @@ def neighbours_of(method: object, state: object) -> NeighbourSets | None:
 __all__ = [
     "NONE_SUMMED", "TRAIN_SUMMED", "AssignsUnseen", "ClustersLater", "Diagnoses", "ExplainsAssignment", "Exportable",
     "FindsClusters", "HasMemory", "HasSignatures", "HidesClients", "JudgesAssignment", "MergesClients", "NeedsLabels",
-    "NeedsServerSamples", "RelatesClients", "SendsNetworks", "ServesNetwork", "SumsReplies", "diagnose",
+    "NeedsServerSamples", "RelatesClients", "SendsNetworks", "ServesNetwork", "StepsBySGD", "SumsReplies", "diagnose",
     "explain_assignment", "neighbours_of", "reason_for_labels", "require_labels",
     "require_private_training", "require_sums", "summed_tasks_of", "takes_server_samples",
 ]  # fmt: skip

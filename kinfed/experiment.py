@@ -18,6 +18,7 @@ from kinfed.aggregation import MEAN, Aggregation
 from kinfed.capabilities import (
     ClustersLater,
     FindsClusters,
+    StepsBySGD,
     require_labels,
     require_private_training,
     require_sums,
@@ -404,6 +405,8 @@ class Experiment(Generic[State]):
                 f"{self.rounds}: use more rounds or earlier changes",
                 stacklevel=3,
             )
+        if isinstance(self.method, StepsBySGD) and (kind := self.method.local.optimiser) != "sgd":
+            warnings.warn(f"training.optimiser is {kind}, but {self.method.sgd_reason}", stacklevel=3)
         if not isinstance(self.method, ClustersLater):
             return
         name, setting = type(self.method).__name__, self.method.clusters_after

@@ -9,7 +9,7 @@ client by the model it trained last. `local` gives the epochs, the batch size, t
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from kinfed.checks import above_zero, at_least, fraction
 from kinfed.client import Client, Reply, client_task
@@ -34,6 +34,8 @@ class PerFedAvg(KeepsModel):
     uses: Literal["adapted", "last"] = "adapted"  # last: the model that a client trained when it last took part
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
     server: ServerOptimiser = ServerOptimiser()
+
+    sgd_reason: ClassVar[str] = "Per-FedAvg has plain SGD: its rates are alpha and beta"
 
     def __post_init__(self) -> None:
         above_zero(alpha=self.alpha, beta=self.beta)

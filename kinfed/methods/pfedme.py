@@ -10,7 +10,7 @@ means are weighted by samples. A client uses θ, found anew from the model it is
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -37,6 +37,8 @@ class PFedMe(Averaged):
     adapt_epochs: int = 1  # of the search for θ before a client uses it; 0: it uses w
     aggregate_over: AggregateOver = "participants"  # all_clients: those who were not asked count with the old model
     server: ServerOptimiser = ServerOptimiser()
+
+    sgd_reason: ClassVar[str] = "pFedMe has plain SGD: training.lr is its rate, and inner_lr that of the inner steps"
 
     def __post_init__(self) -> None:
         above_zero(pull=self.pull, inner_lr=self.inner_lr)

@@ -7,7 +7,7 @@ batch-norm statistics have no control. `weighting="samples"` is the mean of NIID
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
     local: LocalTraining = LocalTraining()
     server_lr: float = 1.0  # η_g, the step of the server
     weighting: Literal["clients", "samples"] = "clients"  # of the mean over participants
+
+    sgd_reason: ClassVar[str] = "SCAFFOLD's control variates are gradients of SGD, to which its steps do not fit"
 
     def __post_init__(self) -> None:
         above_zero(server_lr=self.server_lr)

@@ -5,12 +5,12 @@ from kinfed.data import Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
-from kinfed.methods import Scaffold
+from kinfed.methods import PerFedAvg, PFedMe, Scaffold
 from kinfed.metrics import fedavg_parameters, method_bytes
 from kinfed.training import LocalTraining
 from tests.methods.by_hand import QUADRATIC, client_with, weight
 from tests.methods.registry import make, population
-from tests.problems import assert_close, fit, small_net
+from tests.problems import assert_close, fit, small_net, tiny_population
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,10 @@ def test_controls_start_at_zero():
     scaffold = make("scaffold")
     assert all(not w.any() for w in scaffold.init(Vectorised(scaffold, population())).control.values())
     assert all(not torch.any(w) for w in scaffold.initial_memory()["control"].values())
+
+
+@pytest.mark.parametrize("kind", [Scaffold, PFedMe, PerFedAvg])
+def test_a_method_of_plain_sgd_says_so_where_training_is_by_adam(kind):
+    adam = LocalTraining(1, 5, 0.01, optimiser="adam")
+    with pytest.warns(UserWarning, match=r"training.optimiser is adam, but .*SGD"):
+        Experiment(kind(small_net(), adam), tiny_population(), rounds=1).run()
