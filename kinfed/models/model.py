@@ -79,7 +79,7 @@ class Model(Network):
         if reason := self.task.check_output((2, *shape[1:]), self.classes):
             raise ModelError(f"the model's output for 2 samples has shape {shape}, {reason}")
         self.check_independence(x)
-        if (single := tuple(self.logits(weights, x[:1]).shape)) != (1, *shape[1:]):
+        if len(x) and (single := tuple(self.logits(weights, x[:1]).shape)) != (1, *shape[1:]):
             raise ModelError(
                 f"the model's output for 1 sample has shape {single}, wanted {(1, *shape[1:])}: squeeze() drops the "
                 "axis of the samples as well, squeeze(-1) and flatten(1) do not"
