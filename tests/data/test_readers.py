@@ -73,6 +73,14 @@ def test_the_next_token_is_learnt_from_token_ids_alone(tmp_path):
         make_population(load_config(None, [*options, words]))
 
 
+def test_a_client_that_cannot_be_tested_is_left_out_and_said_so(tmp_path, caplog):
+    path = write(tmp_path, HEADER + "".join(ROWS) + "alone,40,200,no\n")
+    made = make_population(load_config(None, [f"data.name={path}", "partition.name=natural",
+                                              "data.options={client='hospital', target='ill'}"]))  # fmt: skip
+    assert made.client_names == ("A", "B")
+    assert "clients that are left out, for want of samples to train or to test on: 1" in caplog.text
+
+
 def test_what_a_table_may_look_like(tmp_path):
     rows = ["Zürich;True;1.5;ja", "Zürich;false;2;nein", "東京;TRUE;3;ja", "東京;False;4;nein"]
     path = write(tmp_path, "\ufeffhospital;smokes;chol;ill\n\n" + "\n".join(rows))

@@ -6,6 +6,7 @@ The split says which pairs; `kinfed.data.build` applies them as the shift `Label
 the ceiling of one common model is not the 80 % of the paper.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from kinfed.checks import at_least
 from kinfed.data.partitions.planted_clusters import contiguous_clusters
 from kinfed.data.partitions.split import Index, Labels, Promise, Split, even_parts, need_samples
 from kinfed.errors import ConfigError, DataError
+
+log = logging.getLogger("kinfed")
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,8 @@ def split_by_writer(labels: Labels, settings: Writers, rng: np.random.Generator)
         raise DataError(
             f"no writer has training and test samples and at least {settings.min_samples} of them; lower min_samples"
         )
+    if lost := len(train.keys() ^ test.keys()):
+        log.warning("clients that are left out, for want of samples to train or to test on: %d", lost)
     if settings.random_writers:
         known = [int(writer) for writer in rng.permutation(known)]
     chosen = known[: settings.max_writers]
