@@ -22,10 +22,10 @@ MOST_POINTS = 25  # on a line
 
 
 def save_figures(outcome: Outcome, folder: Path) -> list[Path]:
-    """Draws a figure's charts as SVG files into a folder, if the renderer is installed and something has run."""
+    """Draws a figure's charts as files into a folder, if the renderer is installed and something has run."""
     if outcome.recipe.figure is None or find_spec("vl_convert") is None:
         return []
-    charts = [(folder / f"{outcome.recipe.name}{ending}.svg", chart) for ending, chart in draw_figures(outcome)]
+    charts = [(folder / f"{outcome.recipe.name}{ending}", chart) for ending, chart in draw_figures(outcome)]
     for path, chart in charts:
         chart.save(path)
     return [path for path, _ in charts]
@@ -36,7 +36,7 @@ def draw_figures(outcome: Outcome) -> Iterator[tuple[str, Chart]]:
     kind = outcome.recipe.figure.kind if outcome.recipe.figure else "lines"
     if kind == "lines":
         if panels := draw_panels(outcome):
-            yield "", panels
+            yield ".svg", panels
         return
     for ending, (column, row, protocol) in list_files(outcome.recipe):
         rows = [row] if row else list(outcome.recipe.rows)
@@ -50,10 +50,11 @@ def list_files(recipe: Recipe) -> Iterator[tuple[str, tuple[str, str, str]]]:
     """The endings of a figure's files, each with its column, row (none: all of them) and protocol."""
     kind = recipe.figure.kind if recipe.figure else "lines"
     if kind == "lines":
-        yield "", ("", "", "")
+        yield ".svg", ("", "", "")
         return
+    form = ".png" if kind in OF_A_RUN else ".svg"  # a rectangle for each pair of clients would be megabytes of SVG
     for column, row, protocol in product(recipe.columns, [""] if kind == "clients" else recipe.rows, recipe.protocols):
-        yield "".join(f"-{part}" for part in (column, row, protocol) if part), (column, row, protocol)
+        yield "".join(f"-{part}" for part in (column, row, protocol) if part) + form, (column, row, protocol)
 
 
 def embed_figures(recipe: Recipe, folder: Path) -> str:
@@ -62,7 +63,7 @@ def embed_figures(recipe: Recipe, folder: Path) -> str:
     for ending, (column, row, protocol) in list_files(recipe):
         titles = (column and recipe.columns[column].title, row and recipe.rows[row].title, protocol)
         about = ", ".join(filter(None, titles))
-        path = folder / f"{recipe.name}{ending}.svg"
+        path = folder / f"{recipe.name}{ending}"
         if path.exists():
             shown.append((f"\n{about}:\n" if about else "") + f"\n![{recipe.title}]({path.name})\n")
     return "".join(shown)
@@ -79,7 +80,7 @@ def draw_panels(outcome: Outcome) -> Chart | None:
             if rows:
                 name = f"points{len(panels)}"
                 where = "" if outcome.is_along_columns else outcome.recipe.columns[group[0]].title
-                panels.append(line_panel(outcome, name, MEASURES[measure].title, where, has_points(rows)))
+                panels.append(line_panel(outcome, name, MEASURES[measure].title, where, rows))
                 tables[name] = rows
     return Chart(tuple(panels), tables, stacked=len(panels) > 2) if panels else None
 
@@ -89,22 +90,12 @@ def point_rows(outcome: Outcome, columns: Sequence[str], measure: str) -> Iterat
     for result in outcome.results:
         if result.cell.column.name not in columns or not result.numbers:
             continue
+        row, protocol = result.cell.row.title, " = ".join(result.cell.protocols)
         for x, values in points_of(outcome, result, measure):
             spread = stdev(values) if len(values) > 1 else 0.0
-            line = name_line(outcome, result)
             low, middle, high = (digits(mean(values) + sign * spread) for sign in (-1, 0, 1))
-            yield {"line": line, "x": x, "y": middle, "low": low, "high": high}
-
-
-def name_line(outcome: Outcome, result: Result) -> str:
-    """The row, and its protocols where the figure has several."""
-    title = result.cell.row.title
-    return f"{title}, {' = '.join(result.cell.protocols)}" if len(outcome.recipe.protocols) > 1 else title
-
-
-def has_points(rows: Rows) -> bool:
-    """Whether a panel's lines are drawn with a point for each number: not where there are many."""
-    return len({row["x"] for row in rows}) <= MOST_POINTS
+            line = f"{row}, {protocol}"
+            yield {"line": line, "row": row, "protocol": protocol, "x": x, "y": middle, "low": low, "high": high}
 
 
 def points_of(outcome: Outcome, result: Result, measure: str) -> Iterator[tuple[float, tuple[float, ...]]]:
@@ -119,18 +110,32 @@ def points_of(outcome: Outcome, result: Result, measure: str) -> Iterator[tuple[
             yield float(name.removeprefix(begin)), values_of(result.numbers, name)
 
 
-def line_panel(outcome: Outcome, table: str, title: str, where: str, points: bool) -> Spec:
-    """Lines, with points or without, and a band of one standard deviation over seeds."""
+def line_panel(outcome: Outcome, table: str, title: str, where: str, rows: Rows) -> Spec:
+    """Lines, with points where they are few, and a band of one standard deviation over seeds.
+
+    Rows have one colour in all panels, protocols one dash.
+    """
     axis = outcome.recipe.figure.x if outcome.recipe.figure else ""
-    x, y = number("x", title=axis), number("y", title=title, scale={"zero": False})
-    lines = dict.fromkeys(name_line(outcome, result) for result in outcome.results if result.numbers)
-    color: Spec = {"field": "line", "type": "nominal", "title": None, "legend": {"orient": "right", "symbolOpacity": 1},
-                   "scale": {"domain": list(lines)}}  # so a line has one colour in all panels  # fmt: skip
+    places = sorted({float(str(row["x"])) for row in rows})
+    ticks: Spec = {"axis": {"values": places}} if outcome.is_along_columns else {}
+    x, y = number("x", title=axis, **ticks), number("y", title=title, scale={"zero": False})
+    ran = [result.cell for result in outcome.results if result.numbers]
+    look: Spec = {"color": tell_apart("row", [cell.row.title for cell in ran]), "detail": {"field": "line"}}
+    if len(protocols := dict.fromkeys(" = ".join(cell.protocols) for cell in ran)) > 1:
+        look["strokeDash"] = tell_apart("protocol", list(protocols))
+    mark = {"type": "line", "point": len(places) <= MOST_POINTS, "strokeWidth": 2}
     tips = show(line="line", x=axis, y=title)
     layers: list[Spec] = [
         {"mark": {"type": "area", "opacity": 0.15},
-         "encoding": {"x": x, "y": number("low"), "y2": {"field": "high"}, "color": color}},
-        {"mark": {"type": "line", "point": points, "strokeWidth": 2},
-         "encoding": {"x": x, "y": y, "color": color, "tooltip": tips}},
+         "encoding": {"x": x, "y": number("low"), "y2": {"field": "high"}, "color": look["color"],
+                      "detail": look["detail"]}},
+        {"mark": mark, "encoding": {"x": x, "y": y, "tooltip": tips, **look}},
     ]  # fmt: skip
     return {"data": {"name": table}, "title": where, "layer": layers, **LINE}
+
+
+def tell_apart(field: str, names: Sequence[str]) -> Spec:
+    """An encoding by names, in this order, with a legend."""
+    legend: Spec = {"orient": "right", "symbolOpacity": 1, "labelLimit": 320}
+    return {"field": field, "type": "nominal", "title": None, "legend": legend,
+            "scale": {"domain": list(dict.fromkeys(names))}}  # fmt: skip

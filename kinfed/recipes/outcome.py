@@ -82,8 +82,16 @@ class Outcome:
         than = self.points(claim.than, where, *under, claim.over_columns) if claim.than else ()
         if claim.better not in known or (claim.than and not than):
             return UNKNOWN
+        compared = [(claim.better, protocol), *([(claim.than, under[0])] if claim.than else [])]
+        if self.is_along_columns and not all(self.is_whole(row, columns, name) for row, name in compared):
+            return UNKNOWN
         shape = Shape(known[claim.better], than, known, claim.by, claim.between)
         return HOLDS if RULES[claim.rule](shape) else FAILS
+
+    def is_whole(self, row: str, columns: Sequence[str], protocol: str) -> bool:
+        """Whether all cells of a row in these columns have numbers: else a peak may be where nothing was run."""
+        cells = [result for name in columns if (result := self.result(row, name, protocol))]
+        return all(result.numbers for result in cells)
 
     def points(self, row: str, columns: Sequence[str], protocol: str, measure: str, mean_only: bool = False) -> Points:
         """A row's numbers as points: over rounds, over the columns of an axis, or one, of a column or of their mean."""

@@ -105,6 +105,16 @@ def test_a_claim_compares_a_row_in_two_columns():
     )
 
 
+def test_a_peak_is_looked_for_once_the_whole_row_was_run():
+    recipe = load_recipe("repa-figure-4")
+    cells = cells_of(recipe, Wanted(rows=("repa",), protocols=("plain",)))
+    found = [judge_numbers(recipe, cell, {0: {"holdout": 70.0 + at}}) for at, cell in enumerate(cells)]
+    part = [*found[:2], *(Result(cell, (), state=UNKNOWN) for cell in cells[2:])]
+    says = "REPA is best with many clusters"
+    assert count_verdicts(Outcome(recipe, tuple(found)))[says][HOLDS] == 1
+    assert count_verdicts(Outcome(recipe, tuple(part)))[says] == {UNKNOWN: 2}
+
+
 def test_a_figure_of_single_runs_is_judged_by_what_was_measured_at_their_end():
     ends = {("fedavg", "fair"): (80.0, 40.0), ("local", "fair"): (98.0, 0.5), ("calibrated", "fair"): (99.0, 1.2)}
     values = {key: {"accuracy": mean, "variance": variance} for key, (mean, variance) in ends.items()}
