@@ -122,7 +122,7 @@ def line_panel(outcome: Outcome, table: str, title: str, where: str, rows: Rows)
     ran = [result.cell for result in outcome.results if result.numbers]
     look: Spec = {"color": tell_apart("row", [cell.row.title for cell in ran]), "detail": {"field": "line"}}
     if len(protocols := dict.fromkeys(" = ".join(cell.protocols) for cell in ran)) > 1:
-        look["strokeDash"] = tell_apart("protocol", list(protocols))
+        look["strokeDash"] = tell_apart("protocol", list(protocols), symbolType="stroke", symbolSize=400)
     mark = {"type": "line", "point": len(places) <= MOST_POINTS, "strokeWidth": 2}
     tips = show(line="line", x=axis, y=title)
     layers: list[Spec] = [
@@ -134,8 +134,8 @@ def line_panel(outcome: Outcome, table: str, title: str, where: str, rows: Rows)
     return {"data": {"name": table}, "title": where, "layer": layers, **LINE}
 
 
-def tell_apart(field: str, names: Sequence[str]) -> Spec:
+def tell_apart(field: str, names: Sequence[str], **looks: object) -> Spec:
     """An encoding by names, in this order, with a legend."""
-    legend: Spec = {"orient": "right", "symbolOpacity": 1, "labelLimit": 320}
+    legend: Spec = {"orient": "right", "symbolOpacity": 1, "labelLimit": 320, **looks}
     return {"field": field, "type": "nominal", "title": None, "legend": legend,
             "scale": {"domain": list(dict.fromkeys(names))}}  # fmt: skip
