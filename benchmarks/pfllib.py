@@ -147,7 +147,7 @@ class Driver:
         no_losses = (0, 0.0, 1) if self.name == "pFedMe" else (0.0, 1)
         client.train_metrics = client.train_metrics_personalized = lambda *_: no_losses
         client.passes, client.is_tuning = 0, False
-        for name in ("train", "ptrain", "fine_tune"):
+        for name in ("train", "ptrain", "fine_tune", "train_one_step"):
             if hasattr(client, name):
                 setattr(client, name, self.limit(client, getattr(client, name), name))
 
@@ -155,7 +155,7 @@ class Driver:
         """The same task of a client, until all rounds are over."""
 
         def run() -> None:
-            client.is_tuning = name == "fine_tune"
+            client.is_tuning = name in ("fine_tune", "train_one_step")
             if self.round >= self.rounds and not client.is_tuning:
                 raise Over
             task()
@@ -175,14 +175,16 @@ class Driver:
     def load_train(self, client: Any, size: int | None) -> Loader:
         """A client's training samples; Per-FedAvg's second pass of a round has another order.
 
-        Tuning has the orders of kinfed's first evaluation, an epoch each.
+        Tuning, or the one step before Per-FedAvg's tests, has the orders of kinfed's evaluation, an epoch each.
         """
         x, y = self.train[client.id]
         epochs = itertools.count()
 
         def order() -> Tensor:
             if client.is_tuning:
-                return order_samples(base_key(self.seed, "evaluate", 1), client.id, next(epochs), len(y), self.device)
+                evaluation = self.round if self.name == "PerAvg" else 1  # FedBABU tunes once
+                key = base_key(self.seed, "evaluate", evaluation)
+                return order_samples(key, client.id, next(epochs), len(y), self.device)
             epoch, key = client.passes if self.name == "PerAvg" else 0, base_key(self.seed, "train", self.round + 1)
             return order_samples(key, client.id, epoch, len(y), self.device)
 
@@ -213,7 +215,7 @@ def main() -> None:
     sys.modules["utils.dlg"].DLG = None
     torch.backends.cudnn.allow_tf32 = False  # as in kinfed
     if torch.device(options.device).type == "cuda":
-        finish_before_exit()
+        finish_before_exit(torch.device(options.device))
     found = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in options.algorithms:
         if name not in found:

@@ -11,7 +11,7 @@ from kinfed.experiment import Experiment
 from kinfed.keys import base_key
 from kinfed.methods import FedAvg
 from kinfed.models import make_model
-from kinfed.params import Params
+from kinfed.params import Params, Payload
 from kinfed.training import LocalTraining
 from tests.problems import SIZES, tiny_population
 
@@ -45,3 +45,26 @@ def test_mini_batches_are_those_of_kinfed_s_clients():
     assert all(
         seen[0] == wanted[0] and torch.equal(seen[1], wanted[1]) for seen, wanted in zip(SEEN, expected, strict=True)
     )
+
+
+@dataclass(frozen=True)
+class Tuned(FedAvg):
+    """FedAvg whose clients note the first mini-batch of each evaluation, on which they would tune the model."""
+
+    def personalise(self, client: Client, offer: Payload) -> Params:
+        SEEN.append((int(client.round), next(iter(client.batches(1, 4))).x))
+        return super().personalise(client, offer)
+
+
+def test_a_model_is_tuned_on_the_mini_batches_of_kinfed_s_evaluations():
+    population, seed = tiny_population(), 3
+    SEEN.clear()
+    model = make_model("linear", (1, 8, 8), population.classes, 0)
+    Experiment(Tuned(model, LocalTraining(batch_size=4)), population, "sequential", rounds=2, seed=seed).run()
+    expected = []
+    for evaluation in (1, 2):
+        for client, size in enumerate(SIZES):
+            order = order_samples(base_key(seed, "evaluate", evaluation), client, 0, size, torch.device("cpu"))
+            expected.append(population.x[population.train[client]][order[:4]])
+    seen = [x for _, x in SEEN[: len(expected)]]  # at the end there is one more, of all metrics
+    assert all(torch.equal(*pair) for pair in zip(seen, expected, strict=True))
