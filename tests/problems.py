@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kinfed.data import Population, Role, data_root
 from kinfed.engines import Sequential, Vectorised
-from kinfed.experiment import Experiment
+from kinfed.experiment import Evaluation, Experiment
 from kinfed.federation import Federation
 from kinfed.method import Method
 from kinfed.models import Model, make_model
@@ -80,11 +80,13 @@ def fit(
     engine: type[Federation] = Vectorised,
     population: Population | None = None,
     rounds: int = 3,
+    every: int = 0,
     **settings: object,
 ):  # type: ignore[no-untyped-def, type-arg]
-    """The state and the federation after some rounds."""
+    """The state and the federation after some rounds; clients are scored after the last alone, or every so many."""
     fed = engine(method, population or tiny_population(), **settings)  # type: ignore[arg-type]
-    experiment = Experiment.over(fed, rounds=rounds)
+    scored = Evaluation(every=every or max(1, rounds), metrics="main", signatures="none")
+    experiment = Experiment.over(fed, rounds=rounds, evaluation=scored)
     experiment.run()
     return experiment.state, fed
 

@@ -64,8 +64,12 @@ def test_ignores_in_texts_do_not_count(tmp_path: Path):
     assert write(tmp_path, {"a.py": text}).ignores() == ["a.py:1"]
 
 
-def test_the_table_names_what_exceeds_a_limit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_the_table_names_what_exceeds_a_limit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.setattr("sys.argv", ["house.py"])
+    small = write(tmp_path, {"params.py": "def f():\n    return 1\n", "errors.py": ""})
+    monkeypatch.setattr(house, "House", lambda: small)
     monkeypatch.setitem(LIMITS, "files", 1)
     house.main()
     assert "exceeded" in capsys.readouterr().out.splitlines()[0]

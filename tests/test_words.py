@@ -143,6 +143,9 @@ def expand(table: dict[str, str]) -> dict[str, str]:
 EVERY, IDENTIFIER = expand(EVERYWHERE), expand(AS_IDENTIFIERS)
 
 
+ANY_CASE = [re.compile(pattern, re.IGNORECASE) for pattern in (*PHRASES, ROWS_OF_SAMPLES)]
+
+
 def split_words(text: str) -> list[str]:
     """Lower-case words; identifiers are split at underscores and at capitals."""
     text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
@@ -199,16 +202,17 @@ def findings_in(path: Path) -> Iterator[Finding]:
     name = path.relative_to(ROOT).as_posix()
     text = without_exceptions(name, read(path))
     lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
-        for word in split_words(line):
-            if word in EVERY or (word == "rows" and not name.startswith(ROWS_OF_TABLES)):
-                yield name, number, word, line.strip()
-        for pattern in (*PHRASES, ROWS_OF_SAMPLES):
-            if match := re.search(pattern, line, re.IGNORECASE):
+    banned = EVERY.keys() if name.startswith(ROWS_OF_TABLES) else EVERY.keys() | {"rows"}
+    has_words, phrases = not banned.isdisjoint(split_words(text)), [p for p in ANY_CASE if p.search(text)]
+    for number, line in enumerate(lines, 1) if has_words or phrases else ():
+        yield from ((name, number, word, line.strip()) for word in split_words(line) if word in banned)
+        for pattern in phrases:
+            if match := pattern.search(line):
                 yield name, number, match.group(), line.strip()
     for number, found in identifiers(path, read(path)) if path.suffix != ".ipynb" else ():
-        for word in set(split_words(without_exceptions(name, found))) & IDENTIFIER.keys():
-            yield name, number, word, found
+        if not IDENTIFIER.keys().isdisjoint(split_words(found)):
+            words = set(split_words(without_exceptions(name, found))) & IDENTIFIER.keys()
+            yield from ((name, number, word, found) for word in words)
 
 
 def words_in_name(path: Path) -> set[str]:

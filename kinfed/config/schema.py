@@ -250,8 +250,8 @@ def read_part(parts: Parts, default: str, is_optional: bool, table: object) -> o
 
 def refuse_others(settings: Table, kind: type, name: str, parts: Parts) -> None:
     """Raise for a setting that only other parts of the same protocol have."""
-    for key in (key for key in settings if key not in field_schemas(kind)):
-        owners = [other for other, others in parts.registry.items() if key in field_schemas(others)]
+    for key in (key for key in settings if key not in held_fields(kind)):
+        owners = [other for other, others in parts.registry.items() if key in held_fields(others)]
         if owners:
             wanted = " or ".join(f"'{owner}'" for owner in owners)
             raise ValueError(f"{parts.kind} '{name}' has no setting '{key}': it goes with name = {wanted}")

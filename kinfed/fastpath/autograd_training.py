@@ -26,7 +26,6 @@ from kinfed.targets import fill_unknown, is_known
 LEAST = 3  # lanes; products of fewer round differently
 MOST = 2  # trainings whose memory is kept for their graphs
 TOGETHER, SMALL = 5, 2**18  # steps in a graph of networks with fewer weights; otherwise one
-PACKS = False  # whether weights of convolutions lie in a row as kernels read them
 SHARE = 0.6  # of the free memory of a GPU that a step may take
 SEQUENTIAL_KINDS = (
     nn.RNNBase,
@@ -282,9 +281,10 @@ def _prepare(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed
 
 
 def _lay_out(network: Network, start: Stack) -> RowLayout:
-    """How the weights that move lie in a row."""
+    """How the weights that move lie in a row: on a GPU those of convolutions as its kernels read them."""
     shapes = {name: start[name].shape[1:] for name in network.weights if name in start}
-    return RowLayout(shapes, find_convolutions(network.template) if PACKS else frozenset())
+    is_cuda = any(w.is_cuda for w in start.values())
+    return RowLayout(shapes, find_convolutions(network.template) if is_cuda else frozenset())
 
 
 def _phases(taken: list[int], few_sizes: bool) -> Iterator[tuple[int, int, int]]:

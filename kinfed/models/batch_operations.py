@@ -24,7 +24,6 @@ from kinfed.models.recurrent import CELLS, RECURRENT, Recurrence, is_packed, run
 from kinfed.registry import is_installed
 
 ALPHA = -1.7580993408473766  # what SELU tends to for large negative numbers
-OWN_NORMS = False  # whether GroupNorm of a block on a GPU is ours
 Shape = tuple[int, ...]
 
 
@@ -142,7 +141,8 @@ class BatchOperations(TorchFunctionMode):
         return F.instance_norm(x, None, None, weight, bias, True, momentum, eps)
 
     def group_norm(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        native = not OWN_NORMS or self.batch is None or self.is_exact
+        """Ours in training on a GPU, where convolutions leave channels innermost."""
+        native = self.batch is None or self.is_exact or not x.is_cuda
         return (F.group_norm if native else group_norm)(x, *args, **kwargs)
 
     def _move(self, running: Tensor | None, now: Tensor, momentum: float, moves: Tensor) -> None:

@@ -3,6 +3,7 @@
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,16 @@ class Model(Network):
 
     def check(self, x: Tensor) -> None:
         """Raises unless the network takes such samples, each independently, and its output fits the classes."""
-        if not self.weights:
+        if (kind := (x.shape[1:], x.dtype)) not in self._checked:
+            self._check(x)
+            self._checked.add(kind)
+
+    @cached_property
+    def _checked(self) -> set[tuple[torch.Size, torch.dtype]]:
+        return set()
+
+    def _check(self, x: Tensor) -> None:
+        if not any(w.requires_grad for w in self.evaluation_template.parameters()):
             raise ModelError("the network has no weights to train; wanted some that require a gradient")
         weights = self.init()
         try:

@@ -75,11 +75,13 @@ def cells_of(recipe: Recipe, wanted: Wanted) -> list[Cell]:
     found: dict[tuple[str, ...], Cell] = {}
     for column in choose(recipe.columns, wanted.columns):
         for row in choose(recipe.rows, wanted.rows):
-            for protocol in choose({name: recipe.protocols[name] for name in row.under}, wanted.protocols):
-                if column.name not in (row.published or row.columns):
-                    continue
+            if column.name not in (row.published or row.columns):
+                continue
+            protocols = choose({name: recipe.protocols[name] for name in row.under}, wanted.protocols)
+            for protocol in protocols:
                 cell = cell_of(recipe, row, column, protocol, wanted)
-                same = (row.name, column.name, cell.incomparable, *map(digest, cell.variants))
+                runs = map(digest, cell.variants) if len(protocols) > 1 else ()  # only then some may share them
+                same = (row.name, column.name, cell.incomparable, *runs)
                 found[same] = join_protocols(found[same], cell) if same in found else cell
     return list(found.values())
 

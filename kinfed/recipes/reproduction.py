@@ -174,7 +174,8 @@ def outcome_of(recipe: Recipe, cells: Sequence[Cell], order: Order, store: Store
     """What became of a table so far; where nothing was to run, missing data are no reason."""
     results, wanted = [], order.wanted
     for cell in cells:
-        failures = (store.failed.get(store.path(config).name) for config in cell.configs(wanted.seeds))
+        asked = cell.configs(wanted.seeds) if store.failed else ()
+        failures = (store.failed.get(store.path(config).name) for config in asked)
         state = next((f"failed: {why}" for why in failures if why), "")
         state = f"{NO_DATA}: {', '.join(cell.missing)}" if cell.missing and not order.show else state
         result = result_of(recipe, cell, wanted.seeds, store.run, state)

@@ -33,7 +33,15 @@ class Store:
 
     def run(self, config: Config) -> Run | None:
         """The run of this config, if it has ended."""
-        return Run(self.path(config)) if self.has(config) else None
+        if not self.has_runs:
+            return None
+        path = self.path(config)
+        return Run(path) if (path / SUMMARY).exists() else None
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether there is any run: naming the folder of one takes long where there are thousands to ask for."""
+        return (self.folder / "runs").is_dir()
 
 
 def jobs_of(

@@ -57,7 +57,7 @@ def test_clients_without_labels_or_training_rows_can_be_in_a_trial():
 
 def test_the_engine_chooses_when_a_task_comes_again_and_says_so(two_cores, caplog):
     with caplog.at_level(logging.DEBUG, "kinfed"):
-        _, fed = fit(FedAvg(nets()["own"], LOCAL), population=POPULATION, rounds=2, workers=0)
+        _, fed = fit(FedAvg(nets()["own"], LOCAL), population=POPULATION, rounds=2, every=1, workers=0)
     assert fed.tuned.keys() == {"train", "evaluate"}
     assert any("autotuned 'train'" in said and "one client at a time" in said for said in caplog.messages)
 

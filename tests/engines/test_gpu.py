@@ -10,9 +10,8 @@ from torch import nn
 from kinfed.client import FAST_PATH, Client, Samples
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.engines import Sequential, SeveralDevices, Vectorised
-from kinfed.fastpath import autograd_training
 from kinfed.methods import METHODS, FedAvg, Local
-from kinfed.models import Model, batch_operations, make_autoencoder, make_model
+from kinfed.models import Model, make_autoencoder, make_model
 from kinfed.models.batch_operations import draw_kept
 from kinfed.models.convolutions import Windows2d, convolve_lanes
 from kinfed.models.inputs import Inputs
@@ -151,11 +150,7 @@ def test_masks_of_dropout_are_the_same():
         assert torch.equal(here, there.cpu())
 
 
-@pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("packs", [False, True])
-def test_layouts_of_images_and_weights_agree_with_the_reference(monkeypatch, norms, packs):
-    monkeypatch.setattr(batch_operations, "OWN_NORMS", norms)
-    monkeypatch.setattr(autograd_training, "PACKS", packs)
+def test_layouts_of_images_and_weights_agree_with_the_reference():
     net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.MaxPool2d(2),
                         nn.Conv2d(8, 12, 3, padding=1), nn.GroupNorm(3, 12), nn.ReLU(), nn.Conv2d(12, 12, 3, 2),
                         nn.Flatten(), nn.Linear(108, 3))  # fmt: skip

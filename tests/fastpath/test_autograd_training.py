@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from kinfed.engines import Sequential, Vectorised
 from kinfed.fastpath import autograd_training
 from kinfed.fastpath.autograd_training import TrainingGraphs, _groups, _phases
-from kinfed.fastpath.optimiser import RowLayout
+from kinfed.fastpath.optimiser import RowLayout, find_convolutions
 from kinfed.methods import FedAvg, Local, Scaffold
-from kinfed.models import Model, batch_operations
+from kinfed.models import Model
+from kinfed.models.batch_operations import RULES
+from kinfed.models.convolutions import group_norm
 from kinfed.training import LocalTraining
 from tests.problems import assert_close, assert_same_bits, fit, tiny_population
 from tests.zoo import ZOO
@@ -73,8 +76,11 @@ def test_weights_of_convolutions_may_lie_as_kernels_read_them(monkeypatch, kind,
     expected, _ = fit(method, Sequential, population, 3)
     plan = autograd_training.plan_autograd
     monkeypatch.setattr("kinfed.training.plan_autograd", lambda *how: replace(plan(*how), in_turn=False))
-    monkeypatch.setattr(autograd_training, "PACKS", True)
-    monkeypatch.setattr(batch_operations, "OWN_NORMS", True)
+    lay_out = autograd_training._lay_out
+    packed = find_convolutions(net)
+    assert packed == {"0.weight", "4.weight"}
+    monkeypatch.setattr(autograd_training, "_lay_out", lambda *of: replace(lay_out(*of), packed=packed))
+    monkeypatch.setitem(RULES, F.group_norm, lambda _, *of, **named: group_norm(*of, **named))
     assert_close(fit(method, Vectorised, population, 3)[0].params, expected.params, atol=1e-5)
 
 

@@ -79,7 +79,7 @@ def test_clients_that_drift_apart_are_corrected():
 
 
 def test_it_moves_model_and_control_both_ways():
-    _, fed = fit(make("scaffold"), population=population(), rounds=3, fraction=0.5)
+    _, fed = fit(make("scaffold"), population=population(), rounds=3, every=1, fraction=0.5)
     assert method_bytes(fed.ledger) == 4 * 2 * fedavg_parameters(6, small_net().parameters(), 3)
     assert fed.ledger.down["evaluate"].max() == 3 * 4 * small_net().parameters(), "who only uses it needs no control"
 
