@@ -19,6 +19,7 @@ OF_A_RUN: dict[str, Callable[[Path], Chart]] = {
 }
 LINE = {"width": 420, "height": 260}
 MOST_POINTS = 25  # on a line
+DASHES = {"symbolType": "stroke", "symbolSize": 400, "symbolStrokeColor": "#555", "symbolStrokeWidth": 2}  # in a legend
 
 
 def save_figures(outcome: Outcome, folder: Path) -> list[Path]:
@@ -117,20 +118,22 @@ def line_panel(outcome: Outcome, table: str, title: str, where: str, rows: Rows)
     """
     axis = outcome.recipe.figure.x if outcome.recipe.figure else ""
     places = sorted({float(str(row["x"])) for row in rows})
-    ticks: Spec = {"axis": {"values": places}} if outcome.is_along_columns else {}
+    ticks: Spec = {"axis": {"values": places, "labelExpr": "datum.value"}} if outcome.is_along_columns else {}
     x, y = number("x", title=axis, **ticks), number("y", title=title, scale={"zero": False})
     ran = [result.cell for result in outcome.results if result.numbers]
     look: Spec = {"color": tell_apart("row", [cell.row.title for cell in ran]), "detail": {"field": "line"}}
     if len(protocols := dict.fromkeys(" = ".join(cell.protocols) for cell in ran)) > 1:
-        look["strokeDash"] = tell_apart("protocol", list(protocols), symbolType="stroke", symbolSize=400)
-    mark = {"type": "line", "point": len(places) <= MOST_POINTS, "strokeWidth": 2}
+        look["strokeDash"] = tell_apart("protocol", list(protocols), **DASHES)
     tips = show(line="line", x=axis, y=title)
     layers: list[Spec] = [
         {"mark": {"type": "area", "opacity": 0.15},
          "encoding": {"x": x, "y": number("low"), "y2": {"field": "high"}, "color": look["color"],
                       "detail": look["detail"]}},
-        {"mark": mark, "encoding": {"x": x, "y": y, "tooltip": tips, **look}},
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "tooltip": tips, **look}},
     ]  # fmt: skip
+    if len(places) <= MOST_POINTS:  # a layer of their own: as a part of lines they would hide the dashes of the legend
+        layers.append({"mark": {"type": "point", "filled": True, "size": 30, "opacity": 1},
+                       "encoding": {"x": x, "y": y, "tooltip": tips, "color": look["color"]}})  # fmt: skip
     return {"data": {"name": table}, "title": where, "layer": layers, **LINE}
 
 

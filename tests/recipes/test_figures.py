@@ -35,9 +35,10 @@ def test_rows_differ_in_colour_protocols_in_dashes_and_few_numbers_have_points()
         numbers = {f"{recipe.main}@{at}": 50.0 for at in range(1, rounds + 1)}
         cells = [replace(cell, missing=()) for cell in cells_of(recipe, Wanted())]
         chart = draw_panels(Outcome(recipe, tuple(judge_numbers(recipe, cell, {0: numbers}) for cell in cells)))
-        return chart.panels[0]["layer"][1]
+        return chart.panels[0]["layer"]
 
     few, many = draw("flis-figure-4", 5), draw("repa-figure-3", 30)
-    assert few["encoding"]["color"]["scale"]["domain"][:2] == ["FedAvg", "LG"] and "strokeDash" not in few["encoding"]
-    assert many["encoding"]["strokeDash"]["scale"]["domain"] == ["plain", "prox"]
-    assert [line["mark"]["point"] for line in (few, many)] == [True, False]
+    colour = few[1]["encoding"]["color"]["scale"]["domain"]
+    assert colour[:2] == ["FedAvg", "LG"] and "strokeDash" not in few[1]["encoding"]
+    assert many[1]["encoding"]["strokeDash"]["scale"]["domain"] == ["plain", "prox"]
+    assert [layer["mark"]["type"] for layer in few] == ["area", "line", "point"] and len(many) == 2
