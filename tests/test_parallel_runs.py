@@ -12,9 +12,10 @@ import torch
 
 from kinfed import processes
 from kinfed.config import read
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, OutOfMemory
 from kinfed.processes import THREADS, Spawned, start_early
 from kinfed.runs import parallel
+from kinfed.runs.lifecycle import explain_full_gpu
 from kinfed.runs.parallel import Job, Setup, Worker, Workers, start_workers
 
 
@@ -115,6 +116,14 @@ def test_a_failure_that_is_not_kinfeds_own_names_its_kind_and_its_place():
     assert said.startswith("RuntimeError: shape '[3]' is invalid") and "(test_parallel_runs.py, line " in said
     assert parallel.explain_failure(ConfigError("wanted one")) == "wanted one"
     assert parallel.explain_failure(KeyError("width")) == "KeyError: 'width'"  # never raised: no place
+
+
+def test_a_library_without_room_for_itself_means_a_full_gpu_and_other_errors_stay():
+    for status in ("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling", "CUBLAS_STATUS_ALLOC_FAILED"):
+        with pytest.raises(OutOfMemory, match="GPU memory is full: let fewer"), explain_full_gpu():
+            raise RuntimeError(status)
+    with pytest.raises(RuntimeError, match="shapes do not fit"), explain_full_gpu():
+        raise RuntimeError("shapes do not fit")
 
 
 def test_a_process_starts_all_devices_and_leaves_errors_to_its_runs(monkeypatch: pytest.MonkeyPatch):

@@ -141,12 +141,19 @@ class NoteEnd:
             self.events.note(event, **details)
 
 
+# What CUDA's libraries say where they find no memory for themselves, beside an allocator that holds the rest.
+NO_WORKSPACE = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUSOLVER_STATUS_INTERNAL_ERROR",
+                "CUSOLVER_STATUS_EXECUTION_FAILED")  # fmt: skip
+
+
 @contextmanager
 def explain_full_gpu() -> Iterator[None]:
     """Inside it a GPU that is full is an error in one line."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and not any(status in str(error) for status in NO_WORKSPACE):
+            raise
         asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         more = f", {asked[1]} more were asked for" if asked else ""
         raise OutOfMemory(f"GPU memory is full{more}: let fewer runs share it, or set engine.device=cpu") from None
