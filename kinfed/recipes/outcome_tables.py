@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
@@ -140,8 +141,8 @@ def number_reasons(outcome: Outcome) -> list[str]:
 
 
 def explain_absence(outcome: Outcome) -> list[str]:
-    """A line for each column whose data are not here or that was run in part, and one of all that were not run."""
-    lines, left = [], []
+    """Which columns have no data here, were run in part, or were not run at all."""
+    lines, partly, left = list[str](), defaultdict[str, list[str]](list), list[str]()
     for column in outcome.recipe.columns.values():
         results = [result for result in outcome.results if result.cell.column == column]
         if not results:
@@ -149,7 +150,7 @@ def explain_absence(outcome: Outcome) -> list[str]:
         if not all(result.is_absent for result in results):
             if is_sparse(results) and not outcome.recipe.figure:
                 absent = sum(result.is_absent for result in results)
-                lines.append(f"{column.title}: {absent} of {len(results)} rows were not run.")
+                partly[f"{absent} of {len(results)} rows were not run"].append(column.title)
             continue
         missing = ", ".join(dict.fromkeys(name for result in results for name in result.cell.missing))
         rows = len({result.cell.row.name for result in results})
@@ -157,7 +158,8 @@ def explain_absence(outcome: Outcome) -> list[str]:
             lines.append(f"{column.title}: {NO_DATA} ({missing}); {rows} rows were left out.")
         else:
             left.append(column.title)
-    return [*lines, *([f"Columns that were not run: {'; '.join(left)}."] if left else [])]
+    said = {**partly, **({"Columns that were not run": left} if left else {})}
+    return [*lines, *(f"{what}: {'; '.join(columns)}." for what, columns in said.items())]
 
 
 def find_offsets(outcome: Outcome) -> list[str]:
