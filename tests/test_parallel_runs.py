@@ -118,12 +118,20 @@ def test_a_failure_that_is_not_kinfeds_own_names_its_kind_and_its_place():
     assert parallel.explain_failure(KeyError("width")) == "KeyError: 'width'"  # never raised: no place
 
 
-def test_a_library_without_room_for_itself_means_a_full_gpu_and_other_errors_stay():
+def test_a_library_without_room_for_itself_means_a_full_gpu_and_other_errors_stay(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**37))
     for status in ("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling", "CUBLAS_STATUS_ALLOC_FAILED"):
         with pytest.raises(OutOfMemory, match="GPU memory is full: let fewer"), explain_full_gpu():
             raise RuntimeError(status)
     with pytest.raises(RuntimeError, match="shapes do not fit"), explain_full_gpu():
         raise RuntimeError("shapes do not fit")
+
+
+def test_a_library_that_fails_where_there_is_room_keeps_its_own_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**36, 2**37))
+    with pytest.raises(RuntimeError, match="INTERNAL_ERROR") as caught, explain_full_gpu():
+        raise RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR")  # as for a matrix of NaN
+    assert not isinstance(caught.value, OutOfMemory)
 
 
 def test_a_process_starts_all_devices_and_leaves_errors_to_its_runs(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kinfed.checks import at_least, fraction
-from kinfed.data.dataset import Dataset, labels_of
+from kinfed.data.dataset import Dataset, are_classes, labels_of
 from kinfed.data.drift import Drift
 from kinfed.data.own_samples import samples_for_testing
 from kinfed.data.partitions import PARTITIONS
@@ -236,7 +236,7 @@ class Supply:
         public_test = public.draw(unseen, public.test, generator(seed, "public test"))
         train, test = others(count, public_train), others(len(unseen), public_test)
         writers = (pick(dataset.writer_train, train), pick(dataset.writer_test, test))
-        has_classes = dataset.y_train.dtype.kind in "iub" and dataset.y_train.ndim == 1
+        has_classes = are_classes(dataset.y_train)
         classes = dataset.classes if has_classes else 1
         labels = Labels(known[train], unseen[test], classes, *writers, dataset.client_clusters, has_classes)
         return cls(labels, train, count + test, np.concatenate([public_train, count + public_test]))

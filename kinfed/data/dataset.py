@@ -101,11 +101,14 @@ def as_usual(x: Plain) -> Plain:
     return x.astype(np.int64, copy=False) if x.dtype.kind in "iu" and x.dtype != np.uint8 else x
 
 
+def are_classes(y: Plain) -> bool:
+    """Whether targets are classes, and not numbers or sequences."""
+    return y.ndim == 1 and y.dtype.kind in "iub"
+
+
 def labels_of(y: Plain) -> Index:
     """Classes as they are; other targets as one class for all."""
-    if y.ndim == 1 and y.dtype.kind in "iub":
-        return y.astype(np.int64)
-    return np.zeros(len(y), np.int64)
+    return y.astype(np.int64) if are_classes(y) else np.zeros(len(y), np.int64)
 
 
 def as_values(names: Sequence[str]) -> Plain:

@@ -37,7 +37,7 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
     server_lr: float = 1.0  # η_g, the step of the server
     weighting: Literal["clients", "samples"] = "clients"  # of the mean over participants
 
-    sgd_reason: ClassVar[str] = "SCAFFOLD's control variates are gradients of SGD, to which its steps do not fit"
+    sgd_reason: ClassVar[str] = "SCAFFOLD's control variates are gradients of SGD, and do not fit other steps"
 
     def __post_init__(self) -> None:
         above_zero(server_lr=self.server_lr)

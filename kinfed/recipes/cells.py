@@ -22,7 +22,7 @@ SOURCE = ("signature", "pretraining", "source")  # of a method that has an encod
 NO_DATASET = ("", "public")
 BASE: Table = {"evaluation": {"metrics": "main"}}  # no measure needs others, for which clients are asked one by one
 # What a recipe may change afterwards: settings that change no number that is kept.
-UNTOLD = ("checkpoint_every", "evaluation.every", "evaluation.adapt_every", "evaluation.metrics")
+NOT_DIGESTED = ("checkpoint_every", "evaluation.every", "evaluation.adapt_every", "evaluation.metrics")
 WHERE = ("compare", "seeds", "seed", "checkpoint_every", "trackers", "task.metrics")  # what changes no number of a run
 
 
@@ -208,8 +208,10 @@ def digest(config: Config) -> str:
 
 def digest_tables(tables: Sequence[Table], measures: Sequence[str]) -> str:
     """A short text for what a recipe sets in these tables and its measures hang on."""
-    untold = UNTOLD if any("target" in measure for measure in measures) else (*UNTOLD, "evaluation.target")
-    flat = [{k: v for k, v in flatten(table).items() if k not in untold} for table in tables]
+    left_out = (
+        NOT_DIGESTED if any("target" in measure for measure in measures) else (*NOT_DIGESTED, "evaluation.target")
+    )
+    flat = [{k: v for k, v in flatten(table).items() if k not in left_out} for table in tables]
     return hashlib.blake2b(json.dumps(flat, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 

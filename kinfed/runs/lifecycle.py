@@ -141,9 +141,17 @@ class NoteEnd:
             self.events.note(event, **details)
 
 
-# What CUDA's libraries say where they find no memory for themselves, beside an allocator that holds the rest.
+# What CUDA's libraries say where they find no memory for themselves; all but the first have other causes, too.
 NO_WORKSPACE = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUSOLVER_STATUS_INTERNAL_ERROR",
                 "CUSOLVER_STATUS_EXECUTION_FAILED")  # fmt: skip
+LITTLE = 2**30  # bytes: less than this is free on a GPU that others fill
+
+
+def lacks_workspace(said: str) -> bool:
+    """Whether one of CUDA's libraries failed for want of memory: it says so, or there is little left."""
+    if NO_WORKSPACE[0] in said:
+        return True
+    return any(status in said for status in NO_WORKSPACE) and torch.cuda.mem_get_info()[0] < LITTLE
 
 
 @contextmanager
@@ -152,7 +160,7 @@ def explain_full_gpu() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and not any(status in str(error) for status in NO_WORKSPACE):
+        if not isinstance(error, torch.OutOfMemoryError) and not lacks_workspace(str(error)):
             raise
         asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         more = f", {asked[1]} more were asked for" if asked else ""
