@@ -1,7 +1,7 @@
 """Where the runs of recipes are, and which of them are wanted."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kinfed.config import Config, flatten
@@ -22,6 +22,9 @@ class Store:
 
     folder: Path
     failed: dict[str, str] = field(default_factory=dict)  # run folder -> why
+    adapted: dict[str, Config] = field(
+        default_factory=dict
+    )  # by digest of a wanted run: the one whose clients adapt too
 
     def path(self, config: Config) -> Path:
         """Where the run of a config is: the same for all tables that need it."""
@@ -35,8 +38,22 @@ class Store:
         """The run of this config, if it has ended."""
         if not self.has_runs:
             return None
-        path = self.path(config)
-        return Run(path) if (path / SUMMARY).exists() else None
+        for each in (config, self.find_adapted(config)):
+            if self.has(each):
+                return Run(self.path(each))
+        return None
+
+    def share(self, configs: Iterable[Config]) -> None:
+        """Notes runs whose clients are scored after adaptation, too: they have all numbers of those without it."""
+        for config in configs:
+            if config.evaluation.adapt:
+                self.adapted.setdefault(digest_served(config), replace(config, seed=0))
+
+    def find_adapted(self, config: Config) -> Config:
+        """The wanted run that stands for this one, because its clients also adapt; else this one."""
+        if not self.adapted or config.evaluation.adapt or not (other := self.adapted.get(digest_served(config))):
+            return config
+        return replace(other, seed=config.seed)
 
     @property
     def has_runs(self) -> bool:
@@ -52,15 +69,21 @@ def jobs_of(
     Cells and seeds that have kept numbers are left out, where those are given.
     """
     jobs: dict[tuple[str, int], Job] = {}
+    store.share(config for _, cells in planned for cell in cells if not cell.missing for config in cell.variants)
     for recipe, cells in planned:
         for cell in cells:
             seeds = kept.find_lacking(recipe.name, cell, wanted.seeds) if kept else wanted.seeds
             for config in cell.configs(seeds) if not cell.missing else ():
                 said = f"{recipe.name}: {cell.row.title}, {cell.column.title}, {' and '.join(cell.protocols)}"
-                for each in (config, *references(recipe, config)):
+                for each in map(store.find_adapted, (config, *references(recipe, config))):
                     job = Job(each, f"{said}, seed {each.seed}", store.path(each), keeps_checkpoint=False)
                     jobs.setdefault((digest(each), each.seed), job)
     return train_encoders_first(group_by_clients(list(jobs.values())))
+
+
+def digest_served(config: Config) -> str:
+    """A short text that two configs share when their runs have the same numbers as served, but for the seed."""
+    return digest(replace(config, evaluation=replace(config.evaluation, adapt=False, adapt_every=0)))
 
 
 def train_encoders_first(jobs: Sequence[Job]) -> list[Job]:

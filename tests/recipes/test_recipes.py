@@ -281,6 +281,20 @@ def test_flis_tables_i_and_iii_share_runs_and_a_target_changes_kept_numbers_only
     assert len({digest_tables([table], ["rounds_to_target"]) for table in tables}) == 2
 
 
+def test_a_run_whose_clients_also_adapt_stands_for_the_one_whose_do_not(data, tmp_path):
+    recipe, store = load_recipe("flis-table-2"), Store(tmp_path)
+    wanted = Wanted(rows=("lg", "ifca"), columns=("fmnist",), protocols=("paper", "fair"), data_dir=str(data))
+    cells = cells_of(recipe, wanted)
+    jobs = jobs_of([(recipe, cells)], wanted, store)
+    assert sorted(job.config.method for job in jobs) == ["ifca", "ifca", "lg_fedavg"]
+    (adapted,) = (job for job in jobs if job.config.method == "lg_fedavg")
+    paper = next(cell for cell in cells if (cell.row.name, cell.protocols) == ("lg", ("paper",))).variants[0]
+    assert adapted.config.evaluation.adapt and not paper.evaluation.adapt
+    adapted.path.mkdir(parents=True)
+    (adapted.path / "summary.json").write_text("{}")
+    assert store.run(paper) and not Store(tmp_path).run(paper)
+
+
 def test_a_recipe_that_extends_itself_is_refused(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f'extends = "{tmp_path / "mine"}"\ntitle = "t"\n')
