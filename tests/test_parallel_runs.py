@@ -102,6 +102,16 @@ def test_a_command_starts_as_many_processes_as_it_has_cores_at_most(monkeypatch:
     assert asked == [(0, 8), (2, 4), (3, 2), (8, 1), (0, 8)]
 
 
+def test_processes_know_with_how_many_they_share_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Setup] = []
+    monkeypatch.setattr(parallel, "start_workers", lambda count, setup: nullcontext(asked.append(setup) or []))
+    monkeypatch.setattr(parallel, "choose_device", lambda device: device)
+    for jobs in (9, 3):
+        with Workers(4) as workers:
+            workers.prepare(make_jobs(jobs, "cuda"))
+    assert [setup.processes for setup in asked] == [4, 3]
+
+
 def make_jobs(count: int, device: str = "cpu") -> list[Job]:
     return [Job(read({"engine": {"device": device}}), "", Path(str(number))) for number in range(count)]
 

@@ -148,6 +148,23 @@ class Cut:
         return Block(positions, torch.tensor(copies, device=self.device), (longest[0], longest[1]), self.step_graphs)
 
 
+@dataclass
+class Retry:
+    """When a task, whose blocks others left too little memory for, tries larger ones again."""
+
+    pause: int = 4  # calls that go well before; doubled each time
+    calls: int = 0
+
+    def note_success(self) -> bool:
+        """Whether it is time for larger blocks."""
+        self.calls += 1
+        return self.calls >= self.pause
+
+    def start_again(self) -> None:
+        """Waits for twice as many calls."""
+        self.pause, self.calls = 2 * self.pause, 0
+
+
 TOO_LARGE = ("DefaultCPUAllocator", "ALLOC_FAILED", "canUse32BitIndexMath", "32-bit", "invalid configuration argument",
              "CUDNN_STATUS_NOT_SUPPORTED")  # fmt: skip
 NOT_VECTORISED = ("vmap", "functorch", "atching rule", "Cannot access data pointer")  # what torch says of a task

@@ -30,6 +30,7 @@ from kinfed.engines.blocks import (
     Bounds,
     Cut,
     ExecutionPlan,
+    Retry,
     SampleTable,
     candidate_plans,
     cores,
@@ -41,8 +42,9 @@ from kinfed.engines.blocks import (
 from kinfed.engines.sequential import loop
 from kinfed.engines.workers import ProgressLog, run_at_once
 from kinfed.errors import ConfigError, SequentialOnly
-from kinfed.fastpath import StepGraphs, TrainingGraphs, supports
+from kinfed.fastpath import LEAST, StepGraphs, TrainingGraphs, supports
 from kinfed.federation import Offer, Resident
+from kinfed.gpu_memory import give_back, is_crowded, keep_to_limit, room_on
 from kinfed.models import Network
 from kinfed.models.network import BFLOAT16
 from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, select, to_flat
@@ -50,8 +52,8 @@ from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, sele
 LOG = logging.getLogger("kinfed.engines")
 Precision = Literal["float32", "tf32", "bf16"]  # of the products that clients compute on a GPU
 GIBIBYTE = 2**30
-FEW = 32  # clients of a block; a task that fails with so few is not failing for their number
 MANY = {"cuda": 4096, "cpu": 32}  # more lanes gain nothing and make activations large
+ACTIVATIONS, OF_TOKEN = 16, 1024  # numbers that a network makes of each number, or token, of a sample, roughly
 MOST_GRAPHS = 48  # of blocks; each holds the memory of its inputs and outputs
 EVERYTHING = frozenset({"train", "test", "key", "round", "since", "memory"})  # what a task may read
 
@@ -103,19 +105,23 @@ class Vectorised(Resident):
         if self.on_gpu:
             finish_before_exit(self.device)
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-            self.free = torch.cuda.mem_get_info(self.device)[0] // 2
+            self.free = room_on(self.device) // 2
         self.graphs, self.step_graphs, self.training_graphs = CudaGraphs(MOST_GRAPHS), StepGraphs(), TrainingGraphs()
         self.tables: dict[str, SampleTable] = {}
         self.arrived: Tensor | None = None
         self.fallbacks: set[str] = set()  # tasks that vmap refuses
         self.reads: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it reads of a client
         self.lanes: dict[str, int] = {}  # task -> most clients in a block that fit into memory
+        self.retries: dict[str, Retry] = {}  # task whose blocks others left no room for -> when larger ones are tried
+        self.said_full = False
         self.layouts: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         here = torch.cuda.device(self.device) if self.on_gpu else nullcontext()  # where kernels are launched
         with here, multiply_in(self.precision):  # never for what the server does with the replies
-            return self._run_task(name, cohort, keys, offer)
+            answer = self._run_task(name, cohort, keys, offer)
+            give_back(self.device)
+            return answer
 
     def _run_task(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         task = find_task(self.method, name)
@@ -129,19 +135,23 @@ class Vectorised(Resident):
         began = time.perf_counter()
         try:
             answer = self._run_once_per_test_set(name, cohort, keys, offer)
-        except (SequentialOnly, RuntimeError) as refusal:
-            if not _may_run_sequentially(refusal):
+        except (SequentialOnly, RuntimeError) as error:
+            if not _may_run_sequentially(error):
                 raise
-            return self._fall_back(name, cohort, keys, offer, refusal)
-        if self.tunes and time.perf_counter() - began > SLOW:
-            self.slow.add(name)
-        return answer
+            refusal = error.with_traceback(None)  # its frames would hold what the block had in memory
+        else:
+            if self.tunes and time.perf_counter() - began > SLOW:
+                self.slow.add(name)
+            return answer
+        return self._fall_back(name, cohort, keys, offer, refusal)
 
     def _fall_back(
         self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, refusal: Exception
     ) -> tuple[Payload, Payload]:
         answer = loop(self, name, cohort, keys, offer, serialises=False)
         reason = str(refusal).strip().splitlines()[0].split(". ")[0].rstrip(".")
+        if self.on_gpu and isinstance(refusal, torch.OutOfMemoryError):
+            reason = f"GPU memory is full even for blocks of {LEAST} clients"
         warnings.warn(f"{reason}: clients {_verb(name)} sequentially", stacklevel=5)
         if not isinstance(refusal, torch.OutOfMemoryError):  # others may have left room next time
             self.fallbacks.add(name)
@@ -197,28 +207,62 @@ class Vectorised(Resident):
     def _run_blocks(
         self, name: str, ids: list[int], cohort: Tensor, keys: Tensor, offer: Offer
     ) -> tuple[Payload, Payload]:
+        """Replies of all, in blocks that fit into memory: they are halved until they do."""
+        while True:
+            lanes = min(len(ids), self._choose_lanes(name, len(ids), offer))
+            try:
+                with keep_to_limit(self.device) if lanes > LEAST else nullcontext():
+                    answer = self._try_blocks(name, ids, cohort, keys, offer, lanes)
+            except RuntimeError as error:
+                if lanes <= LEAST or not is_too_large(error):
+                    raise
+            else:
+                self._note_success(name)
+                return answer
+            self._halve(name, lanes)  # not before here, where the error's frames hold no memory any more
+
+    def _choose_lanes(self, name: str, clients: int, offer: Offer) -> int:
+        """How many clients a block has at most: as many as were found to fit, or as the plan says."""
+        fit = self.block or self._lanes_that_fit(name, clients, offer)
+        return min(fit, self.lanes.get(name, fit))
+
+    def _try_blocks(
+        self, name: str, ids: list[int], cohort: Tensor, keys: Tensor, offer: Offer, lanes: int
+    ) -> tuple[Payload, Payload]:
         workers = self._plan(name).workers
-        lanes = self.lanes.get(name) or self.block or self._lanes_that_fit(len(cohort), offer, workers)
         one = partial(self._run_block, name, cohort, keys, offer)
         work = ProgressLog(name, len(ids)).wrap(one, lambda block: len(block.order))
         reads = self._reads(name, offer)
         cut = Cut(self._table("train"), self._table("test"), self.device, self._captures_steps(reads))
         blocks = list(cut.blocks(ids, lanes, by_test="train" not in reads))
         self._log_layout(name, f"{len(blocks)} blocks of up to {lanes} clients, {workers} at once")
-        try:
-            parts = run_at_once(work, blocks, workers) if workers > 1 else [work(block) for block in blocks]
-        except RuntimeError as error:
-            half = min(lanes, len(cohort)) // 2
-            if half < FEW or not is_too_large(error):
-                raise
-            self.lanes[name] = half
-            self.step_graphs.clear()
-            self.training_graphs.clear()
-            self.graphs.clear()
-            return self._run_blocks(name, ids, cohort, keys, offer)
+        parts = run_at_once(work, blocks, workers) if workers > 1 else [work(block) for block in blocks]
         order = [position for block in blocks for position in block.order]
         send, keep = (join_in_order(order, [part[i] for part in parts]) for i in range(2))
         return from_flat(send), from_flat(keep)
+
+    def _halve(self, name: str, lanes: int) -> None:
+        """Gives all memory back that can be computed anew; blocks of this task are half as large from now on."""
+        self.lanes[name] = max(LEAST, lanes // 2)
+        self.step_graphs.clear()
+        self.training_graphs.clear()
+        self.graphs.clear()
+        LOG.debug("'%s': memory did not suffice for %d clients, %d are tried", name, lanes, self.lanes[name])
+        if not is_crowded(self.device):
+            return  # as many would never fit
+        self.retries.setdefault(name, Retry()).start_again()
+        if not self.said_full:
+            warnings.warn(
+                "GPU memory is full, since other processes use it, too: blocks have fewer clients until there is room",
+                stacklevel=6,
+            )
+        self.said_full = True
+
+    def _note_success(self, name: str) -> None:
+        """Where others had left too little memory, doubles blocks after some calls that went well."""
+        if name in self.retries and name in self.lanes and self.retries[name].note_success():
+            self.lanes[name] *= 2
+            self.retries[name].calls = 0
 
     def _log_layout(self, name: str, layout: str) -> None:
         if self.layouts.get(name) != layout:
@@ -304,14 +348,26 @@ class Vectorised(Resident):
         self.reads[(name, *_part("shared ", inputs), *_part("each ", inputs))] = execution.reads
         return outputs
 
-    def _lanes_that_fit(self, clients: int, offer: Offer, workers: int) -> int:
+    def _lanes_that_fit(self, name: str, clients: int, offer: Offer) -> int:
         """How many clients fit into a block: weights, gradients, momentum and activations.
 
         The cohort is cut evenly, so that all workers have the same to do.
         """
-        each = 12 * offer.bytes_each() + 2**20
-        most = max(2, min(MANY.get(self.device.type, FEW), self.free // workers // each))
+        workers = self._plan(name).workers
+        each = 12 * offer.bytes_each() + 2**20 + self._activations(self._reads(name, offer))
+        most = max(2, min(MANY.get(self.device.type, 32), self.free // workers // each))
         return -(-clients // (workers * -(-clients // (workers * most))))
+
+    def _activations(self, reads: set[str] | frozenset[str]) -> int:
+        """Bytes that a network makes of the samples that a client looks at in one go, roughly.
+
+        Training takes small batches, or measures its steps; a CPU's blocks are small.
+        """
+        if not self.on_gpu or FAST_PATH in reads or AUTOGRAD in reads:
+            return 0
+        is_token = not self.x.is_floating_point() and self.x.dtype != torch.uint8
+        width = max(self._table(part).bounds.width for part in ("train", "test"))
+        return 4 * width * self.x[0].numel() * (OF_TOKEN if is_token else ACTIVATIONS)
 
 
 def _key(name: str, offer: Offer) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from kinfed.client import Batch
 from kinfed.cuda_graphs import CAPTURING, CudaGraphs
 from kinfed.errors import raise_if_cancelled
 from kinfed.fastpath.optimiser import Optimiser, OptimiserState, RowLayout, find_convolutions
+from kinfed.gpu_memory import room_on
 from kinfed.keys import fold
 from kinfed.models.network import WEIGHT, Network, take_gradients
 from kinfed.params import NOTHING, Params, Stack, stack
@@ -26,7 +27,7 @@ from kinfed.targets import fill_unknown, is_known
 LEAST = 3  # lanes; products of fewer round differently
 MOST = 2  # trainings whose memory is kept for their graphs
 TOGETHER, SMALL = 5, 2**18  # steps in a graph of networks with fewer weights; otherwise one
-SHARE = 0.6  # of the free memory of a GPU that a step may take
+SHARE = 0.6  # of the memory that this process may still take on a GPU, for a step
 SEQUENTIAL_KINDS = (
     nn.RNNBase,
     nn.Conv1d,
@@ -316,8 +317,7 @@ def _lanes_at_once(plan: AutogradPlan, steps: Steps, start: Stack, fixed: Stack)
     known = plan.graphs.bytes_each if plan.graphs else {}
     if key not in known:
         known[key] = _measure_lane(plan, steps, start, fixed)
-    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    most = max(LEAST, int(SHARE * free / known[key]))
+    most = max(LEAST, int(SHARE * room_on(steps.x.device) / known[key]))
     return -(-lanes // -(-lanes // most))
 
 

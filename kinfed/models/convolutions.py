@@ -21,6 +21,8 @@ from kinfed.registry import is_installed
 Pair = tuple[int, int]
 FEW_CHANNELS = 128
 BUSY = 1056  # tiles of a product that keep a large GPU busy
+GATHERED = 2**26  # numbers that windows may have at once where nothing is kept for a gradient
+LEAST = 3  # lanes; products of fewer round differently
 
 
 class Windows2d(NamedTuple):
@@ -76,12 +78,14 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, windows: Windows2d) -> Tensor:
-        seen = gather_windows(images.flatten(0, 1), windows)
-        grid = images.shape[0], images.shape[1], seen.shape[1], seen.shape[2], weight.shape[2]
+        parts = 1 if any(ctx.needs_input_grad) else count_parts(images, weight, windows)
+        if parts > 1:
+            some = zip(images.tensor_split(parts), weight.tensor_split(parts), strict=True)
+            return torch.cat([multiply_windows(*part, windows)[1] for part in some])
         ctx.windows, ctx.image = windows, images.shape
-        rows = seen.view(len(images), -1, weight.shape[1])
+        rows, product = multiply_windows(images, weight, windows)
         ctx.save_for_backward(rows, weight)
-        return (rows @ weight).view(grid)
+        return product
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
@@ -156,6 +160,20 @@ def multiply_deep(left: Tensor, right: Tensor) -> Tensor:
         return left.transpose(1, 2) @ right
     cut = [t.reshape(lanes * parts, rows // parts, -1) for t in (left, right)]
     return (cut[0].transpose(1, 2) @ cut[1]).view(lanes, parts, k, -1).sum(1)
+
+
+def count_parts(images: Tensor, weight: Tensor, windows: Windows2d) -> int:
+    """In how many parts the lanes [lanes, b, h, w, c] go, so that windows of all of them are not there at once."""
+    down, across = windows.grid((images.shape[2], images.shape[3]))
+    of_lane = images.shape[1] * down * across * weight.shape[1]
+    return max(1, len(images) // max(LEAST, GATHERED // max(1, of_lane)))
+
+
+def multiply_windows(images: Tensor, weight: Tensor, windows: Windows2d) -> tuple[Tensor, Tensor]:
+    """What windows see, as rows [lanes, rows, taps · c], and their products [lanes, b, down, across, out]."""
+    seen = gather_windows(images.flatten(0, 1), windows)
+    rows = seen.view(len(images), -1, weight.shape[1])
+    return rows, (rows @ weight).view(*images.shape[:2], *seen.shape[1:3], weight.shape[2])
 
 
 class _Fold(torch.autograd.Function):

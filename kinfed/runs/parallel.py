@@ -21,6 +21,7 @@ from kinfed.config import POPULATION, Config, make_population, to_toml
 from kinfed.data import Population
 from kinfed.engines import choose_device
 from kinfed.errors import CheckpointError, ConfigError, KinfedError, OutOfMemory
+from kinfed.gpu_memory import share_with
 from kinfed.processes import Spawned, end_processes, receive_from, start_processes
 from kinfed.progress import Display, Silence
 from kinfed.runs.lifecycle import Given, Place, resume, start
@@ -142,6 +143,7 @@ class Setup:
     place: str  # the working folder
     threads: int  # of torch
     device: str = "cpu"  # that it starts before its first run
+    processes: int = field(default=1, compare=False)  # that share the device
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ class Workers:
     def take(self, count: int, device: str) -> list[Worker]:
         """So many workers at least: those that are there if they have the right threads and device, else new ones."""
         share = count if device == "cpu" else self.at_once  # on a GPU, cores are no reason for other processes
-        setup = Setup(os.getcwd(), self.threads or max(1, torch.get_num_threads() // share), device)
+        setup = Setup(os.getcwd(), self.threads or max(1, torch.get_num_threads() // share), device, count)
         if setup != self.setup:
             self.close()
             self.setup = setup
@@ -338,6 +340,7 @@ def work(setup: Setup, line: Connection) -> None:
     """What a process does: one run after the other."""
     os.chdir(setup.place)  # a spawned process begins where its parent began
     torch.set_num_threads(setup.threads)
+    share_with(setup.processes)
     start_devices(setup.device)
     runner, display = Runner(), Silence(line.send)
     with suppress(KeyboardInterrupt):

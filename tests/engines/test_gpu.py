@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 from kinfed.client import FAST_PATH, Client, Samples
+from kinfed.client_tasks import evaluate
 from kinfed.cuda_graphs import CudaGraphs
+from kinfed.data import Population
 from kinfed.engines import Sequential, SeveralDevices, Vectorised
+from kinfed.gpu_memory import CONTEXT, PROCESSES
 from kinfed.methods import METHODS, FedAvg, Local
 from kinfed.models import Model, make_autoencoder, make_model
 from kinfed.models.batch_operations import draw_kept
@@ -193,6 +196,35 @@ def test_too_many_lanes_for_the_memory_are_halved():
     state = method.round(method.init(fed), 0, fed)
     assert fed.lanes["train"] == 40
     assert_close(on_cpu(state.params), fit(method, Sequential, population, 1)[0].params)
+
+
+def many_test_samples(clients: int = 200, each: int = 256) -> Population:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (2000, 3, 32, 32), dtype=torch.uint8, generator=draw)
+    rows = torch.randint(0, 2000, (clients, each), generator=draw)
+    return Population(x, torch.randint(0, 10, (2000,), generator=draw), tuple(rows[:, :20]), tuple(rows), 10)
+
+
+def test_a_process_of_several_keeps_to_its_share_of_the_memory(monkeypatch):
+    method, population = FedAvg(make_model("lenet5", (3, 32, 32), 10), LOCAL), many_test_samples()
+    monkeypatch.setenv(PROCESSES, "1")
+    whole = Vectorised(method, population, device="cuda")
+    state = method.init(whole)
+    expected = whole.run(evaluate, whole.clients, method.offer(state, whole.clients, whole))["loss"]
+    del whole
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    monkeypatch.setenv(PROCESSES, str(torch.cuda.mem_get_info()[1] // (2**30 + CONTEXT)))  # a GiB each
+    fed = Vectorised(method, population, device="cuda", block=200)
+    for _ in range(4):  # eagerly, captured, and replayed
+        got = fed.run(evaluate, fed.clients, method.offer(state, fed.clients, fed))["loss"]
+        torch.testing.assert_close(got, expected)
+    assert fed.lanes["evaluate"] < 200 and fed.graphs.graphs
+    assert torch.cuda.max_memory_reserved() < 1.6 * 2**30
+    fed.graphs.clear()
+    planned = Vectorised(method, population, device="cuda")
+    planned.run(evaluate, planned.clients, method.offer(state, planned.clients, planned))
+    assert not planned.lanes, "by itself it asks for no more than its share"
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -1,11 +1,12 @@
-"""GroupNorm of a block of clients beside torch's own."""
+"""Convolutions and GroupNorm of a block of clients beside torch's own."""
 
 import pytest
 import torch
 from torch.func import vmap
 from torch.nn import functional as F
 
-from kinfed.models.convolutions import group_norm, norm_lanes
+from kinfed.models import convolutions
+from kinfed.models.convolutions import Windows2d, convolve_lanes, group_norm, norm_lanes
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -35,3 +36,22 @@ def test_in_a_vmap_with_and_without_weights(shape):
     torch.testing.assert_close(whole, torch.stack([F.group_norm(t, 2, weight[0], bias) for t in x]))
     bare = vmap(lambda x: group_norm(x, 3))(x)
     torch.testing.assert_close(bare, torch.stack([F.group_norm(t, 3) for t in x]))
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 7, 8])
+def test_windows_are_gathered_a_few_lanes_at_a_time_unless_a_gradient_needs_them(lanes, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(lanes, 4, 2, 9, 9, generator=draw), torch.randn(lanes, 5, 2, 3, 3, generator=draw)
+    windows = Windows2d((3, 3), (2, 2), (1, 1), (1, 1))
+    gather, gathered = convolutions.gather_windows, []
+    monkeypatch.setattr(convolutions, "GATHERED", 2 * 4 * 5 * 5 * 18)  # two lanes, but fewer than three never go alone
+    monkeypatch.setattr(
+        convolutions,
+        "gather_windows",
+        lambda images, windows: gathered.append(len(images) // 4) or gather(images, windows),
+    )
+    got = convolve_lanes(x, weight, windows)
+    torch.testing.assert_close(got, torch.stack([F.conv2d(a, b, None, 2, 1) for a, b in zip(x, weight, strict=True)]))
+    assert gathered == {2: [2], 3: [3], 7: [4, 3], 8: [4, 4]}[lanes]
+    gathered.clear()
+    assert torch.equal(convolve_lanes(x, weight.requires_grad_(), windows), got) and gathered == [lanes]

@@ -1,0 +1,108 @@
+"""What an engine does where memory does not suffice."""
+
+import warnings
+import weakref
+
+import pytest
+import torch
+
+from kinfed.client import FAST_PATH
+from kinfed.engines import Sequential, Vectorised
+from kinfed.engines import vectorised as module
+from kinfed.engines.blocks import LEAST, Retry
+from kinfed.methods import FedAvg
+from kinfed.training import LocalTraining
+from tests.problems import assert_close, fit, small_net, tiny_population
+
+LOCAL, CLIENTS = LocalTraining(epochs=1, batch_size=5, lr=0.05), 24
+
+
+class Crowded(Vectorised):
+    """An engine on which so many clients fit into a block."""
+
+    room = 4
+    tried: list[int]
+
+    def _run_block(self, name, cohort, keys, offer, block):
+        self.tried = [*getattr(self, "tried", []), len(block.order)]
+        if len(block.order) > self.room:
+            raise torch.OutOfMemoryError("pretended")
+        return super()._run_block(name, cohort, keys, offer, block)
+
+
+def crowded(room: int = 4) -> tuple[FedAvg, Crowded]:
+    method = FedAvg(small_net(), LOCAL)
+    fed = Crowded(method, tiny_population((6,) * CLIENTS), block=CLIENTS, workers=1)
+    fed.room = room
+    return method, fed
+
+
+def test_blocks_are_halved_until_they_fit_and_stay_so_where_nobody_else_has_the_memory():
+    method, fed = crowded()
+    state = method.round(method.init(fed), 0, fed)
+    assert fed.tried[:3] == [24, 12, 6] and set(fed.tried[3:]) == {3} and fed.lanes["train"] == 3
+    for round in range(20):
+        method.round(state, round + 1, fed)
+    assert max(fed.tried[3:]) == 3
+    assert_close(state.params, fit(method, Sequential, fed.population, 1)[0].params)
+
+
+def test_only_where_the_smallest_block_fails_do_clients_train_sequentially():
+    method, fed = crowded(room=LEAST - 1)
+    with pytest.warns(UserWarning, match="pretended: clients train sequentially"):
+        method.round(method.init(fed), 0, fed)
+    assert fed.tried == [24, 12, 6, 3]
+
+
+def test_blocks_grow_again_after_others_had_the_memory_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "is_crowded", lambda device: True)
+    method, fed = crowded(room=12)
+    with pytest.warns(UserWarning, match="GPU memory is full, since other processes use it, too") as said:
+        state = method.round(method.init(fed), 0, fed)
+    assert len(said) == 1 and fed.lanes["train"] == 12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for round in range(8):
+            state = method.round(state, round + 1, fed)  # after the eighth call larger blocks are tried, in vain
+        assert fed.tried.count(24) == 2 and fed.lanes["train"] == 12
+        fed.room = CLIENTS
+        for round in range(16):
+            state = method.round(state, round + 9, fed)
+    assert fed.tried[-1] == 24 and fed.lanes["train"] == 24
+
+
+def test_the_pause_before_larger_blocks_doubles():
+    retry = Retry(pause=1)
+    retry.start_again()
+    assert [retry.note_success() for _ in range(3)] == [False, True, True]
+
+
+@pytest.mark.parametrize("room", [4, LEAST - 1])
+def test_what_failed_is_out_of_memory_before_less_is_tried(room: int):
+    method, fed = crowded(room)
+    held: list[weakref.ref[torch.Tensor]] = []
+    run_block = fed._run_block
+
+    def allocate(name, cohort, keys, offer, block):
+        assert all(ref() is None for ref in held)
+        large = torch.zeros(len(block.order))
+        held[:] = [weakref.ref(large)]
+        answer = run_block(name, cohort, keys, offer, block)
+        held.clear()
+        return answer
+
+    fed._run_block = allocate
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        method.round(method.init(fed), 0, fed)
+
+
+def test_activations_of_samples_that_no_training_takes_count():
+    fed = Vectorised(FedAvg(small_net(), LOCAL), tiny_population((6,) * CLIENTS))
+    assert fed._activations(frozenset()) == 0, "a CPU's blocks are small"
+    fed.on_gpu = True
+    numbers = max(fed._table(part).bounds.width for part in ("train", "test")) * fed.x[0].numel()
+    assert fed._activations(frozenset()) == 4 * numbers * module.ACTIVATIONS
+    assert fed._activations(frozenset({FAST_PATH})) == 0
+    fed.x = torch.zeros(fed.x.shape, dtype=torch.long)
+    assert fed._activations(frozenset()) == 4 * numbers * module.OF_TOKEN
