@@ -185,6 +185,7 @@ class TrainingGraphs:
     graphs: CudaGraphs = field(default_factory=lambda: CudaGraphs(8 * MOST))
     numbers: dict[object, int] = field(default_factory=dict)  # of trainings, which graphs are kept by
     bytes_each: dict[object, int] = field(default_factory=dict)  # of a lane in a step
+    at_once: dict[object, int] = field(default_factory=dict)  # lanes; another number would need other graphs
 
     def keep(self, key: object, training: LaneTraining) -> int:
         """Keeps a training, of which this is the number; the oldest goes."""
@@ -198,6 +199,7 @@ class TrainingGraphs:
     def clear(self) -> None:
         """Gives all memory back."""
         self.trainings.clear()
+        self.at_once.clear()
         self.graphs.clear()
 
 
@@ -314,11 +316,13 @@ def _lanes_at_once(plan: AutogradPlan, steps: Steps, start: Stack, fixed: Stack)
     if not steps.x.is_cuda or torch.cuda.is_current_stream_capturing() or lanes <= LEAST:
         return lanes
     key = plan.rule, plan.optimiser, steps.pick.shape[2], steps.x.shape[1:]
-    known = plan.graphs.bytes_each if plan.graphs else {}
-    if key not in known:
-        known[key] = _measure_lane(plan, steps, start, fixed)
-    most = max(LEAST, int(SHARE * room_on(steps.x.device) / known[key]))
-    return -(-lanes // -(-lanes // most))
+    graphs = plan.graphs or TrainingGraphs()
+    if key not in graphs.bytes_each:
+        graphs.bytes_each[key] = _measure_lane(plan, steps, start, fixed)
+    if (key, lanes) not in graphs.at_once:
+        most = max(LEAST, int(SHARE * room_on(steps.x.device) / graphs.bytes_each[key]))
+        graphs.at_once[key, lanes] = -(-lanes // -(-lanes // most))
+    return graphs.at_once[key, lanes]
 
 
 def _measure_lane(plan: AutogradPlan, steps: Steps, start: Stack, fixed: Stack) -> int:

@@ -1,6 +1,7 @@
 """Training by autograd with graphs kept, as on a GPU, where every call is eager."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,3 +91,18 @@ def test_a_row_holds_every_weight_as_it_is_read():
     rows = layout.pack(weights)
     assert_same_bits(layout.unpack(rows), dict(zip("ab", weights, strict=True)))
     assert layout.unpack(rows)["b"].permute(0, 3, 4, 2, 1)[0].is_contiguous()
+
+
+def test_a_gpu_trains_as_many_clients_at_once_as_in_the_first_round_until_memory_is_given_back(monkeypatch):
+    gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"), shape=torch.Size((50, 4)))
+    steps = SimpleNamespace(x=gpu, pick=torch.zeros(100, 2, 5))
+    plan = SimpleNamespace(rule="rule", optimiser="sgd", graphs=TrainingGraphs())
+    room = [100 * 2**20]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(autograd_training, "_measure_lane", lambda *rest: 2**20)
+    monkeypatch.setattr(autograd_training, "room_on", lambda device: room[0])
+    assert autograd_training._lanes_at_once(plan, steps, {}, {}) == 50  # 60 fit: two parts
+    room[0] //= 4
+    assert autograd_training._lanes_at_once(plan, steps, {}, {}) == 50
+    plan.graphs.clear()
+    assert autograd_training._lanes_at_once(plan, steps, {}, {}) == 15  # 15 fit: seven parts
