@@ -60,11 +60,12 @@ def keep_to_limit(device: torch.device) -> Iterator[None]:
     if device.type != "cuda" or count_processes() == 1:
         yield
         return
-    torch.cuda.set_per_process_memory_fraction(limit_of(device) / torch.cuda.mem_get_info(device)[1], device)
+    number = torch.cuda.current_device() if device.index is None else device.index  # torch wants one here
+    torch.cuda.set_per_process_memory_fraction(limit_of(device) / torch.cuda.mem_get_info(device)[1], number)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0, number)
 
 
 def give_back(device: torch.device) -> None:

@@ -9,7 +9,7 @@ from kinfed.gpu_memory import CONTEXT, PROCESSES, give_back, is_crowded, keep_to
 
 GIB = 2**30
 TOTAL = 80 * GIB
-GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: state["kept"])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: state["used"])
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: state.update(emptied=state["emptied"] + 1))
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda share, device: state["limits"].append(share)
-    )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    numbered = {0: state["limits"]}  # torch refuses a device without a number
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, at: numbered[at].append(part))
     return state
 
 
