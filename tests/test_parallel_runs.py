@@ -3,8 +3,10 @@
 import os
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from kinfed import processes
 from kinfed.config import read
 from kinfed.errors import ConfigError, OutOfMemory
 from kinfed.processes import THREADS, Spawned, start_early
+from kinfed.progress import Silence
 from kinfed.runs import parallel
 from kinfed.runs.lifecycle import explain_full_gpu
 from kinfed.runs.parallel import Job, Setup, Worker, Workers, start_workers
@@ -114,6 +117,22 @@ def test_processes_know_with_how_many_they_share_a_gpu(monkeypatch: pytest.Monke
 
 def make_jobs(count: int, device: str = "cpu") -> list[Job]:
     return [Job(read({"engine": {"device": device}}), "", Path(str(number))) for number in range(count)]
+
+
+def test_what_a_run_that_failed_had_in_memory_is_gone_before_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(*given: object) -> None:
+        assert not any(each() is not None for each in held)
+        large = torch.zeros(3)
+        held.append(weakref.ref(large))
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(parallel, "start", fail)
+    monkeypatch.setattr(parallel.Runner, "clients", lambda self, job: None)
+    jobs = [replace(job, path=tmp_path / str(job.path), is_fresh=True) for job in make_jobs(3)]
+    failed = parallel.run_in_turn(jobs, Silence(lambda text: None))
+    assert len(held) == 3 and all(why.startswith("RuntimeError: no (") for why in failed.values())
 
 
 def test_a_failure_that_is_not_kinfeds_own_names_its_kind_and_its_place():

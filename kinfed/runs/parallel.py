@@ -3,6 +3,7 @@
 So each pays once for its imports, for the start of the GPU, and for clients that its next run has too.
 """
 
+import gc
 import os
 import signal
 import time
@@ -83,6 +84,19 @@ class Runner:
         return True
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What became of a run."""
+
+    seconds: float = 0.0
+    failed: str = ""  # why
+    died: bool = False  # the process, too
+    crowded: bool = False  # there was no room for it on the GPU
+
+    def __str__(self) -> str:
+        return f"failed: {self.failed}" if self.failed else f"ended, {self.seconds:.0f} s"
+
+
 def check_jobs(at_once: int) -> None:
     """Raises unless at least one run is to go on at once."""
     if at_once < 1:
@@ -94,6 +108,15 @@ def group_by_clients(jobs: Sequence[Job]) -> list[Job]:
     clients = [job.clients for job in jobs]
     order = {key: place for place, key in enumerate(dict.fromkeys(clients))}
     return [job for _, job in sorted(zip(clients, jobs, strict=True), key=lambda pair: order[pair[0]])]
+
+
+def run_to_end(runner: Runner, job: Job, display: Display) -> Ended:
+    """How a run ended; its error, whose frames hold what the run had in memory, is gone then."""
+    began = time.monotonic()
+    why = runner.run(job, display)
+    failed, is_crowded = explain_failure(why) if why else "", isinstance(why, OutOfMemory)
+    del why  # its frames know this one
+    return Ended(time.monotonic() - began, failed, crowded=is_crowded)
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, threads: int = 0) -> dict[Path, str]:
@@ -108,9 +131,9 @@ def run_in_turn(jobs: Sequence[Job], display: Display) -> dict[Path, str]:
     with display.live():
         for number, job in enumerate(jobs, 1):
             display.say(f"run {number} of {len(jobs)}: {job.said}")
-            if why := runner.run(job, display):
-                failed[job.path] = explain_failure(why)
-                display.say(f"failed: {failed[job.path]}")
+            if why := run_to_end(runner, job, display).failed:
+                failed[job.path] = why
+                display.say(f"failed: {why}")
     return failed
 
 
@@ -144,19 +167,6 @@ class Setup:
     threads: int  # of torch
     device: str = "cpu"  # that it starts before its first run
     processes: int = field(default=1, compare=False)  # that share the device
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What became of a run."""
-
-    seconds: float = 0.0
-    failed: str = ""  # why
-    died: bool = False  # the process, too
-    crowded: bool = False  # there was no room for it on the GPU
-
-    def __str__(self) -> str:
-        return f"failed: {self.failed}" if self.failed else f"ended, {self.seconds:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -346,11 +356,10 @@ def work(setup: Setup, line: Connection) -> None:
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         while isinstance(job := receive_from(line), Job):
-            began = time.monotonic()
-            why = runner.run(job, display)
+            ended = run_to_end(runner, job, display)
+            gc.collect()  # what a run leaves may hold CUDA graphs
             torch.cuda.empty_cache()  # others may need it before this process does
-            failed = explain_failure(why) if why else ""
-            line.send(Ended(time.monotonic() - began, failed, crowded=isinstance(why, OutOfMemory)))
+            line.send(ended)
 
 
 def start_devices(names: str) -> None:
