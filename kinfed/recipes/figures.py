@@ -1,12 +1,13 @@
 """Figures of recipes: lines over an axis or over rounds, and what `kinfed report` draws of single runs."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import mean, stdev
 
-from kinfed.recipes.measures import MEASURES
+from kinfed.recipes.measures import MEASURES, Measure
 from kinfed.recipes.outcome import AT_ROUND, Outcome, Result, values_of
 from kinfed.recipes.recipe import Recipe
 from kinfed.report import plot_accuracies, plot_dendrogram, plot_relatedness, plot_signatures
@@ -70,20 +71,53 @@ def embed_figures(recipe: Recipe, folder: Path) -> str:
     return "".join(shown)
 
 
+@dataclass(frozen=True)
+class Panel:
+    """The lines of one measure, over rounds in one column."""
+
+    measure: Measure
+    where: str  # the column's title; empty: columns are along the axis
+    rows: Rows
+
+    @property
+    def places(self) -> list[float]:
+        """Where there are numbers, along the axis."""
+        return sorted({float(str(row["x"])) for row in self.rows})
+
+    @property
+    def heights(self) -> Spec:
+        """The scale of numbers: those that differ by less than the measure forgives do not fill the panel."""
+        ends = [float(str(row[end])) for row in self.rows for end in ("low", "high")]
+        low, high, least = min(ends), max(ends), self.measure.least
+        if high - low < 2 * least:
+            return {"zero": False, "domain": [digits(low - least), digits(high + least)]}
+        return {"zero": False}
+
+    @property
+    def widths(self) -> Spec:
+        """The scale of the axis: by powers where each place is a multiple of the one before."""
+        places = self.places
+        ratios = [after / before for before, after in pairwise(places)] if places[0] > 0 else []
+        return {"type": "log"} if len(ratios) > 3 and max(ratios) < 1.01 * min(ratios) else {}
+
+
 def draw_panels(outcome: Outcome) -> Chart | None:
     """A panel for each measure, over rounds also for each column, with a line for each row and protocol."""
-    groups = [list(outcome.recipe.columns)] if outcome.is_along_columns else [[c] for c in outcome.recipe.columns]
-    panels: list[Spec] = []
-    tables: dict[str, Rows] = {}
-    for measure in outcome.recipe.measures:
-        for group in groups:
-            rows = list(point_rows(outcome, group, measure))
-            if rows:
-                name = f"points{len(panels)}"
-                where = "" if outcome.is_along_columns else outcome.recipe.columns[group[0]].title
-                panels.append(line_panel(outcome, name, MEASURES[measure].title, where, rows))
-                tables[name] = rows
-    return Chart(tuple(panels), tables, stacked=len(panels) > 2) if panels else None
+    panels = list(list_panels(outcome))
+    stacked = len(panels) > 2
+    beside = 0 if stacked else len(panels) - 1  # the legend, which is that of all panels
+    specs = [line_panel(outcome, panel, f"points{at}", at == beside) for at, panel in enumerate(panels)]
+    tables = {f"points{at}": panel.rows for at, panel in enumerate(panels)}
+    return Chart(tuple(specs), tables, stacked=stacked) if specs else None
+
+
+def list_panels(outcome: Outcome) -> Iterator[Panel]:
+    """The panels of a figure that have numbers."""
+    columns = outcome.recipe.columns
+    groups = [("", list(columns))] if outcome.is_along_columns else [(c.title, [name]) for name, c in columns.items()]
+    for measure, (where, group) in product(outcome.recipe.measures, groups):
+        if rows := list(point_rows(outcome, group, measure)):
+            yield Panel(MEASURES[measure], where, rows)
 
 
 def point_rows(outcome: Outcome, columns: Sequence[str], measure: str) -> Iterator[dict[str, object]]:
@@ -111,30 +145,31 @@ def points_of(outcome: Outcome, result: Result, measure: str) -> Iterator[tuple[
             yield float(name.removeprefix(begin)), values_of(result.numbers, name)
 
 
-def line_panel(outcome: Outcome, table: str, title: str, where: str, rows: Rows) -> Spec:
+def line_panel(outcome: Outcome, panel: Panel, table: str, has_legend: bool) -> Spec:
     """Lines, with points where they are few, and a band of one standard deviation over seeds.
 
     Rows have one colour in all panels, protocols one dash.
     """
-    axis = outcome.recipe.figure.x if outcome.recipe.figure else ""
-    places = sorted({float(str(row["x"])) for row in rows})
-    ticks: Spec = {"axis": {"values": places, "labelExpr": "datum.value"}} if outcome.is_along_columns else {}
-    x, y = number("x", title=axis, **ticks), number("y", title=title, scale={"zero": False})
+    axis, title, places = outcome.recipe.figure.x if outcome.recipe.figure else "", panel.measure.title, panel.places
+    ticks: Spec = {"axis": {"values": places, "labelExpr": "datum.value"}, "scale": panel.widths}
+    x = number("x", title=axis, **(ticks if outcome.is_along_columns else {}))
+    y = number("y", title=title, scale=panel.heights)
     ran = [result.cell for result in outcome.results if result.numbers]
-    look: Spec = {"color": tell_apart("row", [cell.row.title for cell in ran]), "detail": {"field": "line"}}
+    colour = tell_apart("row", [cell.row.title for cell in ran]) | ({} if has_legend else {"legend": None})
+    look: Spec = {"color": colour, "detail": {"field": "line"}}
     if len(protocols := dict.fromkeys(" = ".join(cell.protocols) for cell in ran)) > 1:
         look["strokeDash"] = tell_apart("protocol", list(protocols), **DASHES)
     tips = show(line="line", x=axis, y=title)
     layers: list[Spec] = [
         {"mark": {"type": "area", "opacity": 0.15},
-         "encoding": {"x": x, "y": number("low"), "y2": {"field": "high"}, "color": look["color"],
+         "encoding": {"x": x, "y": number("low", scale=panel.heights), "y2": {"field": "high"}, "color": look["color"],
                       "detail": look["detail"]}},
         {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "tooltip": tips, **look}},
     ]  # fmt: skip
     if len(places) <= MOST_POINTS:  # a layer of their own: as a part of lines they would hide the dashes of the legend
         layers.append({"mark": {"type": "point", "filled": True, "size": 30, "opacity": 1},
                        "encoding": {"x": x, "y": y, "tooltip": tips, "color": look["color"]}})  # fmt: skip
-    return {"data": {"name": table}, "title": where, "layer": layers, **LINE}
+    return {"data": {"name": table}, "title": panel.where, "layer": layers, **LINE}
 
 
 def tell_apart(field: str, names: Sequence[str], **looks: object) -> Spec:

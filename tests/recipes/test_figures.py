@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from kinfed.recipes import Outcome, Wanted, cells_of, load_recipe
-from kinfed.recipes.figures import draw_panels, embed_figures, list_files
+from kinfed.recipes.figures import Panel, draw_panels, embed_figures, list_files
+from kinfed.recipes.measures import MEASURES
 from kinfed.recipes.outcome import judge_numbers
 
 
@@ -35,10 +36,34 @@ def test_rows_differ_in_colour_protocols_in_dashes_and_few_numbers_have_points()
         numbers = {f"{recipe.main}@{at}": 50.0 for at in range(1, rounds + 1)}
         cells = [replace(cell, missing=()) for cell in cells_of(recipe, Wanted())]
         chart = draw_panels(Outcome(recipe, tuple(judge_numbers(recipe, cell, {0: numbers}) for cell in cells)))
-        return chart.panels[0]["layer"]
+        return chart.panels[-1]["layer"]
 
     few, many = draw("flis-figure-4", 5), draw("repa-figure-3", 30)
     colour = few[1]["encoding"]["color"]["scale"]["domain"]
     assert colour[:2] == ["FedAvg", "LG"] and "strokeDash" not in few[1]["encoding"]
     assert many[1]["encoding"]["strokeDash"]["scale"]["domain"] == ["plain", "prox"]
     assert [layer["mark"]["type"] for layer in few] == ["area", "line", "point"] and len(many) == 2
+
+
+def panel_of(places, values, measure="ari"):
+    rows = [{"x": x, "y": y, "low": y, "high": y} for x, y in zip(places, values, strict=True)]
+    return Panel(MEASURES[measure], "", rows)
+
+
+def test_numbers_that_hardly_differ_do_not_fill_a_panel():
+    assert panel_of([1, 2], [0.4, 0.9]).heights == {"zero": False}
+    assert panel_of([1, 2], [0.90, 0.92]).heights["domain"] == [0.85, 0.97]
+
+
+def test_an_axis_is_logarithmic_where_each_place_is_the_same_multiple_of_the_one_before():
+    values = [1.0] * 5
+    assert panel_of([0.25, 0.5, 1, 2, 4], values).widths == {"type": "log"}
+    assert panel_of([0, 0.5, 1, 2, 4], values).widths == panel_of([1, 5, 10, 20, 30], values).widths == {}
+
+
+def test_one_panel_has_the_legend_of_all():
+    recipe = load_recipe("flt-figure-k")
+    cells = [replace(cell, missing=()) for cell in cells_of(recipe, Wanted())]
+    chart = draw_panels(Outcome(recipe, tuple(judge_numbers(recipe, c, {0: {"ari": 1, "clusters": 5}}) for c in cells)))
+    legends = [panel["layer"][1]["encoding"]["color"]["legend"] for panel in chart.panels]
+    assert [legend is None for legend in legends] == [True, False]
