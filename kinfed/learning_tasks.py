@@ -31,6 +31,7 @@ from kinfed.quality import (
 from kinfed.registry import import_function
 from kinfed.targets import Array, as_classes, as_columns, as_numbers, is_known
 
+MANY, FEW_EACH = 20, 5  # more classes than this, and fewer samples of each: they may be no classes
 FAR = 10.0  # times larger or smaller than 1: targets that a network reaches badly
 MOST = 1e12  # of a sum of errors; one that is not finite counts as this
 
@@ -198,6 +199,16 @@ class Classification(OwnMetrics, LearningTask):
         if len(self.class_weights) not in (0, outputs):
             return f"task.class_weights has {len(self.class_weights)} numbers, and the data has {outputs} classes"
         return super().check_output(shape, outputs)
+
+    def doubt_targets(self, y: Tensor) -> str:
+        labels = y[is_known(y)]
+        classes = len(labels.unique())
+        if classes <= MANY or len(labels) >= FEW_EACH * classes:
+            return ""
+        return (
+            f"{classes} classes in {len(labels)} samples: where targets are numbers, such as ages or prices, set "
+            "task.name = regression"
+        )
 
     def has_classes(self) -> bool:
         return True

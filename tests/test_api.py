@@ -74,6 +74,19 @@ def test_settings_are_plain_values_sections_or_objects():
         kinfed.run("fedavg", "digits", round_s=3)
 
 
+def test_data_may_be_a_path_or_a_section_of_settings():
+    lines = [f"{i % 3},{i % 7},{i % 2}" for i in range(60)]
+    Path("ill.csv").write_text("\n".join(["ward,age,ill", *lines]))
+    section = {"name": "ill.csv", "options": {"client": "ward", "target": "ill"}}
+    more = {"partition": {"name": "natural"}, "model": "linear", "rounds": 1, "quiet": True}
+    result = kinfed.run("fedavg", section, **more)
+    assert len(result.clients) == 3 and result.run.config.data.options == section["options"]
+    with pytest.raises(ConfigError, match="has no column 'client'"):
+        kinfed.run("fedavg", Path("ill.csv"), **more)
+    with pytest.raises(ConfigError, match="data: wanted the name of a dataset, .* got a list: kinfed.data.from_arrays"):
+        kinfed.run("fedavg", [1, 2])
+
+
 def test_own_data_and_a_method_object_write_a_folder_that_reports_and_resumes():
     method = kinfed.FedAvg(small_net(), LocalTraining(1, 5, 0.1))
     result = kinfed.run(method, tiny_population(), rounds=2, fraction=1.0, quiet=True)

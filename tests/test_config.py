@@ -80,6 +80,13 @@ def test_overrides_are_toml_values_and_bare_words_are_text():
     assert [parse_value(text) for text in ("3", "0.1", "true", "[1, 2]", "mnist", '"3"', "1\nx = 2")] == [
         3, 0.1, True, [1, 2], "mnist", "3", "1\nx = 2",
     ]  # fmt: skip
+    assert parse_value("[Weight, body mass]") == ["Weight", "body mass"]  # as a shell leaves ['Weight', 'body mass']
+    assert [parse_value(text) for text in ("[a, 'b]", "[a[1]]", "[,]", "[a=1]")] == [
+        "[a, 'b]",
+        "[a[1]]",
+        "[,]",
+        "[a=1]",
+    ]
     before = {"a": {"b": 1, "c": 2}}
     assert apply_overrides(before, ["a.b=5", "d.e=word"]) == {"a": {"b": 5, "c": 2}, "d": {"e": "word"}}
     assert before == {"a": {"b": 1, "c": 2}}

@@ -175,7 +175,16 @@ def test_targets_far_from_one_are_warned_of_with_the_settings_that_help(caplog):
     assert (
         not scaled.doubt_targets(far.y) and not task.doubt_targets(torch.zeros(3)) and not task.doubt_targets(far.y[:0])
     )
-    assert "task.std = 1 " in task.doubt_targets(torch.full((3,), 1e-3)) and not Classification().doubt_targets(far.y)
+    assert "task.std = 1 " in task.doubt_targets(torch.full((3,), 1e-3))
+
+
+def test_numbers_that_are_taken_for_classes_are_warned_of():
+    doubt = Classification().doubt_targets
+    assert doubt(torch.arange(30)) == (
+        "30 classes in 30 samples: where targets are numbers, such as ages or prices, set task.name = regression"
+    )
+    assert not doubt(torch.arange(30).repeat(5)) and not doubt(torch.arange(20)) and not doubt(torch.arange(0))
+    assert not doubt(torch.tensor([-1]).repeat(40))  # without labels
 
 
 def test_a_metric_is_shown_in_its_unit():

@@ -240,7 +240,7 @@ def fill_data_dir(settings: object, data_dir: str) -> object:
 OWN = "own:"
 ConfigLike = Config | Mapping[str, object] | os.PathLike[str]
 MethodLike = str | Method[object] | ConfigLike
-DataLike = str | Population
+DataLike = str | os.PathLike[str] | Mapping[str, object] | Population
 
 
 def configure(method: MethodLike | None, data: DataLike | None, settings: Mapping[str, object]) -> Config:
@@ -251,9 +251,23 @@ def configure(method: MethodLike | None, data: DataLike | None, settings: Mappin
     if isinstance(method, str) and not is_config(method):
         table = merge_tables(table, {"method": method})
     if data is not None:
-        table = merge_tables(table, {"data": {"name": data if isinstance(data, str) else name_data(data)}})
+        table = merge_tables(table, {"data": data_table(data)})
     config: Config = replace(read(table), **objects)  # type: ignore[arg-type]
     return put_method(config, method) if isinstance(method, Method) else config
+
+
+def data_table(data: DataLike) -> Table:
+    """The section `data` for this argument: of a name, a path, the section itself, or samples."""
+    if isinstance(data, Mapping):
+        return dict(data)
+    if isinstance(data, str | os.PathLike):
+        return {"name": str(data)}
+    if isinstance(data, Population):
+        return {"name": name_data(data)}
+    raise ConfigError(
+        f"data: wanted the name of a dataset, a path, the settings {{'name': …, 'options': …}} or a Population, "
+        f"got a {type(data).__name__}: kinfed.data.from_arrays(x, y, client) and its like make one"
+    )
 
 
 def join_engine(settings: dict[str, object]) -> dict[str, object]:

@@ -28,6 +28,7 @@ NAMED = (
     "engine",
 )  # sections that a name alone can stand for
 DEEPEST = 50  # tables in tables
+WORDS = re.compile(r"^\[\s*[^\[\]{}\"',=]+(,[^\[\]{}\"',=]+)*\]$")  # [a, b]: a list of bare words
 DOTS = re.compile(r"""\.(?=(?:[^"']*["'][^"']*["'])*[^"']*$)""")  # but for those in quotes
 
 
@@ -77,11 +78,11 @@ def override(table: Table, path: list[str], value: object) -> Table:
 
 
 def parse_value(text: str) -> object:
-    """A value in TOML; a bare word is text."""
+    """A value in TOML; a bare word is text, and so are those of a list, whose quotes a shell takes away."""
     try:
         found = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
-        return text
+        return [word.strip() for word in text[1:-1].split(",")] if WORDS.match(text) else text
     return found["value"] if len(found) == 1 else text
 
 

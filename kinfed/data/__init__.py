@@ -3,7 +3,7 @@
 from kinfed.data.build import ChangeSettings, build_population
 from kinfed.data.dataset import Dataset
 from kinfed.data.datasets import DATASETS, Loader, data_root, has_all_classes, is_stored, load
-from kinfed.data.drift import DRIFTS, Drift, LabelSwapDrift, NewClasses, RotationDrift
+from kinfed.data.drift import DRIFTS, Drift, LabelSwapDrift, NewClasses, RotationDrift, ScalingDrift
 from kinfed.data.own_samples import OwnSettings, from_arrays, from_clients, from_hub, from_torch
 from kinfed.data.partitions import PARTITIONS, Labels, Partition, Promise, Split, check
 from kinfed.data.population import LATER, Change, Population, Role, label_counts
@@ -37,6 +37,7 @@ __all__ = [
     "RoleSettings",
     "Rotation",
     "RotationDrift",
+    "ScalingDrift",
     "Shift",
     "Split",
     "build_population",

@@ -1,25 +1,26 @@
 """Drift: clients whose samples mean, or look, different from known rounds on.
 
-A concept is one way in which samples mean or look: two labels exchanged, images turned, some of the classes. Clients
-move from one concept to another at change points, all together or some of them (Jothimurugesan et al., Federated
-learning under distributed concept drift, AISTATS 2023, give one matrix of concepts by time and client; so does
-`concepts`). The concept of a client and its planted cluster together are its true cluster.
+A concept is one way in which samples mean or look: two labels exchanged, images turned, numbers scaled, some of the
+classes. Clients move from one concept to another at change points, all together or some of them (Jothimurugesan et
+al., Federated learning under distributed concept drift, AISTATS 2023, give one matrix of concepts by time and client;
+so does `concepts`). The concept of a client and its planted cluster together are its true cluster.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol
+from math import isfinite
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.checks import at_least, fraction
+from kinfed.checks import at_least, fraction, one_of
 from kinfed.data.partitions.planted_clusters import contiguous_clusters
 from kinfed.data.partitions.split import Index
 from kinfed.data.population import Change, Population, View
 from kinfed.data.roles import spread_over_clusters
-from kinfed.data.shifts import Swapped, Turned, need_images
+from kinfed.data.shifts import Scaled, Swapped, Turned, need_images
 from kinfed.errors import ConfigError, DataError
 
 
@@ -131,7 +132,7 @@ class LabelSwapDrift(ChangePoints):
         return Swapped(*self.pairs[concept - 1]) if concept else None
 
     def check(self, population: Population) -> None:
-        need_labels(population, [label for pair in self.pairs for label in pair])
+        need_labels(population, [label for pair in self.pairs for label in pair], self.listed)
 
 
 @dataclass(frozen=True)
@@ -185,18 +186,55 @@ class NewClasses(ChangePoints):
         return torch.isin(y, torch.tensor(self.labels[concept]))
 
     def check(self, population: Population) -> None:
-        need_labels(population, [label for some in self.labels for label in some])
+        need_labels(population, [label for some in self.labels for label in some], self.listed)
 
 
-DRIFTS: dict[str, type[Drift]] = {"label_swap": LabelSwapDrift, "rotation": RotationDrift, "new_classes": NewClasses}
+@dataclass(frozen=True)
+class ScalingDrift(ChangePoints):
+    """A concept multiplies what is learnt, or the features, by a factor: for samples that are no images."""
+
+    factors: tuple[float, ...] = (1, -1)  # factors[c]: that of concept c
+    of: Literal["targets", "features"] = "targets"  # targets: numbers, as in a regression; features: of vectors, series
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(("targets", "features"), of=self.of)
+        if not all(map(isfinite, self.factors)):
+            raise ConfigError(f"factors must be finite, got {list(self.factors)}")
+
+    @property
+    def listed(self) -> str:
+        return "factors"
+
+    @property
+    def count(self) -> int:
+        return len(self.factors)
+
+    def view(self, concept: int) -> View | None:
+        return Scaled(self.factors[concept], self.of) if self.factors[concept] != 1 else None
+
+    def check(self, population: Population) -> None:
+        scaled = population.y if self.of == "targets" else population.x
+        if not scaled.is_floating_point() or (self.of == "targets" and torch.isin(scaled, torch.tensor([0, 1])).all()):
+            instead = {"targets": "drift.of = 'features', or another drift", "features": "rotation or label_swap"}
+            raise DataError(
+                f"scaling needs {self.of} that are numbers, got classes, tokens or bytes: use {instead[self.of]}"
+            )
 
 
-def need_labels(population: Population, labels: list[int]) -> None:
+DRIFTS: dict[str, type[Drift]] = {
+    "label_swap": LabelSwapDrift, "rotation": RotationDrift, "new_classes": NewClasses, "scaling": ScalingDrift,
+}  # fmt: skip
+
+
+def need_labels(population: Population, labels: list[int], listed: str) -> None:
     """Raise DataError unless samples have classes, and these among them."""
     if not population.has_classes:
-        raise DataError("this drift is of labels, and the targets are no classes; leave it out, or use rotation")
+        raise DataError("this drift is of labels, and the targets are no classes: use scaling, or of images rotation")
     if max(labels) >= population.classes:
-        raise DataError(f"drift names label {max(labels)}, the data have labels 0..{population.classes - 1}")
+        raise DataError(
+            f"drift.{listed} names label {max(labels)}, the data have labels 0..{population.classes - 1}: name others"
+        )
 
 
 @dataclass(frozen=True, eq=False)

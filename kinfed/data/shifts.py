@@ -41,6 +41,17 @@ class Turned:
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """Features or targets times a factor."""
+
+    factor: float
+    of: Literal["features", "targets"]
+
+    def __call__(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        return (x, y * self.factor) if self.of == "targets" else (x * self.factor, y)
+
+
+@dataclass(frozen=True)
 class Augmented:
     """Images that passed a pipeline."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kinfed.config import load_config, make_population
-from kinfed.data import LabelSwapDrift, NewClasses, Population, Role, RotationDrift
+from kinfed.data import LabelSwapDrift, NewClasses, Population, Role, RotationDrift, ScalingDrift
 from kinfed.errors import ConfigError, DataError
 
 STAGES = ((0, 0, 0, 0), (0, 0, 1, 1), (1, 0, 0, 1))
@@ -57,6 +57,17 @@ def test_images_are_turned_and_only_what_a_concept_needs_is_copied():
     assert found.changes[0].clients.tolist() == [2, 3] and torch.equal(found.changes[0].train[0], people().train[2])
 
 
+@pytest.mark.parametrize("of", ["targets", "features"])
+def test_numbers_are_scaled(of: str):
+    numbers = replace(people(), x=torch.randn(16, 3), y=torch.randn(16), classes=1)
+    found = drift(ScalingDrift, numbers, change_rounds=(1,), concepts=((0, 0), (0, 1)), factors=(1, -2.0), of=of)
+    change = found.changes[0].train[0]
+    x, y = numbers.x[numbers.train[2]], numbers.y[numbers.train[2]]
+    assert torch.equal(found.x[change], -2 * x if of == "features" else x)
+    assert torch.equal(found.y[change], -2 * y if of == "targets" else y)
+    assert torch.equal(found.train[0], numbers.train[0])
+
+
 def test_classes_come_and_go():
     found = drift(NewClasses, change_rounds=(3,), concepts=((0,), (1,)), labels=((0, 1), (0, 2)))
     assert labels_of(found, found.train[1]) == [0, 1] and labels_of(found, found.changes[0].train[1]) == [0, 2]
@@ -84,6 +95,8 @@ def test_without_a_plan_a_share_of_the_clients_moves_on_at_each_point():
         (RotationDrift, {"degrees": (90,)}, "two concepts at least, degrees gives 1"),
         (RotationDrift, {"degrees": (0, float("nan"))}, "degrees"),
         (NewClasses, {"labels": ((0,), ())}, "labels"),
+        (ScalingDrift, {"factors": (1, float("nan"))}, "factors must be finite"),
+        (ScalingDrift, {"of": "labels"}, "of must be"),
         (LabelSwapDrift, {"concepts": ((0, 0),)}, "must have 2 entries"),
         (LabelSwapDrift, {"concepts": ((0, 0), (1,))}, "equally long"),
         (LabelSwapDrift, {"concepts": ((0, 0), (0, 4))}, "must be 0..3, which pairs has"),
@@ -97,10 +110,13 @@ def test_settings_that_make_no_sense_are_refused(kind, settings, says):
 @pytest.mark.parametrize(
     ("kind", "population", "settings", "says"),
     [
-        (LabelSwapDrift, people(), {}, "names label 6, the data have labels 0..2"),
+        (LabelSwapDrift, people(), {}, "drift.pairs names label 6, the data have labels 0..2"),
         (RotationDrift, replace(people(), x=torch.zeros(16, 2)), {}, "needs uint8 images"),
         (NewClasses, people(), {"labels": ((0, 1, 2), (2,)), "concepts": ((0,) * 5, (1,) * 5)}, "5 columns and there"),
-        (NewClasses, replace(people(), y=torch.zeros(16), classes=1), {}, "no classes"),
+        (NewClasses, replace(people(), y=torch.zeros(16), classes=1), {}, "no classes: use scaling"),
+        (ScalingDrift, people(), {}, "targets that are numbers, got classes, .* use drift.of = 'features'"),
+        (ScalingDrift, people(), {"of": "features"}, "features that are numbers, .* use rotation"),
+        (ScalingDrift, replace(people(), y=torch.ones(16, 3)), {}, "targets that are numbers"),  # labels of 0 and 1
     ],
 )
 def test_data_that_cannot_drift_so_are_refused(kind, population, settings, says):
