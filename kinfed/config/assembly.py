@@ -1,5 +1,6 @@
 """From a config to the real parts: dataset, clients, model, method, engine."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ from kinfed.config.settings import DEMO, GIVEN, Config, find_method, read
 from kinfed.config.toml import merge_tables, read_toml
 from kinfed.data.build import build_population, score_on_training
 from kinfed.data.datasets import load
+from kinfed.data.partitions import Natural, Writers
 from kinfed.data.population import Population
+from kinfed.data.readers import is_file_name
 from kinfed.engines import ENGINES, choose_device
 from kinfed.errors import ConfigError, DataError, KinfedError, ModelError
 from kinfed.experiment import Experiment, Loop
@@ -34,6 +37,7 @@ from kinfed.signatures import Pretraining, Signature
 from kinfed.targets import is_known
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 def assemble(
@@ -110,6 +114,10 @@ def make_population(config: Config) -> Population:
     data = config.data
     refuse_own(data.name, "data")
     dataset = load(data.name, data.dir or None, data.options).for_task(config.task)
+    if is_file_name(data.name) and not isinstance(config.partition, Natural | Writers):
+        log.warning(
+            "'%s' says whose each sample is, which partition.name = natural takes; another one deals them", data.name
+        )
     population = build_population(
         dataset.pool() if data.pooled else dataset, config.partition, config.seed,
         public_fraction=data.public, public_test=data.public_test, public_train=data.public_train,

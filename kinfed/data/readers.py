@@ -90,7 +90,8 @@ class Table:
         """The dataset in this file."""
         table = read_columns(path)
         clients, client = self.read_clients(table, path)
-        x, (y, names) = self.read_features(table, path), self.read_targets(table, path)
+        y, names = self.read_targets(table, path)
+        x = self.read_features(table, path)
         test = hold_out(client, labels_of(y), self.test, self.seed)
         refuse_untested(test, self.test, path)
         train, columns = others(len(y), test), self.list_columns(table)

@@ -81,6 +81,20 @@ def test_a_client_that_cannot_be_tested_is_left_out_and_said_so(tmp_path, caplog
     assert "clients that are left out, for want of samples to train or to test on: 1" in caplog.text
 
 
+def test_a_target_that_is_not_there_is_named_before_its_text_is_taken_for_a_feature(tmp_path):
+    with pytest.raises(DataError, match="has no column 'il': did you mean 'ill'"):
+        load(write(tmp_path, HEADER + "".join(ROWS)), options=OPTIONS | {"target": "il"})
+
+
+def test_a_partition_that_deals_a_tables_samples_anew_is_said_so(tmp_path, caplog):
+    path = write(tmp_path, HEADER + "".join(ROWS))
+    options = [f"data.name={path}", "data.options={client='hospital', target='ill'}"]
+    make_population(load_config(None, [*options, "partition.name=natural"]))
+    assert not caplog.records
+    make_population(load_config(None, [*options, "partition.name=iid", "partition.clients=3"]))
+    assert "says whose each sample is, which partition.name = natural takes" in caplog.text
+
+
 def test_what_a_table_may_look_like(tmp_path):
     rows = ["Zürich;True;1.5;ja", "Zürich;false;2;nein", "東京;TRUE;3;ja", "東京;False;4;nein"]
     path = write(tmp_path, "\ufeffhospital;smokes;chol;ill\n\n" + "\n".join(rows))
