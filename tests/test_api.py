@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kinfed
-from kinfed.errors import CheckpointError, ConfigError
+from kinfed.errors import CheckpointError, ConfigError, DataError
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
 
@@ -80,8 +80,8 @@ def test_data_may_be_a_path_or_a_section_of_settings():
     section = {"name": "ill.csv", "options": {"client": "ward", "target": "ill"}}
     more = {"partition": {"name": "natural"}, "model": "linear", "rounds": 1, "quiet": True}
     result = kinfed.run("fedavg", section, **more)
-    assert len(result.clients) == 3 and result.run.config.data.options == section["options"]
-    with pytest.raises(ConfigError, match="has no column 'client'"):
+    assert len(result.accuracy) == 3 and result.config.data.options == section["options"]
+    with pytest.raises(DataError, match="has no column 'client'"):
         kinfed.run("fedavg", Path("ill.csv"), **more)
     with pytest.raises(ConfigError, match=r"data: wanted the name of a dataset, .* got a list: kinfed\.data"):
         kinfed.run("fedavg", [1, 2])

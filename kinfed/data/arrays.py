@@ -78,7 +78,7 @@ def as_features(x: Array, tokens: bool = False) -> Plain:
         return array.astype(np.int64)
     if array.dtype == np.uint8 and array.ndim in (3, 4):
         return channels_first(array).copy()  # the user may go on changing theirs
-    if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_) or array.ndim == 0:
+    if array.dtype.kind not in "biuf" or array.ndim == 0:  # complex numbers would lose half
         raise DataError(f"x is {array.dtype} {list(array.shape)}, wanted numbers of one shape a sample")
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite then
         return array.astype(np.float32)

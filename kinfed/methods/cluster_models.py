@@ -255,7 +255,9 @@ def offer_assigned(models: Stack, assignment: Tensor, cohort: Tensor) -> Offer:
 def check_clusters(clusters: int, fed: Federation) -> None:
     """Raises ConfigError where there are more clusters than clients that train, or none."""
     if not 1 <= clusters <= len(fed.clients):
-        raise ConfigError(f"clusters must be 1..{len(fed.clients)}, the clients that train, got {clusters}")
+        raise ConfigError(
+            f"clusters must be 1..{len(fed.clients)}, the clients that train, got {clusters}: set methods.NAME.clusters"
+        )
 
 
 def draw_models(model: Model, number: int, device: torch.device, attempt: int = 0) -> Stack:

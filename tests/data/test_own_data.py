@@ -179,6 +179,7 @@ def test_a_file_with_writers_is_a_user_dataset_too(tmp_path):
         (np.zeros((0, 2)), np.zeros(0, int), np.zeros(0), "and some"),
         (np.zeros((3, 2)), np.zeros(3), np.zeros(3), "y is float64 [3], wanted integers"),
         (np.array([["a"], ["b"]]), np.zeros(2, int), np.zeros(2), "wanted numbers"),
+        (np.zeros((2, 2), complex), np.zeros(2, int), np.zeros(2), "x is complex128 [2, 2], wanted numbers"),
         (np.zeros((2, 5, 5, 2), np.uint8), np.zeros(2, int), np.zeros(2), "images have shape [2, 5, 5, 2]"),
         (np.zeros((2, 2)), np.array([0, -1]), np.zeros(2), "without a label"),
         ([[1, 2], [3]], np.zeros(2, int), np.zeros(2), "every sample of the same shape"),
