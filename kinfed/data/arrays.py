@@ -14,7 +14,7 @@ from kinfed.data.partitions.split import Index
 from kinfed.data.population import NO_SAMPLES, Population, Role, check_classes
 from kinfed.errors import DataError, FileError
 from kinfed.files import Arrays, read_arrays, write_arrays
-from kinfed.learning_tasks import Classification, LearningTask
+from kinfed.learning_tasks import Classification, LearningTask, NextToken
 
 Pixels = npt.NDArray[np.uint8]
 CLASSIFICATION = Classification()
@@ -175,6 +175,7 @@ class SampleKind:
             raise DataError(f"{what}: there are none, wanted at least one")
         if not bool(torch.isfinite(samples).all()):
             raise DataError(f"{what} have a NaN or an infinity in them; leave such samples out")
+        refuse_unknown_tokens(samples, self.classes, what, task)
         if labels.is_floating_point() and len(labels) == len(samples):
             return samples, labels
         if len(labels) != len(samples) or not -1 <= int(labels.min()) <= int(labels.max()) < self.classes:
@@ -191,6 +192,14 @@ class SampleKind:
             if task.has_classes() or given.ndim != 1 or not bool((given == -1).all()):  # -1: no target
                 return torch.from_numpy(task.targets(given))
         return torch.full((samples,), -1) if task.has_classes() else torch.full((samples, self.classes), torch.nan)
+
+
+def refuse_unknown_tokens(x: Tensor, known: int, what: str, task: LearningTask | None) -> None:
+    """Raise DataError where the next token is learnt and samples have token ids that the model does not know."""
+    if isinstance(task, NextToken) and x.dtype == torch.int64 and x.numel() and int(x.max()) >= known:
+        raise DataError(
+            f"{what} have token id {int(x.max())}, and the model knows 0..{known - 1}: map it to one of them"
+        )
 
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")

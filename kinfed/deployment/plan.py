@@ -13,7 +13,7 @@ from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
-from kinfed.data.arrays import LARGEST_SAMPLE, SampleKind, ServerSamples
+from kinfed.data.arrays import LARGEST_SAMPLE, SampleKind, ServerSamples, refuse_unknown_tokens
 from kinfed.data.population import check_classes
 from kinfed.deployment.node_data import load_folder
 from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
@@ -93,6 +93,7 @@ class Plan:
                     f"wanted samples {self.dtype} {list(self.shape)} and as many labels, got {x.dtype} "
                     f"{list(x.shape[1:])}, {len(x)} samples and {len(y)} labels"
                 )
+            refuse_unknown_tokens(x, self.classes, "samples", task)
             if not y.is_floating_point() and len(y) and not (int(y.min()) >= -1 and int(y.max()) < self.classes):
                 raise DataError(f"wanted labels 0..{self.classes - 1}, -1 for none, got {int(y.min())}..{int(y.max())}")
         return data

@@ -39,7 +39,9 @@ def assign_client(
     samples = load_samples(data, files)
     asked = None
     if predict:
-        asked = bundle.kind.check(load_alike(predict, data, files), None, "the samples to predict")[0]
+        asked = bundle.kind.check(load_alike(predict, data, files), None, "the samples to predict", bundle.config.task)[
+            0
+        ]
     test = (samples.test_x, samples.test_y) if len(samples.test_y) else None
     assignment = bundle.assign(samples.x, samples.y, test)
     if strict and assignment.fits is False:

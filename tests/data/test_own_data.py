@@ -17,8 +17,10 @@ from kinfed.data import (
 )
 from kinfed.data.arrays import SampleKind, store
 from kinfed.data.partitions import Writers
+from kinfed.deployment import Plan
+from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError
-from kinfed.learning_tasks import TASKS
+from kinfed.learning_tasks import TASKS, NextToken
 
 
 def samples(count=30):
@@ -269,6 +271,17 @@ def test_token_ids_that_a_reader_gives_as_floats_are_token_ids():
     assert samples.tolist() == [[0, 2]] and samples.dtype == torch.int64
     with pytest.raises(DataError, match="wanted token ids"):
         kind.check(torch.tensor([[0.5, 2.0]]), None, "samples")
+
+
+def test_a_token_that_the_model_does_not_know_is_refused_by_a_bundle_and_by_a_node():
+    kind, plan = SampleKind((2,), "int64", 3), Plan(clients=1, shape=(2,), classes=3, dtype="int64")
+    x, y, none = torch.tensor([[0, 5]]), torch.tensor([1]), torch.empty(0, 2).long()
+    message = r"have token id 5, and the model knows 0\.\.2"
+    with pytest.raises(DataError, match=message):
+        kind.check(x, None, "samples", NextToken())
+    with pytest.raises(DataError, match=message):
+        plan.check(ClientData(x, y, none, y[:0]), NextToken())
+    kind.check(x, None, "samples")  # classes of texts are no tokens, and a network of one's own may know more
 
 
 @pytest.mark.parametrize(
