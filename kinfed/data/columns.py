@@ -124,8 +124,8 @@ def pick_column(table: Mapping[str, Column], name: str, option: str, path: Path)
     if name in table:
         return table[name]
     raise DataError(
-        f"{path} has no column '{name}'{suggest(name, list(table))} (it has: {', '.join(list(table)[:20])}); rename it, "
-        f"or where a config reads the table say which one it is by data.options.{option}"
+        f"{path} has no column '{name}'{suggest(name, list(table))} (it has: {', '.join(list(table)[:20])}); rename "
+        f"it, or where a config reads the table say which one it is by data.options.{option}"
     )
 
 

@@ -289,7 +289,7 @@ def test_a_table_is_read_by_the_columns_that_were_trained_on(tmp_path):
     assert predict(["age,pulse", ",".join(lines[0].split(",")[1:3])]) == every[:1]  # not scaled by itself
     (tmp_path / "old.csv").write_text("alter,pulse\n50,70")
     wrong = kinfed("assign", bundle, "--data", tmp_path / "old.csv", "--out", out, "--force")
-    assert_refused(wrong, "old.csv has no column 'age' (it has: alter, pulse)", "or rename it")
+    assert_refused(wrong, "old.csv has no column 'age' (it has: alter, pulse)", "rename it")
 
 
 def test_numbers_are_predicted_under_the_names_of_their_columns_and_gaps_need_no_gaps_of_ones_own(tmp_path):
