@@ -23,10 +23,20 @@ def new(
     shape: Annotated[
         str | None, typer.Option(help="Nodes bring their own samples, of this shape: 3,32,32.", show_default=False)
     ] = None,
-    classes: Annotated[int | None, typer.Option(help="With --shape: number of classes.", show_default=False)] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="With --shape: how many classes, tokens, labels or numbers.", show_default=False)
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="With --shape: clients at most.", show_default=False)] = None,
     class_names: Annotated[
         str | None, typer.Option(help="With --shape: names in place of --classes: cat,dog.", show_default=False)
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="With --shape: uint8, float32, or int64 of token ids. Default: int64 where the next token is learnt, "
+            "uint8 of images (three sizes), else float32.",
+            show_default=False,
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over what is in the folder.")] = False,
     data_dir: DataDir = None, seed: Seed = None, rounds: Rounds = None,
@@ -46,10 +56,12 @@ def new(
     with plain_errors():
         from kinfed.config import make_population
         from kinfed.deployment.app_folder import require_free_folder, write_app_folder
+        from kinfed.learning_tasks import NextToken
 
         config = read_words(settings, options)
         require_free_folder(folder, force)
-        plan = plan_own(shape, classes, clients, class_names)
+        dtype = dtype or ("int64" if isinstance(config.task, NextToken) else None)
+        plan = plan_own(shape, classes, clients, class_names, dtype)
         written = write_app_folder(config, folder, plan or make_population(config), force)
         tried = "put samples into data/ as it says" if plan else f"try it here with: cd {folder} && ./try.sh"
         print(f"written to {folder}: read its README.md, and {tried}")
@@ -153,7 +165,11 @@ def systemd(
 
 
 def plan_own(
-    shape: str | None, classes: int | None, clients: int | None, class_names: str | None = None
+    shape: str | None,
+    classes: int | None,
+    clients: int | None,
+    class_names: str | None = None,
+    dtype: str | None = None,
 ) -> "Plan | None":
     """The plan of a federation whose nodes bring their own samples; None if no option is given."""
     from kinfed.deployment import Plan
@@ -171,5 +187,5 @@ def plan_own(
         sizes = tuple(int(size) for size in shape.split(","))
     except ValueError:
         raise ConfigError(f"--shape: wanted whole numbers as in 3,32,32, got '{shape}'") from None
-    dtype = "uint8" if len(sizes) == 3 else "float32"
-    return Plan(clients, sizes, classes, dtype, wait_for=clients, class_names=names)
+    kind = dtype or ("uint8" if len(sizes) == 3 else "float32")
+    return Plan(clients, sizes, classes, kind, wait_for=clients, class_names=names)

@@ -304,6 +304,22 @@ def test_class_names_are_planned():
     assert "different class_names" in read_refusal("other", *words, "--classes", "3")
 
 
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        (["model=char_cnn", "task.name=next_token"], "int64"),
+        (["model=linear", "task.name=regression"], "float32"),
+        (["model=char_cnn", "--dtype", "int64"], "int64"),  # classes of texts
+    ],
+)
+def test_own_samples_may_be_token_ids(words, dtype):
+    folder = write_app("method=fedavg", *words, "--shape", "12", "--clients", "3", "--classes", "37")
+    assert read_plan(folder / "kinfed_app" / "plan.toml").dtype == dtype
+    assert "a dtype of uint8, float32, int64" in read_refusal(
+        "other", "--shape", "12", "--clients", "3", "--classes", "2", "--dtype", "text"
+    )
+
+
 def test_a_plan_with_a_misspelt_key_names_the_nearest(tmp_path):
     (tmp_path / "plan.toml").write_text("clients = 3\nshape = [1, 8, 8]\nclases = 3\n")
     with pytest.raises(ConfigError, match=r"'plan.clases': did you mean 'plan.classes'"):
