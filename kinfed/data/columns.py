@@ -84,7 +84,7 @@ def read_parquet(path: Path) -> dict[str, Column]:
 
 def has_nested(column: Column) -> bool:
     """Whether cells hold images or lists in place of numbers or words."""
-    return any(isinstance(cell, bytes | dict | list) for cell in column[:1])
+    return isinstance(next((cell for cell in column if cell is not None), None), bytes | dict | list)
 
 
 def read_nested(column: Sequence[object], name: str, images: ImageForm, tokens: bool = True) -> Features:
@@ -92,6 +92,8 @@ def read_nested(column: Sequence[object], name: str, images: ImageForm, tokens: 
 
     Lists of whole numbers are token ids, without `tokens` numbers as others are.
     """
+    if records := [cell for cell in column if isinstance(cell, dict) and "bytes" not in cell]:
+        raise DataError(f"column '{name}' holds records of {', '.join(records[0])}: make a column of each")
     cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in column]
     if missing := [at for at, cell in enumerate(cells) if cell is None]:
         raise DataError(f"column '{name}' has nothing in row {missing[0] + 2}: every sample needs its features")

@@ -55,7 +55,9 @@ def load(name: str, root: str | Path | None = None, options: Mapping[str, object
     if ":" in name:
         return load_own(name, options or {})
     if "/" in name:
-        raise DataError(f"data.name = '{name}': no such folder (a table's path ends with .csv or .parquet)")
+        raise DataError(f"data.name = '{name}': no such folder (a table's path ends with .csv, .tsv or .parquet)")
+    if name not in DATASETS and Path(name).is_file():
+        raise DataError(f"data.name = '{name}': a table is a file .csv, .tsv or .parquet; save it as one of these")
     if name not in DATASETS and Path(name).is_dir():
         raise DataError(f"data.name = '{name}': a folder of images is named with a slash, '{name}/'")
     if name in NATURAL:

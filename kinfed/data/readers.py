@@ -31,7 +31,7 @@ from kinfed.data.partitions.split import Index, draw_stratified, generator, othe
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown
 
-TABLES = (".csv", ".parquet")
+TABLES = (".csv", ".tsv", ".parquet")
 NOBODY = ("", "nan")  # cells of a client column that name none
 MISSING = " is missing"  # behind the name of a column: one that says where that has gaps
 Flags = npt.NDArray[np.bool_]
@@ -52,7 +52,7 @@ def read_dataset(name: str, options: Mapping[str, object]) -> Dataset:
     refuse_types(kind(), options)
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     if isinstance(features := given.get("features"), str):
-        given["features"] = (features,)
+        given["features"] = tuple(name.strip() for name in features.split(","))
     return kind(**given)(path)  # type: ignore[arg-type]
 
 
@@ -144,10 +144,14 @@ class Table:
     def read_features(self, table: Mapping[str, Column], path: Path, images: ImageForm = AS_FOUND) -> Features:
         """The columns of features as numbers: [n, columns]; or what one column of images or lists holds: [n, ...]."""
         chosen = {name: pick_column(table, name, "features", path) for name in self.list_columns(table)}
+        if learnt := [name for name in self.targets if name in chosen]:
+            raise DataError(
+                f"{path}: column '{learnt[0]}' is both a feature and what is learnt: leave it out of features"
+            )
         fills = self.gaps == "fill" or bool(self.list_marks(table))
         if not chosen:
-            learnt = ", ".join(self.targets)
-            raise DataError(f"{path} has no columns beside '{self.client}' and '{learnt}': nothing to learn from")
+            names = ", ".join(self.targets)
+            raise DataError(f"{path} has no columns beside '{self.client}' and '{names}': nothing to learn from")
         if nested := [name for name, column in chosen.items() if has_nested(column)]:
             if len(chosen) > 1:
                 raise DataError(

@@ -86,6 +86,22 @@ def test_a_target_that_is_not_there_is_named_before_its_text_is_taken_for_a_feat
         load(write(tmp_path, HEADER + "".join(ROWS)), options=OPTIONS | {"target": "il"})
 
 
+def test_what_is_learnt_is_no_feature_and_features_are_split_at_commas(tmp_path):
+    path = write(tmp_path, HEADER + "".join(ROWS))
+    with pytest.raises(DataError, match="'ill' is both a feature and what is learnt"):
+        load(path, options=OPTIONS | {"features": ["age", "ill"]})
+    assert load(path, options=OPTIONS | {"features": "chol, age"}).feature_names == ("chol", "age")
+
+
+def test_a_table_of_tabs_is_read_and_other_files_are_no_tables(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "patients.tsv").write_text((HEADER + "".join(ROWS)).replace(",", "\t"))
+    assert load("patients.tsv", options=OPTIONS).client_names == ("A", "B")
+    (tmp_path / "patients.xlsx").write_text("")
+    with pytest.raises(DataError, match=r"a table is a file \.csv, \.tsv or \.parquet"):
+        load("patients.xlsx")
+
+
 def test_a_partition_that_deals_a_tables_samples_anew_is_said_so(tmp_path, caplog):
     path = write(tmp_path, HEADER + "".join(ROWS))
     options = [f"data.name={path}", "data.options={client='hospital', target='ill'}"]
@@ -139,6 +155,8 @@ def test_a_bad_table_says_where_and_what_to_do(tmp_path, text, options, expected
             "missing values .NaN. in column 'series', in 1 of 2 samples, the first is in row 3",
         ),
         ([[["a", "b"]], [["a", "c"]]], "column 'series' holds lists of <U1, wanted lists of numbers"),
+        ([None, [1.0, 2.0]], "column 'series' has nothing in row 2"),
+        ([{"low": 1, "high": 2}] * 2, "column 'series' holds records of low, high: make a column of each"),
         ([[1, 2], [1, -2]], "are token ids, 0, 1, 2, …, got -2: for numbers of any kind set data.options.tokens = fal"),
     ],
 )
