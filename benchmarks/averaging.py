@@ -1,11 +1,10 @@
-"""What the mean of Auto's last models has beyond the last one, and whether they still drift: cases of the regret table.
+"""What the mean of Auto's last models has beyond the last one, by case of the regret table.
 
     python -m benchmarks.averaging --data-dir DATA --device cuda --jobs 16 --seeds 0 1 2 3 4 --out averaging.jsonl
     python -m benchmarks.averaging --show --out averaging.jsonl        # the table of what has run
 
 Each run is a line of --out: by model the accuracy that its clients have with the mean of the last k models, and the
-inner products of the server's last updates, so that any rule can be judged by one run. The last column of the table is
-the rule that Auto has: the mean of MEAN models for those whose successive updates have a negative sum of products.
+inner products of its successive updates. By these two rules were tried that serve the last model where it still learns.
 """
 
 import argparse
@@ -14,7 +13,7 @@ import multiprocessing
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -34,6 +33,12 @@ from kinfed.params import Stack, flatten, select, stack
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 12)  # models in the mean
 MEAN = 4  # of 50 rounds: Auto's
+RULES: dict[str, Callable[[np.ndarray], bool]] = {  # whether a model with these products [rounds] is averaged
+    "settled": lambda products: products.sum() < 0,  # Pflug 1990: updates undo each other
+    "not faster": lambda products: (
+        products.sum() < 0 or products @ (np.arange(len(products)) - (len(products) - 1) / 2) < 0
+    ),
+}
 
 
 @dataclass
@@ -88,12 +93,11 @@ def score_mean(run: Experiment[AutoState], used: Tensor, models: list[Stack]) ->
     return [100 * float(scores[(state.served.assignment == model).cpu()].mean()) for model in used]
 
 
-def multiply_updates(models: list[Stack]) -> list[list[list[float]]]:
-    """The inner products of all updates of each model, five digits: [models, updates, updates]."""
+def multiply_updates(models: list[Stack]) -> list[list[float]]:
+    """For each model the inner products of successive updates, in rounds in which somebody trained it."""
     points = torch.stack([flatten(each).double() for each in models], 1)
-    updates = points.diff(dim=1)
-    products = updates @ updates.mT
-    return [[[float(f"{value:.5g}") for value in row] for row in matrix] for matrix in products.tolist()]
+    moved = [updates[updates.any(1)] for updates in points.diff(dim=1)]
+    return [(updates[1:] * updates[:-1]).sum(1).tolist() for updates in moved]
 
 
 def run_case(job: tuple[str, int, argparse.Namespace]) -> None:
@@ -112,16 +116,9 @@ def average_clients(line: dict[str, Any], counts: list[int]) -> float:
     return float(np.average(own, weights=line["clients"]))
 
 
-def sum_successive(products: list[list[float]]) -> float:
-    """Pflug's statistic of one model; rounds in which nobody trained it have no update."""
-    matrix = np.array(products)
-    moved = matrix.diagonal() > 0
-    return float(matrix[moved][:, moved].diagonal(1).sum())
-
-
-def count_averaged(line: dict[str, Any]) -> list[int]:
-    """How many models are in the mean by Auto's rule: [models]"""
-    return [MEAN if sum_successive(products) < 0 else 1 for products in line["products"]]
+def count_averaged(line: dict[str, Any], rule: str) -> list[int]:
+    """How many models are in the mean by a rule: [models]"""
+    return [MEAN if RULES[rule](np.array(products)) else 1 for products in line["products"]]
 
 
 def find_lines(path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -135,10 +132,11 @@ def show(path: Path) -> str:
     """The last model's accuracy, and what means of more have beyond it; the mean over seeds."""
     rows = []
     for name, lines in find_lines(path):
-        ways = [[[k] * len(line["clients"]) for line in lines] for k in COUNTS] + [list(map(count_averaged, lines))]
+        ways = [[[k] * len(line["clients"]) for line in lines] for k in COUNTS]
+        ways += [[count_averaged(line, rule) for line in lines] for rule in RULES]
         means = [np.mean([average_clients(*each) for each in zip(lines, way, strict=True)]) for way in ways]
         rows.append([name, str(len(lines)), f"{means[0]:.2f}", *(f"{mean - means[0]:+.2f}" for mean in means[1:])])
-    return as_markdown(["case", "seeds", "last model", *(f"k = {k}" for k in COUNTS[1:]), "by drift"], rows)
+    return as_markdown(["case", "seeds", "last model", *(f"k = {k}" for k in COUNTS[1:]), *RULES], rows)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ For those who do not know how their clients differ; no paper's method. Clients' 
 - for `merge` of the rounds clusters with similar models try the mean of both; they share it, if it does better;
 - clients say how well they do between the model they are served (α = 0) and their own training of it (α = 1); after
   `judge` of the rounds each cluster takes the best α, and the last rounds train on all samples;
-- where rounds sample clients, a model that has settled is served as its mean over the last `average` of the rounds.
+- where rounds sample clients, the mean of the models of the last `average` of the rounds is served in the end.
 A more personal model must win twice: on held-out samples as they come, and with the labels of a client weighted evenly.
 """
 
@@ -24,12 +24,11 @@ from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_merging import merge_pairs, pair_nearest, share_models
-from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale, offer_assigned
+from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale, add_to_mean, offer_assigned
 from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut, count_members, explain_doubts
 from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits, summarise_clusters
-from kinfed.methods.tail_averaging import TailAverage
 from kinfed.models import Model
-from kinfed.params import Params, repeat, select
+from kinfed.params import Params, Stack, repeat, select
 from kinfed.per_client import Each, Labels
 from kinfed.relatedness import Calibrated, Fit, nest_clusters
 from kinfed.signatures import PartMeans, Signatures
@@ -54,7 +53,7 @@ class AutoState:
     partners: Tensor  # [models] the one that each may be merged with; itself: none
     gains: Each  # [clients] held-out samples that the cluster's model classified rightly beyond the common one
     amounts: Tensor  # [models] α
-    tail: TailAverage  # of the models over the last rounds
+    averaged: Stack  # [models] the mean over the last rounds; empty before these
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,9 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         plan = self.make_plan(fed.rounds, number if differ else 0).to(fed.device)
         evidence, zeros = Evidence.none(1 + number, fed.device), torch.zeros(1 + number, device=fed.device)
         chosen, gains = zeros[1:].long(), torch.zeros(fed.count, device=fed.device)
-        alone, tail = torch.arange(1 + number, device=fed.device), TailAverage.none(1 + number, fed.device)
+        partners = torch.arange(1 + number, device=fed.device)
         return AutoState(
-            served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), alone, gains, zeros, tail
+            served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), partners, gains, zeros, {}
         )
 
     def make_plan(self, rounds: int, clusters: int) -> Tensor:
@@ -121,21 +120,19 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             state = replace(state, served=state.served.average(replies, fed, STALE))
             state = self.weigh(state, replies, state.served.assignment)
         else:
-            served = self.train_clusters(state.served, cohort, fed)
-            return replace(state, served=served, tail=self.follow(state, served, t, fed))
+            served, since = self.train_clusters(state.served, cohort, fed), t - self.first_averaged(state, fed)
+            averaged = add_to_mean(state.averaged, served.models, since) if since >= 0 else {}
+            return replace(state, served=served, averaged=averaged)
         return self.decide(state, phase, fed) if self.phase_of(state, t + 1) != phase else state
 
     def phase_of(self, state: AutoState, t: int) -> str:
         """What round t is for."""
         return PHASES[int((t >= state.plan).sum())]
 
-    def follow(self, state: AutoState, served: ClusterModels, t: int, fed: Federation) -> TailAverage:
-        """The mean of the last models, and whether they drift after `judge` of the rounds; none where all train."""
-        first, number = round(self.judge * fed.rounds), round(self.average * fed.rounds)
-        if fed.fraction == 1 or t < first:
-            return state.tail.clear()
-        tail = state.tail.watch(state.served.models, served.models, self.model.weights)
-        return tail.add(served.models, t - max(first, fed.rounds - number))
+    def first_averaged(self, state: AutoState, fed: Federation) -> int:
+        """The round from which models are averaged: none, where models are steady, for all clients train each round."""
+        number = round(self.average * fed.rounds) if fed.fraction < 1 else 0
+        return max(int(state.plan[-1]), fed.rounds - number)
 
     def train_beside(self, state: AutoState, cohort: Tensor, fed: Federation) -> AutoState:
         """A round in which clients train the common model, and that of their cluster beside it."""
@@ -178,11 +175,11 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         return replace(state, amounts=amounts, evidence=evidence)
 
     def export_state(self, state: AutoState, clients: Tensor, sizes: Tensor) -> AutoState:
-        served = replace(state.served, models=state.tail.serve(state.served.models))
-        return super().export_state(replace(state, served=served, tail=state.tail.clear()), clients, sizes)
+        served = replace(state.served, models=state.averaged or state.served.models)
+        return super().export_state(replace(state, served=served, averaged={}), clients, sizes)
 
     def offer(self, state: AutoState, cohort: Tensor, fed: Federation) -> Offer:
-        offer = offer_assigned(state.tail.serve(state.served.models), state.served.assignment, cohort)
+        offer = offer_assigned(state.averaged or state.served.models, state.served.assignment, cohort)
         is_personal = bool((state.amounts > 0).any())
         return offer._replace(each={**offer.each, "amount": state.amounts}) if is_personal else offer
 

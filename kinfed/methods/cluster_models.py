@@ -29,6 +29,7 @@ from kinfed.params import (
     Stack,
     count,
     each_leaf,
+    interpolate,
     mix,
     one_hot,
     put,
@@ -250,6 +251,11 @@ def offer_assigned(models: Stack, assignment: Tensor, cohort: Tensor) -> Offer:
     if bool((labels < 0).any()):
         raise RoleError(f"clients {cohort[labels < 0].tolist()} have no model yet: admit them first")
     return Offer(each={"params": models}, pick=labels)
+
+
+def add_to_mean(mean: Stack, models: Stack, rounds: int) -> Stack:
+    """The mean of models over rounds, of which there were so many before this one; empty: there were none."""
+    return interpolate(mean or models, models, 1 / (rounds + 1))
 
 
 def check_clusters(clusters: int, fed: Federation) -> None:

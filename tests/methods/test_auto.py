@@ -121,18 +121,13 @@ def test_clients_that_are_alike_get_fedavg_to_the_bit():
         assert torch.equal(auto.state.served.models[name][0], weight)
 
 
-STEADY, EARLY = 1.0, 0.05  # steps with which models jump around an optimum, or are still on their way there
-
-
-def serve_rounds(
-    rounds: int, more: int = 0, lr: float = STEADY, **settings: float
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def serve_rounds(rounds: int, more: int = 0, **settings: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What clients are served after each round of Auto on clients that are alike, and the models as trained.
 
     What is served is also what the state of a bundle has.
     """
     alike, model = build_population(load("digits"), IID(20), 0), make_model("mlp_200", (1, 8, 8), 10)
-    method = Auto(model, LocalTraining(epochs=1, lr=lr), average=0.5)
+    method = Auto(model, LocalTraining(epochs=1), average=0.5)
     fed, served, trained = Vectorised(method, alike, **settings), [], []
     fed.rounds = rounds
     state = method.init(fed)
@@ -144,26 +139,21 @@ def serve_rounds(
         trained.append(state.served.models[name])
         served.append(method.offer(state, fed.clients, fed).each["params"][name])
         exported = method.export_state(state, fed.clients, fed.weights)
-        assert torch.equal(exported.served.models[name], served[-1]) and not exported.tail.mean
+        assert torch.equal(exported.served.models[name], served[-1]) and not exported.averaged
     return served, trained
 
 
 def test_clients_are_served_the_mean_of_the_last_rounds_models_and_train_the_last():
-    served, trained = serve_rounds(8, fraction=0.2)
-    for t in range(8):  # from the fourth on models are watched, from the fifth on there are two updates
-        torch.testing.assert_close(served[t], trained[t] if t < 5 else torch.stack(trained[4 : t + 1]).mean(0))
+    served, trained = serve_rounds(4, fraction=0.2)
+    for t in range(4):
+        torch.testing.assert_close(served[t], trained[t] if t < 2 else torch.stack(trained[2 : t + 1]).mean(0))
     assert not torch.equal(served[-1], trained[-1])
 
 
-def test_models_that_still_drift_are_served_as_they_are():
-    served, trained = serve_rounds(8, lr=EARLY, fraction=0.2)
-    assert all(torch.equal(*each) for each in zip(served, trained, strict=True))
-
-
 def test_a_run_that_goes_on_for_more_rounds_averages_those_at_its_new_end():
-    served, trained = serve_rounds(4, more=6, fraction=0.2)
-    torch.testing.assert_close(served[4], trained[4])
-    torch.testing.assert_close(served[9], torch.stack(trained[5:]).mean(0))
+    served, trained = serve_rounds(2, more=4, fraction=0.2)
+    torch.testing.assert_close(served[2], trained[2])
+    torch.testing.assert_close(served[5], torch.stack(trained[3:]).mean(0))
 
 
 def test_models_are_not_averaged_where_all_clients_are_in_every_round():

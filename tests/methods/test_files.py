@@ -12,7 +12,7 @@ from kinfed.methods import METHODS
 FILES = {name: Path(inspect.getfile(kind)) for name, kind in METHODS.items()}
 MOST = {
     "apfl": 90,
-    "auto": 176,
+    "auto": 174,
     "flt": 95,
     "flis_hc": 90,
     "ifca": 90,
