@@ -150,8 +150,8 @@ class Table:
             )
         fills = self.gaps == "fill" or bool(self.list_marks(table))
         if not chosen:
-            names = ", ".join(self.targets)
-            raise DataError(f"{path} has no columns beside '{self.client}' and '{names}': nothing to learn from")
+            beside = ", ".join((self.client, *self.targets))
+            raise DataError(f"{path} has no columns beside {beside}: nothing to learn from")
         if nested := [name for name, column in chosen.items() if has_nested(column)]:
             if len(chosen) > 1:
                 raise DataError(
