@@ -4,10 +4,12 @@ A graph is one launch instead of thousands: for models as small as clients have,
 than running them. A replay runs the very kernels that were captured, on inputs copied to where the graph reads them.
 """
 
+import gc
 import logging
 import threading
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.util import Finalize
@@ -18,6 +20,7 @@ from kinfed.params import Params, each_leaf
 
 LOG = logging.getLogger("kinfed.cuda_graphs")
 CAPTURING = threading.Lock()  # while a thread captures, no other may wait for the whole GPU
+EMPTY = "CUDA Graph is empty"  # what torch says of a graph without a kernel
 
 
 @cache
@@ -101,10 +104,10 @@ class CudaGraphs:
     def _capture(self, shaped: Hashable, function: Function, inputs: Params) -> Graph | None:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         places = each_leaf(torch.clone, inputs)
-        with CAPTURING:
+        with CAPTURING, pause_collection(), collect_warnings() as said:
             torch.cuda.synchronize()
             try:
-                return capture(function, places, self.pool)
+                graph = capture(function, places, self.pool)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as refusal:  # it asks the GPU for a number, say
@@ -112,10 +115,39 @@ class CudaGraphs:
                 LOG.warning("CUDA graph capture failed; running eagerly: %s", str(refusal).strip().splitlines()[0])
                 self.failed.add(shaped)
                 return None
+        if not any(EMPTY in each for each in said):
+            return graph
+        self.failed.add(shaped)  # what it answers was not computed in the graph, and would never change
+        return None
 
     def _drop_oldest(self) -> None:
         for shaped in list(self.graphs)[: -self.most]:
             del self.graphs[shaped], self.calls[shaped]
+
+
+@contextmanager
+def pause_collection() -> Iterator[None]:
+    """Inside it no garbage is collected: a CUDA graph in it that is destroyed would spoil the one being captured."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def collect_warnings() -> Iterator[list[str]]:
+    """What is warned of inside it; afterwards it is warned of as ever, but for empty graphs."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    texts += (str(each.message) for each in caught)
+    for each in caught:
+        if EMPTY not in str(each.message):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def capture(function: Function, places: Params, pool: "torch.cuda._POOL_HANDLE") -> Graph:

@@ -1,8 +1,10 @@
 """CUDA graphs without a GPU: what is eager, captured, replayed and dropped."""
 
+import gc
 import logging
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +65,28 @@ def test_what_a_key_depends_on_can_go(captures):
     assert [key for key, _ in graphs.graphs] == ["two"]
     graphs.clear()
     assert not graphs.graphs and not graphs.calls
+
+
+def test_no_garbage_is_collected_while_a_graph_is_captured(captures, monkeypatch):
+    capture, on = cuda_graphs.capture, []
+    monkeypatch.setattr(cuda_graphs, "capture", lambda *given: on.append(gc.isenabled()) or capture(*given))
+    graphs = CudaGraphs(most=2)
+    assert [run(graphs, n) for n in (1.0, 2.0)] == [[2], [4]] and on == [False] and gc.isenabled()
+
+
+def test_a_graph_without_a_kernel_is_not_replayed_and_other_warnings_go_on(captures, monkeypatch):
+    capture = cuda_graphs.capture
+
+    def warn(*given):
+        warnings.warn("The CUDA Graph is empty. This usually means more", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+        return capture(*given)
+
+    monkeypatch.setattr(cuda_graphs, "capture", warn)
+    graphs = CudaGraphs(most=2)
+    with pytest.warns(UserWarning, match="something else") as said:
+        assert [run(graphs, n) for n in (1.0, 2.0, 3.0)] == [[2], [4], [6]]
+    assert len(said) == 1 and len(captures) == 1 and not graphs.graphs
 
 
 def test_what_cannot_be_captured_runs_eagerly_and_is_said_once(captures, monkeypatch, caplog):

@@ -7,6 +7,7 @@ Nothing a client computes depends on its block: see `Samples` for how padding is
 cores. A task that reads test samples alone runs once for clients with the same test samples.
 """
 
+import gc
 import logging
 import time
 import warnings
@@ -103,6 +104,7 @@ class Vectorised(Resident):
         self.tuned: dict[str, ExecutionPlan] = {}  # task -> the plan that was fastest
         self.free = GIBIBYTE
         if self.on_gpu:
+            gc.collect()  # an engine before this one may have left graphs, and their memory
             finish_before_exit(self.device)
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             self.free = room_on(self.device) // 2
@@ -309,7 +311,8 @@ class Vectorised(Resident):
         inputs |= self._offer_inputs(offer, block.positions)
         bounds = self._table("train").bounds, self._table("test").bounds
         program = partial(self._answer, name, bounds, self.step_graphs if block.step_graphs else None)
-        is_graph = self.on_gpu and not block.step_graphs and ASKS_GPU not in self.reads.get(_key(name, offer), ())
+        known = self.reads.get(_key(name, offer), set())  # by now, perhaps from the block before this one
+        is_graph = self.on_gpu and not block.step_graphs and not {ASKS_GPU, AUTOGRAD} & known
         outputs = self.graphs.run((name, bounds), program, inputs) if is_graph else program(inputs)
         real = {key: t[: len(block.order)] for key, t in outputs.items()}
         return _part("send ", real), _part("keep ", real)
@@ -354,9 +357,19 @@ class Vectorised(Resident):
         The cohort is cut evenly, so that all workers have the same to do.
         """
         workers = self._plan(name).workers
-        each = 12 * offer.bytes_each() + 2**20 + self._activations(self._reads(name, offer))
+        each = self._weights(offer) + 2**20 + self._activations(self._reads(name, offer))
         most = max(2, min(MANY.get(self.device.type, 32), self.free // workers // each))
         return -(-clients // (workers * -(-clients // (workers * most))))
+
+    def _weights(self, offer: Offer) -> int:
+        """Bytes of a client's weights, gradients and momentum; of models that all may choose from it trains one."""
+        model = getattr(self.method, "model", None)
+        dims = {name: w.dim() for name, w in model.template.state_dict().items()} if isinstance(model, Network) else {}
+        further = 0
+        for name, t in to_flat(offer.shared).items():
+            if t.dim() == dims.get(name.partition("/")[2], t.dim()) + 1:  # a stack of them
+                further += (t.numel() - t[0].numel()) * t.element_size()
+        return 12 * (offer.bytes_each() - further) + further
 
     def _activations(self, reads: set[str] | frozenset[str]) -> int:
         """Bytes that a network makes of the samples that a client looks at in one go, roughly.

@@ -201,8 +201,9 @@ def test_too_many_lanes_for_the_memory_are_halved():
 def many_test_samples(clients: int = 200, each: int = 256) -> Population:
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (2000, 3, 32, 32), dtype=torch.uint8, generator=draw)
-    rows = torch.randint(0, 2000, (clients, each), generator=draw)
-    return Population(x, torch.randint(0, 10, (2000,), generator=draw), tuple(rows[:, :20]), tuple(rows), 10)
+    rows = [torch.randperm(2000, generator=draw)[: each + 20] for _ in range(clients)]
+    y = torch.randint(0, 10, (2000,), generator=draw)
+    return Population(x, y, tuple(own[:20] for own in rows), tuple(own[20:] for own in rows), 10)
 
 
 def test_a_process_of_several_keeps_to_its_share_of_the_memory(monkeypatch):

@@ -2,6 +2,7 @@
 
 import warnings
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ from kinfed.client import FAST_PATH
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines import vectorised as module
 from kinfed.engines.blocks import LEAST, Retry
+from kinfed.federation import Offer
 from kinfed.methods import FedAvg
+from kinfed.models import Model
+from kinfed.params import bytes_of, repeat
 from kinfed.training import LocalTraining
 from tests.problems import assert_close, fit, small_net, tiny_population
+from tests.zoo import ZOO
 
 LOCAL, CLIENTS = LocalTraining(epochs=1, batch_size=5, lr=0.05), 24
 
@@ -97,6 +102,16 @@ def test_what_failed_is_out_of_memory_before_less_is_tried(room: int):
         method.round(method.init(fed), 0, fed)
 
 
+def test_of_models_that_all_may_choose_from_a_client_trains_one():
+    fed = Vectorised(FedAvg(small_net(), LOCAL), tiny_population((6,) * CLIENTS))
+    params = fed.method.model.init()
+    size, three = bytes_of(params), repeat(params, 3)
+    assert fed._weights(Offer(shared={"params": params})) == 12 * size
+    assert fed._weights(Offer(each={"params": three})) == 12 * size
+    assert fed._weights(Offer(shared={"models": three})) == (12 + 2) * size
+    assert fed._weights(Offer(shared={"point": torch.zeros(5), "encoder": {"other": torch.zeros(2, 2)}})) == 12 * 36
+
+
 def test_activations_of_samples_that_no_training_takes_count():
     fed = Vectorised(FedAvg(small_net(), LOCAL), tiny_population((6,) * CLIENTS))
     assert fed._activations(frozenset()) == 0, "a CPU's blocks are small"
@@ -106,3 +121,16 @@ def test_activations_of_samples_that_no_training_takes_count():
     assert fed._activations(frozenset({FAST_PATH})) == 0
     fed.x = torch.zeros(fed.x.shape, dtype=torch.long)
     assert fed._activations(frozenset()) == 4 * numbers * module.OF_TOKEN
+
+
+def test_a_block_that_autograd_trains_is_no_graph_after_the_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    method = FedAvg(Model(ZOO["layer norm"], classes=3), LOCAL)
+    fed = Vectorised(method, tiny_population((6,) * CLIENTS), block=8)
+    asked: list[object] = []
+    fed.on_gpu = True  # all is there on a CPU but the capture
+    fed.graphs.run = lambda key, function, inputs: asked.append(key[0]) or function(inputs)
+    fed.training_graphs.graphs.warm_up = 10**9
+    method.round(method.init(fed), 0, fed)
+    assert asked == ["train"]
