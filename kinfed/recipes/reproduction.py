@@ -162,7 +162,7 @@ def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumber
         seconds = [[n[SECONDS] for n in kept.find(recipe.name, cell).values() if SECONDS in n] for cell in cells]
         others = [value for values in seconds for value in values]
         for cell, own in zip(cells, seconds, strict=True) if others else ():
-            asked = map(store.find_adapted, cell.configs(order.wanted.seeds))
+            asked = map(store.find_richer, cell.configs(order.wanted.seeds))
             left = set(map(store.path, asked)) & todo - known.keys()
             known |= dict.fromkeys(left, mean(own or others))
     if not known:
@@ -176,7 +176,7 @@ def outcome_of(recipe: Recipe, cells: Sequence[Cell], order: Order, store: Store
     results, wanted = [], order.wanted
     for cell in cells:
         asked = cell.configs(wanted.seeds) if store.failed else ()
-        failures = (store.failed.get(store.path(store.find_adapted(config)).name) for config in asked)
+        failures = (store.failed.get(store.path(store.find_richer(config)).name) for config in asked)
         state = next((f"failed: {why}" for why in failures if why), "")
         state = f"{NO_DATA}: {', '.join(cell.missing)}" if cell.missing and not order.show else state
         result = result_of(recipe, cell, wanted.seeds, store.run, state)

@@ -1,6 +1,6 @@
 """Where the runs of recipes are, and which of them are wanted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,9 +22,7 @@ class Store:
 
     folder: Path
     failed: dict[str, str] = field(default_factory=dict)  # run folder -> why
-    adapted: dict[str, Config] = field(
-        default_factory=dict
-    )  # by digest of a wanted run: the one whose clients adapt too
+    richer: dict[str, Config] = field(default_factory=dict)  # by digest of a run: another that has all of its numbers
 
     def path(self, config: Config) -> Path:
         """Where the run of a config is: the same for all tables that need it."""
@@ -38,22 +36,29 @@ class Store:
         """The run of this config, if it has ended."""
         if not self.has_runs:
             return None
-        for each in (config, self.find_adapted(config)):
+        for each in (config, self.find_richer(config)):
             if self.has(each):
                 return Run(self.path(each))
         return None
 
-    def share(self, configs: Iterable[Config]) -> None:
-        """Notes runs whose clients are scored after adaptation, too: they have all numbers of those without it."""
-        for config in configs:
-            if config.evaluation.adapt:
-                self.adapted.setdefault(digest_served(config), replace(config, seed=0))
+    def share(self, wanted: Sequence[tuple[Recipe, Config]]) -> None:
+        """Notes for each run the one of all that has its numbers, too: clients also adapt, or there are more rounds.
 
-    def find_adapted(self, config: Config) -> Config:
-        """The wanted run that stands for this one, because its clients also adapt; else this one."""
-        if not self.adapted or config.evaluation.adapt or not (other := self.adapted.get(digest_served(config))):
-            return config
-        return replace(other, seed=config.seed)
+        More rounds count where a recipe asks only when a target was reached.
+        """
+        best: dict[str, Config] = {}
+        for _, config in wanted:
+            for key in (digest_served(config), digest_begun(config)):
+                best[key] = max(best.get(key, config), config, key=lambda each: (each.rounds, each.evaluation.adapt))
+        for recipe, config in wanted:
+            is_begun = all("to_target" in measure for measure in recipe.measures)
+            other = best[digest_begun(config) if is_begun else digest_served(config)]
+            if digest(other) != digest(config):
+                self.richer[digest(config)] = other
+
+    def find_richer(self, config: Config) -> Config:
+        """The run that stands for this one, because it has all of its numbers and more; else this one."""
+        return replace(self.richer.get(digest(config), config), seed=config.seed) if self.richer else config
 
     @property
     def has_runs(self) -> bool:
@@ -69,21 +74,38 @@ def jobs_of(
     Cells and seeds that have kept numbers are left out, where those are given.
     """
     jobs: dict[tuple[str, int], Job] = {}
-    store.share(config for _, cells in planned for cell in cells if not cell.missing for config in cell.variants)
+    lacking = list(list_lacking(planned, wanted, kept))
+    ended = [
+        (recipe, config) for recipe, _, config in list_lacking(planned, wanted) if store.has_runs and store.has(config)
+    ]
+    store.share([*((recipe, config) for recipe, _, config in lacking), *ended])
+    for recipe, cell, config in lacking:
+        said = f"{recipe.name}: {cell.row.title}, {cell.column.title}, {' and '.join(cell.protocols)}"
+        for each in map(store.find_richer, (config, *references(recipe, config))):
+            job = Job(each, f"{said}, seed {each.seed}", store.path(each), keeps_checkpoint=False)
+            jobs.setdefault((digest(each), each.seed), job)
+    return train_encoders_first(group_by_clients(list(jobs.values())))
+
+
+def list_lacking(
+    planned: Sequence[tuple[Recipe, Sequence[Cell]]], wanted: Wanted, kept: KeptNumbers | None = None
+) -> Iterator[tuple[Recipe, Cell, Config]]:
+    """The runs of all cells whose data are here, but for those that have kept numbers, where these are given."""
     for recipe, cells in planned:
         for cell in cells:
             seeds = kept.find_lacking(recipe.name, cell, wanted.seeds) if kept else wanted.seeds
             for config in cell.configs(seeds) if not cell.missing else ():
-                said = f"{recipe.name}: {cell.row.title}, {cell.column.title}, {' and '.join(cell.protocols)}"
-                for each in map(store.find_adapted, (config, *references(recipe, config))):
-                    job = Job(each, f"{said}, seed {each.seed}", store.path(each), keeps_checkpoint=False)
-                    jobs.setdefault((digest(each), each.seed), job)
-    return train_encoders_first(group_by_clients(list(jobs.values())))
+                yield recipe, cell, config
 
 
 def digest_served(config: Config) -> str:
     """A short text that two configs share when their runs have the same numbers as served, but for the seed."""
     return digest(replace(config, evaluation=replace(config.evaluation, adapt=False, adapt_every=0)))
+
+
+def digest_begun(config: Config) -> str:
+    """A short text that two configs share when one run is the beginning of the other, as served, but for the seed."""
+    return "begun " + digest_served(replace(config, rounds=1))
 
 
 def train_encoders_first(jobs: Sequence[Job]) -> list[Job]:

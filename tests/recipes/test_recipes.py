@@ -79,7 +79,6 @@ def test_every_cell_is_a_valid_config_of_known_data_and_says_under_which_protoco
         ("flt-figure-clients", ["flt-table-1", "flt-table-2", "flt-table-4"]),
         ("flhc-figure-1", ["flhc-table-1", "flhc-table-2", "flhc-table-3"]),
         ("flis-figure-4", ["flis-table-1"]),
-        ("flis-table-3", ["flis-table-1"]),
     ],
 )
 def test_a_figure_or_table_that_is_read_from_runs_of_another_shares_them(figure, tables, data):
@@ -272,13 +271,21 @@ def test_clients_are_asked_for_the_main_metric_alone(data):
     assert cell.variants[0].evaluation.metrics == "main"
 
 
-def test_flis_tables_i_and_iii_share_runs_and_a_target_changes_kept_numbers_only_where_one_is_measured(data):
+def test_flis_tables_i_and_iii_share_runs_and_a_target_changes_kept_numbers_only_where_one_is_measured(data, tmp_path):
     wanted = Wanted(rows=("flis-hc",), columns=("fmnist-20",), protocols=("paper",), data_dir=str(data))
-    (first,), (third,) = (cells_of(load_recipe(f"flis-table-{n}"), wanted) for n in (1, 3))
-    assert digest(first.variants[0]) == digest(third.variants[0])
+    first, third = ((recipe := load_recipe(f"flis-table-{n}"), cells_of(recipe, wanted)) for n in (1, 3))
+    assert [job.config.rounds for job in jobs_of([first, third], wanted, Store(tmp_path))] == [200]
+    assert [job.config.rounds for job in jobs_of([third], wanted, Store(tmp_path))] == [30]
     tables = [{"evaluation": {"target": share}} for share in (0.7, 0.8)]
     assert len({digest_tables([table], ["accuracy"]) for table in tables}) == 1
     assert len({digest_tables([table], ["rounds_to_target"]) for table in tables}) == 2
+
+
+def test_flis_table_iii_adds_no_run_to_table_i(data, tmp_path):
+    wanted = Wanted(columns=("fmnist-*", "cifar10-30"), data_dir=str(data))
+    first, third = ((recipe := load_recipe(f"flis-table-{n}"), cells_of(recipe, wanted)) for n in (1, 3))
+    both, alone = (jobs_of(tables, wanted, Store(tmp_path)) for tables in ([first, third], [first]))
+    assert {job.path for job in both} == {job.path for job in alone}
 
 
 def test_a_run_whose_clients_also_adapt_stands_for_the_one_whose_do_not(data, tmp_path):
