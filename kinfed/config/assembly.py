@@ -143,8 +143,15 @@ def model_for(config: Config, population: Population) -> Model:
         raise ConfigError("inputs.mean, std and augment are for numbers, and samples are token ids: leave them out")
     model = put_inputs(model, config.inputs, shape)
     with in_one_line(f"model '{config.model}' was built, but failed on samples of shape {shape}"):
-        model.check(population.x[:2])
+        model.check(pick_samples(population.x))
     return model
+
+
+def pick_samples(x: Tensor) -> Tensor:
+    """Two samples to try a network on; of token ids one has the largest."""
+    if x.dtype != torch.int64 or len(x) < 2:
+        return x[:2]
+    return torch.stack([x[int(x.flatten(1).amax(1).argmax())], x[0]])
 
 
 def check_targets(population: Population, task: LearningTask) -> None:

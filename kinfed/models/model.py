@@ -1,5 +1,6 @@
 """Models of a task, and encoders, as pure functions of their weights."""
 
+import logging
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from kinfed.models.network import Gradient, GradientFn, Network, in_evaluation
 from kinfed.models.token_features import TOKENS, count_tokens
 from kinfed.params import Params
 
+log = logging.getLogger(__name__)
 NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first: batch and instance norms
 
 
@@ -88,6 +90,8 @@ class Model(Network):
         shape = tuple(output.shape)
         if reason := self.task.check_output((2, *shape[1:]), self.classes):
             raise ModelError(f"the model's output for 2 samples has shape {shape}, {reason}")
+        if self.task.has_classes() and self.classes > 1 and are_probabilities(output):
+            log.warning("the network's outputs sum to 1, as after a softmax, and the loss takes logits: leave it out")
         self.check_independence(x)
         if len(x) and (single := tuple(self.logits(weights, x[:1]).shape)) != (1, *shape[1:]):
             raise ModelError(
@@ -114,6 +118,11 @@ class Model(Network):
     def parameters(self) -> int:
         """The number of weights."""
         return sum(w.numel() for w in self.init().values())
+
+
+def are_probabilities(output: Tensor) -> bool:
+    """Whether each row of an output holds numbers from 0 on that sum to 1."""
+    return bool((output >= 0).all()) and bool(((output.sum(-1) - 1).abs() < 1e-5).all())
 
 
 def is_last_layer(network: Network, name: str, layers: int = 1) -> bool:

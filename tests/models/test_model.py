@@ -70,6 +70,12 @@ def test_bytes_become_unit_interval_and_are_normalised():
     assert model.logits({}, x).unique().tolist() == [-2.0, 2.0]
 
 
+@pytest.mark.parametrize(("last", "warned"), [(nn.Softmax(1), True), (nn.LogSoftmax(1), False), (nn.ReLU(), False)])
+def test_a_network_that_ends_with_a_softmax_is_warned_of(last, warned, caplog):
+    Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), last), classes=3).check(batch(2, 2).x)
+    assert ("as after a softmax" in caplog.text) == warned
+
+
 def test_a_model_whose_output_does_not_fit_the_classes_is_refused():
     wrong = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), classes=3)
     with pytest.raises(ModelError, match=r"\(2, 4\), wanted \(2, 3\)"):
