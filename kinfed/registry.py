@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
+from pathlib import PurePath
 from typing import TypeVar
 
 from kinfed.errors import ConfigError, UntrustedCode
@@ -121,8 +122,8 @@ def is_installed(package: str) -> bool:
 
 
 def as_file(name: str) -> str:
-    """A name as a part of a file's name: that of a user's own part has a colon."""
-    return name.replace(":", "-")
+    """A name as a part of a file's name: that of a user's own part has a colon, that of a table is its path."""
+    return PurePath(name).name.replace(":", "-")
 
 
 def first_lines(registry: Mapping[str, object]) -> dict[str, str]:

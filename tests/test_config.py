@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from kinfed.config import DEMO, Config, assemble, json_schema, load_config, merge_tables, read, read_toml, to_toml
-from kinfed.config.assembly import POPULATION, fill_data_dir, make_population
+from kinfed.config.assembly import POPULATION, configure, fill_data_dir, make_population
 from kinfed.config.schema import build, to_table
 from kinfed.config.settings import RENAMED, SYNONYMS, all_keys
 from kinfed.config.toml import apply_overrides, parse_value
 from kinfed.data import PARTITIONS, SHIFTS
-from kinfed.data.partitions import DisjointClasses
+from kinfed.data.partitions import IID, DisjointClasses, Natural
 from kinfed.errors import ConfigError, ModelError
 from kinfed.methods import METHODS
 
@@ -485,3 +485,27 @@ def test_a_cosine_schedule_without_an_end_lasts_all_rounds():
     assert load_config(None, ["training.schedule=cosine", "training.schedule_rounds=3"]).training.schedule_rounds == 3
     with pytest.raises(ConfigError, match="schedule_rounds must be at least 1"):
         load_config(None, ["training.schedule=step"])
+
+
+@pytest.mark.parametrize(
+    ("words", "partition"),
+    [
+        (["data=heart"], "natural"),
+        (["data.name=clinics.csv", "rounds=3"], "natural"),
+        (["data=heart", "partition=iid"], "iid"),
+        (["partition.clients=7", "data=heart"], "disjoint_classes"),
+        (["data=mnist"], "disjoint_classes"),
+        ([], "disjoint_classes"),
+    ],
+)
+def test_data_that_say_whose_each_sample_is_are_dealt_to_these_clients(words: list[str], partition: str):
+    assert load_config(DEMO, words).resolve()["partition"]["name"] == partition
+
+
+def test_a_file_or_a_table_that_names_no_partition_takes_the_clients_of_its_data(tmp_path: Path):
+    (tmp_path / "own.toml").write_text('[data]\nname = "har"\n')
+    named = read({"data": {"name": "har"}, "partition": {"name": "iid"}})
+    assert load_config(tmp_path / "own.toml").partition == read({"data": {"name": "har"}}).partition == Natural()
+    assert named.partition == IID()
+    assert configure("fedavg", "heart", {}).partition == Natural()
+    assert configure("fedavg", "heart", {"partition": {"name": "iid"}}).partition == IID()

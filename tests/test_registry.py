@@ -4,7 +4,7 @@ import pytest
 
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.errors import ConfigError
-from kinfed.registry import first_lines, is_installed, look_up
+from kinfed.registry import as_file, first_lines, is_installed, look_up
 
 
 def test_a_known_name_gives_its_thing():
@@ -26,3 +26,9 @@ def test_a_folder_that_has_a_packages_name_is_not_the_package(tmp_path: Path, mo
     (tmp_path / "tracked_here").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_installed("tracked_here") and not is_installed("not_there_at_all") and is_installed("torch")
+
+
+def test_the_name_of_a_table_or_an_own_part_becomes_one_part_of_a_path():
+    assert [as_file(name) for name in ("digits", "/data/wine.csv", "photos/", "own.module:Class")] == [
+        "digits", "wine.csv", "photos", "own.module-Class",
+    ]  # fmt: skip

@@ -66,13 +66,13 @@ def sweep(
     with plain_errors(), start_early(jobs) as early:
         from pathlib import Path
 
-        from kinfed.config import DEMO, read_toml
+        from kinfed.config import DEMO, read_base
         from kinfed.progress import choose_display
         from kinfed.sweeps import Definition, Space, Sweep
         from kinfed.sweeps.run_sweep import find_folder, find_seeds, run_sweep, to_words
 
         file, words = split_words(settings)
-        base = read_toml(Path(file) if file else DEMO)
+        base = read_base(Path(file) if file else DEMO, words)
         given = to_words({key: [value] for key, value in options.items() if value is not None})
         chosen = split_numbers(seeds)
         space = Space(base, (*words, *given))

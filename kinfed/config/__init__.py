@@ -10,6 +10,7 @@ from kinfed.config.settings import (
     json_schema,
     load_config,
     read,
+    read_base,
 )
 from kinfed.config.toml import flatten, merge_tables, read_toml, set_value, to_toml
 from kinfed.engines import EngineSettings
@@ -30,6 +31,7 @@ __all__ = [
     "make_population",
     "merge_tables",
     "read",
+    "read_base",
     "read_toml",
     "set_value",
     "to_table",

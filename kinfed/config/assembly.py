@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from kinfed.aggregation import MEAN
 from kinfed.capabilities import takes_server_samples
 from kinfed.config.schema import Table
-from kinfed.config.settings import DEMO, GIVEN, Config, find_method, read
+from kinfed.config.settings import DEMO, GIVEN, Config, find_method, leave_partition, read
 from kinfed.config.toml import merge_tables, read_toml
 from kinfed.data.build import build_population, score_on_training
 from kinfed.data.datasets import load
@@ -262,7 +262,8 @@ def configure(method: MethodLike | None, data: DataLike | None, settings: Mappin
     """The config of these arguments: of a file or a table, else of the demo; of objects, over the defaults."""
     given = join_engine({name: value for name, value in settings.items() if value is not None})
     objects = {name: value for name, value in given.items() if is_dataclass(value)}
-    table = merge_tables(base_table(method, data), {name: v for name, v in given.items() if name not in objects})
+    table = base_table(method, data, has_partition="partition" in given)
+    table = merge_tables(table, {name: v for name, v in given.items() if name not in objects})
     if isinstance(method, str) and not is_config(method):
         table = merge_tables(table, {"method": method})
     if data is not None:
@@ -297,15 +298,18 @@ def join_engine(settings: dict[str, object]) -> dict[str, object]:
     return settings | {"engine": engine} if engine else settings
 
 
-def base_table(method: object, data: object) -> Table:
-    """The table that arguments go over."""
+def base_table(method: object, data: DataLike | None, has_partition: bool) -> Table:
+    """The table that arguments go over; the demo's partition is for data like the demo's."""
     if isinstance(method, Config):
         return method.resolve()
     if isinstance(method, Mapping):
         return dict(method)
     if is_config(method):
         return read_toml(Path(str(method)))
-    return {} if isinstance(data, Population) or isinstance(method, Method) else read_toml(DEMO)
+    if isinstance(data, Population) or isinstance(method, Method):
+        return {}
+    name = "" if data is None or has_partition else str(data_table(data).get("name", ""))
+    return leave_partition(read_toml(DEMO), name)
 
 
 def is_config(thing: object) -> bool:

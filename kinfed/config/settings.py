@@ -26,6 +26,7 @@ from kinfed.config.schema import (
 )
 from kinfed.config.toml import apply_overrides, flatten, merge_tables, read_toml, set_value
 from kinfed.data.build import ChangeSettings
+from kinfed.data.datasets import has_clients
 from kinfed.data.drift import Drift
 from kinfed.data.partitions import DisjointClasses, Partition
 from kinfed.data.roles import RoleSettings
@@ -170,16 +171,30 @@ def load_config(
     path: Path | str | None = None, overrides: Iterable[str] = (), options: Mapping[str, object] | None = None
 ) -> Config:
     """The config of a TOML file (none: the defaults), under `key=value` overrides, under options by dotted key."""
-    table = apply_overrides(read_toml(Path(path)) if path else {}, overrides)
+    words = tuple(overrides)
+    table = apply_overrides(read_base(Path(path), words) if path else {}, words)
     for key, value in (options or {}).items():
         table = set_value(table, key.split("."), value)
     return read(table)
 
 
+def read_base(path: Path, words: Iterable[str]) -> Table:
+    """The table of a file that `key=value` words go over; the demo's partition is for data like the demo's."""
+    table, pairs = read_toml(path), dict(word.partition("=")[::2] for word in words)
+    name = pairs.get("data.name", pairs.get("data", "")).strip("\"' ")
+    is_chosen = any(key.split(".")[0] == "partition" for key in pairs)
+    return leave_partition(table, name) if path == DEMO and not is_chosen else table
+
+
+def leave_partition(table: Table, name: str) -> Table:
+    """The same without a partition, where the data of this name say whose each sample is."""
+    return {key: value for key, value in table.items() if key != "partition" or not has_clients(name)}
+
+
 def read(table: Table) -> Config:
     """The config that this table holds; an unknown key is an error that names the nearest of all sections."""
     try:
-        config = build(Config, fill_cosine(table), "")
+        config = build(Config, fill_partition(fill_cosine(table)), "")
         return replace(config, methods=read_methods(config))
     except UnknownKey as error:
         raise ConfigError(explain_key(error, str(table.get("method", Config.method)))) from None
@@ -191,6 +206,15 @@ def fill_cosine(table: Table) -> Table:
     if not isinstance(training, dict) or training.get("schedule") != "cosine" or training.get("schedule_rounds"):
         return table
     return {**table, "training": {**training, "schedule_rounds": table.get("rounds", Config.rounds)}}
+
+
+def fill_partition(table: Table) -> Table:
+    """The same, but data that say whose each sample is are dealt to these clients, unless a partition is named."""
+    data, partition = table.get("data"), table.get("partition", {})
+    name = data.get("name") if isinstance(data, dict) else data
+    if not isinstance(name, str) or not has_clients(name) or not isinstance(partition, dict) or "name" in partition:
+        return table
+    return {**table, "partition": {"name": "natural", **partition}}
 
 
 def explain_key(error: UnknownKey, method: str) -> str:

@@ -112,6 +112,11 @@ def is_stored(name: str, root: str | Path | None = None) -> bool:
     return name == "digits" or ":" in name or is_file_name(name) or (data_root(root) / f"{name}.npz").exists()
 
 
+def has_clients(name: str) -> bool:
+    """Whether a dataset of this name says whose each sample is; of one's own loaders and arrays that is not known."""
+    return name in NATURAL or name == "femnist" or is_file_name(name)
+
+
 def has_all_classes(name: str, root: str | Path | None = None) -> bool:
     """Whether a stored dataset has training samples of each of its classes; true where its classes are not known."""
     path = data_root(root) / f"{name}.npz"

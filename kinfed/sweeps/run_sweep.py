@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kinfed.checkpoint import FORMAT
-from kinfed.config import DEMO, Table, make_population, read_toml, to_toml
+from kinfed.config import DEMO, Table, make_population, read_base, to_toml
 from kinfed.config.assembly import ConfigLike, check_needs, configure
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.processes import Spawned
@@ -32,7 +32,7 @@ def sweep(
     command line. A sweep in `out` goes on; runs that ended are kept.
     """
     words = to_words(over) if isinstance(over, Mapping) else tuple(over)
-    base = configure(config, None, settings).resolve() if config is not None or settings else read_toml(DEMO)
+    base = configure(config, None, settings).resolve() if config is not None or settings else read_base(DEMO, words)
     chosen = tuple(seeds) if seeds is not None else find_seeds(base)
     definition = Definition(Space(base, words), chosen, random, validation)
     display = display or choose_display(quiet=quiet)
@@ -92,7 +92,7 @@ def find_folder(definition: Definition, out: Path | None) -> Path:
         elif out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is there and holds no sweep: choose another --out")
         return out
-    stem = Path("runs") / f"sweep-{as_file(definition.configs[0].data.name.split(':')[0]).replace('/', '-')}"
+    stem = Path("runs") / f"sweep-{as_file(definition.configs[0].data.name.split(':')[0])}"
     for folder in sorted(stem.parent.glob(f"{stem.name}*")):
         if is_sweep(folder) and read_definition(folder) == definition:
             return folder

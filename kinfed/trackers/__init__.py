@@ -6,7 +6,7 @@ from pathlib import Path
 from kinfed.config import Config, flatten
 from kinfed.errors import ConfigError
 from kinfed.experiment import Observer
-from kinfed.registry import is_installed, look_up
+from kinfed.registry import as_file, is_installed, look_up
 from kinfed.trackers.backends import MLflow, Subject, TensorBoard, WandB
 
 __all__ = ["TRACKERS", "check_trackers", "make_trackers"]
@@ -31,5 +31,7 @@ def check_trackers(names: Sequence[str]) -> None:
 def make_trackers(config: Config, folder: Path) -> list[Observer]:
     """The observers that the config asks for, of the run in this folder."""
     check_trackers(config.trackers)
-    subject = Subject(folder, f"{config.method}-{config.data.name}-seed{config.seed}", flatten(config.resolve()))
+    subject = Subject(
+        folder, f"{as_file(config.method)}-{as_file(config.data.name)}-seed{config.seed}", flatten(config.resolve())
+    )
     return [TRACKERS[name](subject) for name in config.trackers]
