@@ -304,7 +304,7 @@ class Experiment(Generic[State]):
         signature, sent = getattr(self.method, "signature", None), self.fed.ledger.up.get(SIGNATURE_TASK)
         if sent is None or not isinstance(signature, Signature):
             return 0
-        k, width = signature.size(tuple(self.fed.x.shape[1:]), self.method.model.classes)
+        k, width = signature.size(tuple(self.fed.x.shape[1:]), self.method.model.target_groups)
         return -(-int(sent.max()) // (4 * k * (width + 1)))  # floats: k points and k shares
 
     def _mean_scores(self) -> list[tuple[int, float]]:

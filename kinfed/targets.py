@@ -14,7 +14,11 @@ def as_classes(y: Array, name: str, most_dims: int = 1) -> Array:
     """Classes or tokens as int64; other types are refused, since rounding them would hide a mistake."""
     if y.dtype.kind not in "iub" or not 1 <= y.ndim <= most_dims:
         wanted = "integers [n]" if most_dims == 1 else "integers [n] or [n, length]"
-        hint = "; for numbers, set task.name = 'regression'" if y.dtype.kind == "f" else ""
+        hint = (
+            "; for numbers, set task.name = 'regression', in Python OwnSettings(task='regression')"
+            if y.dtype.kind == "f"
+            else ""
+        )
         raise DataError(f"{name} is {y.dtype} {list(y.shape)}, wanted {wanted}{hint}")
     return y.astype(np.int64)
 

@@ -122,7 +122,7 @@ class ComputesSignatures(
 
     def no_signatures(self, fed: Federation) -> Signatures:
         """Server: no client has sent a signature yet."""
-        size = self.own_signature.size(tuple(fed.x.shape[1:]), self.model.classes)
+        size = self.own_signature.size(tuple(fed.x.shape[1:]), self.model.target_groups)
         return Signatures.none(fed.count, *size, fed.device)
 
     def collect(
@@ -207,7 +207,7 @@ class ComputesSignatures(
         return "a client is served the mean of those whose signatures are near its own, or else of the nearest cluster"
 
     def _payload(self, client: Client, encoder: Params) -> Params:
-        points, shares = self.own_signature.compute(client, encoder, self.model.classes)
+        points, shares = self.own_signature.compute(client, encoder, self.model.target_groups)
         weighted = self.relatedness.needs_shares() or self.signature.needs_shares()
         return {"centroids": points, "shares": shares} if weighted else {"centroids": points}
 

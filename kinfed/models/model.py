@@ -29,6 +29,11 @@ class Model(Network):
     classes: int = 10
     task: LearningTask = Classification()
 
+    @property
+    def target_groups(self) -> int:
+        """Groups that signatures tell targets apart by: classes; for numbers one each, and one for what is left."""
+        return self.classes if self.task.has_classes() else self.classes + 1
+
     def logits(self, params: Params, x: Tensor) -> Tensor:
         """Scores of the classes, or whatever the task's loss is of: [b, classes]."""
         return self.apply(params, x)

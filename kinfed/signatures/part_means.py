@@ -35,6 +35,7 @@ from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
 from kinfed.signatures.feature_moments import project
 from kinfed.signatures.pretraining import Pretraining
 from kinfed.signatures.signature import Signature, Signatures
+from kinfed.targets import as_columns, is_known
 
 Embedding = Literal["auto", "autoencoder", "pca", "random", "model"]
 ENOUGH = 2000  # server's samples that an auto-encoder is worth training on
@@ -50,7 +51,7 @@ class PartMeans(Signature):
     parts: int = 4  # of a client's samples, as even as can be
     embedding: Embedding = "auto"  # auto: an auto-encoder, pca or random features, by the samples that the server has
     model_rounds: int = 3  # embedding = "model": rounds of FedAvg, after which the common model embeds samples
-    labels: bool = False  # one mean embedding for each label, and the labels' shares; else one for all
+    labels: bool = False  # also the means by label and the labels' shares, or moments with numbers; else one mean
     latent: int = 128  # e, numbers of an embedded sample, at most as many as it has
     autoencoder: str = "auto"  # by the samples' shape; or package.module:function, (shape, latent) -> torch.nn.Module
     seed: int = 0  # of the auto-encoder's first weights, and of random features
@@ -167,7 +168,8 @@ class PartMeans(Signature):
             belongs = (one_hot(part, self.parts) * batch.mask[:, None]).double()
             features, cells = self.embed(encoder, batch.x), belongs
             if self.labels:
-                cells = (belongs[:, :, None] * share_labels(batch.y, classes)[:, None]).flatten(1)
+                weights = share_targets(batch.y, classes, bounded=self.protection.is_private)
+                cells = (belongs[:, :, None] * weights[:, None]).flatten(1)
                 features = pad(features, (1, 0), value=1.0)
             features = self.protection.clip_embeddings(features).double()
             sums = sums + cells.mT @ features.where(batch.mask[:, None], 0.0)  # padding adds zeros: no bit changes
@@ -203,11 +205,22 @@ def draw_features(seed: Tensor, numbers: int, width: int) -> Tensor:
     return drawn.float()
 
 
-def share_labels(y: Tensor, classes: int) -> Tensor:
-    """One for the label of a sample, and equal shares of all labels where it has none: [b, classes]."""
-    if y.is_floating_point() or y.dim() > 1:  # targets that are no classes
-        return torch.full((len(y), classes), 1 / classes, dtype=torch.double, device=y.device)
-    return one_hot(y.clamp(min=0), classes).double().where(y[:, None] >= 0, 1 / classes)
+def share_targets(y: Tensor, groups: int, bounded: bool = False) -> Tensor:
+    """What a sample counts in each group of targets, one in all: [b, groups].
+
+    One for its label. Numbers count as what they are, so that means of groups are moments of samples and targets, and
+    the last group has the rest. Equal shares where there is no target, where it is a sequence, and for numbers where
+    what a sample counts must be `bounded`.
+    """
+    equal = torch.full((len(y), groups), 1 / groups, dtype=torch.double, device=y.device)
+    if y.is_floating_point() and not bounded:
+        numbers = as_columns(y).double()
+        shares = torch.cat([numbers, 1 - numbers.sum(1, keepdim=True)], 1)
+    elif y.is_floating_point() or y.dim() > 1:
+        return equal
+    else:
+        shares = one_hot(y.clamp(min=0), groups).double()
+    return shares.where(is_known(y)[:, None], equal)
 
 
 def flatten(x: Tensor) -> Tensor:

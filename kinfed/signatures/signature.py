@@ -23,7 +23,7 @@ class Signature(Protocol):
 
     @abstractmethod
     def size(self, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
-        """k and d for samples of this shape and so many classes: each signature is k points of d numbers."""
+        """k and d for samples of this shape and so many classes, or groups of targets: k points of d numbers each."""
 
     @abstractmethod
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from kinfed.client import Samples
-from kinfed.data import build_population, load
+from kinfed.data import OwnSettings, build_population, from_arrays, load
 from kinfed.data.partitions import IID
 from kinfed.data.shifts import Rotation
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
+from kinfed.learning_tasks import LearningTask, MultiLabel, Regression
 from kinfed.methods import Auto, FedAvg
 from kinfed.methods.cluster_merging import pair_nearest, share_models
 from kinfed.methods.cluster_models import ClusterModels
@@ -212,3 +213,21 @@ def test_doubts_agree_in_number():
     assert one == "fragile: 1 cluster is not better off beyond chance"
     assert its == "1 client did worse by its cluster's model on held-out samples"
     assert explain_doubts(2, 3)[0].startswith("fragile: 2 clusters are ") and "3 clients did" in explain_doubts(2, 3)[1]
+
+
+@pytest.mark.parametrize("task", [Regression(), MultiLabel()])
+def test_clients_whose_targets_depend_on_samples_in_two_ways_are_two_clusters(task: LearningTask):
+    """The same features for all; half of the clients have minus the number, or the other labels."""
+    draw = torch.Generator().manual_seed(0)
+    x, weights = torch.randn(640, 6, generator=draw), torch.randn(6, 2, generator=draw)
+    client = torch.arange(640) % 16
+    y = x @ weights if isinstance(task, Regression) else (x @ weights > 0).float()
+    other = -y if isinstance(task, Regression) else 1 - y
+    sizes = []
+    for targets in (y, torch.where(client[:, None] % 2 == 1, other, y)):
+        population = from_arrays(x.numpy(), targets.numpy(), client.numpy(), OwnSettings(task=task))
+        model = make_model("linear", (6,), population.classes, task=task)
+        state = Auto(model, LOCAL).init(Vectorised(Auto(model, LOCAL), population, fraction=0.5))
+        sizes.append(state.clusters.unique().numel())
+    assert sizes == [1, 2]
+    assert len({(int(c), i % 2) for i, c in enumerate(state.clusters)}) == 2, "each has the clients of one kind"
