@@ -80,7 +80,8 @@ class Calibrated(Clusterer):
         found = calibrate(coordinates, mixture, pooled).assign(unseen)
         wide = torch.full((len(unseen), int(names.max()) + 1), torch.inf, dtype=torch.double, device=names.device)
         distances = wide.index_copy(1, names, found.distances)
-        return Fit(names[found.clusters], found.p_values, found.p_values >= self.level, distances)
+        fits = found.p_values >= self.level
+        return Fit(names[found.clusters], found.p_values, fits, distances, found.probabilities)
 
     def fit(self, known: Signatures, clusters: int = 0) -> "ClusterModel":
         """The model of these clients, with so many clusters or with as many as are found.
@@ -156,17 +157,18 @@ class ClusterModel:
     def assign(self, signatures: Signatures) -> Fit:
         """The likeliest cluster of each client; one without a usable signature has p-value 0."""
         parts = list(zip(*(self._assign(block) for block in signatures.split(AT_ONCE)), strict=True))
-        clusters, p_values, distances = (torch.cat(part).to(signatures.shares.device) for part in parts)
-        return Fit(clusters, p_values, p_values > 0, distances)
+        clusters, p_values, distances, sure = (torch.cat(part).to(signatures.shares.device) for part in parts)
+        return Fit(clusters, p_values, p_values > 0, distances, sure)
 
-    def _assign(self, block: Signatures) -> tuple[Tensor, Tensor, Tensor]:
+    def _assign(self, block: Signatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         usable = find_usable(block)
         centroids, shares = block.centroids.where(usable[:, None, None], 0), block.shares.where(usable[:, None], 1)
         pooled = PooledParts.of(Signatures(centroids, shares))
         points, kept = self.coordinates.transform(pooled), self.mixture.centres.shape[1]
-        clusters = self.mixture.log_density(points[:, :kept], 1 / pooled.sizes).argmax(1)
+        density = self.mixture.log_density(points[:, :kept], 1 / pooled.sizes)
+        clusters, sure = density.argmax(1), density.softmax(1).amax(1)
         squares = self.distances(points, 1 / pooled.sizes, 1.0)
-        return clusters, self.p_values(pick_own(squares, clusters)) * usable.cpu(), squares.nansum(0).sqrt()
+        return clusters, self.p_values(pick_own(squares, clusters)) * usable.cpu(), squares.nansum(0).sqrt(), sure
 
     def p_values(self, squares: Tensor) -> Tensor:
         """How often members are farther away than these squared distances [2, M]: the lesser of both tests, [M]."""

@@ -57,6 +57,7 @@ class Fit(NamedTuple):
     p_values: Tensor  # [S] how often a client of that cluster is as far from it
     fits: Tensor  # [S] bool: the p-value is not below the level
     distances: Tensor  # [S, clusters], infinite for a cluster that nobody is in
+    probabilities: Tensor  # [S] of that cluster, if it is one of these
 
     def replace_where(self, some: Tensor, other: "Fit") -> "Fit":
         """The other fit for some of the clients (bool [S])."""

@@ -41,6 +41,7 @@ class Assignment:
     test_metric: float | None  # the main metric on test samples; None: there are none
     fits: bool | None = None  # whether it fits any cluster; None: the method does not test it
     p_value: float | None = None  # how often a client of its cluster is as far from it
+    probability: float | None = None  # of its cluster, if it belongs to any
 
     @property
     def nearest(self) -> list[int]:
@@ -68,7 +69,7 @@ class Assignment:
 
     def summary(self) -> dict[str, object]:
         """All but the weights, as JSON."""
-        judged: dict[str, object] = {} if self.fits is None else {"fits": self.fits, "p_value": self.p_value}
+        judged: dict[str, object] = {"fits": self.fits, "p_value": self.p_value, "probability": self.probability}
         return {
             "cluster": self.cluster,
             "distance": None if self.cluster is None else self.distances.get(self.cluster),
@@ -77,7 +78,7 @@ class Assignment:
             "samples": self.samples,
             "test_samples": self.test_samples,
             f"test_{self.model.task.metric().name}": self.test_metric,
-            **judged,
+            **(judged if self.fits is not None else {}),
         }
 
     def save(self, folder: Path, about: dict[str, object]) -> None:
@@ -133,6 +134,7 @@ class UnseenClientFederation(Sequential):
             samples=len(client.train), test_samples=len(client.test),
             test_metric=test_metric(model, params, client.test),
             fits=None if fit is None else bool(fit.fits), p_value=None if fit is None else float(fit.p_values),
+            probability=None if fit is None else float(fit.probabilities),
         )  # fmt: skip
 
     def make_client(self, unseen: Tensor) -> Client:

@@ -18,6 +18,7 @@ from kinfed.serving.model_formats import SUFFIXES, require_format, write_card, w
 
 PREDICTIONS = "predictions.csv"
 HEADER = ("sample", "class", "probability")
+SURE = 0.9  # probability of a cluster below which another one is named as possible
 
 
 def assign_client(
@@ -86,4 +87,6 @@ def summarise(assignment: Assignment, bundle: Bundle) -> str:
         margin = "" if assignment.margin is None else f", margin {assignment.margin:.2f} to the next cluster"
         p_value = "" if assignment.p_value is None else f", p = {assignment.p_value:.2g}"
         line += f" (distance {assignment.distances[cluster]:.3g}{margin}{p_value})"
+    if assignment.probability is not None and assignment.probability < SURE:
+        line += f", with a probability of {100 * assignment.probability:.0f} %: it fits another cluster nearly as well"
     return line

@@ -38,6 +38,7 @@ from kinfed.signatures.signature import Signature, Signatures
 from kinfed.targets import as_columns, is_known
 
 Embedding = Literal["auto", "autoencoder", "pca", "random", "model"]
+LEAST_RANDOM = 8  # random features, of samples with fewer numbers, too: one or two may miss where clients differ
 ENOUGH = 2000  # server's samples that an auto-encoder is worth training on
 WIDEST = 4096  # numbers of a sample; larger images are averaged down to so many
 AT_ONCE = 4096  # samples
@@ -52,7 +53,7 @@ class PartMeans(Signature):
     embedding: Embedding = "auto"  # auto: an auto-encoder, pca or random features, by the samples that the server has
     model_rounds: int = 3  # embedding = "model": rounds of FedAvg, after which the common model embeds samples
     labels: bool = False  # also the means by label and the labels' shares, or moments with numbers; else one mean
-    latent: int = 128  # e, numbers of an embedded sample, at most as many as it has
+    latent: int = 128  # e, numbers of an embedded sample, at most as many as it has (random features: or 8)
     autoencoder: str = "auto"  # by the samples' shape; or package.module:function, (shape, latent) -> torch.nn.Module
     seed: int = 0  # of the auto-encoder's first weights, and of random features
     pretraining: Pretraining = field(default_factory=Pretraining)  # of the auto-encoder; its samples are those of pca
@@ -74,7 +75,8 @@ class PartMeans(Signature):
         """Numbers of an embedded sample."""
         if self.embedding == "model":
             return min(self.latent, self.common_model().features_width())
-        return min(self.latent, prod(shape))
+        fewest = LEAST_RANDOM if self.embedding == "random" else 1
+        return min(self.latent, max(prod(shape), fewest))
 
     def for_model(self, model: Model) -> "PartMeans":
         return replace(self, model=model) if self.embedding == "model" else self

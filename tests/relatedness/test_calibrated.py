@@ -191,3 +191,21 @@ def test_noise_in_coordinates_is_one_per_sample(planted):
 def test_settings_that_mean_nothing_are_refused(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         Calibrated(**settings)
+
+
+def test_the_probability_of_a_cluster_is_right_as_often_as_it_says():
+    """Two clusters at a distance of two standard deviations of a client's mean: by hand, one in six errs."""
+    labels, many = torch.arange(400) % 2, torch.arange(2000) % 2
+    step = torch.zeros(WIDTH)
+    step[0] = 2 / 40**0.5
+    known, unseen = draw(labels[:, None] * step, forty(400)), draw(many[:, None] * step, forty(2000), seed=1)
+    fit = Calibrated().fit_unseen(known, labels, unseen)
+    right = (fit.clusters == many).double()
+    assert abs(float(right.mean()) - 0.84) < 0.04
+    assert abs(float(right.mean() - fit.probabilities.mean())) < 0.03
+    sure = fit.probabilities > 0.9
+    assert float(right[sure].mean()) > 0.9 > float(right[~sure].mean())
+
+
+def test_a_client_of_a_separate_cluster_is_sure(planted, clusters):
+    assert float(Calibrated().fit_unseen(planted, clusters, planted).probabilities.min()) > 0.999

@@ -319,3 +319,25 @@ def test_a_report_names_clients_of_a_table(tmp_path):
     assert kinfed("report", tmp_path / "run").exit_code == 0
     page = (tmp_path / "run" / "report" / "index.html").read_text(encoding="utf-8")
     assert "1 (Nørd)" in page and "0 (&lt;süd&gt;)" in page and "(<süd>)</th>" not in page
+
+
+def test_a_client_that_fits_two_clusters_is_said_to(tmp_path, monkeypatch):
+    """Two clusters with opposite numbers: samples without them fit both."""
+    monkeypatch.chdir(tmp_path)
+    draw = torch.Generator().manual_seed(0)
+    rows = ["site,a,b,y"]
+    for i in range(2400):
+        a, b = torch.randn(2, generator=draw).tolist()
+        rows.append(f"{i % 16},{a:.4f},{b:.4f},{(1 if i % 2 else -1) * (a - b):.4f}")
+    (tmp_path / "sites.csv").write_text("\n".join(rows) + "\n")
+    new = [row for row in rows if row.startswith(("site,", "3,"))]
+    (tmp_path / "new.csv").write_text("\n".join(new) + "\n")
+    (tmp_path / "unlabelled.csv").write_text("\n".join(",".join(row.split(",")[1:3]) for row in new) + "\n")
+    table = ("data=sites.csv", "data.options.client=site", "data.options.target=y", "task=regression", "model=linear")
+    kinfed("run", *table, "method=auto", "rounds=4", "--out", "run")
+    kinfed("export", "run", "bundle")
+    labelled = kinfed("assign", "bundle", "--data", "new.csv", "--out", "with").output
+    unlabelled = kinfed("assign", "bundle", "--data", "unlabelled.csv", "--out", "without").output
+    sure, doubtful = (json.loads((tmp_path / out / "assignment.json").read_text()) for out in ("with", "without"))
+    assert sure["probability"] > 0.999 and "nearly as well" not in labelled
+    assert doubtful["probability"] < 0.9 and "it fits another cluster nearly as well" in " ".join(unlabelled.split())
