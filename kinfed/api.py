@@ -249,7 +249,7 @@ def compare(
             place.out, display=display, config=config, population=given.population, own=own, jobs=jobs
         )
     check_comparison(config, given.population, own)
-    folder = place.make(f"compare-{as_file(config.data.name.split(':')[0])}")
+    folder = place.make(f"compare-{config.data.folder_name}")
     write_config(folder, config, COMPARISON)
     return run_all(config, folder, display, Objects(given.population, own), force=force, jobs=jobs)
 

@@ -39,7 +39,7 @@ from kinfed.method import Method
 from kinfed.methods import METHODS, PRESETS
 from kinfed.models.inputs import Inputs
 from kinfed.privacy import OPEN, Privacy
-from kinfed.registry import import_object, look_up
+from kinfed.registry import as_file, import_object, look_up
 from kinfed.training import LocalTraining
 
 DEMO = Path(__file__).with_name("demo.toml")
@@ -97,6 +97,11 @@ class DataSettings:
     selection: float = (
         0.0  # share of its training samples that a client is scored on, to select models: `sweep` sets it
     )
+
+    @property
+    def folder_name(self) -> str:
+        """Its name as a part of a folder's name."""
+        return as_file(self.name.split(":")[0])
 
     def __post_init__(self) -> None:
         for name, share in (("public", self.public), ("validation", self.validation), ("selection", self.selection)):

@@ -78,7 +78,7 @@ def start(config: Config, place: Place, display: Display, given: Given = CONFIGU
     with explain_full_gpu():
         experiment = assemble(config, given.population, given.method)  # bad input shows before a folder is made
     check_trackers(config.trackers)
-    path = place.make(f"{as_file(config.method)}-{as_file(config.data.name.split(':')[0])}-seed{config.seed}")
+    path = place.make(f"{as_file(config.method)}-{config.data.folder_name}-seed{config.seed}")
     return conduct(config, path, display, experiment, resume=False)
 
 

@@ -88,5 +88,5 @@ def summarise(assignment: Assignment, bundle: Bundle) -> str:
         p_value = "" if assignment.p_value is None else f", p = {assignment.p_value:.2g}"
         line += f" (distance {assignment.distances[cluster]:.3g}{margin}{p_value})"
     if assignment.probability is not None and assignment.probability < SURE:
-        line += f", with a probability of {100 * assignment.probability:.0f} %: it fits another cluster nearly as well"
+        line += f", with a probability of {100 * assignment.probability:.0f} %: it may belong to another one"
     return line

@@ -11,7 +11,7 @@ from kinfed.config.assembly import ConfigLike, check_needs, configure
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.processes import Spawned
 from kinfed.progress import Display, Silence, choose_display
-from kinfed.registry import as_file, refuse_code
+from kinfed.registry import refuse_code
 from kinfed.runs.lifecycle import Interrupted, free_folder
 from kinfed.runs.logs import SWEEP, write_text
 from kinfed.runs.parallel import Job, Workers, check_jobs
@@ -92,7 +92,7 @@ def find_folder(definition: Definition, out: Path | None) -> Path:
         elif out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is there and holds no sweep: choose another --out")
         return out
-    stem = Path("runs") / f"sweep-{as_file(definition.configs[0].data.name.split(':')[0])}"
+    stem = Path("runs") / f"sweep-{definition.configs[0].data.folder_name}"
     for folder in sorted(stem.parent.glob(f"{stem.name}*")):
         if is_sweep(folder) and read_definition(folder) == definition:
             return folder
