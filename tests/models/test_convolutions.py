@@ -6,7 +6,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from kinfed.models import convolutions
-from kinfed.models.convolutions import Windows2d, convolve_lanes, group_norm, norm_lanes
+from kinfed.models.convolutions import Windows2d, conv1d, conv2d, convolve_lanes, group_norm, norm_lanes
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -55,3 +55,19 @@ def test_windows_are_gathered_a_few_lanes_at_a_time_unless_a_gradient_needs_them
     assert gathered == {2: [2], 3: [3], 7: [4, 3], 8: [4, 4]}[lanes]
     gathered.clear()
     assert torch.equal(convolve_lanes(x, weight.requires_grad_(), windows), got) and gathered == [lanes]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("how", [{}, {"stride": 2, "padding": (1, 0)}, {"dilation": 2, "padding": 2}])
+def test_clients_with_the_same_weights_are_one_convolution(how, dim, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 4, 2, 9, 8, generator=draw), torch.randn(5, 2, 3, 3, generator=draw)
+    bias, calls = torch.randn(5, generator=draw), []
+    monkeypatch.setattr(convolutions, "gather_windows", lambda *_: pytest.fail("windows were gathered"))
+    monkeypatch.setattr(F, "conv2d", lambda *a, own=F.conv2d: calls.append(len(a[0])) or own(*a))
+    got = vmap(lambda own: conv2d(own, weight, bias, **how), in_dims=dim)(x.movedim(0, dim).contiguous())
+    assert calls == [12]
+    monkeypatch.undo()
+    torch.testing.assert_close(got, torch.stack([F.conv2d(own, weight, bias, **how) for own in x]))
+    series = vmap(lambda own: conv1d(own, weight[..., 0]))(x[..., 0])
+    torch.testing.assert_close(series, torch.stack([F.conv1d(own, weight[..., 0]) for own in x[..., 0]]))
