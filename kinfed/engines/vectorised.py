@@ -150,6 +150,8 @@ class Vectorised(Resident):
     def _fall_back(
         self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, refusal: Exception
     ) -> tuple[Payload, Payload]:
+        if isinstance(refusal, torch.OutOfMemoryError):
+            self._drop_graphs()  # they hold memory; and what failed in its first call has not warmed up
         answer = loop(self, name, cohort, keys, offer, serialises=False)
         reason = str(refusal).strip().splitlines()[0].split(". ")[0].rstrip(".")
         if self.on_gpu and isinstance(refusal, torch.OutOfMemoryError):
@@ -246,9 +248,7 @@ class Vectorised(Resident):
     def _halve(self, name: str, lanes: int) -> None:
         """Gives all memory back that can be computed anew; blocks of this task are half as large from now on."""
         self.lanes[name] = max(LEAST, lanes // 2)
-        self.step_graphs.clear()
-        self.training_graphs.clear()
-        self.graphs.clear()
+        self._drop_graphs()
         LOG.debug("'%s': memory did not suffice for %d clients, %d are tried", name, lanes, self.lanes[name])
         if not is_crowded(self.device):
             return  # as many would never fit
@@ -259,6 +259,10 @@ class Vectorised(Resident):
                 stacklevel=6,
             )
         self.said_full = True
+
+    def _drop_graphs(self) -> None:
+        for kept in (self.step_graphs, self.training_graphs, self.graphs):
+            kept.clear()
 
     def _note_success(self, name: str) -> None:
         """Where others had left too little memory, doubles blocks after some calls that went well."""

@@ -13,7 +13,7 @@ from statistics import mean, stdev
 import numpy as np
 
 from kinfed.config import Config, flatten
-from kinfed.runs.reader import Run
+from kinfed.runs.reader import TRAINS, Run
 
 CLUSTERED = ("flhc", "rounds_before")  # the setting that says after which round clients are clustered
 ROUNDING = 1e-9
@@ -124,6 +124,15 @@ def accuracy_in_use(run: Run, config: Config) -> float | None:
     return last("accuracy_adapted" if config.evaluation.adapt else "accuracy", 100)(run, config)
 
 
+def sample_accuracy_in_use(run: Run, config: Config) -> float | None:
+    """The same, where each test sample counts the same."""
+    if not config.evaluation.adapt:
+        return last("accuracy_val", 100)(run, config)
+    scores, samples = run.clients["accuracy_adapted"], run.clients["test_samples"]
+    counts = np.array([role in TRAINS for role in run.clients.text["role"]]) & ~np.isnan(scores)
+    return 100 * float(np.average(scores[counts], weights=samples[counts])) if counts.any() else None
+
+
 def accuracy_as_served(run: Run, config: Config) -> float | None:
     """The accuracy, in percent, before clients' own training, where the config has them adapt."""
     return last("accuracy", 100)(run, config) if config.evaluation.adapt else None
@@ -201,7 +210,7 @@ MEASURES = {
     "accuracy": Measure("accuracy %", accuracy_in_use, ACCURACY, column="accuracy", scale=100),
     "accuracy_served": Measure("as served %", accuracy_as_served, ACCURACY),
     "accuracy_best": Measure("best round %", best_of_rounds("accuracy_val", 100), ACCURACY),
-    "accuracy_weighted": Measure("last round %", last("accuracy_val", 100), ACCURACY),
+    "accuracy_weighted": Measure("last round %", sample_accuracy_in_use, ACCURACY),
     "deviation": Measure("deviation", deviation, 2.0, share=0.25, lower_is_better=True),
     "variance": Measure("variance", last("variance"), 1.0, share=0.25, lower_is_better=True),
     "at_target": Measure(

@@ -59,6 +59,14 @@ def test_only_where_the_smallest_block_fails_do_clients_train_sequentially():
     assert fed.tried == [24, 12, 6, 3]
 
 
+def test_a_block_that_never_ended_is_no_warm_up():
+    method, fed = crowded(room=LEAST - 1)
+    fed.graphs.calls["train", "shapes"] = 1  # of the block that failed: the next call would be captured
+    with pytest.warns(UserWarning, match="sequentially"):
+        method.round(method.init(fed), 0, fed)
+    assert not fed.graphs.calls
+
+
 def test_blocks_grow_again_after_others_had_the_memory_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "is_crowded", lambda device: True)
     method, fed = crowded(room=12)

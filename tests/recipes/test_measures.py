@@ -115,3 +115,13 @@ def test_the_accuracy_is_of_what_clients_use_at_home():
     vars(mine)["summary"] = {"accuracy": 0.4, "accuracy_adapted": 0.9}
     assert MEASURES["accuracy"].of(mine, adapting) == pytest.approx(90)
     assert MEASURES["accuracy"].of(mine, FLHC) == pytest.approx(40)
+
+
+def test_the_weighted_accuracy_too_is_of_what_clients_use_at_home():
+    adapting = read({"evaluation": {"adapt": True}})
+    mine = run(adapting, (0.4,))
+    vars(mine)["summary"] = {"accuracy_val": 0.3}
+    numbers = {"accuracy_adapted": np.array([0.5, 0.8, np.nan, 0.1]), "test_samples": np.array([30.0, 10.0, 5.0, 9.0])}
+    vars(mine)["clients"] = Columns(numbers, {"role": ["trains", "late", "trains", "unseen"]})
+    assert MEASURES["accuracy_weighted"].of(mine, adapting) == pytest.approx(100 * (0.5 * 30 + 0.8 * 10) / 40)
+    assert MEASURES["accuracy_weighted"].of(mine, FLHC) == pytest.approx(30)
