@@ -64,12 +64,13 @@ class CudaGraphs:
         self.calls: dict[Hashable, int] = {}  # eager calls, by key and shapes
         self.graphs: dict[Hashable, Graph] = {}  # the latest used comes last
         self.failed: set[Hashable] = set()  # what cannot be captured and stays eager
+        self.empty: set[Hashable] = set()  # what launches no kernel: it stays eager, too
         self.pool: torch.cuda._POOL_HANDLE | None = None  # memory that all graphs share: one runs at a time
 
     def run(self, key: Hashable, function: Function, inputs: Params) -> Params:
         """What the function makes of these inputs; `key` stands for all that it depends on beside them."""
         shaped = key, tuple((name, t.shape, t.dtype) for name, t in inputs.items())
-        if shaped in self.failed or self._warms_up(shaped):
+        if shaped in self.failed | self.empty or self._warms_up(shaped):
             return function(inputs)
         graph = self.graphs.pop(shaped, None) or self._capture(shaped, function, inputs)
         if graph is None:
@@ -117,7 +118,7 @@ class CudaGraphs:
                 return None
         if not any(EMPTY in each for each in said):
             return graph
-        self.failed.add(shaped)  # what it answers was not computed in the graph, and would never change
+        self.empty.add(shaped)  # what it answers was not computed in the graph, and would never change
         return None
 
     def _drop_oldest(self) -> None:
