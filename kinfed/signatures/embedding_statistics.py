@@ -23,10 +23,13 @@ from kinfed.params import Params, each_leaf
 from kinfed.signatures.pretraining import from_file
 from kinfed.training import LocalTraining
 
-Statistic = Literal["mean", "quartiles", "std", "var", "min", "max", "covariance", "correlation"]
+Statistic = Literal[
+    "mean", "quartiles", "std", "var", "min", "max", "skewness", "kurtosis", "covariance", "correlation"
+]  # fmt: skip
 Parts = Sequence[Part]
 log = logging.getLogger("kinfed")
 QUARTILES = (0.25, 0.5, 0.75)
+ROUNDING = 1e-9  # of a mean in double: less than any two numbers in single precision differ by
 
 
 def summarise(parts: Parts, statistics: Sequence[Statistic]) -> Tensor:
@@ -79,6 +82,17 @@ def most(parts: Parts) -> Tensor:
     return torch.stack([torch.where(mask[:, None], x, -torch.inf).amax(0) for x, mask in parts]).amax(0).double()
 
 
+def skewness(parts: Parts) -> Tensor:
+    """The skewness of each dimension, without a correction for few samples: [d]; 0 for what is constant."""
+    return _standard_moment(parts, 3)
+
+
+def kurtosis(parts: Parts) -> Tensor:
+    """The excess kurtosis of each dimension, without a correction for few samples: [d]; 0 for what is constant."""
+    moment = _standard_moment(parts, 4)
+    return torch.where(moment == 0, 0.0, moment - 3)
+
+
 def covariance(parts: Parts) -> Tensor:
     """The upper triangle of the covariance matrix, with its diagonal: [d (d + 1) / 2]."""
     matrix = _covariances(parts)
@@ -101,6 +115,8 @@ STATISTICS: dict[Statistic, Callable[[Parts], Tensor]] = {
     "var": variance,
     "min": least,
     "max": most,
+    "skewness": skewness,
+    "kurtosis": kurtosis,
     "covariance": covariance,
     "correlation": correlation,
 }
@@ -114,6 +130,17 @@ def _count(parts: Parts) -> Tensor:
 def _upper(matrix: Tensor, offset: int) -> Tensor:
     row, column = torch.triu_indices(len(matrix), len(matrix), offset, device=matrix.device)
     return matrix[row, column]
+
+
+def _standard_moment(parts: Parts, power: int) -> Tensor:
+    """The mean of so high a power of each dimension, made standard: [d]; 0 for what is constant."""
+    centre, samples = mean(parts), _count(parts).clamp(min=1)
+    spread = (variance(parts) * (samples - 1) / samples).sqrt()
+    is_constant = spread <= ROUNDING * centre.abs()
+    total = torch.zeros_like(centre)
+    for x, mask in parts:
+        total = total + (torch.where(is_constant, 0.0, (x - centre) / spread) * mask[:, None]).pow(power).sum(0)
+    return total / samples
 
 
 def _covariances(parts: Parts) -> Tensor:

@@ -30,6 +30,8 @@ def by_numpy(x: torch.Tensor) -> dict[str, np.ndarray]:
     d = rows.shape[1]
     with np.errstate(all="ignore"):
         related = np.nan_to_num(np.corrcoef(rows.T))
+    flat = rows.std(0) == 0
+    standard = np.where(flat, 0.0, (rows - rows.mean(0)) / np.where(flat, 1.0, rows.std(0)))
     return {
         "mean": rows.mean(0),
         "quartiles": np.quantile(rows, [0.25, 0.5, 0.75], axis=0).ravel(),
@@ -37,6 +39,8 @@ def by_numpy(x: torch.Tensor) -> dict[str, np.ndarray]:
         "var": rows.var(0, ddof=1),
         "min": rows.min(0),
         "max": rows.max(0),
+        "skewness": (standard**3).mean(0),
+        "kurtosis": np.where(flat, 0.0, (standard**4).mean(0) - 3),
         "covariance": np.cov(rows.T)[np.triu_indices(d)],
         "correlation": related[np.triu_indices(d, 1)],
     }
@@ -54,6 +58,8 @@ def test_statistics_by_hand():
     x = torch.tensor([[4.0], [0.0], [2.0], [8.0]])
     assert summarise(cut(x), ("mean", "quartiles")).tolist() == [3.5, 1.5, 3.0, 5.0]
     assert summarise(cut(x), ("var", "min", "max")).tolist() == pytest.approx([35 / 3, 0, 8])
+    x = torch.tensor([[0.0], [0.0], [0.0], [4.0]])  # mean 1, variance 3: (-3 + 27) / 4 / 3√3 and (3 + 81) / 4 / 9 - 3
+    assert summarise(cut(x), ("skewness", "kurtosis")).tolist() == pytest.approx([2 / 3**0.5, -2 / 3])
 
 
 def test_quartiles_equal_torchs():
@@ -64,9 +70,13 @@ def test_quartiles_equal_torchs():
 
 def test_a_single_row_has_no_spread():
     x = some_rows(1)
-    spread = summarise(cut(x), ("std", "var", "covariance", "correlation"))
+    spread = summarise(cut(x), ("std", "var", "skewness", "kurtosis", "covariance", "correlation"))
     assert spread.abs().max() == 0
     assert torch.equal(summarise(cut(x), ("mean", "quartiles", "min")), x[0].repeat(5))
+
+
+def test_rounding_gives_a_constant_no_shape():
+    assert summarise(cut(torch.full((7, 2), 0.1)), ("skewness", "kurtosis")).tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ALL)
