@@ -14,6 +14,7 @@ from kinfed.data.partitions import PARTITIONS
 from kinfed.data.partitions.split import (
     ANY_SPLIT,
     HasPromise,
+    IgnoresLabels,
     Index,
     Labels,
     Partition,
@@ -28,8 +29,6 @@ from kinfed.data.population import LATER, Change, Population
 from kinfed.data.roles import RoleSettings, add_look_alikes, add_unlabelled_twins, assign_roles
 from kinfed.data.shifts import LabelSwap, Shift
 from kinfed.errors import ConfigError, DataError
-
-WITHOUT_LABELS = ("iid", "natural", "writers")  # partitions that do not look at labels
 
 
 @dataclass(frozen=True)
@@ -278,10 +277,10 @@ class Supply:
 
 
 def refuse_labels(partition: Partition) -> None:
-    """Raise DataError for a partition by label: there are none."""
+    """Raise DataError for a partition of the registry that is by label: there are none."""
     name = next((name for name, kind in PARTITIONS.items() if type(partition) is kind), "")
-    if name and name not in WITHOUT_LABELS:
-        wanted = " or ".join(WITHOUT_LABELS)
+    if name and not isinstance(partition, IgnoresLabels):
+        wanted = " or ".join(known for known, kind in PARTITIONS.items() if issubclass(kind, IgnoresLabels))
         raise DataError(
             f"partition '{name}' is by label, and the targets are no classes: use {wanted}, or one of your own"
         )

@@ -13,7 +13,8 @@ from kinfed.data import hub as hub_module
 from kinfed.data.arrays import store
 from kinfed.data.datasets import read_digits
 from kinfed.data.natural import NATURAL
-from kinfed.data.partitions import IID, Dirichlet
+from kinfed.data.partitions import IID, PARTITIONS, Dirichlet
+from kinfed.data.partitions.split import IgnoresLabels
 from kinfed.errors import ConfigError, DataError
 from kinfed.learning_tasks import Classification, Regression
 
@@ -237,8 +238,27 @@ def test_a_dataset_that_does_not_fit_together_says_so(change, message):
 def test_partitions_by_label_are_refused_where_targets_are_no_classes():
     numbers = Dataset("mine", np.ones((20, 3)), np.ones(20), np.ones((20, 3)), np.ones(20), 1).for_task(Regression())
     assert build_population(numbers, IID(2), 0).clients == 2
-    with pytest.raises(DataError, match="partition 'dirichlet' is by label, and the targets are no classes: use"):
+    said = "partition 'dirichlet' is by label, and the targets are no classes: use iid or natural or writers, or one of"
+    with pytest.raises(DataError, match=said):
         build_population(numbers, Dirichlet(2), 0)
+
+
+def test_a_new_partition_says_itself_whether_it_ignores_labels(monkeypatch):
+    class Halves(IgnoresLabels):
+        def __call__(self, labels, rng):
+            return IID(2)(labels, rng)
+
+    class ByLabel:
+        def __call__(self, labels, rng):
+            return IID(2)(labels, rng)
+
+    numbers = Dataset("mine", np.ones((20, 3)), np.ones(20), np.ones((20, 3)), np.ones(20), 1).for_task(Regression())
+    assert build_population(numbers, ByLabel(), 0).clients == 2, "one that is not registered is not judged"
+    monkeypatch.setitem(PARTITIONS, "halves", Halves)
+    monkeypatch.setitem(PARTITIONS, "by_label", ByLabel)
+    assert build_population(numbers, Halves(), 0).clients == 2
+    with pytest.raises(DataError, match=r"'by_label' is by label.*: use iid or natural or writers or halves, or"):
+        build_population(numbers, ByLabel(), 0)
 
 
 def test_token_ids_are_neither_normalised_nor_augmented():

@@ -21,6 +21,7 @@ from kinfed.data.partitions import (
 )
 from kinfed.data.partitions.label_skew import count_in_random_order, cut, favourites
 from kinfed.data.partitions.planted_clusters import skew_sizes
+from kinfed.data.partitions.split import IgnoresLabels
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.registry import first_lines
 
@@ -504,3 +505,17 @@ def test_every_recipe_keeps_its_promise_or_says_why_not(samples, clients, cluste
             draw(recipe, data, seed)
         except KinfedError as error:
             assert len(str(error)) > 20
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_partitions_that_say_so_ignore_labels(name):
+    data = labels(per_class=200, test_per_class=40)
+    writer_train, writer_test = np.arange(2000) % 20, np.arange(400) % 20
+    data = replace(data, writer_train=writer_train, writer_test=writer_test)
+    others = replace(data, train=data.train[::-1].copy(), test=data.test[::-1].copy())
+    few = {"dirichlet": Dirichlet(5), "structured": Structured(10, 5, 2)}
+    partition = few.get(name) or PARTITIONS[name]()
+    first, second = (partition(known, np.random.default_rng(0)) for known in (data, others))
+    same = all(map(np.array_equal, first.train + first.test, second.train + second.test))
+    is_swapped = name == "label_swap"  # dealt alike, but then labels are exchanged
+    assert same == (isinstance(partition, IgnoresLabels) or is_swapped)

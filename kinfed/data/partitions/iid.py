@@ -14,14 +14,14 @@ import numpy as np
 
 from kinfed.checks import at_least
 from kinfed.data.partitions.planted_clusters import contiguous_clusters
-from kinfed.data.partitions.split import Index, Labels, Promise, Split, even_parts, need_samples
+from kinfed.data.partitions.split import IgnoresLabels, Index, Labels, Promise, Split, even_parts, need_samples
 from kinfed.errors import ConfigError, DataError
 
 log = logging.getLogger("kinfed")
 
 
 @dataclass(frozen=True)
-class IID:
+class IID(IgnoresLabels):
     """Shuffled samples, split evenly."""
 
     clients: int = 100  # M, how many there are
@@ -99,7 +99,7 @@ class LabelSets:
 
 
 @dataclass(frozen=True)
-class Writers:
+class Writers(IgnoresLabels):
     """One client for each writer that has training and test samples."""
 
     max_writers: int | None = None  # clients at most; none: all writers
@@ -122,7 +122,7 @@ class Writers:
 
 
 @dataclass(frozen=True)
-class Natural:
+class Natural(IgnoresLabels):
     """The dataset's own clients: subjects, roles, hospitals, writers, or a column of a table."""
 
     max_clients: int | None = None  # clients at most; none: all

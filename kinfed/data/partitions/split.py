@@ -100,6 +100,10 @@ class HasPromise(Protocol):
     def promise(self) -> Promise: ...
 
 
+class IgnoresLabels:
+    """A partition that never looks at labels, so that it also deals samples whose targets are no classes."""
+
+
 def check(split: Split, labels: Labels, promise: Promise) -> None:
     """Raise DataError unless the split keeps the promise."""
     if not isinstance(split, Split):
