@@ -20,6 +20,7 @@ OF_A_RUN: dict[str, Callable[[Path], Chart]] = {
 }
 LINE = {"width": 420, "height": 260}
 MOST_POINTS = 25  # on a line
+MARGIN = 8  # pixels between the ends of an axis and the points nearest to them
 DASHES = {"symbolType": "stroke", "symbolSize": 400, "symbolStrokeColor": "#555", "symbolStrokeWidth": 2}  # in a legend
 
 
@@ -91,14 +92,15 @@ class Panel:
         low, high, least = min(ends), max(ends), self.measure.least
         if high - low < 2 * least:
             return {"zero": False, "domain": [digits(low - least), digits(high + least)]}
-        return {"zero": False}
+        return {"zero": False, "padding": MARGIN}
 
     @property
     def widths(self) -> Spec:
-        """The scale of the axis: by powers where each place is a multiple of the one before."""
-        places = self.places
+        """The scale of the axis, by powers where each place is a multiple of the one before; no point lies on its ends."""
+        places, margin = self.places, {"zero": False, "nice": False, "padding": MARGIN}
         ratios = [after / before for before, after in pairwise(places)] if places[0] > 0 else []
-        return {"type": "log"} if len(ratios) > 3 and max(ratios) < 1.01 * min(ratios) else {}
+        is_by_powers = len(ratios) > 3 and max(ratios) < 1.01 * min(ratios)
+        return {"type": "log", "nice": False, "padding": MARGIN} if is_by_powers else margin
 
 
 def draw_panels(outcome: Outcome) -> Chart | None:
@@ -151,8 +153,8 @@ def line_panel(outcome: Outcome, panel: Panel, table: str, has_legend: bool) -> 
     Rows have one colour in all panels, protocols one dash.
     """
     axis, title, places = outcome.recipe.figure.x if outcome.recipe.figure else "", panel.measure.title, panel.places
-    ticks: Spec = {"axis": {"values": places, "labelExpr": "datum.value"}, "scale": panel.widths}
-    x = number("x", title=axis, **(ticks if outcome.is_along_columns else {}))
+    ticks: Spec = {"values": places, "labelExpr": "datum.value"} if outcome.is_along_columns else {}
+    x = number("x", title=axis, axis=ticks | {"labelFlush": False}, scale=panel.widths)
     y = number("y", title=title, scale=panel.heights)
     ran = [result.cell for result in outcome.results if result.numbers]
     colour = tell_apart("row", [cell.row.title for cell in ran]) | ({} if has_legend else {"legend": None})

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kinfed.recipes import Outcome, Wanted, cells_of, load_recipe
-from kinfed.recipes.figures import Panel, draw_panels, embed_figures, list_files
+from kinfed.recipes.figures import MARGIN, Panel, draw_panels, embed_figures, list_files
 from kinfed.recipes.measures import MEASURES
 from kinfed.recipes.outcome import judge_numbers
 
@@ -51,14 +51,19 @@ def panel_of(places, values, measure="ari"):
 
 
 def test_numbers_that_hardly_differ_do_not_fill_a_panel():
-    assert panel_of([1, 2], [0.4, 0.9]).heights == {"zero": False}
+    assert panel_of([1, 2], [0.4, 0.9]).heights == {"zero": False, "padding": MARGIN}
     assert panel_of([1, 2], [0.90, 0.92]).heights["domain"] == [0.85, 0.97]
 
 
 def test_an_axis_is_logarithmic_where_each_place_is_the_same_multiple_of_the_one_before():
     values = [1.0] * 5
-    assert panel_of([0.25, 0.5, 1, 2, 4], values).widths == {"type": "log"}
-    assert panel_of([0, 0.5, 1, 2, 4], values).widths == panel_of([1, 5, 10, 20, 30], values).widths == {}
+    assert panel_of([0.25, 0.5, 1, 2, 4], values).widths["type"] == "log"
+    assert all("type" not in panel_of(places, values).widths for places in ([0, 0.5, 1, 2, 4], [1, 5, 10, 20, 30]))
+
+
+def test_no_point_lies_on_the_end_of_an_axis():
+    for places in ([10, 30], [0.25, 0.5, 1, 2, 4]):
+        assert panel_of(places, [1.0] * len(places)).widths["padding"] == MARGIN
 
 
 def test_one_panel_has_the_legend_of_all():
