@@ -96,11 +96,11 @@ class Panel:
 
     @property
     def widths(self) -> Spec:
-        """The scale of the axis, by powers where each place is a multiple of the one before; no point lies on its ends."""
-        places, margin = self.places, {"zero": False, "nice": False, "padding": MARGIN}
+        """The scale of the axis: by powers where each place is a multiple of the one before."""
+        places = self.places
         ratios = [after / before for before, after in pairwise(places)] if places[0] > 0 else []
         is_by_powers = len(ratios) > 3 and max(ratios) < 1.01 * min(ratios)
-        return {"type": "log", "nice": False, "padding": MARGIN} if is_by_powers else margin
+        return {"nice": False, "padding": MARGIN} | ({"type": "log"} if is_by_powers else {"zero": False})
 
 
 def draw_panels(outcome: Outcome) -> Chart | None:
