@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from kinfed.keys import base_key, fold, normal
 
-Angle = Literal["smallest", "principal", "by_label"]
+Angle = Literal["smallest", "signed", "principal", "by_label"]
 SPARE, POWERS = 5, 20  # further vectors that are iterated, and how often: the wanted ones converge faster
 TINY = 1e-12  # of the largest squared singular value: rounding
 
@@ -54,8 +54,9 @@ def _multiply(parts: Sequence[Labelled], basis: Tensor) -> Tensor:
 def find_angles(some: Tensor, others: Tensor, angle: Angle) -> Tensor:
     """Degrees between the bases of each of some clients and each of the others: [a, b]; bases: [.., labels, d, p].
 
-    smallest: between any vector of the one and any of the other; principal: the first principal angle between what all
-    vectors of either span; by_label: the mean over labels and their vectors, 90° where only one of both has one.
+    smallest: between any vector of the one and any of the other; signed: the same where opposite vectors are 180°
+    apart, by whatever signs they have; principal: the first principal angle between what all vectors of either span;
+    by_label: the mean over labels and their vectors, 90° where only one of both has one.
     """
     if not len(some):
         return some.new_zeros(0, len(others))
@@ -67,7 +68,12 @@ def find_angles(some: Tensor, others: Tensor, angle: Angle) -> Tensor:
     rows = []
     for one in flat:
         cosines = one.T @ rest
-        largest = torch.linalg.matrix_norm(cosines, 2) if angle == "principal" else cosines.abs().amax((1, 2))
+        if angle == "principal":
+            largest = torch.linalg.matrix_norm(cosines, 2)
+        elif angle == "signed":
+            largest = cosines.where(one.any(0)[:, None] & rest.any(1)[:, None], -1.0).amax((1, 2))
+        else:
+            largest = cosines.abs().amax((1, 2))
         rows.append(_to_degrees(largest))
     return torch.stack(rows)
 

@@ -2,22 +2,27 @@
 
 A client first trains its head for some epochs while the received body is fixed, then the body for E epochs while the
 head is fixed, and sends the body. Deviations: means are weighted by samples (paper: plain ones); heads start from one
-common first model (authors' code: an alias makes it the mean of others' heads). The authors' code tunes all heads once
-more after the last round: `tune_epochs`. A client that never trained has a blank head, unless it tunes it.
+common first model. The authors' code tunes all heads once more after the last round: `tune_epochs`. A client that never
+trained has a blank head, unless it tunes it. `begin="mean"` is the authors' code, where heads of clients that never
+trained are an alias of the common model's: the mean of the heads of the last round's clients, which are sent for it.
 """
 
 from dataclasses import dataclass
+from typing import Literal, cast
 
-from kinfed.checks import at_least
+import torch
+
+from kinfed.checks import at_least, one_of
 from kinfed.client import Client, Reply, client_task
-from kinfed.methods.one_model import OnePart
+from kinfed.federation import Federation
+from kinfed.methods.one_model import KeepsOwn, OnePart, OnePartState
 from kinfed.models import Model, fix_weights, is_last_layer
-from kinfed.params import Params, Payload, model_in
+from kinfed.params import Params, Payload, Value, model_in
 from kinfed.training import LabelledGradient, LocalTraining
 
 
 @dataclass(frozen=True)
-class FedRep(OnePart):
+class FedRep(OnePart, KeepsOwn):
     """Each client trains its own last layers first, and then the common first ones, which are averaged."""
 
     model: Model
@@ -25,21 +30,36 @@ class FedRep(OnePart):
     personal_layers: int = 1  # counted from the last one: the head
     head_epochs: int = 10  # τ, before the body's; 0: heads are not trained
     tune_epochs: int = 0  # of the head, before a client uses the model
+    begin: Literal["first", "mean"] = "first"  # of heads; mean: the last round's clients' mean one
 
     def __post_init__(self) -> None:
+        one_of(("first", "mean"), begin=self.begin)
         at_least(1, personal_layers=self.personal_layers)
         at_least(0, head_epochs=self.head_epochs, tune_epochs=self.tune_epochs)
 
     def is_shared(self, name: str) -> bool:
         return not is_last_layer(self.model, name, self.personal_layers)
 
+    def init(self, fed: Federation) -> OnePartState:
+        whole = {name: w.to(fed.device) for name, w in self.model.init().items()}
+        return super().init(fed) if self.begin == "first" else OnePartState(whole)
+
+    def initial_memory(self) -> dict[str, Value]:
+        return {"own": cast("Params", super().initial_memory()), "has_trained": torch.tensor(False)}
+
     @client_task
     def train(self, client: Client, shared: Params) -> Reply:
         """Client task: the body after its training; the head stays with the client."""
-        head = {name: client.recall(name) for name in client.memory}
-        head = self.train_head(client, head, shared, self.head_epochs, labelled=False)
-        body, _ = self.local(client, shared, fix_weights(self.model.gradient, head))
-        return Reply({"shared": body}, keep=head)
+        head, body = self.part(client, shared)
+        head = self.train_head(client, head, body, self.head_epochs, labelled=False)
+        body, _ = self.local(client, body, fix_weights(self.model.gradient, head))
+        whole = body | head
+        return Reply({"shared": {name: whole[name] for name in shared}}, keep=self.keep_own(client, head))
+
+    def part(self, client: Client, shared: Params) -> tuple[Params, Params]:
+        """Client: its head, and the body it is served."""
+        first = {name: shared.get(name, w) for name, w in client.recall_model("own").items()}
+        return self.recall_own(client, first), {name: w for name, w in shared.items() if name not in first}
 
     def train_head(self, client: Client, head: Params, body: Params, epochs: int, labelled: bool) -> Params:
         """Client: the head after some epochs with this body."""
@@ -48,5 +68,5 @@ class FedRep(OnePart):
         return self.local.for_epochs(epochs)(client, head, rule)[0] if epochs else head
 
     def personalise(self, client: Client, offer: Payload) -> Params:
-        body, head = model_in(offer, "shared"), {name: client.recall(name) for name in client.memory}
+        head, body = self.part(client, model_in(offer, "shared"))
         return self.train_head(client, head, body, self.tune_epochs, labelled=True) | body

@@ -4,9 +4,9 @@ Once, every client sends the p leading left singular vectors of each label's sam
 angles between them, merges those that are near, and trains one model per cluster by FedAvg. The default angle is that
 of the authors' code: the smallest between any two vectors; `principal` is the paper's first principal angle (eq. 2),
 `by_label` its sum over pairs (eq. 3), as a mean. Deviations: signs of vectors do not matter (code: they do, though a
-singular vector has none); without a threshold one is searched by the silhouette (authors: 4.9° for CIFAR-10 with two
-labels); the mean of all pairs links two clusters (code: of their two parts). An unseen client joins the cluster with
-the least mean angle (paper: all clients are merged anew).
+singular vector has none, which is `signed`); without a threshold one is searched by the silhouette (authors: 4.9° for
+CIFAR-10 with two labels); the mean of all pairs links two clusters (code: of their two parts). An unseen client joins
+the cluster with the least mean angle (paper: all clients are merged anew).
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class PACFL(ClusteredOnce[PACFLState], AssignsUnseen[PACFLState]):
     model: Model
     local: LocalTraining = LocalTraining()
     vectors: int = 3  # p, of each label
-    angle: Angle = "smallest"  # between clients: smallest, principal or by_label
+    angle: Angle = "smallest"  # between clients: smallest, signed (the authors' code), principal or by_label
     threshold: float | None = None  # β, degrees from which on clusters are not merged; none: searched
     stale: Stale = "exclude"  # what a client that was not sampled contributes
 

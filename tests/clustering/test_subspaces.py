@@ -45,6 +45,8 @@ def basis(*degrees):
     [
         ((0.0, 40.0), (70.0, 100.0), "smallest", 30.0),  # 40° and 70°
         ((0.0, None), (180.0, None), "smallest", 0.0),  # the sign of a vector does not matter
+        ((0.0, None), (180.0, None), "signed", 180.0),  # here it does
+        ((0.0, 40.0), (210.0, 100.0), "signed", 60.0),  # 40° and 100°; 40° and 210° are 170° apart, not 10°
         ((0.0, None), (30.0, None), "principal", 30.0),
         ((0.0, 40.0), (70.0, 71.0), "principal", 0.0),  # both span the plane
         ((0.0, 40.0), (70.0, 100.0), "by_label", 65.0),  # (70° + 60°) / 2

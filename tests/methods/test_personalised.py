@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from kinfed.data import Role
+from kinfed.engines import Sequential
 from kinfed.errors import ConfigError
 from kinfed.methods import APFL, Ditto, FedALA, FedBABU, FedBN, FedRep, PFedMe
 from kinfed.models import Gradient, Model
@@ -151,14 +152,38 @@ def part(name: str, value: float):
 @PADDED
 def test_fedrep_trains_the_head_first_and_then_the_body_by_hand(padded):
     fedrep = FedRep(COUPLED, HALF, head_epochs=2, tune_epochs=1)
-    client = client_with(1, 1, padded=padded, **part("head", 0.0))
+    memory = {"own": part("head", 0.0), "has_trained": FIRST}
+    client = client_with(1, 1, padded=padded, **memory)
     reply = fedrep.train(client, shared=part("body", 0.0))
-    assert float(reply.keep["head.w"]) == 0.75  # 0, 0.5, 0.75
+    assert float(reply.keep["own"]["head.w"]) == 0.75  # 0, 0.5, 0.75
     assert {name: float(w) for name, w in reply.send["shared"].items()} == {"body.w": 0.125}  # half of 1 - 0.75
     used = fedrep.personalise(client, {"shared": part("body", 0.5)})
     assert {name: float(w) for name, w in used.items()} == {"body.w": 0.5, "head.w": 0.25}
-    blank = fedrep.personalise(client_with(1, label=-1, **part("head", 0.0)), {"shared": part("body", 0.5)})
+    blank = fedrep.personalise(client_with(1, label=-1, **memory), {"shared": part("body", 0.5)})
     assert float(blank["head.w"]) == 0, "without labels it tunes nothing"
+
+
+@PADDED
+def test_fedreps_first_head_may_be_the_mean_of_the_others_by_hand(padded):
+    fedrep = FedRep(COUPLED, HALF, head_epochs=1, begin="mean")
+    served, memory = part("body", 0.0) | part("head", 0.5), {"own": part("head", 9.0), "has_trained": FIRST}
+    reply = fedrep.train(client_with(1, 1, padded=padded, **memory), shared=served)
+    sent = {name: float(w) for name, w in reply.send["shared"].items()}
+    assert sent == {"body.w": 0.125, "head.w": 0.75}  # half of 1 - 0.5, then half of 1 - 0.75
+    later = fedrep.personalise(client_with(1, 1, padded=padded, **reply.keep), {"shared": served})
+    assert float(later["head.w"]) == 0.75, "once it has trained, its head is its own"
+    unseen = fedrep.personalise(client_with(1, 1, padded=padded, **memory), {"shared": served})
+    assert float(unseen["head.w"]) == 0.5
+
+
+def test_fedreps_mean_head_is_that_of_the_last_rounds_clients():
+    state, fed = fit(make("fedrep", begin="mean"), population=population(), rounds=2, fraction=0.5)
+    alone, _ = fit(make("fedrep", begin="mean"), Sequential, population(), 2, fraction=0.5)
+    assert_close(state.shared, alone.shared)
+    assert set(state.shared) == set(make("fedavg").model.init()), "heads are sent, too"
+    heads, trained = fed.memory["own/3.bias"], fed.memory["has_trained"]
+    assert 0 < int(trained.sum()) < fed.count
+    assert not torch.isclose(heads[trained], state.shared["3.bias"]).all(1).any(), "clients keep their own"
 
 
 @PADDED
@@ -266,6 +291,7 @@ def test_fedbn_of_one_client_is_fedavg():
         ("fedala", {"share": 2.0}, "share must be a fraction"),
         ("fedala", {"adaptive_layers": 0}, "adaptive_layers must be at least 1"),
         ("fedrep", {"personal_layers": 0}, "personal_layers must be at least 1"),
+        ("fedrep", {"begin": "last"}, "begin must be one of first, mean"),
         ("fedbabu", {"tunes": "tail"}, "tunes must be one of all, head, body"),
         ("fedbabu", {"begin": "first"}, "begin must be one of served, last"),
     ],
