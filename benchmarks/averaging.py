@@ -150,7 +150,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("averaging.jsonl"))
     parser.add_argument("--show", action="store_true", help="only the table of what has run")
     options = parser.parse_args()
-    cases = [name for name, case in CASES.items() if case.fraction < 1 and any(fnmatch(name, w) for w in options.only)]
+    cases = [
+        name for name, case in CASES.items()
+        if case.fraction < 1 and case.task.has_classes() and any(fnmatch(name, w) for w in options.only)
+    ]  # fmt: skip
     if not options.show:
         jobs = [(name, seed, options) for seed in options.seeds for name in cases]
         with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:

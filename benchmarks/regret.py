@@ -1,4 +1,5 @@
-"""The regret of each method by kind of heterogeneity: the best accuracy of a row minus the method's.
+"""The regret of each method by kind of heterogeneity: the best accuracy of a row minus the method's, or its error
+minus the least one.
 
     python -m benchmarks.regret --data-dir DATA --device cuda --jobs 8 --out regret.jsonl     # the whole table
     python -m benchmarks.regret --data-dir DATA --only mnist-iid '*-clients-*' --seeds 0 1 --methods fedavg auto
@@ -55,6 +56,7 @@ PUBLIC = {"flis_dc": 0.05, "flis_hc": 0.05}  # the share of test samples that th
 ENCODERS = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "cifar10": "cifar100"}  # others: fashion_mnist
 LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
 LOCAL_OF = {"lenet5": replace(LOCAL, lr=0.03)}
+LOCAL_OF_NUMBERS = replace(LOCAL, lr=0.02)  # squared errors have steeper gradients
 MEANS = {  # of the channels, and their deviations; a white background else makes training unstable
     "cifar10": ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
     "femnist": ((0.962,), (0.163,)),
@@ -71,13 +73,15 @@ def true_clusters(population: Population) -> Tensor:
 
 def make_method(name: str, case: Case, population: Population, data_dir: str, seed: int) -> Method[object]:
     """The method; one that needs a number of clusters gets the true one."""
-    model = make_model(case.model, tuple(population.x.shape[1:]), population.classes, seed)
+    model = make_model(case.model, tuple(population.x.shape[1:]), population.classes, seed, task=case.task)
     mean, std = MEANS.get(case.dataset, ((), ()))
     model = replace(model, mean=mean, std=std)
-    local, source = LOCAL_OF.get(case.model, LOCAL), ENCODERS.get(case.dataset, "fashion_mnist")
+    local = LOCAL_OF.get(case.model, LOCAL) if case.task.has_classes() else LOCAL_OF_NUMBERS
+    source = ENCODERS.get(case.dataset, "fashion_mnist")
     planted = int(true_clusters(population).max()) + 1
     clusters = planted if planted > 1 else 5
-    encoder = PartMeans(pretraining=Pretraining(source, data_dir, epochs=10, samples=20_000))
+    images = PartMeans(pretraining=Pretraining(source, data_dir, epochs=10, samples=20_000))
+    encoder = images if case.task.has_classes() else PartMeans()  # of tables: random features
     makers: dict[str, Callable[[], Method[Any]]] = {
         "fedavg": lambda: FedAvg(model, local),
         "fedavg_ft": lambda: FedAvgFT(model, local),
@@ -110,14 +114,14 @@ def load_once(name: str, data_dir: str) -> Dataset:
 
 def make_population(case: Case, seed: int, data_dir: str, public: float = 0.0) -> Population:
     return build_population(
-        load_once(case.dataset, data_dir), case.partition, seed, train_samples=case.train_samples,
+        load_once(case.dataset, data_dir).for_task(case.task), case.partition, seed, train_samples=case.train_samples,
         test_samples=case.test_samples, shift=case.shift, public_fraction=public,
         public_test=public > 0, public_train=public == 0,
     )  # fmt: skip
 
 
 def measure(name: str, case: Case, population: Population, options: argparse.Namespace, seed: int) -> dict[str, object]:
-    """One run: accuracy in per cent, bytes, clusters."""
+    """One run: accuracy in per cent or the error, bytes, clusters."""
     began = time.perf_counter()
     method = make_method(name, case, population, options.data_dir, seed)
     run = Experiment(
@@ -126,15 +130,17 @@ def measure(name: str, case: Case, population: Population, options: argparse.Nam
     )  # fmt: skip
     summary = run.run()
     kept = {key: summary.get(key) for key in ("ari", "clusters", "bytes_down", "bytes_up")}
-    seconds = time.perf_counter() - began
-    return {"accuracy": 100 * float(summary["accuracy"] or 0), **kept, "seconds": round(seconds, 1)}
+    seconds, metric = time.perf_counter() - began, case.task.metric()
+    found, worst = summary[metric.name], np.inf if metric.lower_is_better else 0.0
+    value = worst if found is None else metric.scale * float(found)
+    return {metric.name: value, **kept, "seconds": round(seconds, 1)}
 
 
 def run_case(job: tuple[str, int, argparse.Namespace]) -> None:
     """All methods on one draw of one case; each result is a line of the file."""
     name, seed, options = job
     torch.set_num_threads(options.threads)
-    lines = [line for line in read_lines(options.out) if "accuracy" in line]  # what failed is tried again
+    lines = [line for line in read_lines(options.out) if "error" not in line]  # what failed is tried again
     case, done = CASES[name], {(line["case"], line["seed"], line["method"]) for line in lines}
     wanted = [method for method in options.methods if (name, seed, method) not in done]
     shares = {PUBLIC.get(method, 0.0) for method in wanted}
@@ -162,15 +168,17 @@ def read_lines(path: Path) -> Iterator[dict[str, object]]:
         yield from (json.loads(line) for line in path.read_text().splitlines())
 
 
-Runs = dict[str, dict[int, dict[str, Any]]]  # method -> seed -> its line
+Runs = dict[str, dict[int, dict[str, Any]]]  # method -> seed -> its line, and its gain: an error turned round
 
 
 def find_runs(path: Path, methods: list[str]) -> dict[str, Runs]:
     """What has run, by case."""
     found: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
     for line in read_lines(path):
-        if "accuracy" in line and line["method"] in methods:
-            found[str(line["case"])][str(line["method"])][int(str(line["seed"]))] = line
+        if "error" not in line and line["method"] in methods:
+            metric = CASES[str(line["case"])].task.metric()
+            gain = metric.gain(cast("float", line[metric.name]))
+            found[str(line["case"])][str(line["method"])][int(str(line["seed"]))] = line | {"gain": gain}
     return found
 
 
@@ -188,14 +196,14 @@ def show_by_method(path: Path, methods: list[str]) -> str:
     """
     found = find_runs(path, methods)
     cases = [name for name in CASES if name in found]
-    means = {case: {m: float(np.mean([run["accuracy"] for run in runs.values()])) for m, runs in found[case].items()}
+    means = {case: {m: float(np.mean([run["gain"] for run in runs.values()])) for m, runs in found[case].items()}
              for case in cases}  # fmt: skip
     best = {case: max(mean for m, mean in means[case].items() if m not in REFERENCES) for case in cases}
     regret = {m: float(np.mean([best[case] - means[case].get(m, -np.inf) for case in cases])) for m in methods}
     rows = []
     for m in sorted(methods, key=lambda m: (m in REFERENCES, regret[m])):
         own = [[means[case][m]] if m in means[case] else [] for case in cases]
-        cells = [show_cell(values, values == [best[case]]) for case, values in zip(cases, own, strict=True)]
+        cells = [show_cell(case, values, values == [best[case]]) for case, values in zip(cases, own, strict=True)]
         rows.append([m, *cells, "–" if np.isinf(regret[m]) else f"{regret[m]:.2f}"])
     return as_markdown(["method", *cases, "mean regret"], rows)
 
@@ -208,21 +216,25 @@ def show_row(case: str, runs: Runs, methods: list[str]) -> list[str]:
     """The cells of one case; reference rows count in no regret."""
     rivals = [method for method in methods if method in runs and method not in REFERENCES]
     seeds = sorted(set.intersection(*(set(runs[method]) for method in rivals)))
-    values = {m: [runs[m][seed]["accuracy"] for seed in seeds if seed in runs[m]] for m in methods if m in runs}
+    values = {m: [runs[m][seed]["gain"] for seed in seeds if seed in runs[m]] for m in methods if m in runs}
     means = {method: float(np.mean(values[method])) for method in rivals} if seeds else {}
     best = max(means.values(), default=np.nan)
     moved = {m: sum(run["bytes_down"] + run["bytes_up"] for run in runs[m].values()) / len(runs[m]) for m in rivals}
     return [
-        case, str(len(seeds)), *(show_cell(values.get(m, []), means.get(m) == best) for m in methods),
+        case, str(len(seeds)), *(show_cell(case, values.get(m, []), means.get(m) == best) for m in methods),
         f"{best - means['auto']:.2f}" if "auto" in means else "–",
         f"{moved['auto'] / moved['fedavg']:.2f}" if {"auto", "fedavg"} <= set(moved) else "–",
     ]  # fmt: skip
 
 
-def show_cell(values: list[float], is_best: bool) -> str:
-    if not values:
+def show_cell(case: str, gains: list[float], is_best: bool) -> str:
+    """The mean over seeds, and their deviation: accuracies with one digit, errors with two."""
+    if not gains:
         return "–"
-    text = f"{np.mean(values):.1f}" + (f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else "")
+    metric = CASES[case].task.metric()
+    digits = 2 if metric.lower_is_better else 1
+    text = f"{metric.gain(float(np.mean(gains))):.{digits}f}"
+    text += f" ± {np.std(gains, ddof=1):.{digits}f}" if len(gains) > 1 else ""
     return f"**{text}**" if is_best else text
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from kinfed.data import Partition
 from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, Labels, SharedClass, Split, Structured, Writers
 from kinfed.data.shifts import Augment, LabelSwap, Rotation, Shift
+from kinfed.learning_tasks import Classification, LearningTask, Regression
 
 CLIENTS = 100
 
@@ -22,6 +23,7 @@ class Case:
     test_samples: int | None = 200
     model: str = "mlp_200"
     fraction: float = 0.2
+    task: LearningTask = Classification()
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,24 @@ class PlantedLabels:
                 test.append(draw(labels.test, own, share, 200, rng))
                 planted.append(cluster)
         return Split(train, test, np.array(planted))
+
+
+@dataclass(frozen=True)
+class PlantedSources:
+    """As many clients of each source of a dataset; a source's samples are dealt out evenly, none to two clients."""
+
+    clients: int
+
+    def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
+        sources = labels.writer_train, labels.writer_test
+        if sources[0] is None or sources[1] is None:
+            raise ValueError("the dataset does not say which source a sample is from")
+        names, parts = np.unique(sources[0]), ([], [])
+        each = self.clients // len(names)
+        for part, source in zip(parts, sources, strict=True):
+            for name in names:
+                part.extend(np.array_split(rng.permutation(np.flatnonzero(source == name)), each))
+        return Split(*parts, np.repeat(np.arange(len(names)), each))
 
 
 def draw(labels: np.ndarray, own: np.ndarray, share: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
@@ -96,6 +116,20 @@ def few_clients(dataset: str, clients: int) -> dict[str, Case]:
     return {f"{dataset}-{clients}-clients-{name}": each for name, each in cases.items()}
 
 
+def regressions() -> dict[str, Case]:
+    """Numbers as targets: tables of `benchmarks/regression_tables.py`."""
+    tables, friedman = "benchmarks.regression_tables:load_", Regression(mean=14.4, std=4.9)
+    made = Case(tables + "friedman", PlantedSources(40), train_samples=100, test_samples=50, task=friedman)
+    patients = replace(made, partition=PlantedSources(10), fraction=1.0, task=Regression(mean=152, std=77))
+    return {
+        "friedman-iid": replace(made, dataset=tables + "mixed_friedman"),
+        "friedman-columns": made,
+        "diabetes-iid": replace(patients, dataset=tables + "mixed_patients"),
+        "diabetes-sexes": replace(patients, dataset=tables + "patients"),
+        "diabetes-mirrored": replace(patients, dataset=tables + "mirrored_patients"),
+    }
+
+
 CASES = {
     **kinds("mnist"),
     **kinds("fashion_mnist"),
@@ -107,4 +141,5 @@ CASES = {
     **few_clients("mnist", 12),
     **few_clients("fashion_mnist", 5),
     **few_clients("fashion_mnist", 10),
+    **regressions(),
 }

@@ -88,8 +88,8 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def init(self, fed: Federation) -> AutoState:
         served, encoder = ClusterModels.init(self.model, STALE, fed), self.signature.encoder(fed)
         known, replied = drop_outliers(*self.collect(self.no_signatures(fed), encoder, fed.clients, fed), fed)
-        sent, shape = known.of(replied), tuple(fed.x.shape[1:])
-        labels, differ = nest_clusters(self.relatedness, self.signature.drop_labels(sent, shape), sent)
+        plain, labelled = self.compare_by(sent := known.of(replied), sent, fed)
+        labels, differ = nest_clusters(self.relatedness, plain, labelled)
         clusters = torch.full((fed.count,), -1, device=fed.device).index_copy(0, replied, labels)
         number, merges = int(clusters.max()) + 1, Dendrogram.none(fed.device)
         log.info("%s", summarise_clusters(number, differ, len(replied)))
@@ -196,12 +196,20 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         """Clients without labels are compared by what signatures would be without them."""
         members = fed.clients[(state.clusters >= 0).index_fill(0, clients, False)[fed.clients]]
         known, asked, clusters = state.known.of(members), state.known.of(clients), state.clusters[members]
-        fit = self.relatedness.fit_unseen(known, clusters, asked)
+        (plain, labelled), (asked_plain, asked_labelled) = (
+            self.compare_by(each, known, fed) for each in (known, asked)
+        )
+        fit = self.relatedness.fit_unseen(labelled, clusters, asked_labelled)
         unlabelled = torch.isin(clients, fed.unlabelled)
         if not bool(unlabelled.any()):
             return fit
-        known, asked = (self.signature.drop_labels(each, tuple(fed.x.shape[1:])) for each in (known, asked))
-        return fit.replace_where(unlabelled, self.relatedness.fit_unseen(known, clusters, asked))
+        return fit.replace_where(unlabelled, self.relatedness.fit_unseen(plain, clusters, asked_plain))
+
+    def compare_by(self, known: Signatures, like: Signatures, fed: Federation) -> tuple[Signatures, Signatures]:
+        """What is compared: samples alone, and samples with targets; numbers in units of their noise in `like`."""
+        shape, numbers = tuple(fed.x.shape[1:]), not self.model.task.has_classes()
+        plain = self.signature.drop_labels(known, shape, numbers)
+        return plain, self.signature.scale_numbers(known, like, shape) if numbers else known
 
     def cluster_assignment(self, state: AutoState) -> Tensor:
         return state.served.assignment

@@ -1,15 +1,26 @@
-"""A client as moments of what a common model makes of its samples, overall and for each label (FLUX)."""
+"""A client as moments of its features: overall and by label (FLUX), and with numbers, in units of their noise (Auto).
+
+For a label a client sends the mean features of its samples that have it. For a number it sends the mean of the number
+times features, beside the mean features of all samples. A number has a unit, and features have another, so that the
+server compares none of these moments as they are: it subtracts the usual number and the usual features, which leaves
+covariances, and divides each by the noise that is measured between the parts of clients' samples.
+"""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from kinfed.client import Client
 from kinfed.keys import base_key, fold, normal
 from kinfed.models import Model
 from kinfed.params import Params
-from kinfed.targets import mark_labels
+from kinfed.signatures.signature import Signatures
+from kinfed.targets import as_columns, fill_unknown, is_known, mark_labels
 
 ABSENT = -1.0  # both moments of a label that a client has not
+LEVEL = 2.0  # how much the mean of a number counts, where its covariance with a feature counts 1
+NOISIEST = 100.0  # times the usual noise: what one client counts at most, lest a lying one hides a difference
+LEAST_NOISE = 1e-6  # of the deviation between clients: with less, noise is no unit
 
 
 def find_moments(client: Client, model: Model, params: Params, dimensions: int) -> Tensor:
@@ -45,3 +56,69 @@ def scale_moments(moments: Tensor, limits: Tensor) -> Tensor:
 def find_limits(moments: Tensor) -> Tensor:
     """The least and the largest number of each block of moments: [2, 1 + labels, 2, 1]."""
     return torch.stack([moments.amin((0, 3)), moments.amax((0, 3))])[..., None]
+
+
+def share_targets(y: Tensor, groups: int, bounded: bool = False) -> Tensor:
+    """What a sample counts in each group of targets: [b, groups].
+
+    One in that of its label; equal shares where it has none, or a sequence. Numbers count as what they are, so that
+    means of groups are moments, and one in the last group; there alone where a sample has no number, or where what it
+    counts must be `bounded`.
+    """
+    if y.is_floating_point():
+        numbers = as_columns(fill_unknown(y)).double() * (0.0 if bounded else is_known(y)[:, None])
+        return torch.cat([numbers, torch.ones_like(numbers[:, :1])], 1)
+    equal = torch.full((len(y), groups), 1 / groups, dtype=torch.double, device=y.device)
+    if y.dim() > 1:
+        return equal
+    return one_hot(y.clamp(min=0), groups).double().where(is_known(y)[:, None], equal)
+
+
+def standardise_moments(known: Signatures, like: Signatures, width: int) -> Signatures:
+    """Features, and covariances of numbers with features, in units of their noise in `like`; double.
+
+    Signatures have `width` columns for each number and as many for all samples, the first of which has no feature.
+    """
+    usual = like.of((like.shares.sum(1) > 0) & like.centroids.isfinite().all(2).all(1))
+    if not len(usual):
+        return known
+    centre = pool_parts(usual.centroids.double(), usual.shares).median(0).values.view(-1, width)
+    one, other = (centre_moments(each.centroids.double(), centre) for each in (known, usual))
+    weights = torch.ones_like(one[0, 0])
+    weights[width - 1 :: width] = LEVEL
+    return Signatures(one * weights / find_units(other, usual.shares), known.shares)
+
+
+def centre_moments(moments: Tensor, centre: Tensor) -> Tensor:
+    """Moments [M, parts, groups * width] about the numbers and features of `centre` [groups, width].
+
+    Mean features come first, then for each number its mean and its covariances: [M, parts, groups * width - 1].
+    """
+    by_group = moments.unflatten(2, centre.shape)
+    features = by_group[:, :, -1:]
+    numbers = by_group[:, :, :-1] - centre[:-1, :1] * features
+    covariances = numbers[..., 1:] - numbers[..., :1] * centre[-1, 1:]
+    return torch.cat([features[:, :, 0, 1:], torch.cat([numbers[..., :1], covariances], 3).flatten(2)], 2)
+
+
+def find_units(moments: Tensor, counts: Tensor) -> Tensor:
+    """The noise of one sample in each column of moments [M, parts, d]; where there is none, how clients differ: [d]."""
+    means = pool_parts(moments, counts)
+    noise = (counts.double()[..., None] * (moments - means[:, None]).square()).sum(1)
+    unit = limit_mean(noise / ((counts > 0).sum(1) - 1).clamp(min=1)[:, None]).sqrt()
+    apart = limit_mean((means - means.median(0).values).abs())
+    unit = unit.where(unit > LEAST_NOISE * apart, apart)
+    return unit.where(unit > 0, 1.0)
+
+
+def limit_mean(sizes: Tensor) -> Tensor:
+    """The mean over clients of sizes [M, d], of which none counts more than so many times the usual one: [d]."""
+    usual = sizes.where(sizes > 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+    return sizes.minimum(NOISIEST * usual).mean(0)
+
+
+def pool_parts(moments: Tensor, counts: Tensor) -> Tensor:
+    """The moments of all samples of each client: [M, d]."""
+    weights = counts.double()[..., None]
+    pooled: Tensor = (moments * weights).sum(1) / weights.sum(1)
+    return pooled

@@ -32,10 +32,9 @@ from kinfed.models import (
 )
 from kinfed.params import Params
 from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
-from kinfed.signatures.feature_moments import project
+from kinfed.signatures.feature_moments import project, share_targets, standardise_moments
 from kinfed.signatures.pretraining import Pretraining
 from kinfed.signatures.signature import Signature, Signatures
-from kinfed.targets import as_columns, is_known
 
 Embedding = Literal["auto", "autoencoder", "pca", "random", "model"]
 LEAST_RANDOM = 8  # random features, of samples with fewer numbers, too: one or two may miss where clients differ
@@ -180,10 +179,14 @@ class PartMeans(Signature):
             sums.reshape(self.parts, -1) / counts.clamp(min=1)[:, None], counts, client
         )
 
-    def drop_labels(self, known: Signatures, shape: tuple[int, ...]) -> Signatures:
-        """What these signatures would be without labels: the mean embedding of each part."""
+    def drop_labels(self, known: Signatures, shape: tuple[int, ...], numbers: bool = False) -> Signatures:
+        """What these signatures would be without labels, or without numbers: the mean embedding of each part."""
         by_label = known.centroids.unflatten(2, (-1, 1 + self.width(shape)))
-        return Signatures(by_label.sum(2)[..., 1:], known.shares)
+        return Signatures((by_label[:, :, -1] if numbers else by_label.sum(2))[..., 1:], known.shares)
+
+    def scale_numbers(self, known: Signatures, like: Signatures, shape: tuple[int, ...]) -> Signatures:
+        """These signatures with numbers as targets, in units in which those of `like` have the same sampling noise."""
+        return standardise_moments(known, like, 1 + self.width(shape))
 
 
 NAMES = {
@@ -205,24 +208,6 @@ def draw_features(seed: Tensor, numbers: int, width: int) -> Tensor:
     key = fold(seed.long()[0], torch.arange(2 * numbers * width, device=seed.device))
     drawn: Tensor = normal(key).view(numbers, width) / (numbers * width) ** 0.5
     return drawn.float()
-
-
-def share_targets(y: Tensor, groups: int, bounded: bool = False) -> Tensor:
-    """What a sample counts in each group of targets, one in all: [b, groups].
-
-    One for its label. Numbers count as what they are, so that means of groups are moments of samples and targets, and
-    the last group has the rest. Equal shares where there is no target, where it is a sequence, and for numbers where
-    what a sample counts must be `bounded`.
-    """
-    equal = torch.full((len(y), groups), 1 / groups, dtype=torch.double, device=y.device)
-    if y.is_floating_point() and not bounded:
-        numbers = as_columns(y).double()
-        shares = torch.cat([numbers, 1 - numbers.sum(1, keepdim=True)], 1)
-    elif y.is_floating_point() or y.dim() > 1:
-        return equal
-    else:
-        shares = one_hot(y.clamp(min=0), groups).double()
-    return shares.where(is_known(y)[:, None], equal)
 
 
 def flatten(x: Tensor) -> Tensor:

@@ -3,8 +3,11 @@
 import argparse
 import json
 
+import pytest
+import torch
+
 from benchmarks import regret
-from benchmarks.regret import GIVEN, PUBLIC, make_method, make_population, show, show_by_method
+from benchmarks.regret import GIVEN, PUBLIC, make_method, make_population, show, show_by_method, true_clusters
 from benchmarks.regret_cases import CASES, Case, PlantedLabels
 from kinfed.data.partitions import DisjointClasses
 from kinfed.methods import METHODS
@@ -39,6 +42,34 @@ def test_a_table_by_method_has_mean_regrets_references_last_and_no_mean_where_on
         "| ifca | 75.0 | – | – |",
         "| oracle | 90.0 | 99.0 | -19.50 |",
     ]
+
+
+def test_the_least_error_is_the_best_and_regret_is_what_a_method_errs_beyond_it(tmp_path):
+    path = tmp_path / "regret.jsonl"
+    runs = [("fedavg", 3.7), ("local", 2.5), ("auto", 2.625), ("oracle", 1.9)]
+    lines = [
+        {"case": "friedman-columns", "method": m, "seed": 0, "mae": e, "bytes_down": 1, "bytes_up": 1} for m, e in runs
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    row = show(path, ["fedavg", "local", "auto", "oracle"]).splitlines()[2]
+    assert row == "| friedman-columns | 1 | 3.70 | **2.50** | 2.62 | 1.90 | 0.12 | 1.00 |"
+    assert show_by_method(path, ["fedavg", "local", "auto"]).splitlines()[2] == "| local | **2.50** | 0.00 |"
+
+
+@pytest.mark.parametrize(
+    "name", ["friedman-iid", "friedman-columns", "diabetes-iid", "diabetes-sexes", "diabetes-mirrored"]
+)
+def test_sources_of_a_table_are_dealt_out_to_as_many_clients_each(name):
+    population = make_population(CASES[name], 0, "")
+    clusters = true_clusters(population)
+    assert population.y.is_floating_point() and len(clusters.bincount().unique()) == 1
+    assert torch.cat(population.train).unique().numel() == sum(map(len, population.train)), (
+        "no sample is at two clients"
+    )
+    assert (clusters.max() == 0) == name.endswith("iid")
+    y = population.y[torch.cat(population.train)]
+    task = CASES[name].task
+    assert abs(float(y.mean()) - task.mean) < 0.6 * task.std and 0.8 < float(y.std()) / task.std < 1.2
 
 
 def test_every_method_can_be_asked_for_and_is_given_the_number_of_clusters_if_it_needs_one():

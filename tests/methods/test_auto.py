@@ -231,3 +231,17 @@ def test_clients_whose_targets_depend_on_samples_in_two_ways_are_two_clusters(ta
         sizes.append(state.clusters.unique().numel())
     assert sizes == [1, 2]
     assert len({(int(c), i % 2) for i, c in enumerate(state.clusters)}) == 2, "each has the clients of one kind"
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_clusters_by_numbers_do_not_hang_on_their_unit(unit):
+    """A table of 30 columns: more than the directions that are looked at for so few clients."""
+    draw = torch.Generator().manual_seed(1)
+    x, weights = torch.randn(2400, 30, generator=draw), torch.randn(30, generator=draw) / 30**0.5
+    client = torch.arange(2400) % 24
+    sign = torch.where(client % 2 == 1, -1.0, 1.0)
+    y = unit * (sign * (x @ weights) + 0.3 * torch.randn(2400, generator=draw) + 2)
+    population = from_arrays(x.numpy(), y.numpy(), client.numpy(), OwnSettings(task=Regression()))
+    method = Auto(make_model("linear", (30,), 1, task=Regression()), LOCAL)
+    state = method.init(Vectorised(method, population, fraction=0.5))
+    assert len({(int(c), i % 2) for i, c in enumerate(state.clusters)}) == 2 == state.clusters.unique().numel()

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from kinfed.clustering.hierarchy import link_within_knee
 from kinfed.engines import Vectorised
 from kinfed.errors import ModelError
 from kinfed.models import Model
-from kinfed.signatures import find_limits, project, scale_moments
+from kinfed.signatures import Signatures, find_limits, project, scale_moments
+from kinfed.signatures.feature_moments import LEVEL, NOISIEST, share_targets, standardise_moments
 from tests.methods.registry import make, population
 from tests.problems import small_net
 
@@ -79,3 +81,59 @@ def test_points_are_linked_up_to_the_knee_by_hand():
     assert link_within_knee(points).tolist() == [0, 0, 0, 1, 1, 1, 2]
     assert link_within_knee(points, radius=6.0).tolist() == [0, 0, 0, 0, 0, 0, 1]  # 8 is within 6 · 1.5
     assert link_within_knee(points[:1]).tolist() == [0]
+
+
+def test_a_sample_counts_one_for_its_label_and_numbers_beside_one():
+    labels, sequence = torch.tensor([1, -1]), torch.tensor([[1, 0], [0, 1]])
+    numbers, both = torch.tensor([3.0, torch.nan]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    assert share_targets(labels, 2).tolist() == [[0, 1], [0.5, 0.5]]
+    assert share_targets(sequence, 2).tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert share_targets(numbers, 2).tolist() == [[3, 1], [0, 1]], "a number counts as what it is, none as nothing"
+    assert share_targets(both, 3).tolist() == [[1, 0, 1], [1, 1, 1]]
+    assert share_targets(both, 3, bounded=True).tolist() == [[0, 0, 1]] * 2, "ε is for samples of bounded weight"
+
+
+def send_moments(unit: float = 1.0, offset: float = 0.0) -> Signatures:
+    """Ten clients of four parts of five samples each, with two features and one number: [10, 4, 2 * 3]."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(10, 4, 5, 2, generator=draw, dtype=torch.double)
+    y = unit * (x[..., :1] + torch.randn(10, 4, 5, 1, generator=draw, dtype=torch.double)) + offset
+    features = torch.cat([torch.ones_like(y), x + 3], 3)
+    return Signatures(torch.cat([y * features, features], 3).mean(2), torch.full((10, 4), 5.0))
+
+
+@pytest.mark.parametrize(("unit", "offset"), [(1e-3, 0.0), (1e3, 0.0), (1.0, 152.0), (77.0, -1e4)])
+def test_moments_are_the_same_in_any_unit_and_from_any_zero(unit, offset):
+    one, other = send_moments(), send_moments(unit, offset)
+    assert_close(*(standardise_moments(known, known, 3).centroids for known in (one, other)), atol=1e-7, rtol=1e-7)
+
+
+def test_features_have_noise_one_and_the_mean_of_a_number_counts_double():
+    known = send_moments()
+    scaled = standardise_moments(known, known, 3).centroids
+    assert scaled.shape == (10, 4, 5), "two features, the mean of the number, and two covariances"
+    noise = 5 * scaled.var(1).mean(0)  # of one sample: parts have five
+    assert_close(noise, torch.tensor([1, 1, LEVEL**2, 1, 1], dtype=torch.double))
+
+
+def test_clients_are_measured_in_units_of_others_and_a_lying_one_hides_no_difference():
+    known = send_moments()
+    some = standardise_moments(known.of(torch.arange(3)), known, 3)
+    assert_close(some.centroids, standardise_moments(known, known, 3).centroids[:3])
+    lying = Signatures(known.centroids.clone(), known.shares)
+    lying.centroids[0] *= torch.tensor([1e9, -1e9, 1e9, -1e9], dtype=torch.double)[:, None]
+    shrunk = standardise_moments(lying, lying, 3).centroids[1:].std() / some.centroids.std()
+    assert shrunk > 0.5 / NOISIEST**0.5, "it adds its hundredfold noise to that of ten clients, no more"
+
+
+def test_numbers_that_are_constant_within_clients_and_columns_without_any_difference_stay_finite():
+    known = send_moments()
+    features = known.centroids[..., 3:].clone()
+    features[..., 2] = 7.0
+    level = torch.arange(10, dtype=torch.double)[:, None, None]
+    constant = Signatures(torch.cat([1e-9 * level * features, features], 2), known.shares)
+    scaled = standardise_moments(constant, constant, 3).centroids
+    assert scaled.isfinite().all()
+    assert scaled[..., 2].std() > 1, "clients differ in it, and not by noise"
+    nobody = Signatures(torch.full((2, 4, 6), torch.nan), torch.ones(2, 4))
+    assert standardise_moments(nobody, nobody, 3) is nobody

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from kinfed.client import Client, Samples
 from kinfed.errors import ConfigError
 from kinfed.signatures import PartMeans, Signatures
-from kinfed.signatures.part_means import find_components, share_targets, split_batches
+from kinfed.signatures.part_means import find_components, split_batches
 
 SIGNATURE = PartMeans(latent=5, embedding="autoencoder")
 IMAGES = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -84,17 +84,6 @@ def test_samples_that_an_auto_encoder_does_not_take_are_embedded_by_principal_co
     assert PartMeans().choose((1, 8, 8), torch.zeros(2000, 1, 8, 8)) == "autoencoder"
 
 
-def test_targets_share_a_sample_out_to_groups_that_sum_to_one():
-    labels, sequence = torch.tensor([1, -1]), torch.tensor([[1, 0], [0, 1]])
-    numbers, both = torch.tensor([0.5, torch.nan]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-    assert share_targets(labels, 2).tolist() == [[0, 1], [0.5, 0.5]]
-    assert share_targets(sequence, 2).tolist() == [[0.5, 0.5], [0.5, 0.5]]
-    assert share_targets(numbers, 2).tolist() == [[0.5, 0.5], [0.5, 0.5]]
-    assert share_targets(torch.tensor([3.0]), 2).tolist() == [[3, -2]], "a number counts as what it is"
-    assert share_targets(both, 3).tolist() == [[1, 0, 0], [1, 1, -1]]
-    assert share_targets(both, 3, bounded=True).tolist() == [[1 / 3] * 3] * 2, "ε is for samples of bounded weight"
-
-
 def test_signatures_with_numbers_are_moments_and_without_them_the_same_as_ever():
     plain = PartMeans(latent=3, embedding="random")
     numbers = torch.arange(10.0) - 4
@@ -107,5 +96,5 @@ def test_signatures_with_numbers_are_moments_and_without_them_the_same_as_ever()
     embedded = plain.embed(encoder, IMAGES)
     assert_close(mean[0], numbers.mean())
     assert_close(mean[1:4], (numbers[:, None] * embedded).mean(0), atol=1e-6, rtol=1e-5)
-    dropped = with_numbers.drop_labels(Signatures(means[None], counts[None]), (1, 8, 8))
+    dropped = with_numbers.drop_labels(Signatures(means[None], counts[None]), (1, 8, 8), numbers=True)
     assert_close(dropped.centroids[0], plain.compute(client(own), encoder, 2)[0], atol=1e-6, rtol=1e-5)
