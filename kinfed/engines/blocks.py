@@ -1,11 +1,12 @@
 """A cohort cut into blocks: clients that one vmap takes, and their samples from one table on the device.
 
-Which way a task runs fastest (blocks, workers, or client by client) is autotuned here.
+`BlockSizes` says how many clients a block has: it plans by memory, and halves where that did not suffice.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -14,9 +15,13 @@ import torch
 from torch import Tensor
 
 from kinfed.client import width_of
-from kinfed.data.population import Population, Role
 from kinfed.fastpath import LEAST
-from kinfed.federation import Resident
+from kinfed.federation import Offer
+from kinfed.gpu_memory import is_crowded, room_on
+from kinfed.models import Network
+from kinfed.params import to_flat
+
+LOG = logging.getLogger("kinfed.engines")
 
 
 class Bounds(NamedTuple):
@@ -165,6 +170,67 @@ class Retry:
         self.pause, self.calls = 2 * self.pause, 0
 
 
+MANY = {"cuda": 4096, "cpu": 32}  # more lanes gain nothing and make activations large
+FREE = 2**30  # bytes for the blocks of all workers on a CPU
+ACTIVATIONS, OF_TOKEN = 16, 1024  # numbers that a network makes of each number, or token, of a sample, roughly
+
+
+@dataclass
+class BlockSizes:
+    """How many clients a block of each task has: as many as memory should take, or were found to fit into it."""
+
+    device: torch.device
+    given: int = 0  # by the user; 0: as memory allows
+    found: dict[str, int] = field(default_factory=dict)  # task whose blocks were too large -> clients that are tried
+    retries: dict[str, Retry] = field(default_factory=dict)  # where others had the memory: when more are tried
+    said_full: bool = False
+
+    def __post_init__(self) -> None:
+        self.free = room_on(self.device) // 2 if self.device.type == "cuda" else FREE
+
+    def choose(self, task: str, clients: int, workers: int, bytes_each: int) -> int:
+        """The most clients of a block; so many clients are cut evenly, so that all workers have the same to do."""
+        most = max(2, min(MANY.get(self.device.type, 32), self.free // workers // bytes_each))
+        planned = self.given or -(-clients // (workers * -(-clients // (workers * most))))
+        return min(clients, planned, self.found.get(task, planned))
+
+    def halve(self, task: str, lanes: int) -> None:
+        """Notes that memory did not suffice for a block of so many clients."""
+        self.found[task] = max(LEAST, lanes // 2)
+        LOG.debug("'%s': memory did not suffice for %d clients, %d are tried", task, lanes, self.found[task])
+        if not is_crowded(self.device):
+            return  # as many would never fit
+        self.retries.setdefault(task, Retry()).start_again()
+        if not self.said_full:
+            warnings.warn(
+                "GPU memory is full, since other processes use it, too: blocks have fewer clients until there is room",
+                stacklevel=6,
+            )
+        self.said_full = True
+
+    def note_success(self, task: str) -> None:
+        """Where others had left too little memory, doubles blocks after some calls that went well."""
+        if task in self.retries and task in self.found and self.retries[task].note_success():
+            self.found[task] *= 2
+            self.retries[task].calls = 0
+
+
+def bytes_of_weights(offer: Offer, model: object) -> int:
+    """Bytes of a client's weights, gradients and momentum; of models that all may choose from it trains one."""
+    dims = {name: w.dim() for name, w in model.template.state_dict().items()} if isinstance(model, Network) else {}
+    further = 0
+    for name, t in to_flat(offer.shared).items():
+        if t.dim() == dims.get(name.partition("/")[2], t.dim()) + 1:  # a stack of them
+            further += (t.numel() - t[0].numel()) * t.element_size()
+    return 12 * (offer.bytes_each() - further) + further
+
+
+def bytes_of_activations(x: Tensor, width: int) -> int:
+    """Bytes that a network makes of so many samples of the pool, roughly."""
+    is_token = not x.is_floating_point() and x.dtype != torch.uint8
+    return 4 * width * x.shape[1:].numel() * (OF_TOKEN if is_token else ACTIVATIONS)
+
+
 TOO_LARGE = ("DefaultCPUAllocator", "ALLOC_FAILED", "canUse32BitIndexMath", "32-bit", "invalid configuration argument",
              "CUDNN_STATUS_NOT_SUPPORTED")  # fmt: skip
 NOT_VECTORISED = ("vmap", "functorch", "atching rule", "Cannot access data pointer")  # what torch says of a task
@@ -178,55 +244,3 @@ def is_too_large(error: RuntimeError) -> bool:
 def is_not_vectorised(error: RuntimeError) -> bool:
     """Whether vmap refuses a task: such a task runs sequentially. Any other error is the task's own."""
     return any(words in str(error) for words in NOT_VECTORISED)
-
-
-CLEARLY = 1.5  # times as fast as the first plan
-SAMPLES = 32  # of a client, for training and for tests
-SLOW = 0.25  # seconds of a call; a task that takes less is not tuned
-LAPS = 2
-
-
-class ExecutionPlan(NamedTuple):
-    """How a cohort is worked on."""
-
-    workers: int  # blocks, or clients, at once; with more than one each has one thread of torch
-    sequential: bool = False  # one client at a time, instead of a block of them in the same operations
-
-    def __str__(self) -> str:
-        cut = "one client at a time" if self.sequential else "clients in blocks"
-        return (
-            f"{cut}, {self.workers} {'clients' if self.sequential else 'blocks'} at once" if self.workers > 1 else cut
-        )
-
-
-def candidate_plans(cores: int, fast_path: bool) -> tuple[ExecutionPlan, ...]:
-    """The plans that are worth timing on so many cores; the fast path is slower one client at a time."""
-    alone = () if fast_path else (ExecutionPlan(cores, sequential=True),)
-    return tuple(dict.fromkeys((ExecutionPlan(cores), ExecutionPlan(1), *alone)))
-
-
-def subset(fed: Resident, clients: list[int]) -> Population:
-    """These clients with a few of their samples."""
-    train, test = ([part[i][:SAMPLES] for i in clients] for part in (fed.train, fed.test))
-    roles = tuple(Role(holdout=fed.roles[i].holdout, labelled=fed.roles[i].labelled) for i in clients)
-    return Population(fed.x, fed.y, tuple(train), tuple(test), fed.population.classes, roles=roles)
-
-
-def time_plans(
-    runs: Mapping[ExecutionPlan, Callable[[], object]],
-) -> tuple[ExecutionPlan, dict[ExecutionPlan, float]]:
-    """The plan to follow, and the seconds of each; the plans take turns, and the best lap of each counts."""
-    seconds = dict.fromkeys(runs, float("inf"))
-    for lap in range(LAPS + 1):
-        for plan, run in runs.items():
-            began = time.perf_counter()
-            run()
-            if lap:  # the first warms up
-                seconds[plan] = min(seconds[plan], time.perf_counter() - began)
-    first = next(iter(runs))
-    return min(runs, key=lambda plan: seconds[plan] * (1.0 if plan == first else CLEARLY)), seconds
-
-
-def cores() -> int:
-    """How many cores torch may use."""
-    return torch.get_num_threads()

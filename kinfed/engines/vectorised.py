@@ -25,36 +25,38 @@ from kinfed.client_tasks import find_task, is_sequential
 from kinfed.cuda_graphs import CudaGraphs, finish_before_exit
 from kinfed.data.population import Change, Population
 from kinfed.engines.blocks import (
-    SAMPLES,
-    SLOW,
     Block,
+    BlockSizes,
     Bounds,
     Cut,
-    ExecutionPlan,
-    Retry,
     SampleTable,
-    candidate_plans,
-    cores,
+    bytes_of_activations,
+    bytes_of_weights,
     is_not_vectorised,
     is_too_large,
+)
+from kinfed.engines.sequential import loop
+from kinfed.engines.workers import (
+    SAMPLES,
+    SLOW,
+    ExecutionPlan,
+    ProgressLog,
+    candidate_plans,
+    cores,
+    run_at_once,
     subset,
     time_plans,
 )
-from kinfed.engines.sequential import loop
-from kinfed.engines.workers import ProgressLog, run_at_once
 from kinfed.errors import ConfigError, SequentialOnly
 from kinfed.fastpath import LEAST, StepGraphs, TrainingGraphs, supports
 from kinfed.federation import Offer, Resident
-from kinfed.gpu_memory import give_back, is_crowded, keep_to_limit, room_on
+from kinfed.gpu_memory import give_back, keep_to_limit
 from kinfed.models import Network
 from kinfed.models.network import BFLOAT16
 from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, select, to_flat
 
 LOG = logging.getLogger("kinfed.engines")
 Precision = Literal["float32", "tf32", "bf16"]  # of the products that clients compute on a GPU
-GIBIBYTE = 2**30
-MANY = {"cuda": 4096, "cpu": 32}  # more lanes gain nothing and make activations large
-ACTIVATIONS, OF_TOKEN = 16, 1024  # numbers that a network makes of each number, or token, of a sample, roughly
 MOST_GRAPHS = 48  # of blocks; each holds the memory of its inputs and outputs
 EVERYTHING = frozenset({"train", "test", "key", "round", "since", "memory"})  # what a task may read
 
@@ -102,20 +104,16 @@ class Vectorised(Resident):
         self.plan = ExecutionPlan(1 if self.on_gpu else workers or cores(), sequential)  # where none was tuned
         self.slow: set[str] = set()  # tasks that take long enough to be tuned
         self.tuned: dict[str, ExecutionPlan] = {}  # task -> the plan that was fastest
-        self.free = GIBIBYTE
         if self.on_gpu:
             gc.collect()  # an engine before this one may have left graphs, and their memory
             finish_before_exit(self.device)
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-            self.free = room_on(self.device) // 2
+        self.block_sizes = BlockSizes(self.device, block)
         self.graphs, self.step_graphs, self.training_graphs = CudaGraphs(MOST_GRAPHS), StepGraphs(), TrainingGraphs()
         self.tables: dict[str, SampleTable] = {}
         self.arrived: Tensor | None = None
         self.fallbacks: set[str] = set()  # tasks that vmap refuses
         self.reads: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it reads of a client
-        self.lanes: dict[str, int] = {}  # task -> most clients in a block that fit into memory
-        self.retries: dict[str, Retry] = {}  # task whose blocks others left no room for -> when larger ones are tried
-        self.said_full = False
         self.layouts: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
@@ -213,7 +211,7 @@ class Vectorised(Resident):
     ) -> tuple[Payload, Payload]:
         """Replies of all, in blocks that fit into memory: they are halved until they do."""
         while True:
-            lanes = min(len(ids), self._choose_lanes(name, len(ids), offer))
+            lanes = self.block_sizes.choose(name, len(ids), self._plan(name).workers, self._bytes_each(name, offer))
             try:
                 with keep_to_limit(self.device) if lanes > LEAST else nullcontext():
                     answer = self._try_blocks(name, ids, cohort, keys, offer, lanes)
@@ -221,14 +219,10 @@ class Vectorised(Resident):
                 if lanes <= LEAST or not is_too_large(error):
                     raise
             else:
-                self._note_success(name)
+                self.block_sizes.note_success(name)
                 return answer
-            self._halve(name, lanes)  # not before here, where the error's frames hold no memory any more
-
-    def _choose_lanes(self, name: str, clients: int, offer: Offer) -> int:
-        """How many clients a block has at most: as many as were found to fit, or as the plan says."""
-        fit = self.block or self._lanes_that_fit(name, clients, offer)
-        return min(fit, self.lanes.get(name, fit))
+            self._drop_graphs()  # not before here, where the error's frames hold no memory any more
+            self.block_sizes.halve(name, lanes)
 
     def _try_blocks(
         self, name: str, ids: list[int], cohort: Tensor, keys: Tensor, offer: Offer, lanes: int
@@ -245,30 +239,10 @@ class Vectorised(Resident):
         send, keep = (join_in_order(order, [part[i] for part in parts]) for i in range(2))
         return from_flat(send), from_flat(keep)
 
-    def _halve(self, name: str, lanes: int) -> None:
-        """Gives all memory back that can be computed anew; blocks of this task are half as large from now on."""
-        self.lanes[name] = max(LEAST, lanes // 2)
-        self._drop_graphs()
-        LOG.debug("'%s': memory did not suffice for %d clients, %d are tried", name, lanes, self.lanes[name])
-        if not is_crowded(self.device):
-            return  # as many would never fit
-        self.retries.setdefault(name, Retry()).start_again()
-        if not self.said_full:
-            warnings.warn(
-                "GPU memory is full, since other processes use it, too: blocks have fewer clients until there is room",
-                stacklevel=6,
-            )
-        self.said_full = True
-
     def _drop_graphs(self) -> None:
+        """Gives the memory of all CUDA graphs back: they can be captured anew."""
         for kept in (self.step_graphs, self.training_graphs, self.graphs):
             kept.clear()
-
-    def _note_success(self, name: str) -> None:
-        """Where others had left too little memory, doubles blocks after some calls that went well."""
-        if name in self.retries and name in self.lanes and self.retries[name].note_success():
-            self.lanes[name] *= 2
-            self.retries[name].calls = 0
 
     def _log_layout(self, name: str, layout: str) -> None:
         if self.layouts.get(name) != layout:
@@ -355,36 +329,15 @@ class Vectorised(Resident):
         self.reads[(name, *_part("shared ", inputs), *_part("each ", inputs))] = execution.reads
         return outputs
 
-    def _lanes_that_fit(self, name: str, clients: int, offer: Offer) -> int:
-        """How many clients fit into a block: weights, gradients, momentum and activations.
-
-        The cohort is cut evenly, so that all workers have the same to do.
-        """
-        workers = self._plan(name).workers
-        each = self._weights(offer) + 2**20 + self._activations(self._reads(name, offer))
-        most = max(2, min(MANY.get(self.device.type, 32), self.free // workers // each))
-        return -(-clients // (workers * -(-clients // (workers * most))))
-
-    def _weights(self, offer: Offer) -> int:
-        """Bytes of a client's weights, gradients and momentum; of models that all may choose from it trains one."""
-        model = getattr(self.method, "model", None)
-        dims = {name: w.dim() for name, w in model.template.state_dict().items()} if isinstance(model, Network) else {}
-        further = 0
-        for name, t in to_flat(offer.shared).items():
-            if t.dim() == dims.get(name.partition("/")[2], t.dim()) + 1:  # a stack of them
-                further += (t.numel() - t[0].numel()) * t.element_size()
-        return 12 * (offer.bytes_each() - further) + further
-
-    def _activations(self, reads: set[str] | frozenset[str]) -> int:
-        """Bytes that a network makes of the samples that a client looks at in one go, roughly.
+    def _bytes_each(self, name: str, offer: Offer) -> int:
+        """Bytes of a client in a block: weights, gradients, momentum, and activations of what it looks at in one go.
 
         Training takes small batches, or measures its steps; a CPU's blocks are small.
         """
-        if not self.on_gpu or FAST_PATH in reads or AUTOGRAD in reads:
-            return 0
-        is_token = not self.x.is_floating_point() and self.x.dtype != torch.uint8
-        width = max(self._table(part).bounds.width for part in ("train", "test"))
-        return 4 * width * self.x[0].numel() * (OF_TOKEN if is_token else ACTIVATIONS)
+        looks = self.on_gpu and not {FAST_PATH, AUTOGRAD} & self._reads(name, offer)
+        width = max(self._table(part).bounds.width for part in ("train", "test")) if looks else 0
+        weights = bytes_of_weights(offer, getattr(self.method, "model", None))
+        return weights + 2**20 + bytes_of_activations(self.x, width)
 
 
 def _key(name: str, offer: Offer) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import torch
 
 from kinfed.data import Role
 from kinfed.engines import Vectorised, vectorised
-from kinfed.engines.blocks import SAMPLES, ExecutionPlan, candidate_plans, subset, time_plans
+from kinfed.engines.workers import SAMPLES, ExecutionPlan, candidate_plans, subset, time_plans
 from kinfed.experiment import Experiment
 from kinfed.methods import FedAvg, Local, Scaffold
 from kinfed.training import LocalTraining

@@ -194,7 +194,7 @@ def test_too_many_lanes_for_the_memory_are_halved():
 
     fed._run_block = narrow
     state = method.round(method.init(fed), 0, fed)
-    assert fed.lanes["train"] == 40
+    assert fed.block_sizes.found["train"] == 40
     assert_close(on_cpu(state.params), fit(method, Sequential, population, 1)[0].params)
 
 
@@ -220,12 +220,12 @@ def test_a_process_of_several_keeps_to_its_share_of_the_memory(monkeypatch):
     for _ in range(4):  # eagerly, captured, and replayed
         got = fed.run(evaluate, fed.clients, method.offer(state, fed.clients, fed))["loss"]
         torch.testing.assert_close(got, expected)
-    assert fed.lanes["evaluate"] < 200 and fed.graphs.graphs
+    assert fed.block_sizes.found["evaluate"] < 200 and fed.graphs.graphs
     assert torch.cuda.max_memory_reserved() < 1.6 * 2**30
     fed.graphs.clear()
     planned = Vectorised(method, population, device="cuda")
     planned.run(evaluate, planned.clients, method.offer(state, planned.clients, planned))
-    assert not planned.lanes, "by itself it asks for no more than its share"
+    assert not planned.block_sizes.found, "by itself it asks for no more than its share"
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from kinfed.client import FAST_PATH
-from kinfed.engines import Sequential, Vectorised
-from kinfed.engines import vectorised as module
-from kinfed.engines.blocks import LEAST, Retry
+from kinfed.engines import Sequential, Vectorised, blocks
+from kinfed.engines.blocks import LEAST, BlockSizes, Retry, bytes_of_activations, bytes_of_weights
 from kinfed.federation import Offer
 from kinfed.methods import FedAvg
 from kinfed.models import Model
@@ -45,7 +44,7 @@ def crowded(room: int = 4) -> tuple[FedAvg, Crowded]:
 def test_blocks_are_halved_until_they_fit_and_stay_so_where_nobody_else_has_the_memory():
     method, fed = crowded()
     state = method.round(method.init(fed), 0, fed)
-    assert fed.tried[:3] == [24, 12, 6] and set(fed.tried[3:]) == {3} and fed.lanes["train"] == 3
+    assert fed.tried[:3] == [24, 12, 6] and set(fed.tried[3:]) == {3} and fed.block_sizes.found["train"] == 3
     for round in range(20):
         method.round(state, round + 1, fed)
     assert max(fed.tried[3:]) == 3
@@ -68,20 +67,20 @@ def test_a_block_that_never_ended_is_no_warm_up():
 
 
 def test_blocks_grow_again_after_others_had_the_memory_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "is_crowded", lambda device: True)
+    monkeypatch.setattr(blocks, "is_crowded", lambda device: True)
     method, fed = crowded(room=12)
     with pytest.warns(UserWarning, match="GPU memory is full, since other processes use it, too") as said:
         state = method.round(method.init(fed), 0, fed)
-    assert len(said) == 1 and fed.lanes["train"] == 12
+    assert len(said) == 1 and fed.block_sizes.found["train"] == 12
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for round in range(8):
             state = method.round(state, round + 1, fed)  # after the eighth call larger blocks are tried, in vain
-        assert fed.tried.count(24) == 2 and fed.lanes["train"] == 12
+        assert fed.tried.count(24) == 2 and fed.block_sizes.found["train"] == 12
         fed.room = CLIENTS
         for round in range(16):
             state = method.round(state, round + 9, fed)
-    assert fed.tried[-1] == 24 and fed.lanes["train"] == 24
+    assert fed.tried[-1] == 24 and fed.block_sizes.found["train"] == 24
 
 
 def test_the_pause_before_larger_blocks_doubles():
@@ -111,24 +110,36 @@ def test_what_failed_is_out_of_memory_before_less_is_tried(room: int):
 
 
 def test_of_models_that_all_may_choose_from_a_client_trains_one():
-    fed = Vectorised(FedAvg(small_net(), LOCAL), tiny_population((6,) * CLIENTS))
-    params = fed.method.model.init()
+    model = small_net()
+    params = model.init()
     size, three = bytes_of(params), repeat(params, 3)
-    assert fed._weights(Offer(shared={"params": params})) == 12 * size
-    assert fed._weights(Offer(each={"params": three})) == 12 * size
-    assert fed._weights(Offer(shared={"models": three})) == (12 + 2) * size
-    assert fed._weights(Offer(shared={"point": torch.zeros(5), "encoder": {"other": torch.zeros(2, 2)}})) == 12 * 36
+    assert bytes_of_weights(Offer(shared={"params": params}), model) == 12 * size
+    assert bytes_of_weights(Offer(each={"params": three}), model) == 12 * size
+    assert bytes_of_weights(Offer(shared={"models": three}), model) == (12 + 2) * size
+    others = Offer(shared={"point": torch.zeros(5), "encoder": {"other": torch.zeros(2, 2)}})
+    assert bytes_of_weights(others, model) == bytes_of_weights(others, None) == 12 * 36
 
 
 def test_activations_of_samples_that_no_training_takes_count():
-    fed = Vectorised(FedAvg(small_net(), LOCAL), tiny_population((6,) * CLIENTS))
-    assert fed._activations(frozenset()) == 0, "a CPU's blocks are small"
+    fed, nothing = Vectorised(FedAvg(small_net(), LOCAL), tiny_population((6,) * CLIENTS)), Offer()
+    assert fed._bytes_each("train", nothing) == 2**20, "a CPU's blocks are small"
     fed.on_gpu = True
-    numbers = max(fed._table(part).bounds.width for part in ("train", "test")) * fed.x[0].numel()
-    assert fed._activations(frozenset()) == 4 * numbers * module.ACTIVATIONS
-    assert fed._activations(frozenset({FAST_PATH})) == 0
-    fed.x = torch.zeros(fed.x.shape, dtype=torch.long)
-    assert fed._activations(frozenset()) == 4 * numbers * module.OF_TOKEN
+    width = max(fed._table(part).bounds.width for part in ("train", "test"))
+    assert fed._bytes_each("train", nothing) == 2**20 + bytes_of_activations(fed.x, width)
+    fed.reads["train",] = {FAST_PATH}
+    assert fed._bytes_each("train", nothing) == 2**20
+    numbers = width * fed.x[0].numel()
+    assert bytes_of_activations(fed.x, width) == 4 * numbers * blocks.ACTIVATIONS
+    assert bytes_of_activations(fed.x.long(), width) == 4 * numbers * blocks.OF_TOKEN
+
+
+def test_a_block_has_as_many_clients_as_memory_takes_and_all_workers_as_many_blocks():
+    sizes = BlockSizes(torch.device("cpu"))
+    assert sizes.choose("train", 100, 1, 1) == 25 and sizes.choose("train", 100, 3, 1) == 17, "at most 32"
+    assert sizes.choose("train", 100, 1, blocks.FREE // 10) == 10 and sizes.choose("train", 100, 1, blocks.FREE) == 2
+    sizes.halve("train", 24)
+    assert sizes.choose("train", 100, 1, 1) == 12 and sizes.choose("evaluate", 100, 1, 1) == 25
+    assert BlockSizes(torch.device("cpu"), given=50).choose("train", 20, 1, blocks.FREE) == 20
 
 
 def test_a_block_that_autograd_trains_is_no_graph_after_the_first(monkeypatch: pytest.MonkeyPatch):
