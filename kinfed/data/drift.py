@@ -9,7 +9,7 @@ so does `concepts`). The concept of a client and its planted cluster together ar
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class ChangePoints(ABC):
     change_rounds: tuple[int, ...] = (10,)  # before which samples change, ascending; rounds count from 0
     fraction: float = 0.5  # of the clients that move to the next concept at each of these; after the last comes 0
     concepts: tuple[tuple[int, ...], ...] = ()  # at first and from each such round on: that of each client, or group
+    listed: ClassVar[str]  # the setting that lists the concepts
 
     def __post_init__(self) -> None:
         at_least(1, change_rounds=min(self.change_rounds, default=0))
@@ -64,14 +65,9 @@ class ChangePoints(ABC):
             )
 
     @property
-    @abstractmethod
-    def listed(self) -> str:
-        """The setting that lists the concepts."""
-
-    @property
-    @abstractmethod
     def count(self) -> int:
         """How many concepts there are."""
+        return len(getattr(self, self.listed))
 
     @abstractmethod
     def view(self, concept: int) -> View | None:
@@ -114,6 +110,7 @@ class LabelSwapDrift(ChangePoints):
     """A concept exchanges two labels; concept 0 leaves them as they are."""
 
     pairs: tuple[tuple[int, int], ...] = ((1, 2), (3, 4), (5, 6))  # pairs[c - 1]: the labels that concept c exchanges
+    listed: ClassVar[str] = "pairs"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,12 +118,8 @@ class LabelSwapDrift(ChangePoints):
             raise ConfigError(f"pairs must be pairs of two different labels, got {self.pairs}")
 
     @property
-    def listed(self) -> str:
-        return "pairs"
-
-    @property
     def count(self) -> int:
-        return len(self.pairs) + 1
+        return super().count + 1
 
     def view(self, concept: int) -> View | None:
         return Swapped(*self.pairs[concept - 1]) if concept else None
@@ -140,18 +133,11 @@ class RotationDrift(ChangePoints):
     """A concept turns all images of a client by one angle."""
 
     degrees: tuple[float, ...] = (0, 90, 180, 270)  # degrees[c]: what concept c turns by, counter-clockwise
+    listed: ClassVar[str] = "degrees"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(0, **{f"degrees[{i}]": abs(angle) for i, angle in enumerate(self.degrees)})
-
-    @property
-    def listed(self) -> str:
-        return "degrees"
-
-    @property
-    def count(self) -> int:
-        return len(self.degrees)
 
     def view(self, concept: int) -> View | None:
         return Turned(self.degrees[concept]) if self.degrees[concept] % 360 else None
@@ -165,19 +151,12 @@ class NewClasses(ChangePoints):
     """A concept has the samples of some labels alone: classes come and go."""
 
     labels: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5, 6, 7, 8, 9))  # labels[c]: of concept c
+    listed: ClassVar[str] = "labels"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, **{f"labels[{i}]": len(some) for i, some in enumerate(self.labels)})
         at_least(0, labels=min(label for some in self.labels for label in some))
-
-    @property
-    def listed(self) -> str:
-        return "labels"
-
-    @property
-    def count(self) -> int:
-        return len(self.labels)
 
     def view(self, concept: int) -> View | None:
         return None
@@ -195,20 +174,13 @@ class ScalingDrift(ChangePoints):
 
     factors: tuple[float, ...] = (1, -1)  # factors[c]: that of concept c
     of: Literal["targets", "features"] = "targets"  # targets: numbers, as in a regression; features: of vectors, series
+    listed: ClassVar[str] = "factors"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(("targets", "features"), of=self.of)
         if not all(map(isfinite, self.factors)):
             raise ConfigError(f"factors must be finite, got {list(self.factors)}")
-
-    @property
-    def listed(self) -> str:
-        return "factors"
-
-    @property
-    def count(self) -> int:
-        return len(self.factors)
 
     def view(self, concept: int) -> View | None:
         return Scaled(self.factors[concept], self.of) if self.factors[concept] != 1 else None
