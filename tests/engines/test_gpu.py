@@ -98,6 +98,18 @@ def test_every_network_agrees_with_the_reference(name):
     assert_close(fast, trained(method, Sequential, population, rounds=3)[0], atol)
 
 
+@pytest.mark.parametrize("name", ["lenet5", "resnet9"])
+def test_what_clients_compute_with_one_model_agrees_with_the_reference(name):
+    population, ends = tiny_population((4, 9, 23), shape=(3, 32, 32)), []
+    method = FedAvg(make_model(name, (3, 32, 32), 3), LOCAL)
+    for engine, how in ((Sequential, {}), (Vectorised, {"device": "cuda"})):
+        fed = engine(method, population, **how)
+        offer = method.offer(method.init(fed), fed.clients, fed)
+        ends += [{"loss": fed.run(evaluate, fed.clients, offer)["loss"].cpu()} for _ in range(3)]  # captured, replayed
+    for got in ends[1:]:
+        assert_close(ends[0], got, atol=1e-4)
+
+
 def test_two_parts_of_a_cohort_on_a_gpu_change_no_bit():
     method = Local(small_net(), LocalTraining(2, 5, 0.01, 0.9, decay=0.9, weight_decay=0.01))
     uneven = tiny_population((7, 23, 12, 31, 9, 14))
