@@ -1,6 +1,6 @@
 """Models as dicts of tensors, stacks of them, and their weighted averages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -43,17 +43,26 @@ def join(*stacks: Stack) -> Stack:
     return each_leaf(lambda *ws: torch.cat(ws), *stacks)
 
 
-def join_in_order(order: list[int], stacks: list[Stack]) -> Stack:
-    """Stacks as one, in which row order[i] is the i-th of them all; nothing is copied where that changes nothing.
+def join_in_order(orders: Sequence[list[int]], stacks: Iterable[Stack]) -> Stack:
+    """Stacks as one, in which row orders[n][i] is the i-th of the n-th; a single one that is in order stays as it is.
 
-    Several stacks are used up.
+    Each is copied to its place before the next one is made, so that not all of them are held beside the whole.
     """
-    names = list(stacks[0])  # one after the other: parts of a model that are joined are not held twice
-    whole = stacks[0] if len(stacks) == 1 else {name: torch.cat([part.pop(name) for part in stacks]) for name in names}
-    if order == list(range(len(order))):
-        return whole
-    back = torch.tensor(order).argsort()
-    return each_leaf(lambda t: t[back.to(t.device)], whole)
+    total, parts, whole = sum(map(len, orders)), iter(stacks), dict[str, Tensor]()
+    for order in orders:
+        part = next(parts)
+        if order == list(range(total)):
+            return part
+        whole = whole or each_leaf(lambda t: t.new_empty(total, *t.shape[1:]), part)
+        _put_in_place(whole, torch.tensor(order), part)
+        del part
+    return whole
+
+
+def _put_in_place(models: Stack, index: Tensor, values: Stack) -> None:
+    """Replaces rows `index` of the stack by `values`."""
+    for name, t in values.items():
+        models[name].index_copy_(0, index.to(t.device), t)
 
 
 def count(models: Stack) -> int:

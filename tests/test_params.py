@@ -1,3 +1,5 @@
+import weakref
+
 import torch
 
 from kinfed.params import (
@@ -54,9 +56,22 @@ def test_bytes_are_counted_by_element_size():
 
 
 def test_stacks_are_joined_in_an_order():
-    assert join_in_order([1, 0], [stack([A]), stack([B])])["b"].tolist() == [[11.0], [3.0]]
-    assert join_in_order([0, 1], [stack([A]), stack([B])])["b"].tolist() == [[3.0], [11.0]]
-    three = join_in_order([2, 0, 1], [stack([A, B, B])])  # the first of them belongs last
+    assert join_in_order([[1], [0]], [stack([A]), stack([B])])["b"].tolist() == [[11.0], [3.0]]
+    assert join_in_order([[0], [1]], [stack([A]), stack([B])])["b"].tolist() == [[3.0], [11.0]]
+    three = join_in_order([[2, 0, 1]], [stack([A, B, B])])  # the first of them belongs last
     assert three["b"].tolist() == [[11.0], [11.0], [3.0]]
     alone = stack([A])
-    assert join_in_order([0], [alone])["w"] is alone["w"]
+    assert join_in_order([[0]], [alone])["w"] is alone["w"]
+
+
+def test_stacks_that_are_joined_are_made_one_after_the_other():
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def make(value: float):
+        assert all(ref() is None for ref in held), "the one before is gone"
+        one = {"w": torch.full((1, 2), value)}
+        held.append(weakref.ref(one["w"]))
+        return one
+
+    joined = join_in_order([[2], [0], [1]], map(make, (1.0, 2.0, 3.0)))
+    assert joined["w"][:, 0].tolist() == [2.0, 3.0, 1.0]

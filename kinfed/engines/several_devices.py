@@ -50,8 +50,8 @@ class SeveralDevices(Vectorised):
 
         with multiply_in(self.precision):  # for all threads: who ends first must not change it for the others
             answers = run_at_once(run_part, range(len(parts)), len(parts))
-        order = torch.cat(parts).tolist()
-        send, keep = (join_in_order(order, [self._fetch(answer[i]) for answer in answers]) for i in range(2))
+        orders = [part.tolist() for part in parts]
+        send, keep = (join_in_order(orders, (self._fetch(answer[i]) for answer in answers)) for i in range(2))
         return from_flat(send), from_flat(keep)
 
     def _fetch(self, payload: Payload) -> Stack:

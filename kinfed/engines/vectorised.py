@@ -234,10 +234,9 @@ class Vectorised(Resident):
         cut = Cut(self._table("train"), self._table("test"), self.device, self._captures_steps(reads))
         blocks = list(cut.blocks(ids, lanes, by_test="train" not in reads))
         self._log_layout(name, f"{len(blocks)} blocks of up to {lanes} clients, {workers} at once")
-        parts = run_at_once(work, blocks, workers) if workers > 1 else [work(block) for block in blocks]
-        order = [position for block in blocks for position in block.order]
-        send, keep = (join_in_order(order, [part[i] for part in parts]) for i in range(2))
-        return from_flat(send), from_flat(keep)
+        answers = run_at_once(work, blocks, workers) if workers > 1 else map(work, blocks)
+        whole = join_in_order([block.order for block in blocks], answers)
+        return from_flat(_part("send ", whole)), from_flat(_part("keep ", whole))
 
     def _drop_graphs(self) -> None:
         """Gives the memory of all CUDA graphs back: they can be captured anew."""
@@ -278,8 +277,8 @@ class Vectorised(Resident):
         """Whether CUDA graphs are of steps, not of blocks: by autograd, or of uneven clients of the fast path."""
         return self.on_gpu and (AUTOGRAD in reads or (FAST_PATH in reads and not self._table("train").are_even))
 
-    def _run_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> tuple[Stack, Stack]:
-        """What a block's clients send and what they keep."""
+    def _run_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> Stack:
+        """What a block's clients send and what they keep, by names that say which."""
         clients = cohort[block.positions]
         inputs = {"key": keys[block.positions], "since": self._since_here[clients]}
         inputs["round"] = torch.tensor(self.round, device=self.device)
@@ -292,8 +291,7 @@ class Vectorised(Resident):
         known = self.reads.get(_key(name, offer), set())  # by now, perhaps from the block before this one
         is_graph = self.on_gpu and not block.step_graphs and not {ASKS_GPU, AUTOGRAD} & known
         outputs = self.graphs.run((name, bounds), program, inputs) if is_graph else program(inputs)
-        real = {key: t[: len(block.order)] for key, t in outputs.items()}
-        return _part("send ", real), _part("keep ", real)
+        return {key: t[: len(block.order)] for key, t in outputs.items()}
 
     def _offer_inputs(self, offer: Offer, positions: Tensor) -> Params:
         """What a block is offered; on a GPU a model that all are served stays one model."""
