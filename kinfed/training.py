@@ -77,7 +77,7 @@ class LocalTraining:
             return self._train_fast(plan, client, start, shift), steps
         by_autograd = self.plan_autograd(client, start, gradient)
         if by_autograd:
-            return self._train_by_autograd(by_autograd, client, start, shift, _find_fixed(gradient)), steps
+            return self.train_by_autograd(by_autograd, client, start, shift, _find_fixed(gradient)), steps
         return self._train(client, start, gradient), steps
 
     def plan(self, client: Client, start: Params, gradient: GradientFn) -> FastPlan | NotSupported:
@@ -108,9 +108,11 @@ class LocalTraining:
         optimiser = Optimiser(self.optimiser, self.momentum, self.mu, self.weight_decay, self.clip_norm)
         return plan_autograd(rule, client.key.device, optimiser, kept)
 
-    def _train_by_autograd(
-        self, plan: AutogradPlan, client: Client, start: Params, shift: Params, fixed: Mapping[str, Tensor]
-    ) -> Params:
+    def train_by_autograd(
+        self, plan: AutogradPlan, client: Client, start: Params, shift: Mapping[str, Tensor] = NOTHING,
+        fixed: Mapping[str, Tensor] = NOTHING,
+    ) -> Params:  # fmt: skip
+        """The weights after training by this plan."""
         client.execution.reads.add(AUTOGRAD)
         rate = self.rate(client)
         if client.train.exact:
@@ -268,6 +270,10 @@ class MetaGradient:
 
 def train_pairs(local: LocalTraining, client: Client, start: Params, meta: MetaGradient) -> Params:
     """The weights after Per-FedAvg's steps by one SGD: its momentum goes on from the inner step to the outer one."""
+    local = replace(local, weight_decay=0.0, clip_norm=0.0)
+    plan = local.plan_autograd(client, start, meta)
+    if plan:
+        return local.train_by_autograd(plan, client, start)
     params, moment = start, each_leaf(torch.zeros_like, start)
     for pair in client.batches(*local.passes):
         first, second = pair.part(slice(meta.size)), pair.part(slice(meta.size, None))

@@ -213,8 +213,7 @@ class Vectorised(Resident):
         while True:
             lanes = self.block_sizes.choose(name, len(ids), self._plan(name).workers, self._bytes_each(name, offer))
             try:
-                with keep_to_limit(self.device) if lanes > LEAST else nullcontext():
-                    answer = self._try_blocks(name, ids, cohort, keys, offer, lanes)
+                answer = self._try_blocks(name, ids, cohort, keys, offer, lanes)
             except RuntimeError as error:
                 if lanes <= LEAST or not is_too_large(error):
                     raise
@@ -228,8 +227,12 @@ class Vectorised(Resident):
         self, name: str, ids: list[int], cohort: Tensor, keys: Tensor, offer: Offer, lanes: int
     ) -> tuple[Payload, Payload]:
         workers = self._plan(name).workers
-        one = partial(self._run_block, name, cohort, keys, offer)
-        work = ProgressLog(name, len(ids)).wrap(one, lambda block: len(block.order))
+
+        def run(block: Block) -> Stack:
+            with keep_to_limit(self.device) if lanes > LEAST else nullcontext():  # answers of all need room anyhow
+                return self._run_block(name, cohort, keys, offer, block)
+
+        work = ProgressLog(name, len(ids)).wrap(run, lambda block: len(block.order))
         reads = self._reads(name, offer)
         cut = Cut(self._table("train"), self._table("test"), self.device, self._captures_steps(reads))
         blocks = list(cut.blocks(ids, lanes, by_test="train" not in reads))

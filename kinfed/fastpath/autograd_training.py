@@ -51,13 +51,14 @@ class GradientRule:
     def gradients(self, names: tuple[str, ...], moved: int, batch: "LaneBatch", values: list[Tensor]) -> list[Tensor]:
         """Of all lanes by the first `moved` values, and then the buffers that they end with."""
         if not self.inner_lr:
-            return self._at(names, moved, batch, values)
+            return self.at(names, moved, batch, values)
         first, second = batch.split(self.inner_size)
-        inner = self._at(names, moved, first, values)[:moved]
+        inner = self.at(names, moved, first, values)[:moved]
         ahead = [w - self.inner_lr * g for w, g in zip(values, inner, strict=False)]
-        return self._at(names, moved, second, [*ahead, *values[moved:]])
+        return self.at(names, moved, second, [*ahead, *values[moved:]])
 
-    def _at(self, names: tuple[str, ...], moved: int, batch: "LaneBatch", values: list[Tensor]) -> list[Tensor]:
+    def at(self, names: tuple[str, ...], moved: int, batch: "LaneBatch", values: list[Tensor]) -> list[Tensor]:
+        """The same without looking ahead."""
         x, y, mask, key = batch.x, batch.y, batch.mask, batch.key
         if self.labelled:
             mask, y = mask & is_known(y.flatten(0, 1)).view(mask.shape), fill_unknown(y)
@@ -157,10 +158,27 @@ class LaneTraining:
         moved, names = len(self.layout.names), (*self.layout.names, *self.fixed, *self.buffers)
         weights = self.layout.unpack(self.state.weights)
         values = [*weights.values(), *self.fixed.values(), *self.buffers.values()]
-        answer = self.rule.gradients(names, moved, batch, values)
-        self.state.step(self.layout.pack(answer[:moved]), inputs["lr"])
+        if self.rule.inner_lr and self.state.moments:
+            answer = self._step_pair(names, batch, values, inputs["lr"])
+        else:
+            answer = self.rule.gradients(names, moved, batch, values)
+            self.state.step(self.layout.pack(answer[:moved]), inputs["lr"])
         for buffer, now in zip(self.buffers.values(), answer[moved:], strict=True):
             buffer.copy_(now)
+
+    def _step_pair(self, names: tuple[str, ...], batch: LaneBatch, values: list[Tensor], lr: Tensor) -> list[Tensor]:
+        """A step that looks ahead, by one momentum for both of its mini-batches; without a second, nothing moves."""
+        (first, second), moved = batch.split(self.rule.inner_size), len(self.layout.names)
+        (moment,), live = self.state.moments, second.mask.any(1)
+        before = moment.clone()
+        moment.mul_(self.state.optimiser.momentum).add_(
+            self.layout.pack(self.rule.at(names, moved, first, values)[:moved])
+        )
+        ahead = self.layout.unpack(self.state.weights - self.rule.inner_lr * moment)
+        answer = self.rule.at(names, moved, second, [*ahead.values(), *values[moved:]])
+        self.state.step(self.layout.pack(answer[:moved]), lr * live)
+        moment.copy_(torch.where(live[:, None], moment, before))
+        return answer
 
     def restart(self, weights: Tensor, shift: Tensor | None, buffers: Stack, fixed: Stack) -> None:
         """Starts anew from other weights, in the same memory."""
@@ -389,7 +407,7 @@ class ModuleTraining:
 
 
 def train_module(
-    plan: AutogradPlan, batches: Iterator[tuple[Batch, Tensor]], start: Params, shift: Params = NOTHING,  # type: ignore[assignment]
+    plan: AutogradPlan, batches: Iterator[tuple[Batch, Tensor]], start: Params, shift: Mapping[str, Tensor] = NOTHING,
     fixed: Mapping[str, Tensor] = NOTHING,
 ) -> Params:  # fmt: skip
     """The weights and buffers of one client after a step on each of these batches, which have no padding."""

@@ -88,6 +88,16 @@ def test_graphs_of_steps_serve_other_cohorts():
     assert_close(slow.params, on_cpu(fast.params), atol=1e-5)
 
 
+def test_pairs_with_one_momentum_are_captured_step_by_step():
+    method = make("per_fedavg", LocalTraining(4, 5, 0.05), momentum=0.5)
+    (slow, _), (fast, fed) = (
+        fit(method, engine, population(), 4, fraction=0.5, **how)
+        for engine, how in ((Sequential, {}), (Vectorised, {"device": "cuda"}))
+    )
+    assert fed.training_graphs.graphs.graphs and not fed.training_graphs.graphs.failed
+    assert_close(slow.params, on_cpu(fast.params), atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["mlp_200", "lenet5", "flhc_cnn", "repa_cnn", "resnet9"])
 def test_every_network_agrees_with_the_reference(name):
     shape = (3, 32, 32) if name in ("resnet9", "lenet5") else (1, 28, 28)

@@ -2,18 +2,18 @@
 
 import warnings
 import weakref
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 
 from kinfed.client import FAST_PATH
-from kinfed.engines import Sequential, Vectorised, blocks
+from kinfed.engines import Sequential, Vectorised, blocks, vectorised
 from kinfed.engines.blocks import LEAST, BlockSizes, Retry, bytes_of_activations, bytes_of_weights
 from kinfed.federation import Offer
 from kinfed.methods import FedAvg
 from kinfed.models import Model
-from kinfed.params import bytes_of, repeat
+from kinfed.params import bytes_of, join_in_order, repeat
 from kinfed.training import LocalTraining
 from tests.problems import assert_close, fit, small_net, tiny_population
 from tests.zoo import ZOO
@@ -107,6 +107,30 @@ def test_what_failed_is_out_of_memory_before_less_is_tried(room: int):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         method.round(method.init(fed), 0, fed)
+
+
+def test_replies_of_all_clients_are_outside_the_limit_of_a_block(monkeypatch: pytest.MonkeyPatch):
+    limited: list[bool] = []
+
+    @contextmanager
+    def keep_to_limit(device):
+        limited.append(True)
+        try:
+            yield
+        finally:
+            limited.pop()
+
+    def join(orders, stacks):
+        assert not limited
+        return join_in_order(orders, stacks)
+
+    monkeypatch.setattr(vectorised, "keep_to_limit", keep_to_limit)
+    monkeypatch.setattr(vectorised, "join_in_order", join)
+    method, fed = crowded(room=12)
+    run_block = fed._run_block
+    fed._run_block = lambda *given: run_block(*given) if limited else pytest.fail("a block without a limit")
+    method.round(method.init(fed), 0, fed)
+    assert fed.tried == [24, 12, 12]
 
 
 def test_of_models_that_all_may_choose_from_a_client_trains_one():

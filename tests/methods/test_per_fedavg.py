@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kinfed.client import AUTOGRAD
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import PerFedAvg
@@ -12,7 +13,7 @@ from kinfed.models import Model
 from kinfed.training import LocalTraining
 from tests.methods.by_hand import QUADRATIC, client_with, weight
 from tests.methods.registry import make, population
-from tests.problems import fit, small_net, tiny_population
+from tests.problems import ENGINES, assert_close, fit, small_net, tiny_population
 
 LOCAL = LocalTraining(1, 1, 0.7, momentum=0.9, optimiser="adam")  # of which only epochs and batch size count
 
@@ -55,6 +56,17 @@ def test_one_momentum_for_both_steps_by_hand(rows, padded):
     method = PerFedAvg(QUADRATIC, LOCAL, alpha=0.1, beta=0.5, momentum=0.5)
     sent = method.train(client_with(*rows, padded=padded), weight(0.0)).send
     assert float(sent["params"]["w"]) == pytest.approx(2.1)
+
+
+@pytest.mark.parametrize("kind", ["dense", "batch norm"])
+def test_one_momentum_for_both_steps_trains_in_blocks_as_alone(kind):
+    norm = Model(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)), classes=3)
+    local = LocalTraining(3, 5, mu=0.1, decay=0.9)
+    method = PerFedAvg(norm if kind == "batch norm" else small_net(), local, alpha=0.05, beta=0.03, momentum=0.5)
+    uneven = tiny_population((3, 14, 20, 31, 6))  # one has no second mini-batch, others miss it now and then
+    (alone, _), (block, fed) = (fit(method, engine, uneven, 3, fraction=1.0) for engine in ENGINES)
+    assert any(AUTOGRAD in reads for reads in fed.reads.values()) and not fed.fallbacks
+    assert_close(alone.params, block.params, 1e-5)
 
 
 def test_a_client_may_use_the_model_that_it_trained_last():
