@@ -10,7 +10,7 @@ from kinfed.recipes.cells import Cell
 from kinfed.recipes.costs import measure_costs
 from kinfed.recipes.measures import MEASURES, Found, Measure, metric_after
 from kinfed.recipes.recipe import Claim, Recipe
-from kinfed.recipes.rules import RULES, Points, Shape
+from kinfed.recipes.rules import OF_ALL_ROWS, RULES, Points, Shape
 from kinfed.runs.reader import Run
 
 Runs = Callable[[Config], Run | None]  # the run of a config, if it ended
@@ -86,12 +86,20 @@ class Outcome:
         if self.is_along_columns and not all(self.is_whole(row, columns, name) for row, name in compared):
             return UNKNOWN
         shape = Shape(known[claim.better], than, known, claim.by, claim.between)
-        return HOLDS if RULES[claim.rule](shape) else FAILS
+        if not RULES[claim.rule](shape):
+            return FAILS
+        return UNKNOWN if claim.rule in OF_ALL_ROWS and self.lacks_rows(columns, protocol) else HOLDS
 
     def is_whole(self, row: str, columns: Sequence[str], protocol: str) -> bool:
         """Whether all cells of a row in these columns have numbers: else a peak may be where nothing was run."""
         cells = [result for name in columns if (result := self.result(row, name, protocol))]
         return all(result.numbers for result in cells)
+
+    def lacks_rows(self, columns: Sequence[str], protocol: str) -> bool:
+        """Whether a row of the paper that can be compared was not run in these columns: it may be above all others."""
+        cells = [cell for row in self.recipe.rows for name in columns if (cell := self.result(row, name, protocol))]
+        published = [result for result in cells if any(result.cell.printed) and not result.cell.incomparable]
+        return not all(result.numbers for result in published or cells)
 
     def points(self, row: str, columns: Sequence[str], protocol: str, measure: str, mean_only: bool = False) -> Points:
         """A row's numbers as points: over rounds, over the columns of an axis, or one, of a column or of their mean."""

@@ -130,3 +130,4 @@ RULES: dict[str, Callable[[Shape], bool]] = {
     "lowest": is_lowest,
     "gains_most": gains_most,
 }
+OF_ALL_ROWS = frozenset({"highest", "lowest", "gains_most"})  # rules by which a row is compared with all others

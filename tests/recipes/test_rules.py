@@ -115,8 +115,29 @@ def test_a_peak_is_looked_for_once_the_whole_row_was_run():
     assert count_verdicts(Outcome(recipe, tuple(part)))[says] == {UNKNOWN: 2}
 
 
+def test_a_row_is_highest_once_all_rows_were_run_and_is_not_as_soon_as_one_is_higher():
+    recipe = load_recipe("flis-table-2")
+    cells = cells_of(recipe, Wanted(columns=("fmnist",), protocols=("paper",)))
+    says = next(claim.says for claim in recipe.claims if claim.rule == "highest")
+
+    def verdict(found):
+        ran = [
+            judge_numbers(recipe, cell, {0: {"accuracy": found[cell.row.name]}})
+            if cell.row.name in found
+            else Result(cell, (), state=UNKNOWN)
+            for cell in cells
+        ]
+        return count_verdicts(Outcome(recipe, tuple(ran)))[says]
+
+    rows = {cell.row.name: 80.0 for cell in cells}
+    assert verdict(rows)[HOLDS] == 1
+    assert HOLDS not in verdict({name: value for name, value in rows.items() if name != "ifca"})
+    assert verdict({"flis-dc": 80.0, "ifca": 90.0})[FAILS] == 1
+
+
 def test_a_figure_of_single_runs_is_judged_by_what_was_measured_at_their_end():
     ends = {("fedavg", "fair"): (80.0, 40.0), ("local", "fair"): (98.0, 0.5), ("calibrated", "fair"): (99.0, 1.2)}
+    ends[("fedsem", "fair")] = (99.0, 1.3)
     values = {key: {"accuracy": mean, "variance": variance} for key, (mean, variance) in ends.items()}
     counts = count_verdicts(outcome_with("flt-figure-clients", values))
     assert counts["FLT's clients vary less than FedAvg's"] == {HOLDS: 2}
