@@ -7,10 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import one_hot, pad
 
 from kinfed.keys import fold, uniform
 from kinfed.params import Stack, to_matrix
+
+WIDTH = 2**16  # weights of each model that are looked at together
+ROUNDING = 1e-12  # of the longest model's square: what is less is taken for none
 
 
 class Centroids(NamedTuple):
@@ -86,20 +89,32 @@ def _assign(part: Part, centres: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def server_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int, runs: int = 20) -> tuple[Tensor, Tensor]:
-    """The cluster of each point and the centres: the best of some runs, or one from `start` if there is any in it."""
+    """The cluster of each point and the centres: the best of some runs, or one from `start` if there is any in it.
+
+    Points as long as whole models are clustered in as many dimensions as there are points, as far from each other.
+    """
+    every = torch.cat([points, start.to(points)]) if len(start) else points
+    if every.shape[1] <= max(WIDTH, len(every)):
+        labels, centres = _fit_kmeans(points.cpu().double(), clusters, start.cpu().double(), seed, runs)
+        return labels.to(points.device), centres.to(points)
+    placed = place_models({"": every})
+    labels, centres = _fit_kmeans(placed[: len(points)], clusters, placed[len(points) :], seed, runs)
+    member = (labels == torch.arange(clusters)[:, None]).double()
+    nearest = one_hot(torch.cdist(centres, placed[: len(points)]).argmin(1), len(points)).double()
+    shares = torch.where(member.any(1, keepdim=True), member, nearest)  # no member: where the centre is, some point is
+    shares = (shares / shares.sum(1, keepdim=True)).to(points)
+    return labels.to(points.device), shares @ points
+
+
+def _fit_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int, runs: int) -> tuple[Tensor, Tensor]:
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    first = {"n_init": runs} if not len(start) else {"n_init": 1, "init": start.cpu().double().numpy()}
+    first = {"n_init": runs} if not len(start) else {"n_init": 1, "init": start.numpy()}
     with warnings.catch_warnings():  # it warns when fewer points differ than there are clusters; some stay empty then
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = KMeans(clusters, tol=0, random_state=seed, **first).fit(points.cpu().double().numpy())
-    labels, centres = torch.from_numpy(found.labels_), torch.from_numpy(found.cluster_centers_)
-    return labels.long().to(points.device), centres.to(points)
-
-
-WIDTH = 2**16  # weights of each model that are looked at together
-ROUNDING = 1e-12  # of the longest model's square: what is less is taken for none
+        found = KMeans(clusters, tol=0, random_state=seed, **first).fit(points.numpy())
+    return torch.from_numpy(found.labels_).long(), torch.from_numpy(found.cluster_centers_)
 
 
 def place_models(*stacks: Stack) -> Tensor:

@@ -3,6 +3,7 @@ import torch
 from sklearn.cluster import KMeans
 from torch.func import vmap
 
+from kinfed.clustering import kmeans as kmeans_module
 from kinfed.clustering.kmeans import Part, kmeans, server_kmeans
 
 
@@ -78,3 +79,23 @@ def test_the_server_goes_on_until_no_point_changes_sides():
     assert labels.bincount().tolist() in ([1000, 1001], [1001, 1000])
     means = torch.stack([x[labels == c].mean(0) for c in (0, 1)])
     torch.testing.assert_close(centres, means, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_points_as_long_as_models_are_clustered_as_others_are(given, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    points = torch.randn(30, 400, generator=draw) + 0.4 * torch.randn(5, 400, generator=draw).repeat(6, 1)
+    start = points[:5] if given else points[:0]
+    labels, centres = server_kmeans(points, 5, start, seed=3)
+    monkeypatch.setattr(kmeans_module, "WIDTH", 100)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda t: t if t.shape[-1] < 400 else pytest.fail("whole models are long"))
+    others, means = server_kmeans(points, 5, start, seed=3)
+    assert torch.equal(labels, others)
+    torch.testing.assert_close(means, centres, atol=1e-5, rtol=0)
+
+
+def test_a_cluster_without_members_has_its_centre_at_a_point(monkeypatch):
+    monkeypatch.setattr(kmeans_module, "WIDTH", 3)
+    two = torch.eye(2, 8).repeat(3, 1)
+    labels, centres = server_kmeans(two, 3, two[:0], seed=0)
+    assert len(labels.unique()) == 2 and (torch.cdist(centres, two).min(1).values < 1e-6).all()
