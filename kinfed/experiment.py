@@ -123,6 +123,8 @@ def check_model(model: Model, fed: Federation) -> None:
     if fed.sees_samples and len(fed.population.x) > 1:
         model.check(fed.population.x[:2])
         model.check_sequences(fed.population.x, fed.population.y)
+        if doubt := model.doubt_samples(fed.population.x, fed.population.feature_names):
+            log.warning("%s", doubt)
         if doubt := model.task.doubt_targets(fed.population.y):
             log.warning("%s", doubt)
 

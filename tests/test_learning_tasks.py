@@ -178,6 +178,23 @@ def test_targets_far_from_one_are_warned_of_with_the_settings_that_help(caplog):
     assert "task.std = 1 " in task.doubt_targets(torch.full((3,), 1e-3))
 
 
+def test_samples_far_from_one_are_warned_of_with_their_column(caplog):
+    """scikit-learn's wine as it is: one column is in the hundreds, and a network guesses."""
+    task, population = Regression(), samples_of(Regression())
+    x, model = population.x, model_of(task, 1)
+    assert not model.doubt_samples(x) and not model.doubt_samples(x[:0]) and not model.doubt_samples(0 * x)
+    x = torch.cat([x, torch.full((len(x), 1), 750.0)], 1)
+    names = [f"c{i}" for i in range(x.shape[1] - 1)] + ["proline"]
+    assert model.doubt_samples(x).startswith("samples are 7.5e+02 in size (column 6), and a network")
+    assert "(column 'proline')" in model.doubt_samples(x, names)
+    assert "in size, and" in model.doubt_samples(torch.full((3, 1, 4, 4), 200.0))
+    assert model.doubt_samples(x[:, :-1] / 1e3) and not model.doubt_samples(torch.full((3, 4), 200, dtype=torch.uint8))
+    normalised = Model(lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 1)), classes=1, task=task)
+    assert not normalised.doubt_samples(torch.full((3, 4), 200.0)), "it scales samples itself"
+    Experiment(FedAvg(model, LOCAL), replace(population, x=1e3 * population.x), rounds=1)
+    assert "scale columns to mean 0 and deviation 1" in caplog.text
+
+
 def test_numbers_that_are_taken_for_classes_are_warned_of():
     doubt = Classification().doubt_targets
     assert doubt(torch.arange(30)) == (

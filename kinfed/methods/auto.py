@@ -218,7 +218,8 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         own, used = state.chosen > 0, state.served.assignment.unique()
         known = int((state.clusters >= 0).sum())
         found = summarise_clusters(len(own), bool(state.plan[2] > 0), known).capitalize()
-        said = [f"{found}, {int(own.sum())} with a model of their own" if len(own) > 1 else f"{found}, one model"]
+        whose = "its" if int(own.sum()) == 1 else "their"
+        said = [f"{found}, {int(own.sum())} with a model of {whose} own" if len(own) > 1 else f"{found}, one model"]
         pairs = int(own.sum()) - len(state.chosen[own].unique())
         said += [f"{2 * pairs} of them share one with another"] if pairs else []
         personal = state.amounts[used[used >= 0]]

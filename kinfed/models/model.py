@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,12 +13,13 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
-from kinfed.learning_tasks import Classification, LearningTask
+from kinfed.learning_tasks import FAR, Classification, LearningTask
 from kinfed.models.network import Gradient, GradientFn, Network, in_evaluation
 from kinfed.models.token_features import TOKENS, count_tokens
 from kinfed.params import Params
 
 log = logging.getLogger(__name__)
+LOOKED_AT = 1000  # samples whose size is measured
 NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first: batch and instance norms
 
 
@@ -119,6 +120,23 @@ class Model(Network):
                 f"the targets are the next token alone, and the model's output for 2 samples has shape {shape}: take "
                 "char_lstm or char_cnn, or targets after each token"
             )
+
+    def doubt_samples(self, x: Tensor, names: Sequence[str] = ()) -> str:
+        """What is doubtful about the size of samples that are numbers; empty: nothing. Names are those of columns."""
+        if not x.is_floating_point() or not len(x) or is_normalisation(self, self.weights[0]):
+            return ""
+        some = self.inputs(x[:: max(1, len(x) // LOOKED_AT)]).double().square()
+        sizes = some.mean(0).sqrt() if some.dim() == 2 else some.mean().sqrt()[None]
+        largest, column = float(sizes.max()), int(sizes.argmax())
+        if 1 / FAR <= largest <= FAR or not largest:
+            return ""
+        is_table = some.dim() == 2
+        name = f"'{names[column]}'" if len(names) == len(sizes) else str(column)
+        return (
+            f"samples are {largest:.2g} in size{f' (column {name})' if is_table else ''}, and a network learns from "
+            "numbers of about 1: it may diverge, or learn slowly or nothing; scale "
+            f"{'columns' if is_table else 'samples'} to mean 0 and deviation 1"
+        )
 
     def parameters(self) -> int:
         """The number of weights."""
