@@ -173,6 +173,8 @@ def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
     The scores of a classifier are the samples classified rightly.
     """
     total, loss = torch.zeros_like(samples.size), torch.zeros((), device=samples.size.device)
+    if not len(samples):
+        total = total.to(type_of_scores(model, samples.y))
     for batch in samples.in_order():
         output = model.logits(params, batch.x)
         total = total + model.scores_of(output, batch).sum()
@@ -181,3 +183,9 @@ def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
         total = torch.nan_to_num(total, nan=MOST).clamp(max=MOST)
     finite = torch.nan_to_num(loss, nan=torch.finfo().max)
     return {"metric": total, "samples": samples.size.clone(), "loss": finite}
+
+
+def type_of_scores(model: Model, y: Tensor) -> torch.dtype:
+    """The type that sums of scores have where targets are like these: a client without samples sends the same."""
+    one = torch.zeros(1, *y.shape[1:], dtype=y.dtype, device=y.device)
+    return model.task.scores(torch.zeros(1, model.classes, device=y.device), one).sum().dtype

@@ -164,6 +164,21 @@ def test_targets_must_be_those_of_the_task():
         MultiLabel().targets(np.array([[0, 2]]))
 
 
+@pytest.mark.parametrize("task", [Classification(), Regression(), MultiLabel(), NextToken()])
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+def test_clients_without_test_samples_are_not_scored_and_stop_no_other(task, engine):
+    """Clients whose numbers of samples differ much are in other blocks: one has but those without test samples."""
+    population = samples_of(task, sizes=(60, 60, 6, 5))
+    tests = [
+        population.test[i] if i > 1 else torch.cat([population.test[i], population.train[i][:40]]) for i in range(4)
+    ]
+    trains = [population.train[i] if i > 1 else population.train[i][40:] for i in range(4)]
+    population = replace(population, train=tuple(trains), test=(*tests[:2], tests[2][:0], tests[3][:0]))
+    run = Experiment(FedAvg(model_of(task, population.classes), LOCAL), population, engine, rounds=1)
+    run.run()
+    assert run.scores is not None and run.scores.main.isnan().tolist() == [False, False, True, True]
+
+
 def test_targets_far_from_one_are_warned_of_with_the_settings_that_help(caplog):
     task, population = Regression(), samples_of(Regression())
     far = replace(population, y=60 + 5 * (population.y - population.y.mean()) / population.y.std(correction=0))

@@ -181,12 +181,14 @@ class PartMeans(Signature):
 
     def drop_labels(self, known: Signatures, shape: tuple[int, ...], numbers: bool = False) -> Signatures:
         """What these signatures would be without labels, or without numbers: the mean embedding of each part."""
+        if not self.labels:
+            return known
         by_label = known.centroids.unflatten(2, (-1, 1 + self.width(shape)))
         return Signatures((by_label[:, :, -1] if numbers else by_label.sum(2))[..., 1:], known.shares)
 
     def scale_numbers(self, known: Signatures, like: Signatures, shape: tuple[int, ...]) -> Signatures:
         """These signatures with numbers as targets, in units in which those of `like` have the same sampling noise."""
-        return standardise_moments(known, like, 1 + self.width(shape))
+        return standardise_moments(known, like, 1 + self.width(shape)) if self.labels else known
 
 
 NAMES = {

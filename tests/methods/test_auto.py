@@ -12,13 +12,14 @@ from kinfed.data.shifts import Rotation
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
-from kinfed.learning_tasks import LearningTask, MultiLabel, Regression
+from kinfed.learning_tasks import Classification, LearningTask, MultiLabel, Regression
 from kinfed.methods import Auto, FedAvg
 from kinfed.methods.cluster_merging import pair_nearest, share_models
 from kinfed.methods.cluster_models import ClusterModels
 from kinfed.methods.held_out import LIKELY, Evidence, count_members, explain_doubts
 from kinfed.models import make_model
 from kinfed.params import interpolate, one_hot, repeat, select
+from kinfed.signatures import PartMeans
 from kinfed.training import LocalTraining
 from tests.methods.registry import LOCAL
 from tests.problems import small_net
@@ -245,3 +246,18 @@ def test_clusters_by_numbers_do_not_hang_on_their_unit(unit):
     method = Auto(make_model("linear", (30,), 1, task=Regression()), LOCAL)
     state = method.init(Vectorised(method, population, fraction=0.5))
     assert len({(int(c), i % 2) for i, c in enumerate(state.clusters)}) == 2 == state.clusters.unique().numel()
+
+
+@pytest.mark.parametrize("task", [Regression(), Classification()])
+def test_clients_are_compared_by_samples_alone_where_signatures_have_no_labels(task):
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(640, 6, generator=draw), torch.arange(640) % 16
+    y = torch.where(client % 2 == 1, -x[:, 0], x[:, 0])
+    y = y if isinstance(task, Regression) else (y > 0).long()
+    signature = PartMeans(embedding="random", labels=False, latent=64)
+    sizes = []
+    for samples in (x, x + 3 * (client % 2)[:, None]):
+        population = from_arrays(samples.numpy(), y.numpy(), client.numpy(), OwnSettings(task=task))
+        method = Auto(make_model("linear", (6,), population.classes, task=task), LOCAL, signature)
+        sizes.append(method.init(Vectorised(method, population)).clusters.unique().numel())
+    assert sizes == [1, 2], "other targets are not seen, other samples are"
