@@ -137,7 +137,7 @@ def find_clusters(case: Case, seed: int, clusters: int, unit: float, raw: bool) 
     method = Auto(make_model("linear", x.shape[1:], population.classes, task=case.task), LocalTraining())
     fed = Vectorised(method, population)
     known, _ = method.collect(method.no_signatures(fed), method.signature.encoder(fed), fed.clients, fed)
-    plain, scaled = method.compare_by(known, known, fed)
+    plain, scaled = method.signature.compare_by(known, known, fed, method.model)
     return nest_clusters(method.relatedness, plain, known if raw else scaled)[0]
 
 

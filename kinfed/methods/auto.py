@@ -25,7 +25,15 @@ from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_merging import merge_pairs, pair_nearest, share_models
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale, add_to_mean, offer_assigned
-from kinfed.methods.held_out import AMOUNTS, LIKELY, Evidence, JudgesOnHeldOut, count_members, explain_doubts
+from kinfed.methods.held_out import (
+    AMOUNTS,
+    LIKELY,
+    Evidence,
+    JudgesOnHeldOut,
+    count_members,
+    explain_doubts,
+    explain_own,
+)
 from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits, summarise_clusters
 from kinfed.models import Model
 from kinfed.params import Params, Stack, repeat, select
@@ -88,7 +96,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def init(self, fed: Federation) -> AutoState:
         served, encoder = ClusterModels.init(self.model, STALE, fed), self.signature.encoder(fed)
         known, replied = drop_outliers(*self.collect(self.no_signatures(fed), encoder, fed.clients, fed), fed)
-        plain, labelled = self.compare_by(sent := known.of(replied), sent, fed)
+        plain, labelled = self.signature.compare_by(sent := known.of(replied), sent, fed, self.model)
         labels, differ = nest_clusters(self.relatedness, plain, labelled)
         clusters = torch.full((fed.count,), -1, device=fed.device).index_copy(0, replied, labels)
         number, merges = int(clusters.max()) + 1, Dendrogram.none(fed.device)
@@ -196,30 +204,21 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         """Clients without labels are compared by what signatures would be without them."""
         members = fed.clients[(state.clusters >= 0).index_fill(0, clients, False)[fed.clients]]
         known, asked, clusters = state.known.of(members), state.known.of(clients), state.clusters[members]
-        (plain, labelled), (asked_plain, asked_labelled) = (
-            self.compare_by(each, known, fed) for each in (known, asked)
-        )
-        fit = self.relatedness.fit_unseen(labelled, clusters, asked_labelled)
+        views = (self.signature.compare_by(each, known, fed, self.model) for each in (known, asked))
+        (plain, labelled), (own_plain, own) = views
+        fit = self.relatedness.fit_unseen(labelled, clusters, own)
         unlabelled = torch.isin(clients, fed.unlabelled)
         if not bool(unlabelled.any()):
             return fit
-        return fit.replace_where(unlabelled, self.relatedness.fit_unseen(plain, clusters, asked_plain))
-
-    def compare_by(self, known: Signatures, like: Signatures, fed: Federation) -> tuple[Signatures, Signatures]:
-        """What is compared: samples alone, and samples with targets; numbers in units of their noise in `like`."""
-        shape, numbers = tuple(fed.x.shape[1:]), not self.model.task.has_classes()
-        plain = self.signature.drop_labels(known, shape, numbers)
-        return plain, self.signature.scale_numbers(known, like, shape) if numbers else known
+        return fit.replace_where(unlabelled, self.relatedness.fit_unseen(plain, clusters, own_plain))
 
     def cluster_assignment(self, state: AutoState) -> Tensor:
         return state.served.assignment
 
     def diagnosis(self, state: AutoState) -> str:
         own, used = state.chosen > 0, state.served.assignment.unique()
-        known = int((state.clusters >= 0).sum())
-        found = summarise_clusters(len(own), bool(state.plan[2] > 0), known).capitalize()
-        whose = "its" if int(own.sum()) == 1 else "their"
-        said = [f"{found}, {int(own.sum())} with a model of {whose} own" if len(own) > 1 else f"{found}, one model"]
+        found = summarise_clusters(len(own), bool(state.plan[2] > 0), int((state.clusters >= 0).sum())).capitalize()
+        said = [f"{found}, {explain_own(int(own.sum()))}" if len(own) > 1 else f"{found}, one model"]
         pairs = int(own.sum()) - len(state.chosen[own].unique())
         said += [f"{2 * pairs} of them share one with another"] if pairs else []
         personal = state.amounts[used[used >= 0]]

@@ -155,6 +155,11 @@ def count_labels(samples: Samples, classes: int) -> Tensor:
     return counts
 
 
+def explain_own(clusters: int) -> str:
+    """How many clusters have a model that no others use."""
+    return f"{clusters} with a model of {'its' if clusters == 1 else 'their'} own"
+
+
 def explain_doubts(fragile: int, worse: int) -> list[str]:
     """How many clusters, and how many clients, may be no better off by their clusters' models."""
     clusters = "1 cluster is" if fragile == 1 else f"{fragile} clusters are"

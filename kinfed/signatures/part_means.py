@@ -186,9 +186,14 @@ class PartMeans(Signature):
         by_label = known.centroids.unflatten(2, (-1, 1 + self.width(shape)))
         return Signatures((by_label[:, :, -1] if numbers else by_label.sum(2))[..., 1:], known.shares)
 
-    def scale_numbers(self, known: Signatures, like: Signatures, shape: tuple[int, ...]) -> Signatures:
-        """These signatures with numbers as targets, in units in which those of `like` have the same sampling noise."""
-        return standardise_moments(known, like, 1 + self.width(shape)) if self.labels else known
+    def compare_by(
+        self, known: Signatures, like: Signatures, fed: Federation, model: Model
+    ) -> tuple[Signatures, Signatures]:
+        """What is compared: samples alone, and samples with targets; numbers in units of their noise in `like`."""
+        shape, numbers = tuple(fed.x.shape[1:]), not model.task.has_classes()
+        plain = self.drop_labels(known, shape, numbers)
+        has_units = numbers and self.labels
+        return plain, standardise_moments(known, like, 1 + self.width(shape)) if has_units else known
 
 
 NAMES = {
