@@ -16,7 +16,7 @@ from kinfed.learning_tasks import Classification, LearningTask, MultiLabel, Regr
 from kinfed.methods import Auto, FedAvg
 from kinfed.methods.cluster_merging import pair_nearest, share_models
 from kinfed.methods.cluster_models import ClusterModels
-from kinfed.methods.held_out import LIKELY, Evidence, count_members, explain_doubts
+from kinfed.methods.held_out import LIKELY, Evidence, count_members, explain_doubts, explain_own
 from kinfed.models import make_model
 from kinfed.params import interpolate, one_hot, repeat, select
 from kinfed.signatures import PartMeans
@@ -209,6 +209,7 @@ def test_a_cluster_that_signatures_split_in_two_is_made_one_again():
 
 
 def test_doubts_agree_in_number():
+    assert explain_own(1) == "1 with a model of its own" and explain_own(3) == "3 with a model of their own"
     assert explain_doubts(0, 0) == []
     one, its = explain_doubts(1, 1)
     assert one == "fragile: 1 cluster is not better off beyond chance"

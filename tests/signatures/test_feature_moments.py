@@ -10,7 +10,7 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ModelError
 from kinfed.models import Model
 from kinfed.signatures import Signatures, find_limits, project, scale_moments
-from kinfed.signatures.feature_moments import LEVEL, NOISIEST, share_targets, standardise_moments
+from kinfed.signatures.feature_moments import LEVEL, NOISIEST, centre_moments, share_targets, standardise_moments
 from tests.methods.registry import make, population
 from tests.problems import small_net
 
@@ -106,6 +106,14 @@ def send_moments(unit: float = 1.0, offset: float = 0.0) -> Signatures:
 def test_moments_are_the_same_in_any_unit_and_from_any_zero(unit, offset):
     one, other = send_moments(), send_moments(unit, offset)
     assert_close(*(standardise_moments(known, known, 3).centroids for known in (one, other)), atol=1e-7, rtol=1e-7)
+
+
+def test_moments_about_a_centre_are_covariances_by_hand():
+    # two samples: numbers 3 and 5, features (1, 4) and (2, 0); the centre has 3 and (1, 2)
+    moments = torch.tensor([[[4.0, 6.5, 6.0, 1.0, 1.5, 2.0]]])
+    centre = torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 2.0]])
+    # the number: 0 and 2 above; features: 0 and 1 above, 2 above and 2 below
+    assert_close(centre_moments(moments, centre), torch.tensor([[[1.5, 2.0, 1.0, 1.0, -2.0]]]))
 
 
 def test_features_have_noise_one_and_the_mean_of_a_number_counts_double():
