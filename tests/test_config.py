@@ -151,6 +151,7 @@ def test_the_nearest_key_is_looked_for_in_all_sections(key, meant):
         ("bs", "training.batch_size"),
         ("training.optimizer", "training.optimiser"),
         ("dataset", "data.name"),
+        ("data.path", "data.name"),
     ],
 )
 def test_the_usual_name_of_a_setting_is_refused_with_ours(key, meant):

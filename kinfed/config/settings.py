@@ -62,7 +62,7 @@ SYNONYMS = {  # key -> names that other simulators and papers have for it, in wh
     "rounds": ("comm_round", "comm_rounds", "communication_rounds", "global_rounds", "n_rounds", "num_rounds"),
     "fraction": ("client_fraction", "frac", "fraction_fit", "fraction_train", "join_ratio", "participation_rate"),
     "seed": ("manual_seed", "random_seed", "random_state"),
-    "data.name": ("dataset", "dataset_name"),
+    "data.name": ("csv", "dataset", "dataset_name", "file", "filename", "folder", "path"),
     "data.dir": ("data_dir", "data_path", "datadir", "root"),
     "partition.name": ("iid", "non_iid", "noniid", "partitioner"),
     "partition.beta": ("alpha", "concentration", "dir_alpha", "dirichlet_alpha"),
