@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from sklearn.preprocessing import scale
 
 from kinfed import OwnSettings, from_arrays
 from kinfed.engines import Vectorised
@@ -91,11 +92,6 @@ class Case:
             ways = [TARGETS[self.targets](x, cluster, seed) for cluster in range(clusters)]
         own = client % clusters
         return x, np.stack(ways)[own, np.arange(len(own))], client
-
-
-def scale(x: Array) -> Array:
-    """Columns of mean 0 and deviation 1."""
-    return (x - x.mean(0)) / x.std(0)
 
 
 def read_diabetes() -> tuple[Array, list[Array]]:

@@ -70,7 +70,7 @@ class CudaGraphs:
     def run(self, key: Hashable, function: Function, inputs: Params) -> Params:
         """What the function makes of these inputs; `key` stands for all that it depends on beside them."""
         shaped = key, tuple((name, t.shape, t.dtype) for name, t in inputs.items())
-        if shaped in self.failed | self.empty or self._warms_up(shaped):
+        if shaped in self.failed or shaped in self.empty or self._warms_up(shaped):
             return function(inputs)
         graph = self.graphs.pop(shaped, None) or self._capture(shaped, function, inputs)
         if graph is None:
