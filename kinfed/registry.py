@@ -28,6 +28,7 @@ MEANT = {  # usual words of the field -> what comes nearest here
     "rnn": ("lstm",),
     "transformer": ("vit",),
     "dir": ("dirichlet",),
+    "gpu": ("cuda",),
 }
 INVITED: set[str] = set()  # what the user had imported in this process; to import it again runs nothing new
 

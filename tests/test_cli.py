@@ -172,7 +172,7 @@ def test_methods_are_compared_in_one_table():
         (["compare", "--jobs", "0"], ["--jobs: wanted how many runs at once, at least 1, got 0"]),
         (["run", "method=fedavg", "--device", "cdua"], ["got 'cdua': did you mean 'cuda'?"]),
         (["run", "method=fedavg", "--device", "meta"], ["wanted cpu, cuda or auto, got 'meta'"]),
-        (["run", "method=fedavg", "--device", "gpu"], ["wanted cpu, cuda or auto, got 'gpu'"]),
+        (["run", "method=fedavg", "--device", "gpu"], ["wanted cpu, cuda or auto, got 'gpu': did you mean 'cuda'?"]),
         (["run", "method=fedavg", "--seed", "-1"], ["seeds must be 0..18446744073709551615, got -1"]),
         (["run", "seed=18446744073709551616"], ["seeds must be 0..18446744073709551615"]),
         (["run", "method=fedavg", "partition.name="], ["partition: name is missing: wanted one of iid, shards, "]),

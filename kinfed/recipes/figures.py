@@ -92,6 +92,8 @@ class Panel:
         low, high, least = min(ends), max(ends), self.measure.least
         if high - low < 2 * least:
             return {"zero": False, "domain": [digits(low - least), digits(high + least)]}
+        if low == 0:  # else an axis of shares would begin below 0
+            return {"zero": True}
         return {"zero": False, "padding": MARGIN}
 
     @property

@@ -15,6 +15,8 @@ FAINT = "#8b929a"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 DASHES = ([1, 0], [7, 4], [2, 4], [10, 3, 2, 3])
 BESIDE = 130  # pixels at most for a name beside a curve
+PADDING = 10  # pixels around a chart
+WIDER = 45  # at its right in an SVG: the font that shows a legend may be wider than the one that it was measured in
 # Methods have Okabe and Ito's colours, clusters Paul Tol's muted ones: both differ under colour-blindness, and no
 # cluster has a method's colour. Black and yellow are toned down; for dark pages both are lighter.
 COLOURS = {
@@ -72,7 +74,7 @@ class Chart:
         whole: Spec = {"vconcat" if self.stacked else "hconcat": list(self.panels), "spacing": 12, "resolve": own}
         body = self.panels[0] if len(self.panels) == 1 else whole
         theme = THEMES["light"] | {"background": "white"}
-        return {"$schema": SCHEMA, **body, "datasets": self.tables, "config": theme, "padding": 10}
+        return {"$schema": SCHEMA, **body, "datasets": self.tables, "config": theme, "padding": PADDING}
 
     def for_page(self) -> Spec:
         """The panels for a page, which sizes them by its width."""
@@ -90,7 +92,8 @@ class Chart:
 
     def _repr_svg_(self) -> str:
         """The picture that a notebook shows."""
-        svg: str = load_renderer().vegalite_to_svg(self.to_dict(), VERSION)
+        sides = dict.fromkeys(("left", "top", "bottom"), PADDING) | {"right": WIDER}
+        svg: str = load_renderer().vegalite_to_svg(self.to_dict() | {"padding": sides}, VERSION)
         return svg
 
 

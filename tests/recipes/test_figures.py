@@ -55,6 +55,10 @@ def test_numbers_that_hardly_differ_do_not_fill_a_panel():
     assert panel_of([1, 2], [0.90, 0.92]).heights["domain"] == [0.85, 0.97]
 
 
+def test_an_axis_of_shares_does_not_begin_below_zero():
+    assert panel_of([1, 2], [0.0, 0.9]).heights == {"zero": True}
+
+
 def test_an_axis_is_logarithmic_where_each_place_is_the_same_multiple_of_the_one_before():
     values = [1.0] * 5
     assert panel_of([0.25, 0.5, 1, 2, 4], values).widths["type"] == "log"

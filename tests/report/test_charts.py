@@ -2,6 +2,7 @@
 
 import builtins
 import html
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from kinfed import report
 from kinfed.errors import ConfigError
 from kinfed.report.method_charts import HEIGHT, LINE, span_of, spread_apart
 from kinfed.report.page import all_charts, write_charts
-from kinfed.report.vega import CLUSTER_COLOURS, COLOURS, THEMES
+from kinfed.report.vega import CLUSTER_COLOURS, COLOURS, PADDING, THEMES, VERSION, WIDER, load_renderer
 from tests.report.folders import MadeUp, write_run, write_sweep
 
 pytest.importorskip("vl_convert", reason="charts need vl-convert-python: pip install 'kinfed[report]'")
@@ -148,6 +149,13 @@ def test_class_names_are_carried_to_charts(tmp_path: Path):
     for chart in (report.plot_labels(run), report.plot_confusion(run)):
         svg = html.unescape(chart._repr_svg_())
         assert ">it's<" in svg and ">b\\c<" in svg
+
+
+def test_an_svg_leaves_room_for_the_wider_letters_of_other_fonts(folder: Path):
+    chart = report.plot_accuracies([folder / "fedavg"])
+    even = load_renderer().vegalite_to_svg(chart.to_dict(), VERSION)
+    wide, narrow = (int(re.search(r'width="(\d+)"', svg)[1]) for svg in (chart._repr_svg_(), even))
+    assert wide - narrow == WIDER - PADDING > 20
 
 
 def test_a_run_without_the_data_says_what_it_lacks(folder: Path):
