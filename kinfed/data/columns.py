@@ -75,6 +75,8 @@ def read_parquet(path: Path) -> dict[str, Column]:
     except (OSError, ArrowException) as error:
         raise DataError(f"{path} cannot be read as a Parquet table: {error}") from error
     refuse_twins(table.column_names, path)
+    if not len(table):
+        raise DataError(f"{path} has no sample")
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     return {
         name: column if has_nested(column) else ["" if value is None else str(value) for value in column]
@@ -102,7 +104,9 @@ def read_nested(column: Sequence[object], name: str, images: ImageForm, tokens: 
     lists = stack_arrays(cast("list[npt.ArrayLike]", cells), f"lists of column '{name}'")
     if lists.dtype.kind not in "iuf":
         raise DataError(f"column '{name}' holds lists of {lists.dtype}, wanted lists of numbers, all of one shape")
-    if tokens and lists.dtype.kind != "f" and lists.size and int(lists.min()) < 0:
+    if not lists.size:
+        raise DataError(f"column '{name}' holds lists without numbers: nothing to learn from")
+    if tokens and lists.dtype.kind != "f" and int(lists.min()) < 0:
         raise DataError(
             f"column '{name}' holds lists of whole numbers, which are token ids, 0, 1, 2, …, got {int(lists.min())}: "
             "for numbers of any kind set data.options.tokens = false"

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from kinfed.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-GREY = ("1", "L", "LA", "I", "I;16", "F")  # Pillow's modes of one channel
+GREY = ("1", "L", "LA")  # Pillow's modes of one channel
+DEEP = ("I", "F")  # how those begin whose numbers are larger or finer than bytes
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -22,7 +23,7 @@ Pixels = npt.NDArray[np.uint8]
 class ImageForm:
     """What images are made to be, or must be."""
 
-    channels: int | None = None  # 1 or 3; None: as the first image has them
+    channels: int | None = None  # 1 or 3; None: 3 where any image has colours
     size: tuple[int, int] | None = None  # height and width; None: as the first image has them
     resize: bool = False  # to that size; else others are refused
     remedy: str = "give images of one size"  # where they are refused
@@ -48,28 +49,33 @@ def read_images(sources: Sequence[Path | bytes], form: ImageForm) -> Pixels:
         import PIL.Image  # noqa: F401
     except ImportError as error:
         raise DataError("images need Pillow: pip install 'kinfed[hub]', or give a samples.npz") from error
-    channels, size, found = form.channels, form.size, list[Pixels]()
+    size, found = form.size, list[Pixels]()
     for at, source in enumerate(sources):
         name = str(source) if isinstance(source, Path) else f"the image of sample {at}"
-        pixels = read_image(source, name, channels, size if form.resize else None)
-        channels, size = channels or pixels.shape[0], size or pixels.shape[1:]
+        pixels = read_image(source, name, form.channels, size if form.resize else None)
+        size = size or pixels.shape[1:]
         if pixels.shape[1:] != size:
             (high, wide), (wanted_high, wanted_wide) = pixels.shape[1:], size
             raise DataError(f"{name} has {high}x{wide} pixels, wanted {wanted_high}x{wanted_wide}: {form.remedy}")
         found.append(pixels)
-    return np.stack(found)
+    channels = max(len(pixels) for pixels in found)
+    return np.stack([pixels.repeat(channels // len(pixels), 0) for pixels in found])
 
 
 def read_image(source: Path | bytes, name: str, channels: int | None, size: tuple[int, int] | None) -> Pixels:
     """One image: [channels, height, width]."""
     from PIL import Image
 
+    if isinstance(source, Path) and not source.is_file():  # to open a pipe would wait for its other end
+        raise DataError(f"{name} cannot be read as an image: it is no file")
     try:
         with Image.open(source if isinstance(source, Path) else io.BytesIO(source)) as image:
+            if image.mode.startswith(DEEP):
+                raise ValueError(f"its pixels are '{image.mode}', wanted bytes: scale them to 0..255")
             grey = image.mode in GREY if channels is None else channels == 1
             plain = image.convert("L" if grey else "RGB")
             pixels = np.asarray(plain.resize((size[1], size[0])) if size else plain, np.uint8)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # a broken PNG is a SyntaxError
         raise DataError(f"{name} cannot be read as an image: {error}") from error
     return pixels[None] if grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kinfed.checks import fraction, one_of
+from kinfed.checks import fraction, one_of, within
 from kinfed.data.columns import (
     Column,
     Features,
@@ -85,6 +85,9 @@ class Table:
     def __post_init__(self) -> None:
         fraction(test=self.test)
         one_of(("refuse", "fill"), gaps=self.gaps)
+        for names, options in (((self.client, *self.targets), "client and target"), (self.features, "features")):
+            if twins := [name for name in names if names.count(name) > 1]:
+                raise ConfigError(f"column '{twins[0]}' is named twice by {options}: name each once")
 
     def __call__(self, path: Path) -> Dataset:
         """The dataset in this file."""
@@ -247,6 +250,7 @@ class ImageFolder:
 
     def __post_init__(self) -> None:
         fraction(test=self.test)
+        within(0, 4096, size=self.size)
 
     def __call__(self, path: Path) -> Dataset:
         """The dataset in this folder."""

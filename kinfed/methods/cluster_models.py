@@ -18,7 +18,7 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import score, train_update
 from kinfed.clustering.hierarchy import Dendrogram, components
 from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.errors import ConfigError, RoleError
+from kinfed.errors import ConfigError, NetworkError, RoleError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.keys import base_key
 from kinfed.method import Method
@@ -273,8 +273,19 @@ def draw_models(model: Model, number: int, device: torch.device, attempt: int = 
     return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
 
 
+def require_signatures(clients: Tensor) -> None:
+    """Raise NetworkError where no client is among those that sent what clusters are formed by."""
+    if not len(clients):
+        raise NetworkError(
+            "no client sent a finite signature, and clusters are formed by these: no client replied, what computes it "
+            "has diverged (a smaller training.lr helps), or a client lies, which aggregation.name = 'norm_clipping' "
+            "bounds"
+        )
+
+
 def drop_outlying(replies: Replies, points: Tensor, fed: Federation) -> tuple[Replies, Tensor]:
     """The replies without those whose points ([replies, ...]) are far from all others; such a client trains alone."""
+    require_signatures(replies.cohort)
     usual = (~fed.aggregation.find_outliers(points.flatten(1))).nonzero()[:, 0]
     return (replies, points) if len(usual) == len(points) else (replies.at(usual), points[usual])
 

@@ -19,7 +19,7 @@ from kinfed.clustering.kmeans import Part, kmeans, principal_directions
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
-from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, find_components
+from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, find_components, require_signatures
 from kinfed.models import TOKENS, Model, count_tokens
 from kinfed.relatedness import set_distances
 from kinfed.signatures import Signatures
@@ -53,6 +53,7 @@ class PCAKMeansHC(Clustered[PCAState], AssignsUnseen[PCAState]):
 
     def init(self, fed: Federation) -> PCAState:
         replies = fed.run(self.compute_signature, fed.clients)
+        require_signatures(replies.cohort)
         clients, served = replies.cohort, ClusterModels.init(self.model, self.stale, fed)
         known = Signatures.none(fed.count, self.k, replies["centroids"].shape[2], fed.device).update(replies)
         related = self.distances(known, clients, clients) < self.threshold

@@ -27,9 +27,9 @@ from kinfed.client import Client, Facts, Range, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.clustering.neighbour_sets import NeighbourSets
-from kinfed.errors import ConfigError, NetworkError
+from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
-from kinfed.methods.cluster_models import Clustered, ClusterModels
+from kinfed.methods.cluster_models import Clustered, ClusterModels, require_signatures
 from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Payload, select
 from kinfed.per_client import Each
@@ -220,6 +220,7 @@ def drop_outliers(known: Signatures, clients: Tensor, fed: Federation) -> tuple[
 
     A signature is a claim. A client that nobody is near forms no cluster and moves none; it trains alone.
     """
+    require_signatures(clients)
     own = known.of(clients)
     outlying = clients[fed.aggregation.find_outliers(own.centroids, own.shares > 0)]
     if not len(outlying):
@@ -322,11 +323,7 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
         root = self.learn_root(select(served.models, 0), fed)
         replies, points = self.collect(root, fed.clients, fed)
-        if not len(points):
-            raise NetworkError(
-                "no client sent a finite signature: what computes it has diverged, or one client lies, which "
-                "aggregation.name = 'norm_clipping' bounds"
-            )
+        require_signatures(replies.cohort)
         usual = points[~fed.aggregation.find_outliers(points)]  # the others join the clusters that these form
         _, centres = server_kmeans(usual, min(self.clusters, len(usual)), usual[:0], self.seed, runs=10)
         return self.assign(KMeansState(served, root, centres), fed.clients, replies, points, fed)

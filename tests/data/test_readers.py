@@ -1,3 +1,6 @@
+import io
+import os
+
 import numpy as np
 import pyarrow
 import pytest
@@ -9,6 +12,7 @@ from kinfed.config.assembly import assemble, make_population
 from kinfed.data import load
 from kinfed.data.arrays import SampleKind
 from kinfed.data.columns import parse_targets
+from kinfed.data.image_files import ImageForm, read_images
 from kinfed.data.readers import Table
 from kinfed.deployment import Plan, load_folder, load_node_data
 from kinfed.deployment.node_data import FileForm, load_alike, load_samples
@@ -285,6 +289,66 @@ def test_a_folder_of_images_has_clients_and_classes(tmp_path):
     with pytest.raises(DataError, match=r"8x9 pixels.*data\.options\.size"):
         load(str(tmp_path / "pets"))
     assert load(str(tmp_path / "pets"), options={"size": 4, "grey": True}).x_train.shape[1:] == (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "says"),
+    [
+        (np.full((8, 8), 60_000, np.uint16), "its pixels are 'I;16', wanted bytes: scale them to 0..255"),
+        (np.full((8, 8), 0.5, np.float32), "its pixels are 'F', wanted bytes"),
+        (np.zeros((13_400, 13_400), bool), "decompression bomb"),
+    ],
+)
+def test_an_image_that_would_lose_its_values_or_fill_the_memory_is_refused(tmp_path, pixels, says):
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(pixels).save(tmp_path / "0.tif", compression="packbits" if pixels.dtype == bool else None)
+    with pytest.raises(DataError, match=says):
+        read_images([tmp_path / "0.tif"], ImageForm())
+
+
+def test_a_pipe_and_a_png_with_a_broken_chunk_are_no_images(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    os.mkfifo(tmp_path / "0.png")
+    with pytest.raises(DataError, match=r"0\.png cannot be read as an image: it is no file"):
+        read_images([tmp_path / "0.png"], ImageForm())
+    image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(whole := io.BytesIO(), "PNG")
+    before, after = whole.getvalue().split(b"IDAT")
+    broken = before[:-1] + bytes([before[-1] // 2]) + b"IDAT" + after  # pixels stand where the next chunk is looked for
+    with pytest.raises(DataError, match=r"the image of sample 0 cannot be read"):
+        read_images([broken], ImageForm())
+
+
+def test_images_have_three_channels_where_any_has_colours_whichever_is_first():
+    image = pytest.importorskip("PIL.Image")
+    files = []
+    for mode, colour in (("L", 7), ("RGB", (1, 2, 3))):
+        image.new(mode, (2, 2), colour).save(file := io.BytesIO(), "PNG")
+        files.append(file.getvalue())
+    assert read_images(files, ImageForm())[:, :, 0, 0].tolist() == [[7, 7, 7], [1, 2, 3]]
+    assert read_images(files[:1], ImageForm()).shape == (1, 1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"target": "hospital"}, "column 'hospital' is named twice by client and target"),
+        ({"target": ["ill", "ill"]}, "column 'ill' is named twice by client and target"),
+        ({"features": ["age", "chol", "age"]}, "column 'age' is named twice by features"),
+    ],
+)
+def test_a_column_that_is_named_twice_is_refused(tmp_path, options, says):
+    with pytest.raises(ConfigError, match=says):
+        load(write(tmp_path, HEADER), options={"client": "hospital", "target": "ill"} | options)
+
+
+def test_a_parquet_file_without_rows_or_numbers_says_so(tmp_path):
+    x = pyarrow.list_(pyarrow.float32())
+    kinds = pyarrow.schema([("client", pyarrow.string()), ("x", x), ("target", pyarrow.int64())])
+    for number, says in ((0, "has no sample"), (8, "column 'x' holds lists without numbers")):
+        rows = {"client": ["a", "b"] * (number // 2), "x": [[]] * number, "target": [0] * number}
+        parquet.write_table(pyarrow.table(rows, kinds), tmp_path / "t.parquet")
+        with pytest.raises(DataError, match=says):
+            load(str(tmp_path / "t.parquet"))
 
 
 def test_a_clients_own_table_is_read_as_a_node_and_an_unseen_client_read_it(tmp_path):

@@ -8,6 +8,7 @@ from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.engines import Vectorised
 from kinfed.errors import NetworkError
 from kinfed.methods import FLHC, FLISHC
+from kinfed.params import from_flat, to_flat
 from kinfed.signatures import EmbeddingStatistics
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import KERNEL, make, population, statistics
@@ -89,15 +90,20 @@ def test_forged_predictions_change_no_cluster_of_flis():
     assert same_clusters(robust[HONEST], usual[HONEST])
 
 
-def test_without_any_finite_signature_repa_says_so():
-    method = make("repa", signature=encoder_once())
+BY_SIGNATURES = {"flt", KERNEL, "pca_km_hc", "repa", "pacfl", "fedclust", "fedgroup", "flux", "flhc", "flis_hc"}
+
+
+@pytest.mark.parametrize("name", sorted(BY_SIGNATURES))
+def test_without_any_finite_signature_a_method_says_so(name):
+    more = {"signature": encoder_once()} if name == "repa" else {"rounds_before": 0} if name in ("flux", "flhc") else {}
+    method = make(name, **more)
     fed = Vectorised(method, population())
     honest = fed._run
 
     def run(name, cohort, keys, offer):
         send, keep = honest(name, cohort, keys, offer)
-        return {n: torch.full_like(t, torch.nan) for n, t in send.items()}, keep
+        return from_flat({n: t.float() * torch.nan for n, t in to_flat(send).items()}), keep
 
     fed._run = run
     with pytest.raises(NetworkError, match="no client sent a finite signature"):
-        method.init(fed)
+        method.round(method.init(fed), 0, fed)
