@@ -11,6 +11,7 @@ Stack = dict[str, Tensor]  # models[m]
 Value = Tensor | Mapping[str, Tensor]
 Payload = Mapping[str, Value]  # what tasks are offered and reply
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+MANY = 32  # models of which each has at most one in so many of the weights: a CPU multiplies by these alone
 
 
 def each_leaf(f: Callable[..., Tensor], *trees: Mapping[str, Tensor]) -> Params:
@@ -143,6 +144,8 @@ def bytes_of(payload: Payload) -> int:
 def mix(weights: Tensor, *stacks: Stack) -> Stack:
     """Weighted sums of models: row m is Σₖ weights[m, k] · models[k], where the models are those of all stacks."""
     parts = weights.split([count(stack) for stack in stacks], 1)
+    if len(weights) >= MANY and weights.device.type == "cpu" and MANY * weights.count_nonzero() <= weights.numel():
+        parts = tuple(part.to_sparse() for part in parts)  # each of many models is that of few clients
     return each_leaf(lambda *leaves: _mixed(parts, leaves), *stacks)
 
 

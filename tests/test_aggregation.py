@@ -1,6 +1,6 @@
 import torch
 
-from kinfed.params import average, join, mix, mix_contributors, one_hot
+from kinfed.params import MANY, average, join, mix, mix_contributors, one_hot
 
 MODELS = {"w": torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]), "b": torch.tensor([1.0, 2.0, 3.0])}
 
@@ -41,3 +41,15 @@ def test_models_of_several_stacks_are_mixed_as_if_they_were_one():
 def test_a_weight_without_numbers_is_mixed_too():
     empty = {"w": torch.zeros(3, 0, 2), "b": torch.ones(3, 1)}
     assert [tuple(w.shape) for w in mix(torch.ones(2, 3), empty).values()] == [(2, 0, 2), (2, 1)]
+
+
+def test_many_clusters_of_few_clients_are_mixed_by_their_own_weights_alone():
+    pairs = torch.arange(2 * MANY).view(MANY, 2)  # the clients of each cluster
+    models = {"w": torch.arange(2.0 * MANY)[:, None].repeat(1, 3), "scale": torch.arange(2.0 * MANY)}
+    models["w"][1] = torch.nan  # of cluster 0, and of no other: a dense product would spread it
+    weights = torch.zeros(MANY, 2 * MANY).scatter_(1, pairs, torch.tensor([0.25, 0.75]).repeat(MANY, 1))
+    mixed = mix(weights, {name: w[:40] for name, w in models.items()}, {name: w[40:] for name, w in models.items()})
+    wanted = 2.0 * torch.arange(MANY) + 0.75
+    torch.testing.assert_close(mixed["scale"], wanted)
+    torch.testing.assert_close(mixed["w"][1:], wanted[1:, None].repeat(1, 3))
+    assert mixed["w"][0].isnan().all() and mixed["w"].layout == torch.strided
