@@ -65,6 +65,10 @@ class Aggregation(ABC):
         nearest, remote = measure_isolation(points if points.dim() == 3 else points[:, None], there)
         return (nearest > ISOLATED * nearest.median()) & (nearest > REMOTE * remote.median())
 
+    def find_outlying(self, models: Stack) -> Tensor:
+        """The same of clients by the models that they trained: bool [m]."""
+        return self.find_outliers(flatten(models))
+
     def cap(self, sizes: Tensor, clients: Tensor) -> Tensor:
         """Sample counts as they weigh in averages: none above `sample_cap` times the median of these clients'."""
         if not self.sample_cap or not len(clients):
@@ -136,6 +140,9 @@ class Mean(Aggregation):
 
     def find_outliers(self, points: Tensor, there: Tensor | None = None) -> Tensor:
         return torch.zeros(len(points), dtype=torch.bool, device=points.device)
+
+    def find_outlying(self, models: Stack) -> Tensor:
+        return torch.zeros(count(models), dtype=torch.bool, device=_device(models))  # without a copy of all weights
 
     def clean(self, sent: Sent, trained: Stack) -> Stack:
         return trained

@@ -9,14 +9,17 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
+from math import sqrt
 from pathlib import Path
 from typing import TypeVar, cast, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor
 
+from kinfed.data.population import Population
 from kinfed.errors import CheckpointError, FileError, RoleError
 from kinfed.federation import Federation, Ledger, Rejected
-from kinfed.files import check_finite, load_tensors, read_metadata, save_tensors
+from kinfed.files import check_finite, digest_content, load_tensors, read_metadata, save_tensors
 from kinfed.method import Method
 
 State = TypeVar("State")
@@ -25,6 +28,9 @@ Tree = dict[str, "Tree"] | list["Tree"] | str | int | float | bool | None
 Parts = dict[str, dict[str, "Tree"]]  # of a checkpoint
 TENSOR = "$tensor"
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError)  # of trees
+AT_ONCE = 4096  # samples of a fingerprint
+APART = 0.01  # of the size of numbers; another machine rounds scaled columns and turned images a little otherwise
+Fingerprint = dict[str, object]
 FORMAT = 2  # of checkpoints and run folders; 1 was that of kinfed before 0.2
 
 
@@ -201,3 +207,52 @@ def _restore(kind: object, tree: Tree, tensors: Mapping[str, Tensor]) -> object:
         parts = [_restore(inner, part, tensors) for part in tree]
         return tuple(parts) if get_origin(kind) is tuple else parts
     return tree
+
+
+def take_fingerprint(population: Population) -> Fingerprint:
+    """By which a resumed run knows its samples again: those of another file, or dealt otherwise, differ.
+
+    Of whose each sample is and of labels a digest, of other numbers their size and a projection; as JSON.
+    """
+    whole = {"train": torch.cat(population.train), "test": torch.cat(population.test)}
+    numbers = {"x": population.x, "y": population.y}
+    labels = {name: t for name, t in numbers.items() if not t.is_floating_point() and t.dtype != torch.uint8}
+    sizes = str([len(part) for part in (*population.train, *population.test)])
+    names = str((population.class_names, population.feature_names, population.client_names))
+    exact = {name: t.cpu() for name, t in (whole | labels).items()}
+    digest = digest_content(exact, {"sizes": sizes, "names": names})
+    return {"digest": digest} | {name: project(t) for name, t in numbers.items() if name not in labels}
+
+
+def refuse_others(before: Mapping[str, object], now: Mapping[str, object], path: Path) -> None:
+    """Raise CheckpointError where the checkpoint at this path was trained on other samples than there are now."""
+    if not is_alike(before, now):
+        raise CheckpointError(
+            f"{path} was trained on other samples: the data, or whose they are, have changed since; put back what they "
+            "were, or start a new run"
+        )
+
+
+def is_alike(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
+    """Whether two fingerprints are of the same samples, but for how numbers are rounded."""
+    if before.keys() != now.keys() or before["digest"] != now["digest"]:
+        return False
+    pairs = [(cast("list[float]", before[name]), cast("list[float]", now[name])) for name in now if name != "digest"]
+    return all(abs(a - b) <= APART * max(was[0], got[0]) for was, got in pairs for a, b in zip(was, got, strict=True))
+
+
+def project(x: Tensor) -> list[float]:
+    """The root mean square of numbers, and a sum of them with fixed weights, as large where they are of no pattern."""
+    count, width = max(1, x.numel()), x[:1].numel()
+    along, total, square = weigh(width, x.device), 0.0, 0.0
+    weights = weigh(len(x), x.device)
+    for part, weight in zip(x.split(AT_ONCE), weights.split(AT_ONCE), strict=True):
+        flat = part.flatten(1).double() if part.dim() > 1 else part.double()[:, None]
+        flat = flat.nan_to_num()  # unknown targets
+        total, square = total + float(weight @ flat @ along), square + float(flat.square().sum())
+    return [sqrt(square / count), total / sqrt(count)]
+
+
+def weigh(number: int, device: torch.device) -> Tensor:
+    """So many weights of mean 0 and deviation 1, the same each time; double."""
+    return 2**0.5 * torch.arange(1, number + 1, dtype=torch.double, device=device).square().cos()

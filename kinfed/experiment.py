@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
@@ -354,13 +355,21 @@ class Experiment(Generic[State]):
         return (
             self.about
             | {"round": done, "history": self.history, "final": self.final, "samples": samples}
+            | ({"fingerprint": self.fingerprint} if self.fed.sees_samples else {})
             | ({"drift": self.drift_log.state_dict()} if self.fed.population.changes else {})
         )
+
+    @cached_property
+    def fingerprint(self) -> checkpoints.Fingerprint:
+        """By which a run that is resumed knows its samples again."""
+        return checkpoints.take_fingerprint(self.fed.population)
 
     def _load_checkpoint(self) -> tuple[int, Tensor, State]:
         if self.checkpoint is None:
             raise ConfigError("an experiment without a checkpoint cannot be resumed")
         about = checkpoints.read_about(self.checkpoint)
+        if self.fed.sees_samples and isinstance(before := about.get("fingerprint"), dict):
+            checkpoints.refuse_others(before, self.fingerprint, self.checkpoint)
         done = int(str(about["round"]))
         state = checkpoints.load(self.checkpoint, self.method, self.fed, longer=True)
         self.history = [(int(round), dict(metrics)) for round, metrics in about["history"]]  # type: ignore[attr-defined]

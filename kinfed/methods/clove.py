@@ -68,8 +68,10 @@ class CLoVE(Clustered[CLoVEState]):
         replies, losses = self.collect(state, clients, fed)
         if not len(losses):
             return state
-        labels, _ = server_kmeans(losses, min(self.clusters, len(losses)), losses[:0], self.seed, runs=10)
-        labels = match_models(losses, labels)[labels]
+        usual = ~fed.aggregation.find_outliers(losses)  # the others have the models that they say fit best
+        some = losses[usual]
+        found, _ = server_kmeans(some, min(self.clusters, len(some)), some[:0], self.seed, runs=10)
+        labels = losses.argmin(1).masked_scatter(usual, match_models(some, found)[found])
         stable = state.stable + 1 if torch.equal(labels, state.served.assignment[replies.cohort]) else 0
         return CLoVEState(state.served.assign(replies.cohort, replies.cohort, labels, fed), stable)
 

@@ -62,8 +62,7 @@ class FeSEM(Clustered[FeSEMState]):
     def round(self, state: FeSEMState, t: int, fed: Federation) -> FeSEMState:
         cohort, before = fed.sample(), state.served
         replies = fed.run(self.train, cohort, before.offer(cohort))
-        found, centres = self.assign(state, replies, fed)  # E-step
-        assignment = before.assignment.index_copy(0, fed.clients, found)
+        assignment, centres = self.assign(state, replies, fed)  # E-step
         members = one_hot(assignment, self.clusters).bool() & torch.isin(fed.everyone, fed.clients)
         served = replace(before, contributors=members).average(replies, fed, self.stale)  # M-step, of the models held
         after = FeSEMState(replace(served, assignment=assignment), centres)
@@ -71,16 +70,20 @@ class FeSEM(Clustered[FeSEMState]):
         return self.admit(after, fed.unseen, fed) if moved and len(fed.unseen) else after
 
     def assign(self, state: FeSEMState, replies: Replies, fed: Federation) -> tuple[Tensor, Stack]:
-        """The cluster of each client that trains, by the model it holds, and the centres of k-means."""
-        held, whose = self.hold(state.served, replies, fed)
+        """The cluster of each client, anew of those that train, by the model it holds, and the centres of k-means."""
+        (held, whose), before = self.hold(state.served, replies, fed), state.served.assignment
+        outlying = replies.cohort[fed.aggregation.find_outlying(replies.stack("params"))]  # these stay where they are
+        usual = fed.clients[torch.isin(fed.clients, outlying, invert=True)]
+        clients = usual if len(usual) >= self.clusters else fed.clients
         centres = state.served.models if self.assignment == "nearest" else state.centres
         points = place_models(*held, centres)
-        theirs, start = points[whose[fed.clients].cpu()], points[len(points) - count(centres) :]
+        theirs, start = points[whose[clients].cpu()], points[len(points) - count(centres) :]
         if self.assignment == "nearest":
-            return distances(theirs, start, "l2").argmin(1).to(fed.device), state.centres
+            return before.index_copy(0, clients, distances(theirs, start, "l2").argmin(1).to(fed.device)), state.centres
         found = server_kmeans(theirs, self.clusters, start, self.seed)[0].to(fed.device)
-        holders = one_hot(whose[fed.clients], sum(count(models) for models in held))
-        return found, mix_contributors(state.served.models, one_hot(found, self.clusters) @ holders.T, *held)
+        holders = one_hot(whose[clients], sum(count(models) for models in held))
+        means = mix_contributors(state.served.models, one_hot(found, self.clusters) @ holders.T, *held)
+        return before.index_copy(0, clients, found), means
 
     def hold(self, served: ClusterModels, replies: Replies, fed: Federation) -> tuple[tuple[Stack, ...], Tensor]:
         """The models that clients hold, each once, and which of them is whose."""

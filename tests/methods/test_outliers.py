@@ -90,6 +90,41 @@ def test_forged_predictions_change_no_cluster_of_flis():
     assert same_clusters(robust[HONEST], usual[HONEST])
 
 
+PARITY = torch.arange(12) % 2  # of clients whose losses and updates differ by it
+
+
+def send_losses(cohort, offer):
+    own = torch.stack([0.1 + PARITY, 1.1 - PARITY], 1)[cohort] + 0.01 * cohort[:, None]
+    return {"losses": own.index_fill(0, (cohort == LIAR).nonzero()[:, 0], 1e6)}
+
+
+def send_weights(cohort, offer):
+    def change(name, start):
+        step = torch.ones(len(cohort), *start.shape[1:])
+        step[:, :1] += (0.6 * PARITY - 0.3)[cohort].view(-1, *[1] * (start.dim() - 1))
+        step[cohort == LIAR] = torch.arange(start[0].numel()).view(start.shape[1:]) % 2 * 2e6 - 1e6
+        return start[offer.pick] + 0.1 * step
+
+    return from_flat({name: change(name, start) for name, start in to_flat(offer.each).items()})
+
+
+@pytest.mark.parametrize(("name", "task", "send"), [
+    ("clove", "compute_losses", send_losses), ("fesem", "train", send_weights),
+])  # fmt: skip
+def test_a_forged_reply_takes_no_cluster_of_clove_and_fesem_from_the_others(name, task, send):
+    def find_clusters(rule):
+        method = make(name)
+        fed = Vectorised(method, population())
+        honest, fed.aggregation = fed._run, rule
+        fed._run = lambda asked, cohort, keys, offer: (
+            (send(cohort, offer), {}) if asked == task else honest(asked, cohort, keys, offer)
+        )
+        return method.cluster_assignment(method.round(method.init(fed), 0, fed))[HONEST]
+
+    assert same_clusters(find_clusters(DEPLOYED), PARITY[HONEST])
+    assert len(find_clusters(MEAN).unique()) == 1  # who believes everybody gives the liar a cluster of its own
+
+
 BY_SIGNATURES = {"flt", KERNEL, "pca_km_hc", "repa", "pacfl", "fedclust", "fedgroup", "flux", "flhc", "flis_hc"}
 
 
