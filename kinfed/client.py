@@ -191,9 +191,11 @@ class Client:
         """
         if self.train.exact:
             picks = self._exact_picks(steps or epochs, self.train.clip(batch_size), drop_last)
-            for step, pick in enumerate(islice(picks, steps or None)):
+            exact = list(islice(picks, steps or None))
+            keys = self.step_key(torch.arange(len(exact), device=self.key.device))
+            for pick, key in zip(exact, keys, strict=True):
                 whole = torch.ones_like(pick, dtype=torch.bool)
-                yield self.train.take(pick, whole, torch.ones_like(pick[0] >= 0), self.step_key(step))
+                yield self.train.take(pick, whole, whole.any(), key)
             return
         pick, mask = self.schedule(epochs, batch_size, steps=steps, drop_last=drop_last)
         for step in range(len(pick)):
@@ -298,7 +300,8 @@ class Range(NamedTuple):
         flat = values.reshape(len(values), -1)
         if not flat.numel():
             return torch.ones(len(values), dtype=torch.bool, device=values.device)
-        low, high = flat.byte().aminmax(dim=1) if flat.dtype == torch.bool else flat.aminmax(dim=1)
+        flat = flat.byte() if flat.dtype == torch.bool else flat
+        low, high = flat.amin(1), flat.amax(1)  # aminmax takes four times as long
         inside = (low >= resolve(self.least, facts)) & (high <= resolve(self.most, facts))
         if self.total is None:
             return inside

@@ -422,6 +422,7 @@ class Resident(Federation):
     def _keep(self, cohort: Tensor, kept: Stack) -> None:
         if not self.memory:
             self.memory = repeat(self.initial_memory(), self.count)
+        kept = {name: values.to(self.memory[name].dtype) for name, values in kept.items()}
         if self.is_dry_run:
             self.memory = self.memory | put({name: self.memory[name] for name in kept}, cohort, kept)
             return

@@ -28,11 +28,11 @@ def loop(
     The reference serialises all that crosses the wire; elsewhere that would only take time. Where several are asked at
     once, nobody may draw from torch's global generator; vmap allows nobody to.
     """
-    memory, ids = fed.memory_of(cohort), cohort.tolist()
+    memory, ids, widths = fed.memory_of(cohort), cohort.tolist(), find_widths(fed)
 
     def one(i: int) -> tuple[Params, Params]:
         method, given = copy_method(fed.method), unpack_offer(fed, offer, i, serialises)
-        client = make_client(fed, ids[i], keys[i], select(memory, i))
+        client = make_client(fed, ids[i], keys[i], select(memory, i), widths)
         reply = find_task(method, name)(client, **given) if workers > 1 else ask(method, name, client, given)
         send = to_flat(reply.send)
         return serialise(send, fed.device) if serialises else send, to_flat(reply.keep)
@@ -49,23 +49,34 @@ def unpack_offer(fed: Federation, offer: Offer, i: int, serialises: bool = True)
     return from_flat(serialise(flat, fed.device) if serialises else flat)
 
 
-def make_client(fed: Federation, client_id: int, key: Tensor, memory: Params) -> Client:
+def find_widths(fed: Federation) -> tuple[int, int]:
+    """Training and test samples that tasks look at in one go; all clients are asked how many they have."""
+    return fed.width(fed.train), fed.width(fed.test)
+
+
+def make_client(
+    fed: Federation, client_id: int, key: Tensor, memory: Params, widths: tuple[int, int] | None = None
+) -> Client:
     """A client with its own samples and nobody else's, without padding."""
 
-    def own(part: list[Tensor]) -> Samples:
+    def own(part: list[Tensor], width: int) -> Samples:
         at = part[client_id]
         position, size = torch.arange(len(at), device=fed.device), torch.tensor(len(at), device=fed.device)
-        return Samples(fed.x[at], fed.y[at], position, size, exact=True, width=fed.width(part))
+        return Samples(fed.x[at], fed.y[at], position, size, exact=True, width=width)
 
     now, since = (torch.tensor(int(t), device=fed.device) for t in (fed.round, fed.since[client_id]))
-    return Client(own(fed.train), own(fed.test), key, now, since, from_flat(memory))
+    train, test = (own(*part) for part in zip((fed.train, fed.test), widths or find_widths(fed), strict=True))
+    return Client(train, test, key, now, since, from_flat(memory))
 
 
 def ask(method: object, name: str, client: Client, offered: Payload) -> Reply:
     """The client's reply; what draws from torch's global generator (Dropout, say) is seeded by the client's key."""
     devices = [client.key.device] if client.key.is_cuda else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
+        seed = int(client.key) & 0x7FFFFFFFFFFFFFFF
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes a stack trace for every kind of device
+        if devices:
+            torch.cuda.manual_seed(seed)
         return find_task(method, name)(client, **offered)
 
 

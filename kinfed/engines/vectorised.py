@@ -58,6 +58,7 @@ from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, sele
 LOG = logging.getLogger("kinfed.engines")
 Precision = Literal["float32", "tf32", "bf16"]  # of the products that clients compute on a GPU
 MOST_GRAPHS = 48  # of blocks; each holds the memory of its inputs and outputs
+WARNS = "_set_vmap_fallback_warning_enabled"  # of operations that loop over clients; it asks users for bug reports
 EVERYTHING = frozenset({"train", "test", "key", "round", "since", "memory"})  # what a task may read
 
 
@@ -98,6 +99,7 @@ class Vectorised(Resident):
         if precision not in get_args(Precision):
             raise ConfigError(f"precision must be one of {', '.join(get_args(Precision))}, got '{precision}'")
         super().__init__(method, population, fraction=fraction, seed=seed, device=device)
+        getattr(torch._C._functorch, WARNS)(False)
         self.block, self.precision = block, precision
         self.on_gpu = self.device.type == "cuda"
         self.tunes = not workers and not self.on_gpu  # a GPU takes one block after the other

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kinfed.client import Batch
 from kinfed.cuda_graphs import CAPTURING, CudaGraphs
 from kinfed.errors import raise_if_cancelled
-from kinfed.fastpath.optimiser import Optimiser, OptimiserState, RowLayout, find_convolutions
+from kinfed.fastpath.optimiser import Optimiser, OptimiserState, RowLayout, find_orders
 from kinfed.gpu_memory import room_on
 from kinfed.keys import fold
 from kinfed.models.network import WEIGHT, Network, take_gradients
@@ -263,13 +263,17 @@ def train_lanes(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fi
 def _train_together(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> Stack:
     """The weights of all lanes, updated by the same operations; those that are done drop out, at least three stay."""
     taken = steps.mask.any(2).sum(1)
-    order = taken.argsort(descending=True, stable=True)
-    start, shift, fixed = ({name: t[order] for name, t in part.items()} for part in (start, shift, fixed))
+    order, lasting = taken.argsort(descending=True, stable=True), taken.tolist()
+    if not (
+        is_sorted := lasting == sorted(lasting, reverse=True)
+    ):  # as engines cut blocks it is, and nothing is copied
+        start, shift, fixed = ({name: t[order] for name, t in part.items()} for part in (start, shift, fixed))
+        steps = steps.lanes(order)
     training, number = _prepare(plan, steps, start, shift, fixed)
     together = TOGETHER if training.is_small else 1
-    steps = steps.lanes(order).steps_first()
+    steps = steps.steps_first()
     parts: dict[int, LaneTraining] = {}
-    for begin, end, active in _phases(taken[order].tolist(), plan.graphs is not None):
+    for begin, end, active in _phases(sorted(lasting, reverse=True), plan.graphs is not None):
         part = parts.setdefault(active, training.first(active))
         for few in _groups(begin, end, together if plan.graphs else 1):
             raise_if_cancelled()
@@ -278,8 +282,8 @@ def _train_together(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack
                 plan.graphs.graphs.run((number, active), part.take_steps, inputs)
             else:
                 part.take_steps(inputs)
-    back = order.argsort()
-    return {name: t[back] for name, t in training.end().items()}
+    trained, back = training.end(), order.argsort()
+    return trained if is_sorted else {name: t[back] for name, t in trained.items()}
 
 
 def _prepare(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed: Stack) -> tuple[LaneTraining, int]:
@@ -287,8 +291,10 @@ def _prepare(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed
     layout = _lay_out(plan.rule.network, start)
     rows, shifts = (layout.pack([part[name] for name in layout.names]) if part else None for part in (start, shift))
     assert rows is not None
-    buffers = {name: start[name] for name in start if name not in layout.shapes}
     kinds = bool(shift), tuple(fixed), steps.weight is None
+    held = {**fixed, **start}
+    buffers = {name: held[name] for name in held if name in plan.rule.network.buffers}  # fixed ones move in a pass, too
+    fixed = {name: w for name, w in fixed.items() if name not in buffers}
     key = plan.rule, plan.optimiser, steps.x.data_ptr(), steps.pick.shape[::2], rows.shape, *kinds
     known = plan.graphs.trainings.pop(key, None) if plan.graphs else None
     if isinstance(known, LaneTraining):
@@ -302,10 +308,10 @@ def _prepare(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack, fixed
 
 
 def _lay_out(network: Network, start: Stack) -> RowLayout:
-    """How the weights that move lie in a row: on a GPU those of convolutions as its kernels read them."""
+    """How the weights that move lie in a row."""
     shapes = {name: start[name].shape[1:] for name in network.weights if name in start}
     is_cuda = any(w.is_cuda for w in start.values())
-    return RowLayout(shapes, find_convolutions(network.template) if is_cuda else frozenset())
+    return RowLayout(shapes, find_orders(network.template, is_cuda))
 
 
 def _phases(taken: list[int], few_sizes: bool) -> Iterator[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """Optimisers of several clients at once: all weights of a client are one row, so a step is a few operations in all."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,7 +11,8 @@ from kinfed.params import Stack
 
 FIRST, SECOND, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as in torch
 WINDOWS_FIRST = (0, 3, 4, 2, 1)  # [lanes, out, c, height, width] as kernels of convolutions read it: out innermost
-BACK = (0, 4, 3, 1, 2)
+INPUTS_FIRST = (0, 2, 1)  # [lanes, out, in] as a batched product makes its gradient
+BY_PRODUCTS = (nn.Linear, nn.MultiheadAttention, nn.RNNCellBase)  # their matrices are what `linear` takes
 ALIGNED = 4  # numbers: a weight begins at a multiple, as pairs seen as complex numbers and wide loads need it
 OptimiserName = Literal["sgd", "adam", "adamw"]
 
@@ -83,7 +84,8 @@ class OptimiserState:
         if not self.moments:
             return gradient
         if self.optimiser.name == "sgd":
-            return self.moments[0].mul_(self.optimiser.momentum).add_(gradient)
+            (moment,) = self.moments
+            return torch.add(gradient, moment, alpha=self.optimiser.momentum, out=moment)
         self.steps.add_(1)
         first, second = self.moments
         first.mul_(FIRST).add_(gradient, alpha=1 - FIRST)
@@ -95,10 +97,10 @@ class OptimiserState:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The shapes of all weights in their order, and which of them lie as kernels of convolutions read them."""
+    """The shapes of all weights in their order, and how the axes of those lie that do not lie as they are written."""
 
     shapes: dict[str, torch.Size]
-    packed: frozenset[str] = frozenset()
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of [lanes, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,7 +111,7 @@ class RowLayout:
         """The rows of all lanes: [lanes, numbers]; zeros fill them up so that each weight begins where it may."""
         parts = []
         for (name, shape), w in zip(self.shapes.items(), weights, strict=True):
-            parts.append((w.permute(WINDOWS_FIRST) if name in self.packed else w).reshape(len(w), -1))
+            parts.append((w.permute(self.orders[name]) if name in self.orders else w).reshape(len(w), -1))
             if gap := -shape.numel() % ALIGNED:
                 parts.append(w.new_zeros(len(w), gap))
         return torch.cat(parts, 1)
@@ -121,10 +123,18 @@ class RowLayout:
         return {name: self._view(part[:, : shape.numel()], name, shape) for part, (name, shape) in named}
 
     def _view(self, part: Tensor, name: str, shape: torch.Size) -> Tensor:
-        if name not in self.packed:
+        if name not in self.orders:
             return part.view(len(part), *shape)
-        out, channels, high, wide = shape
-        return part.view(len(part), high, wide, channels, out).permute(BACK)
+        order = self.orders[name]
+        back = [order.index(axis) for axis in range(len(order))]
+        return part.view(len(part), *(shape[axis - 1] for axis in order[1:])).permute(back)
+
+
+def find_orders(module: nn.Module, is_cuda: bool) -> dict[str, tuple[int, ...]]:
+    """How axes of weights lie best: on a GPU as its kernels of convolutions read them, on a CPU as gradients come."""
+    if is_cuda:
+        return dict.fromkeys(find_convolutions(module), WINDOWS_FIRST)
+    return dict.fromkeys(find_matrices(module), INPUTS_FIRST)
 
 
 def find_convolutions(module: nn.Module) -> frozenset[str]:
@@ -133,4 +143,15 @@ def find_convolutions(module: nn.Module) -> frozenset[str]:
         f"{name}.weight".lstrip(".")
         for name, part in module.named_modules()
         if type(part) is nn.Conv2d and part.groups == 1
+    )
+
+
+def find_matrices(module: nn.Module) -> frozenset[str]:
+    """Names of the matrices that samples are multiplied with, transposed."""
+    return frozenset(
+        f"{name}.{own}".lstrip(".")
+        for name, part in module.named_modules()
+        if isinstance(part, BY_PRODUCTS)
+        for own, w in part.named_parameters(recurse=False)
+        if w.dim() == 2
     )

@@ -54,7 +54,7 @@ class FedGroup(Clustered[FedGroupState]):
         replies, updates = drop_outlying(*self.collect(fed.clients, fed), fed)
         points = decompose(updates, self.clusters)
         labels, _ = server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)
-        members = one_hot(labels, self.clusters)
+        members = one_hot(labels, self.clusters).to(updates.dtype)
         directions = members @ updates / members.sum(1, keepdim=True).clamp(min=1)
         return FedGroupState(served.assign(fed.clients, replies.cohort, labels, fed), directions)
 

@@ -76,7 +76,7 @@ def expect(client: Client, model: Model, models: Stack, log_prior: Tensor | None
         labels = mark_labels(y, known, model.classes).float()  # [b, labels]
         outputs = [model.logits(select(models, m), batch.x) for m in range(count(models))]
         losses = torch.stack([model.task.losses(output, y) for output in outputs]).nan_to_num(nan=MOST, posinf=MOST)
-        fits = shares.log()[:, None] - losses
+        fits = shares.log()[:, None] - losses.to(shares.dtype)  # whatever the network's
         weights.append((fits if log_prior is None else fits + log_prior @ labels.T).softmax(0))
         totals, number = totals + weights[-1] @ labels, number + known.sum()
     masses = totals / number.clamp(min=1)

@@ -56,7 +56,8 @@ class StoCFL(Method[StoCFLState], FindsClusters[StoCFLState], RelatesClients[Sto
     def init(self, fed: Federation) -> StoCFLState:
         served = ClusterModels.init(self.model, "exclude", fed)
         common, nobody = select(served.models, 0), torch.full_like(served.assignment, -1)
-        updates = torch.zeros(fed.count, flatten(served.models).shape[1], device=fed.device)
+        flat = flatten(served.models)
+        updates = flat.new_zeros(fed.count, flat.shape[1])
         return StoCFLState(served.serve(nobody, select(served.models, slice(0))), common, updates)
 
     def round(self, state: StoCFLState, t: int, fed: Federation) -> StoCFLState:
@@ -129,7 +130,7 @@ class StoCFL(Method[StoCFLState], FindsClusters[StoCFLState], RelatesClients[Sto
 
     def mean_updates(self, state: StoCFLState) -> Tensor:
         """Server: the mean Ψ of each cluster: [C, parameters]."""
-        members = state.served.contributors.float()
+        members = state.served.contributors.to(state.updates.dtype)
         return members @ state.updates / members.sum(1, keepdim=True).clamp(min=1)
 
     def serve(self, state: StoCFLState, labels: Tensor, models: Stack, fed: Federation) -> StoCFLState:

@@ -213,13 +213,13 @@ class BatchOperations(TorchFunctionMode):
             return answer
 
     def recur(self, kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
-        """A recurrent layer, step by step where it is in a `vmap`, or drops something out."""
+        """Recurrent layers, step by step where they are in a `vmap`; by torch's own function otherwise."""
         if self.is_exact and is_packed(args):
             return cast("tuple[Tensor, ...]", RECURRENT[kind](x, *args))
         layers = Recurrence.parse(kind, x, args)
         if self.is_exact and not (layers.dropout and layers.training):
             return cast("tuple[Tensor, ...]", RECURRENT[kind](x, *args))
-        return run_layers(layers, x, self.dropout)
+        return run_layers(layers, x, self.dropout, native=self.is_exact)
 
     def cell(self, kind: str, *args: Any) -> Tensor | tuple[Tensor, ...]:
         native, own = CELLS[kind]

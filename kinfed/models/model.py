@@ -126,7 +126,7 @@ class Model(Network):
         if not x.is_floating_point() or not len(x) or is_normalisation(self, self.weights[0]):
             return ""
         some = self.inputs(x[:: max(1, len(x) // LOOKED_AT)]).double().square()
-        sizes = some.mean(0).sqrt() if some.dim() == 2 else some.mean().sqrt()[None]
+        sizes = (some.nanmean(0) if some.dim() == 2 else some.nanmean()[None]).nan_to_num(0.0).sqrt()  # without gaps
         largest, column = float(sizes.max()), int(sizes.argmax())
         if 1 / FAR <= largest <= FAR or not largest:
             return ""
@@ -187,7 +187,7 @@ class EncoderNetwork(Network, ABC):
     """A module with a part `encoder`, whose output is a sample's embedding; it takes token ids as frequencies."""
 
     def inputs(self, x: Tensor) -> Tensor:
-        return count_tokens(x) if x.dtype in TOKENS else super().inputs(x)
+        return count_tokens(x) if x.dtype in TOKENS else super().inputs(x).float()  # whatever the model's precision
 
     def embed(self, params: Params, x: Tensor) -> Tensor:
         """Samples in latent space: [b, e]. Needs the encoder's weights alone."""

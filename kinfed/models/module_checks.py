@@ -18,6 +18,7 @@ from kinfed.params import Params
 Forward = Callable[[Params, Tensor], Tensor]  # weights and samples -> the module's output
 MIXES = "the network mixes the samples of a batch, padding would enter its output"
 MOVES = "the network's buffers change in training, which is not vectorised"
+DRAWS = "the network draws random numbers of its own in training, which is not vectorised"
 
 
 class Probe(NamedTuple):
@@ -40,8 +41,10 @@ def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: 
                 torch.default_generator.manual_seed(0)  # what else is drawn by chance is the same each time
                 moved = {name: b.clone() for name, b in before.items() if b.is_floating_point()}
                 batch = Batch(x, mask.long(), mask, mask.any()) if module.training else None
+                seeded = torch.default_generator.get_state()
                 with BatchOperations(batch, moved) as operations:
                     outer.append(forward(weights | moved, x)[::2])
+                draws = not torch.equal(seeded, torch.default_generator.get_state())
     except SequentialOnly as reason:
         return Probe(str(reason))
     except (RuntimeError, ValueError, IndexError):
@@ -50,6 +53,8 @@ def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: 
         hook.remove()
     used = operations.used
     facts = Probe("", "draw" in used, "batch statistics" in used)
+    if draws and module.training:  # from the generator that all clients share
+        return facts._replace(flaw=DRAWS)
     if not torch.allclose(outer[0], outer[1], rtol=1e-4, atol=1e-6, equal_nan=True):
         return facts._replace(flaw=MIXES)
     free = _uniform_counters(module)

@@ -176,7 +176,8 @@ class Network(ABC):
         if self.probe(self.evaluation_template, x).flaw == MIXES:
             raise ModelError(
                 "the network's output for a sample depends on the other samples of its batch, in evaluation mode too; "
-                "make it independent of them: softmax, means and norms over dim 1, batch_first=True"
+                "make it independent of them: softmax, means and norms over dim 1, batch_first=True, BatchNorm with "
+                "running statistics"
             )
 
     def probe(self, template: nn.Module, x: Tensor) -> Probe:

@@ -66,21 +66,41 @@ class CellWeights:
     projection: Tensor | None = None
 
 
-def run_layers(layers: Recurrence, x: Tensor, drop: Dropout) -> tuple[Tensor, ...]:
-    """The outputs of the last layer, and the last states of all."""
+def run_layers(layers: Recurrence, x: Tensor, drop: Dropout, *, native: bool = False) -> tuple[Tensor, ...]:
+    """The outputs of the last layer, and the last states of all; each layer step by step, or by torch's function."""
+    run = _run_native if native else _run_layer
     x = x.transpose(0, 1) if layers.batch_first else x
     ends: list[State] = []
     for layer in range(layers.layers):
-        outputs = []
-        for direction in range(layers.directions):
-            cell = layer * layers.directions + direction
-            seen, end = _run_cell(layers, cell, x.flip(0) if direction else x)
-            outputs.append(seen.flip(0) if direction else seen)
-            ends.append(end)
-        x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+        x, *end = run(layers, layer, x)
+        ends.append(tuple(end))
         if layers.dropout and layers.training and layer < layers.layers - 1:
             x = drop(x.transpose(0, 1), layers.dropout).transpose(0, 1)  # the samples first, which have masks
-    return (x.transpose(0, 1) if layers.batch_first else x, *(torch.stack(part) for part in zip(*ends, strict=True)))
+    return (x.transpose(0, 1) if layers.batch_first else x, *(torch.cat(part) for part in zip(*ends, strict=True)))
+
+
+def _run_native(layers: Recurrence, layer: int, x: Tensor) -> tuple[Tensor, ...]:
+    """One layer by torch's own function: its outputs, and last states [directions, b, hidden]."""
+    each = len(layers.weights) // layers.layers
+    own = slice(layer * layers.directions, (layer + 1) * layers.directions)
+    state, weights = tuple(part[own] for part in layers.state), layers.weights[layer * each : (layer + 1) * each]
+    both, given = layers.directions == 2, state if layers.kind == "lstm" else state[0]
+    return cast(
+        "tuple[Tensor, ...]",
+        RECURRENT[layers.kind](x, given, weights, layers.biased, 1, 0.0, layers.training, both, False),
+    )
+
+
+def _run_layer(layers: Recurrence, layer: int, x: Tensor) -> tuple[Tensor, ...]:
+    """The same step by step."""
+    outputs, ends = [], []
+    for direction in range(layers.directions):
+        cell = layer * layers.directions + direction
+        seen, end = _run_cell(layers, cell, x.flip(0) if direction else x)
+        outputs.append(seen.flip(0) if direction else seen)
+        ends.append(end)
+    seen = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+    return (seen, *(torch.stack(part) for part in zip(*ends, strict=True)))
 
 
 def _run_cell(layers: Recurrence, cell: int, x: Tensor) -> tuple[Tensor, State]:

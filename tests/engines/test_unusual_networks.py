@@ -11,10 +11,11 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ModelError
 from kinfed.fastpath import autograd_training
-from kinfed.methods import FedAvg
+from kinfed.methods import METHODS, FedAvg, FedRep
 from kinfed.models import Model
+from kinfed.params import to_flat
 from kinfed.training import LocalTraining
-from tests.problems import assert_close, assert_same_bits, fit, tiny_population
+from tests.problems import assert_close, assert_same_bits, fit, small_net, tiny_population
 from tests.zoo import Called, convolve, flat
 
 LOCAL = LocalTraining(2, 5, 0.05, 0.5, weight_decay=0.01)
@@ -84,6 +85,23 @@ def pack() -> nn.Module:
     return Called(forward, layer=nn.GRU(8, 6, batch_first=True), head=nn.Linear(6, 3))
 
 
+class Skipped(nn.Module):
+    """Stochastic depth by hand: a sample skips the second convolution by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        kept = x.new_empty(len(x), 1, 1, 1).bernoulli_(0.7) / 0.7 if self.training else 1.0
+        return self.head((x + kept * self.second(x).relu()).mean((2, 3)))
+
+
+def normalise_weights() -> nn.Module:
+    return flat(nn.utils.parametrizations.weight_norm(nn.Linear(64, 8)), nn.Tanh(), width=8)
+
+
 VECTORISED: dict[str, Callable[[], nn.Module]] = {
     "frozen convolution": freeze,
     "padding token": lambda: read_words(nn.Embedding(4, 5, padding_idx=-3)),
@@ -93,11 +111,13 @@ VECTORISED: dict[str, Callable[[], nn.Module]] = {
     "largest of a bag": lambda: read_bag(mode="max", padding_idx=1),
     "tied embedding": tie,
     "scalar and spectrum": Scaled,
+    "weight norm": normalise_weights,
 }
 SEQUENTIAL: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "whole counter": (lambda: Counted(torch.long, in_place=True), "buffers change"),
     "other counter": (lambda: Counted(torch.float, in_place=False), "buffers change"),
     "cumulative batch norm": (lambda: flat(nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=None), width=8), "buffers"),
+    "draws of its own": (Skipped, "draws random numbers of its own in training"),
     "packed sequences": (pack, "packed sequences are not vectorised"),
     "counted tokens": (lambda: read_words(nn.Embedding(4, 5, scale_grad_by_freq=True)), "scale_grad_by_freq"),
 }
@@ -120,7 +140,7 @@ def test_unusual_networks_train_side_by_side(name, monkeypatch):
     assert_close(fit(method, Vectorised, population, 2)[0].params, slow)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:.*clients run 'eval")
+@pytest.mark.filterwarnings("ignore:.*clients run 'eval")
 @pytest.mark.parametrize("name", SEQUENTIAL)
 def test_what_cannot_says_why_and_trains_sequentially(name):
     build, reason = SEQUENTIAL[name]
@@ -145,3 +165,30 @@ def test_frozen_weights_stay_as_they_are():
     end = fit(FedAvg(model, LOCAL), Vectorised, tiny_population((3, 9)), 2)[0].params
     assert_same_bits({"w": end["0.weight"]}, {"w": net[0].weight})
     assert not torch.equal(end["0.bias"], model.init()["0.bias"])
+
+
+def test_fixed_layers_may_have_buffers():
+    net = lambda: flat(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), width=8)  # noqa: E731
+    method, population = FedRep(Model(net, classes=3), LOCAL), tiny_population((1, 14, 6))  # with batches of one sample
+    slow, fast = (fit(method, engine, population, 2) for engine in (Sequential, Vectorised))
+    assert_close(to_flat(fast[0].shared), to_flat(slow[0].shared))
+    assert_close(fast[1].memory, slow[1].memory)
+
+
+@pytest.mark.parametrize("name", ["apfl", "fedem", "fedgroup", "stocfl"])
+def test_networks_may_be_of_double_precision(name):
+    people = tiny_population((9, 14, 6), classes=3)
+    people = replace(people, x=people.x.double() / 255)
+    more = {"clusters": 2} if name == "fedgroup" else {}
+    model = Model(lambda: flat(nn.Linear(64, 8), nn.LayerNorm(8), width=8).double(), classes=3)
+    state, fed = fit(METHODS[name](model, LOCAL, **more), Vectorised, people, 1)
+    served = METHODS[name](model, LOCAL, **more).offer(state, fed.everyone, fed)
+    models = [w for field, w in to_flat({**served.shared, **served.each}).items() if "/" in field]
+    assert models and all(w.dtype == torch.double for w in models)
+
+
+def test_widths_are_asked_for_once_not_by_every_client(monkeypatch):
+    asked, width = [], Sequential.width
+    monkeypatch.setattr(Sequential, "width", lambda fed, part: asked.append(1) or width(fed, part))
+    fit(FedAvg(small_net(), LOCAL), Sequential, tiny_population((3, 4, 5, 6)), 1)
+    assert len(asked) == 2 * 2  # to train, and to evaluate

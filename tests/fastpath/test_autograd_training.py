@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from kinfed.engines import Sequential, Vectorised
 from kinfed.fastpath import autograd_training
 from kinfed.fastpath.autograd_training import TrainingGraphs, _groups, _phases
-from kinfed.fastpath.optimiser import RowLayout, find_convolutions
+from kinfed.fastpath.optimiser import INPUTS_FIRST, WINDOWS_FIRST, RowLayout, find_orders
 from kinfed.methods import FedAvg, Local, Scaffold
 from kinfed.models import Model
 from kinfed.models.batch_operations import RULES
@@ -78,19 +78,34 @@ def test_weights_of_convolutions_may_lie_as_kernels_read_them(monkeypatch, kind,
     plan = autograd_training.plan_autograd
     monkeypatch.setattr("kinfed.training.plan_autograd", lambda *how: replace(plan(*how), in_turn=False))
     lay_out = autograd_training._lay_out
-    packed = find_convolutions(net)
-    assert packed == {"0.weight", "4.weight"}
-    monkeypatch.setattr(autograd_training, "_lay_out", lambda *of: replace(lay_out(*of), packed=packed))
+    orders = find_orders(net, is_cuda=True)
+    assert orders == dict.fromkeys(("0.weight", "4.weight"), WINDOWS_FIRST)
+    monkeypatch.setattr(autograd_training, "_lay_out", lambda *of: replace(lay_out(*of), orders=orders))
     monkeypatch.setitem(RULES, F.group_norm, lambda _, *of, **named: group_norm(*of, **named))
     assert_close(fit(method, Vectorised, population, 3)[0].params, expected.params, atol=1e-5)
 
 
 def test_a_row_holds_every_weight_as_it_is_read():
-    weights = [torch.randn(3, 2, 5), torch.randn(3, 4, 2, 3, 3)]
-    layout = RowLayout({"a": weights[0].shape[1:], "b": weights[1].shape[1:]}, frozenset({"b"}))
-    rows = layout.pack(weights)
-    assert_same_bits(layout.unpack(rows), dict(zip("ab", weights, strict=True)))
-    assert layout.unpack(rows)["b"].permute(0, 3, 4, 2, 1)[0].is_contiguous()
+    weights = {"a": torch.randn(3, 2, 5), "b": torch.randn(3, 4, 2, 3, 3), "c": torch.randn(3, 5, 2)}
+    shapes = {name: w.shape[1:] for name, w in weights.items()}
+    layout = RowLayout(shapes, {"b": WINDOWS_FIRST, "c": INPUTS_FIRST})
+    own = layout.unpack(layout.pack(list(weights.values())))
+    assert_same_bits(own, weights)
+    assert own["b"].permute(WINDOWS_FIRST)[0].is_contiguous() and own["c"].mT[0].is_contiguous()
+
+
+def test_gradients_of_matrices_come_as_rows_hold_them(monkeypatch):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    seen, pack = [], RowLayout.pack
+
+    def note(layout, weights):
+        seen.append({name: w.permute(layout.orders[name])[0].is_contiguous()
+                     for name, w in zip(layout.names, weights, strict=True) if name in layout.orders})  # fmt: skip
+        return pack(layout, weights)
+
+    monkeypatch.setattr(RowLayout, "pack", note)
+    fit(FedAvg(Model(net, classes=3), LocalTraining(1, 5)), Vectorised, tiny_population((9, 9, 9)), 1)
+    assert seen[1:] and all(part == {"1.weight": True, "4.weight": True} for part in seen[1:])  # the first: the start
 
 
 def test_a_gpu_trains_as_many_clients_at_once_as_in_the_first_round_until_memory_is_given_back(monkeypatch):

@@ -72,3 +72,9 @@ def test_the_classifier_needs_sides_of_sixteen():
     with pytest.raises(ConfigError, match="at least 16, got 8x8"):
         make_model("repa_cnn", (1, 8, 8), 10).init()
     make_model("repa_cnn", (1, 16, 16), 10).check(torch.zeros(2, 1, 16, 16))
+
+
+def test_an_encoder_takes_samples_of_a_model_of_double_precision():
+    encoder = SupervisedAutoEncoder(lambda: repa_ae((1, 8, 8), 3), classes=3)
+    x = torch.rand(2, 1, 8, 8)
+    torch.testing.assert_close(encoder.embed(encoder.init(), x.double()), encoder.embed(encoder.init(), x))
