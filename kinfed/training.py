@@ -106,7 +106,8 @@ class LocalTraining:
         graphs = client.execution.autograd_graphs
         kept = graphs if isinstance(graphs, TrainingGraphs) else None
         optimiser = Optimiser(self.optimiser, self.momentum, self.mu, self.weight_decay, self.clip_norm)
-        return plan_autograd(rule, client.key.device, optimiser, kept)
+        each = rule.network.probe(rule.network.template, client.train.x).activations
+        return plan_autograd(rule, client.key.device, optimiser, kept, each * client.train.clip(self.batch_size))
 
     def train_by_autograd(
         self, plan: AutogradPlan, client: Client, start: Params, shift: Mapping[str, Tensor] = NOTHING,

@@ -28,6 +28,7 @@ LEAST = 3  # lanes; products of fewer round differently
 MOST = 2  # trainings whose memory is kept for their graphs
 TOGETHER, SMALL = 5, 2**18  # steps in a graph of networks with fewer weights; otherwise one
 SHARE = 0.6  # of the memory that this process may still take on a GPU, for a step
+MANY = 2**21  # bytes of activations of a client's step: about what a core's caches hold
 SEQUENTIAL_KINDS = (
     nn.RNNBase,
     nn.Conv1d,
@@ -237,10 +238,13 @@ class AutogradPlan:
 
 
 def plan_autograd(
-    rule: GradientRule, device: torch.device, optimiser: Optimiser, graphs: TrainingGraphs | None
+    rule: GradientRule, device: torch.device, optimiser: Optimiser, graphs: TrainingGraphs | None, activations: int = 0
 ) -> AutogradPlan:
-    """How such a training runs best: on a CPU convolutions and recurrent layers gain nothing from other clients."""
-    gains_nothing = any(isinstance(part, SEQUENTIAL_KINDS) for part in rule.network.template.modules())
+    """How such a training runs best: on a CPU convolutions and recurrent layers gain nothing from other clients.
+
+    Nor do networks of which a client's step keeps many activations, in bytes, and a block would keep them all.
+    """
+    gains_nothing = activations > MANY or any(isinstance(p, SEQUENTIAL_KINDS) for p in rule.network.template.modules())
     is_usual = type(rule.network).forward is Network.forward and not rule.inner_lr
     return AutogradPlan(rule, optimiser, device.type == "cpu" and gains_nothing and is_usual, graphs)
 

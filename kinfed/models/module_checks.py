@@ -19,6 +19,7 @@ Forward = Callable[[Params, Tensor], Tensor]  # weights and samples -> the modul
 MIXES = "the network mixes the samples of a batch, padding would enter its output"
 MOVES = "the network's buffers change in training, which is not vectorised"
 DRAWS = "the network draws random numbers of its own in training, which is not vectorised"
+REFUSALS = (RuntimeError, ValueError, IndexError)  # of a module that cannot take the probes
 
 
 class Probe(NamedTuple):
@@ -27,6 +28,7 @@ class Probe(NamedTuple):
     flaw: str = ""  # why they cannot be padded; empty when they can, or when the module refuses the probes
     draws: bool = True  # it draws numbers by chance, or refuses the probes
     has_statistics: bool = True  # of its batches, or it refuses the probes
+    activations: int = 0  # bytes that a sample's forward pass keeps for the backward pass
 
 
 def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: torch.dtype) -> Probe:
@@ -47,7 +49,7 @@ def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: 
                 draws = not torch.equal(seeded, torch.default_generator.get_state())
     except SequentialOnly as reason:
         return Probe(str(reason))
-    except (RuntimeError, ValueError, IndexError):
+    except REFUSALS:
         return Probe()
     finally:
         hook.remove()
@@ -60,6 +62,31 @@ def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: 
     free = _uniform_counters(module)
     stays = all(torch.equal(b, ends.get(name, b)) for name, b in before.items() if name not in free)
     return facts if stays else facts._replace(flaw=MOVES)
+
+
+def measure_activations(module: nn.Module, forward: Forward, shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes that the forward pass keeps for the backward pass, more with each such sample; 0: it refuses the probes."""
+    x, _ = _probes(shape, dtype)
+    try:
+        return (_count_kept(module, forward, x) - _count_kept(module, forward, x[:1])) // (len(x) - 1)
+    except REFUSALS:
+        return 0
+
+
+def _count_kept(module: nn.Module, forward: Forward, x: Tensor) -> int:
+    weights = {name: w.detach().requires_grad_() for name, w in module.named_parameters()}
+    moved = {name: b.clone() for name, b in module.named_buffers() if b.is_floating_point()}
+    kept = dict[int, torch.UntypedStorage]()
+
+    def note(t: Tensor) -> Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage()
+        return t
+
+    mask = torch.ones(len(x), dtype=torch.bool)
+    batch = Batch(x, mask.long(), mask, mask.any())
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), BatchOperations(batch, moved):
+        forward(weights | moved, x)
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 def _uniform_counters(module: nn.Module) -> frozenset[str]:

@@ -23,7 +23,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kinfed.client import Batch
 from kinfed.errors import ModelError, SequentialOnly
 from kinfed.models.batch_operations import BatchOperations
-from kinfed.models.module_checks import MIXES, Probe, from_module, probe_module, refuse_unsupported, weights_of
+from kinfed.models.module_checks import (
+    MIXES,
+    Probe,
+    from_module,
+    measure_activations,
+    probe_module,
+    refuse_unsupported,
+    weights_of,
+)
 from kinfed.models.token_features import TOKENS
 from kinfed.params import NOTHING, Params
 
@@ -190,7 +198,11 @@ class Network(ABC):
 
     def _probe(self, template: nn.Module, shape: torch.Size, dtype: torch.dtype) -> Probe:
         with self.borrow(template) as module, BUILDING:
-            return probe_module(module, partial(self.forward, module), shape, dtype)
+            forward = partial(self.forward, module)
+            facts = probe_module(module, forward, shape, dtype)
+            if facts.flaw or not module.training:
+                return facts
+            return facts._replace(activations=measure_activations(module, forward, shape, dtype))
 
     @cached_property
     def _probes(self) -> dict[tuple[bool, torch.Size, torch.dtype], Probe]:

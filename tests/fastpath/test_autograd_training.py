@@ -18,7 +18,7 @@ from kinfed.models.batch_operations import RULES
 from kinfed.models.convolutions import group_norm
 from kinfed.training import LocalTraining
 from tests.problems import assert_close, assert_same_bits, fit, tiny_population
-from tests.zoo import ZOO
+from tests.zoo import ZOO, Called
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def kept(monkeypatch):
     graphs = TrainingGraphs()
     graphs.graphs.warm_up = 10**9
     plan = autograd_training.plan_autograd
-    monkeypatch.setattr("kinfed.training.plan_autograd", lambda rule, device, how, _: plan(rule, device, how, graphs))
+    monkeypatch.setattr("kinfed.training.plan_autograd", lambda rule, device, how, *_: plan(rule, device, how, graphs))
     return graphs
 
 
@@ -121,3 +121,19 @@ def test_a_gpu_trains_as_many_clients_at_once_as_in_the_first_round_until_memory
     assert autograd_training._lanes_at_once(plan, steps, {}, {}) == 50
     plan.graphs.clear()
     assert autograd_training._lanes_at_once(plan, steps, {}, {}) == 15  # 15 fit: seven parts
+
+
+def test_networks_of_many_activations_train_one_client_after_the_other(monkeypatch):
+    wide = nn.TransformerEncoderLayer(8, 2, 4096, dropout=0.0, batch_first=True)  # keeps 8 x 4096 numbers of a sample
+    net = Called(lambda net, x: net.head(net.layer(x[:, 0]).mean(1)), layer=wide, head=nn.Linear(8, 3))
+    plans, plan = [], autograd_training.plan_autograd
+    monkeypatch.setattr("kinfed.training.plan_autograd", lambda *how: plans.append(plan(*how)) or plans[-1])
+    people, model = tiny_population((21, 21, 21)), Model(lambda: net, classes=3)
+    assert 4 * 8 * 4096 <= model.probe(model.template, people.x).activations < 4 * 4 * 8 * 4096
+    for batch_size, in_turn in ((2, False), (20, True)):  # 2 MiB are 16 samples with one such tensor each
+        slow, fast = (
+            fit(FedAvg(model, LocalTraining(1, batch_size)), engine, people, 1)[0].params
+            for engine in (Sequential, Vectorised)
+        )
+        assert plans[-1].in_turn == in_turn
+        assert_close(fast, slow)
