@@ -268,9 +268,8 @@ def _train_together(plan: AutogradPlan, steps: Steps, start: Stack, shift: Stack
     """The weights of all lanes, updated by the same operations; those that are done drop out, at least three stay."""
     taken = steps.mask.any(2).sum(1)
     order, lasting = taken.argsort(descending=True, stable=True), taken.tolist()
-    if not (
-        is_sorted := lasting == sorted(lasting, reverse=True)
-    ):  # as engines cut blocks it is, and nothing is copied
+    is_sorted = lasting == sorted(lasting, reverse=True)  # as engines cut blocks they are, and nothing is copied
+    if not is_sorted:
         start, shift, fixed = ({name: t[order] for name, t in part.items()} for part in (start, shift, fixed))
         steps = steps.lanes(order)
     training, number = _prepare(plan, steps, start, shift, fixed)
