@@ -222,6 +222,11 @@ def test_a_resolved_config_reads_back_as_the_same(names: str):
     assert to_toml(read(tomllib.loads(text)).resolve()) == text
 
 
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path):
+    (tmp_path / "c.toml").write_text("\ufeffrounds = 7\n", encoding="utf-8")
+    assert read_toml(tmp_path / "c.toml") == {"rounds": 7}
+
+
 def test_a_config_file_is_readable():
     text = to_toml(load_config(None, ["shift.name=label_swap", "method=local"]).resolve())
     assert 'compare = ["fedavg", "local", "flt", "auto"]\n' in text

@@ -35,7 +35,7 @@ DOTS = re.compile(r"""\.(?=(?:[^"']*["'][^"']*["'])*[^"']*$)""")  # but for thos
 def read_toml(path: Path) -> Table:
     """What a TOML file holds."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a mark
         refuse_deep(text)
         return tomllib.loads(text)
     except FileNotFoundError:
