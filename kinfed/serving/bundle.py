@@ -163,7 +163,7 @@ def read_json(path: Path) -> Table:
     try:
         text = path.read_bytes().decode()
         table = json.loads(text)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"no bundle at {path.parent}: wanted a folder that `kinfed export` wrote") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read ({error}): it is damaged; export the run again") from error

@@ -100,6 +100,7 @@ def change(path: Path, **settings: object) -> None:
     ("harm", "parts"),
     [
         (lambda b: (b / "bundle.json").unlink(), ["no bundle at", "kinfed export"]),
+        (lambda b: (shutil.rmtree(b), b.write_text("a file")), ["no bundle at", "wanted a folder"]),
         (lambda b: (b / "bundle.json").write_text("{"), ["bundle.json cannot be read", "damaged"]),
         (
             lambda b: change(b / "bundle.json", format=4),
