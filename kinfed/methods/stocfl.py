@@ -56,8 +56,7 @@ class StoCFL(Method[StoCFLState], FindsClusters[StoCFLState], RelatesClients[Sto
     def init(self, fed: Federation) -> StoCFLState:
         served = ClusterModels.init(self.model, "exclude", fed)
         common, nobody = select(served.models, 0), torch.full_like(served.assignment, -1)
-        flat = flatten(served.models)
-        updates = flat.new_zeros(fed.count, flat.shape[1])
+        updates = torch.zeros_like(flatten(served.models)[:1]).repeat(fed.count, 1)
         return StoCFLState(served.serve(nobody, select(served.models, slice(0))), common, updates)
 
     def round(self, state: StoCFLState, t: int, fed: Federation) -> StoCFLState:
