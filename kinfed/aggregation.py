@@ -65,7 +65,7 @@ class Aggregation(ABC):
         nearest, remote = measure_isolation(points if points.dim() == 3 else points[:, None], there)
         return (nearest > ISOLATED * nearest.median()) & (nearest > REMOTE * remote.median())
 
-    def find_outlying(self, models: Stack) -> Tensor:
+    def find_outlying_models(self, models: Stack) -> Tensor:
         """The same of clients by the models that they trained: bool [m]."""
         return self.find_outliers(flatten(models))
 
@@ -141,7 +141,7 @@ class Mean(Aggregation):
     def find_outliers(self, points: Tensor, there: Tensor | None = None) -> Tensor:
         return torch.zeros(len(points), dtype=torch.bool, device=points.device)
 
-    def find_outlying(self, models: Stack) -> Tensor:
+    def find_outlying_models(self, models: Stack) -> Tensor:
         return torch.zeros(count(models), dtype=torch.bool, device=_device(models))  # without a copy of all weights
 
     def clean(self, sent: Sent, trained: Stack) -> Stack:

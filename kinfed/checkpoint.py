@@ -28,8 +28,8 @@ Tree = dict[str, "Tree"] | list["Tree"] | str | int | float | bool | None
 Parts = dict[str, dict[str, "Tree"]]  # of a checkpoint
 TENSOR = "$tensor"
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError)  # of trees
-AT_ONCE = 4096  # samples of a fingerprint
-APART = 0.01  # of the size of numbers; another machine rounds scaled columns and turned images a little otherwise
+AT_ONCE = 1024  # samples that have one number in a fingerprint
+APART = 0.002  # of the size of numbers; another machine rounds scaled columns and turned images a little otherwise
 Fingerprint = dict[str, object]
 FORMAT = 2  # of checkpoints and run folders; 1 was that of kinfed before 0.2
 
@@ -238,19 +238,21 @@ def is_alike(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
     if before.keys() != now.keys() or before["digest"] != now["digest"]:
         return False
     pairs = [(cast("list[float]", before[name]), cast("list[float]", now[name])) for name in now if name != "digest"]
-    return all(abs(a - b) <= APART * max(was[0], got[0]) for was, got in pairs for a, b in zip(was, got, strict=True))
+    return all(
+        len(was) == len(got) and all(abs(a - b) <= APART * max(was[0], got[0]) for a, b in zip(was, got, strict=True))
+        for was, got in pairs
+    )
 
 
 def project(x: Tensor) -> list[float]:
-    """The root mean square of numbers, and a sum of them with fixed weights, as large where they are of no pattern."""
-    count, width = max(1, x.numel()), x[:1].numel()
-    along, total, square = weigh(width, x.device), 0.0, 0.0
-    weights = weigh(len(x), x.device)
+    """The root mean square of numbers, and a sum with fixed weights of each thousand samples, about as large."""
+    along, weights = weigh(x[:1].numel(), x.device), weigh(len(x), x.device).sign()
+    square, sums = 0.0, []
     for part, weight in zip(x.split(AT_ONCE), weights.split(AT_ONCE), strict=True):
-        flat = part.flatten(1).double() if part.dim() > 1 else part.double()[:, None]
-        flat = flat.nan_to_num()  # unknown targets
-        total, square = total + float(weight @ flat @ along), square + float(flat.square().sum())
-    return [sqrt(square / count), total / sqrt(count)]
+        flat = part.reshape(len(part), -1).double().nan_to_num()  # unknown targets are 0
+        square += float(flat.square().sum())
+        sums.append(float(weight @ flat @ along) / sqrt(max(1, flat.numel())))
+    return [sqrt(square / max(1, x.numel())), *sums]
 
 
 def weigh(number: int, device: torch.device) -> Tensor:

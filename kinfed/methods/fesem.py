@@ -72,8 +72,8 @@ class FeSEM(Clustered[FeSEMState]):
     def assign(self, state: FeSEMState, replies: Replies, fed: Federation) -> tuple[Tensor, Stack]:
         """The cluster of each client, anew of those that train, by the model it holds, and the centres of k-means."""
         (held, whose), before = self.hold(state.served, replies, fed), state.served.assignment
-        outlying = replies.cohort[fed.aggregation.find_outlying(replies.stack("params"))]  # these stay where they are
-        usual = fed.clients[torch.isin(fed.clients, outlying, invert=True)]
+        outlying = fed.aggregation.find_outlying_models(replies.stack("params"))  # these clients stay where they are
+        usual = fed.clients[torch.isin(fed.clients, replies.cohort[outlying], invert=True)]
         clients = usual if len(usual) >= self.clusters else fed.clients
         centres = state.served.models if self.assignment == "nearest" else state.centres
         points = place_models(*held, centres)
