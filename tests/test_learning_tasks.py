@@ -204,6 +204,9 @@ def test_samples_far_from_one_are_warned_of_with_their_column(caplog):
     assert "(column 'proline')" in model.doubt_samples(x, names)
     assert "in size, and" in model.doubt_samples(torch.full((3, 1, 4, 4), 200.0))
     assert not model.doubt_samples(torch.tensor([[1.0, torch.nan, torch.nan], [torch.nan, 1.0, torch.nan]]))  # gaps
+    assert model.doubt_samples(torch.tensor([[1.0, 750.0], [1.0, torch.nan]])).startswith(
+        "samples are 7.5e+02 in size (c"
+    )
     assert model.doubt_samples(x[:, :-1] / 1e3) and not model.doubt_samples(torch.full((3, 4), 200, dtype=torch.uint8))
     normalised = Model(lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 1)), classes=1, task=task)
     assert not normalised.doubt_samples(torch.full((3, 4), 200.0)), "it scales samples itself"

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ModelError
 from kinfed.fastpath import autograd_training
+from kinfed.federation import Offer
 from kinfed.methods import METHODS, FedAvg, FedRep
 from kinfed.models import Model
 from kinfed.params import to_flat
@@ -148,6 +149,16 @@ def test_what_cannot_says_why_and_trains_sequentially(name):
     slow = fit(method, Sequential, population, 2)[0].params
     with pytest.warns(UserWarning, match=f"{reason}.*: clients train sequentially"):
         assert_same_bits(fit(method, Vectorised, population, 2)[0].params, slow)
+
+
+@pytest.mark.filterwarnings("ignore:.*clients train sequentially")
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+def test_what_a_network_draws_is_each_clients_own(engine):
+    alike, method = tiny_population((9, 9)), FedAvg(Model(Skipped, classes=3), LocalTraining(1, 9, 0.05))
+    twice = replace(alike, train=(alike.train[0], alike.train[0]))  # two clients of the same samples, in one batch
+    fed = engine(method, twice)
+    trained = fed.run(method.train, fed.clients, Offer({"params": method.init(fed).params})).stack("params")
+    assert not torch.allclose(trained["head.weight"][0], trained["head.weight"][1], rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", REFUSED)
