@@ -23,7 +23,7 @@ from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.keys import base_key, choose, fold, normal, to_uniform
-from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, put, repeat, select, to_flat
+from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, repeat, select, to_flat
 from kinfed.privacy import OPEN, Privacy
 
 LOG = logging.getLogger("kinfed")
@@ -41,6 +41,8 @@ EXCLUDED = "excluded"  # a client that is asked nothing for the rest of the run
 
 
 class Offer(NamedTuple):
+    """What the server sends with a task: the same for all, and for each client a row of a table."""
+
     shared: Payload = NOTHING  # the same for the whole cohort
     each: Payload = NOTHING  # row pick[i] is for cohort[i]
     pick: Tensor | None = None  # None: row i is for cohort[i]
@@ -83,7 +85,7 @@ class Rejected(NamedTuple):
 
 @dataclass(frozen=True)
 class Replies:
-    """Answers, stacked: row i of every tensor is from client cohort[i]; who did not answer is not in it."""
+    """Replies, stacked: row i of every tensor is from client cohort[i]; a client that did not reply is not in it."""
 
     cohort: Tensor
     send: Payload
@@ -95,15 +97,11 @@ class Replies:
         return value
 
     def stack(self, name: str) -> Stack:
-        """The answers `name` of all clients as a stack of models."""
+        """The field `name` of all replies as a stack of models."""
         value = self.send[name]
         if isinstance(value, Tensor):
             raise TypeError(f"'{name}' is one tensor: use replies['{name}']")
         return dict(value)
-
-    def at(self, positions: Tensor) -> "Replies":
-        """The answers at these positions alone."""
-        return Replies(self.cohort[positions], from_flat(_some(positions, self.send)))
 
     def align(self, clients: Tensor, values: Tensor) -> Tensor:
         """What those who replied computed ([replies, d]) as rows of these clients (sorted ids), NaN for the others."""
@@ -111,8 +109,8 @@ class Replies:
         return blank.index_copy(0, torch.searchsorted(clients, self.cohort), values)
 
     def select(self, positions: Tensor) -> "Replies":
-        """The answers at these positions alone."""
-        return Replies(self.cohort[positions], from_flat(_some(positions, self.send)))
+        """The replies at these positions alone."""
+        return Replies(self.cohort[positions], from_flat(select_flat(positions, self.send)))
 
 
 class Federation(ABC):
@@ -150,12 +148,12 @@ class Federation(ABC):
         self.rejected: list[Rejected] = []
         self.client_seconds = 0.0  # spent on clients' tasks so far; the rest is the server's own work
         self.decoys = torch.zeros(0, dtype=torch.long)  # asked since nobody was drawn, and not summed
-        self.sees_samples = True  # False: clients' rows are elsewhere, and the server knows how many they are
+        self.sees_samples = True  # False: clients' samples are elsewhere, and the server knows how many they are
 
     @property
     def sizes(self) -> Tensor:
         """Training samples of every client, known from enrolment: [clients]."""
-        return torch.tensor([rows.size(0) for rows in self.train], device=self.device)  # len() takes ten times as long
+        return torch.tensor([own.size(0) for own in self.train], device=self.device)  # len() takes ten times as long
 
     @property
     def weights(self) -> Tensor:
@@ -167,7 +165,7 @@ class Federation(ABC):
 
     @property
     def test_samples(self) -> int:
-        """How many different rows those who train are tested on."""
+        """How many different samples those who train are tested on."""
         return len(torch.cat([self.test[i] for i in self.clients.tolist()]).unique())
 
     @property
@@ -216,7 +214,7 @@ class Federation(ABC):
         return self.held
 
     def begin(self, round: int) -> None:
-        """Enters a round: clients whose data change in it hold their new rows from now on."""
+        """Enters a round: clients whose data change in it hold their new samples from now on."""
         for change in self.population.changes:
             if self.round < change.round <= round:
                 self._change(change)
@@ -290,7 +288,7 @@ class Federation(ABC):
         return fold(key, torch.arange(count))
 
     def run(self, task: Task, cohort: Tensor, offer: Offer = NO_OFFER) -> Replies:
-        """What the cohort answers to a task; answers with a number out of its range are left out and noted."""
+        """What the cohort replies to a task; replies with a number out of its range are left out and noted."""
         name, mark = getattr(task, "__name__", str(task)), mark_of(task)
         if mark is None:
             raise ConfigError(UNMARKED.format(name))
@@ -305,7 +303,7 @@ class Federation(ABC):
 
     @abstractmethod
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
-        """The answers that can be used; what clients keep is kept, what crossed is counted, the rest is noted."""
+        """The replies that can be used; what clients keep is kept, what crossed is counted, the rest is noted."""
 
     @property
     def excluded(self) -> set[int]:
@@ -349,8 +347,8 @@ class Federation(ABC):
         return base_key(self.seed, name, self.calls[name])
 
     def width(self, part: list[Tensor]) -> int:
-        """Rows of this part that tasks look at in one go: bounded, and the same for every client."""
-        return width_of(len(rows) for rows in part)
+        """Samples of this part that tasks look at in one go: bounded, and the same for every client."""
+        return width_of(len(own) for own in part)
 
     @property
     def _columns(self) -> RoleColumns:
@@ -396,56 +394,6 @@ def run_fedavg(task: Task, params: Params, rounds: int, fed: Federation) -> Para
     return params
 
 
-class Resident(Federation):
-    """A federation whose clients live in this process; engines say how a task reaches them."""
-
-    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
-        send, keep = self._run(name, cohort, keys, offer)
-        good = self._check(name, cohort, send, ranges, count_models(offer))
-        if keep:
-            self._keep(cohort[good], _some(good, keep))
-        replies = Replies(cohort[good], from_flat(_some(good, send)))
-        up = sum(t[0].numel() * t.element_size() for t in to_flat(send).values())
-        self.ledger.count(self.round, name, cohort, offer.bytes_each(), cohort, up)
-        return replies
-
-    @abstractmethod
-    def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
-        """What all clients of the cohort send and keep, stacked."""
-
-    def memory_of(self, cohort: Tensor) -> Stack:
-        """What these clients remember, flat, stacked."""
-        if self.memory:
-            return each_leaf(lambda t: t[cohort], self.memory)
-        return repeat(self.initial_memory(), len(cohort))
-
-    def _keep(self, cohort: Tensor, kept: Stack) -> None:
-        if not self.memory:
-            self.memory = repeat(self.initial_memory(), self.count)
-        kept = {name: values.to(self.memory[name].dtype) for name, values in kept.items()}
-        if self.is_dry_run:
-            self.memory = self.memory | put({name: self.memory[name] for name in kept}, cohort, kept)
-            return
-        for name, values in kept.items():  # in place: a copy of what all clients remember would cost every round
-            self.memory[name].index_copy_(0, cohort, values)
-
-    def _check(self, name: str, cohort: Tensor, send: Payload, ranges: Mapping[str, Range], models: int) -> Tensor:
-        """Positions of the replies that can be used; the others are noted."""
-        train, test = (self._lengths(part, cohort, ranges) for part in (self.train, self.test))
-        facts = Facts(self.method, train, test, models)
-        finite, inside = check_numbers(to_flat(send), len(cohort), ranges, facts)
-        faulty = zip(cohort[~(finite & inside)].tolist(), inside[~(finite & inside)].tolist(), strict=True)
-        self.rejected += [
-            Rejected(self.round, name, client, NOT_FINITE if is_inside else OUT_OF_RANGE)
-            for client, is_inside in faulty
-        ]
-        return (finite & inside).nonzero()[:, 0]
-
-    def _lengths(self, part: list[Tensor], cohort: Tensor, ranges: Mapping[str, Range]) -> Tensor:
-        """Samples of these clients; none are counted where no range may depend on them."""
-        return torch.tensor([part[i].size(0) for i in cohort.tolist()] if ranges else [], device=self.device)
-
-
 def check_numbers(send: Stack, clients: int, ranges: Mapping[str, Range], facts: Facts) -> tuple[Tensor, Tensor]:
     """Which clients' replies are finite where that is all that is asked, and which are inside of declared ranges.
 
@@ -467,14 +415,14 @@ def count_models(offer: Offer) -> int:
     return next((len(stacked) for stacked in models.values()), 0)
 
 
-def _some(which: Tensor, payload: Payload) -> Stack:
-    """The answers of these, flat; nothing is copied where these are all."""
+def select_flat(which: Tensor, payload: Payload) -> Stack:
+    """The replies of these, flat; nothing is copied where these are all."""
     return each_leaf(lambda t: t if len(t) == len(which) else t[which], to_flat(payload))
 
 
 def _moved(part: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Every client's rows on the device, taken there in one go."""
-    return list(torch.cat(list(part)).to(device).split([rows.size(0) for rows in part])) if part else []
+    """Every client's samples on the device, taken there in one go."""
+    return list(torch.cat(list(part)).to(device).split([own.size(0) for own in part])) if part else []
 
 
 @dataclass

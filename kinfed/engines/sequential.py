@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kinfed.client import Client, Reply, Samples
 from kinfed.client_tasks import find_task
+from kinfed.engines.resident import Resident
 from kinfed.engines.workers import ProgressLog, run_at_once
-from kinfed.federation import Federation, Offer, Resident
+from kinfed.federation import Federation, Offer
 from kinfed.params import Params, Payload, from_flat, select, stack, to_flat
 
 

@@ -35,6 +35,7 @@ from kinfed.engines.blocks import (
     is_not_vectorised,
     is_too_large,
 )
+from kinfed.engines.resident import Resident
 from kinfed.engines.sequential import loop
 from kinfed.engines.workers import (
     SAMPLES,
@@ -49,7 +50,7 @@ from kinfed.engines.workers import (
 )
 from kinfed.errors import ConfigError, SequentialOnly
 from kinfed.fastpath import LEAST, StepGraphs, TrainingGraphs, supports
-from kinfed.federation import Offer, Resident
+from kinfed.federation import Offer
 from kinfed.gpu_memory import give_back, keep_to_limit
 from kinfed.models import Network
 from kinfed.models.network import BFLOAT16

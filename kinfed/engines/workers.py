@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from kinfed.data.population import Population, Role
+from kinfed.engines.resident import Resident
 from kinfed.errors import cancel_on, raise_if_cancelled
-from kinfed.federation import Resident
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

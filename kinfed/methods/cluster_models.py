@@ -54,6 +54,8 @@ Merges = Annotated[Dendrogram, Unused()]
 
 @dataclass(frozen=True)
 class ClusterModels:
+    """The models of clusters: which one each client is served, and which clients are averaged into each."""
+
     models: Stack  # [C]
     assignment: Labels  # [clients] the model that each is served; -1: none yet
     contributors: Contributors  # [C, clients] bool: the clients that are averaged into each model
@@ -249,7 +251,9 @@ def offer_assigned(models: Stack, assignment: Tensor, cohort: Tensor) -> Offer:
     """The model of each of these clients; RoleError where one has none."""
     labels = assignment[cohort]
     if bool((labels < 0).any()):
-        raise RoleError(f"clients {cohort[labels < 0].tolist()} have no model yet: admit them first")
+        raise RoleError(
+            f"clients {cohort[labels < 0].tolist()} have no model yet: the method's `admit` must assign them"
+        )
     return Offer(each={"params": models}, pick=labels)
 
 
@@ -287,7 +291,7 @@ def drop_outlying(replies: Replies, points: Tensor, fed: Federation) -> tuple[Re
     """The replies without those whose points ([replies, ...]) are far from all others; such a client trains alone."""
     require_signatures(replies.cohort)
     usual = (~fed.aggregation.find_outliers(points.flatten(1))).nonzero()[:, 0]
-    return (replies, points) if len(usual) == len(points) else (replies.at(usual), points[usual])
+    return (replies, points) if len(usual) == len(points) else (replies.select(usual), points[usual])
 
 
 def find_components(graph: Tensor) -> Tensor:

@@ -3,19 +3,20 @@
 import csv
 import io
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
 from kinfed.progress import as_markdown as in_markdown
 from kinfed.recipes.costs import COSTS, find_target, show_costs
 from kinfed.recipes.measures import INCOMPARABLE, MEASURES, OTHER, Found, Printed
-from kinfed.recipes.outcome import NO_DATA, UNKNOWN, Outcome, Result, values_of
+from kinfed.recipes.outcome import FAILS, HOLDS, NO_DATA, UNKNOWN, Outcome, Result, values_of
 from kinfed.recipes.recipe import Column
 from kinfed.recipes.rules import Points
 
 Rows = list[list[str]]
 NOTHING = "–"
+VERDICTS = (HOLDS, FAILS, UNKNOWN)
 MOST = 11  # steps along an axis that a table shows
 FEW = 3  # rows at least of which a common offset is said
 SPARSE = 2 / 3  # of a column's rows: where more were not run, they are counted instead of listed
@@ -190,6 +191,30 @@ def claim_rows(outcome: Outcome) -> Rows:
         if verdict != UNKNOWN or outcome.recipe.figure
     ]
     return [["claim", "column", "protocol", ""], *lines] if lines else []
+
+
+def count_verdicts(outcome: Outcome) -> dict[str, Counter[str]]:
+    """How often each claim of a table or figure holds, over its columns and protocols."""
+    found: dict[str, Counter[str]] = {}
+    for claim, _, _, verdict in outcome.claims():
+        found.setdefault(claim.says, Counter())[verdict] += 1
+    return found
+
+
+def list_checks(outcomes: Sequence[Outcome]) -> str:
+    """A sentence with the sums, and a row for each claim: in how many columns and protocols it holds."""
+    counts = [(o.recipe.name, says, verdicts) for o in outcomes for says, verdicts in count_verdicts(o).items()]
+    total = sum((verdicts for _, _, verdicts in counts), Counter[str]())
+    head = [["claim", "where", *VERDICTS]]
+    rows = [[says, name, *(str(verdicts[v] or "") for v in VERDICTS)] for name, says, verdicts in counts]
+    ran = sum(bool(verdicts[HOLDS] + verdicts[FAILS]) for _, _, verdicts in counts)
+    never = sum(bool(verdicts[FAILS]) and not verdicts[HOLDS] for _, _, verdicts in counts)
+    said = (
+        f"{len(counts)} claims, of which {ran} were looked at; {never} of these hold nowhere. A claim is checked in "
+        f"each column and under each protocol that it speaks of: {total[HOLDS]} checks hold, {total[FAILS]} do not, "
+        f"{total[UNKNOWN]} were not run."
+    )
+    return f"{said}\n\n{in_markdown(head + rows)}"
 
 
 def notes_of(outcome: Outcome) -> list[str]:

@@ -46,6 +46,8 @@ BLANK = "–"
 
 @dataclass(frozen=True)
 class Column:
+    """A column of a table, or a point on the axis of a figure: what all its cells have in common."""
+
     name: str
     title: str
     config: Table = field(default_factory=dict)
@@ -84,6 +86,8 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Protocol:
+    """A way to make the numbers: that of the paper, or a fairer one."""
+
     name: str
     says: str
     config: Table = field(default_factory=dict)
@@ -101,6 +105,8 @@ class Under:
 
 @dataclass(frozen=True)
 class Row:
+    """A row of a table, most often a method, and the numbers published for it."""
+
     name: str
     title: str
     config: Table
@@ -122,6 +128,8 @@ class Row:
 
 @dataclass(frozen=True)
 class StandIn:
+    """A dataset that takes the place of one that is not here, and what that means."""
+
     name: str
     says: str
 
@@ -147,6 +155,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Recipe:
+    """A paper's table or figure: how its cells are run, what was published, and what it is said to show."""
+
     name: str
     title: str
     paper: str

@@ -15,7 +15,6 @@ from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes, load_recipe, refuse_unknown, result_of
-from kinfed.recipes.claim_lists import list_checks
 from kinfed.recipes.figures import embed_figures, save_figures
 from kinfed.recipes.kept import KeptNumbers
 from kinfed.recipes.outcome import NO_DATA, SECONDS, judge_numbers
@@ -28,6 +27,7 @@ from kinfed.recipes.outcome_tables import (
     claim_rows,
     explain_absence,
     find_offsets,
+    list_checks,
     notes_of,
 )
 from kinfed.recipes.recipe import tables_of

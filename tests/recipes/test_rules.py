@@ -3,9 +3,8 @@
 import pytest
 
 from kinfed.recipes import Outcome, Wanted, cells_of, load_recipe
-from kinfed.recipes.claim_lists import count_verdicts, list_checks
 from kinfed.recipes.outcome import FAILS, HOLDS, UNKNOWN, Result, judge_numbers
-from kinfed.recipes.outcome_tables import explain_absence, make_tables
+from kinfed.recipes.outcome_tables import count_verdicts, explain_absence, list_checks, make_tables
 from kinfed.recipes.rules import RULES, Shape
 
 LOW, HIGH = [(0, 1.0), (1, 2.0), (2, 2.5)], [(0, 1.5), (1, 4.0), (2, 3.0)]
