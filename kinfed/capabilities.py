@@ -28,30 +28,40 @@ Seen = TypeVar("Seen", contravariant=True)  # a state that is only read
 
 @runtime_checkable
 class FindsClusters(Protocol[Seen]):
+    """Assigns clients to clusters."""
+
     def cluster_assignment(self, state: Seen) -> Tensor:
         """Server: the cluster of each client: [clients], -1 for one that is not assigned."""
 
 
 @runtime_checkable
 class RelatesClients(Protocol[Seen]):
+    """Says which clients are related."""
+
     def neighbours(self, state: Seen) -> NeighbourSets:
         """Server: who is related to whom; each different set of neighbours is held once."""
 
 
 @runtime_checkable
 class MergesClients(Protocol[Seen]):
+    """Finds clusters by merging clients."""
+
     def dendrogram(self, state: Seen) -> Dendrogram:
         """Server: the merges by which clusters were found; without members where there were none."""
 
 
 @runtime_checkable
 class ExplainsAssignment(Protocol):
+    """Says how an unseen client gets its model."""
+
     def assignment_rule(self) -> str:
         """How an unseen client gets its model, in one sentence."""
 
 
 @runtime_checkable
 class AssignsUnseen(ExplainsAssignment, Protocol[Seen]):
+    """Assigns unseen clients by a distance."""
+
     def distances_to_clusters(self, state: Seen, clients: Tensor, fed: Federation) -> Tensor:
         """Server: distances from admitted clients to each cluster, by the method's own measure: [clients, clusters].
 
@@ -61,12 +71,16 @@ class AssignsUnseen(ExplainsAssignment, Protocol[Seen]):
 
 @runtime_checkable
 class JudgesAssignment(Protocol[Seen]):
+    """Tests whether an unseen client fits any cluster."""
+
     def judge_fit(self, state: Seen, clients: Tensor, fed: Federation) -> Fit | None:
         """Server: whether admitted clients fit any cluster of the training ones; None where its rule has no test."""
 
 
 @runtime_checkable
 class Exportable(Protocol[State]):
+    """Can serve unseen clients after the run, from a bundle."""
+
     def export_state(self, state: State, clients: Tensor, sizes: Tensor) -> State:
         """Server: what it takes to admit one more client after the run; RoleError where that cannot be.
 
@@ -77,6 +91,8 @@ class Exportable(Protocol[State]):
 
 @runtime_checkable
 class HasSignatures(Protocol[Seen]):
+    """Compares clients by signatures."""
+
     stores_signatures: ClassVar[bool]  # they are in the state, and no client is asked for them
 
     def signatures(self, state: Seen, fed: Federation) -> Tensor:
@@ -85,29 +101,39 @@ class HasSignatures(Protocol[Seen]):
 
 @runtime_checkable
 class Diagnoses(Protocol[Seen]):
+    """Says in words what it found."""
+
     def diagnosis(self, state: Seen) -> str:
         """Server: what it found of the clients, and how far to trust it, in a sentence or two; may be empty."""
 
 
 @runtime_checkable
 class ServesNetwork(Protocol):
+    """Clients use another network than they train."""
+
     def client_model(self) -> Model:
         """The network whose weights `personalise` makes, where it is another than the one that clients train."""
 
 
 @runtime_checkable
 class SendsNetworks(Protocol):
+    """Sends weights of other networks than its model."""
+
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
         """Client: all networks whose weights it may be sent, for samples of this shape."""
 
 
 @runtime_checkable
 class NeedsLabels(Protocol):
+    """Assigns labelled clients only."""
+
     needs_labels: ClassVar[str]  # why it cannot assign a client without labels
 
 
 @runtime_checkable
 class NeedsServerSamples(Protocol):
+    """May need samples that the server owns."""
+
     def needs_server_samples(self) -> bool:
         """Whether training takes samples that the server owns."""
 
@@ -117,22 +143,30 @@ class NeedsServerSamples(Protocol):
 
 @runtime_checkable
 class ClustersLater(Protocol):
+    """Trains for some rounds before it looks for clusters."""
+
     clusters_after: ClassVar[str]  # the setting that holds after how many rounds it looks for clusters
 
 
 @runtime_checkable
 class StepsBySGD(Protocol):
+    """Is defined for steps of SGD."""
+
     sgd_reason: ClassVar[str]  # why training.optimiser = "adam" does not suit it
 
 
 @runtime_checkable
 class SumsReplies(Protocol):
+    """Its server needs sums over clients alone, so that secure aggregation can hide single replies."""
+
     summed_tasks: ClassVar[Mapping[str, str]]  # of whose replies a server needs sums over clients that were offered the
     # same, weighted by samples -> the field by which clients are summed apart; empty: none
 
 
 @runtime_checkable
 class HidesClients(SumsReplies, Protocol):
+    """Its server makes means alone of updates, so that noise can hide a client."""
+
     hides_clients: ClassVar[bool]  # all that its server makes of updates is means that can be private
 
 

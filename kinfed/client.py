@@ -16,6 +16,8 @@ from kinfed.params import NOTHING, Params, Payload
 
 
 class Batch(NamedTuple):
+    """Samples of one client that are looked at together, some of them padding."""
+
     x: Tensor  # [b, ...]
     y: Tensor  # [b]
     mask: Tensor  # [b] bool: false: padding
@@ -37,6 +39,8 @@ class Batch(NamedTuple):
 
 
 class Reply(NamedTuple):
+    """What a client task gives back."""
+
     send: Payload  # crosses the wire
     keep: Payload = NOTHING  # stays on the client until its next task
 
@@ -323,6 +327,8 @@ def resolve(limit: Limit, facts: Facts) -> float | Tensor:
 
 
 class TaskMark(NamedTuple):
+    """What `@client_task` notes of a task."""
+
     key: str  # seeds the task's random numbers
     sequential: bool  # it is not a pure tensor program: engines loop over the clients
     ranges: Mapping[str, Range] = {}  # field of the reply -> its range

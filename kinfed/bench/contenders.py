@@ -42,10 +42,6 @@ class Contender:
     drivers: Path | None = None  # the folder of other simulators' drivers
 
     @property
-    def is_kinfed(self) -> bool:
-        return self.driver == "kinfed"
-
-    @property
     def is_peer(self) -> bool:
         """Whether it is another simulator."""
         return not self.driver

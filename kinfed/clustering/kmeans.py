@@ -17,6 +17,8 @@ ROUNDING = 1e-12  # of the longest model's square: what is less is taken for non
 
 
 class Centroids(NamedTuple):
+    """Centroids of one set of samples."""
+
     points: Tensor  # [k, d]
     shares: Tensor  # [k], the share of the samples nearest to each; 0 for one that nobody needs
 

@@ -15,6 +15,8 @@ TINY = 1e-12  # of the largest squared singular value: rounding
 
 
 class Labelled(NamedTuple):
+    """Some samples of one client, and which labels they have."""
+
     x: Tensor  # [b, d] double
     member: Tensor  # [b, labels] 1 where the sample has the label; 0 all over for padding
 

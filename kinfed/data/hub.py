@@ -24,6 +24,8 @@ class Unreachable(Exception):
 
 
 class Image(Protocol):
+    """What we use of a Pillow image."""
+
     def convert(self, mode: str) -> npt.ArrayLike: ...
 
 

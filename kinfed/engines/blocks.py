@@ -103,6 +103,8 @@ def round_up(lanes: int) -> int:
 
 
 class Block(NamedTuple):
+    """Clients of a cohort that run a task side by side."""
+
     order: list[int]  # positions in the cohort
     positions: Tensor  # the same, and copies that fill the block up
     longest: tuple[int, int]  # training and test samples that its clients are padded to

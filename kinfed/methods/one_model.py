@@ -26,6 +26,8 @@ AggregateOver = Literal["participants", "all_clients"]
 
 @dataclass(frozen=True)
 class OneModelState:
+    """The model of all clients."""
+
     params: Params
     moments: Moments = NO_MOMENTS  # of the server's optimiser
 
@@ -110,6 +112,8 @@ class KeepsModel(KeepsOwn, Averaged, ABC):
 
 @dataclass(frozen=True)
 class OnePartState:
+    """The part of the model that all clients share."""
+
     shared: Params
 
 

@@ -21,6 +21,8 @@ Rule = Literal["sgd", "adagrad", "adam", "yogi"]
 
 @dataclass(frozen=True)
 class Moments:
+    """What the server's optimiser remembers from one round to the next."""
+
     first: Params  # m; empty where there is no momentum
     second: Params  # v; empty for sgd
 

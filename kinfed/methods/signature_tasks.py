@@ -294,6 +294,8 @@ def log_misfits(fit: Fit | None) -> Fit | None:
 
 @dataclass(frozen=True)
 class KMeansState:
+    """Clusters that k-means found once, and what an unseen client is compared with."""
+
     served: ClusterModels
     root: Params  # what clients compute their signatures with, frozen: REPA's encoder φ, WD's common model θ
     centres: Tensor  # [clusters, d] of K-Means

@@ -41,6 +41,8 @@ class SplitRule:
 
 @dataclass(frozen=True)
 class SplitTree:
+    """How clusters were split, so that unseen clients can be led down to one."""
+
     nodes: Stack  # [S] the models at the splits; split s made cluster s + 1
     parents: Tensor  # [S] the cluster that was split
     sides: Tensor  # [S, 2, parameters] the mean direction of the updates on either side

@@ -18,7 +18,6 @@ from kinfed.models.model import (
     SupervisedAutoEncoder,
     encoder_of,
     fix_weights,
-    has_decoder,
     is_last_layer,
     is_normalisation,
 )
@@ -127,6 +126,6 @@ __all__ = [
     "AUTOENCODERS", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork", "FixedGradient",
     "Gradient", "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes", "SupervisedAutoEncoder",
     "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes", "fix_weights",
-    "from_module", "has_decoder", "is_last_layer", "is_normalisation", "make_autoencoder", "make_mixture", "make_model",
+    "from_module", "is_last_layer", "is_normalisation", "make_autoencoder", "make_mixture", "make_model",
     "mix_models", "repa_ae", "repa_series",
 ]  # fmt: skip

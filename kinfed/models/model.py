@@ -226,8 +226,3 @@ class SupervisedAutoEncoder(EncoderNetwork):
 def encoder_of(params: Params) -> Params:
     """The encoder's share of a network's weights."""
     return {name: w for name, w in params.items() if name.startswith("encoder.")}
-
-
-def has_decoder(params: Params) -> bool:
-    """Whether these weights are a whole auto-encoder's, or an encoder's alone."""
-    return any(name.startswith("decoder.") for name in params)

@@ -37,6 +37,8 @@ from kinfed.params import NOTHING, Params
 
 
 class Gradient(NamedTuple):
+    """What a mini-batch says of a model: a direction for each weight, and new buffers."""
+
     weights: Params  # by weight
     buffers: Mapping[str, Tensor] = NOTHING  # what the forward pass made of the buffers
 
@@ -126,12 +128,8 @@ class Network(ABC):
         moved = dict(zip(buffers, gradients[len(weights) :], strict=True))
         return Gradient(dict(zip(weights, gradients, strict=False)), moved)
 
-    def training_loss(self, params: Params, batch: Batch) -> Tensor:
-        """The mean loss over the batch's real samples, in training mode."""
-        return self.training_pass(params, batch)[0]
-
     def training_pass(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """The same, and what the pass makes of the buffers."""
+        """The mean loss over the batch's real samples in training mode, and what the pass makes of the buffers."""
         buffers = {name: params[name] for name in self.buffers}
         with self.borrow(self.template) as module, BatchOperations(batch, buffers) as operations:
             output = self.forward(module, params, batch.x)

@@ -12,7 +12,6 @@ from kinfed.errors import SequentialOnly
 
 Dropout = Callable[[Tensor, float], Tensor]
 State = tuple[Tensor, ...]  # h, and c of an LSTM: [b, hidden]
-GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 RECURRENT: dict[str, Callable[..., Any]] = {
     "lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu,
 }  # fmt: skip

@@ -73,6 +73,8 @@ class JudgesFit(Protocol):
 
 
 class Comparison(Protocol):
+    """Clients that have been compared: what follows from it, computed when it is asked for."""
+
     def clusters(self, clusters: int = 0) -> Tensor:
         """The cluster of each client: [M]; so many, or as many as there are."""
 

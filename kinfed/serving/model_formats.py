@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from kinfed.params import Params
 from kinfed.registry import is_installed
 from kinfed.runs.logs import write_text
 
-Format = Literal["torchscript", "onnx"]
 SUFFIXES: dict[str, str] = {"torchscript": ".pt", "onnx": ".onnx"}
 CARD = "models.json"
 INPUT, OUTPUT = "samples", "predictions"
