@@ -1,4 +1,4 @@
-"""Whom each method can place after the start, and what placing costs: the table of docs/roles.md.
+"""Whom each method can assign after the start, and what that costs: the table of docs/roles.md.
 
     python benchmarks/roles.py            # prints the table
     python benchmarks/roles.py --write    # and puts it into docs/roles.md
@@ -64,16 +64,16 @@ VARIANTS: list[tuple[str, str, dict[str, object]]] = [  # other settings that ch
     ("flis_hc", "newcomers=loss", {"newcomers": "loss", "beta": 2.0}),  # as many clusters as training clients
 ]
 AGAIN = {"fesem": "when others change sides", "cfl": "when its cluster is split"}  # nothing of it in these rounds
-COSTS = ("placing: down", "placing: up", "placing: compute", "serving: down", "serving: compute")
-HEAD = ("method", *UNSEEN, "asked to", *COSTS, "placed again", "why not")
+COSTS = ("assigning: down", "assigning: up", "assigning: compute", "serving: down", "serving: compute")
+HEAD = ("method", *UNSEEN, "asked to", *COSTS, "assigned again", "why not")
 
 T = TypeVar("T")
 Method = Method[Any]
 
 
 @dataclass(frozen=True)
-class Placing:
-    """What it took to place one client, and then to serve it its model."""
+class Assignment:
+    """What it took to assign one client, and then to serve it its model."""
 
     tasks: tuple[str, ...]  # it was asked to do
     down: int  # bytes
@@ -82,7 +82,7 @@ class Placing:
     served: int  # bytes
     served_flops: int
     untrained: float  # share of the weights it is served that are still the first model's
-    refused: str = ""  # or why it cannot be placed
+    refused: str = ""  # or why it cannot be assigned
 
 
 class Metered(Vectorised):
@@ -169,18 +169,18 @@ def start(method: Method) -> tuple[Any, Metered]:
     return state, fed
 
 
-def place(method: Method, state: Any, client: int, fed: Metered) -> tuple[Any, Placing]:
-    """The state after placing one client, and what that took."""
+def assign(method: Method, state: Any, client: int, fed: Metered) -> tuple[Any, Assignment]:
+    """The state after assigning one client, and what that took."""
     cohort, before, calls = torch.tensor([client]), fed.moved(client), len(fed.ledger.rounds)
     try:
         state, flops = fed.metered(lambda: method.admit(state, cohort, fed))
     except RoleError as error:
-        return state, Placing((), 0, 0, 0, 0, 0, 0.0, str(error))
+        return state, Assignment((), 0, 0, 0, 0, 0, 0.0, str(error))
     down, up = (now - then for now, then in zip(fed.moved(client), before, strict=True))
     tasks = tuple(dict.fromkeys(task for _, task, *_ in fed.ledger.rounds[calls:]))
     offer = method.offer(state, cohort, fed)
     weights, more = counted(lambda: used(method, offer, client, fed))
-    return state, Placing(tasks, down, up, flops, offer.bytes_each(), more, untrained(method, weights))
+    return state, Assignment(tasks, down, up, flops, offer.bytes_each(), more, untrained(method, weights))
 
 
 def used(method: Method, offer: Offer, client: int, fed: Metered) -> Params:
@@ -210,38 +210,38 @@ def rounds_asked(method: Method, state: Any, client: int, fed: Metered) -> int:
     return asked
 
 
-def measure(name: str, settings: dict[str, object]) -> tuple[dict[str, Placing], int]:
-    """What placing takes by role, and in how many of the next rounds a holdout client is placed again."""
+def measure(name: str, settings: dict[str, object]) -> tuple[dict[str, Assignment], int]:
+    """What assigning takes by role, and in how many of the next rounds a holdout client is assigned again."""
     method = build(name, settings)
     state, fed = start(method)
-    placed = {role: place(method, state, TRAINING + i, fed) for i, role in enumerate(UNSEEN)}
-    again = rounds_asked(method, placed["holdout"][0], TRAINING + list(UNSEEN).index("holdout"), fed)
-    return {role: placing for role, (_, placing) in placed.items()}, again
+    assigned = {role: assign(method, state, TRAINING + i, fed) for i, role in enumerate(UNSEEN)}
+    again = rounds_asked(method, assigned["holdout"][0], TRAINING + list(UNSEEN).index("holdout"), fed)
+    return {role: assignment for role, (_, assignment) in assigned.items()}, again
 
 
-def line(name: str, key: str, placings: dict[str, Placing], again: int) -> str:
+def line(name: str, key: str, assignments: dict[str, Assignment], again: int) -> str:
     """A row of the table; a cost that differs between roles shows all of its values."""
-    done = [placing for placing in placings.values() if not placing.refused]
+    done = [assignment for assignment in assignments.values() if not assignment.refused]
     costs = [" / ".join(dict.fromkeys(of)) for of in zip(*map(said, done), strict=True)]
     often = {0: AGAIN.get(name, "never"), AFTER: "every round"}.get(again, "some rounds")
-    why = "; ".join(dict.fromkeys(reason(p.refused) for p in placings.values() if p.refused))
+    why = "; ".join(dict.fromkeys(reason(p.refused) for p in assignments.values() if p.refused))
     return row(
-        [f"`{name}`" + (f", `{key}`" if key else ""), *map(verdict, placings.values()), *costs, often, why or "–"]
+        [f"`{name}`" + (f", `{key}`" if key else ""), *map(verdict, assignments.values()), *costs, often, why or "–"]
     )
 
 
-def said(placing: Placing) -> tuple[str, ...]:
+def said(assignment: Assignment) -> tuple[str, ...]:
     """The cells of one role's cost."""
-    tasks = ", ".join(f"`{task}`" for task in placing.tasks) or "–"
-    compute = (amount(flops / epoch()) for flops in (placing.flops, placing.served_flops))
-    return tasks, size(placing.down), size(placing.up), next(compute), size(placing.served), next(compute)
+    tasks = ", ".join(f"`{task}`" for task in assignment.tasks) or "–"
+    compute = (amount(flops / epoch()) for flops in (assignment.flops, assignment.served_flops))
+    return tasks, size(assignment.down), size(assignment.up), next(compute), size(assignment.served), next(compute)
 
 
-def verdict(placing: Placing) -> str:
-    """Whether a client is placed, and whether it is served weights that nobody trained."""
-    if placing.refused:
+def verdict(assignment: Assignment) -> str:
+    """Whether a client is assigned, and whether it is served weights that nobody trained."""
+    if assignment.refused:
         return "no"
-    return f"yes, {placing.untrained:.0%} untrained" if placing.untrained else "yes"
+    return f"yes, {assignment.untrained:.0%} untrained" if assignment.untrained else "yes"
 
 
 def size(count: int) -> str:

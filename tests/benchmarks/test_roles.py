@@ -1,4 +1,4 @@
-"""docs/roles.md says what the code does, and who cannot be placed is told why."""
+"""docs/roles.md says what the code does, and says of those who cannot be assigned why."""
 
 import re
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_the_docs_have_the_table_that_the_methods_give(table):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_places_late_and_holdout_clients_and_the_unlabelled_where_it_says_so(table, name):
+def test_every_method_assigns_late_and_holdout_clients_and_the_unlabelled_where_it_says_so(table, name):
     row = cells(table, name)
     assert row["late"].startswith("yes") and row["holdout"].startswith("yes")
     assert row["unlabelled"].startswith("yes") == (not reason_for_labels(METHODS[name]))
@@ -73,24 +73,24 @@ def test_every_method_places_late_and_holdout_clients_and_the_unlabelled_where_i
 )
 def test_costs_are_those_derived_by_hand(table, name, down, up, served):
     row = cells(table, name)
-    found = [int(row[column].split()[0]) for column in ("placing: down", "placing: up", "serving: down")]
+    found = [int(row[column].split()[0]) for column in ("assigning: down", "assigning: up", "serving: down")]
     assert found == [down, up, served]
 
 
 def test_flt_costs_principal_components_down_and_mean_embeddings_and_counts_up(table):
     row = cells(table, "flt")
-    assert row["placing: down"].startswith(f"{4 * 784 * (128 + 1)} ")
-    assert row["placing: up"].startswith(f"{4 * 4 * (128 + 1)} ")
+    assert row["assigning: down"].startswith(f"{4 * 784 * (128 + 1)} ")
+    assert row["assigning: up"].startswith(f"{4 * 4 * (128 + 1)} ")
 
 
 def test_flts_centroids_cost_an_auto_encoder_down_and_shares_up(table):
     weights = EncoderCentroids().network(torch.Size((1, 28, 28))).init()
     row = cells(table, "flt", "signature.name=encoder_centroids")
-    assert row["placing: down"].startswith(f"{4 * sum(w.numel() for w in weights.values())} ")
-    assert row["placing: up"].startswith(f"{4 * 5 * (128 + 1)} ")
+    assert row["assigning: down"].startswith(f"{4 * sum(w.numel() for w in weights.values())} ")
+    assert row["assigning: up"].startswith(f"{4 * 5 * (128 + 1)} ")
 
 
-def test_placing_costs_the_same_in_every_role(table):
+def test_assigning_costs_the_same_in_every_role(table):
     assert " / " not in table
 
 
@@ -106,7 +106,7 @@ def test_the_weights_that_nobody_trained_are_noticed(table):
 
 
 def test_who_never_trains_is_asked_again_after_every_round_of_flis_dc_and_fedsoft_and_every_step_of_feddrift(table):
-    again = [name for name in METHODS if cells(table, name)["placed again"] == "every round"]
+    again = [name for name in METHODS if cells(table, name)["assigned again"] == "every round"]
     assert again == ["flis_dc", "feddrift", "fedsoft"]
 
 
