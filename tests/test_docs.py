@@ -45,6 +45,21 @@ def test_the_architecture_page_names_every_layer():
     assert all(name in picture for names in LAYERS for name in names if not name.startswith("__"))
 
 
+def test_the_architecture_page_says_what_every_shared_file_of_the_methods_holds():
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## What methods share")[2].partition("\n## ")[0]
+    own = {METHODS[name].__module__.rpartition(".")[2] for name in METHODS}
+    shared = {path.stem for path in (ROOT / "kinfed" / "methods").glob("[!_]*.py")} - own
+    assert not [name for name in shared if f"`{name}.py`" not in table]
+
+
+def test_the_architecture_page_names_every_capability():
+    from kinfed import capabilities
+
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = [name for name in capabilities.__all__ if getattr(getattr(capabilities, name), "_is_protocol", False)]
+    assert len(named) > 10 and not [name for name in named if f"`{name}`" not in page]
+
+
 def test_the_metrics_page_names_every_column():
     from kinfed.runs.logs import METRICS
 
@@ -150,8 +165,8 @@ def test_the_tables_on_the_pages_of_results_are_those_of_the_kept_numbers(tmp_pa
 @pytest.mark.parametrize("paper", ["flt", "flhc", "flis", "repa"])
 def test_the_checks_on_a_paper_s_page_are_those_of_the_kept_numbers(paper: str, tmp_path: Path):
     from kinfed.recipes import Wanted, cells_of, load_recipe
-    from kinfed.recipes.claim_lists import list_checks
     from kinfed.recipes.kept import KeptNumbers
+    from kinfed.recipes.outcome_tables import list_checks
     from kinfed.recipes.recipe import tables_of
     from kinfed.recipes.reproduction import Order, outcome_of
     from kinfed.recipes.store import Store
