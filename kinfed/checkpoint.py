@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from math import sqrt
 from pathlib import Path
 from typing import TypeVar, cast, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data.population import Population
-from kinfed.errors import CheckpointError, FileError, RoleError
+from kinfed.errors import CheckpointError, ConfigError, FileError, RoleError
 from kinfed.federation import Federation, Ledger, Rejected
 from kinfed.files import check_finite, digest_content, load_tensors, read_metadata, save_tensors
 from kinfed.method import Method
@@ -115,8 +115,32 @@ def load_served(path: Path, method: Method[State]) -> tuple[State, dict[str, Ten
 
 def state_of(method: Method[State], tree: Tree, tensors: Mapping[str, Tensor]) -> State:
     """The state of this method that `take_apart` took apart."""
-    kind: type[State] = get_type_hints(type(method).init)["return"]
+    kind = find_state_type(method)
+    _refuse_other_fields(kind, tree)
     return put_together(kind, tree, tensors)
+
+
+def find_state_type(method: Method[State]) -> type[State]:
+    """The type of the method's state, which is what its `init` is annotated to return."""
+    try:
+        return cast("type[State]", get_type_hints(type(method).init)["return"])
+    except (KeyError, NameError):
+        raise ConfigError(
+            f"{type(method).__name__}.init: annotate what it returns by the class of the state, as in "
+            "`def init(self, fed: Federation) -> MyState:`; checkpoints are read back by it"
+        ) from None
+
+
+def _refuse_other_fields(kind: type, tree: Tree) -> None:
+    """Raises CheckpointError where a state was saved with other fields than its class has now."""
+    if is_dataclass(kind) and isinstance(tree, dict):
+        known = [f.name for f in fields(kind)]
+        needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+        if not needed <= tree.keys() <= {*known}:
+            raise CheckpointError(
+                f"a state with {', '.join(tree)} was saved, and {kind.__name__} has {', '.join(known)}: the method's "
+                "code has changed since; use the code of that run, or start it again"
+            )
 
 
 def read_about(path: Path) -> dict[str, object]:

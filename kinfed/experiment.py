@@ -220,6 +220,7 @@ class Experiment(Generic[State]):
             raise ConfigError(
                 "no client trains from the first round on: leave some neither late, holdout nor unlabelled"
             )
+        checkpoints.find_state_type(self.method)
         check_model(self.method.model, self.fed)
         if self.metric.unit == "%" and self.evaluation.target > 1:
             raise ConfigError(f"evaluation.target is a share from 0 to 1, got {self.evaluation.target}")

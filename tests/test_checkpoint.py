@@ -5,9 +5,10 @@ import torch
 
 from kinfed import checkpoint
 from kinfed.engines import Vectorised
-from kinfed.errors import CheckpointError
+from kinfed.errors import CheckpointError, ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import FedAvg, Local
+from kinfed.methods.one_model import OneModelState
 from tests.problems import assert_same_bits, fit, small_net, tiny_population
 
 
@@ -87,6 +88,26 @@ def test_nested_states_survive(tmp_path):
     back = checkpoint.load(tmp_path / "s", Nested(small_net()), fed)
     assert back.inner.numbers == (1, 2) and back.many == [(1, "x"), (2, "y")] and back.note is None
     assert torch.equal(back.inner.weight, torch.arange(3)) and torch.equal(back.models["a"], torch.ones(2))
+
+
+def test_a_state_whose_class_has_other_fields_now_is_refused_by_name(tmp_path):
+    class Changed(FedAvg):
+        def init(self, fed) -> Inner:
+            raise NotImplementedError
+
+    fed = Vectorised(FedAvg(small_net()), tiny_population())
+    checkpoint.save(tmp_path / "s", OneModelState(fed.method.model.init()), fed, {})
+    with pytest.raises(CheckpointError, match=r"with params, moments was saved, and Inner has numbers, weight:"):
+        checkpoint.load(tmp_path / "s", Changed(small_net()), fed)
+
+
+def test_a_method_that_does_not_name_the_type_of_its_state_is_refused_before_it_runs():
+    class Unnamed(FedAvg):
+        def init(self, fed):
+            return super().init(fed)
+
+    with pytest.raises(ConfigError, match=r"Unnamed.init: annotate what it returns by the class of the state"):
+        Experiment(Unnamed(small_net()), tiny_population())
 
 
 def test_a_resumed_experiment_ends_with_the_same_bits(tmp_path):
