@@ -197,7 +197,9 @@ def require_sums(method: object, fed: Federation) -> None:
             "fedavg, fedprox, fednova, fedper, flt, repa or ifca, or leave it out"
         )
     if isinstance(signature, Signature) and signature.tunes_in_turn():
-        raise ConfigError("privacy.secure_aggregation: signature.tuning = 'sequential' shows each client's encoder")
+        raise ConfigError(
+            "privacy.secure_aggregation: signature.tuning = 'sequential' shows each client's encoder; set another"
+        )
 
 
 def require_private_training(method: object, fed: Federation) -> None:

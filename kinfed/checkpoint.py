@@ -176,7 +176,7 @@ def explain_damage(path: Path) -> Iterator[None]:
     except (FileError, *MALFORMED) as error:
         what = error if isinstance(error, FileError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            f"the checkpoint {path} cannot be read ({what}): it is damaged or not a checkpoint"
+            f"the checkpoint {path} cannot be read ({what}): it is damaged or not a checkpoint; start the run again"
         ) from error
 
 

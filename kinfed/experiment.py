@@ -247,18 +247,18 @@ class Experiment(Generic[State]):
         self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
-        done, placed, state = self._load_checkpoint() if resume else (0, self.fed.clients, self.method.init(self.fed))
+        done, admitted, state = self._load_checkpoint() if resume else (0, self.fed.clients, self.method.init(self.fed))
         for observer in self.observers:
             observer.on_start(self.rounds, done)
         for t in range(done, self.rounds):
             began, before_it = time.perf_counter(), self.fed.client_seconds
             self.fed.begin(t)
-            state = self._admit(state, placed)
-            placed = self.fed.present
+            state = self._admit(state, admitted)
+            admitted = self.fed.present
             state = self.method.round(state, t, self.fed)
             seconds = time.perf_counter() - began, self.fed.client_seconds - before_it
             before = checkpoints.Books.of(self.fed) if t + 1 == self.rounds else None
-            served = self._admit_last(state, placed) if t + 1 == self.rounds else state
+            served = self._admit_last(state, admitted) if t + 1 == self.rounds else state
             nobody_joined = before is None or before.calls == self.fed.calls
             self._notify(self._result(served, t + 1, seconds))
             self.state = served
@@ -377,22 +377,22 @@ class Experiment(Generic[State]):
         self.final = dict(about.get("final", {}))  # type: ignore[call-overload]
         self.drift_log = DriftLog.read(about.get("drift"))
         self.fed.begin(done - 1)
-        placed = self.fed.present
+        admitted = self.fed.present
         if done == self.rounds:  # only what is written at the end may be missing
-            self.state = self._admit_last(state, placed)
+            self.state = self._admit_last(state, admitted)
             checkpoints.load_books(self.checkpoint, self.fed)
-        return done, placed, state
+        return done, admitted, state
 
-    def _admit_last(self, state: State, placed: Tensor) -> State:
+    def _admit_last(self, state: State, admitted: Tensor) -> State:
         """The state that serves all clients: those that join after training are admitted now."""
         self.fed.is_over = True
-        return self._admit(state, placed)
+        return self._admit(state, admitted)
 
-    def _admit(self, state: State, placed: Tensor) -> State:
-        if self.fed.present is placed:  # nobody has come
+    def _admit(self, state: State, admitted: Tensor) -> State:
+        if self.fed.present is admitted:  # nobody has come
             return state
         here = self.fed.real
-        unseen = here[~torch.isin(here, placed)]
+        unseen = here[~torch.isin(here, admitted)]
         return self.method.admit(state, unseen, self.fed) if len(unseen) else state
 
     def _result(self, state: State, done: int, seconds: tuple[float, float]) -> RoundResult:

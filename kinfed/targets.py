@@ -31,7 +31,8 @@ def as_numbers(y: Array, name: str) -> Array:
     if not np.isfinite(numbers).all():
         sick = np.flatnonzero(~np.isfinite(numbers.reshape(len(numbers), -1)).all(1))
         raise DataError(
-            f"{len(sick)} of {len(y)} targets are a NaN or an infinity, the first is that of sample {sick[0]}"
+            f"{len(sick)} of {len(y)} targets are a NaN or an infinity, the first is that of sample {sick[0]}; leave "
+            "these samples out"
         )
     return numbers
 

@@ -82,7 +82,7 @@ def bench(
             Lines(sys.stdout, markdown, quiet).table(table)
             raise typer.Exit(1 if is_slower else 0)
         if json_file and not json_file.resolve().parent.is_dir():
-            raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}")
+            raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
         chosen = choose_contenders(split_names(contenders) or [], split_pairs(peer_python or []), drivers)
         plan = Plan(rounds, threads, choose_device(device), scale)
         run_bench(split_names(workloads) or [], chosen, plan, Lines(sys.stdout, markdown, quiet), json_file)

@@ -60,7 +60,7 @@ def average_clusters(points: Tensor, height: float, most: int) -> Tensor:
 def refuse_too_many(clusters: int, clients: int) -> None:
     """Raises ConfigError where there are fewer clients than clusters."""
     if clusters > clients:
-        raise ConfigError(f"{clusters} clusters were asked for, but there are only {clients} clients")
+        raise ConfigError(f"{clusters} clusters were asked for, but there are only {clients} clients: set fewer")
 
 
 def cut_points(points: Tensor, clusters: int, height: float, most: int) -> Tensor:

@@ -281,7 +281,9 @@ def find_method(name: str) -> type[Method[object]]:
     if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
         raise ConfigError(f"method '{name}' must be a dataclass that inherits from kinfed.method.Method")
     if inspect.isabstract(found):
-        raise ConfigError(f"method '{name}' lacks {', '.join(sorted(found.__abstractmethods__))}")
+        raise ConfigError(
+            f"method '{name}' lacks {', '.join(sorted(found.__abstractmethods__))}: write them in its class"
+        )
     if lacking := [given for given in GIVEN if given not in {field.name for field in fields(found)}]:
         raise ConfigError(f"method '{name}' lacks the field {' and '.join(lacking)}, which other sections set")
     return found

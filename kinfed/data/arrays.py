@@ -94,7 +94,10 @@ def check_finite(x: Plain) -> None:
     if x.dtype == np.uint8 or not x.size or (np.isfinite(x.min()) and np.isfinite(x.max())):  # no table as large as x
         return
     sick = np.flatnonzero([not np.isfinite(sample).all() for sample in x])
-    raise DataError(f"{len(sick)} of {len(x)} samples of x have a NaN or an infinity, the first is sample {sick[0]}")
+    raise DataError(
+        f"{len(sick)} of {len(x)} samples of x have a NaN or an infinity, the first is sample {sick[0]}: fill them, or "
+        "leave them out"
+    )
 
 
 def as_owners(client: Array) -> Index:

@@ -207,7 +207,8 @@ class Tests:
             raise ConfigError(f"validation must be a share from 0 to below 1, got {self.own}")
         if self.own and self.whole:
             raise ConfigError(
-                "clients are tested on their own samples (validation) or on all (global_test), not on both"
+                "clients are tested on their own samples (validation) or on all (global_test), not on both: set "
+                "one of the two"
             )
 
     def split_off(self, samples: Index, rng: np.random.Generator) -> tuple[Index, Index]:

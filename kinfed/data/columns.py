@@ -32,7 +32,7 @@ Column = list[str] | list[object] | npt.NDArray[np.generic]  # of objects: an im
 def read_columns(path: Path) -> dict[str, Column]:
     """The columns of a table by name."""
     if not path.is_file():
-        raise DataError(f"{path}: no such file")
+        raise DataError(f"{path}: no such file; a path is seen from the folder where the command runs")
     return read_parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path)
 
 
@@ -52,7 +52,10 @@ def read_csv(path: Path) -> dict[str, Column]:
     refuse_twins(header, path)
     ragged = next((i for i, line in enumerate(lines) if len(line) != len(header)), None)
     if ragged is not None:
-        raise DataError(f"{path}: row {ragged + 2} has {len(lines[ragged])} fields, the header {len(header)}")
+        raise DataError(
+            f"{path}: row {ragged + 2} has {len(lines[ragged])} fields, the header {len(header)}; put fields that hold "
+            f"a '{separator}' into quotes"
+        )
     if not lines:
         raise DataError(f"{path} has nothing below its header" if header else f"{path} is empty, wanted a header")
     return {name: list(column) for name, column in zip(header, zip(*lines, strict=True), strict=True)}

@@ -145,7 +145,9 @@ def check_pool(population: Population) -> None:
     if population.class_names and len(population.class_names) != classes:
         raise DataError(f"got {len(population.class_names)} class names for {classes} classes; give one each, or none")
     if len(population.client_names) > population.clients:
-        raise DataError(f"got {len(population.client_names)} client names for {population.clients} clients")
+        raise DataError(
+            f"got {len(population.client_names)} client names for {population.clients} clients; give one each"
+        )
 
 
 def check_tokens(x: Tensor) -> None:

@@ -91,7 +91,9 @@ def choose_device(wanted: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"engine.device is '{wanted}', but torch sees no CUDA device; use cpu or auto")
     if kind == "cuda" and (torch.device(wanted).index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"engine.device is '{wanted}', but torch sees {torch.cuda.device_count()} CUDA device(s)")
+        raise ConfigError(
+            f"engine.device is '{wanted}', but torch sees {torch.cuda.device_count()} CUDA device(s), numbered from 0"
+        )
     return wanted
 
 

@@ -330,4 +330,7 @@ def redraw(draw: Callable[[int], State], share: Callable[[State], float], least:
         state = draw(attempt)
         if not least or share(state) >= least:
             return state
-    raise ConfigError(f"in {ATTEMPTS} draws of first models there was always one that fewer than {least:g} selected")
+    raise ConfigError(
+        f"in {ATTEMPTS} draws of first models there was always one that fewer than {least:g} selected: set least_share "
+        "lower"
+    )

@@ -50,7 +50,10 @@ class Model(Network):
             finally:
                 hook.remove()
         if not taken:
-            raise ModelError("the network uses the weights of its last layer, but does not call it: it has no features")
+            raise ModelError(
+                "the network uses the weights of its last layer, but does not call it, so it has no features: call "
+                "the layer in forward"
+            )
         return taken[-1].flatten(1, -2).mean(1) if taken[-1].dim() > 2 else taken[-1]
 
     def features_width(self) -> int:

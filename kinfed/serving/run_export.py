@@ -75,7 +75,8 @@ def make_bundle(run: Path, population: Population | None, config: Config, kind: 
     method = method_of(config, kind)
     state, clients = checkpoint.load_served(run / CHECKPOINT, method)
     if not isinstance(method, Exportable):
-        raise RoleError(f"{config.method} cannot be exported: its server has no model for unseen clients")
+        hint = "; a method of your own that has one names Exportable in its class line" if ":" in config.method else ""
+        raise RoleError(f"{config.method} cannot be exported: its server has no model for unseen clients{hint}")
     compares = isinstance(method, NeedsServerSamples) and method.admits_by_server_samples()
     own = load_server_samples(run, config, population) if compares else kind.nothing()
     with checkpoint.explain_damage(run / CHECKPOINT):

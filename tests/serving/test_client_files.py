@@ -112,8 +112,14 @@ def change(path: Path, **settings: object) -> None:
         (lambda b: change(b / "bundle.json", samples={"shape": [1, 8, 8]}), ["incomplete", "dtype"]),
         (lambda b: change(b / "bundle.json", config={"method": "repaa"}), ["did you mean 'repa'?"]),
         (
-            lambda b: change(b / "bundle.json", state={"served": {"models": {"w": {"$tensor": "gone"}}}}),
+            lambda b: change(
+                b / "bundle.json", state={"served": {"models": {"w": {"$tensor": "gone"}}}, "root": {}, "centres": {}}
+            ),
             ["incomplete", "gone"],
+        ),
+        (
+            lambda b: change(b / "bundle.json", state={"served": {}}),
+            ["a state with served was saved, and KMeansState has served, root, centres"],
         ),
         (lambda b: change(b / "bundle.json", config={"method": "repa", "model": "os:system"}), ["--trust"]),
         (lambda b: (b / "bundle.safetensors").unlink(), ["bundle.safetensors is not what was exported"]),

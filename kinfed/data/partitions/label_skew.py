@@ -172,7 +172,7 @@ def two_labels_each(label: Index, rng: np.random.Generator) -> Index:
     if most > len(hands):
         raise DataError(
             f"exact_two_classes is impossible: label {int(np.bincount(label).argmax())} fills {most} shards, "
-            f"more than there are clients ({len(hands)})"
+            f"more than there are clients ({len(hands)}); leave it out, or balance the labels"
         )
     for client in range(len(hands)):
         mine = label[hands[client]]
