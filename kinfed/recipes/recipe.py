@@ -231,7 +231,7 @@ def read_recipe(name: str, table: Table) -> Recipe:
         raise ConfigError(f"{name}.measures: wanted at least one of {', '.join(MEASURES)}, got none")
     for measure in measures:
         look_up(measure, MEASURES, "measure")
-    shape = Shape(tuple(columns), tuple(protocols), len(measures))
+    shape = TableShape(tuple(columns), tuple(protocols), len(measures))
     recipe = Recipe(
         name, read_text(table, "title", name), read_text(table, "paper", name), measures,
         look_up(read_text(table, "main", name, measures[0]), {m: m for m in measures}, "main measure"),
@@ -250,7 +250,7 @@ def read_recipe(name: str, table: Table) -> Recipe:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TableShape:
     """What a row may speak of."""
 
     columns: tuple[str, ...]
@@ -287,7 +287,7 @@ def read_protocol(name: str, table: Table, at: str) -> Protocol:
     return Protocol(name, read_text(table, "says", at), inner_table(table, "config", at), sweep, judged)
 
 
-def read_row(name: str, table: Table, shape: Shape, at: str) -> Row:
+def read_row(name: str, table: Table, shape: TableShape, at: str) -> Row:
     known = ("title", "config", "at", "published", "protocols", "columns", "incomparable", "round")
     check_keys(table, (*known, *shape.protocols), at)
     runs_under = read_texts(table, "protocols", at) or shape.protocols

@@ -1,7 +1,7 @@
 """Which clients are related: distances between signatures, UMAP, thresholds."""
 
 from kinfed.relatedness.calibrated import FEWEST, Calibrated, nest_clusters
-from kinfed.relatedness.clusterer import Clusterer, Comparison, Fit, JudgesFit, Partition
+from kinfed.relatedness.clusterer import Clusterer, ComparedClients, DisjointClusters, Fit, JudgesFit
 from kinfed.relatedness.relatedness import (
     Relatedness,
     cluster_distances,
@@ -12,7 +12,7 @@ from kinfed.relatedness.relatedness import (
 from kinfed.relatedness.set_distances import DISTANCES, set_distances
 
 __all__ = [
-    "DISTANCES", "FEWEST", "Calibrated", "Clusterer", "Comparison", "Fit", "JudgesFit", "Partition", "Relatedness",
-    "cluster_distances", "nearest_clusters", "nest_clusters", "set_distances", "warn_if_fewer",
+    "DISTANCES", "FEWEST", "Calibrated", "Clusterer", "ComparedClients", "DisjointClusters", "Fit", "JudgesFit",
+    "Relatedness", "cluster_distances", "nearest_clusters", "nest_clusters", "set_distances", "warn_if_fewer",
     "warn_if_isolated",
 ]  # fmt: skip

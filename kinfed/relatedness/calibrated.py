@@ -14,7 +14,7 @@ from torch import Tensor
 from kinfed.checks import seed_of_numpy, within
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError, DataError
-from kinfed.relatedness.clusterer import Clusterer, Fit, Partition
+from kinfed.relatedness.clusterer import Clusterer, DisjointClusters, Fit
 from kinfed.relatedness.noise_model import (
     CANDIDATES,
     Coordinates,
@@ -58,11 +58,11 @@ class Calibrated(Clusterer):
     def needs_parts(self) -> bool:
         return True
 
-    def compare(self, known: Signatures) -> "FoundClusters":
+    def compare(self, known: Signatures) -> "CalibratedClusters":
         """The clusters of these clients; what was found is logged."""
         model = self.fit(known)
         log.info("%s", model.summary())
-        return FoundClusters(model.label(known), self, known)
+        return CalibratedClusters(model.label(known), self, known)
 
     def relate_unseen(self, known: Signatures, unseen: Signatures) -> NeighbourSets:
         """The known clients of the cluster of each unseen one."""
@@ -107,7 +107,7 @@ class Calibrated(Clusterer):
 
 
 @dataclass(frozen=True)
-class FoundClusters(Partition):
+class CalibratedClusters(DisjointClusters):
     """The clusters that were found; another number of them is fitted when asked for."""
 
     by: Calibrated

@@ -34,8 +34,8 @@ class Clusterer(Protocol):
     """Which clients are related, by their signatures. A plug-in inherits from it, and so has all defaults."""
 
     @abstractmethod
-    def compare(self, known: Signatures) -> "Comparison":
-        """The clients with these signatures compared with each other; `Partition` is the simplest result."""
+    def compare(self, known: Signatures) -> "ComparedClients":
+        """The clients with these signatures compared with each other; `DisjointClusters` is the simplest result."""
 
     def relate_unseen(self, known: Signatures, unseen: Signatures) -> NeighbourSets:
         """The known clients that each unseen one is related to."""
@@ -72,7 +72,7 @@ class JudgesFit(Protocol):
         """The cluster of each unseen client among those of the known ones ([M]), and how well it fits there."""
 
 
-class Comparison(Protocol):
+class ComparedClients(Protocol):
     """Clients that have been compared: what follows from it, computed when it is asked for."""
 
     def clusters(self, clusters: int = 0) -> Tensor:
@@ -86,7 +86,7 @@ class Comparison(Protocol):
 
 
 @dataclass(frozen=True)
-class Partition:
+class DisjointClusters:
     """Clients related to those of their own cluster ([M])."""
 
     labels: Tensor

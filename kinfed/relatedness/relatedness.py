@@ -11,7 +11,7 @@ from kinfed.checks import at_least, seed_of_numpy
 from kinfed.clustering.hierarchy import average_linkage, silhouette
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
-from kinfed.relatedness.clusterer import Clusterer, Comparison, Matrix, Pairs, Points, share_neighbours
+from kinfed.relatedness.clusterer import Clusterer, ComparedClients, Matrix, Pairs, Points, share_neighbours
 from kinfed.relatedness.embeddings import fit_kernel, project, project_more
 from kinfed.relatedness.set_distances import near_sets, set_distances
 from kinfed.signatures import Signatures
@@ -73,7 +73,7 @@ class Relatedness(Clusterer):
     def needs_shares(self) -> bool:
         return self.distance in ("kernel", "transport")
 
-    def compare(self, known: Signatures) -> Comparison:
+    def compare(self, known: Signatures) -> ComparedClients:
         """The clients compared with each other: all pairs of few, of many those that can be near."""
         if len(known) <= self.all_pairs:
             return self._all_pairs(self.distances(known))

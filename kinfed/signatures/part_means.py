@@ -92,11 +92,11 @@ class PartMeans(Signature):
         log.info("signatures: mean embeddings by %s", NAMES[kind])
         if kind == "model":
             first = {name: w.to(fed.device) for name, w in self.common_model().init().items()}
-            return run_fedavg(find_task(fed), first, self.model_rounds, fed)
+            return run_fedavg(find_train_task(fed), first, self.model_rounds, fed)
         if kind == "random":
             return self.random_seed(fed.device)
         if kind == "pca":
-            return find_components(self.pretraining.load(public), self.width(shape))
+            return fit_principal_components(self.pretraining.load(public), self.width(shape))
         return encoder_of(self.pretraining(self.network(encoder_shape(fed.x), self.width(shape)), public))
 
     def choose(self, shape: tuple[int, ...], public: Tensor) -> Embedding:
@@ -204,7 +204,7 @@ NAMES = {
 }
 
 
-def find_task(fed: Federation) -> Task:
+def find_train_task(fed: Federation) -> Task:
     """The method's task that trains the model it is sent."""
     task: Task = getattr(fed.method, "train")  # noqa: B009 - every method of signatures has one, no protocol says so
     return task
@@ -227,7 +227,7 @@ def flatten(x: Tensor) -> Tensor:
     return x.flatten(1)
 
 
-def find_components(x: Tensor, width: int) -> Params:
+def fit_principal_components(x: Tensor, width: int) -> Params:
     """The mean of samples and their leading principal directions: [d] and [d, width]."""
     blocks = x.split(AT_ONCE)
     mean = torch.stack([flatten(block).double().sum(0) for block in blocks]).sum(0) / len(x)

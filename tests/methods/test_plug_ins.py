@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids
 from kinfed.params import Params
-from kinfed.relatedness import Clusterer, Partition
+from kinfed.relatedness import Clusterer, DisjointClusters
 from kinfed.signatures import Signature, Signatures
 
 
@@ -37,9 +37,9 @@ class LabelShares(Signature):
 
 @dataclass(frozen=True)
 class NonZero(Clusterer):
-    def compare(self, known: Signatures) -> Partition:
+    def compare(self, known: Signatures) -> DisjointClusters:
         _, labels = (known.means() > 0.01).unique(dim=0, return_inverse=True)
-        return Partition(labels)
+        return DisjointClusters(labels)
 
 
 @dataclass(frozen=True)

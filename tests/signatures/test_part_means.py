@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from kinfed.client import Client, Samples
 from kinfed.errors import ConfigError
 from kinfed.signatures import PartMeans, Signatures
-from kinfed.signatures.part_means import find_components, split_batches
+from kinfed.signatures.part_means import fit_principal_components, split_batches
 
 SIGNATURE = PartMeans(latent=5, embedding="autoencoder")
 IMAGES = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -58,7 +58,7 @@ def test_the_mean_of_a_client_is_that_of_its_samples():
 
 def test_samples_are_embedded_by_principal_components():
     samples = torch.tensor([[0.0, 0.0, 1.0], [4.0, 0.0, 1.0], [2.0, 1.0, 1.0], [2.0, -1.0, 1.0]])  # mean (2, 0, 1)
-    embedded = PartMeans(latent=2).embed(find_components(samples, 2), samples)
+    embedded = PartMeans(latent=2).embed(fit_principal_components(samples, 2), samples)
     assert_close(embedded.abs(), torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 1.0]]))
     assert PartMeans(latent=7).size((3,), 2) == (4, 3), "as many components as there are numbers"
 
