@@ -38,8 +38,8 @@ def share_models(
     Also which model each has now: [models].
     """
     alone = torch.arange(len(partners), device=sizes.device)
-    loses, better = evidence.loses(1), evidence.pool(partners).choose(LIKELY) == 1
-    better = better & ~loses & ~loses[partners]
+    fits, better = evidence.tolerates(1), evidence.pool(partners).choose(LIKELY) == 1
+    better = better & fits & fits[partners]
     names = torch.where(better, partners.minimum(alone), alone)
     models = each_leaf(
         lambda both, own: torch.where(better.view(-1, *[1] * (own.dim() - 1)), both, own),

@@ -66,19 +66,30 @@ class Evidence:
         lost = -self.gain[:, candidate, 0]
         return lost > CERTAIN * self.square[:, candidate, 0].sqrt()
 
+    def tolerates(self, candidate: int) -> Tensor:
+        """Whether it is known how this candidate does, and it likely has no less than the first: bool [models].
+
+        A few replies that all lose are likely a loss, but never one beyond chance.
+        """
+        gain, square = self.gain[:, candidate, 0], self.square[:, candidate, 0]
+        return (self.total[:, 0] > 0) & ((gain >= 0) | (-gain < LIKELY * square.sqrt()))
+
     def keeps_own(self, members: Tensor) -> Tensor:
         """Whether a cluster's own model (candidate 1) goes on, for clusters of so many members: bool [models].
 
         That of many unless it loses; those of few, which signatures alone do not tell from chance, only if together
         they gain in both ways, where anything is known, and by evenly weighted labels at least half as much: what is
-        gained on frequent labels alone would be lost on others.
+        gained on frequent labels alone would be lost on others. Where all clusters together lose, those that do not
+        gain go on with the common model, too: it is as good as it is because all train it.
         """
         few = (members > 0) & (members < FEWEST)
         gain, square, total = (sums[few].sum(0) for sums in (self.gain[:, 1], self.square[:, 1], self.total))
         as_they_come, evenly = gain / total.clamp(min=TINY)
         wins = (gain >= LIKELY * square.sqrt()).all() & (evenly >= EVEN * as_they_come)
         keeps: Tensor = ~self.loses(1) & (~few | wins)
-        return keeps
+        gain, square = (sums[members > 0, 1, 0].sum() for sums in (self.gain, self.square))
+        lose = -gain > CERTAIN * square.sqrt()
+        return keeps & (~lose | (self.choose(LIKELY) == 1))
 
 
 def count_members(clusters: Tensor, number: int) -> Tensor:

@@ -33,6 +33,7 @@ FITTED = 2000  # clients that the model is fitted on, drawn where there are more
 AT_ONCE = 4096  # clients that are assigned in one go
 TESTS = (0.9, 0.1)  # of the level: in the directions in which clients differ, and in the others
 BY_DEGREES = 0.5  # within-cluster share of the variance above which clients differ by degrees
+CHANCE = 0.01  # p-value of the differences in all directions together below which clients are not alike
 FEWEST = 8  # clients of a cluster that is split by labels, or that are said to be alike
 UPPER = (0.9, 1.2816)  # the quantile that the scale of distances is measured at, and that quantile of a normal
 log = logging.getLogger("kinfed")
@@ -137,13 +138,18 @@ class ClusterModel:
         return self.coordinates.kept
 
     @property
+    def differ(self) -> bool:
+        """Whether clients differ by more than noise, in some direction or in all together."""
+        return self.kept > 0 or self.coordinates.chance < CHANCE
+
+    @property
     def is_separated(self) -> bool:
         """Whether there are several clusters, and clients differ more between than within them."""
         return self.kept > 0 and len(self.mixture) > 1 and self.within <= BY_DEGREES
 
     def summary(self) -> str:
         """What was found, in one line."""
-        if not self.kept:
+        if not self.differ:
             return "one cluster: clients are alike"
         counted = "one cluster" if len(self.mixture) == 1 else f"{len(self.mixture)} clusters"
         kind = ", well separated" if self.is_separated else ": clients differ by degrees"
@@ -201,12 +207,12 @@ def nest_clusters(by: Calibrated, plain: Signatures, labelled: Signatures) -> tu
     names = (
         outer.label(plain) if outer.is_separated else torch.zeros(len(plain), dtype=torch.long).to(plain.shares.device)
     )
-    found, differ = torch.zeros_like(names), outer.kept > 0 or len(plain) < FEWEST
+    found, differ = torch.zeros_like(names), outer.differ or len(plain) < FEWEST
     for name in names.unique():
         members = (names == name).nonzero()[:, 0]
         inner = by.fit(some := labelled.of(members)) if len(members) >= FEWEST else None
         split = inner.label(some) if inner and inner.is_separated else torch.zeros_like(members)
-        found[members], differ = found.max() + 1 + split, differ or bool(inner and inner.kept)
+        found[members], differ = found.max() + 1 + split, differ or bool(inner and inner.differ)
     return found - 1, differ
 
 

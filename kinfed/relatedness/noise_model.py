@@ -72,6 +72,7 @@ class Coordinates:
     basis: Tensor  # [d, q]; in the first `kept` directions clients differ by more than noise
     kept: int
     farthest: float  # distance from the centre, in units of the noise
+    chance: float = 1.0  # how often clients that are alike differ as much in all directions together
 
     def transform(self, pooled: PooledParts) -> Tensor:
         """One point for each client: [M, q]; those beyond the farthest distance are moved in to it."""
@@ -94,7 +95,8 @@ def fit_coordinates(pooled: PooledParts) -> Coordinates:
     values, turn = torch.linalg.eigh(points.mT @ points / clients)
     kept = int((values > edge_of_noise(len(values), clients, freedom)).sum())
     farthest = FARTHEST * max(float(points.norm(dim=1).median()), 1.0)
-    return Coordinates(centre, whiten @ turn.flip(1), kept, farthest)
+    chance = find_chance(float(values.sum()) * clients / freedom, len(values), clients - 1, freedom)
+    return Coordinates(centre, whiten @ turn.flip(1), kept, farthest, chance)
 
 
 def find_centre(pooled: PooledParts) -> Tensor:
@@ -129,6 +131,23 @@ def edge_of_noise(width: int, clients: int, freedom: float) -> float:
     edge = ((1 + (1 - (1 - one) * (1 - two)) ** 0.5) / (1 - two)) ** 2
     root, inverse = clients**0.5 + width**0.5, clients**-0.5 + width**-0.5
     return float(edge * (1 + TRACY_WIDOM * inverse ** (1 / 3) / root))  # Johnstone 2001: σ / μ
+
+
+def find_chance(trace: float, width: int, between: float, within: float) -> float:
+    """The p-value of a trace of the variance between clients over that within them, of so many degrees of freedom.
+
+    Clients that each differ a little in many directions pass no edge in any of them, but have more in all together
+    (Hotelling and Lawley's trace; McKeon 1974 has its distribution).
+    """
+    from scipy.special import fdtrc
+
+    if between < 1 or within < width + 4:
+        return 1.0
+    numbers, rest = width * between, within - width
+    ratio = (within + between - width - 1) * (within - 1) / ((rest - 3) * rest)
+    freedom = 4 + (numbers + 2) / (ratio - 1)
+    scale = numbers * (freedom - 2) / (freedom * (rest - 1))
+    return float(fdtrc(numbers, freedom, trace / scale))
 
 
 @dataclass(frozen=True)

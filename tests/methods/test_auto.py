@@ -78,6 +78,15 @@ def test_a_cluster_of_few_must_win_and_one_of_many_must_not_lose():
     assert count_members(torch.tensor([1, -1, 0, 1]), 3).tolist() == [0, 1, 2, 0]
 
 
+@pytest.mark.parametrize(("gained", "keeps"), [(0.0, [False, False]), (1.0, [False, True])])
+def test_a_cluster_that_does_not_gain_stays_where_all_together_lose(gained, keeps):
+    """The common model is as good as it is because all train it; alone, one more cluster would train its own."""
+    common, own = torch.tensor([9.0, 5.0]), torch.tensor([5.0, 5.0 + gained])
+    reply = torch.stack([common, own, common, common, common, common + 9], 1)[..., None].repeat(9, 1, 2)
+    found = Evidence.none(3, torch.device("cpu")).add(reply, torch.tensor([1, 2]).repeat(9))
+    assert found.keeps_own(torch.tensor([0, 9, 9])).tolist()[1:] == keeps, "36 less than 9, of 2 · √(9 · 16 + 9)"
+
+
 def test_few_clients_are_never_taken_for_alike():
     five = build_population(load("digits"), IID(5), 0)
     method = Auto(make_model("mlp_200", (1, 8, 8), 10), LocalTraining(epochs=1))
@@ -188,6 +197,20 @@ def test_clusters_share_the_mean_of_their_models_only_where_both_do_better():
     assert after.models["w"].tolist() == [[0.0], [3.0], [3.0]], "two clients with 2, one with 5"
     gain[2, 1] = -10.0  # of √(10²/5) = 4.5: the second cluster loses, the two together gain
     assert share_models(first, pair, Evidence(gain, gain.square() / 5, total), sizes)[1].tolist() == [0, 1, 2]
+
+
+def test_a_small_cluster_shares_no_model_that_it_likely_loses_by_or_does_not_know():
+    labels = torch.tensor([1, 1, 1, 2])
+    first = ClusterModels({"w": torch.zeros(3, 1)}, labels, one_hot(labels, 3).bool(), {})
+    pair, gain, total = torch.tensor([0, 2, 1]), torch.zeros(3, 5, 2), torch.full((3, 2), 100.0)
+    gain[1, 1], gain[2, 1] = 30.0, -3.0  # one reply of the small cluster: never beyond two errors
+    square, sizes = gain.square().clamp(max=9), torch.ones(4)
+    assert not Evidence(gain, square, total).loses(1).any()
+    assert share_models(first, pair, Evidence(gain, square, total), sizes)[1].tolist() == [0, 1, 2]
+    gain[2, 1] = 0.0
+    assert share_models(first, pair, Evidence(gain, square, total), sizes)[1].tolist() == [0, 1, 1]
+    total[2] = 0.0  # none of its clients was asked
+    assert share_models(first, pair, Evidence(gain, square, total), sizes)[1].tolist() == [0, 1, 2]
 
 
 def test_a_cluster_that_signatures_split_in_two_is_made_one_again():
