@@ -147,8 +147,8 @@ class Model(Network):
 
 
 def are_probabilities(output: Tensor) -> bool:
-    """Whether each row of an output holds numbers from 0 on that sum to 1."""
-    return bool((output >= 0).all()) and bool(((output.sum(-1) - 1).abs() < 1e-5).all())
+    """Whether each row of an output holds numbers from 0 on that sum to 1; without a row nobody knows."""
+    return len(output) > 0 and bool((output >= 0).all()) and bool(((output.sum(-1) - 1).abs() < 1e-5).all())
 
 
 def is_last_layer(network: Network, name: str, layers: int = 1) -> bool:

@@ -76,6 +76,11 @@ def test_a_network_that_ends_with_a_softmax_is_warned_of(last, warned, caplog):
     assert ("as after a softmax" in caplog.text) == warned
 
 
+def test_nothing_is_said_of_outputs_where_there_are_no_samples(caplog):
+    small_net().check(batch(2, 2).x[:0])  # a server that plans a deployment has none
+    assert not caplog.text
+
+
 def test_a_model_whose_output_does_not_fit_the_classes_is_refused():
     wrong = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), classes=3)
     with pytest.raises(ModelError, match=r"\(2, 4\), wanted \(2, 3\)"):
