@@ -458,4 +458,6 @@ def load_pandas() -> ModuleType:
 
 
 def to_path(place: Text | None) -> Path | None:
+    if place == "":
+        raise ConfigError("out: wanted a path, got an empty one; the working folder is '.'")
     return None if place is None else Path(place)

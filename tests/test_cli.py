@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from kinfed import checkpoint
+from kinfed import api, checkpoint
 from kinfed.cli import app
+from kinfed.errors import ConfigError
 
 TINY = ["partition.clients=10", "fraction=0.5", "rounds=2"]
 EQUAL = ("rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv", "summary.json", "config.toml")
@@ -54,6 +55,30 @@ def python(code: str) -> str:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+
+
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        (["run", "--out", ""], "--out"),
+        (["compare", "--out="], "--out"),
+        (["run", "--data-dir", ""], "--data-dir"),
+        (["reproduce", "flt-table-1", "--keep", ""], "--keep"),
+        (["bench", "--json", ""], "--json"),
+        (["report", "somewhere", ""], "RUN"),
+        (["export", "somewhere", ""], "DIR"),
+        (["deploy", "status", ""], "RUN"),
+    ],
+)
+def test_an_empty_path_is_refused_and_is_not_the_working_folder(words: list[str], name: str, tmp_path: Path):
+    assert_refused(kinfed(*words), f"{name}", "wanted a path, got an empty one")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_path_in_python_is_refused_too(tmp_path: Path):
+    with pytest.raises(ConfigError, match="got an empty one"):
+        api.run("fedavg", out="")
+    assert not list(tmp_path.iterdir())
 
 
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "umap", "numba")

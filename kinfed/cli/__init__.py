@@ -10,7 +10,10 @@ import typer
 from kinfed.cli import run, compare, sweep, resume, list, reproduce, report, bench, export, assign, deploy  # noqa: F401
 
 # isort: on
-from kinfed.cli.options import app
+from kinfed.cli.options import Command, app
+
+for command in (*app.registered_commands, *deploy.deploy.registered_commands):
+    command.cls = Command
 
 __all__ = ["app", "main"]
 

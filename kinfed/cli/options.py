@@ -8,11 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from kinfed.errors import ConfigError, KinfedError
 
 if TYPE_CHECKING:
+    from click import Context
+
     from kinfed.config import Config
+
+
+class Command(TyperCommand):
+    """A command whose paths may not be empty: an empty one would stand for the working folder."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        given = self.make_parser(ctx).parse_args(list(args))[0]
+        for param in self.params:
+            value = given.get(param.name or "")
+            if param.type.name == "path" and "" in (value if isinstance(value, list | tuple) else [value]):
+                name = param.opts[-1] if param.opts[-1].startswith("-") else param.human_readable_name
+                leave(f"error: {name}: wanted a path, got an empty one; the working folder is '.'", 2)
+        return super().parse_args(ctx, args)
+
 
 app = typer.Typer(
     no_args_is_help=True,
