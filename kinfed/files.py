@@ -52,10 +52,17 @@ def write_atomically(path: Path, write: Callable[[Path], None], private: bool = 
             os.fsync(file.fileno())
         os.replace(beside, path)
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
         kept = "; the one that is there is kept" if path.exists() else ""
         raise FileError(f"{path} cannot be written: {reason_of(error)}{kept}") from error
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)  # where it was not moved
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Removes files that a killed process left half-written."""
+    for left in folder.glob(f".*{BESIDE}"):
+        left.unlink(missing_ok=True)
 
 
 def _make_empty(path: Path, mode: int) -> None:

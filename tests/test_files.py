@@ -16,9 +16,15 @@ from safetensors.torch import load_file, save_file
 
 from kinfed import api, checkpoint, files, registry, serving
 from kinfed.config import DEMO, load_config
+from kinfed.engines.flower.node import FolderMemory
 from kinfed.errors import BundleError, CheckpointError, DataError, FileError, KinfedError, UntrustedCode
 from kinfed.models import AutoEncoder, make_autoencoder
+from kinfed.report.vega import Chart
+from kinfed.serving.assignment import OutputFolder
+from kinfed.serving.bundle import TENSORS
+from kinfed.serving.run_export import export_run
 from kinfed.signatures.pretraining import Pretraining, from_file
+from kinfed.trackers.backends import Subject
 
 SHORT = ["method=repa", "rounds=2", "partition.clients=10", "methods.repa.clusters=2",
          "methods.repa.signature.encoder_rounds=1", "data.public=0.1"]  # fmt: skip
@@ -334,3 +340,34 @@ def test_tensors_of_the_user_need_no_digest_and_ours_need_one(tmp_path: Path):
 def test_a_single_number_of_a_wider_table_is_written_as_any_other(tmp_path):
     files.save_tensors(tmp_path / "one", {"one": torch.arange(28).view(1, 28)[:, :1].view(1)})
     assert files.load_tensors(tmp_path / "one")[0]["one"].tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["samples.json", "wandb_run.txt", "chart.svg"])
+def test_small_files_that_are_read_again_are_replaced_in_one_step(name: str, tmp_path: Path, monkeypatch):
+    def write(word: str) -> None:
+        if name == "samples.json":
+            FolderMemory(tmp_path).update_data_version(word, 3)
+        elif name == "chart.svg":
+            Chart(({"mark": {"type": "text", "text": word}, "data": {"values": [{}]}},), {}).save(tmp_path / name)
+        else:
+            Subject(tmp_path, "run", {}).remember("wandb", word)
+
+    write("old")
+    before = (tmp_path / name).read_bytes()
+    monkeypatch.setattr(files.os, "replace", stop_here)
+    with pytest.raises(KeyboardInterrupt):
+        write("new")
+    monkeypatch.undo()
+    assert (tmp_path / name).read_bytes() == before and [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def stop_here(*paths: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_bundle_that_is_written_anew_holds_nothing_of_one_that_was_killed(bundle: Path, run: Path, tmp_path: Path):
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle, folder)
+    (folder / f".{TENSORS}.123.new").write_bytes(b"half")
+    list(export_run(run, OutputFolder(folder, force=True)))
+    assert {path.name for path in folder.iterdir()} == {path.name for path in bundle.iterdir()}

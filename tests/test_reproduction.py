@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
+from kinfed.recipes import reproduction
 from kinfed.runs import CHECKPOINT, CONFIG, SUMMARY, Run
 from tests.recipes.made_up import TINY, store_all
 
@@ -158,6 +159,24 @@ def test_only_what_the_kept_numbers_lack_is_run():
     assert not list(Path("elsewhere/runs").glob("local*seed0"))
     assert len(Path("kept.csv").read_text().splitlines()) == 1 + 3 * 2
     assert "0 runs, 0 of them done before" in reproduce(*words, "--seeds", "2", "--out", "third").output
+
+
+def test_numbers_that_another_command_keeps_meanwhile_stay(monkeypatch):
+    real = reproduction.run_all
+
+    def run_beside(*arguments):
+        monkeypatch.setattr(reproduction, "run_all", real)
+        assert reproduce(*words, "--rows", "local", "--out", "beside").exit_code == 0
+        real(*arguments)
+
+    words = ("tiny.toml", "-q", "--only", "digits", "--keep", "kept.csv")
+    monkeypatch.setattr(reproduction, "run_all", run_beside)
+    assert reproduce(*words, "--rows", "fedavg").exit_code == 0
+    assert [line.split(",")[1] for line in Path("kept.csv").read_text().splitlines()[1:]] == [
+        "local",
+        "fedavg",
+        "fedavg",
+    ]
 
 
 def test_a_page_is_made_anew_from_kept_numbers_without_the_runs(tmp_path):

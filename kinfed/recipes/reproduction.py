@@ -85,6 +85,7 @@ def reproduce(order: Order, display: Display) -> list[Outcome]:
         if order.page:
             fill_checks(order.page, outcomes)
         if order.keep and not order.wanted.quick:
+            kept = KeptNumbers.read(order.keep)  # another command may have added to it meanwhile
             kept.update(outcomes)
             kept.write(order.keep)
     for outcome in outcomes:

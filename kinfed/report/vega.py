@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kinfed.errors import ConfigError
+from kinfed.files import write_bytes
 
 Spec = dict[str, object]
 Rows = Sequence[dict[str, object]]
@@ -84,9 +85,9 @@ class Chart:
         """Writes a .png or .svg file."""
         path = Path(path)
         if path.suffix == ".svg":
-            path.write_text(self._repr_svg_(), encoding="utf-8")
+            write_bytes(path, self._repr_svg_().encode())
         elif path.suffix == ".png":
-            path.write_bytes(load_renderer().vegalite_to_png(self.to_dict(), VERSION, scale=2))
+            write_bytes(path, load_renderer().vegalite_to_png(self.to_dict(), VERSION, scale=2))
         else:
             raise ConfigError(f"a chart is saved as .png or .svg, got '{path.name}'")
 

@@ -20,7 +20,7 @@ from kinfed.data.population import Population
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError, FileError, OutOfMemory
 from kinfed.experiment import Experiment
-from kinfed.files import BESIDE, lock
+from kinfed.files import clear_unfinished, lock
 from kinfed.learning_tasks import OwnMetrics
 from kinfed.method import Method
 from kinfed.methods import title_of
@@ -199,12 +199,6 @@ def refuse_links(folder: Path) -> None:
     for name in (*FILES, *TRACKED, NODES, ".lock"):
         if (folder / name).is_symlink():
             raise CheckpointError(f"{folder / name} is a link, wanted a file: replace it by what it leads to")
-
-
-def clear_unfinished(folder: Path) -> None:
-    """Removes files that a killed process left half-written."""
-    for left in folder.glob(f".*{BESIDE}"):
-        left.unlink(missing_ok=True)
 
 
 def resume_command(folder: Path, config: Config) -> str:

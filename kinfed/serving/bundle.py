@@ -28,6 +28,7 @@ from kinfed.files import (
     BLANK,
     check_finite,
     check_seal,
+    clear_unfinished,
     digest_content,
     load_tensors,
     save_tensors,
@@ -112,6 +113,7 @@ class Bundle:
         tensors: dict[str, Tensor] = {"sizes": self.sizes, "server_samples": self.server_samples}
         tree = take_apart(self.state, "state", tensors)
         folder.mkdir(parents=True, exist_ok=True)
+        clear_unfinished(folder)
         save_tensors(folder / TENSORS, tensors)
         settings = self.config.resolve()
         method = {self.config.method: cast("Table", settings["methods"])[self.config.method]}

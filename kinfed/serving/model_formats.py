@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data.arrays import SampleKind
-from kinfed.errors import ConfigError, ModelError
+from kinfed.errors import ConfigError, FileError, ModelError
+from kinfed.files import write_atomically
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.registry import is_installed
@@ -55,17 +56,19 @@ def write_model(path: Path, model: Model, params: Params, kind: SampleKind, form
     require_format(form)
     served, samples = ServedModel(model, params), draw_samples(kind, 2)
     path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(beside: Path) -> None:
+        run = (write_onnx if form == "onnx" else write_torchscript)(beside, served, samples)
+        for more in (samples, draw_samples(kind, 5)):  # another number of samples, too
+            check_same(run(more), served(more))
+
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # both exporters warn of themselves
-            run = (write_onnx if form == "onnx" else write_torchscript)(path, served, samples)
-            for more in (samples, draw_samples(kind, 5)):  # another number of samples, too
-                check_same(run(more), served(more))
-    except ModelError as error:
-        path.unlink(missing_ok=True)
+            write_atomically(path, write)
+    except (ModelError, FileError) as error:
         raise ModelError(f"the model cannot be written as {form}: {error}") from None
     except Exception as error:  # whatever an exporter raises for a layer that it does not know
-        path.unlink(missing_ok=True)
         what = " ".join(str(error).split())[:300]
         raise ModelError(f"the model cannot be written as {form}: {type(error).__name__}: {what}") from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed.experiment import RoundResult, Summary
+from kinfed.files import write_bytes
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,7 +37,7 @@ class Subject:
 
     def remember(self, tracker: str, known_as: str) -> None:
         """Keeps that id with the run."""
-        self._note(tracker).write_text(known_as + "\n", encoding="utf-8")
+        write_bytes(self._note(tracker), (known_as + "\n").encode())
 
     def _note(self, tracker: str) -> Path:
         return self.folder / f"{tracker}_run.txt"

@@ -1,8 +1,8 @@
 """The server of a deployed federation: it has no client's samples, only what each client said when it enrolled."""
 
 import csv
+import io
 import json
-import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from kinfed.data.population import Role
 from kinfed.engines.flower.messages import ConfigValues, NodeIdentity
 from kinfed.engines.flower.network_federation import NetworkFederation, Patience
 from kinfed.errors import CheckpointError
+from kinfed.files import write_bytes
 from kinfed.method import Method
 
 if TYPE_CHECKING:
@@ -176,9 +177,7 @@ class DeployedFederation(NetworkFederation):
 
     def _write_keys(self) -> None:
         if self.keys_path is not None and self.bound:
-            beside = self.keys_path.with_name(f".{KEYS}.new")
-            beside.write_text(json.dumps(self.bound, indent=2) + "\n", encoding="utf-8")
-            os.replace(beside, self.keys_path)
+            write_bytes(self.keys_path, (json.dumps(self.bound, indent=2) + "\n").encode())
 
     def _find_place(self, enrolled: Enrolment, node: int) -> int | str:
         known = next((client for client, other in self.roster.items() if other.name == enrolled.name), None)
@@ -215,8 +214,9 @@ class DeployedFederation(NetworkFederation):
         if self.folder is None or self.written_roster == self.roster:
             return
         table = [[client, *asdict(enrolment).values()] for client, enrolment in sorted(self.roster.items())]
-        with open(self.folder / ROSTER, "w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([["client", *(f.name for f in fields(Enrolment))], *table])
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([["client", *(f.name for f in fields(Enrolment))], *table])
+        write_bytes(self.folder / ROSTER, text.getvalue().encode())
         self.written_roster = dict(self.roster)
 
     def _ids(self, wanted: Tensor) -> Tensor:

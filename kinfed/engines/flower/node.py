@@ -37,6 +37,7 @@ from kinfed.engines.flower.messages import (
 )
 from kinfed.engines.sequential import ask, copy_method
 from kinfed.errors import ConfigError, DataError, OutOfMemory
+from kinfed.files import write_bytes
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, from_flat, to_flat
 from kinfed.privacy import OPEN, Privacy
@@ -166,7 +167,7 @@ class FolderMemory:
         known = DataVersion(**json.loads(path.read_text())) if path.exists() else DataVersion(digest, round, 0)
         now = known.advance(digest, round)
         self.folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(now)))
+        write_bytes(path, json.dumps(asdict(now)).encode())
         return now.since
 
     def _path(self, version: int) -> Path:
