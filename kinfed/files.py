@@ -38,6 +38,7 @@ class SafeFile(Protocol):
 
 PRIVATE, USUAL = 0o600, 0o666  # permissions; the user's umask takes away from them
 BESIDE = ".new"  # ends the name of a file that is not whole yet
+SAFETENSORS = ".tmp??????"  # names of files that safetensors writes before it moves them
 SEAL = "sha256"  # of a file of tensors: what it says of all else in it
 BLANK = "0" * 64  # in place of a text's own digest while that is computed
 
@@ -61,7 +62,7 @@ def write_atomically(path: Path, write: Callable[[Path], None], private: bool = 
 
 def clear_unfinished(folder: Path) -> None:
     """Removes files that a killed process left half-written."""
-    for left in folder.glob(f".*{BESIDE}"):
+    for left in (*folder.glob(f".*{BESIDE}"), *folder.glob(SAFETENSORS)):
         left.unlink(missing_ok=True)
 
 

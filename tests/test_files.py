@@ -368,6 +368,7 @@ def stop_here(*paths: object) -> None:
 def test_a_bundle_that_is_written_anew_holds_nothing_of_one_that_was_killed(bundle: Path, run: Path, tmp_path: Path):
     folder = tmp_path / "bundle"
     shutil.copytree(bundle, folder)
-    (folder / f".{TENSORS}.123.new").write_bytes(b"half")
+    for name in (f".{TENSORS}.123.new", ".tmpzs0uJ8"):
+        (folder / name).write_bytes(b"half")
     list(export_run(run, OutputFolder(folder, force=True)))
     assert {path.name for path in folder.iterdir()} == {path.name for path in bundle.iterdir()}

@@ -79,7 +79,7 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         """Algorithm 2: signatures, distances, threshold, clusters; unseen clients are assigned again."""
         unseen = fed.unseen[state.clusters[fed.unseen] >= 0]
         known, clients = drop_outliers(*self.collect(state.known, state.encoder, fed.clients, fed), fed)
-        compared = self.relatedness.compare(known.of(clients))  # A
+        compared = self.relatedness.compare(self.scale(own := known.of(clients), own))  # A
         clusters = compared.clusters(self.clusters)
         related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(clusters)  # Ã
         warn_if_fewer(clusters, self.clusters)
@@ -124,8 +124,12 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
     def assign_unseen(self, state: FLTState, unseen: Tensor, fed: Federation) -> FLTState:
         """Unseen clients are related to members; those stay related to each other as they were."""
         members = (state.clusters >= 0).nonzero()[:, 0]
-        clusters, known = state.clusters[members], state.known.of(members)
-        fit, asked = log_misfits(self.judge_fit(state, unseen, fed)), state.known.of(unseen)
+        fit, like = log_misfits(self.judge_fit(state, unseen, fed)), state.known.of(members)
+        known, asked, clusters = (
+            self.scale(like, like),
+            self.scale(state.known.of(unseen), like),
+            state.clusters[members],
+        )
         own, near = relate_to_members(self.newcomers, self.relatedness, known, clusters, asked, fit)
         before = NeighbourSets(state.served.contributors[:, members], state.served.assignment[members])
         related = NeighbourSets.stack([before.beside(near.transpose()), near.beside(NeighbourSets.of_clusters(own))])

@@ -165,12 +165,17 @@ class ComputesSignatures(
         known = state.known.of(fed.clients)
         return known.means().where(known.exist()[:, None], torch.nan)
 
+    def scale(self, known: Signatures, like: Signatures) -> Signatures:
+        """Server: what is compared; targets that are numbers in units of their noise in `like`, so in no unit."""
+        return self.signature.scale_numbers(known, like, self.model)
+
     def judge_fit(self, state: Z, clients: Tensor, fed: Federation) -> Fit | None:
         if not isinstance(self.relatedness, JudgesFit):
             return None
         others = ((state.clusters >= 0) & state.known.exist()).index_fill(0, clients, False)
         train = fed.clients[others[fed.clients]]  # an unseen client that fits nowhere must not widen a cluster
-        return self.relatedness.fit_unseen(state.known.of(train), state.clusters[train], state.known.of(clients))
+        like, asked = state.known.of(train), state.known.of(clients)
+        return self.relatedness.fit_unseen(self.scale(like, like), state.clusters[train], self.scale(asked, like))
 
     def distances_to_clusters(self, state: Z, clients: Tensor, fed: Federation) -> Tensor:
         fit = self.judge_fit(state, clients, fed)
@@ -183,7 +188,8 @@ class ComputesSignatures(
         if not isinstance(self.relatedness, Calibrated):
             return ""
         exist = state.known.exist()
-        model, used = self.relatedness.fit(state.known.of(exist)), len(state.clusters[exist].unique())
+        known = state.known.of(exist)
+        model, used = self.relatedness.fit(self.scale(known, known)), len(state.clusters[exist].unique())
         found, misfits = model.summary(), self._count_misfits(self.relatedness, state)
         if used != len(model.mixture):  # their number was set, or clients joined later
             found = f"{used} clusters in use; all signatures together show {found}"
@@ -195,7 +201,8 @@ class ComputesSignatures(
         unseen, members = placed & ~trains, placed & trains
         if not bool(unseen.any()) or not bool(members.any()):
             return ""
-        fits = by.fit_unseen(state.known.of(members), state.clusters[members], state.known.of(unseen)).fits
+        like, asked = state.known.of(members), state.known.of(unseen)
+        fits = by.fit_unseen(self.scale(like, like), state.clusters[members], self.scale(asked, like)).fits
         some = f"; {int((~fits).sum())} of {len(fits)} clients that never train fit none of the clusters"
         return "" if bool(fits.all()) else some
 

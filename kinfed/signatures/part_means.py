@@ -191,9 +191,12 @@ class PartMeans(Signature):
     ) -> tuple[Signatures, Signatures]:
         """What is compared: samples alone, and samples with targets; numbers in units of their noise in `like`."""
         shape, numbers = tuple(fed.x.shape[1:]), not model.task.has_classes()
-        plain = self.drop_labels(known, shape, numbers)
-        has_units = numbers and self.labels
-        return plain, standardise_moments(known, like, 1 + self.width(shape)) if has_units else known
+        return self.drop_labels(known, shape, numbers), self.scale_numbers(known, like, model)
+
+    def scale_numbers(self, known: Signatures, like: Signatures, model: Model) -> Signatures:
+        if not self.labels or model.task.has_classes():
+            return known
+        return standardise_moments(known, like, known.centroids.shape[2] // model.target_groups)
 
 
 NAMES = {

@@ -61,6 +61,10 @@ class Signature(Protocol):
         """Whether points are means of random parts of a client's samples, and shares the parts' numbers of samples."""
         return False
 
+    def scale_numbers(self, known: "Signatures", like: "Signatures", model: Model) -> "Signatures":
+        """Server: what is compared of signatures; where they hold targets that are numbers, in units like others'."""
+        return known
+
     def protect(self, protection: SignaturePrivacy) -> "Signature":
         """The same signature with this protection; ConfigError where it has none."""
         raise ConfigError(

@@ -4,17 +4,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kinfed import OwnSettings, from_arrays
 from kinfed.client import Client, Reply, client_task
 from kinfed.data import Change, Role
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Experiment
+from kinfed.learning_tasks import Regression
 from kinfed.methods import FLT
 from kinfed.methods.signature_tasks import raise_flags
 from kinfed.metrics import flt_parameters, method_bytes
-from kinfed.models import encoder_of
+from kinfed.models import encoder_of, make_model
 from kinfed.params import Params
 from kinfed.relatedness import Relatedness
+from kinfed.signatures import PartMeans
 from tests.methods.registry import KERNEL, make, population, signature
 from tests.problems import fit, same_clusters, small_net, tiny_population
 
@@ -301,3 +304,21 @@ def test_a_client_that_always_raises_its_flag_makes_the_others_recluster_less_an
     assert rounds == [15, 35, 75, 155]
     both = raise_flags(replace(state, flags=none), torch.tensor([2, 4]), 160)
     assert both.flags.nonzero().tolist() == [[4]]  # others' flags count at once
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_with_targets_that_are_numbers_clusters_do_not_hang_on_their_unit(unit):
+    draw = torch.Generator().manual_seed(1)
+    x, weights = torch.randn(2400, 30, generator=draw), torch.randn(30, generator=draw) / 30**0.5
+    client = torch.arange(2400) % 24
+    sign = torch.where(client % 2 == 1, -1.0, 1.0)
+    y = unit * (sign * (x @ weights) + 0.3 * torch.randn(2400, generator=draw) + 2)
+    people = from_arrays(x.numpy(), y.numpy(), client.numpy(), OwnSettings(task=Regression()))
+    people = replace(people, roles=(*[Role()] * 22, Role(holdout=True), Role(holdout=True)))
+    by_numbers = PartMeans(embedding="random", labels=True, latent=64)
+    flt = FLT(make_model("linear", (30,), 1, task=Regression()), signature=by_numbers)
+    state, fed = started(flt, people)
+    unseen = torch.tensor([22, 23])
+    state = flt.admit(state, unseen, fed)
+    assert len({(int(c), i % 2) for i, c in enumerate(state.clusters)}) == 2 == state.clusters.unique().numel()
+    assert bool(flt.judge_fit(state, unseen, fed).fits.all()) and flt.diagnosis(state).startswith("2 clusters")
