@@ -124,12 +124,9 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
     def assign_unseen(self, state: FLTState, unseen: Tensor, fed: Federation) -> FLTState:
         """Unseen clients are related to members; those stay related to each other as they were."""
         members = (state.clusters >= 0).nonzero()[:, 0]
-        fit, like = log_misfits(self.judge_fit(state, unseen, fed)), state.known.of(members)
-        known, asked, clusters = (
-            self.scale(like, like),
-            self.scale(state.known.of(unseen), like),
-            state.clusters[members],
-        )
+        like, clusters = state.known.of(members), state.clusters[members]
+        known, asked = self.scale(like, like), self.scale(state.known.of(unseen), like)
+        fit = log_misfits(self.judge_fit(state, unseen, fed))
         own, near = relate_to_members(self.newcomers, self.relatedness, known, clusters, asked, fit)
         before = NeighbourSets(state.served.contributors[:, members], state.served.assignment[members])
         related = NeighbourSets.stack([before.beside(near.transpose()), near.beside(NeighbourSets.of_clusters(own))])
