@@ -22,6 +22,7 @@ from kinfed.params import unflatten as to_models
 
 ISOLATED = 3.0  # times the median distance to the nearest other client: an outlier is farther from all others,
 REMOTE = 0.5  # and farther than this part of the distance that three quarters of the clients have at most
+COPIED = 0.1  # times the median distance: who is nearer to another client may have copied what it sent
 FEW = 4  # clients; of fewer none is an outlier
 AT_ONCE = 2**22  # distances
 HALF = 1e-6  # how near to one half a sum of weights is one half
@@ -65,8 +66,15 @@ class Aggregation(ABC):
         nearest, remote = measure_isolation(points if points.dim() == 3 else points[:, None], there)
         return (nearest > ISOLATED * nearest.median()) & (nearest > REMOTE * remote.median())
 
+    def find_copies(self, points: Tensor) -> Tensor:
+        """Clients so near to another one that one of both may have copied its points [m, d] from it: bool [m]."""
+        if len(points) < FEW:
+            return torch.zeros(len(points), dtype=torch.bool, device=points.device)
+        nearest = measure_isolation(points[:, None], None)[0]
+        return nearest < COPIED * nearest.median()
+
     def find_outlying_models(self, models: Stack) -> Tensor:
-        """The same of clients by the models that they trained: bool [m]."""
+        """Clients that may form no cluster, by the models that they trained: bool [m]."""
         return self.find_outliers(flatten(models))
 
     def cap(self, sizes: Tensor, clients: Tensor) -> Tensor:
@@ -139,6 +147,9 @@ class Mean(Aggregation):
         return weights @ updates
 
     def find_outliers(self, points: Tensor, there: Tensor | None = None) -> Tensor:
+        return torch.zeros(len(points), dtype=torch.bool, device=points.device)
+
+    def find_copies(self, points: Tensor) -> Tensor:
         return torch.zeros(len(points), dtype=torch.bool, device=points.device)
 
     def find_outlying_models(self, models: Stack) -> Tensor:

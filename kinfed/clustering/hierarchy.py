@@ -179,14 +179,17 @@ def components(related: Tensor) -> Tensor:
     return torch.from_numpy(connected_components(csr_matrix(related.cpu().numpy()), directed=False)[1]).long()
 
 
-def link_within_knee(points: Tensor, radius: float = 1.0) -> Tensor:
+def link_within_knee(points: Tensor, radius: float = 1.0, copies: Tensor | None = None) -> Tensor:
     """Clusters of points that are linked by steps of at most the knee, times a radius: [m].
 
     That is DBSCAN with two points to a cluster, and each that is left over as one of its own. The knee is where the
-    sorted distances to nearest neighbours are furthest below the line from the least to the largest.
+    sorted distances to nearest neighbours are furthest below the line from the least to the largest. Those of `copies`
+    (bool [m]), and of points that are equal, do not count: two such points would set a radius that links no others.
     """
     apart = distances(points.double(), points.double(), "l2")
-    nearest = (apart + torch.diag(torch.full_like(apart[0], torch.inf))).amin(1).sort().values
+    nearest = (apart + torch.diag(torch.full_like(apart[0], torch.inf))).amin(1)
+    counts = (nearest > 0) if copies is None else (nearest > 0) & ~copies
+    nearest = (nearest[counts] if bool(counts.any()) else nearest).sort().values
     below = torch.linspace(0, 1, len(nearest), device=points.device) * (nearest[-1] - nearest[0]) - nearest
     return components(apart <= radius * nearest[below.argmax()]).to(points.device)
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from kinfed.aggregation import Mean, Median
 from kinfed.clustering.hierarchy import link_within_knee
 from kinfed.engines import Vectorised
 from kinfed.errors import ModelError
@@ -81,6 +82,15 @@ def test_points_are_linked_up_to_the_knee_by_hand():
     assert link_within_knee(points).tolist() == [0, 0, 0, 1, 1, 1, 2]
     assert link_within_knee(points, radius=6.0).tolist() == [0, 0, 0, 0, 0, 0, 1]  # 8 is within 6 · 1.5
     assert link_within_knee(points[:1]).tolist() == [0]
+
+
+def test_one_client_that_sends_what_another_sent_parts_no_others():
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [10.0, 0.0], [11.0, 0.0], [12.5, 0.0], [21.0, 0.0]])
+    honest = link_within_knee(points).tolist()
+    assert link_within_knee(torch.cat([points, points[:1]])).tolist() == [*honest, 0]
+    near = torch.cat([points, points[:1] + 1e-4])
+    assert Mean().find_copies(near).sum() == 0 and Median().find_copies(near).nonzero()[:, 0].tolist() == [0, 7]
+    assert link_within_knee(near, copies=Median().find_copies(near)).tolist() == [*honest, 0]
 
 
 def test_a_sample_counts_one_for_its_label_and_numbers_beside_one():
