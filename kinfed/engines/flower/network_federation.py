@@ -311,28 +311,31 @@ class NetworkFederation(Federation):
     ) -> set[int]:
         """Sends the requests of a call to these positions of the cohort; gives back the clients that were sent one."""
         shared, table, packed = pack(to_flat(offer.shared)), to_flat(offer.each), dict[int, PackedTensors]()
-        requests, clients = [], []
+        common, requests, clients = self._common_config(name, replies.call), [], []
         for i in positions:
             client, row = int(cohort[i]), i if offer.pick is None else int(offer.pick[i])
             if client not in self.nodes:
                 continue
             if row not in packed:
                 packed[row] = shared | pack(select(table, row))
-            config = self._request_config(name, client, int(keys[i]), replies.call)
-            requests.append((self.nodes[client], config, packed[row]))
+            config = self._request_config(client, int(keys[i]))
+            requests.append((self.nodes[client], {**common, **config}, packed[row]))
             clients.append(client)
         sent = self.transport.send("task", requests, self.patience.timeout)
         taken = {request: client for request, client in zip(sent, clients, strict=True) if request is not None}
         replies.requests |= taken
         return set(taken.values())
 
-    def _request_config(self, name: str, client: int, key: int, call: int) -> ConfigValues:
-        version = self.memory["version"]
-        return {
-            "run": self.token, "task": name, "call": call, "client": client, "key": key, "round": self.round,
-            "since": int(self.since[client]), "width": self.width(self.train), "test_width": self.width(self.test),
-            "accepted": int(version[client]), "durable": int(self.durable[client]),
-        }  # fmt: skip
+    def _common_config(self, name: str, call: int) -> ConfigValues:
+        """What all requests of a call say; widths hang on the samples of all clients, so they are found once."""
+        widths: ConfigValues = {"width": self.width(self.train), "test_width": self.width(self.test)}
+        return {"run": self.token, "task": name, "call": call, "round": self.round, **widths}
+
+    def _request_config(self, client: int, key: int) -> ConfigValues:
+        """What the request of one client says besides."""
+        accepted, durable = int(self.memory["version"][client]), int(self.durable[client])
+        since = int(self.since[client])
+        return {"client": client, "key": key, "since": since, "accepted": accepted, "durable": durable}
 
     def _collect_replies(self, name: str, replies: ReplyCollector) -> None:
         """Takes replies until all are there, or a quorum and the deadline has passed, or the time is over."""

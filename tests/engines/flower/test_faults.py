@@ -108,6 +108,14 @@ def test_a_faulty_reply_is_counted_by_its_kind_and_is_not_aggregated(kind):
     assert_close(params, train_without_the_faulty_client())
 
 
+def test_all_clients_sizes_are_looked_at_once_in_a_call_and_not_in_each_request(monkeypatch):
+    fed, seen = make_flower(FEDAVG, tiny_population(), Loopback(6)), []
+    whole = fed.width
+    monkeypatch.setattr(fed, "width", lambda part: seen.append(len(part)) or whole(part))
+    train(fed, rounds=1)
+    assert seen == [6] * 2 * fed.tasks
+
+
 def test_of_a_doubled_reply_one_is_used_and_the_other_is_counted():
     summary, params = train(make_flower(FEDAVG, tiny_population(), Loopback(6, make_tamperer("twice"))))
     assert summary["replies_duplicate"] == summary["rejected_replies"] == ROUNDS
