@@ -76,7 +76,7 @@ def write_model(path: Path, model: Model, params: Params, kind: SampleKind, form
 def write_torchscript(path: Path, served: ServedModel, samples: Tensor) -> Callable[[Tensor], Tensor]:
     """Writes TorchScript; gives back what the file computes."""
     traced: Any = torch.jit.trace(served, samples, check_trace=False)
-    traced.save(str(path))
+    path.write_bytes(traced.save_to_buffer())  # given a path, it would write down the file's name
     again: Callable[[Tensor], Tensor] = torch.jit.load(str(path))
     return again
 

@@ -15,6 +15,7 @@ from kinfed.data.arrays import SampleKind
 from kinfed.data.population import Population
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
+from kinfed.files import clear_unfinished
 from kinfed.method import Method
 from kinfed.params import Params
 from kinfed.registry import refuse_code
@@ -51,6 +52,7 @@ def export_run(
 def write_models(bundle: Bundle, models: dict[int | None, Params], folder: Path, form: str) -> str:
     """Writes the model of each cluster, and what other programs must know of them; says where."""
     files: list[Table] = []
+    clear_unfinished(folder)
     for cluster, params in models.items():
         name = f"{'model' if cluster is None else f'cluster-{cluster}'}{SUFFIXES[form]}"
         write_model(folder / name, bundle.method.model, params, bundle.kind, form)

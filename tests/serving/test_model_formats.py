@@ -15,7 +15,9 @@ from kinfed.learning_tasks import Regression
 from kinfed.models import Model, make_model
 from kinfed.registry import is_installed
 from kinfed.serving import load, model_formats
+from kinfed.serving.assignment import OutputFolder
 from kinfed.serving.model_formats import draw_samples, require_format, write_model
+from kinfed.serving.run_export import export_run
 
 pytestmark = [
     pytest.mark.xdist_group("serving"),  # one process makes the runs
@@ -53,6 +55,16 @@ def test_a_bundle_has_a_file_for_each_cluster_that_reproduces_its_model(form, ru
     mine = bundle.assign(x)
     found = read_model(tmp_path / "bundle" / "models" / files[mine.cluster])(x[:7])
     torch.testing.assert_close(found, mine.predict(x[:7]), rtol=1e-4, atol=1e-5)
+
+
+def test_models_that_were_half_written_are_gone_and_none_names_its_temporary_file(runs, tmp_path):
+    models = tmp_path / "bundle" / "models"
+    models.mkdir(parents=True)
+    (models / ".cluster-0.pt.123.new").write_bytes(b"half")
+    run = runs("flt", "inputs.mean=[0.3]", "inputs.std=[0.4]")
+    list(export_run(run, OutputFolder(tmp_path / "bundle"), form="torchscript"))
+    names = sorted(path.name for path in models.iterdir())
+    assert names[:2] == ["cluster-0.pt", "cluster-1.pt"] and b".new" not in (models / names[0]).read_bytes()
 
 
 @pytest.mark.parametrize("form", FORMATS)
