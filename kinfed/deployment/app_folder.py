@@ -15,6 +15,7 @@ from kinfed.deployment.plan import KINDS, Plan, choose_aggregation, make_planned
 from kinfed.deployment.run_settings import list_run_keys
 from kinfed.engines.flower.simulation import OFFLINE
 from kinfed.errors import ConfigError
+from kinfed.files import clear_unfinished
 from kinfed.runs.logs import as_csv, write_text
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -64,6 +65,8 @@ def write_app_folder(config: Config, folder: Path, source: Population | Plan, fo
     config, plan = adapt_config(config), adapt_plan(config, plan, has_data=isinstance(source, Population))
     shutil.rmtree(folder / "nodes", ignore_errors=True)  # of an earlier number of clients
     folder.mkdir(parents=True, exist_ok=True)
+    for inner in (folder, folder / APP, folder / DATA, *(folder / DATA).glob("*/")):
+        clear_unfinished(inner)
     own = "".join(f'"{pattern}", ' for pattern in copy_modules(config, folder))
     keys = "\n".join(f'{key} = ""' for key in list_run_keys(config))
     made = {"@NAME@": project_name(folder), '"@OWN@", ': own, '"@SETTINGS@" = ""': keys}
