@@ -4,6 +4,7 @@ Disjoint clusters are a block matrix of contributors; FLT's case I is the distin
 clients with the same neighbours share one model instead of holding copies.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,11 +13,12 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import Sent
+from kinfed.aggregation import Mean, Sent
 from kinfed.capabilities import NONE_SUMMED, TRAIN_SUMMED, Exportable, FindsClusters, MergesClients, RelatesClients
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import score, train_update
-from kinfed.clustering.hierarchy import Dendrogram, components
+from kinfed.clustering.hierarchy import Dendrogram, components, cut
+from kinfed.clustering.micro_clusters import link
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError, NetworkError, RoleError
 from kinfed.federation import Federation, Offer, Replies
@@ -292,6 +294,16 @@ def drop_outlying(replies: Replies, points: Tensor, fed: Federation) -> tuple[Re
     require_signatures(replies.cohort)
     usual = (~fed.aggregation.find_outliers(points.flatten(1))).nonzero()[:, 0]
     return (replies, points) if len(usual) == len(points) else (replies.select(usual), points[usual])
+
+
+def link_within(apart: Tensor, radius: float, sizes: Tensor, fed: Federation) -> Tensor:
+    """Clusters of groups of so many clients that are at most a radius apart, or linked by others that are: [groups].
+
+    Where clients are not believed, by the mean distance of their clients: one between two clusters would join both.
+    """
+    if isinstance(fed.aggregation, Mean):
+        return components(apart <= radius).to(apart.device)
+    return cut(link(apart, sizes, "average"), math.nextafter(radius, math.inf)).to(apart.device)
 
 
 def find_components(graph: Tensor) -> Tensor:

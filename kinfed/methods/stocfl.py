@@ -18,11 +18,11 @@ from kinfed.capabilities import Exportable, FindsClusters, RelatesClients, requi
 from kinfed.checks import at_least, between
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import train_update
-from kinfed.clustering.hierarchy import components, distances
+from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
-from kinfed.methods.cluster_models import ClusterModels, draw_models
+from kinfed.methods.cluster_models import ClusterModels, draw_models, link_within
 from kinfed.models import Model
 from kinfed.params import Params, Stack, count, each_leaf, flatten, join, one_hot, repeat, select
 from kinfed.per_client import Each
@@ -71,8 +71,8 @@ class StoCFL(Method[StoCFLState], FindsClusters[StoCFLState], RelatesClients[Sto
         """Server: the state with the updates of these clients, and those of them that replied."""
         anchor = select(draw_models(self.model, 1, fed.device), 0)
         replies = fed.run(self.observe, clients, Offer(shared={"params": anchor}))
-        updates = state.updates.index_copy(0, replies.cohort, flatten(replies.stack("update")))
-        return replace(state, updates=updates), replies.cohort
+        sent = fed.aggregation.prepare(flatten(replies.stack("update")))  # none far longer than the others
+        return replace(state, updates=state.updates.index_copy(0, replies.cohort, sent)), replies.cohort
 
     def start_clusters(self, state: StoCFLState, clients: Tensor, fed: Federation) -> StoCFLState:
         """Server: each of these clients is a cluster of its own, whose model starts as the common one."""
@@ -84,8 +84,8 @@ class StoCFL(Method[StoCFLState], FindsClusters[StoCFLState], RelatesClients[Sto
         """Server: clusters of this cohort that are similar, or linked by others that are, become one."""
         seen, sizes = state.served.assignment[cohort].unique(), state.served.contributors.sum(1)
         means = self.mean_updates(state)[seen]
-        near = distances(means, means, "cosine") <= 1 - self.threshold
-        parts = fed.everyone[: len(sizes)].index_copy(0, seen, len(sizes) + components(near).to(fed.device))
+        linked = link_within(distances(means, means, "cosine"), 1 - self.threshold, sizes[seen], fed)
+        parts = fed.everyone[: len(sizes)].index_copy(0, seen, len(sizes) + linked)
         names, new = parts.unique(return_inverse=True)
         largest = (one_hot(new, len(names)) * sizes).argmax(1)
         labels = new[state.served.assignment].where(state.served.assignment >= 0, -1)

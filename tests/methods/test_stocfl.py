@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kinfed.aggregation import NormClipping
 from kinfed.data import Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
@@ -38,6 +39,18 @@ def test_sampled_clusters_with_similar_mean_updates_become_one_by_hand():
     assert after.assignment[:6].tolist() == [0, 0, 0, 0, 1, -1]
     assert float(after.models["1.weight"][0, 0, 0]) == 2, "the model of the largest of them"
     assert float(after.models["1.weight"][1, 0, 0]) == 3
+
+
+def test_one_client_between_two_clusters_joins_them_only_where_everybody_is_believed():
+    # the last client's cosine with either cluster is 0.7; the mean distance of one cluster and it to the other is 0.77
+    updates = [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
+    method, fed, state = with_updates(updates, list(range(7)))
+    everybody = torch.arange(7)
+    assert len(method.unite(state, everybody, fed).served.assignment[:7].unique()) == 1
+    fed.aggregation = NormClipping()
+    for _ in range(2):  # the second time clusters of several clients are compared
+        state = method.unite(state, everybody, fed)
+        assert same_clusters(state.served.assignment[:6], torch.tensor([0, 0, 0, 1, 1, 1]))
 
 
 def test_clusters_of_which_nobody_was_sampled_stay_as_they_are():
