@@ -10,7 +10,7 @@ contributors, rounded up, and a radius is the median norm of the round where non
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import ceil
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class Aggregation(ABC):
     """A rule that makes one update of many. A plug-in inherits from it, and says how to `combine`."""
 
     sample_cap: float = field(default=1.0, kw_only=True)  # times the median that a client's samples count; 0: no cap
+    is_robust: ClassVar[bool] = True  # some clients may lie: outliers form no clusters, copies count for none
 
     def __post_init__(self) -> None:
         at_least(0, sample_cap=self.sample_cap)
@@ -61,20 +62,22 @@ class Aggregation(ABC):
 
     def find_outliers(self, points: Tensor, there: Tensor | None = None) -> Tensor:
         """Clients that may form no cluster, by their points ([m, k, d], or one each), of those that count: bool [m]."""
-        if len(points) < FEW:
+        if not self.is_robust or len(points) < FEW:
             return torch.zeros(len(points), dtype=torch.bool, device=points.device)
         nearest, remote = measure_isolation(points if points.dim() == 3 else points[:, None], there)
         return (nearest > ISOLATED * nearest.median()) & (nearest > REMOTE * remote.median())
 
     def find_copies(self, points: Tensor) -> Tensor:
         """Clients so near to another one that one of both may have copied its points [m, d] from it: bool [m]."""
-        if len(points) < FEW:
+        if not self.is_robust or len(points) < FEW:
             return torch.zeros(len(points), dtype=torch.bool, device=points.device)
         nearest = measure_isolation(points[:, None], None)[0]
         return nearest < COPIED * nearest.median()
 
     def find_outlying_models(self, models: Stack) -> Tensor:
         """Clients that may form no cluster, by the models that they trained: bool [m]."""
+        if not self.is_robust:
+            return torch.zeros(count(models), dtype=torch.bool, device=_device(models))  # without a copy of all weights
         return self.find_outliers(flatten(models))
 
     def cap(self, sizes: Tensor, clients: Tensor) -> Tensor:
@@ -142,18 +145,10 @@ class Mean(Aggregation):
     """The weighted mean of all clients, each of which is believed: FedAvg's."""
 
     sample_cap: float = field(default=0.0, kw_only=True)  # times the median that a client's samples count; 0: no cap
+    is_robust = False
 
     def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
         return weights @ updates
-
-    def find_outliers(self, points: Tensor, there: Tensor | None = None) -> Tensor:
-        return torch.zeros(len(points), dtype=torch.bool, device=points.device)
-
-    def find_copies(self, points: Tensor) -> Tensor:
-        return torch.zeros(len(points), dtype=torch.bool, device=points.device)
-
-    def find_outlying_models(self, models: Stack) -> Tensor:
-        return torch.zeros(count(models), dtype=torch.bool, device=_device(models))  # without a copy of all weights
 
     def clean(self, sent: Sent, trained: Stack) -> Stack:
         return trained

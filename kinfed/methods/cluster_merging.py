@@ -38,7 +38,7 @@ def share_models(
     Also which model each has now: [models].
     """
     alone = torch.arange(len(partners), device=sizes.device)
-    fits, better = evidence.tolerates(1), evidence.pool(partners).choose(LIKELY) == 1
+    fits, better = evidence.is_no_worse(1), evidence.pool(partners).choose(LIKELY) == 1
     better = better & fits & fits[partners]
     names = torch.where(better, partners.minimum(alone), alone)
     models = each_leaf(

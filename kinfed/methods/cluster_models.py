@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import Mean, Sent
+from kinfed.aggregation import Sent
 from kinfed.capabilities import NONE_SUMMED, TRAIN_SUMMED, Exportable, FindsClusters, MergesClients, RelatesClients
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import score, train_update
@@ -299,9 +299,9 @@ def drop_outlying(replies: Replies, points: Tensor, fed: Federation) -> tuple[Re
 def link_within(apart: Tensor, radius: float, sizes: Tensor, fed: Federation) -> Tensor:
     """Clusters of groups of so many clients that are at most a radius apart, or linked by others that are: [groups].
 
-    Where clients are not believed, by the mean distance of their clients: one between two clusters would join both.
+    With robust aggregation by the mean distance of their clients: one between two clusters would join both.
     """
-    if isinstance(fed.aggregation, Mean):
+    if not fed.aggregation.is_robust:
         return components(apart <= radius).to(apart.device)
     return cut(link(apart, sizes, "average"), math.nextafter(radius, math.inf)).to(apart.device)
 

@@ -66,7 +66,7 @@ class Evidence:
         lost = -self.gain[:, candidate, 0]
         return lost > CERTAIN * self.square[:, candidate, 0].sqrt()
 
-    def tolerates(self, candidate: int) -> Tensor:
+    def is_no_worse(self, candidate: int) -> Tensor:
         """Whether it is known how this candidate does, and it likely has no less than the first: bool [models].
 
         A few replies that all lose are likely a loss, but never one beyond chance.

@@ -33,7 +33,7 @@ FITTED = 2000  # clients that the model is fitted on, drawn where there are more
 AT_ONCE = 4096  # clients that are assigned in one go
 TESTS = (0.9, 0.1)  # of the level: in the directions in which clients differ, and in the others
 BY_DEGREES = 0.5  # within-cluster share of the variance above which clients differ by degrees
-CHANCE = 0.01  # p-value of the differences in all directions together below which clients are not alike
+ALIKE = 0.01  # p-value of the differences in all directions together below which clients are not alike
 FEWEST = 8  # clients of a cluster that is split by labels, or that are said to be alike
 UPPER = (0.9, 1.2816)  # the quantile that the scale of distances is measured at, and that quantile of a normal
 log = logging.getLogger("kinfed")
@@ -140,7 +140,7 @@ class ClusterModel:
     @property
     def differ(self) -> bool:
         """Whether clients differ by more than noise, in some direction or in all together."""
-        return self.kept > 0 or self.coordinates.chance < CHANCE
+        return self.kept > 0 or self.coordinates.p_value < ALIKE
 
     @property
     def is_separated(self) -> bool:

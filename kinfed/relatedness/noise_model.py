@@ -72,7 +72,7 @@ class Coordinates:
     basis: Tensor  # [d, q]; in the first `kept` directions clients differ by more than noise
     kept: int
     farthest: float  # distance from the centre, in units of the noise
-    chance: float = 1.0  # how often clients that are alike differ as much in all directions together
+    p_value: float = 1.0  # how often clients that are alike differ as much in all directions together
 
     def transform(self, pooled: PooledParts) -> Tensor:
         """One point for each client: [M, q]; those beyond the farthest distance are moved in to it."""
@@ -95,8 +95,8 @@ def fit_coordinates(pooled: PooledParts) -> Coordinates:
     values, turn = torch.linalg.eigh(points.mT @ points / clients)
     kept = int((values > edge_of_noise(len(values), clients, freedom)).sum())
     farthest = FARTHEST * max(float(points.norm(dim=1).median()), 1.0)
-    chance = find_chance(float(values.sum()) * clients / freedom, len(values), clients - 1, freedom)
-    return Coordinates(centre, whiten @ turn.flip(1), kept, farthest, chance)
+    p_value = find_p_value(float(values.sum()) * clients / freedom, len(values), clients - 1, freedom)
+    return Coordinates(centre, whiten @ turn.flip(1), kept, farthest, p_value)
 
 
 def find_centre(pooled: PooledParts) -> Tensor:
@@ -133,7 +133,7 @@ def edge_of_noise(width: int, clients: int, freedom: float) -> float:
     return float(edge * (1 + TRACY_WIDOM * inverse ** (1 / 3) / root))  # Johnstone 2001: σ / μ
 
 
-def find_chance(trace: float, width: int, between: float, within: float) -> float:
+def find_p_value(trace: float, width: int, between: float, within: float) -> float:
     """The p-value of a trace of the variance between clients over that within them, of so many degrees of freedom.
 
     Clients that each differ a little in many directions pass no edge in any of them, but have more in all together

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from kinfed.errors import ConfigError, DataError
 from kinfed.relatedness import Calibrated
 from kinfed.relatedness.calibrated import observe
-from kinfed.relatedness.noise_model import PooledParts, choose_mixture, edge_of_noise, find_chance, fit_coordinates
+from kinfed.relatedness.noise_model import PooledParts, choose_mixture, edge_of_noise, find_p_value, fit_coordinates
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
 
@@ -76,20 +76,20 @@ def test_clients_along_a_line_differ_by_degrees():
 def test_clients_that_differ_a_little_in_all_directions_are_not_alike():
     means = 0.1 * torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(1))
     model = Calibrated().fit(draw(means, SIZES))
-    assert model.kept == 0 and model.coordinates.chance < 0.001, "no direction alone shows it"
+    assert model.kept == 0 and model.coordinates.p_value < 0.001, "no direction alone shows it"
     assert model.summary() == "one cluster: clients differ by degrees (within-cluster share of variance 1.00)"
 
 
-def test_the_chance_of_differences_is_uniform_where_clients_are_alike():
+def test_the_p_value_of_differences_is_uniform_where_clients_are_alike():
     uneven = torch.arange(60) % 37 + 4
-    found = [fit_coordinates(PooledParts.of(draw(place(0 * LABELS), uneven, seed))).chance for seed in range(200)]
+    found = [fit_coordinates(PooledParts.of(draw(place(0 * LABELS), uneven, seed))).p_value for seed in range(200)]
     assert_close(torch.tensor(found).sort().values, torch.linspace(0, 1, 200), atol=0.12, rtol=0.0)
-    assert sum(chance < 0.01 for chance in found) <= 6
+    assert sum(p_value < 0.01 for p_value in found) <= 6
 
 
-def test_the_chance_in_one_direction_is_that_of_an_f_test():
-    assert find_chance(2.0 * 59 / 180, 1, 59, 180) == pytest.approx(fdtrc(59, 180, 2.0))
-    assert find_chance(2.0, 12, 59, 15) == 1.0, "too few degrees of freedom to measure the noise of 12 directions"
+def test_the_p_value_in_one_direction_is_that_of_an_f_test():
+    assert find_p_value(2.0 * 59 / 180, 1, 59, 180) == pytest.approx(fdtrc(59, 180, 2.0))
+    assert find_p_value(2.0, 12, 59, 15) == 1.0, "too few degrees of freedom to measure the noise of 12 directions"
 
 
 def test_clusters_that_clients_lie_between_count_as_one():
