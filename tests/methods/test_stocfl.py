@@ -41,7 +41,7 @@ def test_sampled_clusters_with_similar_mean_updates_become_one_by_hand():
     assert float(after.models["1.weight"][1, 0, 0]) == 3
 
 
-def test_one_client_between_two_clusters_joins_them_only_where_everybody_is_believed():
+def test_one_client_between_two_clusters_joins_them_unless_aggregation_is_robust():
     # the last client's cosine with either cluster is 0.7; the mean distance of one cluster and it to the other is 0.77
     updates = [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
     method, fed, state = with_updates(updates, list(range(7)))
@@ -51,6 +51,23 @@ def test_one_client_between_two_clusters_joins_them_only_where_everybody_is_beli
     for _ in range(2):  # the second time clusters of several clients are compared
         state = method.unite(state, everybody, fed)
         assert same_clusters(state.served.assignment[:6], torch.tensor([0, 0, 0, 1, 1, 1]))
+
+
+@pytest.mark.parametrize(("second", "threshold"), [([0.6, 0.8], 0.5), ([0.0, 1.0], 0.0)])  # within it, and at it
+def test_with_robust_aggregation_similar_clusters_become_one_as_well(second, threshold):
+    method, fed, state = with_updates([[1.0, 0.0], second, [-1.0, 0.0]], [0, 1, 2], threshold)
+    fed.aggregation = NormClipping()
+    after = method.unite(state, torch.arange(3), fed).served
+    assert same_clusters(after.assignment[:3], torch.tensor([0, 0, 1]))
+
+
+def test_with_robust_aggregation_no_update_that_clusters_are_compared_by_is_longer_than_its_bound():
+    method = make("stocfl")
+    fed = Vectorised(method, population())
+    longest = [float(method.meet(method.init(fed), fed.clients, fed)[0].updates.norm(dim=1).max())]
+    fed.aggregation = NormClipping(bound=longest[0] / 2)
+    longest += [float(method.meet(method.init(fed), fed.clients, fed)[0].updates.norm(dim=1).max())]
+    assert longest[1] == pytest.approx(longest[0] / 2)
 
 
 def test_clusters_of_which_nobody_was_sampled_stay_as_they_are():

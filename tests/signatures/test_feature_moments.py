@@ -88,6 +88,8 @@ def test_one_client_that_sends_what_another_sent_parts_no_others():
     points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [10.0, 0.0], [11.0, 0.0], [12.5, 0.0], [21.0, 0.0]])
     honest = link_within_knee(points).tolist()
     assert link_within_knee(torch.cat([points, points[:1]])).tolist() == [*honest, 0]
+    even = points[:6].floor()  # all nearest distances are 1; two of 0 would be the knee
+    assert link_within_knee(torch.cat([even, even[:1]])).tolist() == [0, 0, 0, 1, 1, 1, 0]
     near = torch.cat([points, points[:1] + 1e-4])
     assert Mean().find_copies(near).sum() == 0 and Median().find_copies(near).nonzero()[:, 0].tolist() == [0, 7]
     assert link_within_knee(near, copies=Median().find_copies(near)).tolist() == [*honest, 0]
