@@ -37,6 +37,19 @@ def _wait_for_gpu(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@cache
+def reserve_for_captures(device: torch.device) -> torch.cuda.CUDAGraph:
+    """An empty graph that lives as long as this process: what torch allocates for the first of all graphs is there.
+
+    Where memory is full, torch 2.13 and earlier cannot allocate it in a capture: the process aborts.
+    """
+    with torch.cuda.device(device):
+        torch.cuda.init()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(torch.cuda.default_generators[torch.cuda.current_device()])
+    return graph
+
+
 Function = Callable[[Params], Params]  # what it depends on beside its inputs stays where it is in memory
 
 

@@ -5,13 +5,14 @@ import logging
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kinfed import cuda_graphs
-from kinfed.cuda_graphs import CudaGraphs, Graph
+from kinfed.cuda_graphs import CudaGraphs, Graph, reserve_for_captures
 
 
 @pytest.fixture
@@ -129,3 +130,17 @@ for name in ("cuda:0", "cuda:1", "cuda:0"):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert sorted(done.stdout.splitlines()) == ["finished cuda:0", "finished cuda:1"]
     assert done.returncode != 0 and "illegal" not in done.stderr
+
+
+def test_what_captures_share_is_reserved_once_for_each_gpu(monkeypatch):
+    registered = []
+    fake = SimpleNamespace(register_generator_state=registered.append)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "default_generators", ("of GPU 0", "of GPU 1"))
+    reserve_for_captures.cache_clear()
+    assert reserve_for_captures(torch.device("cuda:1")) is reserve_for_captures(torch.device("cuda:1")) is fake
+    assert registered == ["of GPU 1"]
+    reserve_for_captures.cache_clear()

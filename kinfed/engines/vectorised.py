@@ -22,7 +22,7 @@ from torch.func import vmap
 
 from kinfed.client import ASKS_GPU, AUTOGRAD, FAST_PATH, Client, Execution, Samples
 from kinfed.client_tasks import find_task, is_sequential
-from kinfed.cuda_graphs import CudaGraphs, finish_before_exit
+from kinfed.cuda_graphs import CudaGraphs, finish_before_exit, reserve_for_captures
 from kinfed.data.population import Change, Population
 from kinfed.engines.blocks import (
     Block,
@@ -110,6 +110,7 @@ class Vectorised(Resident):
         if self.on_gpu:
             gc.collect()  # an engine before this one may have left graphs, and their memory
             finish_before_exit(self.device)
+            reserve_for_captures(self.device)
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.block_sizes = BlockSizes(self.device, block)
         self.graphs, self.step_graphs, self.training_graphs = CudaGraphs(MOST_GRAPHS), StepGraphs(), TrainingGraphs()

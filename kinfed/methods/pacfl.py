@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kinfed.capabilities import TRAIN_SUMMED, AssignsUnseen, require_labels
 from kinfed.checks import at_least
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import SLACK, Client, Range, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, best_height, merges
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.clustering.subspaces import Angle, Labelled, find_angles, find_bases
@@ -74,7 +74,7 @@ class PACFL(ClusteredOnce[PACFLState], AssignsUnseen[PACFLState]):
         replies = fed.run(self.compute_bases, clients)
         return replies, replies["bases"]
 
-    @client_task
+    @client_task(ranges={"bases": Range(-1 - SLACK, 1 + SLACK)})  # unit vectors
     def compute_bases(self, client: Client) -> Reply:
         """Client task: the leading left singular vectors of its samples of each label; 0 where it has none."""
         classes, batches = self.model.classes, client.train.in_order()

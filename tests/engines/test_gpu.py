@@ -1,5 +1,7 @@
 """What only a GPU can show: `pytest -m gpu` on a machine that has one."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -219,6 +221,27 @@ def test_too_many_lanes_for_the_memory_are_halved(monkeypatch):
     state = method.round(method.init(fed), 0, fed)
     assert fed.block_sizes.found["train"] == 40
     assert_close(on_cpu(state.params), fit(method, Sequential, population, 1)[0].params)
+
+
+FULL = """
+import torch
+from kinfed.cuda_graphs import CudaGraphs, reserve_for_captures
+device, graphs = torch.device("cuda"), CudaGraphs(most=2)
+reserve_for_captures(device)
+double, x = lambda inputs: {"y": 2 * inputs["x"]}, torch.ones(4, device=device)
+graphs.run("double", double, {"x": x})
+torch.cuda.empty_cache()
+torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / torch.cuda.mem_get_info()[1])
+try:
+    graphs.run("double", double, {"x": x})
+except torch.OutOfMemoryError:
+    print("out of memory")
+"""
+
+
+def test_a_capture_without_memory_is_out_of_memory_and_does_not_end_the_process():
+    done = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "out of memory"), done.stderr
 
 
 def many_test_samples(clients: int = 200, each: int = 256) -> Population:
