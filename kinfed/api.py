@@ -190,7 +190,7 @@ def run(
     """
     config, given = configure(method, data, settings), give(method, data)
     display = display or choose_display(quiet=quiet)
-    place = Place(to_path(out), force)
+    place = Place(None if out is None else to_path(out), force)
     if resume and place.out is None:
         raise ConfigError("run(resume=True): wanted out=, the folder of the run")
     with display.live():
@@ -208,7 +208,7 @@ def resume(
     quiet: bool = False, display: Display | None = None, given: Given = lifecycle.CONFIGURED, trust: bool = False,
 ) -> RunResult:  # fmt: skip
     """Takes a stopped run to its end, or an ended one to more rounds; only with `trust` its config may import code."""
-    path, display = Path(folder), display or choose_display(quiet=quiet)
+    path, display = to_path(folder, "folder"), display or choose_display(quiet=quiet)
     config = change(read_config(path, trust=trust), rounds, device, data_dir)
     with display.live(), refuse_code(f"{path / CONFIG}", trust):
         lifecycle.resume(config, path, display, given)
@@ -238,7 +238,7 @@ def compare(
     named = {"compare": [name_method(each) for each in several] or None, "seeds": None if seeds is None else [*seeds]}
     config = configure(None if several else cast("ConfigLike", methods), data, named | settings)
     given = give(None, data)
-    display, place = display or choose_display(quiet=quiet), Place(to_path(out), force)
+    display, place = display or choose_display(quiet=quiet), Place(None if out is None else to_path(out), force)
     if place.out and is_comparison(place.out) and not force:
         if not resume:
             raise ConfigError(
@@ -280,7 +280,7 @@ def resume_comparison(
 ) -> Comparison:  # fmt: skip
     """Takes a stopped comparison to its end; runs that ended are not run again. Trust is as in `resume`."""
     check_jobs(jobs)
-    path, display = Path(folder), display or choose_display(quiet=quiet)
+    path, display = to_path(folder, "folder"), display or choose_display(quiet=quiet)
     stored = read_config(path, COMPARISON, trust)
     wanted = change(config or stored, rounds, device, data_dir)
     refuse_other(stored.resolve(), wanted, f"the comparison at {path} has another config")
@@ -388,7 +388,7 @@ def has_ended(config: Config, path: Path, folder: Path) -> bool:
 
 def load_run(folder: Text, trust: bool = False) -> RunResult:
     """The run in a folder that `kinfed run` or `kinfed.run` wrote; only with `trust` is code of its config imported."""
-    path = Path(folder)
+    path = to_path(folder, "folder")
     if is_comparison(path):
         raise CheckpointError(f"{path} is a comparison: use kinfed.load_comparison, or name one of the runs in it")
     check_format(path)
@@ -398,7 +398,7 @@ def load_run(folder: Text, trust: bool = False) -> RunResult:
 
 def load_comparison(folder: Text, trust: bool = False) -> Comparison:
     """The comparison in a folder that `kinfed compare` or `kinfed.compare` wrote; missing runs are left out."""
-    path = Path(folder)
+    path = to_path(folder, "folder")
     check_format(path, COMPARISON)
     table = read_toml(path / COMPARISON)
     config = build(Config, {name: table[name] for name in ("compare", "seed", "seeds") if name in table}, "")
@@ -415,8 +415,8 @@ def report(
     from kinfed.report.page import check_kinds, report_folder, write_report  # what draws is loaded when it is used
 
     check_kinds(figures)
-    paths, display = [Path(each) for each in runs], display or choose_display(quiet=True)
-    folder = to_path(out) or report_folder(paths)
+    paths, display = [to_path(each, "report") for each in runs], display or choose_display(quiet=True)
+    folder = report_folder(paths) if out is None else to_path(out)
     with forward_log(display.say):
         written = write_report(paths, folder, figures, latex=latex, markdown=markdown)
     more = f" and {len(written) - 1} more files" if len(written) > 1 else ""
@@ -431,7 +431,7 @@ def export_run(
     from kinfed.serving.assignment import OutputFolder
     from kinfed.serving.run_export import export_run as write_bundle
 
-    return list(write_bundle(Path(folder), OutputFolder(Path(bundle), force), given.population, trust))
+    return list(write_bundle(Path(folder), OutputFolder(to_path(bundle, "bundle"), force), given.population, trust))
 
 
 def give(method: MethodLike | None, data: DataLike | None) -> Given:
@@ -445,7 +445,8 @@ def give(method: MethodLike | None, data: DataLike | None) -> Given:
 def change(config: Config, rounds: int | None, device: str | None, data_dir: Text | None = None) -> Config:
     """The config with more rounds, on another device, or with its data in another folder."""
     engine = replace(config.engine, device=device or config.engine.device)
-    data = config.data if data_dir is None else replace(config.data, dir=str(Path(data_dir).expanduser().absolute()))
+    folder = None if data_dir is None else str(to_path(data_dir, "data_dir").expanduser().absolute())
+    data = config.data if folder is None else replace(config.data, dir=folder)
     return replace(config, rounds=config.rounds if rounds is None else rounds, engine=engine, data=data)
 
 
@@ -457,7 +458,7 @@ def load_pandas() -> ModuleType:
         raise ConfigError("to_frame() needs pandas: install it with pip install pandas") from None
 
 
-def to_path(place: Text | None) -> Path | None:
+def to_path(place: Text, name: str = "out") -> Path:
     if place == "":
-        raise ConfigError("out: wanted a path, got an empty one; the working folder is '.'")
-    return None if place is None else Path(place)
+        raise ConfigError(f"{name}: wanted a path, got an empty one; the working folder is '.'")
+    return Path(place)

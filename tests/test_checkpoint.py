@@ -1,4 +1,5 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,13 +102,66 @@ def test_a_state_whose_class_has_other_fields_now_is_refused_by_name(tmp_path):
         checkpoint.load(tmp_path / "s", Changed(small_net()), fed)
 
 
+@dataclass(frozen=True)
+class Earlier:
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Since:
+    weight: torch.Tensor
+    rounds: int = 7
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Required:
+    weight: torch.Tensor
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Renamed:
+    rounds: int = 7
+
+
+class AnotherState(FedAvg):
+    def init(self, fed):
+        raise NotImplementedError
+
+
+def load_as(kind: type, state: object, path: Path) -> object:
+    """A state that was saved, read by a method whose state is of this class now."""
+    fed = Vectorised(FedAvg(small_net()), tiny_population())
+    checkpoint.save(path, state, fed, {})
+    AnotherState.init.__annotations__["return"] = kind
+    return checkpoint.load(path, AnotherState(small_net()), fed)
+
+
+def test_fields_that_a_state_has_had_since_take_their_defaults(tmp_path):
+    now = load_as(Since, Earlier(torch.ones(2)), tmp_path / "s")
+    assert (now.weight.tolist(), now.rounds, now.notes) == ([1, 1], 7, ())
+
+
+@pytest.mark.parametrize("kind", [Required, Renamed])
+def test_a_field_without_a_default_or_a_field_that_is_gone_is_refused(kind, tmp_path):
+    with pytest.raises(CheckpointError, match=f"a state with weight was saved, and {kind.__name__} has"):
+        load_as(kind, Earlier(torch.ones(2)), tmp_path / "s")
+
+
 def test_a_method_that_does_not_name_the_type_of_its_state_is_refused_before_it_runs():
     class Unnamed(FedAvg):
         def init(self, fed):
             return super().init(fed)
 
-    with pytest.raises(ConfigError, match=r"Unnamed.init: annotate what it returns by the class of the state"):
-        Experiment(Unnamed(small_net()), tiny_population())
+    class Unknown(FedAvg):
+        def init(self, fed) -> "NowhereDefined":  # noqa: F821
+            return super().init(fed)
+
+    for method in (Unnamed, Unknown):
+        named = rf"{method.__name__}.init: annotate what it returns by the class of the state"
+        with pytest.raises(ConfigError, match=named):
+            Experiment(method(small_net()), tiny_population())
 
 
 def test_a_resumed_experiment_ends_with_the_same_bits(tmp_path):

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from kinfed import api, checkpoint
 from kinfed.cli import app
+from kinfed.config import load_config
 from kinfed.errors import ConfigError
 
 TINY = ["partition.clients=10", "fraction=0.5", "rounds=2"]
@@ -75,9 +76,27 @@ def test_an_empty_path_is_refused_and_is_not_the_working_folder(words: list[str]
     assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_path_in_python_is_refused_too(tmp_path: Path):
-    with pytest.raises(ConfigError, match="got an empty one"):
-        api.run("fedavg", out="")
+def test_an_empty_word_is_no_empty_path():
+    assert_refused(kinfed("run", "--device", ""), "engine.device: wanted cpu, cuda or auto, got ''")
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda: api.run("fedavg", out=""), "out"),
+        (lambda: api.compare(["fedavg"], out=""), "out"),
+        (lambda: api.report("somewhere", out=""), "out"),
+        (lambda: api.report("somewhere", ""), "report"),
+        (lambda: api.resume(""), "folder"),
+        (lambda: api.load_run(""), "folder"),
+        (lambda: api.load_comparison(""), "folder"),
+        (lambda: api.export_run("somewhere", ""), "bundle"),
+        (lambda: api.change(load_config(None), None, None, ""), "data_dir"),
+    ],
+)
+def test_an_empty_path_in_python_is_refused_too(call, name: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"^{name}: wanted a path, got an empty one"):
+        call()
     assert not list(tmp_path.iterdir())
 
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from kinfed.errors import ConfigError, DataError
 from kinfed.relatedness import Calibrated
-from kinfed.relatedness.calibrated import observe
+from kinfed.relatedness.calibrated import ALIKE, nest_clusters, observe
 from kinfed.relatedness.noise_model import PooledParts, choose_mixture, edge_of_noise, find_p_value, fit_coordinates
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
@@ -80,15 +80,41 @@ def test_clients_that_differ_a_little_in_all_directions_are_not_alike():
     assert model.summary() == "one cluster: clients differ by degrees (within-cluster share of variance 1.00)"
 
 
+def test_clients_that_differ_in_one_direction_of_many_are_not_alike():
+    means = torch.zeros(180, 60)
+    means[:, 0] = 1.6 / 40**0.5 * (1 - 2.0 * (torch.arange(180) % 2))
+    model = Calibrated().fit(draw(means, forty(180)))
+    assert model.kept == 1 and model.coordinates.p_value > 0.1, "all directions together do not show it"
+    assert model.summary().startswith("2 clusters, well separated")
+
+
+def test_clients_that_differ_by_samples_or_by_labels_alone_are_not_alike():
+    alike, line = draw(place(0 * LABELS), SIZES), torch.zeros(60, WIDTH)
+    line[:, 0] = torch.linspace(0, 5, 60)
+    degrees = draw(line, SIZES)
+    for plain, labelled, differ in ((alike, alike, False), (degrees, alike, True), (alike, degrees, True)):
+        found = nest_clusters(Calibrated(), plain, labelled)
+        assert (found[0].unique().tolist(), found[1]) == ([0], differ)
+    assert nest_clusters(Calibrated(), alike.of(torch.arange(7)), alike.of(torch.arange(7)))[1], "too few to say"
+
+
+@pytest.mark.parametrize("each, clusters", [(7, 2), (8, 4)])
+def test_clusters_of_eight_clients_are_split_by_labels_and_smaller_ones_are_not(each, clusters):
+    outer = torch.arange(2).repeat_interleave(each)
+    plain, labelled = (draw(place(c, 9.0), forty(2 * each)) for c in (outer, 2 * outer + torch.arange(2 * each) % 2))
+    assert len(nest_clusters(Calibrated(), plain, labelled)[0].unique()) == clusters
+
+
 def test_the_p_value_of_differences_is_uniform_where_clients_are_alike():
     uneven = torch.arange(60) % 37 + 4
     found = [fit_coordinates(PooledParts.of(draw(place(0 * LABELS), uneven, seed))).p_value for seed in range(200)]
     assert_close(torch.tensor(found).sort().values, torch.linspace(0, 1, 200), atol=0.12, rtol=0.0)
-    assert sum(p_value < 0.01 for p_value in found) <= 6
+    assert sum(p_value < ALIKE for p_value in found) <= 6, "of 200 about 2 are said to differ"
 
 
 def test_the_p_value_in_one_direction_is_that_of_an_f_test():
     assert find_p_value(2.0 * 59 / 180, 1, 59, 180) == pytest.approx(fdtrc(59, 180, 2.0))
+    assert find_p_value(0.0, 1, 0, 100) == 1.0, "one client"
     assert find_p_value(2.0, 12, 59, 15) == 1.0, "too few degrees of freedom to measure the noise of 12 directions"
 
 
@@ -195,6 +221,17 @@ def test_noise_is_measured_between_parts():
     assert pooled.freedom.tolist() == [1.0]
 
 
+def test_a_client_of_few_samples_has_fewer_parts_to_measure_noise_between():
+    counts = torch.tensor([[2.0, 2.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    assert PooledParts.of(Signatures(torch.ones(4, 3, 1), counts)).freedom.tolist() == [2.0, 1.0, 0.0, 0.0]
+
+
+def test_clients_of_one_sample_measure_no_noise_and_do_not_lower_that_of_others():
+    parts = torch.tensor([[[1.0], [3.0]], [[5.0], [0.0]], [[6.0], [0.0]]])
+    pooled = PooledParts.of(Signatures(parts, torch.tensor([[4.0, 4.0], [1.0, 0.0], [1.0, 0.0]])))
+    assert pooled.limit_noise().flatten(1).tolist() == [[-2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+
+
 def test_the_edge_is_that_of_marchenko_and_pastur_where_clients_are_many():
     assert edge_of_noise(250_000, 1_000_000, 1e15) == pytest.approx((1 + 0.5) ** 2, rel=1e-3)
 
@@ -205,6 +242,11 @@ def test_noise_in_coordinates_is_one_per_sample(planted):
     rows = (pooled.noise @ coordinates.basis).flatten(0, 1)
     assert coordinates.kept == 3  # four clusters span three directions
     assert_close(rows.mT @ rows / (3 * 60), torch.eye(WIDTH, dtype=torch.double))
+
+
+def test_few_parts_measure_the_noise_of_few_directions():
+    four = PooledParts.of(draw(place(LABELS[:4]), forty(4)))  # 4 · 3 degrees of freedom, two for each direction
+    assert fit_coordinates(four).basis.shape == (WIDTH, 6)
 
 
 @pytest.mark.parametrize("settings", [{"level": 1.0}, {"level": -0.1}, {"most_clusters": 0}, {"most_clusters": 41}])
