@@ -11,7 +11,7 @@ from kinfed.recipes.measures import MEASURES, Measure
 from kinfed.recipes.outcome import AT_ROUND, Outcome, Result, values_of
 from kinfed.recipes.recipe import Recipe
 from kinfed.report import plot_accuracies, plot_dendrogram, plot_relatedness, plot_signatures
-from kinfed.report.vega import Chart, Rows, Spec, digits, number, show
+from kinfed.report.vega import COLOURS, MORE_COLOURS, Chart, Rows, Spec, digits, number, show
 
 OF_A_RUN: dict[str, Callable[[Path], Chart]] = {
     "relatedness": plot_relatedness,
@@ -159,7 +159,7 @@ def line_panel(outcome: Outcome, panel: Panel, table: str, has_legend: bool) -> 
     x = number("x", title=axis, axis=ticks | {"labelFlush": False}, scale=panel.widths)
     y = number("y", title=title, scale=panel.heights)
     ran = [result.cell for result in outcome.results if result.numbers]
-    colour = tell_apart("row", [cell.row.title for cell in ran]) | ({} if has_legend else {"legend": None})
+    colour = color_rows([cell.row.title for cell in ran]) | ({} if has_legend else {"legend": None})
     look: Spec = {"color": colour, "detail": {"field": "line"}}
     if len(protocols := dict.fromkeys(" = ".join(cell.protocols) for cell in ran)) > 1:
         look["strokeDash"] = tell_apart("protocol", list(protocols), **DASHES)
@@ -176,8 +176,15 @@ def line_panel(outcome: Outcome, panel: Panel, table: str, has_legend: bool) -> 
     return {"data": {"name": table}, "title": panel.where, "layer": layers, **LINE}
 
 
+def color_rows(titles: Sequence[str]) -> Spec:
+    """A colour for each row; more than the theme's eight where there are more rows."""
+    look, rows = tell_apart("row", titles), len(set(titles))
+    colours = [*COLOURS["light"], *MORE_COLOURS]
+    return look | {"scale": {"domain": list(dict.fromkeys(titles)), "range": colours[:rows]}} if rows > 8 else look
+
+
 def tell_apart(field: str, names: Sequence[str], **looks: object) -> Spec:
     """An encoding by names, in this order, with a legend."""
     legend: Spec = {"orient": "right", "symbolOpacity": 1, "labelLimit": 320, **looks}
-    return {"field": field, "type": "nominal", "title": None, "legend": legend,
-            "scale": {"domain": list(dict.fromkeys(names))}}  # fmt: skip
+    scale: Spec = {"domain": list(dict.fromkeys(names))}
+    return {"field": field, "type": "nominal", "title": None, "legend": legend, "scale": scale}

@@ -24,6 +24,7 @@ COLOURS = {
     "light": ["#0072b2", "#d55e00", "#009e73", "#b8568f", "#c98500", "#3a9bd9", "#4d4d4d", "#a89a00"],
     "dark": ["#4aa3df", "#ee8130", "#2cc295", "#db8fbd", "#eab03a", "#8fd0f5", "#b9bdc1", "#e6d94a"],
 }
+MORE_COLOURS = ["#332288", "#882255", "#cc6677", "#117733", "#88ccee", "#ddcc77"]  # Tol's, where eight are too few
 CLUSTER_COLOURS = {
     "light": ["#332288", "#44aa99", "#cc6677", "#999933", "#88ccee", "#882255", "#117733", "#ddcc77"],
     "dark": ["#8f7fe8", "#55c4b0", "#e58795", "#b9b94e", "#a5dcf7", "#c6598c", "#3fa863", "#efe09a"],

@@ -43,6 +43,8 @@ def test_rows_differ_in_colour_protocols_in_dashes_and_few_numbers_have_points()
     assert colour[:2] == ["FedAvg", "LG"] and "strokeDash" not in few[1]["encoding"]
     assert many[1]["encoding"]["strokeDash"]["scale"]["domain"] == ["plain", "prox"]
     assert [layer["mark"]["type"] for layer in few] == ["area", "line", "point"] and len(many) == 2
+    thirteen = draw("flt-figure-4", 5)[1]["encoding"]["color"]["scale"]
+    assert len(thirteen["domain"]) == len(set(thirteen["range"])) == 13 and "range" not in few[1]["encoding"]["color"]
 
 
 def panel_of(places, values, measure="ari"):
