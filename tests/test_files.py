@@ -372,3 +372,29 @@ def test_a_bundle_that_is_written_anew_holds_nothing_of_one_that_was_killed(bund
         (folder / name).write_bytes(b"half")
     list(export_run(run, OutputFolder(folder, force=True)))
     assert {path.name for path in folder.iterdir()} == {path.name for path in bundle.iterdir()}
+
+
+def test_only_what_a_killed_process_left_is_removed(tmp_path: Path):
+    own = {"model.new", ".tmp", ".tmp_of_my_own", "tmpA1b2C3"}
+    for name in (*own, ".model.pt.123.new", ".tmpA1b2C3"):
+        (tmp_path / name).write_bytes(b"")
+    files.clear_unfinished(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == own
+
+
+@pytest.mark.parametrize("private, mode", [(True, 0o600), (False, 0o640)])
+def test_files_of_tensors_are_read_by_those_whom_the_user_lets_read(private: bool, mode: int, tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        files.save_tensors(tmp_path / "one", {"one": torch.ones(1)}, private=private)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "one").stat().st_mode & 0o777 == mode
+
+
+def test_a_link_in_place_of_a_file_that_is_not_whole_yet_is_not_followed(tmp_path: Path):
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / f".one.{os.getpid()}.new").symlink_to(tmp_path / "elsewhere")
+    files.write_bytes(tmp_path / "one", b"new")
+    assert (tmp_path / "elsewhere").read_text() == "mine" and (tmp_path / "one").read_bytes() == b"new"
+    assert len(list(tmp_path.iterdir())) == 2

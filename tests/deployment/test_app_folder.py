@@ -263,7 +263,7 @@ def test_what_is_there_is_not_written_over_unless_forced():
     (folder / "kinfed_app" / "client_app.py").write_text("mine")
     assert "mine is not empty" in read_refusal("mine", *SMALL) and "--force" in read_refusal("mine", *SMALL)
     assert (folder / "kinfed_app" / "client_app.py").read_text() == "mine"
-    for inner in (folder, *(folder / "data").glob("client-*")):
+    for inner in (folder, folder / "kinfed_app", folder / "data", *(folder / "data").glob("client-*")):
         (inner / ".samples.npz.123.new").write_text("half")  # of one that was killed
     write_app(*SMALL, "partition.clients=3", "--force")
     assert not list(folder.rglob(".*.new"))

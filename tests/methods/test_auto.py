@@ -8,6 +8,7 @@ import torch
 from kinfed.client import Samples
 from kinfed.data import OwnSettings, build_population, from_arrays, load
 from kinfed.data.partitions import IID
+from kinfed.data.population import Role
 from kinfed.data.shifts import Rotation
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
@@ -266,10 +267,18 @@ def test_clusters_by_numbers_do_not_hang_on_their_unit(unit):
     client = torch.arange(2400) % 24
     sign = torch.where(client % 2 == 1, -1.0, 1.0)
     y = unit * (sign * (x @ weights) + 0.3 * torch.randn(2400, generator=draw) + 2)
+    y = torch.where(client == 23, 10 * y, y)  # an unseen client's are in another unit
     population = from_arrays(x.numpy(), y.numpy(), client.numpy(), OwnSettings(task=Regression()))
+    population = replace(population, roles=(*[Role()] * 22, Role(holdout=True), Role(holdout=True)))
     method = Auto(make_model("linear", (30,), 1, task=Regression()), LOCAL)
-    state = method.init(Vectorised(method, population, fraction=0.5))
-    assert len({(int(c), i % 2) for i, c in enumerate(state.clusters)}) == 2 == state.clusters.unique().numel()
+    state = method.init(fed := Vectorised(method, population, fraction=0.5))
+    seen = state.clusters[:22]
+    assert len({(int(c), i % 2) for i, c in enumerate(seen)}) == 2 == seen.unique().numel()
+    state = method.admit(state, torch.tensor([22, 23]), fed)
+    assert [bool(method.judge_fit(state, torch.tensor([one]), fed).fits) for one in (22, 23)] == [True, False]
+    apart = replace(state, clusters=state.clusters.index_fill(0, torch.tensor([0]), -1))
+    itself, unseen = (method.judge_fit(each, torch.tensor([0]), fed).p_values for each in (state, apart))
+    torch.testing.assert_close(itself, unseen, msg="a member is judged by the others")
 
 
 @pytest.mark.parametrize("task", [Regression(), Classification()])

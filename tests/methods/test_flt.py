@@ -213,6 +213,12 @@ def test_the_number_of_clusters_can_be_given():
     assert same_clusters(state.served.assignment, fed.true_clusters)
 
 
+def test_the_diagnosis_says_where_clusters_in_use_are_not_those_that_were_found():
+    flt = make("flt", case="clusters", clusters=3)
+    said = flt.diagnosis(started(flt)[0])
+    assert said.startswith("3 clusters in use; all signatures together show 2 clusters, well separated")
+
+
 def test_k_by_labels_uses_as_many_centroids_as_the_client_has_labels():
     flt = make(KERNEL, signature=signature(k=5, k_by_labels=True))
     state, _ = started(flt)
@@ -277,6 +283,11 @@ def test_an_unseen_client_that_fits_no_cluster_is_logged_and_served_the_likelies
     assert fit.fits.tolist() == [True, False] and float(fit.p_values[1]) < 0.025 <= float(fit.p_values[0])
     assert state.clusters[2] == state.clusters[0] and state.clusters[5] in state.clusters[fed.clients]
     assert flt.diagnosis(state).endswith("; 1 of 2 clients that never train fit none of the clusters.")
+    alone = flt.judge_fit(state, torch.tensor([2]), fed)
+    torch.testing.assert_close(alone.p_values, fit.p_values[:1], msg="one that fits nowhere widens no cluster")
+    apart = replace(state, clusters=state.clusters.index_fill(0, torch.tensor([0]), -1))
+    itself, unseen = (flt.judge_fit(each, torch.tensor([0]), fed).p_values for each in (state, apart))
+    torch.testing.assert_close(itself, unseen, msg="a member is judged by the others")
 
 
 def test_a_threshold_does_not_judge_the_fit_of_unseen_clients():
@@ -306,19 +317,33 @@ def test_a_client_that_always_raises_its_flag_makes_the_others_recluster_less_an
     assert both.flags.nonzero().tolist() == [[4]]  # others' flags count at once
 
 
-@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
-def test_with_targets_that_are_numbers_clusters_do_not_hang_on_their_unit(unit):
+def start_by_numbers(unit: float, holdout: tuple[int, ...], their_unit: float = 1.0, newcomers: str = "nearest"):
+    """FLT's first state on clients whose targets are numbers, in two clusters; some are held out."""
     draw = torch.Generator().manual_seed(1)
     x, weights = torch.randn(2400, 30, generator=draw), torch.randn(30, generator=draw) / 30**0.5
     client = torch.arange(2400) % 24
     sign = torch.where(client % 2 == 1, -1.0, 1.0)
     y = unit * (sign * (x @ weights) + 0.3 * torch.randn(2400, generator=draw) + 2)
+    y = torch.where(torch.isin(client, torch.tensor(holdout)), their_unit * y, y)
     people = from_arrays(x.numpy(), y.numpy(), client.numpy(), OwnSettings(task=Regression()))
-    people = replace(people, roles=(*[Role()] * 22, Role(holdout=True), Role(holdout=True)))
+    people = replace(people, roles=tuple(Role(holdout=i in holdout) for i in range(24)))
     by_numbers = PartMeans(embedding="random", labels=True, latent=64)
-    flt = FLT(make_model("linear", (30,), 1, task=Regression()), signature=by_numbers)
+    flt = FLT(make_model("linear", (30,), 1, task=Regression()), signature=by_numbers, newcomers=newcomers)
     state, fed = started(flt, people)
-    unseen = torch.tensor([22, 23])
-    state = flt.admit(state, unseen, fed)
+    return flt, flt.admit(state, torch.tensor(holdout), fed), fed
+
+
+@pytest.mark.parametrize("unit, newcomers", [(1e-3, "nearest"), (1.0, "relate"), (1e3, "nearest")])
+def test_with_targets_that_are_numbers_clusters_do_not_hang_on_their_unit(unit, newcomers):
+    flt, state, fed = start_by_numbers(unit, (22, 23), newcomers=newcomers)
     assert len({(int(c), i % 2) for i, c in enumerate(state.clusters)}) == 2 == state.clusters.unique().numel()
-    assert bool(flt.judge_fit(state, unseen, fed).fits.all()) and flt.diagnosis(state).startswith("2 clusters")
+    assert bool(flt.judge_fit(state, torch.tensor([22, 23]), fed).fits.all())
+    assert flt.diagnosis(state).startswith("2 clusters, well separated")
+
+
+@pytest.mark.parametrize("their_unit, fits", [(1.0, True), (10.0, False)])
+def test_an_unseen_client_whose_numbers_are_in_another_unit_fits_no_cluster(their_unit, fits):
+    flt, state, fed = start_by_numbers(1.0, (22,), their_unit)
+    assert bool(flt.judge_fit(state, torch.tensor([22]), fed).fits) == fits
+    misfits = "1 of 1 clients that never train fit none of the clusters."
+    assert flt.diagnosis(state).endswith(misfits) != fits and ("never train" in flt.diagnosis(state)) != fits
