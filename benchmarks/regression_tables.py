@@ -28,6 +28,14 @@ def load_mixed_friedman() -> Dataset:
     return split_table("friedman-mixed", x, y, np.zeros(len(x), np.int64))
 
 
+def load_own_friedman() -> Dataset:
+    """The same function of ten columns, which each of 16 sources has in an order of its own."""
+    x, y = make_friedman1(16 * 200, 10, noise=1.0, random_state=0)
+    source = np.arange(len(y)) % 16
+    orders = np.stack([np.random.default_rng(own).permutation(10) for own in range(16)])
+    return split_table("friedman-own", np.take_along_axis(x, orders[source], 1), y, source)
+
+
 def load_patients() -> Dataset:
     """How diabetes progressed in 442 patients (Efron et al. 2004); men and women are sources that no column names."""
     x, y = load_diabetes(return_X_y=True)

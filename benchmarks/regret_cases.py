@@ -6,7 +6,7 @@ import numpy as np
 
 from kinfed.data import Partition
 from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, Labels, SharedClass, Split, Structured, Writers
-from kinfed.data.shifts import Augment, LabelSwap, Rotation, Shift
+from kinfed.data.shifts import Augment, LabelPermutation, LabelSwap, Rotation, Shift
 from kinfed.learning_tasks import Classification, LearningTask, Regression
 
 CLIENTS = 100
@@ -130,6 +130,18 @@ def regressions() -> dict[str, Case]:
     }
 
 
+def unrelated() -> dict[str, Case]:
+    """Sixteen clients that each have names of their own for all labels, or for two; or a function of other columns."""
+    case = Case("digits", IID(16), LabelPermutation(10), train_samples=100, fraction=0.5)
+    columns = Case(
+        "benchmarks.regression_tables:load_own_friedman", PlantedSources(16), train_samples=120, fraction=0.5,
+        task=Regression(mean=14.4, std=4.9),
+    )  # fmt: skip
+    names = {f"{name}-own-labels": replace(case, dataset=name) for name in ("digits", "mnist", "fashion_mnist")}
+    two = replace(case, dataset="fashion_mnist", shift=LabelPermutation(2))
+    return {**names, "fashion_mnist-own-two-labels": two, "friedman-own-columns": columns}
+
+
 CASES = {
     **kinds("mnist"),
     **kinds("fashion_mnist"),
@@ -142,4 +154,5 @@ CASES = {
     **few_clients("fashion_mnist", 5),
     **few_clients("fashion_mnist", 10),
     **regressions(),
+    **unrelated(),
 }

@@ -8,6 +8,7 @@ For those who do not know how their clients differ; no paper's method. Clients' 
 - for `merge` of the rounds clusters with similar models try the mean of both; they share it, if it does better;
 - clients say how well they do between the model they are served (α = 0) and their own training of it (α = 1); after
   `judge` of the rounds each cluster takes the best α, and the last rounds train on all samples;
+- where clients that train the first model alone do clearly better than by that α, each goes on alone;
 - where rounds sample clients, the mean of the models of the last `average` of the rounds is served in the end.
 A more personal model must win twice: on held-out samples as they come, and with the labels of a client weighted evenly.
 """
@@ -17,14 +18,23 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kinfed.capabilities import NONE_SUMMED
-from kinfed.checks import between, within
+from kinfed.checks import at_least, between, within
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_merging import merge_pairs, pair_nearest, share_models
-from kinfed.methods.cluster_models import Clustered, ClusterModels, Merges, Stale, add_to_mean, offer_assigned
+from kinfed.methods.cluster_models import (
+    Clustered,
+    ClusterModels,
+    Merges,
+    Stale,
+    add_to_mean,
+    draw_models,
+    offer_assigned,
+)
 from kinfed.methods.held_out import (
     AMOUNTS,
     LIKELY,
@@ -33,10 +43,11 @@ from kinfed.methods.held_out import (
     count_members,
     explain_doubts,
     explain_own,
+    explain_personal,
 )
 from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits, summarise_clusters
 from kinfed.models import Model
-from kinfed.params import Params, Stack, repeat, select
+from kinfed.params import Params, Stack, count, repeat, select
 from kinfed.per_client import Each, Labels
 from kinfed.relatedness import Calibrated, Fit, nest_clusters
 from kinfed.signatures import PartMeans, Signatures
@@ -56,6 +67,7 @@ class AutoState:
     merges: Merges
     plan: Tensor  # [3] rounds until which clients compare models, try merged ones, and hold out samples
     evidence: Evidence
+    alone: Evidence  # how each α compares with training alone
     chosen: Tensor  # [clusters] the model of each
     fragile: Tensor  # [clusters] bool: its model is not better than the common one beyond chance
     partners: Tensor  # [models] the one that each may be merged with; itself: none
@@ -76,6 +88,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     compare: float = 0.2  # share of the rounds that train the clusters' models beside the common one
     merge: float = 0.06  # share of the rounds that try one model for two clusters
     judge: float = 0.5  # share of the rounds after which all samples are trained on
+    alone: int = 4  # rounds, the last before that, in which clients that gain by an α also train the first model
     average: float = 0.08  # share of the rounds, the last ones, whose models are averaged, where rounds sample clients
     stale = STALE
     newcomers = "nearest"
@@ -86,6 +99,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def __post_init__(self) -> None:
         super().__post_init__()
         within(2, 1000, hold_out=self.hold_out)
+        at_least(0, alone=self.alone)
         between(0, 1, average=self.average)
         if min(self.compare, self.merge) < 0 or not self.compare + self.merge <= self.judge <= 1:
             raise ConfigError(
@@ -105,10 +119,12 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         plan = self.make_plan(fed.rounds, number if differ else 0).to(fed.device)
         evidence, zeros = Evidence.none(1 + number, fed.device), torch.zeros(1 + number, device=fed.device)
         chosen, gains = zeros[1:].long(), torch.zeros(fed.count, device=fed.device)
+        alone = Evidence.none(1 + number, fed.device, 1 + len(AMOUNTS))
         partners = torch.arange(1 + number, device=fed.device)
         return AutoState(
-            served, encoder, known, clusters, merges, plan, evidence, chosen, chosen.bool(), partners, gains, zeros, {}
-        )
+            served, encoder, known, clusters, merges, plan, evidence, alone, chosen, chosen.bool(), partners, gains,
+            zeros, {},
+        )  # fmt: skip
 
     def make_plan(self, rounds: int, clusters: int) -> Tensor:
         """Rounds until which clients compare, merge and hold out; no clusters: clients are alike. [3]"""
@@ -124,7 +140,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         elif phase == "merge":
             state = self.try_merged(state, cohort, fed)
         elif phase == "judge":
-            replies = fed.run(self.train_and_judge, cohort, state.served.offer(cohort))
+            replies = self.judge_own(state, cohort, t, fed)
             state = replace(state, served=state.served.average(replies, fed, STALE))
             state = self.weigh(state, replies, state.served.assignment)
         else:
@@ -159,9 +175,19 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         state = replace(state, served=state.served.average(replies, fed, STALE))
         return self.weigh(state, replies, state.served.assignment)
 
+    def judge_own(self, state: AutoState, cohort: Tensor, t: int, fed: Federation) -> Replies:
+        """What clients have by their own training, and in the end by training alone, where they gain by the former."""
+        offer = state.served.offer(cohort)
+        if t < int(state.plan[2]) - self.alone or not bool((state.evidence.choose() > 0).any()):
+            return fed.run(self.train_and_judge, cohort, offer)
+        first = select(draw_models(self.model, 1, fed.device), 0)
+        return fed.run(self.train_from_start, cohort, offer._replace(shared={"first": first}))
+
     def weigh(self, state: AutoState, replies: Replies, models: Tensor) -> AutoState:
         """With the evidence of these replies, each for one of the models [clients]."""
-        return replace(state, evidence=state.evidence.add(replies["hits"], models[replies.cohort]))
+        own = models[replies.cohort]
+        alone = state.alone.add(replies["alone"], own) if "alone" in replies.send else state.alone
+        return replace(state, evidence=state.evidence.add(replies["hits"], own), alone=alone)
 
     def decide(self, state: AutoState, phase: str, fed: Federation) -> AutoState:
         """The state at the end of a phase: which model each cluster takes, which are merged, how personal they are."""
@@ -178,9 +204,12 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             served, names = share_models(state.served, state.partners, state.evidence, fed.weights)
             log.info("pairs of clusters that share a model: %d", len(names) - len(names.unique()))
             return replace(state, served=served, chosen=names[state.chosen], evidence=evidence)
-        amounts = torch.tensor(AMOUNTS, device=evidence.gain.device)[state.evidence.choose()]
+        best = state.evidence.choose()
+        amounts = torch.tensor(AMOUNTS, device=best.device)[best]
         log.info("%d of %d models are personalised", int((amounts > 0).sum()), len(state.served.assignment.unique()))
-        return replace(state, amounts=amounts, evidence=evidence)
+        served = state.served.part((best > 0) & state.alone.prefers_first(1 + best))
+        amounts = pad(amounts, (0, count(served.models) - len(amounts)), value=1.0)
+        return replace(state, served=served, amounts=amounts, evidence=evidence)
 
     def export_state(self, state: AutoState, clients: Tensor, sizes: Tensor) -> AutoState:
         served = replace(state.served, models=state.averaged or state.served.models)
@@ -221,7 +250,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         said = [f"{found}, {explain_own(int(own.sum()))}" if len(own) > 1 else f"{found}, one model"]
         pairs = int(own.sum()) - len(state.chosen[own].unique())
         said += [f"{2 * pairs} of them share one with another"] if pairs else []
-        personal = state.amounts[used[used >= 0]]
-        said += [f"personalised: {int((personal > 0).sum())} of {len(personal)} models"] if bool(personal.any()) else []
-        fragile, worse = int(state.fragile.sum()), int(((state.gains < 0) & (state.served.assignment > 0)).sum())
-        return "; ".join([*said, *explain_doubts(fragile, worse)]) + "."
+        alone = state.served.assignment > len(own)
+        said += explain_personal(state.amounts[used[(used >= 0) & (used <= len(own))]], int(alone.sum()))
+        worse = int(((state.gains < 0) & (state.served.assignment > 0) & ~alone).sum())
+        return "; ".join([*said, *explain_doubts(int(state.fragile.sum()), worse)]) + "."

@@ -32,6 +32,7 @@ from kinfed.params import (
     count,
     each_leaf,
     interpolate,
+    join,
     mix,
     one_hot,
     put,
@@ -123,6 +124,13 @@ class ClusterModels:
     def serve(self, labels: Tensor, models: Stack) -> "ClusterModels":
         """These models, each for the clients with its label ([clients]; -1: none), and averaged over them."""
         return replace(self, models=models, assignment=labels, contributors=one_hot(labels, count(models)).bool())
+
+    def part(self, models: Tensor) -> "ClusterModels":
+        """Each client of these models (bool [C]) goes on with a copy of its own."""
+        clients = ((self.assignment >= 0) & models[self.assignment]).nonzero()[:, 0]
+        own = count(self.models) + torch.arange(len(clients), device=clients.device)
+        copies = select(self.models, self.assignment[clients])
+        return self.serve(self.assignment.index_copy(0, clients, own), join(self.models, copies))
 
     def relate(self, clients: Tensor, related: NeighbourSets, fed: Federation) -> "ClusterModels":
         """One model for each different set of neighbours; other training clients are averaged with nobody.

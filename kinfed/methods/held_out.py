@@ -4,7 +4,7 @@ A more personal model must win twice: on held-out samples as they come, and with
 So a client with few samples of some labels does not lose these.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from kinfed.targets import fill_unknown, is_known
 from kinfed.training import LabelledGradient, LocalTraining
 
 AMOUNTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # α: how much of its own training a client adds to the model it is served
+LONGER = 5  # times the training of a round: by that, from the first model, it is judged whether clients train alone
+CLEAR = 0.03  # of held-out samples that they must gain by it at least: a common model gets better, too
 LIKELY, CERTAIN = 1.0, 2.0  # standard errors
 HITS = {"hits": Range(0, lambda facts: facts.train)}
 FEW = 10  # a label with fewer samples than these weighs by their number
@@ -35,9 +37,9 @@ class Evidence:
     total: Tensor  # [models, 2] what a candidate would have that is always right
 
     @staticmethod
-    def none(models: int, device: torch.device) -> "Evidence":
+    def none(models: int, device: torch.device, candidates: int = len(AMOUNTS)) -> "Evidence":
         """No client has replied yet."""
-        zero = torch.zeros(models, len(AMOUNTS), 2, device=device)
+        zero = torch.zeros(models, candidates, 2, device=device)
         return Evidence(zero, zero.clone(), zero[:, 0].clone())
 
     def add(self, hits: Tensor, models: Tensor) -> "Evidence":
@@ -60,6 +62,12 @@ class Evidence:
         gains = (self.gain > errors * self.square.sqrt()).all(2)
         worse = (self.gain / self.total.clamp(min=TINY)[:, None]).amin(2)
         return worse.where(gains, 0.0).argmax(1)
+
+    def prefers_first(self, candidates: Tensor) -> Tensor:
+        """Whether the first has clearly more than the candidate of each model ([models]), both ways: bool [models]."""
+        own = torch.arange(len(candidates), device=candidates.device), candidates
+        ahead = -self.gain[own]
+        return ((ahead > CERTAIN * self.square[own].sqrt()) & (ahead >= CLEAR * self.total)).all(1)
 
     def loses(self, candidate: int) -> Tensor:
         """Whether this candidate has less than the first, beyond chance: bool [models]."""
@@ -112,6 +120,16 @@ class JudgesOnHeldOut:
         trained, _ = self.local(client.with_train(rest), params, self.model.gradient)
         candidates = [interpolate(params, trained, amount) for amount in AMOUNTS]
         return Reply({"params": trained, "hits": self.count_hits(candidates, client, held)})
+
+    @client_task(key="train_and_judge", ranges={**HITS, "alone": HITS["hits"]})
+    def train_from_start(self, client: Client, params: Params, first: Params) -> Reply:
+        """Client task: the same, and how each α compares with training the first model alone, for longer."""
+        send, (rest, held) = self.train_and_judge(client, params).send, client.train.hold_out(self.hold_out)
+        longer = replace(self.local, epochs=LONGER * self.local.epochs, steps=LONGER * self.local.steps)
+        alone, _ = longer(client.with_train(rest), first, self.model.gradient)
+        trained = model_in(send, "params")
+        candidates = [alone, *(interpolate(params, trained, amount) for amount in AMOUNTS)]
+        return Reply({**send, "alone": self.count_hits(candidates, client, held)})
 
     @client_task(ranges=HITS)
     def train_both(self, client: Client, common: Params, own: Params) -> Reply:
@@ -169,6 +187,12 @@ def count_labels(samples: Samples, classes: int) -> Tensor:
 def explain_own(clusters: int) -> str:
     """How many clusters have a model that no others use."""
     return f"{clusters} with a model of {'its' if clusters == 1 else 'their'} own"
+
+
+def explain_personal(amounts: Tensor, alone: int) -> list[str]:
+    """How many of the models that are used are personalised (α above 0), and how many clients train alone."""
+    said = [f"personalised: {int((amounts > 0).sum())} of {len(amounts)} models"] if bool(amounts.any()) else []
+    return said + ([f"{alone} client{' trains' if alone == 1 else 's train'} alone"] if alone else [])
 
 
 def explain_doubts(fragile: int, worse: int) -> list[str]:

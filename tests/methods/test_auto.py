@@ -9,7 +9,7 @@ from kinfed.client import Samples
 from kinfed.data import OwnSettings, build_population, from_arrays, load
 from kinfed.data.partitions import IID
 from kinfed.data.population import Role
-from kinfed.data.shifts import Rotation
+from kinfed.data.shifts import LabelPermutation, Rotation
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
@@ -17,7 +17,7 @@ from kinfed.learning_tasks import Classification, LearningTask, MultiLabel, Regr
 from kinfed.methods import Auto, FedAvg
 from kinfed.methods.cluster_merging import pair_nearest, share_models
 from kinfed.methods.cluster_models import ClusterModels
-from kinfed.methods.held_out import LIKELY, Evidence, count_members, explain_doubts, explain_own
+from kinfed.methods.held_out import LIKELY, Evidence, count_members, explain_doubts, explain_own, explain_personal
 from kinfed.models import make_model
 from kinfed.params import interpolate, one_hot, repeat, select
 from kinfed.signatures import PartMeans
@@ -124,6 +124,36 @@ def test_planted_clusters_get_models_of_their_own_and_the_run_says_so():
     assert experiment.method.diagnosis(experiment.state).startswith("4 clusters, well separated, 4 with a model")
 
 
+def test_clients_that_have_nothing_in_common_train_alone():
+    """Each has names of its own for all labels; without the trial they share a model, which each trains further."""
+    own = build_population(load("digits"), IID(16), 0, train_samples=60, shift=LabelPermutation(10))
+    model, found = make_model("mlp_200", (1, 8, 8), 10), {}
+    for alone in (0, 4):
+        run = Experiment(Auto(model, LocalTraining(epochs=2, lr=0.05), alone=alone), own, rounds=20)
+        found[alone] = run.run()["accuracy"], len(run.state.served.assignment.unique()), run.method.diagnosis(run.state)
+    assert found[4][0] > found[0][0] + 0.05
+    assert (found[0][1], found[4][1]) == (1, 16)
+    assert "personalised: 1 of 1 models" in found[0][2] and found[4][2].endswith("one model; 16 clients train alone.")
+
+
+def test_clients_of_some_models_go_on_with_copies_of_their_own():
+    stacked, labels = {"w": torch.tensor([[1.0], [2.0], [3.0]])}, torch.tensor([1, 2, -1, 1])
+    first = ClusterModels(stacked, labels, one_hot(labels, 3).bool(), {})
+    after = first.part(torch.tensor([False, True, True]))
+    assert after.assignment.tolist() == [3, 4, -1, 5] and after.models["w"].flatten().tolist() == [1, 2, 3, 2, 3, 2]
+    assert after.contributors.nonzero().tolist() == [[3, 0], [4, 1], [5, 3]]
+    same = first.part(torch.tensor([True, False, False]))
+    assert same.assignment.tolist() == labels.tolist() and torch.equal(same.contributors, first.contributors)
+
+
+@pytest.mark.parametrize(("first", "prefers"), [((8, 2), True), ((8, 0.9), False), ((5.2, 1.04), False)])
+def test_the_first_candidate_is_preferred_if_it_is_clearly_ahead_in_both_ways(first, prefers):
+    """Of 20 and 4; five replies that all agree are beyond chance, and 0.2 of 20 is less than 3 %."""
+    found = evidence_of(first, (5, 1), (9, 3), (5, 1), (5, 1), clients=5)
+    assert found.prefers_first(torch.tensor([1])).tolist() == [prefers]
+    assert found.prefers_first(torch.tensor([2])).tolist() == [False]
+
+
 def test_clients_that_are_alike_get_fedavg_to_the_bit():
     alike, model = build_population(load("digits"), IID(20), 0), make_model("mlp_200", (1, 8, 8), 10)
     auto, fedavg = (Experiment(kind(model), alike, rounds=2, fraction=0.2) for kind in (Auto, FedAvg))
@@ -174,10 +204,10 @@ def test_models_are_not_averaged_where_all_clients_are_in_every_round():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"hold_out": 1}, {"compare": 0.6}, {"judge": 1.5}, {"compare": -0.1}, {"average": 1.5}]
+    "wrong", [{"hold_out": 1}, {"compare": 0.6}, {"judge": 1.5}, {"compare": -0.1}, {"average": 1.5}, {"alone": -1}]
 )
 def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ConfigError, match=r"hold_out|compare|average"):
+    with pytest.raises(ConfigError, match=r"hold_out|compare|average|alone"):
         Auto(small_net(), LOCAL, **wrong)
 
 
@@ -235,6 +265,10 @@ def test_a_cluster_that_signatures_split_in_two_is_made_one_again():
 def test_doubts_agree_in_number():
     assert explain_own(1) == "1 with a model of its own" and explain_own(3) == "3 with a model of their own"
     assert explain_doubts(0, 0) == []
+    assert explain_personal(torch.zeros(2), 0) == [] and explain_personal(torch.zeros(0), 2) == [
+        "2 clients train alone"
+    ]
+    assert explain_personal(torch.tensor([0, 0.5]), 1) == ["personalised: 1 of 2 models", "1 client trains alone"]
     one, its = explain_doubts(1, 1)
     assert one == "fragile: 1 cluster is not better off beyond chance"
     assert its == "1 client did worse by its cluster's model on held-out samples"

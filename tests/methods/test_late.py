@@ -34,7 +34,7 @@ def dimmed(**more: object) -> Population:
     return replace(people, x=x)
 
 
-TRAINING = ("train", "train_both", "train_and_judge")
+TRAINING = ("train", "train_both", "train_and_judge", "train_from_start")
 SEPARATED = {  # method -> settings and clients with which it separates the planted groups before anybody is late
     "auto": (lambda: make("auto"), population),
     "flt": (lambda: make("flt"), population),
