@@ -108,10 +108,10 @@ class Spy(Vectorised):
         return good
 
 
-SIGNATURES = {"centroids", "statistics"}  # any numbers that are not too large
+SIGNATURES = {"centroids", "statistics", "moments"}  # any numbers that are not too large
 
 
-SOME = ("fednova", "ifca", "flis_hc")  # CI; the others on demand
+SOME = ("fednova", "ifca", "flis_hc", "pacfl", "flux")  # CI; the others on demand
 
 
 @pytest.mark.parametrize(
