@@ -27,7 +27,7 @@ from kinfed.engines.flower.node import ClientData, ClientNode, draw_bits
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
 from kinfed.progress import Lines, forward_log
-from kinfed.runs import CHECKPOINT, can_resume, conduct
+from kinfed.runs import CHECKPOINT, can_resume, conduct_held, hold, refuse_links
 from kinfed.targets import is_known
 
 if TYPE_CHECKING:
@@ -62,9 +62,14 @@ def shorten_traceback(record: logging.LogRecord) -> bool:
 
 
 def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
-    """Takes the experiment to its end over the nodes of this grid."""
+    """Takes the experiment to its end over the nodes of this grid; refuses a folder that another server writes."""
     out.mkdir(parents=True, exist_ok=True)
-    config = replace(config, aggregation=choose_aggregation(config))  # so that the run's own config names it
+    refuse_links(out)
+    with hold(out):
+        _run_held(replace(config, aggregation=choose_aggregation(config)), out, plan, grid)  # config.toml names it
+
+
+def _run_held(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     resuming = can_resume(out, config)
     fed = make_deployed_federation(config, plan, grid)
     fed.load_keys(out)
@@ -78,7 +83,7 @@ def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
             fed.wait_for_clients(plan.wait_for, plan.wait_seconds)
         display.say(f"{len(fed.nodes)} clients are connected")
         experiment: Experiment[object] = Experiment.over(fed, **loop_settings(config))
-        conduct(config, out, display, experiment, resume=resuming)
+        conduct_held(config, out, display, experiment, resume=resuming)
 
 
 def make_deployed_federation(config: Config, plan: Plan, grid: "Grid") -> DeployedFederation:

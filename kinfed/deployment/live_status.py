@@ -17,10 +17,11 @@ from pathlib import Path
 
 import psutil
 
+from kinfed.checks import within
 from kinfed.deployment.plan import Plan
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.network_federation import now_text
-from kinfed.errors import CheckpointError, FileError
+from kinfed.errors import CheckpointError, ConfigError, FileError
 from kinfed.methods import title_of
 from kinfed.progress import as_html, as_text
 from kinfed.runs.logs import whole_lines, write_text
@@ -111,7 +112,7 @@ class StatusWriter:
 
     def update(self, fed: DeployedFederation, state: str = "", error: str = "") -> None:
         """Writes the status if it differs from the last one, or that is old; a full disk ends no run."""
-        status = self.collect(fed, state or (RUNNING if fed.has_begun else WAITING), error)
+        status = self.collect(fed, state or (RUNNING if fed.tasks else WAITING), error)
         content, now = asdict(status) | {"updated": ""}, self.clock()
         if content != self.written[1] or now - self.written[0] > EVERY:
             self.written = now, content
@@ -155,12 +156,13 @@ def read_status(run: Path) -> RunStatus:
 
 
 def is_alive(status: RunStatus) -> bool:
-    """Whether the run's server is there, or is on another machine and wrote a while ago."""
-    try:
-        return bool(abs(psutil.Process(status.pid).create_time() - status.born) < 2)
-    except psutil.Error:
-        age = datetime.fromisoformat(now_text()) - datetime.fromisoformat(status.updated)
-        return age.total_seconds() < 4 * EVERY
+    """Whether the run's server is there, or is on another machine or in a container and wrote a while ago."""
+    with suppress(psutil.Error):
+        process = psutil.Process(status.pid)
+        if abs(process.create_time() - status.born) < 2:
+            return bool(process.status() != psutil.STATUS_ZOMBIE)  # SuperExec does not wait for those that it started
+    age = datetime.fromisoformat(now_text()) - datetime.fromisoformat(status.updated)
+    return age.total_seconds() < 4 * EVERY
 
 
 def read_metric(run: Path) -> str:
@@ -246,4 +248,8 @@ def make_server(run: Path, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *values: object) -> None:
             """Writes nothing."""
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    within(0, 65535, port=port)
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise ConfigError(f"port {port} of 127.0.0.1 cannot be served ({error.strerror}): choose another") from None

@@ -6,9 +6,10 @@ from kinfed.runs.lifecycle import (
     Interrupted,
     Place,
     can_resume,
-    conduct,
+    conduct_held,
     free_folder,
     hold,
+    refuse_links,
     resume,
     start,
 )
@@ -18,5 +19,6 @@ from kinfed.runs.writer import RunWriter, write_config
 
 __all__ = [
     "CHECKPOINT", "COMPARISON", "CONFIG", "CONFIGURED", "SUMMARY", "Given", "Interrupted", "Place", "Run", "RunWriter",
-    "can_resume", "conduct", "free_folder", "hold", "read_config", "read_runs", "resume", "start", "write_config",
+    "can_resume", "conduct_held", "free_folder", "hold", "read_config", "read_runs", "refuse_links", "resume", "start",
+    "write_config",
 ]  # fmt: skip

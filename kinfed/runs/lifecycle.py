@@ -94,25 +94,30 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
     """Takes an experiment to its end, observed by its folder and the display; no other process may write the folder."""
     refuse_links(path)
     with hold(path):
-        clear_unfinished(path)
-        write_config(path, config)
-        (path / SUMMARY).unlink(missing_ok=True)
-        experiment.fed.settle(path)
-        about: dict[str, str | int] = {"method": config.method, "dataset": config.data.name, "seed": config.seed}
-        writer = RunWriter(path, experiment.fed, about | {"rounds": config.rounds}, metric=experiment.metric)
-        watcher = display.watch(f"{title_of(config.method)} seed {config.seed}")
-        experiment.attach((writer, watcher, *make_trackers(config, path)), path / CHECKPOINT)
-        writer.events.repair()
-        writer.events.note("resumed" if resume else "started", device=str(experiment.fed.device))
-        try:
-            with (
-                NoteEnd(writer.events, resume_command(path, config)),
-                explain_full_gpu(),
-                forward_warnings(writer.events, watcher),
-            ):
-                writer.finish(experiment, experiment.run(resume=resume))
-        finally:
-            experiment.fed.close()
+        return conduct_held(config, path, display, experiment, resume)
+
+
+def conduct_held(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> Path:
+    """The same where the caller holds the folder."""
+    clear_unfinished(path)
+    write_config(path, config)
+    (path / SUMMARY).unlink(missing_ok=True)
+    experiment.fed.settle(path)
+    about: dict[str, str | int] = {"method": config.method, "dataset": config.data.name, "seed": config.seed}
+    writer = RunWriter(path, experiment.fed, about | {"rounds": config.rounds}, metric=experiment.metric)
+    watcher = display.watch(f"{title_of(config.method)} seed {config.seed}")
+    experiment.attach((writer, watcher, *make_trackers(config, path)), path / CHECKPOINT)
+    writer.events.repair()
+    writer.events.note("resumed" if resume else "started", device=str(experiment.fed.device))
+    try:
+        with (
+            NoteEnd(writer.events, resume_command(path, config)),
+            explain_full_gpu(),
+            forward_warnings(writer.events, watcher),
+        ):
+            writer.finish(experiment, experiment.run(resume=resume))
+    finally:
+        experiment.fed.close()
     return path
 
 

@@ -1,11 +1,16 @@
 """The status of a deployed run: what its server writes, what a terminal and a page show."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from urllib.request import urlopen
 
+import psutil
 import pytest
 
 pytest.importorskip("flwr")
@@ -17,7 +22,7 @@ from kinfed.config import load_config
 from kinfed.deployment import live_status
 from kinfed.deployment.live_status import STATUS, make_server, read_status, show_status
 from kinfed.engines.flower.transport import read_config
-from kinfed.errors import NetworkError
+from kinfed.errors import ConfigError, NetworkError
 from tests.deployment.test_apps import PLAN, federation, folders, serve  # noqa: F401
 
 CONFIG = load_config(None, ["method=fedavg", "rounds=2", "fraction=1.0", "engine.timeout=5"])
@@ -71,6 +76,46 @@ def test_a_server_that_is_gone_is_not_mistaken_for_one_that_runs(tmp_path):
     assert read_status(tmp_path).state == "running" and shown(tmp_path)[0] == 0
 
 
+def test_a_killed_server_that_nobody_waited_for_is_gone_and_one_in_a_container_is_not(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        born, now = psutil.Process(process.pid).create_time(), live_status.now_text()
+        write_status(tmp_path, pid=process.pid, born=born)
+        assert read_status(tmp_path).state == "running"
+        write_status(tmp_path, pid=process.pid, born=born - 1000, updated=now)  # the same number, another process
+        assert read_status(tmp_path).state == "running"
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        write_status(tmp_path, pid=process.pid, born=born, updated=now)
+        assert read_status(tmp_path).state == "stopped"
+
+
+def test_a_run_is_running_while_clients_compute_their_signatures(folders):  # noqa: F811
+    states = {}
+
+    def look(request, reply):
+        states[read_config(request).get("task")] = read_status(folders / "run").state
+        return [reply]
+
+    config = load_config(None, ["method=flt", "rounds=1", "fraction=1.0", "engine.timeout=5"])
+    serve(federation(folders, config, tamper=look), folders / "run", config)
+    assert states[None] == "waiting for clients" and states["compute_signature"] == states["train"] == "running"
+
+
+def test_a_second_server_of_a_folder_is_refused_at_once_and_leaves_its_status(folders):  # noqa: F811
+    seen = []
+
+    def start_another(request, reply):
+        if read_config(request).get("task") == "train" and not seen:
+            before, other = (folders / "run" / STATUS).read_bytes(), federation(folders, CONFIG)
+            with pytest.raises(ConfigError, match="another process is at work on the run"):
+                serve(other, folders / "run", CONFIG)
+            seen.append((before == (folders / "run" / STATUS).read_bytes(), other.sent))
+        return [reply]
+
+    serve(federation(folders, CONFIG, tamper=start_another), folders / "run", CONFIG)
+    assert seen == [(True, [])]
+
+
 def test_a_folder_without_a_status_and_a_damaged_one_are_errors_in_one_line(tmp_path):
     code, text = shown(tmp_path)
     assert code == 2 and "no status.json" in text and len(text.splitlines()) == 1
@@ -98,3 +143,10 @@ def test_the_page_shows_the_same_and_what_nodes_write_is_no_markup(tmp_path):
         page = reply.read().decode()
     assert "FLT: running" in page and "&lt;b&gt;" in page and "a &amp; b" in page and "<b>" not in page
     assert 'http-equiv="refresh"' in page and "<b>" in show_status(tmp_path)
+
+
+def test_a_port_that_is_taken_or_is_none_is_an_error_in_one_line(tmp_path):
+    with make_server(tmp_path, 0) as server:
+        for port in (server.server_port, 99999, -1):
+            result = CliRunner().invoke(app, ["deploy", "status", str(tmp_path), "--serve", str(port)])
+            assert result.exit_code == 2 and len(result.output.splitlines()) == 1 and str(port) in result.output
