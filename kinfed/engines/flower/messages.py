@@ -139,6 +139,7 @@ FLOWER_FAILURES = {  # by Flower's own code
     7: "Flower could not install the app there",
     8: "the process of its app died, maybe for lack of memory",
 }
+EXPIRED = (3, 4)  # Flower's codes of a request, or its reply, that was not there in time: as if nobody had replied
 LONGEST_TEXT = 300  # characters of a node's own that are shown
 
 
@@ -289,6 +290,7 @@ class ReplyCollector:
     earlier: Mapping[str, int] = field(default_factory=dict)  # those of earlier calls without a reply in time
     accepted: dict[int, AcceptedReply] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)  # ids of requests that have a reply
+    expired: set[int] = field(default_factory=set)  # clients whose request was not answered while Flower kept it
     faults: list[tuple[int, str]] = field(default_factory=list)  # client, reason
     explained: dict[int, str] = field(default_factory=dict)  # client -> why it failed, in words
     received: dict[int, int] = field(default_factory=dict)  # client -> bytes of all that came from it
@@ -302,6 +304,10 @@ class ReplyCollector:
         """Accepts a reply, or notes why not."""
         if reply.has_failed and reply.request in self.earlier:
             return  # it was missed in its own call
+        if reply.has_failed and reply.code in EXPIRED and reply.request in self.requests:
+            self.answered.add(reply.request)
+            self.expired.add(self.requests[reply.request])
+            return
         client = self.requests.get(reply.request, self.earlier.get(reply.request, -1))
         if client >= 0 and not reply.has_failed:
             self.received[client] = self.received.get(client, 0) + count_bytes(reply.tensors)

@@ -61,6 +61,7 @@ State = TypeVar("State")
 LOG = logging.getLogger("kinfed.engines")
 MAX_SILENT_CALLS = 3  # in a row, before the run ends with an error
 ENROL_EVERY = 3.0  # seconds between two looks for new nodes during a long task
+MOST_PAUSE = 60.0  # seconds until a node that cannot take part is asked again: 1, 2, 4, …
 MOST_OF_ONE = 10  # different problems of a node that are logged
 DUMMY_SAMPLES = 32  # enough for every method's signatures, few enough to be quick
 
@@ -126,6 +127,7 @@ class NetworkFederation(Federation):
         self.durable = self.memory["version"]  # the same as the last checkpoint has it
         self.nodes: dict[int, int] = {}  # client -> node
         self.enrolling: dict[str, int] = {}  # id of an enrolment message without a reply -> node
+        self.refused: dict[int, tuple[int, float]] = {}  # node -> how often it could not enrol, when it is asked again
         self.problems: list[Problem] = []  # each logged once, the latest last
         self.on_change: Callable[[], None] = ignore_change  # called whenever nodes, tasks or problems may have changed
         self.task = ("", 0, 0)  # the one that is going on: its name, clients asked, clients that replied
@@ -196,10 +198,12 @@ class NetworkFederation(Federation):
         connected = transport.list_nodes()
         self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
         self.enrolling = {request: node for request, node in self.enrolling.items() if node in connected}
+        self.refused = {node: when for node, when in self.refused.items() if node in connected}
         for reply in transport.collect(self.enrolling.keys()):
             node = self.enrolling.pop(reply.request, -1)
             self._enrol(reply, node, connected.get(node, NodeIdentity()))
-        new = sorted(connected.keys() - set(self.nodes.values()) - set(self.enrolling.values()))
+        waiting = {node for node, (_, until) in self.refused.items() if until > time.monotonic()}
+        new = sorted(connected.keys() - set(self.nodes.values()) - set(self.enrolling.values()) - waiting)
         sent = transport.send("enrol", [(node, {"run": self.token}, {}) for node in new], self.patience.timeout)
         self.enrolling |= {request: node for request, node in zip(sent, new, strict=True) if request is not None}
         return len(self.nodes)
@@ -212,7 +216,10 @@ class NetworkFederation(Federation):
             client = "another node is connected under its name"
         if isinstance(client, int):
             self.nodes[client] = node
+            self.refused.pop(node, None)
         else:
+            times = self.refused.get(node, (0, 0.0))[0]
+            self.refused[node] = times + 1, time.monotonic() + min(2.0 ** min(times, 10), MOST_PAUSE)
             self._report(identity.name or f"node {node}", f"cannot take part: {client}")
 
     def _report(self, node: str, text: str) -> None:
@@ -300,7 +307,8 @@ class NetworkFederation(Federation):
         for client in replies.accepted.keys() & self.misses.keys():
             LOG.info("%s replies again", self.name_client(client))
             del self.misses[client]
-        for client in sorted({replies.requests[request] for request in replies.pending} - replies.accepted.keys()):
+        silent = replies.expired | {replies.requests[request] for request in replies.pending}
+        for client in sorted(silent - replies.accepted.keys()):
             self.misses[client] = self.misses.get(client, 0) + 1
             rest = self.patience.rest(self.misses[client])
             self.resting[client] = self.tasks + rest + 1

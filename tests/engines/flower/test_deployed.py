@@ -9,13 +9,14 @@ import torch
 pytest.importorskip("flwr")
 
 from flwr.app import Message
+from flwr.app.error import Error
 from flwr.proto.node_pb2 import NodeInfo
 
 from kinfed import checkpoint
 from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.data.arrays import ServerSamples
-from kinfed.engines.flower import DeployedFederation
+from kinfed.engines.flower import DeployedFederation, network_federation
 from kinfed.engines.flower.deployed import KEYS
 from kinfed.engines.flower.network_federation import Patience
 from kinfed.engines.flower.node import ClientData, ClientNode
@@ -332,6 +333,25 @@ def test_a_node_takes_part_under_the_name_that_its_key_was_registered_with(caplo
     assert "its key is registered as 'clinic 05', but its config says 'clinic 04'" in caplog.text
 
 
+def test_a_node_that_cannot_take_part_is_asked_again_less_and_less_often(monkeypatch):
+    method, now = make("fedavg"), [0.0]
+    nodes = NamedNodes(method, clients=range(3))
+    fed = make_server(method, nodes, max_clients=6, wait=3)
+    monkeypatch.setattr(network_federation.time, "monotonic", lambda: now[0])
+    nodes.connect(3, registered="clinic 05")
+    asked = []
+    for second in range(300):
+        before, now[0] = len(nodes.sent), float(second)
+        fed._enrol_nodes()
+        asked += [second] * (len(nodes.sent) - before)
+    assert asked[:6] == [0, 2, 5, 10, 19, 36]  # its reply is read a second later, then 1, 2, 4, … s pass
+    assert asked[6:] == [69, 130, 191, 252]
+    nodes.online[103]["registered"] = "clinic 03"
+    for now[0] in range(300, 400):
+        fed._enrol_nodes()
+    assert 103 in fed.nodes.values()
+
+
 def test_where_nodes_have_no_keys_names_are_not_bound():
     method = make("fedavg")
     nodes = NamedNodes(method)
@@ -367,6 +387,20 @@ def test_a_silent_node_costs_a_quorums_grace_and_is_asked_less_and_less_often(ca
     assert len(asked) == summary["replies_no_answer"] == 4 and summary["replies_not_asked"] == 12
     left = [message for message in caplog.messages if "left out" in message]
     assert left == [f"clinic 03 did not reply to 'train' in time: left out of {tasks} tasks" for tasks in (1, 3, 7, 15)]
+
+
+def test_a_node_whose_request_expires_is_silent_too(caplog):
+    def expire(request, reply):
+        is_silent = read_config(request).get("client") == 3
+        return [Message(Error(3, "message unavailable"), reply_to=request) if is_silent else reply]
+
+    method = make("fedavg")
+    nodes = NamedNodes(method, tamper=expire)
+    fed = make_server(method, nodes, patience=Patience(timeout=600.0, max_rest=15))
+    with caplog.at_level("INFO", "kinfed"):
+        summary = Experiment.over(fed, rounds=2).run()  # 4 tasks: it is asked the 1st and the 3rd
+    assert summary["replies_no_answer"] == 2 and summary["replies_not_asked"] == 2 and "replies_failed" not in summary
+    assert "clinic 03 did not reply to 'train' in time: left out of 3 tasks" in caplog.messages
 
 
 def test_a_node_that_was_silent_takes_part_again():
