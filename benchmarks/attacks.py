@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import AGGREGATIONS, Aggregation
+from kinfed.client import HasMemory
 from kinfed.client_tasks import find_client_model
 from kinfed.config import Config, make_population, read
 from kinfed.config.assembly import make_method, model_for
@@ -51,7 +52,9 @@ METHODS: dict[str, dict[str, object]] = {
     },
     "repa": {"clusters": 2, "signature": {"reconstruction": 0.5, "encoder_rounds": 2}},
     "ifca": {"clusters": 2, "least_share": 0.2},
+    "fedem": {"components": 2},
 }
+USUAL_METHODS = [name for name in METHODS if name != "fedem"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ class Attacked(Vectorised):
 
     def _lie_about_models(self, sent: Stack, offered: Stack, at: Tensor) -> Stack:
         """The replies with the liars' models changed."""
-        names = [name for name in sent if name.startswith("params/")]
+        names = [name for name in sent if name.startswith(("params/", "models/"))]
         if self.attack.lie is None or not names:
             return sent
         start = torch.cat([self._start(name, sent, offered).flatten(1) for name in names], 1)
@@ -240,7 +243,8 @@ def trigger_success(experiment: Experiment[object], liars: int) -> float:
         cohort = torch.tensor([honest])
         offer = method.offer(experiment.state, cohort, fed)
         served = to_flat(offer.shared) | select(fed.offers_to(offer), 0) if offer.each else to_flat(offer.shared)
-        params = method.personalise(make_client(fed, honest, torch.tensor(0), {}), from_flat(served))
+        memory = method.initial_memory() if isinstance(method, HasMemory) else {}
+        params = method.personalise(make_client(fed, honest, torch.tensor(0), memory), from_flat(served))
         test = fed.test[honest][fed.y[fed.test[honest]] != TARGET]
         said = find_client_model(method).logits(params, stamp(fed.x[test])).argmax(1)
         hits, asked = hits + int((said == TARGET).sum()), asked + len(test)
@@ -278,7 +282,7 @@ def cell_text(found: list[tuple[float, float]], has_trigger: bool) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--methods", nargs="+", default=USUAL_METHODS, choices=list(METHODS))
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
     parser.add_argument("--aggregations", nargs="+", default=list(AGGREGATIONS), choices=list(AGGREGATIONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
