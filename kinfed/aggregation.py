@@ -74,6 +74,13 @@ class Aggregation(ABC):
         nearest = measure_isolation(points[:, None], None)[0]
         return nearest < COPIED * nearest.median()
 
+    def limit_reported(self, reported: Tensor) -> Tensor:
+        """What clients report of themselves [m, ...]: no number above the upper quartile of all of theirs."""
+        if not self.is_robust or len(reported) < FEW:
+            return reported
+        most = reported.abs().quantile(0.75, 0)
+        return reported.clamp(-most, most)
+
     def find_outlying_models(self, models: Stack) -> Tensor:
         """Clients that may form no cluster, by the models that they trained: bool [m]."""
         if not self.is_robust:

@@ -142,7 +142,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         elif phase == "judge":
             replies = self.judge_own(state, cohort, t, fed)
             state = replace(state, served=state.served.average(replies, fed, STALE))
-            state = self.weigh(state, replies, state.served.assignment)
+            state = self.weigh(state, replies, state.served.assignment, fed)
         else:
             served, since = self.train_clusters(state.served, cohort, fed), t - self.first_averaged(state, fed)
             averaged = add_to_mean(state.averaged, served.models, since) if since >= 0 else {}
@@ -166,14 +166,14 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         both = common.serve(own.where(own > 0, -1), common.models)
         both = both.average(Replies(replies.cohort, {"params": replies.stack("own")}), fed, STALE)
         gains = state.gains.index_add(0, replies.cohort, replies["hits"][:, 1, 0] - replies["hits"][:, 0, 0])
-        return self.weigh(replace(state, served=replace(common, models=both.models), gains=gains), replies, own)
+        return self.weigh(replace(state, served=replace(common, models=both.models), gains=gains), replies, own, fed)
 
     def try_merged(self, state: AutoState, cohort: Tensor, fed: Federation) -> AutoState:
         """A round in which clients train as usual, and say how well they would do with the mean of two models."""
         offer, merged = state.served.offer(cohort), merge_pairs(state.served, state.partners, fed.weights)
         replies = fed.run(self.train_and_compare, cohort, offer._replace(each={**offer.each, "merged": merged}))
         state = replace(state, served=state.served.average(replies, fed, STALE))
-        return self.weigh(state, replies, state.served.assignment)
+        return self.weigh(state, replies, state.served.assignment, fed)
 
     def judge_own(self, state: AutoState, cohort: Tensor, t: int, fed: Federation) -> Replies:
         """What clients have by their own training, and in the end by training alone, where they gain by the former."""
@@ -183,11 +183,11 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         first = select(draw_models(self.model, 1, fed.device), 0)
         return fed.run(self.train_from_start, cohort, offer._replace(shared={"first": first}))
 
-    def weigh(self, state: AutoState, replies: Replies, models: Tensor) -> AutoState:
+    def weigh(self, state: AutoState, replies: Replies, models: Tensor, fed: Federation) -> AutoState:
         """With the evidence of these replies, each for one of the models [clients]."""
-        own = models[replies.cohort]
-        alone = state.alone.add(replies["alone"], own) if "alone" in replies.send else state.alone
-        return replace(state, evidence=state.evidence.add(replies["hits"], own), alone=alone)
+        own, rule = models[replies.cohort], fed.aggregation
+        alone = state.alone.add(replies["alone"], own, rule) if "alone" in replies.send else state.alone
+        return replace(state, evidence=state.evidence.add(replies["hits"], own, rule), alone=alone)
 
     def decide(self, state: AutoState, phase: str, fed: Federation) -> AutoState:
         """The state at the end of a phase: which model each cluster takes, which are merged, how personal they are."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from kinfed.aggregation import MEAN, Aggregation
 from kinfed.client import Client, Range, Reply, Samples, client_task
 from kinfed.models import Model
 from kinfed.params import Params, Payload, interpolate, model_in, tensor_in
@@ -42,10 +43,16 @@ class Evidence:
         zero = torch.zeros(models, candidates, 2, device=device)
         return Evidence(zero, zero.clone(), zero[:, 0].clone())
 
-    def add(self, hits: Tensor, models: Tensor) -> "Evidence":
-        """With the hits of clients [m, candidates + 1, 2], each for one of the models [m]; the last are the totals."""
-        gain, whose = hits[:, :-1] - hits[:, :1], one_hot(models, len(self.gain)).float()
-        sums = [torch.einsum("mj,m...->j...", whose, value) for value in (gain, gain.square(), hits[:, -1])]
+    def add(self, hits: Tensor, models: Tensor, aggregation: Aggregation = MEAN) -> "Evidence":
+        """With the hits of clients [m, candidates + 1, 2], each for one of the models [m]; the last are the totals.
+
+        Where clients may lie, none counts for much more than the others of its model.
+        """
+        reported, whose = torch.cat([hits[:, :-1] - hits[:, :1], hits[:, -1:]], 1), one_hot(models, len(self.gain))
+        for own in whose.bool().unbind(1):
+            reported[own] = aggregation.limit_reported(reported[own])
+        gain, total = reported[:, :-1], reported[:, -1]
+        sums = [torch.einsum("mj,m...->j...", whose.float(), value) for value in (gain, gain.square(), total)]
         return Evidence(*(REMEMBERED * old + new for old, new in zip(self.sums(), sums, strict=True)))
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kinfed.aggregation import DEPLOYED
 from kinfed.client import Samples
 from kinfed.data import OwnSettings, build_population, from_arrays, load
-from kinfed.data.partitions import IID
+from kinfed.data.partitions import IID, Dirichlet
 from kinfed.data.population import Role
 from kinfed.data.shifts import LabelPermutation, Rotation
 from kinfed.engines import Vectorised
@@ -122,6 +123,39 @@ def test_planted_clusters_get_models_of_their_own_and_the_run_says_so():
     summary = experiment.run()
     assert summary["ari"] == 1 and summary["clusters"] == 4
     assert experiment.method.diagnosis(experiment.state).startswith("4 clusters, well separated, 4 with a model")
+
+
+def test_one_reply_counts_for_no_more_than_others_where_clients_may_lie():
+    """Four honest clients lose by α = 1; the fifth says that it gains all of a thousand samples."""
+    honest, liar = [(5, 1)] * 4 + [(4, 0.5), (20, 4)], [(0, 0)] * 4 + [(1000, 1000)] * 2
+    hits = torch.tensor([honest] * 4 + [liar], dtype=torch.float)
+    models, none = torch.zeros(5, dtype=torch.long), Evidence.none(2, torch.device("cpu"))
+    believed, limited = none.add(hits, models), none.add(hits, models, DEPLOYED)
+    assert believed.gain[0, 4].tolist() == [996, 998] and limited.gain[0, 4].tolist() == [-3, -1.5]
+    assert believed.total[0].tolist() == [1080, 1016] and limited.total[0].tolist() == [100, 20]
+    small = torch.tensor([1, 1, 1, 0, 0])  # of three clients none is an outlier
+    assert none.add(hits.flip(0), small, DEPLOYED).gain[1, 4].tolist() == [998, 999]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.on_demand) for seed in (1, 2))])
+def test_one_client_that_lies_about_its_gains_costs_little(seed, monkeypatch):
+    """It says that its own training is always right and the model it is served never."""
+    honest = Vectorised._run
+
+    def lie(self, name, cohort, keys, offer):
+        send, keep = honest(self, name, cohort, keys, offer)
+        for field in {"hits", "alone"} & send.keys():
+            forged = torch.zeros_like(send[field][:1])
+            forged[:, -2:] = len(self.train[0])
+            send[field] = torch.where((cohort == 0)[:, None, None], forged, send[field])
+        return send, keep
+
+    population, found = build_population(load("digits"), Dirichlet(16, 0.5), seed), []
+    for run in (honest, lie):
+        monkeypatch.setattr(Vectorised, "_run", run)
+        method = Auto(make_model("mlp_200", (1, 8, 8), 10), LocalTraining(epochs=2, lr=0.05))
+        found.append(Experiment(method, population, rounds=20, seed=seed, aggregation=DEPLOYED).run()["accuracy"])
+    assert found[1] > found[0] - 0.01, "without the limit it costs 2.7 to 5.2 points"
 
 
 def test_clients_that_have_nothing_in_common_train_alone():
