@@ -17,7 +17,7 @@ from kinfed.federation import Federation
 from kinfed.methods import FLT
 from kinfed.metrics import agreement
 from kinfed.params import Params
-from kinfed.relatedness import embeddings
+from kinfed.relatedness import Relatedness, embeddings
 from kinfed.signatures import Pretraining, Signatures
 from tests.methods.registry import LOCAL, signature
 from tests.problems import small_net
@@ -59,7 +59,7 @@ def main(case: str, newcomers: str) -> None:
     embeddings.FITTED = 2000
     torch.set_num_threads(1)
     encoder = signature(pretraining=Pretraining("digits", epochs=1, least_steps=1))  # nobody uses it
-    flt = Given(small_net(), LOCAL, encoder, case=case, newcomers=newcomers)  # type: ignore[arg-type]
+    flt = Given(small_net(), LOCAL, encoder, Relatedness(), case=case, newcomers=newcomers)  # type: ignore[arg-type]
     fed = Vectorised(flt, population())
     flt.signature.encoder(fed)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
