@@ -49,7 +49,7 @@ class Evidence:
         Where clients may lie, none counts for much more than the others of its model.
         """
         reported, whose = torch.cat([hits[:, :-1] - hits[:, :1], hits[:, -1:]], 1), one_hot(models, len(self.gain))
-        for own in whose.bool().unbind(1):
+        for own in whose.bool().unbind(1) if aggregation.is_robust else ():
             reported[own] = aggregation.limit_reported(reported[own])
         gain, total = reported[:, :-1], reported[:, -1]
         sums = [torch.einsum("mj,m...->j...", whose.float(), value) for value in (gain, gain.square(), total)]
