@@ -264,6 +264,11 @@ class Federation(ABC):
         key = torch.tensor(self._next_key("sample"), device=self.device)
         return ids[choose(key, len(ids), max(1, int(self.fraction * len(ids))))]
 
+    def shuffle(self, ids: Tensor) -> Tensor:
+        """These in a random order."""
+        key = torch.tensor(self._next_key("shuffle"), device=self.device)
+        return ids[fold(key, torch.arange(len(ids), device=self.device)).argsort()]
+
     def average(self, replies: Replies, name: str, sent: Params) -> Params:
         """One model from those that all clients trained from this one: by the rule of aggregation, or privately."""
         if not self.privacy.training.is_on:

@@ -1,7 +1,7 @@
 """Local training: mini-batch SGD or Adam on a client, and rules that change its gradient."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -32,6 +32,8 @@ from kinfed.fastpath import (
 from kinfed.models import FixedGradient, Gradient, GradientFn, Network, NetworkGradient
 from kinfed.params import NOTHING, Params, each_leaf
 from kinfed.targets import fill_unknown, is_known
+
+SAME_RATE = torch.zeros(0)  # in place of learning rates of single epochs: all have that of the round
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,18 @@ class LocalTraining:
         if self.optimiser not in get_args(OptimiserName):
             raise ConfigError(f"optimiser must be one of {', '.join(get_args(OptimiserName))}, got '{self.optimiser}'")
 
-    def __call__(self, client: Client, start: Params, gradient: GradientFn) -> tuple[Params, Tensor]:
-        """The weights after training from `start`, and the number of steps taken."""
+    def __call__(
+        self, client: Client, start: Params, gradient: GradientFn, rates: Tensor = SAME_RATE
+    ) -> tuple[Params, Tensor]:
+        """The weights after training from `start`, perhaps at a rate for each epoch, and the number of steps taken."""
         steps, shift = client.steps(*self.passes), getattr(gradient, "shift", {})
         plan = self.plan(client, start, gradient)
-        if isinstance(plan, FastPlan):
+        if isinstance(plan, FastPlan) and not len(rates):
             return self._train_fast(plan, client, start, shift), steps
         by_autograd = self.plan_autograd(client, start, gradient)
         if by_autograd:
-            return self.train_by_autograd(by_autograd, client, start, shift, _find_fixed(gradient)), steps
-        return self._train(client, start, gradient), steps
+            return self.train_by_autograd(by_autograd, client, start, shift, _find_fixed(gradient), rates), steps
+        return self._train(client, start, gradient, rates), steps
 
     def plan(self, client: Client, start: Params, gradient: GradientFn) -> FastPlan | NotSupported:
         """How the fast path trains these weights, or why it does not."""
@@ -111,17 +115,18 @@ class LocalTraining:
 
     def train_by_autograd(
         self, plan: AutogradPlan, client: Client, start: Params, shift: Mapping[str, Tensor] = NOTHING,
-        fixed: Mapping[str, Tensor] = NOTHING,
+        fixed: Mapping[str, Tensor] = NOTHING, rates: Tensor = SAME_RATE,
     ) -> Params:  # fmt: skip
         """The weights after training by this plan."""
         client.execution.reads.add(AUTOGRAD)
-        rate = self.rate(client)
+        rate_at = self._rate_by_step(client, rates)
         if client.train.exact:
-            batches = ((batch, rate) for batch in client.batches(*self.passes))
+            batches = ((batch, rate_at(step)) for step, batch in enumerate(client.batches(*self.passes)))
             return train_module(plan, batches, start, shift, fixed)
         at, mask = client.schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
-        keys, own = client.step_key(torch.arange(len(at), device=at.device)), client.train
-        lane = Lane(own.index[at], mask, keys, rate * mask.any(1), start, shift, fixed, own.weights_at(at))
+        steps, own = torch.arange(len(at), device=at.device), client.train
+        keys, lr = client.step_key(steps), rate_at(steps) * mask.any(1)
+        lane = Lane(own.index[at], mask, keys, lr, start, shift, fixed, own.weights_at(at))
         return train_by_autograd(plan, own.x, own.y, lane)
 
     def _train_fast(self, plan: FastPlan, client: Client, start: Params, shift: Params) -> Params:
@@ -131,14 +136,14 @@ class LocalTraining:
         schedule = Schedule(client.train.x, client.train.y, pick, mask, keys)
         return train(plan, schedule, self.rate(client), start, {name: shift[name] for name in start if shift})
 
-    def _train(self, client: Client, start: Params, gradient: GradientFn) -> Params:
-        rate = self.rate(client)
+    def _train(self, client: Client, start: Params, gradient: GradientFn, rates: Tensor = SAME_RATE) -> Params:
+        rate_at = self._rate_by_step(client, rates)
         params, moments = start, self._zero_moments(start)
         for step, batch in enumerate(client.batches(*self.passes), 1):
             weights, buffers = gradient(params, batch)
             if self.mu:
                 weights = each_leaf(lambda g, w, w0: g + self.mu * (w - w0), weights, params, start)
-            lr = rate * batch.live  # an empty batch moves nothing
+            lr = rate_at(step - 1) * batch.live  # an empty batch moves nothing
             weights = self._regularise(params, weights)
             if self.optimiser == "adamw":
                 params = params | {name: params[name] * (1 - lr * self.weight_decay) for name in weights}
@@ -157,6 +162,14 @@ class LocalTraining:
                 done = (t / self.schedule_rounds).clamp(max=1.0)
                 return rise * self.lr * 0.5 * (1 + torch.cos(torch.pi * done))
         return self.lr * self.decay**t * rise
+
+    def _rate_by_step(self, client: Client, rates: Tensor) -> Callable[[int | Tensor], Tensor]:
+        """The learning rate at each step: that of the round, or that of its epoch where `rates` has one for each."""
+        if not len(rates):
+            rate = self.rate(client)
+            return lambda step: rate
+        each = client.steps(1, self.batch_size, drop_last=self.drop_last).clamp(min=1)
+        return lambda step: rates[(step // each).clamp(max=len(rates) - 1)]
 
     def most_steps(self, samples: Tensor) -> Tensor:
         """The steps, at most, of clients with so many samples: [clients]."""

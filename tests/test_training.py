@@ -73,6 +73,33 @@ def test_adam_agrees_with_torch():
     assert trained(LocalTraining(7, 2, 0.05, optimiser="adam"), client()) == pytest.approx(float(w.detach()), abs=1e-6)
 
 
+def test_every_epoch_may_have_a_learning_rate_of_its_own():
+    # by hand, 3 batches of one sample an epoch, gradient 1: w = -3 (0.5 + 0.2 + 0.1); padded steps move nothing
+    ones = lambda params, batch: Gradient({"w": torch.ones(()) * batch.live})  # noqa: E731
+    local, rates = LocalTraining(3, 1, 9.0, momentum=0.0), torch.tensor([0.5, 0.2, 0.1])
+    for padded in (3, 5):
+        end, steps = local(client(3, padded), START, ones, rates)
+        assert float(end["w"]) == pytest.approx(-2.4) and int(steps) == 9
+
+
+def test_adam_with_a_rate_for_each_epoch_is_torchs_with_its_scheduler():
+    model, own = small_net(), tiny_population((20,))
+    samples = Samples(own.x, own.y, own.train[0], torch.tensor(20), exact=True)
+    on = Client(samples, samples, torch.tensor(1), torch.tensor(0), torch.tensor(0), {})
+    module = model.module_with(model.init())
+    adam = torch.optim.Adam(module.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(adam, step_size=2, gamma=0.5)
+    for step, batch in enumerate(on.batches(5, 8), 1):
+        adam.zero_grad()
+        cross_entropy(module(model.inputs(batch.x)), batch.y).backward()
+        adam.step()
+        if step % 3 == 0:  # 20 samples are three batches
+            scheduler.step()
+    rates = torch.tensor([0.01, 0.01, 0.005, 0.005, 0.0025])
+    end, _ = LocalTraining(5, 8, 7.0, optimiser="adam")(on, model.init(), model.gradient, rates)
+    assert_close(end, {name: w.detach() for name, w in module.named_parameters()}, atol=1e-6)
+
+
 REGULARISED = {
     "weight decay": ({"weight_decay": 0.3}, lambda w: torch.optim.SGD(w, 0.05, 0.5, weight_decay=0.3), 0.0),
     "adam with weight decay": (

@@ -30,12 +30,13 @@ from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, require_signatures
-from kinfed.models import Model
+from kinfed.models import Model, encoder_shape
 from kinfed.params import NOTHING, Params, Payload, select
 from kinfed.per_client import Each
 from kinfed.privacy import UNPROTECTED
 from kinfed.relatedness import FEWEST, Calibrated, Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
+from kinfed.training import SAME_RATE
 
 Newcomers = Literal["nearest", "relate"]
 ENCODER_SUMMED: Mapping[str, str] = MappingProxyType({"train": "", "train_encoder": ""})
@@ -115,9 +116,9 @@ class ComputesSignatures(
         return Reply(self._payload(client, dict(encoder)), keep=self._memory(client.round))
 
     @client_task(key="describe_and_pass_on", ranges={"shares": SHARES})  # its first name, as above
-    def tune_in_turn(self, client: Client, encoder: Params) -> Reply:
+    def tune_in_turn(self, client: Client, encoder: Params, rates: Tensor = SAME_RATE) -> Reply:
         """Client task: its signature and the tuned encoder, which the next client goes on from (FLT's first code)."""
-        tuned = self.signature.tune(client, encoder)
+        tuned = self.signature.tune(client, encoder, rates)
         return Reply({**self._payload(client, tuned), "encoder": tuned}, keep=self._memory(client.round))
 
     def no_signatures(self, fed: Federation) -> Signatures:
@@ -130,18 +131,33 @@ class ComputesSignatures(
     ) -> tuple[Signatures, Tensor]:
         """Server: all signatures, those of these clients computed anew, and the clients that sent one."""
         log.info("%d clients compute their signatures", len(clients))
-        if not self.signature.tunes_in_turn():
+        if self.signature.tunes_in_turn():
+            known, replied = self._collect_in_turn(known, encoder, clients, fed)
+        else:
             replies = fed.run(self.compute_signature, clients, Offer(shared={"encoder": encoder}))
-            known = known.update(replies)
-            return known, replies.cohort[known.exist()[replies.cohort]]
-        replied = [clients[:0]]
-        for client in clients:
-            replies = fed.run(self.tune_in_turn, client[None], Offer(shared={"encoder": encoder}))
-            known = known.update(replies)
-            encoder = select(replies.stack("encoder"), 0) if len(replies.cohort) else encoder
-            replied.append(replies.cohort)
-        clients = torch.cat(replied)
-        return known, clients[known.exist()[clients]]
+            known, replied = known.update(replies), replies.cohort
+        return known, replied[known.exist()[replied]]
+
+    def _collect_in_turn(
+        self, known: Signatures, encoder: Params, clients: Tensor, fed: Federation
+    ) -> tuple[Signatures, Tensor]:
+        """The same where clients tune one encoder in turn; as soon as it stands still, all others take it at once.
+
+        Where rates fall, those who come first decide what it becomes: the order is random.
+        """
+        shape, replied = encoder_shape(fed.x), [clients[:0]]
+        waiting = fed.shuffle(clients) if len(self.signature.rates_in_turn(0)) else clients
+        while len(waiting):
+            rates = self.signature.rates_in_turn(sum(map(len, replied))).to(fed.device)
+            offer: Payload = {"encoder": encoder, "rates": rates} if len(rates) else {"encoder": encoder}
+            if self.signature.stands_still(encoder, rates, shape):
+                replies = fed.run(self.compute_signature, waiting.sort().values, Offer(shared={"encoder": encoder}))
+                waiting = waiting[:0]
+            else:
+                replies, waiting = fed.run(self.tune_in_turn, waiting[:1], Offer(shared=offer)), waiting[1:]
+                encoder = select(replies.stack("encoder"), 0) if len(replies.cohort) else encoder
+            known, replied = known.update(replies), [*replied, replies.cohort]
+        return known, clients[torch.isin(clients, torch.cat(replied))]
 
     def initial_memory(self) -> Payload:
         return self._memory(torch.tensor(-1))

@@ -1,7 +1,7 @@
 """Networks: classifiers and auto-encoders, built-in ones by name and any `torch.nn.Module` a user brings."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
 from typing import cast
 
 from torch import nn
@@ -93,7 +93,7 @@ def make_autoencoder(name: str, shape: Sizes, latent: int = 128, seed: int = 0) 
         name = choose_autoencoder(shape)
     if ":" in name:
         own = cast("Callable[..., nn.Module]", import_function(name, "auto-encoder"))
-        return AutoEncoder(partial(build_own, name, own, shape, latent), seed=seed)
+        return _share_network(seed, build_own, name, own, tuple(shape), latent)
     build = look_up(name, AUTOENCODERS, "auto-encoder")
     if name in ("conv_ae", "residual_ae") and (len(shape) != 3 or shape[1] % 4 or shape[2] % 4):
         raise ConfigError(
@@ -101,7 +101,13 @@ def make_autoencoder(name: str, shape: Sizes, latent: int = 128, seed: int = 0) 
         )
     if name == "series_ae" and not is_series(shape):
         raise ConfigError(f"series_ae needs series [channels, 28 or more], got samples of shape {list(shape)}")
-    return AutoEncoder(partial(build, shape, latent), seed=seed)
+    return _share_network(seed, build, tuple(shape), latent)
+
+
+@lru_cache(maxsize=8)
+def _share_network(seed: int, build: Callable[..., nn.Module], *parts: Hashable) -> AutoEncoder:
+    """The same network for the same call: CUDA graphs of its steps, and what was found out of it, are kept by it."""
+    return AutoEncoder(partial(build, *parts), seed=seed)
 
 
 def choose_autoencoder(shape: Sizes) -> str:

@@ -30,9 +30,12 @@ Shape = tuple[int, ...]
 class BatchOperations(TorchFunctionMode):
     """Inside it a module's forward pass is that of one client in training or, without a batch, in evaluation."""
 
-    def __init__(self, batch: Batch | None = None, buffers: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, batch: Batch | None = None, buffers: Mapping[str, Tensor] | None = None, *, alone: bool = False
+    ) -> None:
         super().__init__()
         self.batch = batch
+        self.alone = alone  # batch statistics are of each sample by itself
         self.names = {id(b): name for name, b in (buffers or {}).items()}
         self.moved: dict[str, Tensor] = {}  # buffers that the pass has moved, by name
         self.draws = 0  # so far
@@ -92,6 +95,8 @@ class BatchOperations(TorchFunctionMode):
         """Normalised by the batch's statistics; a single sample by the running ones, where there are some."""
         self.used.add("batch statistics")
         batch = self.batch
+        if self.alone and x.dim() > 2:
+            return normalise_alone(x, weight, bias, eps)
         if not training and running_mean is not None and running_var is not None and not self.is_exact:
             return normalise(x, running_mean, running_var, weight, bias, eps)
         if not training or batch is None or (batch.exact and len(batch.x) > 1):
@@ -355,6 +360,14 @@ def normalise(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias:
     shift = -mean * scale if bias is None else bias - mean * scale
     wide = (-1,) + (1,) * (x.dim() - 2)
     return x * scale.view(wide) + shift.view(wide)
+
+
+def normalise_alone(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """torch's `batch_norm` in training of each sample as a batch of its own."""
+    var, mean = torch.var_mean(x, _inner_axes(x), correction=0, keepdim=True)
+    y = (x - mean) * (var + eps).rsqrt()
+    y = y if weight is None else y * _wide(weight, x)
+    return y if bias is None else y + _wide(bias, x)
 
 
 MULTI_HEAD_ATTENTION = _copy_without_overrides(cast("FunctionType", F.multi_head_attention_forward))

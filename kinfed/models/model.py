@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from kinfed.client import Batch
 from kinfed.errors import ModelError
 from kinfed.learning_tasks import FAR, Classification, LearningTask
+from kinfed.models.batch_operations import BatchOperations
 from kinfed.models.network import Gradient, GradientFn, Network, in_evaluation
 from kinfed.models.token_features import TOKENS, count_tokens
 from kinfed.params import Params
@@ -192,10 +193,14 @@ class EncoderNetwork(Network, ABC):
     def inputs(self, x: Tensor) -> Tensor:
         return count_tokens(x) if x.dtype in TOKENS else super().inputs(x).float()  # whatever the model's precision
 
-    def embed(self, params: Params, x: Tensor) -> Tensor:
-        """Samples in latent space: [b, e]. Needs the encoder's weights alone."""
+    def embed(self, params: Params, x: Tensor, alone: bool = False) -> Tensor:
+        """Samples in latent space: [b, e]. Needs the encoder's weights alone.
+
+        With `alone` BatchNorm normalises each sample by its own statistics over positions, not by running ones.
+        """
         own = {name.removeprefix("encoder."): w for name, w in encoder_of(params).items()}
-        with self.borrow(self.evaluation_template) as module, in_evaluation():
+        operations = BatchOperations(alone=True) if alone else in_evaluation()
+        with self.borrow(self.evaluation_template) as module, operations:
             embedding: Tensor = functional_call(module.get_submodule("encoder"), own, (self.inputs(x),))
             return embedding
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from kinfed.checks import above_zero, at_least, within
+from kinfed.checks import above_zero, at_least, fraction, within
 from kinfed.client import Client
 from kinfed.clustering.kmeans import Centroids, Part, kmeans
 from kinfed.errors import ConfigError
@@ -21,11 +21,12 @@ from kinfed.params import Params
 from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
 from kinfed.signatures.pretraining import Pretraining
 from kinfed.signatures.signature import Signature
-from kinfed.training import LocalTraining
+from kinfed.training import SAME_RATE, LocalTraining
 
 Tuning = Literal["none", "own_copy", "sequential"]
 log = logging.getLogger("kinfed")
 MOST = 10_000  # centroids, each a row of a table for every client
+LONGEST = 8.0  # no step of Adam is as long, in learning rates: |m| / √v < 7.3 for any gradients (Cauchy and Schwarz)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class EncoderCentroids(Signature):
     tuning_epochs: int = 5  # J, of a client's tuning
     tuning_batch_size: int = 10  # samples of a step
     tuning_lr: float = 1e-3  # learning rate of Adam
+    tuning_decay: float = 1.0  # sequential: its factor after tuning_decay_epochs; below 1, clients tune in random order
+    tuning_decay_epochs: int = 10  # counted over all clients that have tuned before
+    own_statistics: bool = False  # BatchNorm normalises each embedded sample by its own statistics, not running ones
     autoencoder: str = "auto"  # by the samples' shape; or package.module:function, (shape, latent) -> torch.nn.Module
     latent: int = 128  # e, numbers of an embedded sample
     restarts: int = 10  # of k-means
@@ -54,10 +58,14 @@ class EncoderCentroids(Signature):
         within(1, 10**6, latent=self.latent)
         at_least(0, tuning_epochs=self.tuning_epochs)
         at_least(1, tuning_batch_size=self.tuning_batch_size)
-        above_zero(tuning_lr=self.tuning_lr)
+        at_least(1, tuning_decay_epochs=self.tuning_decay_epochs)
+        above_zero(tuning_lr=self.tuning_lr, tuning_decay=self.tuning_decay)
+        fraction(tuning_decay=self.tuning_decay)
         within(0, 2**64 - 1, seed=self.seed)
         if self.tuning not in ("none", "own_copy", "sequential"):
             raise ConfigError(f"tuning must be 'none', 'own_copy' or 'sequential', got '{self.tuning}'")
+        if self.tuning_decay < 1 and self.tuning != "sequential":
+            raise ConfigError(f"tuning_decay goes with tuning = 'sequential', got '{self.tuning}'")
 
     def size(self, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
         return self.k, self.latent
@@ -93,18 +101,34 @@ class EncoderCentroids(Signature):
         """The auto-encoder for samples of this shape; for token ids, of that of their frequencies."""
         return make_autoencoder(self.autoencoder, shape, self.latent, self.seed)
 
-    def tune(self, client: Client, encoder: Params) -> Params:
+    def rates_in_turn(self, turn: int) -> Tensor:
+        if self.tuning_decay == 1:
+            return SAME_RATE
+        epochs, every = range(turn * self.tuning_epochs, (turn + 1) * self.tuning_epochs), self.tuning_decay_epochs
+        return torch.tensor([self.tuning_lr * self.tuning_decay ** (epoch // every) for epoch in epochs])
+
+    def stands_still(self, encoder: Params, rates: Tensor, shape: tuple[int, ...]) -> bool:
+        """Whether Adam's longest step changes no weight; running statistics may change where embeddings use none."""
+        if not len(rates):
+            return False
+        buffers, step = self.network(shape).buffers, LONGEST * float(rates.max())
+        if buffers and not self.own_statistics:
+            return False
+        weights = (w for name, w in encoder.items() if name not in buffers)
+        return all(bool(((w + step == w) & (w - step == w)).all()) for w in weights)
+
+    def tune(self, client: Client, encoder: Params, rates: Tensor = SAME_RATE) -> Params:
         """Client: the weights after J epochs of reconstruction training on the client's own images."""
         network = self.network(encoder_shape(client.train.x))
         training = LocalTraining(self.tuning_epochs, self.tuning_batch_size, self.tuning_lr, optimiser="adam")
-        return training(client, encoder, network.gradient)[0]
+        return training(client, encoder, network.gradient, rates)[0]
 
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:
         """Client: its samples, embedded and summed up by k-means; it may tune its own copy of the encoder before."""
         network = self.network(encoder_shape(client.train.x))
         weights = self.tune(client, encoder) if self.tuning == "own_copy" else encoder
-        clip = self.protection.clip_embeddings
-        parts = [Part(clip(network.embed(weights, batch.x)), batch.mask) for batch in client.train.in_order()]
+        clip, alone = self.protection.clip_embeddings, self.own_statistics
+        parts = [Part(clip(network.embed(weights, batch.x, alone)), batch.mask) for batch in client.train.in_order()]
         if self.protection.is_private:
             return self.protection.cluster_privately(parts, self.k, client)
         used = count_labels(client, classes) if self.k_by_labels else None

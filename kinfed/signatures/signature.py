@@ -15,6 +15,7 @@ from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Each
 from kinfed.privacy import SignaturePrivacy
+from kinfed.training import SAME_RATE
 
 
 @runtime_checkable
@@ -41,9 +42,17 @@ class Signature(Protocol):
         """Client: the networks whose weights `encoder` holds, for samples of this shape."""
         return ()
 
-    def tune(self, client: Client, encoder: Params) -> Params:
+    def tune(self, client: Client, encoder: Params, rates: Tensor = SAME_RATE) -> Params:
         """Client: the encoder that the next client goes on from, where clients tune it in turn."""
         return encoder
+
+    def rates_in_turn(self, turn: int) -> Tensor:
+        """Server: the learning rate of each epoch of a client that tunes after so many others; empty: all the same."""
+        return SAME_RATE
+
+    def stands_still(self, encoder: Params, rates: Tensor, shape: tuple[int, ...]) -> bool:
+        """Server: whether tuning at these rates changes nothing that clients with samples of this shape embed by."""
+        return False
 
     def tunes_in_turn(self) -> bool:
         """Whether clients tune one encoder one after the other."""

@@ -1,5 +1,6 @@
 import logging
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from kinfed.data import Change, Role
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Experiment
+from kinfed.federation import Offer
 from kinfed.learning_tasks import Regression
 from kinfed.methods import FLT
 from kinfed.methods.signature_tasks import raise_flags
@@ -17,7 +19,8 @@ from kinfed.metrics import flt_parameters, method_bytes
 from kinfed.models import encoder_of, make_model
 from kinfed.params import Params
 from kinfed.relatedness import Relatedness
-from kinfed.signatures import PartMeans
+from kinfed.signatures import PartMeans, Pretraining
+from kinfed.signatures.encoder_centroids import LONGEST
 from tests.methods.registry import KERNEL, make, population, signature
 from tests.problems import fit, same_clusters, small_net, tiny_population
 
@@ -103,6 +106,77 @@ def test_own_copies_start_from_the_same_weights_and_sequential_ones_do_not():
     passed, fed = started(make(KERNEL, signature=signature(tuning="sequential", tuning_epochs=1)))
     assert not torch.allclose(own.known.centroids[5], passed.known.centroids[5])
     assert fed.ledger.up["tune_in_turn"].min() > fed.ledger.down["tune_in_turn"].min()
+
+
+FALLING = {"tuning": "sequential", "tuning_epochs": 30, "tuning_batch_size": 64, "tuning_decay": 0.5}  # first code
+
+
+def test_the_learning_rate_of_tuning_in_turn_falls_from_client_to_client():
+    for client in range(4):  # by hand: 1e-3 · 0.5^⌊(30 · client + epoch) / 10⌋
+        wanted = [1e-3 / 2 ** (3 * client)] * 10 + [5e-4 / 2 ** (3 * client)] * 10 + [2.5e-4 / 2 ** (3 * client)] * 10
+        assert signature(**FALLING).rates_in_turn(client).tolist() == pytest.approx(wanted)
+    two = signature(**FALLING | {"tuning_epochs": 2})  # MNIST: five clients have the same
+    assert [float(two.rates_in_turn(client)[0]) for client in (0, 4, 5, 10)] == pytest.approx(
+        [1e-3, 1e-3, 5e-4, 2.5e-4]
+    )
+    assert not len(signature(tuning="sequential").rates_in_turn(3))
+    for wrong in ({"tuning_decay": 0.0}, {"tuning_decay": 2.0}, {"tuning_decay_epochs": 0}, {"tuning": "own_copy"}):
+        with pytest.raises(ConfigError, match="tuning_decay"):
+            signature(**FALLING | wrong)
+
+
+def test_no_step_of_adam_is_longer_than_what_an_encoder_that_stands_still_is_judged_by():
+    wall = 3000  # by hand: gradients aₜ/bₜ of Cauchy and Schwarz make the ratio largest, √52.9
+    gradients = (torch.tensor(0.9 / 0.999).double() ** torch.arange(wall - 1, -1, -1)).tolist()
+    first = second = 0.0
+    for g in gradients:
+        first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g * g
+    ratio = first / (1 - 0.9**wall) / (second / (1 - 0.999**wall)) ** 0.5
+    assert 7 < ratio < LONGEST
+
+
+def test_an_encoder_stands_still_when_no_float_moves():
+    falling, shape = signature(**FALLING), (1, 8, 8)
+    weights = {name: torch.ones_like(w) for name, w in falling.network(shape).init().items()}
+    rates = torch.tensor([3e-9, 2e-9])  # half of the gap from 1 to the float below it is 2^-25 = 2.98e-8 > 8 · 3e-9
+    assert falling.stands_still(weights, rates, shape) and not falling.stands_still(weights, 2 * rates, shape)
+    assert not falling.stands_still(weights, rates[:0], shape), "the rate does not fall"
+    weights["encoder.0.bias"] = torch.zeros_like(weights["encoder.0.bias"])
+    assert not falling.stands_still(weights, rates, shape), "a zero moves at any rate"
+    colour = {name: torch.ones_like(w) for name, w in falling.network((3, 8, 8)).init().items()}
+    assert not falling.stands_still(colour, rates, (3, 8, 8)), "running statistics move"
+    assert replace(falling, own_statistics=True).stands_still(colour, rates, (3, 8, 8))
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+def test_tuning_an_encoder_that_stands_still_gives_the_same_bits(engine):
+    falling = signature(**FALLING)
+    weights, rates = falling.network((1, 8, 8)).init(), torch.full((30,), 1e-14)
+    flt = make(KERNEL, signature=falling)
+    fed = engine(flt, population())
+    assert falling.stands_still(weights, rates, (1, 8, 8)) and not falling.stands_still(weights, 1e9 * rates, (1, 8, 8))
+    for factor, is_same in ((1, True), (1e9, False)):
+        offer = Offer(shared={"encoder": weights, "rates": factor * rates})
+        tuned = fed.run(flt.tune_in_turn, torch.tensor([3]), offer).stack("encoder")
+        assert all(torch.equal(w[0], weights[name]) for name, w in tuned.items()) == is_same
+
+
+@pytest.mark.filterwarnings("ignore:no clear clusters")
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8)])
+def test_engines_agree_on_an_encoder_tuned_in_turn_until_it_stands_still(shape):
+    falling = FALLING | {"tuning_epochs": 3, "tuning_decay": 1e-3, "tuning_decay_epochs": 1, "own_statistics": True}
+    whole, brief = tiny_population((20,) * 9, shape=shape), Pretraining(epochs=1, least_steps=2)
+    people = replace(whole, train=whole.train[:8], test=whole.test[:8], true_clusters=None, public=whole.train[8])
+    own = signature(**falling, pretraining=brief)
+    flt = FLT(small_net(inputs=prod(shape)), signature=own, relatedness=Relatedness())
+    states, feds = zip(*(started(flt, people, engine) for engine in (Sequential, Vectorised)), strict=True)
+    torch.testing.assert_close(states[0].known.centroids, states[1].known.centroids, atol=1e-4, rtol=0)
+    for fed in feds:
+        calls = [(task, clients) for _, task, clients, _, _ in fed.ledger.rounds]
+        turns = calls.count(("tune_in_turn", 1))  # the rates of their first epochs are 1e-3, 1e-12, 1e-21, …
+        assert 0 < turns < 4 and calls[turns:] == [("compute_signature", 8 - turns)]
+        tuned = (fed.ledger.up["tune_in_turn"] > 0).nonzero()[:, 0].tolist()
+        assert tuned != list(range(turns)), "the order is random"
 
 
 @pytest.mark.parametrize("rule", ["nearest", "relate"])

@@ -41,6 +41,31 @@ def test_autoencoders_have_the_papers_number_of_parameters(shape, latent, encode
     assert sizes == {"encoder": encoder, "decoder": decoder}
 
 
+def test_the_same_autoencoder_is_one_network():
+    one = make_autoencoder("auto", (1, 8, 8), 4, 1)
+    assert make_autoencoder("conv_ae", torch.Size((1, 8, 8)), 4, 1) is one
+    others = [
+        ("vector_ae", (1, 8, 8), 4, 1),
+        ("auto", (1, 12, 8), 4, 1),
+        ("auto", (1, 8, 8), 5, 1),
+        ("auto", (1, 8, 8), 4),
+    ]
+    assert all(make_autoencoder(*other) != one for other in others)
+    own = "kinfed.models.autoencoders:conv_ae"
+    assert make_autoencoder(own, (1, 8, 8), 4) is make_autoencoder(own, (1, 8, 8), 4)
+
+
+def test_samples_embedded_alone_are_normalised_by_their_own_statistics():
+    network, x = make_autoencoder("auto", (3, 16, 16), 5), torch.rand(4, 3, 16, 16)
+    weights = {name: w + 0.1 * torch.rand(w.shape) for name, w in network.init().items()}
+    module = network.module_with(weights).train()
+    one_by_one = torch.cat([module.encoder(image[None]) for image in x])
+    assert_close(network.embed(weights, x, alone=True), one_by_one.detach(), atol=1e-4, rtol=0)
+    several = torch.func.vmap(lambda part: network.embed(weights, part, alone=True))(x.view(2, 2, 3, 16, 16))
+    assert_close(several.flatten(0, 1), one_by_one.detach(), atol=1e-4, rtol=0)
+    assert not torch.allclose(network.embed(weights, x), one_by_one, atol=1e-2)
+
+
 @pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (3, 32, 32), (1, 32, 32), (3, 28, 28)])
 def test_autoencoders_give_images_back_in_their_shape(shape):
     network = make_autoencoder("auto", shape, 16)

@@ -1,6 +1,7 @@
 """Every task over Flower: what nodes answer is what the engine in this process computes."""
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -8,6 +9,7 @@ from kinfed.engines import Vectorised
 from kinfed.experiment import Experiment
 from kinfed.methods import IFCA, Auto, Ditto, FedAvg
 from tests.engines.flower.loopback import Loopback, make_flower
+from tests.methods.registry import KERNEL, make, population, signature
 from tests.test_learning_tasks import LOCAL, TASKS, model_of, samples_of
 
 METHODS = {
@@ -30,3 +32,14 @@ def test_nodes_and_simulation_agree_on_every_task(task, name):
     measured = [{key: summary[key] for key in task.measured() if key in summary} for summary in summaries]
     assert measured[0] and measured[1] == pytest.approx(measured[0], abs=1e-5)
     assert summaries[1]["rejected_replies"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:no clear clusters")
+def test_nodes_and_simulation_agree_on_an_encoder_that_is_tuned_in_turn():
+    falling = signature(tuning="sequential", tuning_epochs=3, tuning_decay=0.1, tuning_decay_epochs=1)
+    method, people = make(KERNEL, signature=falling), population()
+    feds = Vectorised(method, people), make_flower(method, people, Loopback(12))
+    known = [method.collect(method.no_signatures(fed), falling.encoder(fed), fed.clients, fed)[0] for fed in feds]
+    torch.testing.assert_close(known[1].centroids, known[0].centroids, atol=1e-4, rtol=0)
+    calls = [[call[:2] + call[3:] for call in fed.ledger.rounds] for fed in feds]
+    assert calls[0] == calls[1] and "tune_in_turn" in calls[0][0]
