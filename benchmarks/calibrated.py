@@ -4,6 +4,7 @@
     python -m benchmarks.calibrated --only demo --seeds 30 31 32
     python -m benchmarks.calibrated --data-dir DATA --only mnist-1 mnist-2 --device cuda
     python -m benchmarks.calibrated --clients 100000                                  # how long it takes
+    python -m benchmarks.calibrated --data-dir DATA --few fashion_mnist               # three to seven clients
 
 Each run prints one row of a Markdown table. Clients compute their signatures as in a run of FLT. "Never seen" clients
 are those of one planted cluster at a time, which the server does not get to know; "genuine" ones are a fifth of the
@@ -13,13 +14,15 @@ others, held out as well. Encoders are trained once for each source and kept in 
 import argparse
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.data import Partition, Population, build_population, load
+from kinfed.data import OwnSettings, Partition, Population, build_population, from_clients, load
 from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, SharedClass, Structured
 from kinfed.engines import Vectorised
 from kinfed.methods import FLT
@@ -58,6 +61,22 @@ CASES = {
     "mnist-iid": Case("mnist", IID(100), "fashion_mnist"),
     "mnist-dirichlet": Case("mnist", Dirichlet(100, 0.5), "fashion_mnist"),
 }
+COMPOSITIONS = (
+    (3,),
+    (2, 1),
+    (1, 1, 1),
+    (2, 2),
+    (3, 1),
+    (2, 1, 1),
+    (1, 1, 1, 1),
+    (5,),
+    (4, 1),
+    (2, 2, 1),
+    (2, 2, 2),
+    (2, 2, 1, 1),
+    (7,),
+    (6, 1),
+)
 HEADER = (
     "| case | seed | found | ARI | genuine: fit nowhere | never seen: fit nowhere | genuine: in their cluster |\n"
     "|---|---|---|---|---|---|---|"
@@ -110,6 +129,29 @@ def make_rows(options: argparse.Namespace) -> Iterator[str]:
             yield "| " + " | ".join([*cells, *["–"] * (7 - len(cells))]) + " |"
 
 
+def deal_few(x: np.ndarray, y: np.ndarray, sizes: Sequence[int], samples: int, seed: int) -> Population:
+    """So many clients of each source, every source with two labels of its own."""
+    draw = np.random.default_rng(seed)
+    labels, order, clients = draw.permutation(int(y.max()) + 1), draw.permutation(len(y)), []
+    for source, number in enumerate(sizes):
+        own = order[np.isin(y[order], labels[2 * source : 2 * source + 2])]
+        clients += [own[client * samples : (client + 1) * samples] for client in range(number)]
+    return from_clients([(x[own], y[own]) for own in clients], OwnSettings(seed=seed))
+
+
+def make_few_rows(options: argparse.Namespace) -> Iterator[str]:
+    """One row for each composition of a few clients: in how many federations its sources are found."""
+    dataset = load(options.few, options.data_dir or None)
+    for sizes in COMPOSITIONS:
+        planted, found = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)), []
+        for samples, seed in product((40, 200), options.seeds):
+            population = deal_few(dataset.x_train, dataset.y_train, sizes, samples, seed)
+            known = compute_signatures(population, Case(options.few, IID(len(planted)), "public"), options, seed)
+            labels = Calibrated().fit(known).label(known)
+            found.append(agreement(labels, planted)["ari"] == 1 if max(sizes) > 1 else int(labels.max()) == 0)
+        yield f"| {' + '.join(map(str, sizes))} | {sum(found)} of {len(found)} |"
+
+
 def time_clients(clients: int, width: int = 128, clusters: int = 20) -> str:
     """How long it takes to relate so many clients in planted clusters, each with 12 to 240 samples."""
     draw = torch.Generator().manual_seed(0)
@@ -140,12 +182,16 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=20_000, help="that the encoder is trained on, at most")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--clients", type=int, help="relate so many synthetic clients instead")
+    parser.add_argument("--few", help="federations of three to seven clients of this dataset instead")
     options = parser.parse_args()
     if options.clients:
         print(time_clients(options.clients))
         return
-    print(HEADER)
-    for row in make_rows(options):
+    if options.few:
+        print("| clients of each source | right |\n|---|---|")
+    else:
+        print(HEADER)
+    for row in make_few_rows(options) if options.few else make_rows(options):
         print(row, flush=True)
 
 

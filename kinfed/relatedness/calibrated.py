@@ -17,15 +17,18 @@ from kinfed.errors import ConfigError, DataError
 from kinfed.relatedness.clusterer import Clusterer, DisjointClusters, Fit
 from kinfed.relatedness.noise_model import (
     CANDIDATES,
+    SEPARATE,
     Coordinates,
     Mixture,
     Observed,
     PooledParts,
     choose_mixture,
+    compare_clusters,
     find_axes,
     fit_coordinates,
     fit_labels,
     fit_ward,
+    group_alike,
 )  # fmt: skip
 from kinfed.signatures import Signatures
 
@@ -34,7 +37,7 @@ AT_ONCE = 4096  # clients that are assigned in one go
 TESTS = (0.9, 0.1)  # of the level: in the directions in which clients differ, and in the others
 BY_DEGREES = 0.5  # within-cluster share of the variance above which clients differ by degrees
 ALIKE = 0.01  # p-value of the differences in all directions together below which clients are not alike
-FEWEST = 8  # clients of a cluster that is split by labels, or that are said to be alike
+FEWEST = 8  # clients of a cluster that is split by labels, that are said to be alike, or that measure a spread
 UPPER = (0.9, 1.2816)  # the quantile that the scale of distances is measured at, and that quantile of a normal
 log = logging.getLogger("kinfed")
 
@@ -94,7 +97,9 @@ class Calibrated(Clusterer):
         seen, most = observe(coordinates, pooled), self.most_clusters if coordinates.kept else 1
         if clusters:
             return calibrate(coordinates, fit_ward(seen, clusters), pooled)
-        found = calibrate(coordinates, choose_mixture(seen, most), pooled)
+        is_tiny = coordinates.kept > 0 and len(seen.points) < FEWEST
+        chosen = choose_among_few(seen, coordinates, pooled, most) if is_tiny else choose_mixture(seen, most)
+        found = calibrate(coordinates, chosen, pooled)
         is_final = found.is_separated or len(found.mixture) == 1
         return found if is_final else calibrate(coordinates, choose_mixture(seen, 1), pooled)
 
@@ -151,6 +156,9 @@ class ClusterModel:
         """What was found, in one line."""
         if not self.differ:
             return "one cluster: clients are alike"
+        clients = len(self.mixture.probability)
+        if len(self.mixture) == 1 and clients < FEWEST:
+            return f"one cluster: {clients} clients differ, and are too few to tell clusters from degrees"
         counted = "one cluster" if len(self.mixture) == 1 else f"{len(self.mixture)} clusters"
         kind = ", well separated" if self.is_separated else ": clients differ by degrees"
         return f"{counted}{kind} (within-cluster share of variance {self.within:.2f})"
@@ -214,6 +222,21 @@ def nest_clusters(by: Calibrated, plain: Signatures, labelled: Signatures) -> tu
         split = inner.label(some) if inner and inner.is_separated else torch.zeros_like(members)
         found[members], differ = found.max() + 1 + split, differ or bool(inner and inner.differ)
     return found - 1, differ
+
+
+def choose_among_few(seen: Observed, coordinates: Coordinates, pooled: PooledParts, most: int) -> Mixture:
+    """The mixture of so few clients that a spread within clusters is not measured: clusters differ by noise alone.
+
+    One cluster where less than half of the clients are like another. Where the clusters are not separate, those of
+    least BIC.
+    """
+    freedom = max(float(pooled.freedom.sum()), 1.0)
+    labels = group_alike(coordinates.transform(pooled), pooled.sizes, freedom, ALIKE)
+    if 2 * int((labels.bincount() == 1).sum()) > len(labels):
+        return choose_mixture(seen, 1)
+    found = fit_labels(seen, labels, free=False)
+    is_usable = 1 < len(found) <= most and found.within_share() <= BY_DEGREES
+    return found if is_usable and float(compare_clusters(seen, found).max()) < SEPARATE else choose_mixture(seen, most)
 
 
 def find_usable(known: Signatures) -> Tensor:

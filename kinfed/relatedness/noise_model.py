@@ -12,6 +12,7 @@ their clients vary so much along the axis between them that they may as well be 
 """
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import log, pi
 
 import numpy as np
@@ -148,6 +149,32 @@ def find_p_value(trace: float, width: int, between: float, within: float) -> flo
     freedom = 4 + (numbers + 2) / (ratio - 1)
     scale = numbers * (freedom - 2) / (freedom * (rest - 1))
     return float(fdtrc(numbers, freedom, trace / scale))
+
+
+def group_alike(points: Tensor, sizes: Tensor, freedom: float, level: float) -> Tensor:
+    """Few clients [M, q] of these sizes [M] in groups, within which they differ by no more than noise: [M].
+
+    Those two groups are merged first that most likely are of one source, until no p-value reaches the level.
+    """
+    groups = [[client] for client in range(len(points))]
+    while len(groups) > 1:
+        pairs = list(combinations(groups, 2))
+        p_values = [compare_members(points, sizes, freedom, one + other) for one, other in pairs]
+        if max(p_values) < level:
+            break
+        one, other = pairs[p_values.index(max(p_values))]
+        groups = [one + other, *(group for group in groups if group not in (one, other))]
+    labels = torch.zeros(len(points), dtype=torch.long)
+    for name, members in enumerate(sorted(groups)):
+        labels[members] = name
+    return labels
+
+
+def compare_members(points: Tensor, sizes: Tensor, freedom: float, members: list[int]) -> float:
+    """The p-value of the differences between these clients: how often noise alone makes as much of them."""
+    points, sizes = points[members], sizes[members]
+    apart = points - sizes @ points / sizes.sum()
+    return find_p_value(float(sizes @ apart.square().sum(1)) / freedom, points.shape[1], len(members) - 1, freedom)
 
 
 @dataclass(frozen=True)

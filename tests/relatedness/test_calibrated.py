@@ -206,6 +206,26 @@ def test_very_few_clients_are_one_cluster(clients):
     assert find(draw(place(torch.zeros(clients, dtype=torch.long)), forty(clients))).tolist() == [0] * clients
 
 
+@pytest.mark.parametrize(
+    "labels", [[0, 0, 1], [0, 1, 0], [0, 0, 1, 2], [0, 0, 1, 1, 2], [0, 1, 0, 1, 2, 3], [0, 0, 0, 0, 0, 0, 1]]
+)
+def test_few_clients_are_related_that_differ_by_no_more_than_noise(labels):
+    labels = torch.tensor(labels)
+    known = [draw(place(labels, 9.0), 40 + 30 * torch.arange(len(labels)), seed) for seed in range(10)]
+    assert sum(same_clusters(find(clients), labels) for clients in known) >= 9, "a test at level 0.01 errs at times"
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 5, 7])
+def test_few_clients_that_all_differ_are_one_cluster_and_the_run_says_so(clients):
+    model = Calibrated().fit(draw(place(torch.arange(clients), 9.0), forty(clients)))
+    assert len(model.mixture) == 1
+    assert model.summary() == f"one cluster: {clients} clients differ, and are too few to tell clusters from degrees"
+
+
+def test_of_few_clients_one_chance_pair_is_no_cluster_among_others_that_all_differ():
+    assert len(find(draw(place(torch.tensor([0, 0, 1, 2, 3]), 9.0), forty(5))).unique()) == 1
+
+
 def test_clients_of_one_sample_are_one_cluster():
     assert find(draw(place(LABELS, 0.0), torch.ones(60, dtype=torch.long))).tolist() == [0] * 60
 
