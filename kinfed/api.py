@@ -186,7 +186,8 @@ def run(
     """Runs one method and writes its folder (`out`, else a new one under runs/).
 
     `settings` are those of a config: rounds=50, seed=1, fraction=0.2, model="leaf_cnn", partition={"clients": 20},
-    training=LocalTraining(lr=0.1), engine="sequential", device="cuda". With `resume` a run in `out` goes on.
+    training=LocalTraining(lr=0.1), engine="sequential", device="cuda", data_dir="data".
+    With `resume` a run in `out` goes on.
     """
     config, given = configure(method, data, settings), give(method, data)
     display = display or choose_display(quiet=quiet)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import SendsNetworks, ServesNetwork
-from kinfed.client import ASKS_GPU, FLAG, NUMBERS, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
+from kinfed.client import ASKS_GPU, FLAG, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
 from kinfed.learning_tasks import MOST, LearningTask, OwnMetrics
 from kinfed.method import Method
@@ -47,7 +47,7 @@ def evaluate_adapted(method: Method[object], client: Client, **offer: Value) -> 
     return Reply(score(model, adapted, client.test))
 
 
-@client_task(ranges={"values": NUMBERS, "known": FLAG})
+@client_task(ranges={"values": Range(-MOST, MOST), "known": FLAG})
 def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: all metrics of the task on its test samples, and which of them are defined there."""
     params, names, model = method.personalise(client, offer), measured_names(method), find_client_model(method)

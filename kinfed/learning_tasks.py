@@ -33,7 +33,7 @@ from kinfed.targets import Array, as_classes, as_columns, as_numbers, is_known
 
 MANY, FEW_EACH = 20, 5  # more classes than this, and fewer samples of each: they may be no classes
 FAR = 10.0  # times larger or smaller than 1: targets that a network reaches badly, samples that it learns from badly
-MOST = 1e12  # of a sum of errors; one that is not finite counts as this
+MOST = 1e30  # of a sum of (squared) errors in any unit; one that is not finite counts as this
 
 
 @runtime_checkable

@@ -74,6 +74,20 @@ def test_settings_are_plain_values_sections_or_objects():
         kinfed.run("fedavg", "digits", round_s=3)
 
 
+def test_the_folder_of_datasets_is_a_keyword_as_it_is_an_option():
+    Path("there").mkdir()
+    x, y = np.zeros((40, 3), dtype=np.float32), np.arange(40) % 2
+    np.savez("there/mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    more = {"partition": {"name": "iid", "clients": 4}, "model": "linear", "rounds": 1, "quiet": True}
+    for folder in ("there", Path("there")):
+        result = kinfed.run("fedavg", "mine", data_dir=folder, **more)
+        assert result.config.data.dir == str(Path("there").absolute())
+    with pytest.raises(ConfigError, match=r"data\.dir"):
+        kinfed.run("fedavg", "mine", data_dir=3, **more)
+    with pytest.raises(ConfigError, match=r"unknown config key 'data_dir': did you mean 'data.dir'\?"):
+        kinfed.load_config(None, ["data_dir=there"])
+
+
 def test_data_may_be_a_path_or_a_section_of_settings():
     lines = [f"{i % 3},{i % 7},{i % 2}" for i in range(60)]
     Path("ill.csv").write_text("\n".join(["ward,age,ill", *lines]))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.data import Population
+from kinfed.data import OwnSettings, Population, from_arrays
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, DataError
 from kinfed.experiment import Evaluation, Experiment
@@ -141,6 +141,17 @@ def test_a_diverged_regression_has_a_finite_score():
     task, population = Regression(), samples_of(Regression())
     experiment = Experiment(FedAvg(model_of(task, 1), LocalTraining(3, 5, 1e6)), population, rounds=2)
     assert np.isfinite(experiment.run()["mae"])
+
+
+@pytest.mark.parametrize("main", ["mae", "rmse"])
+@pytest.mark.parametrize("unit", [1e5, 1e9, 1e13])
+def test_errors_in_a_large_unit_are_what_they_are(main, unit):
+    task, x = Regression(main=main), np.ones((4000, 6), dtype=np.float32)
+    population = from_arrays(x, np.full(4000, 3 * unit), np.arange(4000) % 2, OwnSettings(task="regression"))
+    experiment = Experiment(FedAvg(model_of(task, 1), LocalTraining(1, 4000, 1e-30)), population, rounds=1)
+    summary = experiment.run()
+    assert summary["mae"] == pytest.approx(3 * unit, rel=1e-4), "the network's output is about 1"
+    assert summary["rmse"] == pytest.approx(3 * unit, rel=1e-4)
 
 
 def test_a_target_may_be_an_error():

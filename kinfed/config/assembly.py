@@ -261,6 +261,7 @@ DataLike = str | os.PathLike[str] | Mapping[str, object] | Population
 def configure(method: MethodLike | None, data: DataLike | None, settings: Mapping[str, object]) -> Config:
     """The config of these arguments: of a file or a table, else of the demo; of objects, over the defaults."""
     given = join_engine({name: value for name, value in settings.items() if value is not None})
+    folder = given.pop("data_dir", None)  # as --data-dir of the commands
     objects = {name: value for name, value in given.items() if is_dataclass(value)}
     table = base_table(method, data, has_partition="partition" in given)
     table = merge_tables(table, {name: v for name, v in given.items() if name not in objects})
@@ -268,6 +269,9 @@ def configure(method: MethodLike | None, data: DataLike | None, settings: Mappin
         table = merge_tables(table, {"method": method})
     if data is not None:
         table = merge_tables(table, {"data": data_table(data)})
+    if folder is not None:
+        there = str(Path(folder).expanduser().absolute()) if isinstance(folder, str | os.PathLike) else folder
+        table = merge_tables(table, {"data": {"dir": there}})
     config: Config = replace(read(table), **objects)  # type: ignore[arg-type]
     return put_method(config, method) if isinstance(method, Method) else config
 

@@ -235,7 +235,7 @@ def explain_key(error: UnknownKey, method: str) -> str:
 def find_synonym(at: str, name: str, keys: Iterable[str]) -> str:
     """The key that this name stands for elsewhere in the field; empty if none, or if another section has the name."""
     meant = next((key for key, others in SYNONYMS.items() if name.lower() in others), "")
-    is_known = any(key.rpartition(".")[2] == name for key in keys)  # APFL's own alpha, say
+    is_known = any(key.rpartition(".")[2] == name and key.count(".") < 3 for key in keys)  # APFL's own alpha, say
     return meant if at == meant.rpartition(".")[0] or not is_known else ""
 
 
