@@ -57,6 +57,7 @@ from kinfed.quality import ACCURACY, Metric
 from kinfed.signatures import Signature
 
 log = logging.getLogger("kinfed")
+OUTVOTED = 4  # replies of a model in a round from which on robust aggregation outvotes one liar
 SIGNATURE_TASK = "compute_signature"
 MOST_MEASURED = 1000  # clients
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
@@ -405,6 +406,8 @@ class Experiment(Generic[State]):
             self.history.append((done, metrics))
             self._warn_if_stuck()
         clusters = current_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
+        if done in (1, self.rounds) and clusters is not None:
+            self._warn_if_outvoted(clusters)
         if self.fed.population.changes:
             self.drift_log = self.drift_log.note(self.fed, clusters, scores, self.metric.lower_is_better)
         return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds[0], self.metric, seconds[1])
@@ -429,6 +432,17 @@ class Experiment(Generic[State]):
                 f"it will find none; use more rounds or a smaller {setting}",
                 stacklevel=3,
             )
+
+    def _warn_if_outvoted(self, clusters: Tensor) -> None:
+        """Logs where a robust rule meets clusters ([clients], -1: none) of too few replies to outvote a liar."""
+        members = clusters[self.fed.clients.cpu()]
+        sizes = members[members >= 0].bincount()
+        few = int(((sizes > 1) & (sizes * self.fed.fraction < OUTVOTED)).sum())
+        if few and self.fed.aggregation.is_robust:
+            log.warning(
+                "%d of %d clusters have fewer than %d replies in a round: there no aggregation tells who lies; larger "
+                "clusters or a larger fraction do", few, int((sizes > 0).sum()), OUTVOTED,
+            )  # fmt: skip
 
     def _warn_if_stuck(self) -> None:
         if not self.method.model.task.has_classes() or self.metric.unit != "%":

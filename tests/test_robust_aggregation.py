@@ -300,3 +300,11 @@ def test_an_inflated_sample_count_weighs_no_more_than_the_cap():
     fed.aggregation = DEPLOYED
     fed.train[2] = fed.train[2].repeat(1000)
     assert fed.weights.tolist() == [10, 10, 10, 10]
+
+
+def test_a_run_says_where_a_cluster_is_too_small_to_outvote_a_liar(caplog):
+    says = "2 of 2 clusters have fewer than 4 replies in a round"
+    for rule, clients, is_said in ((Mean(), 6, False), (Median(), 6, True), (Median(), 8, False)):
+        caplog.clear()
+        Experiment(make("oracle"), tiny_population((12,) * clients), rounds=2, aggregation=rule).run()
+        assert (caplog.text.count(says), is_said) in ((0, False), (2, True))

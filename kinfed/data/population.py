@@ -199,7 +199,7 @@ def check_client(population: Population, client: int, train: Tensor, test: Tenso
     if not bool(is_known(population.y[own if role.labelled else test]).all()):
         raise DataError(
             f"client {client} has samples without a label (-1, of numbers NaN), which only training samples of "
-            "unlabelled may be"
+            "unlabelled may be; where -1 is a class, count classes from 0 or give them names (text)"
         )
 
 

@@ -381,5 +381,6 @@ def summarise_clusters(number: int, differ: bool, clients: int) -> str:
     if number > 1:
         return f"{number} clusters, well separated"
     if clients < FEWEST:
-        return f"one cluster: {clients} clients are too few for signatures to decide"
+        few = "1 client is" if clients == 1 else f"{clients} clients are"
+        return f"one cluster: {few} too few for signatures to decide"
     return "one cluster: clients differ by degrees" if differ else "one cluster: clients are alike"

@@ -38,7 +38,7 @@ def test_clients_may_share_test_samples_and_all_train_by_default():
         ({"y": torch.zeros(6)}, "targets are numbers [6]: `classes` must be how many a sample has, got 3"),
         ({"y": torch.zeros(6).half()}, "wanted int64"),
         ({"x": torch.full((6, 2), -1)}, "token ids must be 0, 1, 2, …, got -1 (sample 0)"),
-        ({"y": tensor([-1, 1, 2, 0, 1, 2])}, "client 0 has samples without a label"),
+        ({"y": tensor([-1, 1, 2, 0, 1, 2])}, "where -1 is a class, count classes from 0"),
         ({"roles": (Role(),)}, "got 1 roles for 2 clients"),
         ({"roles": (Role(), Role(look_alike_of=0))}, "client 1 is a look-alike and must be holdout and join LATER"),
         ({"roles": (Role(), Role(LATER, True, True, 2))}, "client 1 is a look-alike of 2, wanted a real client"),
