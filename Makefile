@@ -7,7 +7,9 @@ DOCS_READY := $(VENV)/.docs-ready
 # bytecode is written when a module is first imported: of most modules that are installed it never is
 INSTALL := $(BIN)/pip install --progress-bar on --no-compile --constraint constraints.txt
 
-.PHONY: ready demo test test-all fuzz lint check format docs notebooks lock audit sbom dist clean
+LOWEST := .venv-lowest
+
+.PHONY: ready demo test test-all lowest fuzz lint check format docs notebooks lock audit sbom dist clean
 
 demo: $(READY)  ## the main job: FedAvg, Local, FLT and Auto compared on digits with planted clusters
 	$(BIN)/kinfed compare --out demo --force
@@ -17,6 +19,11 @@ test: $(TESTS_READY)  ## the tests
 
 test-all: $(TESTS_READY)  ## these and the dear ones: a federation over TLS, a report of 2,400 clients
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
+
+lowest: $(TESTS_READY)  ## the tests with the lowest version of everything that pyproject.toml allows
+	python3 -m venv --clear $(LOWEST)
+	$(BIN)/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[hub,flower,report,tensorboard,onnx,dev]'
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadgroup
 
 ready: $(TESTS_READY)  ## all that the tests need
 
@@ -77,4 +84,4 @@ dist: $(TESTS_READY)  ## a release: sdist, and the wheel that is built from it, 
 	$(BIN)/uv build --no-build-isolation --python $(BIN)/python
 
 clean:
-	rm -rf $(VENV) demo runs site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) demo runs site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

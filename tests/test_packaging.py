@@ -98,7 +98,7 @@ def test_no_lower_bound_is_below_a_known_hole():
         *project["dependencies"],
         *(each for extra in project["optional-dependencies"].values() for each in extra),
     ]
-    for safe in ("pillow>=12.1.1", "scikit-learn>=1.5", "filelock>=3.20.3", "torch>=2.8,<3", "datasets>=4"):
+    for safe in ("pillow>=12.1.1", "scikit-learn>=1.6", "filelock>=3.20.3", "torch>=2.8,<3", "datasets>=4"):
         assert safe in wanted and not [
             each for each in wanted if each != safe and each.startswith(safe.split(">")[0] + ">")
         ]

@@ -137,7 +137,7 @@ class BatchOperations(TorchFunctionMode):
         """Each sample normalised by its own statistics; running ones are means over the real samples."""
         batch = self.batch
         if not use_input_stats and running_mean is not None and running_var is not None and not self.is_exact:
-            return normalise(x, running_mean, running_var, weight, bias, eps)  # torch's own, before 2.13, not in a vmap
+            return normalise(x, running_mean, running_var, weight, bias, eps)  # torch 2.8's own: in no vmap
         if not use_input_stats or batch is None or batch.exact:
             return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
         if running_mean is not None:

@@ -56,7 +56,7 @@ class EncoderCentroids(Signature):
             )
         within(1, MOST, k=self.k)
         within(1, 10**6, latent=self.latent)
-        at_least(0, tuning_epochs=self.tuning_epochs)
+        at_least(1, tuning_epochs=self.tuning_epochs)
         at_least(1, tuning_batch_size=self.tuning_batch_size)
         at_least(1, tuning_decay_epochs=self.tuning_decay_epochs)
         above_zero(tuning_lr=self.tuning_lr, tuning_decay=self.tuning_decay)

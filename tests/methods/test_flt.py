@@ -123,6 +123,8 @@ def test_the_learning_rate_of_tuning_in_turn_falls_from_client_to_client():
     for wrong in ({"tuning_decay": 0.0}, {"tuning_decay": 2.0}, {"tuning_decay_epochs": 0}, {"tuning": "own_copy"}):
         with pytest.raises(ConfigError, match="tuning_decay"):
             signature(**FALLING | wrong)
+    with pytest.raises(ConfigError, match="tuning_epochs"):
+        signature(**FALLING | {"tuning_epochs": 0})
 
 
 def test_no_step_of_adam_is_longer_than_what_an_encoder_that_stands_still_is_judged_by():
