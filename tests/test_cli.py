@@ -147,6 +147,12 @@ def test_what_the_engine_chose_is_shown_on_demand(monkeypatch):
     assert "FedAvg seed 0: 'train' runs in 1 blocks" in kinfed(*words, "--out", "more", "-v").output
 
 
+@pytest.mark.parametrize(("words", "meant"), [(["compar"], "compare"), (["deploy", "nw"], "new")])
+def test_a_misspelt_command_is_suggested_once(words: list[str], meant: str):
+    said = CliRunner().invoke(app, words).output
+    assert said.count("Did you mean") == 1 and f"'{meant}'" in said
+
+
 def test_commands_complete_in_a_shell():
     code = "from kinfed.cli import main; main()"
     completing = {"_KINFED_COMPLETE": "complete_bash", "COMP_WORDS": "kinfed sw", "COMP_CWORD": "1"}

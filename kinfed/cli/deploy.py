@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kinfed.cli.options import DataDir, Rounds, Seed, Settings, absolute, app, plain_errors, read_words
+from kinfed.cli.options import DataDir, Group, Rounds, Seed, Settings, absolute, app, plain_errors, read_words
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from kinfed.deployment import Plan
 
-deploy = typer.Typer(no_args_is_help=True, help="Take a config to a real network: Flower's server and nodes.")
+deploy = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Take a config to a real network: Flower's server and nodes."
+)
 app.add_typer(deploy, name="deploy")
 
 

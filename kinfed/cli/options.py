@@ -5,10 +5,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from click import exceptions
+from typer.core import TyperCommand, TyperGroup
 
 from kinfed.errors import ConfigError, KinfedError
 
@@ -31,7 +32,16 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+class Group(TyperGroup):
+    """Commands of which a misspelt one is suggested once: by click, which does so from 8.4 on, else by typer."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.suggest_commands = not hasattr(exceptions, "NoSuchCommand")
+
+
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,

@@ -79,8 +79,10 @@ def summarise(assignment: Assignment, bundle: Bundle) -> str:
     if cluster is None:
         return f"{line}: {bundle.about['assignment_rule']}"
     if assignment.fits is False:
-        number = len(assignment.distances)
         why = f"(p = {assignment.p_value:.2g}): no client that trained is like it"
+        if len(assignment.distances) == 1:
+            return f"{line}: does not fit the only cluster {why}; it is served nevertheless"
+        number = len(assignment.distances)
         return f"{line}: fits none of the {number} clusters {why}; the likeliest, cluster {cluster}, is served"
     line += f" to cluster {cluster}"
     if cluster in assignment.distances:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from kinfed.data.image_files import ImageForm, list_images, read_images
 from kinfed.errors import DataError
 from kinfed.files import BLANK, seal_text
 from kinfed.serving import export, load
+from kinfed.serving.client_files import summarise
 
 pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
 
@@ -262,6 +264,9 @@ def test_a_client_that_fits_no_cluster_is_served_the_likeliest_unless_strict(run
     assert said["fits"] is False and said["p_value"] < 0.025 and said["cluster"] is not None
     assert f": fits none of the {len(said['distances'])} clusters (p = " in shown
     assert f"the likeliest, cluster {said['cluster']}, is served" in shown
+    bundle, odd = load(tmp_path / "bundle"), np.load(noise / "samples.npz")["x"]
+    assignment = replace(bundle.assign(torch.from_numpy(odd)), distances={0: 3.0})  # as if there were one cluster
+    assert ": does not fit the only cluster (p = " in summarise(assignment, bundle)
     strict = kinfed("assign", tmp_path / "bundle", "--data", noise, "--out", tmp_path / "none", "--strict")
     assert_refused(strict, "fits none of the")
     assert not (tmp_path / "none").exists()
