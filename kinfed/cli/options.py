@@ -5,10 +5,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
-from click import exceptions
 from typer.core import TyperCommand, TyperGroup
 
 from kinfed.errors import ConfigError, KinfedError
@@ -26,18 +25,30 @@ class Command(TyperCommand):
         given = self.make_parser(ctx).parse_args(list(args))[0]
         for param in self.params:
             value = given.get(param.name or "")
-            if param.type.name == "path" and "" in (value if isinstance(value, list | tuple) else [value]):
-                name = param.opts[-1] if param.opts[-1].startswith("-") else param.human_readable_name
+            if takes_paths(param) and "" in (value if isinstance(value, list | tuple) else [value]):
+                own = param.metavar or (param.name or "").upper()
+                name = param.opts[-1] if param.opts[-1].startswith("-") else own
                 leave(f"error: {name}: wanted a path, got an empty one; the working folder is '.'", 2)
         return super().parse_args(ctx, args)
 
 
+def takes_paths(param: object) -> bool:
+    """Whether a parameter's values are paths: by its type of click, or of typer where typer has a click of its own."""
+    if descriptor := getattr(param, "type_descriptor", None):
+        return Path in (descriptor.annotation, *get_args(descriptor.annotation))
+    return getattr(getattr(param, "type", None), "name", "") == "path"
+
+
 class Group(TyperGroup):
-    """Commands of which a misspelt one is suggested once: by click, which does so from 8.4 on, else by typer."""
+    """Commands of which a misspelt one is suggested once: by click, which does so from 8.4 on, else by typer.
+
+    It is no dependency of ours: typer, from some version on, has a click of its own.
+    """
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
-        self.suggest_commands = not hasattr(exceptions, "NoSuchCommand")
+        click = sys.modules[TyperGroup.__mro__[1].__module__]
+        self.suggest_commands = not hasattr(click, "NoSuchCommand")
 
 
 app = typer.Typer(
