@@ -263,7 +263,7 @@ def test_a_table_says_what_it_costs_to_reach_the_published_accuracy_and_how_long
     server, whole = run.server_seconds_until(1), run.seconds_until(1)
     assert server is not None and 0 < server < whole and f"cost_server={server:.10g} " in kept
     result = reproduce("tiny.toml", "--show", "--keep", "kept.csv")
-    assert "about 0 min for 2 runs of tables that have kept numbers, 1 at once" in result.output
+    assert "about 0 min for 2 runs, 1 at once, if they take as long as" in result.output
 
 
 def test_a_target_that_is_not_reached_is_said():

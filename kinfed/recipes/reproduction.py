@@ -169,7 +169,8 @@ def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumber
     if not known:
         return ""
     minutes = sum(known.values()) / order.jobs / 60
-    return f"about {minutes:.0f} min for {len(known)} runs of tables that have kept numbers, {order.jobs} at once"
+    said = f"about {minutes:.0f} min for {len(known)} runs, {order.jobs} at once"
+    return f"{said}, if they take as long as those of which --keep has numbers did, maybe on another machine"
 
 
 def outcome_of(recipe: Recipe, cells: Sequence[Cell], order: Order, store: Store, kept: KeptNumbers) -> Outcome:
