@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, cast
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +126,19 @@ def has_all_classes(name: str, root: str | Path | None = None) -> bool:
         return count_labels(path, path.stat().st_mtime_ns) >= CLASSES[name]
     except (OSError, ValueError, KeyError, BadZipFile):
         return True  # whoever loads it says what is wrong with it
+
+
+def fingerprint(name: str, root: str | Path | None = None) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and checksum of each array of a stored dataset, read without loading it; none where it has no file.
+
+    They are the same wherever the file is and whenever it was written, and others where a sample is.
+    """
+    path = data_root(root) / f"{name}.npz"
+    try:
+        with ZipFile(path) as arrays:
+            return tuple(sorted((entry.filename, entry.file_size, entry.CRC) for entry in arrays.infolist()))
+    except (OSError, BadZipFile):
+        return ()  # whoever loads it says what is wrong with it
 
 
 @cache

@@ -19,7 +19,7 @@ from kinfed.checks import above_zero, at_least
 from kinfed.client import Batch, Client, Samples
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.data import is_stored, load
-from kinfed.data.datasets import cache_folder
+from kinfed.data.datasets import cache_folder, fingerprint
 from kinfed.errors import ConfigError, DataError, FileError, ModelError
 from kinfed.files import check_finite, load_tensors, lock, save_tensors
 from kinfed.keys import base_key
@@ -100,12 +100,14 @@ class Pretraining:
         return self.source == "public"
 
     def _cached(self, autoencoder: AutoEncoder, public: Tensor) -> Params:
-        """Trained once per dataset and setting, then kept in the user's cache folder."""
+        """Trained once per content of the datasets and setting, then kept in the user's cache folder."""
+        self.check(public.shape[1:])
+        names = [part.name for part in parse_sources(self.source)]
+        contents = [fingerprint(name, self.data_dir or None) for name in names]
         shapes = [f"{name}{tuple(w.shape)}" for name, w in autoencoder.init().items()]
-        settings = (*astuple(self), autoencoder.seed, *shapes)
+        settings = (*astuple(replace(self, data_dir="")), *contents, autoencoder.seed, *shapes)
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
-        names = "+".join(part.name for part in parse_sources(self.source))
-        path = cache_folder("encoders") / f"{names}-{digest}.safetensors"
+        path = cache_folder("encoders") / f"{'+'.join(names)}-{digest}.safetensors"
         if not is_whole(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with lock(path.with_suffix(".lock")):

@@ -49,6 +49,27 @@ def test_two_processes_that_want_the_same_encoder_train_it_once(tmp_path, monkey
     assert sorted(path.suffix for path in cache_folder("encoders").iterdir()) == [".lock", ".safetensors"]
 
 
+def test_an_encoder_is_cached_by_what_its_dataset_holds_wherever_that_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    autoencoder = make_autoencoder("conv_ae", (1, 8, 8), 4)
+
+    def encoders_after(folder: str, first: int) -> tuple[int, dict[str, torch.Tensor]]:
+        x, y = np.full((4, 8, 8), 7, np.uint8), np.zeros(4, np.uint8)
+        x[0, 0, 0] = first
+        (tmp_path / folder).mkdir(exist_ok=True)
+        np.savez_compressed(tmp_path / folder / "letters.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        pretraining = Pretraining("letters", str(tmp_path / folder), epochs=1, least_steps=2)
+        weights = pretraining(autoencoder, torch.zeros(0, 1, 8, 8))
+        return len(list(cache_folder("encoders").glob("*.safetensors"))), weights
+
+    one, weights = encoders_after("one", first=7)
+    moved, same = encoders_after("two", first=7)
+    changed, others = encoders_after("two", first=255)
+    assert (one, moved, changed) == (1, 1, 2)
+    assert_same_bits(weights, same)
+    assert any(not torch.equal(weights[name], others[name]) for name in weights)
+
+
 def test_a_source_of_another_image_size_is_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     x, y = np.zeros((4, 12, 12), np.uint8), np.zeros(4, np.uint8)
