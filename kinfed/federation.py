@@ -30,6 +30,7 @@ LOG = logging.getLogger("kinfed")
 NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
 NOT_ASKED = "not asked"  # a client that was silent before, and is asked again later
 MISSING = (NO_ANSWER, FAILED, REFUSED, NOT_ASKED)  # nothing came that could have been used
+NO_SAMPLES = "no training samples"  # a client that trained says that it has none any more
 FORGOT = "forgot"  # a client had lost its memory and began anew; its reply was used
 OUT_OF_RANGE, OVERSIZED, EMPTY, DAMAGED = "out of range", "oversized", "empty", "damaged"
 WRONG_NAMES, WRONG_DTYPE, WRONG_SHAPE, UNKNOWN = "wrong names", "wrong dtype", "wrong shape", "unknown sender"
@@ -255,6 +256,8 @@ class Federation(ABC):
             raise NetworkError(
                 f"no client is left to train: all {len(self.clients)} were excluded, since {MAX_OFFENCES} replies of "
                 "each were malformed or out of range; events.jsonl of the run has them"
+                if len(self.clients)
+                else "no client is left to train: none has training samples, or all have left"
             )
         if self.privacy.training.is_on:
             luck = to_uniform(self._draw_bits("sample", len(ids)))
@@ -338,9 +341,13 @@ class Federation(ABC):
         for client in sorted(client for client in faulty if counts[client] >= MAX_OFFENCES):
             self.rejected.append(Rejected(self.round, name, client, EXCLUDED))
             LOG.warning(
-                "client %d is excluded for the rest of the run: %d of its replies were malformed or out of range",
-                client, counts[client],
+                "%s is excluded for the rest of the run: %d of its replies were malformed or out of range",
+                self.name_client(client), counts[client],
             )  # fmt: skip
+
+    def name_client(self, client: int) -> str:
+        """A client as messages name it."""
+        return f"client {client}"
 
     def initial_memory(self) -> Params:
         """What a client remembers before its first task, flat."""

@@ -86,6 +86,10 @@ class LearningTask(Protocol):
         """Targets as the pool holds them; DataError where they cannot be this task's."""
         return as_classes(y, "y")
 
+    def scale_targets(self, y: Tensor) -> Tensor:
+        """Targets in the units that the network learns them in."""
+        return y
+
     def make_targets(self, output: Tensor) -> Tensor:
         """Some targets that fit this output, for a dry run: [b], or numbers as the output [b, k] has them."""
         if self.targets(np.zeros(2, np.int64)).dtype.kind == "f":
@@ -292,7 +296,7 @@ class Regression(OwnMetrics, LearningTask):
         return MAE if self.main == "mae" else RMSE
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        error = (output - (as_columns(y) - self.mean) / self.std).abs()
+        error = (output - as_columns(self.scale_targets(y))).abs()
         match self.loss:
             case "absolute":
                 each = error
@@ -327,6 +331,9 @@ class Regression(OwnMetrics, LearningTask):
 
     def targets(self, y: Array) -> Array:
         return as_numbers(y, "y")
+
+    def scale_targets(self, y: Tensor) -> Tensor:
+        return (y - self.mean) / self.std
 
     def doubt_targets(self, y: Tensor) -> str:
         numbers = y[is_known(y)].double()

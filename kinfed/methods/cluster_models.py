@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.aggregation import Sent
 from kinfed.capabilities import NONE_SUMMED, TRAIN_SUMMED, Exportable, FindsClusters, MergesClients, RelatesClients
-from kinfed.client import Client, Reply, client_task
+from kinfed.client import LARGEST, Client, Reply, client_task
 from kinfed.client_tasks import score, train_update
 from kinfed.clustering.hierarchy import Dendrogram, components, cut
 from kinfed.clustering.micro_clusters import link
@@ -291,8 +291,9 @@ def require_signatures(clients: Tensor) -> None:
     """Raise NetworkError where no client is among those that sent what clusters are formed by."""
     if not len(clients):
         raise NetworkError(
-            "no client sent a finite signature, and clusters are formed by these: no client replied, what computes it "
-            "has diverged (a smaller training.lr helps), or a client lies, which aggregation.name = 'norm_clipping' "
+            "no client sent a finite signature, and clusters are formed by these: no client replied, samples or "
+            f"targets are beyond {LARGEST:.0e} in size (scale them; targets by task.mean and task.std), what computes "
+            "it has diverged (a smaller training.lr helps), or a client lies, which aggregation.name = 'norm_clipping' "
             "bounds"
         )
 

@@ -230,7 +230,9 @@ class ComputesSignatures(
         return "a client is served the mean of those whose signatures are near its own, or else of the nearest cluster"
 
     def _payload(self, client: Client, encoder: Params) -> Params:
-        points, shares = self.own_signature.compute(client, encoder, self.model.target_groups)
+        samples = client.train
+        own = client.with_train(replace(samples, y=self.model.task.scale_targets(samples.y)))
+        points, shares = self.own_signature.compute(own, encoder, self.model.target_groups)
         weighted = self.relatedness.needs_shares() or self.signature.needs_shares()
         return {"centroids": points, "shares": shares} if weighted else {"centroids": points}
 

@@ -12,7 +12,7 @@ from kinfed.data.partitions import IID, Dirichlet
 from kinfed.data.population import Role
 from kinfed.data.shifts import LabelPermutation, Rotation
 from kinfed.engines import Vectorised
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, NetworkError
 from kinfed.experiment import Experiment
 from kinfed.learning_tasks import Classification, LearningTask, MultiLabel, Regression
 from kinfed.methods import Auto, FedAvg
@@ -347,6 +347,21 @@ def test_clusters_by_numbers_do_not_hang_on_their_unit(unit):
     apart = replace(state, clusters=state.clusters.index_fill(0, torch.tensor([0]), -1))
     itself, unseen = (method.judge_fit(each, torch.tensor([0]), fed).p_values for each in (state, apart))
     torch.testing.assert_close(itself, unseen, msg="a member is judged by the others")
+
+
+@pytest.mark.parametrize("unit", [1e15, 1e25])
+def test_numbers_in_a_huge_unit_are_compared_in_that_of_the_task(unit):
+    """A signature beyond 1e12 is not used; in the units that the network learns it is what it was."""
+    x, client = torch.randn(640, 6, generator=torch.Generator().manual_seed(0)), torch.arange(640) % 16
+    y, found = (x[:, 0] * torch.where(client % 2 == 1, -1, 1)).double(), []
+    for scale in (1.0, unit):
+        population = from_arrays(x.numpy(), (scale * y).numpy(), client.numpy(), OwnSettings(task=Regression()))
+        method = Auto(make_model("linear", (6,), 1, task=Regression(std=scale)), LOCAL)
+        found.append(method.init(Vectorised(method, population)).clusters.tolist())
+    assert found[0] == found[1] and len(set(found[0])) == 2
+    with pytest.raises(NetworkError, match=r"beyond 1e[+]12 in size .*task.mean and task.std"):
+        method = Auto(make_model("linear", (6,), 1, task=Regression()), LOCAL)
+        method.init(Vectorised(method, population))
 
 
 @pytest.mark.parametrize("task", [Regression(), Classification()])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import DEPLOYED, Aggregation
+from kinfed.capabilities import reason_for_labels
 from kinfed.checks import at_least
 from kinfed.data.arrays import ServerSamples
 from kinfed.data.population import Role
@@ -155,10 +156,28 @@ class DeployedFederation(NetworkFederation):
             return f"a value of its enrolment is missing or out of range (at most {self.max_samples} samples)"
         if self.binds_names and (reason := self._check_key(enrolled.name, identity)):
             return reason
+        if self.has_begun and (reason := self._check_samples(enrolled)):
+            return reason
         found = self._find_place(enrolled, node)
         if isinstance(found, int) and self.binds_names and identity.key:
             self._bind(enrolled.name, identity.key)
         return found
+
+    def _check_samples(self, enrolled: Enrolment) -> str | None:
+        """Why the samples of a client cannot be taken while the run goes on; None if they can.
+
+        Before it begins that is an error for all (`require_labels`); later one client must not end the run.
+        """
+        known, reason = self._find_known(enrolled.name), reason_for_labels(self.method)
+        if enrolled.labelled and enrolled.train:
+            return None
+        if known is not None and self.roster[known].labelled and self.roster[known].train:
+            return "it has no labelled training samples any more"
+        return f"it has no labelled training samples, but {reason}" if reason else None
+
+    def _find_known(self, name: str) -> int | None:
+        """The id of the client of this name."""
+        return next((client for client, other in self.roster.items() if other.name == name), None)
 
     def _check_key(self, name: str, identity: NodeIdentity) -> str | None:
         """Why a node of this identity may not take part under this name; None if it may."""
@@ -180,7 +199,7 @@ class DeployedFederation(NetworkFederation):
             write_bytes(self.keys_path, (json.dumps(self.bound, indent=2) + "\n").encode())
 
     def _find_place(self, enrolled: Enrolment, node: int) -> int | str:
-        known = next((client for client, other in self.roster.items() if other.name == enrolled.name), None)
+        known = self._find_known(enrolled.name)
         if known is not None:
             if known in self.nodes and self.nodes[known] != node:
                 return "another node is connected under its name"

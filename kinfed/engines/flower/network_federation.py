@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ from kinfed.federation import (
     FAILED,
     FORGOT,
     NO_ANSWER,
+    NO_SAMPLES,
     NOT_ASKED,
     NOT_FINITE,
     OUT_OF_RANGE,
@@ -230,10 +232,6 @@ class NetworkFederation(Federation):
             LOG.warning("%s %s", node, text)
             self.on_change()
 
-    def name_client(self, client: int) -> str:
-        """A client as messages name it."""
-        return f"client {client}"
-
     @property
     def last_call(self) -> int:
         """The number of the latest call."""
@@ -290,6 +288,8 @@ class NetworkFederation(Federation):
             sizes = self._check_sizes(client, *reply.sizes)
             if sizes is None:
                 return OUT_OF_RANGE
+            if not sizes[0] and len(self.train[client]):  # it would weigh nothing: 0 of 0, where it is alone
+                return NO_SAMPLES
             train, test = torch.tensor(sizes)[:, None]
             facts = Facts(self.method, train, test, models)
             finite, inside = check_numbers({name: t[None] for name, t in reply.send.items()}, 1, ranges, facts)
@@ -377,15 +377,17 @@ class NetworkFederation(Federation):
         noted = [*replies.faults, *missing, *((c, FORGOT) for c in forgot)]
         self.rejected += [Rejected(self.round, name, client, reason) for client, reason in noted]
         for client, reason in replies.faults:
-            why = replies.explained.get(client, f"its reply is {reason}")
+            why = replies.explained.get(client, f"its reply is not used: {reason}")
             self._report(self.name_client(client) if client >= 0 else "an unknown node", f"failed at '{name}': {why}")
         late = {request: replies.requests[request] for request in replies.pending}
         self.unanswered = dict(list((self.unanswered | late).items())[-4 * self.count :])
         self.silent_calls = 0 if replies.accepted or not len(cohort) else self.silent_calls + 1
         if self.silent_calls >= MAX_SILENT_CALLS:
+            reasons = Counter(reason for _, reason in [*replies.faults, *missing])
+            found = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
             raise NetworkError(
-                f"no client replied to {self.silent_calls} tasks in a row, the last was '{name}': check that nodes are "
-                "connected, and their logs, then resume the run"
+                f"no client sent a reply that can be used to {self.silent_calls} tasks in a row, the last was '{name}' "
+                f"({found}): check that nodes are connected, and their logs, then resume the run"
             )
 
     def _count_bytes(self, name: str, cohort: Tensor, offer: Offer, replies: ReplyCollector, asked: set[int]) -> None:

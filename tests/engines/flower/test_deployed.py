@@ -30,6 +30,7 @@ from tests.methods.registry import make, population
 from tests.problems import assert_close, same_clusters
 
 POPULATION = population()
+LABELS = ("flhc", "flis_dc", "pacfl", "clove", "feddrift", "fedsoft")  # methods that assign clients by these
 
 
 class NamedNodes(Loopback):
@@ -272,6 +273,42 @@ def test_a_claim_of_10_to_the_12_samples_in_a_reply_is_rejected_and_its_client_e
     summary = Experiment.over(fed, rounds=4).run()
     assert fed.roster[3].train == len(POPULATION.train[3]) and fed.excluded == {3}
     assert summary["replies_out_of_range"] == 3 and summary["clients_excluded"] == 1
+
+
+@pytest.mark.parametrize("name", ["fedavg", *(pytest.param(name, marks=pytest.mark.on_demand) for name in LABELS)])
+def test_a_client_that_says_it_has_no_samples_any_more_is_not_used_and_ends_nothing(name, monkeypatch, caplog):
+    """Alone in a round it would weigh 0 of 0, and be a client without a model for methods that need labels."""
+    method = make(name)
+    fed = make_server(method, NamedNodes(method, tamper=change_config("train", 3, train=0)), fraction=0.1)
+    monkeypatch.setattr(fed, "sample_from", lambda ids: torch.tensor([3]))
+    summary = Experiment.over(fed, rounds=2).run()
+    assert summary["replies_no_training_samples"] >= 2 and "clients_excluded" not in summary
+    assert summary["accuracy"] > 0 and fed.roster[3].train == len(POPULATION.train[3])
+    assert "clinic 03 failed at 'train': its reply is not used: no training samples" in caplog.messages
+
+
+@pytest.mark.parametrize("name", ["ifca", *(pytest.param(name, marks=pytest.mark.on_demand) for name in LABELS)])
+def test_a_late_client_without_labels_ends_no_run_of_a_method_that_needs_them(name, caplog):
+    method = make(name)
+    nodes = NamedNodes(method, clients=range(11))
+    fed = make_server(method, nodes, wait=11)
+    Experiment.over(fed, rounds=3, observers=[Events({1: lambda: nodes.connect(11, labelled=False)})]).run()
+    assert len(fed.roster) == 11
+    assert f"node 111 cannot take part: it has no labelled training samples, but {method.needs_labels}" in caplog.text
+
+
+def test_a_client_that_comes_back_without_its_samples_is_refused_and_keeps_its_model(caplog):
+    method = make("flhc")
+    nodes = NamedNodes(method)
+    fed = make_server(method, nodes)
+
+    def swap():
+        del nodes.online[103]
+        nodes.connect(3, node=777, labelled=False)
+
+    Experiment.over(fed, rounds=4, observers=[Events({2: swap})]).run()
+    assert "node 777 cannot take part: it has no labelled training samples any more" in caplog.text
+    assert fed.roster[3].labelled
 
 
 def test_how_many_samples_a_client_claims_takes_no_memory():
