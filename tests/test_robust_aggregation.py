@@ -89,6 +89,10 @@ def test_krum_keeps_the_update_nearest_to_its_neighbours():
     assert Krum(keep=1).combine(updates, even(5)).tolist() == [pytest.approx(1.1)]
 
 
+def test_krum_of_three_looks_at_the_nearest_other():
+    assert Krum(keep=1).combine(column(1, 1.5, 9), even(3)).tolist() == [1.0]  # as near to 1.5 as that to it
+
+
 def test_multi_krum_averages_all_but_the_liars():
     assert Krum().combine(column(1, 2, 3, 2, 1e30), even(5)).tolist() == [2.0]
 
@@ -120,11 +124,21 @@ def test_samples_count_up_to_a_multiple_of_their_median():
     assert MEAN.cap(sizes, everyone) is sizes
 
 
+def test_what_clients_report_counts_up_to_the_upper_quartile_of_all_reports():
+    reported = torch.tensor([[1.0, -2.0], [2.0, -4.0], [3.0, -6.0], [4.0, -8.0], [1e3, -1e9]])
+    believed = [[1.0, -2.0], [2.0, -4.0], [3.0, -6.0], [4.0, -8.0], [4.0, -8.0]]
+    assert DEPLOYED.limit_reported(reported).tolist() == believed
+    assert MEAN.limit_reported(reported) is reported
+    assert DEPLOYED.limit_reported(reported[-4:]).max() < 1e3
+    assert DEPLOYED.limit_reported(reported[-3:]).tolist() == reported[-3:].tolist()  # who of three lies?
+
+
 def test_an_outlier_is_far_from_everybody_and_nobody_is_among_equals():
     points = column(0.0, 0.1, 0.2, 5.0, 5.1, 5.2, 9.0)
     assert DEPLOYED.find_outliers(points).tolist() == [*[False] * 6, True]
     assert not DEPLOYED.find_outliers(torch.zeros(5, 1)).any()
     assert not DEPLOYED.find_outliers(column(0.0, 0.1, 1e30)).any()  # who of three lies?
+    assert DEPLOYED.find_outliers(column(0.0, 0.1, 0.2, 1e30)).tolist() == [False, False, False, True]
     assert not MEAN.find_outliers(points).any()
 
 
@@ -167,6 +181,15 @@ def test_a_rule_that_clips_nobody_is_the_mean(rule):
     assert_close(rule.average(trained, sizes, {"w": torch.zeros(4), "b": torch.ones(())}), MEAN.average(trained, sizes))
     assert_close(rule.mix(weights, sent, trained, models), MEAN.mix(weights, sent, trained, models))
     assert_close(rule.sum(trained), MEAN.sum(trained))
+
+
+@pytest.mark.parametrize("rule", [MEAN, *ROBUST], ids=lambda rule: type(rule).__name__)
+def test_a_model_is_the_mix_of_its_contributors_and_without_any_stays(rule):
+    models, trained = {"w": torch.tensor([[1.0], [2.0]])}, {"w": column(5.0, 5.0, 9.0)}
+    sent, weights = Sent(models, torch.tensor([1, 1, 0])), torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.25, 0.0]])
+    assert rule.mix_contributors(models, weights, sent, trained)["w"].tolist() == [[1.0], [5.0]]
+    assert rule.mix_contributors(models, torch.zeros(2, 3), sent, trained)["w"].tolist() == [[1.0], [2.0]]
+    assert rule.average_numbers(torch.full((4,), 3.0), torch.tensor([2, 6, 1, 1])) == pytest.approx(3.0)
 
 
 @named
