@@ -26,6 +26,14 @@ def hash_bits(numbers: Tensor) -> Tensor:
     return x ^ ((x >> 31) & (LAST >> 30))
 
 
+def seed_generators(seed: int) -> None:
+    """torch.manual_seed, less the stack trace that it keeps for every kind of device where there is none."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number: streams that do not depend on each other."""
     other = _hash_number(number * 2 + 1) if isinstance(number, int) else hash_bits(number * 2 + 1)

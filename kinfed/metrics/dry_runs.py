@@ -21,6 +21,7 @@ from kinfed.data.population import Population, View
 from kinfed.data.shifts import see
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
+from kinfed.keys import seed_generators
 from kinfed.learning_tasks import Classification
 from kinfed.method import Method
 from kinfed.models import make_autoencoder
@@ -105,7 +106,7 @@ def reduce_width(vectors: Tensor, width: int = WIDTH) -> Tensor:
     if vectors.shape[1] <= width or not most:
         return vectors
     with torch.random.fork_rng(devices=[]):  # it starts from random directions, and nobody else's draws change
-        torch.manual_seed(0)
+        seed_generators(0)
         u, s, _ = torch.pca_lowrank(vectors, q=most)
     return u * s
 

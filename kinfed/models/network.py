@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError, SequentialOnly
+from kinfed.keys import seed_generators
 from kinfed.models.batch_operations import BatchOperations
 from kinfed.models.module_checks import (
     MIXES,
@@ -71,7 +72,7 @@ class Network(ABC):
     def init(self, seed: int | None = None) -> Params:
         """Fresh weights, drawn by the module's own rules."""
         with BUILDING, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed if seed is None else seed)
+            seed_generators(self.seed if seed is None else seed)
             module = self.build()
             refuse_unsupported(module)
             return weights_of(module)

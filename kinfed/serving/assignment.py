@@ -15,7 +15,7 @@ from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.engines.sequential import Sequential, make_client, unpack_offer
 from kinfed.errors import ConfigError, DataError
 from kinfed.files import save_tensors
-from kinfed.keys import base_key, fold
+from kinfed.keys import base_key, fold, seed_generators
 from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import Params, select
@@ -146,7 +146,7 @@ class UnseenClientFederation(Sequential):
         """The model that the client makes of what it is offered."""
         offer = unpack_offer(self, method.offer(state, unseen, self), 0)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(client.key) & 0x7FFFFFFFFFFFFFFF)
+            seed_generators(int(client.key) & 0x7FFFFFFFFFFFFFFF)
             return method.personalise(client, offer)
 
 

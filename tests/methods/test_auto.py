@@ -154,8 +154,8 @@ def test_one_client_that_lies_about_its_gains_costs_little(seed, monkeypatch):
     for run in (honest, lie):
         monkeypatch.setattr(Vectorised, "_run", run)
         method = Auto(make_model("mlp_200", (1, 8, 8), 10), LocalTraining(epochs=2, lr=0.05))
-        found.append(Experiment(method, population, rounds=20, seed=seed, aggregation=DEPLOYED).run()["accuracy"])
-    assert found[1] > found[0] - 0.01, "without the limit it costs 2.7 to 5.2 points"
+        found.append(Experiment(method, population, rounds=10, seed=seed, aggregation=DEPLOYED).run()["accuracy"])
+    assert found[1] > found[0] - 0.01, "without the limit it costs 6 to 10 points"
 
 
 def test_clients_that_have_nothing_in_common_train_alone():

@@ -23,6 +23,13 @@ def test_weights_come_from_the_seed_alone():
     assert not torch.equal(a["1.weight"], small_net().init(5)["1.weight"])
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU, whose generator is seeded too")
+def test_weights_are_drawn_without_a_stack_trace_for_a_gpu_that_is_not_there():
+    before = len(torch.cuda._queued_calls)
+    small_net().init()
+    assert len(torch.cuda._queued_calls) == before
+
+
 class Shuffled(nn.Module):
     """Draws the order of its inputs, and a mask that is not even a buffer, when it is built."""
 
