@@ -8,8 +8,9 @@ DOCS_READY := $(VENV)/.docs-ready
 INSTALL := $(BIN)/pip install --progress-bar on --no-compile --constraint constraints.txt
 
 LOWEST := .venv-lowest
+NEWEST := .venv-newest
 
-.PHONY: ready demo test test-all lowest fuzz lint check format docs notebooks lock audit sbom dist clean
+.PHONY: ready demo test test-all lowest newest fuzz lint check format docs notebooks lock audit sbom dist clean
 
 demo: $(READY)  ## the main job: FedAvg, Local, FLT and Auto compared on digits with planted clusters
 	$(BIN)/kinfed compare --out demo --force
@@ -24,6 +25,14 @@ lowest: $(TESTS_READY)  ## the tests with the lowest version of everything that 
 	python3 -m venv --clear $(LOWEST)
 	$(BIN)/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[hub,flower,report,tensorboard,onnx,dev]'
 	$(LOWEST)/bin/python -m pytest -n 2 --dist loadgroup
+
+newest:  ## the tests with the newest of everything but torch, of which another version is gigabytes
+	python3 -m venv --clear $(NEWEST)
+	grep '^torch==' constraints.txt > $(NEWEST)/torch.txt
+	$(NEWEST)/bin/pip install --no-compile --constraint $(NEWEST)/torch.txt --editable '.[hub,flower,report,tensorboard,onnx,dev]'
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadgroup
+	$(NEWEST)/bin/pip install --upgrade typer rich  # Flower wants older ones; who installs kinfed without it gets these
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadgroup -m 'not flower and not on_demand'
 
 ready: $(TESTS_READY)  ## all that the tests need
 
@@ -57,12 +66,21 @@ $(READY): pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[report]'
 	touch $(READY)
 
-$(TESTS_READY): $(READY)
-	@echo "what the tests need too: Flower, ONNX, trackers, linters"
-	$(INSTALL) --editable '.[hub,flower,report,tensorboard,onnx,dev]'
-	@echo "bytecode, on all cores: warnings that modules give when they are compiled are no errors of the tests"
-	-@$(BIN)/python -m compileall -q -j 0 -x 'site-packages/.*/tests?/' $(VENV)/lib > /dev/null 2>&1
-	touch $(TESTS_READY)
+# torch is compiled while pip installs the rest; what the tests never import is not compiled
+NEVER := /tests?/|site-packages/(pip|setuptools|mypyc?|pygments/lexers|torch/testing/_internal)/
+NEVER := $(NEVER)|site-packages/ray/(rllib|serve|tune|train|llm|data)/|site-packages/sympy/(physics|stats|vector)/
+COMPILE := $(BIN)/python -m compileall -q -x '$(NEVER)'
+
+$(TESTS_READY): pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	@echo "1 of 3: torch, the largest download"
+	$(INSTALL) torch
+	@echo "2 of 3: kinfed, and what the tests need: Flower, ONNX, trackers, linters"
+	$(COMPILE) $(VENV)/lib/python*/site-packages/torch > /dev/null 2>&1 & \
+	    $(INSTALL) --editable '.[hub,flower,report,tensorboard,onnx,dev]'; installed=$$?; wait; exit $$installed
+	@echo "3 of 3: bytecode, on all cores: warnings that modules give when they are compiled are no errors of the tests"
+	-@$(COMPILE) -j 0 $(VENV)/lib > /dev/null 2>&1
+	touch $(READY) $(TESTS_READY)
 
 $(DOCS_READY): $(TESTS_READY)
 	$(INSTALL) --quiet --editable '.[docs]'
@@ -84,4 +102,4 @@ dist: $(TESTS_READY)  ## a release: sdist, and the wheel that is built from it, 
 	$(BIN)/uv build --no-build-isolation --python $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(LOWEST) demo runs site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) demo runs site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

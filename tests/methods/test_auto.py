@@ -160,14 +160,14 @@ def test_one_client_that_lies_about_its_gains_costs_little(seed, monkeypatch):
 
 def test_clients_that_have_nothing_in_common_train_alone():
     """Each has names of its own for all labels; without the trial they share a model, which each trains further."""
-    own = build_population(load("digits"), IID(16), 0, train_samples=60, shift=LabelPermutation(10))
+    own = build_population(load("digits"), IID(10), 0, train_samples=60, shift=LabelPermutation(10))
     model, found = make_model("mlp_200", (1, 8, 8), 10), {}
     for alone in (0, 4):
-        run = Experiment(Auto(model, LocalTraining(epochs=2, lr=0.05), alone=alone), own, rounds=20)
+        run = Experiment(Auto(model, LocalTraining(epochs=2, lr=0.05), alone=alone), own, rounds=12)
         found[alone] = run.run()["accuracy"], len(run.state.served.assignment.unique()), run.method.diagnosis(run.state)
     assert found[4][0] > found[0][0] + 0.05
-    assert (found[0][1], found[4][1]) == (1, 16)
-    assert "personalised: 1 of 1 models" in found[0][2] and found[4][2].endswith("one model; 16 clients train alone.")
+    assert (found[0][1], found[4][1]) == (1, 10)
+    assert "personalised: 1 of 1 models" in found[0][2] and found[4][2].endswith("one model; 10 clients train alone.")
 
 
 def test_clients_of_some_models_go_on_with_copies_of_their_own():
