@@ -10,6 +10,7 @@ from kinfed.clustering.hierarchy import (
     distances,
     merges,
     nearest_cluster,
+    silhouette,
 )
 from kinfed.errors import ConfigError
 from tests.problems import same_clusters
@@ -77,9 +78,9 @@ def test_the_linkage_decides_where_a_stranger_goes():
 
 
 def test_wards_distance_of_a_stranger_is_the_height_at_which_it_would_merge():
-    # to the mean: 2.9 and 3; times √(2n/(n+1)): √(2·3/4)·2.9 = 3.55 for three members, 3 for one
-    points, clusters = torch.tensor([[-1.0], [0.0], [1.0], [5.9]]), torch.tensor([0, 0, 0, 1])
-    assert int(nearest_cluster(torch.tensor([[2.9]]), points, clusters, "l2", "ward")) == 1
+    points, clusters = torch.tensor([[0.0]] + 9 * [[10.0]]), torch.tensor([0] + 9 * [1])
+    found = nearest_cluster(torch.tensor([[5.5], [6.0]]), points, clusters, "l2", "ward")
+    assert found.tolist() == [0, 1]  # √(2n/(n+1)) times the distance to the mean: x = √(18/10) · (10 - x) at 5.73
 
 
 def test_a_bipartition_separates_opposite_directions():
@@ -105,3 +106,11 @@ def test_a_dendrogram_gives_the_clusters_below_its_cut():
     assert same_clusters(tree.clusters(), cut(merges(distances(LINE, LINE, "l2"), "single"), 2.01))
     assert tree.merges.shape == (3, 4) and int(tree.merges[-1, 3]) == 4
     assert len(Dendrogram.none(LINE.device).members) == 0
+
+
+def test_a_silhouette_by_hand_takes_the_mean_of_both_directions():
+    apart = torch.full((4, 4), 4.0).fill_diagonal_(0)
+    apart[0, 1], apart[1, 0] = 0.5, 1.5
+    apart[2, 3] = apart[3, 2] = 1.0
+    assert silhouette(apart, torch.tensor([0, 0, 1, 1])) == pytest.approx((4 - 1) / 4)
+    assert silhouette(apart, torch.zeros(4)) == silhouette(apart, torch.arange(4)) == 0
