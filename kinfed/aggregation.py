@@ -20,9 +20,9 @@ from kinfed.errors import ConfigError
 from kinfed.params import Params, Stack, count, each_leaf, flatten, mix, one_hot, put, repeat, select, subtract
 from kinfed.params import unflatten as to_models
 
-ISOLATED = 3.0  # times the median distance to the nearest other client: an outlier is farther from all others,
+ISOLATED = 3.0  # times the usual distance to the nearest other client: an outlier is farther from all others,
 REMOTE = 0.5  # and farther than this part of the distance that three quarters of the clients have at most
-COPIED = 0.1  # times the median distance: who is nearer to another client may have copied what it sent
+COPIED = 0.1  # times the usual distance: who is nearer to another client may have copied what it sent
 FEW = 4  # clients; of fewer none is an outlier
 AT_ONCE = 2**22  # distances
 HALF = 1e-6  # how near to one half a sum of weights is one half
@@ -64,15 +64,17 @@ class Aggregation(ABC):
         """Clients that may form no cluster, by their points ([m, k, d], or one each), of those that count: bool [m]."""
         if not self.is_robust or len(points) < FEW:
             return torch.zeros(len(points), dtype=torch.bool, device=points.device)
-        nearest, remote = measure_isolation(points if points.dim() == 3 else points[:, None], there)
-        return (nearest > ISOLATED * nearest.median()) & (nearest > REMOTE * remote.median())
+        points = points if points.dim() == 3 else points[:, None]
+        nearest, remote = measure_isolation(points, there)
+        usual = find_usual_distance(nearest, points, there)
+        return (nearest > ISOLATED * usual) & (nearest > REMOTE * remote.median())
 
     def find_copies(self, points: Tensor) -> Tensor:
         """Clients so near to another one that one of both may have copied its points [m, d] from it: bool [m]."""
         if not self.is_robust or len(points) < FEW:
             return torch.zeros(len(points), dtype=torch.bool, device=points.device)
         nearest = measure_isolation(points[:, None], None)[0]
-        return nearest < COPIED * nearest.median()
+        return nearest < COPIED * find_usual_distance(nearest, points[:, None], None)
 
     def limit_reported(self, reported: Tensor) -> Tensor:
         """What clients report of themselves [m, ...]: no number above the upper quartile of all of theirs."""
@@ -322,6 +324,19 @@ def measure_isolation(points: Tensor, there: Tensor | None) -> tuple[Tensor, Ten
     found = [_isolate(i, everything, counts) for i in torch.arange(clients, device=points.device).split(some)]
     nearest, remote = zip(*found, strict=True)
     return torch.cat(nearest), torch.cat(remote)
+
+
+def find_usual_distance(nearest: Tensor, points: Tensor, there: Tensor | None) -> float:
+    """How far a client usually is from the nearest other one: the upper median, where equal clients count once.
+
+    So who copies others does not make the rest look far away; near copies do, where they and the copied are over half.
+    """
+    different, whose = points.flatten(1).unique(dim=0, return_inverse=True)
+    if 1 < len(different) < len(points):
+        everybody = torch.arange(len(points), device=points.device)
+        kept = everybody[: len(different)].scatter_reduce(0, whose, everybody, "amin", include_self=False)
+        nearest = measure_isolation(points[kept], None if there is None else there[kept])[0]
+    return float(nearest.sort().values[len(nearest) // 2])
 
 
 def _isolate(some: Tensor, points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

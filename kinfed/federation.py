@@ -37,7 +37,9 @@ WRONG_NAMES, WRONG_DTYPE, WRONG_SHAPE, UNKNOWN = "wrong names", "wrong dtype", "
 OFFENCES = (  # no honest client's
     OUT_OF_RANGE, OVERSIZED, EMPTY, DAMAGED, WRONG_NAMES, WRONG_DTYPE, WRONG_SHAPE, UNKNOWN,
 )  # fmt: skip
+MOST_NAMED = 10  # clients in one line of the log
 MAX_OFFENCES = 3  # of a client, before it is excluded
+OUTLYING = "outlying"  # what a client sent is far from what all others did: it forms no cluster
 EXCLUDED = "excluded"  # a client that is asked nothing for the rest of the run
 
 
@@ -76,7 +78,7 @@ class Rejected(NamedTuple):
     @property
     def was_dropped(self) -> bool:
         """Whether a reply came and was not used."""
-        return not self.is_missing and self.reason not in (FORGOT, EXCLUDED)
+        return not self.is_missing and self.reason not in (FORGOT, OUTLYING, EXCLUDED)
 
     @property
     def is_offence(self) -> bool:
@@ -344,6 +346,22 @@ class Federation(ABC):
                 "%s is excluded for the rest of the run: %d of its replies were malformed or out of range",
                 self.name_client(client), counts[client],
             )  # fmt: skip
+
+    def find_outliers(self, clients: Tensor, points: Tensor, there: Tensor | None = None) -> Tensor:
+        """Which of these clients may form no cluster, by their points (`Aggregation.find_outliers`): bool [clients].
+
+        Each is named once, in the log and in the events of the run.
+        """
+        outlying = self.aggregation.find_outliers(points, there)
+        known = {entry.client for entry in self.rejected if entry.reason == OUTLYING}
+        if found := [client for client in clients[outlying].tolist() if client not in known]:
+            self.rejected += [Rejected(self.round, "clustering", client, OUTLYING) for client in found]
+            names = ", ".join(map(self.name_client, found[:MOST_NAMED])) + (", …" if len(found) > MOST_NAMED else "")
+            LOG.warning(
+                "far from all others in what they sent, so that they form no cluster: %s (%d of %d clients)",
+                names, len(found), len(clients),
+            )  # fmt: skip
+        return outlying
 
     def name_client(self, client: int) -> str:
         """A client as messages name it."""

@@ -142,6 +142,25 @@ def test_an_outlier_is_far_from_everybody_and_nobody_is_among_equals():
     assert not MEAN.find_outliers(points).any()
 
 
+@pytest.mark.parametrize("clients", [5, 6, 7, 8, 12])
+@pytest.mark.parametrize("copied", [(-1,), (-1, -1), (-1, -2)])
+def test_who_copies_others_makes_no_outliers_of_the_rest_and_is_found(clients, copied):
+    """Equal clients say nothing of how far clients usually are: their nearest ones are 0 away."""
+    points = torch.randn(clients, 64, generator=torch.Generator().manual_seed(0))
+    points[: len(copied)] = points[list(copied)]
+    equal = {*range(len(copied)), *(clients + at for at in copied)}
+    assert not DEPLOYED.find_outliers(points).any()
+    assert set(DEPLOYED.find_copies(points).nonzero()[:, 0].tolist()) == equal
+    points[2] = 1e6
+    assert DEPLOYED.find_outliers(points).nonzero()[:, 0].tolist() == [2], "the others are as far as they were"
+
+
+def test_near_copies_by_a_quarter_of_the_clients_make_no_outliers():
+    points = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    points[:2] = points[-2:] * 1.01
+    assert not DEPLOYED.find_outliers(points).any()
+
+
 def test_a_client_near_its_cluster_is_no_outlier_however_tight_that_is():
     assert not DEPLOYED.find_outliers(column(0.0, 0.01, 0.02, 5.0, 5.01, 5.02, 0.5)).any()
 

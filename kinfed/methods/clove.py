@@ -68,7 +68,7 @@ class CLoVE(Clustered[CLoVEState]):
         replies, losses = self.collect(state, clients, fed)
         if not len(losses):
             return state
-        usual = ~fed.aggregation.find_outliers(losses)  # the others have the models that they say fit best
+        usual = ~fed.find_outliers(replies.cohort, losses)  # the others have the models that they say fit best
         some = losses[usual]
         found, _ = server_kmeans(some, min(self.clusters, len(some)), some[:0], self.seed, runs=10)
         labels = losses.argmin(1).masked_scatter(usual, match_models(some, found)[found])

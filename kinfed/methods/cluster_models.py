@@ -301,7 +301,7 @@ def require_signatures(clients: Tensor) -> None:
 def drop_outlying(replies: Replies, points: Tensor, fed: Federation) -> tuple[Replies, Tensor]:
     """The replies without those whose points ([replies, ...]) are far from all others; such a client trains alone."""
     require_signatures(replies.cohort)
-    usual = (~fed.aggregation.find_outliers(points.flatten(1))).nonzero()[:, 0]
+    usual = (~fed.find_outliers(replies.cohort, points.flatten(1))).nonzero()[:, 0]
     return (replies, points) if len(usual) == len(points) else (replies.select(usual), points[usual])
 
 

@@ -247,10 +247,9 @@ def drop_outliers(known: Signatures, clients: Tensor, fed: Federation) -> tuple[
     """
     require_signatures(clients)
     own = known.of(clients)
-    outlying = clients[fed.aggregation.find_outliers(own.centroids, own.shares > 0)]
+    outlying = clients[fed.find_outliers(clients, own.centroids, own.shares > 0)]
     if not len(outlying):
         return known, clients
-    log.info("%d of %d clients have outlying signatures: they train alone", len(outlying), len(clients))
     kept = clients[torch.isin(clients, outlying, invert=True)]
     return Signatures(*(part.index_fill(0, outlying, 0) for part in (known.centroids, known.shares))), kept
 
@@ -351,7 +350,7 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
         root = self.learn_root(select(served.models, 0), fed)
         replies, points = self.collect(root, fed.clients, fed)
         require_signatures(replies.cohort)
-        usual = points[~fed.aggregation.find_outliers(points)]  # the others join the clusters that these form
+        usual = points[~fed.find_outliers(replies.cohort, points)]  # the others join the clusters that these form
         _, centres = server_kmeans(usual, min(self.clusters, len(usual)), usual[:0], self.seed, runs=10)
         return self.assign(KMeansState(served, root, centres), fed.clients, replies, points, fed)
 

@@ -7,8 +7,10 @@ from kinfed.aggregation import DEPLOYED, MEAN
 from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.engines import Vectorised
 from kinfed.errors import NetworkError
+from kinfed.experiment import Experiment
 from kinfed.methods import FLHC, FLISHC
 from kinfed.params import from_flat, to_flat
+from kinfed.runs.writer import name_event
 from kinfed.signatures import EmbeddingStatistics
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import KERNEL, make, population, statistics
@@ -57,6 +59,15 @@ def test_a_forged_signature_changes_no_cluster_of_flt_and_its_client_trains_alon
     found, _ = find(make(name), DEPLOYED, population())
     assert same_clusters(found[HONEST], population().true_clusters[HONEST])
     assert int((found == found[LIAR]).sum()) == 1
+
+
+def test_an_outlying_client_is_named_once_in_the_log_and_the_events(caplog):
+    method = make("repa", signature=encoder_once())
+    _, fed = find(method, DEPLOYED, population())
+    assert Experiment.over(fed, rounds=1)._count_unused() == {"clients_outlying": 1}
+    assert [(entry.client, name_event(entry)) for entry in fed.rejected] == [(LIAR, "outlying client")]
+    named = "far from all others in what they sent, so that they form no cluster: client 3 (1 of 12 clients)"
+    assert [m for m in caplog.messages if "far from all others" in m] == [named]
 
 
 def test_a_forged_signature_changes_no_cluster_of_repa():
