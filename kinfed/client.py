@@ -293,7 +293,10 @@ Limit = float | Callable[[Facts], float | Tensor]
 
 
 class Range(NamedTuple):
-    """The range of every number in a field of a reply, both limits included; one that is not finite is outside."""
+    """The range of every number in a field of a reply, both limits included; one that is not finite is outside.
+
+    A limit may be one of all numbers, one of each client [clients], or one of each number of a client [1, numbers].
+    """
 
     least: Limit
     most: Limit
@@ -305,8 +308,11 @@ class Range(NamedTuple):
         if not flat.numel():
             return torch.ones(len(values), dtype=torch.bool, device=values.device)
         flat = flat.byte() if flat.dtype == torch.bool else flat
-        low, high = flat.amin(1), flat.amax(1)  # aminmax takes four times as long
-        inside = (low >= resolve(self.least, facts)) & (high <= resolve(self.most, facts))
+        least, most = resolve(self.least, facts), resolve(self.most, facts)
+        if any(isinstance(limit, Tensor) and limit.dim() == 2 for limit in (least, most)):
+            inside = ((flat >= least) & (flat <= most)).all(1)
+        else:
+            inside = (flat.amin(1) >= least) & (flat.amax(1) <= most)  # aminmax takes four times as long
         if self.total is None:
             return inside
         least, most = (resolve(limit, facts) for limit in self.total)

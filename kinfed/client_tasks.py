@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import SendsNetworks, ServesNetwork
-from kinfed.client import ASKS_GPU, FLAG, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
+from kinfed.client import ASKS_GPU, FLAG, SLACK, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
 from kinfed.learning_tasks import MOST, LearningTask, OwnMetrics
 from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.models.network import lanes_first
 from kinfed.params import Params, Value, subtract
+from kinfed.quality import MEASURED
 from kinfed.targets import fill_unknown
 
 State = TypeVar("State")
@@ -47,7 +48,24 @@ def evaluate_adapted(method: Method[object], client: Client, **offer: Value) -> 
     return Reply(score(model, adapted, client.test))
 
 
-@client_task(ranges={"values": Range(-MOST, MOST), "known": FLAG})
+def find_limits(facts: Facts) -> tuple[Tensor, Tensor]:
+    """The least and the largest number of each metric of a whole test set: a share is one, an error not negative.
+
+    [1, metrics] each. Metrics of the user's own may have any size.
+    """
+    method = cast("Method[object]", facts.method)
+    known = [MEASURED.get(name) for name in method.model.task.measured()]
+    known += [None] * (len(measured_names(method)) - len(known))
+    least = [-MOST if m is None or not (m.unit == "%" or m.lower_is_better) else 0.0 for m in known]
+    most = [MOST if m is None or m.unit != "%" else 1 + SLACK for m in known]
+    low, high = torch.tensor([least, most], dtype=torch.double, device=facts.train.device)[:, None]
+    return low, high
+
+
+VALUES = Range(lambda facts: find_limits(facts)[0], lambda facts: find_limits(facts)[1])
+
+
+@client_task(ranges={"values": VALUES, "known": FLAG})
 def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: all metrics of the task on its test samples, and which of them are defined there."""
     params, names, model = method.personalise(client, offer), measured_names(method), find_client_model(method)

@@ -13,7 +13,7 @@ from flwr.app import Message
 
 from kinfed import checkpoint
 from kinfed.client import CHOICE, FLAG, NUMBERS, Facts, Range
-from kinfed.client_tasks import evaluate
+from kinfed.client_tasks import COMMON
 from kinfed.data import Role
 from kinfed.engines import Vectorised
 from kinfed.engines.flower.messages import pack, unpack
@@ -47,6 +47,8 @@ LIES = {
     "one sample, all right": ("fedavg", "evaluate", {"samples": 1, "metric": 1}),
     "a loss that is no number": ("fedavg", "evaluate", {"loss": math.nan}),
     "a negative loss": ("fedavg", "evaluate", {"loss": -1e9}),
+    "a share above one": ("fedavg", "evaluate_all", {"values": 1e20}),
+    "a share below none": ("fedavg", "evaluate_all", {"values": -1.0}),
     "FedNova's steps": ("fednova", "train", {"steps": 1e9}),
     "IFCA's choice": ("ifca", "train", {"choice": 99}),
     "IFCA's negative choice": ("ifca", "choose", {"choice": -1}),
@@ -68,7 +70,7 @@ def test_a_number_out_of_its_range_is_counted_and_not_used(kind):
     fed = make_flower(method, population(), Loopback(12, lie(task, **fields)), timeout=30.0)
     state = method.init(Vectorised(method, population()))
     offer = offer_for(method, task, state, fed.clients, fed)
-    asked = evaluate if task == "evaluate" else getattr(method, task)
+    asked = COMMON.get(task) or getattr(method, task)
     replies = [fed.run(asked, fed.clients, offer) for _ in range(MAX_OFFENCES + 1)]
     others = [client for client in range(12) if client != LIAR]
     assert all(reply.cohort.tolist() == others for reply in replies)
