@@ -4,12 +4,13 @@
     python -m benchmarks.attacks --methods flt --attacks sign_flip alie --aggregations mean norm_clipping
     python -m benchmarks.attacks --liars 3 --seeds 0                      # three of twelve, in one cluster
     python -m benchmarks.attacks --rounds 20 --lr 0.05                    # training that has not converged
+    python -m benchmarks.attacks --methods auto --liars 2 --clients 10    # two of ten
 
-Twelve clients with the same labels, in two planted clusters of six whose images are upright or turned by 90 degrees;
-the liars are the first clients of the first cluster. They know the honest clients' replies. Prints one Markdown table
-for each method, means over seeds: how accurate honest clients are at the end on all test samples, turned as their own
-are. Beside the backdoor, and beside no attack, is how many per cent of the test samples of other labels the trigger
-turns into its label.
+Twelve clients (or `--clients`) with the same labels, in two planted clusters of equal size whose images are upright or
+turned by 90 degrees; the liars are the first clients of the first cluster. They know the honest clients' replies.
+Prints one Markdown table for each method, means over seeds: how accurate honest clients are at the end on all test
+samples, turned as their own are. Beside the backdoor, and beside no attack, is how many per cent of the test samples of
+other labels the trigger turns into its label.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from kinfed.engines.sequential import make_client
 from kinfed.errors import NetworkError
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.federation import Offer
+from kinfed.methods import Auto
 from kinfed.params import Payload, Stack, each_leaf, from_flat, select, to_flat
 
 CLIENTS, TARGET, CORNER = 12, 0, 3  # the label of the backdoor, and the side of its trigger in pixels
@@ -53,8 +55,10 @@ METHODS: dict[str, dict[str, object]] = {
     "repa": {"clusters": 2, "signature": {"reconstruction": 0.5, "encoder_rounds": 2}},
     "ifca": {"clusters": 2, "least_share": 0.2},
     "fedem": {"components": 2},
+    "auto": {},
 }
-USUAL_METHODS = [name for name in METHODS if name != "fedem"]
+USUAL_METHODS = [name for name in METHODS if name not in ("fedem", "auto")]
+MODELS = ("params/", "models/", "common/", "own/")  # fields of replies that hold trained weights
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Setup:
     liars: int = 1
     rounds: int = 50
     lr: float = 0.2
+    clients: int = CLIENTS
 
 
 USUAL = Setup()
@@ -105,7 +110,7 @@ class Attack:
     lie: Lie | None = None  # about the models they train; None: they train honestly
     flips_labels: bool = False  # they train on wrong labels
     plants_trigger: bool = False  # they train on samples with a trigger
-    forges: str = ""  # what else they forge: signature, mimicry, choice
+    forges: str = ""  # what else they forge: signature, mimicry, choice, held_out
     claims: int = 1  # times their samples, how many they say they have
 
 
@@ -125,9 +130,19 @@ ATTACKS = {
                       forges="mimicry"),
     "choice": Attack("claims that the other cluster's model fits best; update backwards",
                      lambda now: -now.own, forges="choice"),
+    "held_out": Attack("says that its own training is right on all held-out samples, and what it is served on none",
+                       forges="held_out"),
+    "collusion": Attack("the same, and 3 times the mean of honest updates, backwards", oppose_the_mean,
+                        forges="held_out"),
     "inflated": Attack("claims 1,000 times its samples; update backwards", lambda now: -now.own, claims=1000),
 }  # fmt: skip
-SENT_BY = {"signature": ("flt", "repa"), "mimicry": ("flt", "repa"), "choice": ("ifca",)}  # whose clients send it
+SENT_BY = {
+    "signature": ("flt", "repa", "auto"),
+    "mimicry": ("flt", "repa", "auto"),
+    "choice": ("ifca",),
+    "held_out": ("auto",),
+    "collusion": ("auto",),
+}  # whose clients send it
 
 
 class Attacked(Vectorised):
@@ -157,7 +172,7 @@ class Attacked(Vectorised):
 
     def _lie_about_models(self, sent: Stack, offered: Stack, at: Tensor) -> Stack:
         """The replies with the liars' models changed."""
-        names = [name for name in sent if name.startswith(("params/", "models/"))]
+        names = [name for name in sent if name.startswith(MODELS)]
         if self.attack.lie is None or not names:
             return sent
         start = torch.cat([self._start(name, sent, offered).flatten(1) for name in names], 1)
@@ -185,6 +200,11 @@ class Attacked(Vectorised):
                 forged[name] = sent[name].index_put((at,), sent[name][-1].expand_as(sent[name][at]))
         if "choice" in sent and self.attack.forges == "choice":
             forged["choice"] = sent["choice"].index_put((at,), 1 - sent["choice"][at])
+        for name in {"hits", "alone"} & sent.keys() if self.attack.forges == "held_out" else ():
+            false = torch.zeros_like(sent[name][at])
+            held = self.sizes[self.liars] // cast("Auto", self.method).hold_out  # more would be out of range
+            false[:, -2:] = held.to(false).view(-1, 1, 1)
+            forged[name] = sent[name].index_put((at,), false)
         return forged
 
 
@@ -214,6 +234,7 @@ def configure(method: str, seed: int, setup: Setup) -> Config:
     """The experiment that is attacked."""
     training = {"epochs": 2, "batch_size": 10, "lr": setup.lr}
     own = {"method": method, "methods": {method: METHODS[method]}, "seed": seed}
+    own["partition"] = {"name": "iid", "clients": setup.clients}
     return read(BASE | own | {"rounds": setup.rounds, "training": training})
 
 
@@ -239,7 +260,7 @@ def trigger_success(experiment: Experiment[object], liars: int) -> float:
     """The share of honest clients' test samples of other labels that the trigger turns into the backdoor's."""
     fed, method = cast("Attacked", experiment.fed), experiment.method
     hits, asked = 0, 0
-    for honest in range(liars, CLIENTS):
+    for honest in range(liars, fed.count):
         cohort = torch.tensor([honest])
         offer = method.offer(experiment.state, cohort, fed)
         served = to_flat(offer.shared) | select(fed.offers_to(offer), 0) if offer.each else to_flat(offer.shared)
@@ -287,10 +308,11 @@ def main() -> None:
     parser.add_argument("--aggregations", nargs="+", default=list(AGGREGATIONS), choices=list(AGGREGATIONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--liars", type=int, default=USUAL.liars)
+    parser.add_argument("--clients", type=int, default=USUAL.clients)
     parser.add_argument("--rounds", type=int, default=USUAL.rounds)
     parser.add_argument("--lr", type=float, default=USUAL.lr)
     asked, began = parser.parse_args(), time.perf_counter()
-    setup = Setup(asked.liars, asked.rounds, asked.lr)
+    setup = Setup(asked.liars, asked.rounds, asked.lr, asked.clients)
     for method in asked.methods:
         found: dict[Cell, list[tuple[float, float]]] = {
             (method, attack, rule): [
@@ -300,7 +322,7 @@ def main() -> None:
             for rule in asked.aggregations
         }  # fmt: skip
         print(table(method, found, asked.attacks, asked.aggregations), end="\n\n", flush=True)
-    print(f"{asked.liars} of {CLIENTS} clients lie; seeds {asked.seeds}; {time.perf_counter() - began:.0f} s")
+    print(f"{asked.liars} of {asked.clients} clients lie; seeds {asked.seeds}; {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -76,12 +76,20 @@ class Aggregation(ABC):
         nearest = measure_isolation(points[:, None], None)[0]
         return nearest < COPIED * find_usual_distance(nearest, points[:, None], None)
 
-    def limit_reported(self, reported: Tensor) -> Tensor:
-        """What clients report of themselves [m, ...]: no number above the upper quartile of all of theirs."""
+    def limit_reported(self, reported: Tensor, groups: Tensor) -> Tensor:
+        """What clients report of themselves [m, ...]: no number above the upper quartile of those of its group ([m]).
+
+        In a group of fewer than four, above that of all clients.
+        """
         if not self.is_robust or len(reported) < FEW:
             return reported
-        most = reported.abs().quantile(0.75, 0)
-        return reported.clamp(-most, most)
+        limited = reported.clone()
+        for group in groups.unique():
+            own = groups == group
+            among = reported[own] if int(own.sum()) >= FEW else reported
+            most = among.abs().quantile(0.75, 0, interpolation="lower")
+            limited[own] = reported[own].clamp(-most, most)
+        return limited
 
     def find_outlying_models(self, models: Stack) -> Tensor:
         """Clients that may form no cluster, by the models that they trained: bool [m]."""

@@ -5,13 +5,14 @@ So a client with few samples of some labels does not lose these.
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from kinfed.aggregation import MEAN, Aggregation
-from kinfed.client import Client, Range, Reply, Samples, client_task
+from kinfed.client import Client, Facts, Range, Reply, Samples, client_task
 from kinfed.models import Model
 from kinfed.params import Params, Payload, interpolate, model_in, tensor_in
 from kinfed.relatedness import FEWEST
@@ -22,11 +23,18 @@ AMOUNTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # α: how much of its own training a clie
 LONGER = 5  # times the training of a round: by that, from the first model, it is judged whether clients train alone
 CLEAR = 0.03  # of held-out samples that they must gain by it at least: a common model gets better, too
 LIKELY, CERTAIN = 1.0, 2.0  # standard errors
-HITS = {"hits": Range(0, lambda facts: facts.train)}
 FEW = 10  # a label with fewer samples than these weighs by their number
 TINY = 1e-9
 EVEN = 0.5  # of what clusters of few gain: by evenly weighted labels, at least
 REMEMBERED = 0.9  # of the evidence of earlier rounds: models change
+
+
+def most_hits(facts: Facts) -> Tensor:
+    """How many samples a client holds out: it can have no more of them right."""
+    return facts.train // cast("JudgesOnHeldOut", facts.method).hold_out
+
+
+HITS = {"hits": Range(0, most_hits)}
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,7 @@ class Evidence:
         Where clients may lie, none counts for much more than the others of its model.
         """
         reported, whose = torch.cat([hits[:, :-1] - hits[:, :1], hits[:, -1:]], 1), one_hot(models, len(self.gain))
-        for own in whose.bool().unbind(1) if aggregation.is_robust else ():
-            reported[own] = aggregation.limit_reported(reported[own])
+        reported = aggregation.limit_reported(reported, models)
         gain, total = reported[:, :-1], reported[:, -1]
         sums = [torch.einsum("mj,m...->j...", whose.float(), value) for value in (gain, gain.square(), total)]
         return Evidence(*(REMEMBERED * old + new for old, new in zip(self.sums(), sums, strict=True)))

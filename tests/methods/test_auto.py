@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kinfed.aggregation import DEPLOYED
-from kinfed.client import Samples
+from kinfed.client import Facts, Samples
 from kinfed.data import OwnSettings, build_population, from_arrays, load
 from kinfed.data.partitions import IID, Dirichlet
 from kinfed.data.population import Role
@@ -18,7 +18,7 @@ from kinfed.learning_tasks import Classification, LearningTask, MultiLabel, Regr
 from kinfed.methods import Auto, FedAvg
 from kinfed.methods.cluster_merging import pair_nearest, share_models
 from kinfed.methods.cluster_models import ClusterModels
-from kinfed.methods.held_out import LIKELY, Evidence, count_members, explain_doubts, explain_own, explain_personal
+from kinfed.methods.held_out import HITS, LIKELY, Evidence, count_members, explain_doubts, explain_own, explain_personal
 from kinfed.models import make_model
 from kinfed.params import interpolate, one_hot, repeat, select
 from kinfed.signatures import PartMeans
@@ -133,8 +133,25 @@ def test_one_reply_counts_for_no_more_than_others_where_clients_may_lie():
     believed, limited = none.add(hits, models), none.add(hits, models, DEPLOYED)
     assert believed.gain[0, 4].tolist() == [996, 998] and limited.gain[0, 4].tolist() == [-3, -1.5]
     assert believed.total[0].tolist() == [1080, 1016] and limited.total[0].tolist() == [100, 20]
-    small = torch.tensor([1, 1, 1, 0, 0])  # of three clients none is an outlier
-    assert none.add(hits.flip(0), small, DEPLOYED).gain[1, 4].tolist() == [998, 999]
+    small = torch.tensor([1, 1, 1, 0, 0])  # of three clients none is an outlier: all five are the measure
+    assert none.add(hits.flip(0), small, DEPLOYED).gain[1, 4].tolist() == [-1, -0.5]
+
+
+@pytest.mark.parametrize(("liars", "clients"), [(1, 4), (2, 6), (2, 8), (2, 16)])
+def test_two_liars_in_a_small_cluster_decide_for_no_other(liars, clients):
+    """They say that the common model is always right; honest clients of their cluster and of the other gain."""
+    honest, liar = [(5, 1), (9, 3), *[(5, 1)] * 3, (20, 4)], [(20, 20), *[(0, 0)] * 4, (20, 20)]
+    hits = torch.tensor([liar] * liars + [honest] * (clients - liars), dtype=torch.float)
+    models = 1 + (torch.arange(clients) > liars).long()  # one honest client is in the liars' cluster
+    found = Evidence.none(3, torch.device("cpu")).add(hits, models, DEPLOYED)
+    assert found.gain[:, 1].sum() > 0 and found.gain[2, 1, 0] == 4 * (clients - liars - 1)
+    assert found.gain[1, 1, 0] == 4 - 4 * liars, "they outvote it there, with no more than its own gain each"
+
+
+def test_no_client_has_more_held_out_samples_right_than_it_holds_out():
+    method = Auto(small_net(), LOCAL, hold_out=10)
+    facts = Facts(method, torch.tensor([49, 50, 50]), torch.tensor([0, 0, 0]))
+    assert HITS["hits"].contains(torch.tensor([5.0, 5.0, 6.0])[:, None], facts).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.on_demand) for seed in (1, 2))])
@@ -146,7 +163,7 @@ def test_one_client_that_lies_about_its_gains_costs_little(seed, monkeypatch):
         send, keep = honest(self, name, cohort, keys, offer)
         for field in {"hits", "alone"} & send.keys():
             forged = torch.zeros_like(send[field][:1])
-            forged[:, -2:] = len(self.train[0])
+            forged[:, -2:] = len(self.train[0]) // 10  # all that it holds out
             send[field] = torch.where((cohort == 0)[:, None, None], forged, send[field])
         return send, keep
 
