@@ -127,10 +127,13 @@ def test_samples_count_up_to_a_multiple_of_their_median():
 def test_what_clients_report_counts_up_to_the_upper_quartile_of_all_reports():
     reported = torch.tensor([[1.0, -2.0], [2.0, -4.0], [3.0, -6.0], [4.0, -8.0], [1e3, -1e9]])
     believed = [[1.0, -2.0], [2.0, -4.0], [3.0, -6.0], [4.0, -8.0], [4.0, -8.0]]
-    assert DEPLOYED.limit_reported(reported).tolist() == believed
-    assert MEAN.limit_reported(reported) is reported
-    assert DEPLOYED.limit_reported(reported[-4:]).max() < 1e3
-    assert DEPLOYED.limit_reported(reported[-3:]).tolist() == reported[-3:].tolist()  # who of three lies?
+    one = torch.zeros(5, dtype=torch.long)
+    assert DEPLOYED.limit_reported(reported, one).tolist() == believed
+    assert MEAN.limit_reported(reported, one) is reported
+    assert DEPLOYED.limit_reported(reported[-4:], one[-4:]).tolist() == [[2, -4], [3, -6], [4, -8], [4, -8]]
+    assert DEPLOYED.limit_reported(reported[-3:], one[-3:]).tolist() == reported[-3:].tolist()  # who of three lies?
+    apart = torch.tensor([0, 0, 0, 1, 1])  # of groups of three and two all are the measure
+    assert DEPLOYED.limit_reported(reported, apart).tolist() == believed
 
 
 def test_an_outlier_is_far_from_everybody_and_nobody_is_among_equals():
