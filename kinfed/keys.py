@@ -27,7 +27,7 @@ def hash_bits(numbers: Tensor) -> Tensor:
 
 
 def seed_generators(seed: int) -> None:
-    """torch.manual_seed, less the stack trace that it keeps for every kind of device where there is none."""
+    """torch.manual_seed, less the stack trace that it writes for every kind of device where there is none."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:
