@@ -63,7 +63,7 @@ class LearningTask(Protocol):
     def compare(self, outputs: Tensor, y: Tensor) -> Tensor:
         """How good each candidate's output [candidates, b, ...] is beside the first: [candidates, b], 0 to 1."""
         losses = torch.stack([self.losses(output, y) for output in outputs])
-        return 0.5 + 0.5 * ((losses[:1] - losses) / (losses[:1] + losses)).nan_to_num(0.0)
+        return 0.5 + 0.5 * ((losses[:1] - losses) / (losses[:1].abs() + losses.abs())).nan_to_num(0.0)
 
     def predict(self, output: Tensor) -> Tensor:
         """What a user is given for an output: [b, ...]."""

@@ -237,3 +237,16 @@ def test_numbers_that_are_taken_for_classes_are_warned_of():
 def test_a_metric_is_shown_in_its_unit():
     assert Metric("accuracy", "accuracy", 100, "%").show(0.5) == "50.00 %"
     assert Metric("mae", "MAE").show(0.5) == "0.5" and Metric("mae", "MAE").show(None) == "–"
+
+
+class GaussianLikelihood(Regression):
+    """A loss that is below 0 where the fit is good."""
+
+    def losses(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().losses(output, y) - 2
+
+
+def test_candidates_are_compared_from_0_to_1_by_a_loss_that_may_be_negative():
+    y, outputs = torch.zeros(3), torch.tensor([0.0, 1.0, 3.0])[:, None, None].expand(3, 3, 1)
+    found = GaussianLikelihood("absolute").compare(outputs, y)[:, 0]  # losses -2, -1 and 1
+    torch.testing.assert_close(found, torch.tensor([0.5, 0.5 - 0.5 / 3, 0.0]))
