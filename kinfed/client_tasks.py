@@ -10,7 +10,7 @@ from torch import Tensor
 from kinfed.capabilities import SendsNetworks, ServesNetwork
 from kinfed.client import ASKS_GPU, FLAG, SLACK, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
-from kinfed.learning_tasks import MOST, LearningTask, OwnMetrics
+from kinfed.learning_tasks import MOST, LearningTask, OwnMetrics, is_built_in
 from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.models.network import lanes_first
@@ -21,16 +21,28 @@ from kinfed.targets import fill_unknown
 State = TypeVar("State")
 
 
-def most_scores(facts: Facts) -> Tensor:
-    """What the scores of a client's test samples come to at most."""
-    task = cast("Method[object]", facts.method).model.task
-    return (facts.test * task.most()).clamp(max=MOST)
+def find_task_of(facts: Facts) -> LearningTask:
+    """What the method's model learns."""
+    return cast("Method[object]", facts.method).model.task
+
+
+def limit_scores(facts: Facts, each: float) -> Tensor:
+    """What the scores of a client's test samples come to where each is this."""
+    return (facts.test * each).clamp(-MOST, MOST)
+
+
+def least_loss(facts: Facts) -> float:
+    """The least loss: those of a task of one's own, as of a likelihood, may be negative."""
+    return 0.0 if is_built_in(find_task_of(facts)) else -torch.finfo().max
 
 
 SCORES = {
-    "metric": Range(0, most_scores),
+    "metric": Range(
+        lambda facts: limit_scores(facts, find_task_of(facts).least()),
+        lambda facts: limit_scores(facts, find_task_of(facts).most()),
+    ),
     "samples": Range(lambda facts: facts.test, lambda facts: facts.test),
-    "loss": Range(0, torch.finfo().max),
+    "loss": Range(least_loss, torch.finfo().max),
 }
 
 
@@ -198,7 +210,7 @@ def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
         total = total + model.scores_of(output, batch).sum()
         loss = loss + (model.task.losses(output, fill_unknown(batch.y)) * batch.mask).sum()
     if total.is_floating_point():
-        total = torch.nan_to_num(total, nan=MOST).clamp(max=MOST)
+        total = torch.nan_to_num(total, nan=MOST).clamp(-MOST, MOST)
     finite = torch.nan_to_num(loss, nan=torch.finfo().max)
     return {"metric": total, "samples": samples.size.clone(), "loss": finite}
 

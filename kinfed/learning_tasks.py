@@ -50,11 +50,15 @@ class LearningTask(Protocol):
 
     @abstractmethod
     def scores(self, output: Tensor, y: Tensor) -> Tensor:
-        """What each sample adds to the main metric: [b], not negative. A pure tensor program."""
+        """What each sample adds to the main metric: [b], from `least` to `most`. A pure tensor program."""
 
     def finish(self, mean: Tensor) -> Tensor:
         """The main metric from the mean of the scores."""
         return mean
+
+    def least(self) -> float:
+        """The least score that a sample can have."""
+        return 0.0
 
     def most(self) -> float:
         """The largest score that a sample can have."""
@@ -416,3 +420,8 @@ TASKS: dict[str, type[LearningTask]] = {
     "next_token": NextToken,
     "multi_label": MultiLabel,
 }
+
+
+def is_built_in(task: LearningTask) -> bool:
+    """Whether the task is kinfed's own, whose losses are never negative."""
+    return type(task) in TASKS.values()

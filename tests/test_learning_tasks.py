@@ -8,10 +8,10 @@ from torch import nn
 
 from kinfed.data import OwnSettings, Population, from_arrays
 from kinfed.engines import Sequential, Vectorised
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.learning_tasks import Classification, MultiLabel, NextToken, Regression
-from kinfed.methods import IFCA, Auto, FedAvg, FedPer
+from kinfed.methods import IFCA, Auto, CLoVE, FedAvg, FedDrift, FedPer
 from kinfed.models import Model
 from kinfed.quality import Metric, area_under_curve
 from kinfed.training import LocalTraining
@@ -250,3 +250,39 @@ def test_candidates_are_compared_from_0_to_1_by_a_loss_that_may_be_negative():
     y, outputs = torch.zeros(3), torch.tensor([0.0, 1.0, 3.0])[:, None, None].expand(3, 3, 1)
     found = GaussianLikelihood("absolute").compare(outputs, y)[:, 0]  # losses -2, -1 and 1
     torch.testing.assert_close(found, torch.tensor([0.5, 0.5 - 0.5 / 3, 0.0]))
+
+
+class Likelihood(GaussianLikelihood):
+    """Its scores are its losses, from -2 on."""
+
+    def scores(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.losses(output, y)
+
+    def least(self) -> float:
+        return -2.0
+
+
+OWN = (FedAvg, Auto, CLoVE, FedDrift, IFCA)
+
+
+@pytest.mark.parametrize("make", OWN)
+@pytest.mark.parametrize("task", [GaussianLikelihood(), Likelihood()], ids=lambda task: type(task).__name__)
+def test_losses_and_scores_of_ones_own_may_be_negative(make, task):
+    population = samples_of(task, (60, 60, 60, 60))
+    alike = replace(population, train=population.train[::2], test=population.test[::2])
+    experiment = Experiment(make(model_of(task, 1), LocalTraining(5, 10, 0.1)), alike, rounds=6)
+    summary = experiment.run()
+    assert not experiment.fed.rejected
+    scored = summary["mae"]
+    assert isinstance(scored, float) and (scored < -1 if isinstance(task, Likelihood) else 0 < scored < 1)
+
+
+def test_scores_outside_of_their_range_are_an_error_before_the_first_round():
+    class Unbounded(Likelihood):
+        def least(self) -> float:
+            return 0.0
+
+    with pytest.raises(
+        ModelError, match=r"Unbounded gives scores from -.*allow 0 to 1e\+30.*return the range of scores"
+    ):
+        Experiment(FedAvg(model_of(Unbounded(), 1)), samples_of(Unbounded()), rounds=1)

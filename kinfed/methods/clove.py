@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.capabilities import require_labels
 from kinfed.checks import at_least, seed_of_numpy
 from kinfed.client import LARGEST, Client, Range, Reply, client_task
-from kinfed.client_tasks import score
+from kinfed.client_tasks import least_loss, score
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models
@@ -80,7 +80,7 @@ class CLoVE(Clustered[CLoVEState]):
         replies = fed.run(self.compute_losses, clients, Offer(shared={"models": state.served.models}))
         return replies, replies["losses"]
 
-    @client_task(ranges={"losses": Range(0, LARGEST)})
+    @client_task(ranges={"losses": Range(least_loss, LARGEST)})
     def compute_losses(self, client: Client, models: Stack) -> Reply:
         """Client task: the mean loss on its training samples under each model; NaN where it is beyond all bounds."""
         totals = [score(self.model, select(models, m), client.train)["loss"] for m in range(count(models))]

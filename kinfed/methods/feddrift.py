@@ -12,7 +12,7 @@ but not merged; a new model starts from the first model of all; of equally good 
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,9 +20,8 @@ from torch import Tensor
 from kinfed.capabilities import require_labels
 from kinfed.checks import above_zero, at_least, one_of
 from kinfed.client import Client, Facts, Range, Reply, client_task
-from kinfed.client_tasks import score
+from kinfed.client_tasks import find_task_of, score
 from kinfed.federation import Federation, Offer
-from kinfed.method import Method
 from kinfed.methods.cluster_merging import merge_named, name_alike
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models
 from kinfed.models import Model
@@ -32,8 +31,8 @@ from kinfed.training import LocalTraining
 
 
 def most_quality(facts: Facts) -> float:
-    """The largest mean score."""
-    return cast("Method[object]", facts.method).model.task.most()
+    """The largest size of a mean score."""
+    return max(abs(find_task_of(facts).least()), abs(find_task_of(facts).most()))
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
-from kinfed.learning_tasks import FAR, Classification, LearningTask
+from kinfed.learning_tasks import FAR, Classification, LearningTask, is_built_in
 from kinfed.models.batch_operations import BatchOperations
 from kinfed.models.network import Gradient, GradientFn, Network, in_evaluation
 from kinfed.models.token_features import TOKENS, count_tokens
 from kinfed.params import Params
+from kinfed.targets import is_known
 
 log = logging.getLogger(__name__)
 LOOKED_AT = 1000  # samples whose size is measured
@@ -123,6 +124,18 @@ class Model(Network):
             raise ModelError(
                 f"the targets are the next token alone, and the model's output for 2 samples has shape {shape}: take "
                 "char_lstm or char_cnn, or targets after each token"
+            )
+
+    def check_scores(self, x: Tensor, y: Tensor) -> None:
+        """Raises where scores of a task of one's own are out of its range: replies with them would be refused."""
+        if is_built_in(self.task) or not bool((known := is_known(y)).any()):
+            return
+        scores = self.task.scores(self.logits(self.init(), x[known]), y[known])
+        low, high, least, most = float(scores.min()), float(scores.max()), self.task.least(), self.task.most()
+        if low < least or high > most:
+            raise ModelError(
+                f"{type(self.task).__name__} gives scores from {low:.4g} to {high:.4g}, and least() and most() allow "
+                f"{least:.4g} to {most:.4g}: what lies outside is refused; let them return the range of scores"
             )
 
     def doubt_samples(self, x: Tensor, names: Sequence[str] = ()) -> str:
