@@ -305,7 +305,7 @@ class Vectorised(Resident):
         shared, each = to_flat(offer.shared), to_flat(offer.each)
         if not self.on_gpu:
             shared = {name: t.expand(len(positions), *t.shape) for name, t in shared.items()}
-        pick = positions if offer.pick is None else offer.pick[positions]
+        pick = as_slice(positions if offer.pick is None else offer.pick[positions])
         kind = "shared" if self.on_gpu else "each"
         return {f"{kind} {name}": t for name, t in shared.items()} | {
             f"each {name}": t for name, t in select(each, pick).items()
@@ -343,6 +343,14 @@ class Vectorised(Resident):
         width = max(self._table(part).bounds.width for part in ("train", "test")) if looks else 0
         weights = bytes_of_weights(offer, getattr(self.method, "model", None))
         return weights + 2**20 + bytes_of_activations(self.x, width)
+
+
+def as_slice(pick: Tensor) -> Tensor | slice:
+    """The same choice as a slice, which copies nothing, where it is one and no GPU must be asked."""
+    if pick.is_cuda or len(pick) < 2:
+        return pick
+    first = int(pick[0])
+    return slice(first, first + len(pick)) if bool((pick.diff() == 1).all()) else pick
 
 
 def _key(name: str, offer: Offer) -> tuple[str, ...]:

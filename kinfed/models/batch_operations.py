@@ -198,6 +198,7 @@ class BatchOperations(TorchFunctionMode):
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
         """Scaled dot-product attention, written out."""
+        self.used.add("written out")
         if self.is_exact and not dropout_p:
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -221,6 +222,7 @@ class BatchOperations(TorchFunctionMode):
 
     def recur(self, kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         """Recurrent layers, step by step where they are in a `vmap`; by torch's own function otherwise."""
+        self.used.add("written out")
         if self.is_exact and is_packed(args):
             return cast("tuple[Tensor, ...]", RECURRENT[kind](x, *args))
         layers = Recurrence.parse(kind, x, args)
@@ -229,6 +231,7 @@ class BatchOperations(TorchFunctionMode):
         return run_layers(layers, x, self.dropout, native=self.is_exact)
 
     def cell(self, kind: str, *args: Any) -> Tensor | tuple[Tensor, ...]:
+        self.used.add("written out")
         native, own = CELLS[kind]
         return cast("Tensor", (native if self.is_exact else own)(*args))
 

@@ -4,7 +4,7 @@ import logging
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -212,6 +212,9 @@ class EncoderNetwork(Network, ABC):
         With `alone` BatchNorm normalises each sample by its own statistics over positions, not by running ones.
         """
         own = {name.removeprefix("encoder."): w for name, w in encoder_of(params).items()}
+        return self.in_parts(partial(self._embed, alone), own, x)
+
+    def _embed(self, alone: bool, own: Params, x: Tensor) -> Tensor:
         operations = BatchOperations(alone=True) if alone else in_evaluation()
         with self.borrow(self.evaluation_template) as module, operations:
             embedding: Tensor = functional_call(module.get_submodule("encoder"), own, (self.inputs(x),))

@@ -3,12 +3,13 @@
 import copy
 from collections.abc import Callable
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError, SequentialOnly
@@ -28,7 +29,9 @@ class Probe(NamedTuple):
     flaw: str = ""  # why they cannot be padded; empty when they can, or when the module refuses the probes
     draws: bool = True  # it draws numbers by chance, or refuses the probes
     has_statistics: bool = True  # of its batches, or it refuses the probes
-    activations: int = 0  # bytes that a sample's forward pass keeps for the backward pass
+    activations: int = 0  # bytes that a sample's forward pass keeps for the backward pass, in training mode
+    largest: int = 0  # bytes of the largest tensor that its forward pass makes, in evaluation mode
+    is_written_out: bool = False  # in a vmap it is another, slower program than outside of one
 
 
 def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: torch.dtype) -> Probe:
@@ -54,7 +57,7 @@ def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: 
     finally:
         hook.remove()
     used = operations.used
-    facts = Probe("", "draw" in used, "batch statistics" in used)
+    facts = Probe("", "draw" in used, "batch statistics" in used, is_written_out="written out" in used)
     if draws and module.training:  # from the generator that all clients share
         return facts._replace(flaw=DRAWS)
     if not torch.allclose(outer[0], outer[1], rtol=1e-4, atol=1e-6, equal_nan=True):
@@ -71,6 +74,44 @@ def measure_activations(module: nn.Module, forward: Forward, shape: torch.Size, 
         return (_count_kept(module, forward, x) - _count_kept(module, forward, x[:1])) // (len(x) - 1)
     except REFUSALS:
         return 0
+
+
+@torch.no_grad()
+def measure_largest(forward: Forward, weights: Params, shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes by which the largest tensor of a forward pass grows with each such sample; 0: it refuses the probes."""
+    x, _ = _probes(shape, dtype)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            several, single = (_list_sizes(forward, weights, part) for part in (x, x[:1]))
+    except REFUSALS:
+        return 0
+    if len(several) != len(single):
+        return max(several) // len(x)
+    return max((more - one) // (len(x) - 1) for more, one in zip(several, single, strict=True))
+
+
+def _list_sizes(forward: Forward, weights: Params, x: Tensor) -> list[int]:
+    """Bytes of what each operation makes."""
+    sizes = _Sizes()
+    with sizes:
+        forward(weights, x)
+    return sizes.found
+
+
+class _Sizes(TorchFunctionMode):
+    """Notes the bytes of what operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        first = made[0] if isinstance(made, tuple | list) and made else made
+        self.found.append(first.nbytes if isinstance(first, Tensor) else 0)
+        return made
 
 
 def _count_kept(module: nn.Module, forward: Forward, x: Tensor) -> int:

@@ -29,12 +29,13 @@ from kinfed.models.module_checks import (
     Probe,
     from_module,
     measure_activations,
+    measure_largest,
     probe_module,
     refuse_unsupported,
     weights_of,
 )
 from kinfed.models.token_features import TOKENS
-from kinfed.params import NOTHING, Params
+from kinfed.params import NOTHING, Params, select
 
 
 class Gradient(NamedTuple):
@@ -45,8 +46,13 @@ class Gradient(NamedTuple):
 
 
 GradientFn = Callable[[Params, Batch], Gradient]
+Evaluate = Callable[[Params, Tensor], Tensor]  # weights and samples -> what a network makes of each
 BFLOAT16 = ContextVar("bfloat16", default=False)  # whether blocks of clients train with products in bfloat16
 WEIGHT = "weight of each sample"  # of a batch, among the values of a lane
+LARGEST = 2**24  # bytes of a network's largest activation that a CPU computes at once: more is slower
+SIDE_BY_SIDE = 2**18  # the same of a client in a vmap; beyond, clients one after the other are faster
+FEW = 8  # samples of which nobody asks how large their activations are
+VMAP = torch._C._functorch.TransformType.Vmap
 BUILDING = Lock()  # modules draw their weights from the generator that all threads share
 
 
@@ -96,8 +102,27 @@ class Network(ABC):
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
         """The output for samples x, in evaluation mode."""
+        return self.in_parts(self._evaluate, params, x)
+
+    def _evaluate(self, params: Params, x: Tensor) -> Tensor:
         with self.borrow(self.evaluation_template) as module, in_evaluation():
             return self.forward(module, params, x)
+
+    def in_parts(self, evaluate: Evaluate, params: Params, x: Tensor) -> Tensor:
+        """What `evaluate` gives for samples x: on a CPU of as many at once as its caches hold."""
+        levels = transforms()
+        if x.device.type != "cpu" or levels - {VMAP} or needs_gradient(x, *params.values()):
+            return evaluate(params, x)
+        if not levels and len(x) <= FEW:
+            return evaluate(params, x)
+        facts = self.probe(self.evaluation_template, x)
+        each = max(1, facts.largest)
+        if not levels:
+            return evaluate_in_parts(evaluate, each, params, x)
+        if len(x) * each <= SIDE_BY_SIDE and not facts.is_written_out:  # whoever else is in the block: the same bits
+            return evaluate(params, x)
+        apply = cast("Callable[..., Tensor]", _Parts.apply)
+        return apply(evaluate, each, tuple(params), x, *params.values())
 
     def forward(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
         """The output of `module` with these weights."""
@@ -199,8 +224,10 @@ class Network(ABC):
         with self.borrow(template) as module, BUILDING:
             forward = partial(self.forward, module)
             facts = probe_module(module, forward, shape, dtype)
-            if facts.flaw or not module.training:
+            if facts.flaw:
                 return facts
+            if not module.training:
+                return facts._replace(largest=measure_largest(forward, weights_of(module), shape, dtype))
             return facts._replace(activations=measure_activations(module, forward, shape, dtype))
 
     @cached_property
@@ -331,6 +358,46 @@ def _lane_pass(
     weight = params.pop(WEIGHT, None)
     loss, buffers = network.training_pass(params, Batch(x, y, mask, mask.any(), key=key, weight=weight))
     return loss, tuple(buffers[name] for name in names if name in buffers)
+
+
+class _Parts(torch.autograd.Function):
+    """What a network makes of samples, as one operation without a gradient: of the clients of a vmap one by one.
+
+    Side by side, large activations would be slower: they leave the caches, and convolutions become grouped ones. So
+    would attention and recurrent layers, which a vmap takes written out alone.
+    """
+
+    @staticmethod
+    def forward(evaluate: Evaluate, each: int, names: tuple[str, ...], x: Tensor, *weights: Tensor) -> Tensor:
+        return evaluate_in_parts(evaluate, each, dict(zip(names, weights, strict=True)), x)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def vmap(
+        info: object, dims: tuple[int | None, ...], evaluate: Evaluate, each: int, names: tuple[str, ...], *lane: Tensor
+    ) -> tuple[Tensor, int]:
+        x, *weights = lanes_first(info, lane, dims[3:])
+        params = dict(zip(names, weights, strict=True))
+        return torch.stack([evaluate_in_parts(evaluate, each, select(params, i), x[i]) for i in range(len(x))]), 0
+
+
+def evaluate_in_parts(evaluate: Evaluate, each: int, params: Params, x: Tensor) -> Tensor:
+    """What `evaluate` gives for samples x, whose largest activation has so many bytes for each."""
+    parts = x.split(max(1, LARGEST // each))
+    return evaluate(params, x) if len(parts) < 2 else torch.cat([evaluate(params, part) for part in parts])
+
+
+def transforms() -> set[object]:
+    """The transforms of torch.func that this is inside of."""
+    return {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
+
+
+def needs_gradient(*tensors: Tensor) -> bool:
+    """Whether autograd keeps what a gradient by these needs."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def in_evaluation() -> "BatchOperations | nullcontext[None]":

@@ -1,7 +1,15 @@
 import pytest
 import torch
 
+from kinfed.client_tasks import evaluate
+from kinfed.data import Population
+from kinfed.engines import Vectorised
 from kinfed.engines.blocks import SampleTable, is_not_vectorised, is_too_large, ladder, round_up
+from kinfed.engines.vectorised import as_slice
+from kinfed.federation import Offer
+from kinfed.methods import FedAvg
+from kinfed.models import make_model
+from kinfed.params import select, stack
 
 
 def table(*parts: list[int]) -> SampleTable:
@@ -46,3 +54,22 @@ def test_a_refusal_of_vmap_is_told_from_a_tasks_own_error():
         torch.func.vmap(lambda x: x * float(x))(torch.ones(3))
     assert is_not_vectorised(refusal.value)
     assert not is_not_vectorised(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_models_of_clients_in_a_row_are_not_copied():
+    assert as_slice(torch.tensor([3, 4, 5])) == slice(3, 6)
+    for pick in ([3, 5, 6], [5, 4, 3], [4, 4, 4], [2]):
+        assert torch.equal(as_slice(torch.tensor(pick)), torch.tensor(pick))
+
+
+@pytest.mark.parametrize("samples", [4, 40])  # side by side, and one after the other
+def test_the_clients_of_a_block_change_no_bit_of_an_evaluation(samples):
+    model, draw = make_model("lenet5", (1, 28, 28), 10), torch.Generator().manual_seed(0)
+    x = torch.rand(9 * (samples + 1), 1, 28, 28, generator=draw)
+    y, own = torch.randint(10, (len(x),), generator=draw), torch.arange(len(x)).split(samples + 1)
+    people = Population(x, y, tuple(rows[:1] for rows in own), tuple(rows[1:] for rows in own), 10)
+    fed = Vectorised(FedAvg(model), people)
+    models = stack([model.init(seed) for seed in range(9)])
+    whole = fed.run(evaluate, fed.clients, Offer(each={"params": models}))["loss"]
+    few = fed.run(evaluate, fed.clients[2:5], Offer(each={"params": select(models, slice(2, 5))}))["loss"]
+    assert torch.equal(few, whole[2:5])
