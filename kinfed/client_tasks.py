@@ -63,10 +63,11 @@ def evaluate_adapted(method: Method[object], client: Client, **offer: Value) -> 
 def find_limits(facts: Facts) -> tuple[Tensor, Tensor]:
     """The least and the largest number of each metric of a whole test set: a share is one, an error not negative.
 
-    [1, metrics] each. Metrics of the user's own may have any size.
+    [1, metrics] each. Metrics of the user's own may have any size, and so may the main one of a task of one's own.
     """
-    method = cast("Method[object]", facts.method)
-    known = [MEASURED.get(name) for name in method.model.task.measured()]
+    method, task = cast("Method[object]", facts.method), find_task_of(facts)
+    own = "" if is_built_in(task) else task.metric().name
+    known = [None if name == own else MEASURED.get(name) for name in task.measured()]
     known += [None] * (len(measured_names(method)) - len(known))
     least = [-MOST if m is None or not (m.unit == "%" or m.lower_is_better) else 0.0 for m in known]
     most = [MOST if m is None or m.unit != "%" else 1 + SLACK for m in known]

@@ -261,6 +261,9 @@ class Likelihood(GaussianLikelihood):
     def least(self) -> float:
         return -2.0
 
+    def measure(self, output: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+        return {"mae": float(self.scores(output, y).mean()), "r2": 0.5}
+
 
 OWN = (FedAvg, Auto, CLoVE, FedDrift, IFCA)
 
@@ -275,6 +278,7 @@ def test_losses_and_scores_of_ones_own_may_be_negative(make, task):
     assert not experiment.fed.rejected
     scored = summary["mae"]
     assert isinstance(scored, float) and (scored < -1 if isinstance(task, Likelihood) else 0 < scored < 1)
+    assert summary["r2"] == 0.5 if isinstance(task, Likelihood) else "r2" in summary
 
 
 def test_scores_outside_of_their_range_are_an_error_before_the_first_round():

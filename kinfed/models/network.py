@@ -110,7 +110,7 @@ class Network(ABC):
 
     def in_parts(self, evaluate: Evaluate, params: Params, x: Tensor) -> Tensor:
         """What `evaluate` gives for samples x: on a CPU of as many at once as its caches hold."""
-        levels = transforms()
+        levels = find_transforms()
         if x.device.type != "cpu" or levels - {VMAP} or needs_gradient(x, *params.values()):
             return evaluate(params, x)
         if not levels and len(x) <= FEW:
@@ -390,7 +390,7 @@ def evaluate_in_parts(evaluate: Evaluate, each: int, params: Params, x: Tensor) 
     return evaluate(params, x) if len(parts) < 2 else torch.cat([evaluate(params, part) for part in parts])
 
 
-def transforms() -> set[object]:
+def find_transforms() -> set[object]:
     """The transforms of torch.func that this is inside of."""
     return {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
 
@@ -402,7 +402,7 @@ def needs_gradient(*tensors: Tensor) -> bool:
 
 def in_evaluation() -> "BatchOperations | nullcontext[None]":
     """Inside of a vmap, operations that it can take; elsewhere torch's own."""
-    return nullcontext() if torch._C._functorch.peek_interpreter_stack() is None else BatchOperations()
+    return BatchOperations() if find_transforms() else nullcontext()
 
 
 def _leave_apart() -> None:
