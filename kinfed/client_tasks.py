@@ -13,8 +13,7 @@ from kinfed.errors import ConfigError
 from kinfed.learning_tasks import MOST, LearningTask, OwnMetrics, is_built_in
 from kinfed.method import Method
 from kinfed.models import Model
-from kinfed.models.network import lanes_first
-from kinfed.params import Params, Value, subtract
+from kinfed.params import Params, Value, lanes_first, subtract
 from kinfed.quality import MEASURED
 from kinfed.targets import fill_unknown
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,6 +33,14 @@ def put(models: Stack, index: Tensor, values: Stack) -> Stack:
 def repeat(params: Params, times: int) -> Stack:
     """`times` copies of one model, stacked."""
     return each_leaf(lambda w: w.expand(times, *w.shape).clone(), params)
+
+
+def lanes_first(info: object, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
+    """What a vmap hands over, with the clients in front: [lanes, ...]; what they share is repeated."""
+    lanes = cast("int", getattr(info, "batch_size"))  # noqa: B009 - torch has no type for it
+    return tuple(
+        t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)
+    )
 
 
 def stack(models: Sequence[Params]) -> Stack:

@@ -31,8 +31,7 @@ from kinfed.fastpath.sequences import augment_lanes, find_augmentation, parse_la
 from kinfed.fastpath.stages import SGD, Schedule, Stage, parse_stages
 from kinfed.models import Model, Network
 from kinfed.models.inputs import Inputs
-from kinfed.models.network import lanes_first
-from kinfed.params import NOTHING, Params, Stack
+from kinfed.params import NOTHING, Params, Stack, lanes_first
 
 
 @dataclass(frozen=True, eq=False)

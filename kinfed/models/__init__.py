@@ -9,6 +9,7 @@ from torch import nn
 from kinfed.errors import ConfigError
 from kinfed.learning_tasks import Classification, LearningTask
 from kinfed.models.autoencoders import conv_ae, is_series, repa_ae, repa_series, residual_ae, series_ae, vector_ae
+from kinfed.models.inputs import TOKEN_SHAPE, TOKENS, count_tokens, encoder_shape, encoder_shapes
 from kinfed.models.mixture import make_mixture, mix_models
 from kinfed.models.model import (
     AutoEncoder,
@@ -43,7 +44,6 @@ from kinfed.models.networks import (
     resnet20,
     vit,
 )
-from kinfed.models.token_features import TOKEN_SHAPE, TOKENS, count_tokens, encoder_shape, encoder_shapes
 from kinfed.registry import import_function, look_up
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

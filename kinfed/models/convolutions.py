@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kinfed.kernels.layout import PaddedImages, PlainConvolution
+from kinfed.params import lanes_first
 from kinfed.registry import is_installed
 
 Pair = tuple[int, int]
@@ -260,7 +261,7 @@ class _Convolution(torch.autograd.Function):
             x = x.movedim(cast("int", dims[0]), 0)
             y = F.conv2d(x.flatten(0, 1), weight, None, windows.stride, windows.padding, windows.dilation)
             return y.unflatten(0, x.shape[:2]), 0
-        x, weight = _lanes_first(info.batch_size, (x, weight), dims)
+        x, weight = lanes_first(info, (x, weight), dims[:2])
         return convolve_lanes(x, weight, windows), 0
 
 
@@ -279,14 +280,8 @@ class _Transposed(torch.autograd.Function):
     def vmap(
         info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, windows: Windows2d, image: Pair
     ) -> tuple[Tensor, int]:
-        x, weight = _lanes_first(info.batch_size, (x, weight), dims)
+        x, weight = lanes_first(info, (x, weight), dims[:2])
         return transpose_lanes(x, weight, windows, image), 0
-
-
-def _lanes_first(lanes: int, parts: tuple[Tensor, ...], dims: tuple[int | None, ...]) -> list[Tensor]:
-    return [
-        t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(parts, dims, strict=False)
-    ]
 
 
 def conv2d(
@@ -389,7 +384,7 @@ class _GroupNorm(torch.autograd.Function):
     def vmap(
         info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
     ) -> tuple[Tensor, int]:
-        x, weight, bias = _lanes_first(info.batch_size, (x, weight, bias), dims)
+        x, weight, bias = lanes_first(info, (x, weight, bias), dims[:3])
         return norm_lanes(x, weight, bias, groups, eps), 0
 
 

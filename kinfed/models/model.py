@@ -15,8 +15,9 @@ from kinfed.client import Batch
 from kinfed.errors import ModelError
 from kinfed.learning_tasks import FAR, Classification, LearningTask, is_built_in
 from kinfed.models.batch_operations import BatchOperations
-from kinfed.models.network import Gradient, GradientFn, Network, in_evaluation
-from kinfed.models.token_features import TOKENS, count_tokens
+from kinfed.models.evaluation import in_evaluation
+from kinfed.models.inputs import TOKENS, count_tokens
+from kinfed.models.network import Gradient, GradientFn, Network
 from kinfed.params import Params
 from kinfed.targets import is_known
 

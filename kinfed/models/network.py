@@ -6,7 +6,7 @@ like weights). The module itself is only a template and is never changed.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -24,6 +24,8 @@ from kinfed.client import Batch
 from kinfed.errors import ModelError, SequentialOnly
 from kinfed.keys import seed_generators
 from kinfed.models.batch_operations import BatchOperations
+from kinfed.models.evaluation import Evaluate, evaluate_in_parts, in_evaluation
+from kinfed.models.inputs import TOKENS
 from kinfed.models.module_checks import (
     MIXES,
     Probe,
@@ -34,8 +36,7 @@ from kinfed.models.module_checks import (
     refuse_unsupported,
     weights_of,
 )
-from kinfed.models.token_features import TOKENS
-from kinfed.params import NOTHING, Params, select
+from kinfed.params import NOTHING, Params, lanes_first
 
 
 class Gradient(NamedTuple):
@@ -46,13 +47,8 @@ class Gradient(NamedTuple):
 
 
 GradientFn = Callable[[Params, Batch], Gradient]
-Evaluate = Callable[[Params, Tensor], Tensor]  # weights and samples -> what a network makes of each
 BFLOAT16 = ContextVar("bfloat16", default=False)  # whether blocks of clients train with products in bfloat16
 WEIGHT = "weight of each sample"  # of a batch, among the values of a lane
-LARGEST = 2**24  # bytes of a network's largest activation that a CPU computes at once: more is slower
-SIDE_BY_SIDE = 2**18  # the same of a client in a vmap; beyond, clients one after the other are faster
-FEW = 8  # samples of which nobody asks how large their activations are
-VMAP = torch._C._functorch.TransformType.Vmap
 BUILDING = Lock()  # modules draw their weights from the generator that all threads share
 
 
@@ -110,19 +106,7 @@ class Network(ABC):
 
     def in_parts(self, evaluate: Evaluate, params: Params, x: Tensor) -> Tensor:
         """What `evaluate` gives for samples x: on a CPU of as many at once as its caches hold."""
-        levels = find_transforms()
-        if x.device.type != "cpu" or levels - {VMAP} or needs_gradient(x, *params.values()):
-            return evaluate(params, x)
-        if not levels and len(x) <= FEW:
-            return evaluate(params, x)
-        facts = self.probe(self.evaluation_template, x)
-        each = max(1, facts.largest)
-        if not levels:
-            return evaluate_in_parts(evaluate, each, params, x)
-        if len(x) * each <= SIDE_BY_SIDE and not facts.is_written_out:  # whoever else is in the block: the same bits
-            return evaluate(params, x)
-        apply = cast("Callable[..., Tensor]", _Parts.apply)
-        return apply(evaluate, each, tuple(params), x, *params.values())
+        return evaluate_in_parts(evaluate, self.probe_evaluation, params, x)
 
     def forward(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
         """The output of `module` with these weights."""
@@ -205,12 +189,16 @@ class Network(ABC):
 
     def check_independence(self, x: Tensor) -> None:
         """Raises ModelError where the output for such a sample depends on the others of its batch when evaluated."""
-        if self.probe(self.evaluation_template, x).flaw == MIXES:
+        if self.probe_evaluation(x).flaw == MIXES:
             raise ModelError(
                 "the network's output for a sample depends on the other samples of its batch, in evaluation mode too; "
                 "make it independent of them: softmax, means and norms over dim 1, batch_first=True, BatchNorm with "
                 "running statistics"
             )
+
+    def probe_evaluation(self, x: Tensor) -> Probe:
+        """What its module does with samples like these in evaluation mode."""
+        return self.probe(self.evaluation_template, x)
 
     def probe(self, template: nn.Module, x: Tensor) -> Probe:
         """What the module does with samples like these, found out once."""
@@ -329,14 +317,6 @@ class _Gradient(torch.autograd.Function):
         return answer, (0,) * len(answer)
 
 
-def lanes_first(info: object, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
-    """What a vmap hands over, with the clients in front: [lanes, ...]; what they share is repeated."""
-    lanes = cast("int", getattr(info, "batch_size"))  # noqa: B009 - torch has no type for it
-    return tuple(
-        t.expand(lanes, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)
-    )
-
-
 def take_gradients(
     network: Network, names: tuple[str, ...], moved: int, x: Tensor, y: Tensor, mask: Tensor, key: Tensor,
     *values: Tensor, squeeze: bool = False,
@@ -358,51 +338,6 @@ def _lane_pass(
     weight = params.pop(WEIGHT, None)
     loss, buffers = network.training_pass(params, Batch(x, y, mask, mask.any(), key=key, weight=weight))
     return loss, tuple(buffers[name] for name in names if name in buffers)
-
-
-class _Parts(torch.autograd.Function):
-    """What a network makes of samples, as one operation without a gradient: of the clients of a vmap one by one.
-
-    Side by side, large activations would be slower: they leave the caches, and convolutions become grouped ones. So
-    would attention and recurrent layers, which a vmap takes written out alone.
-    """
-
-    @staticmethod
-    def forward(evaluate: Evaluate, each: int, names: tuple[str, ...], x: Tensor, *weights: Tensor) -> Tensor:
-        return evaluate_in_parts(evaluate, each, dict(zip(names, weights, strict=True)), x)
-
-    @staticmethod
-    def setup_context(ctx: object, inputs: object, output: object) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def vmap(
-        info: object, dims: tuple[int | None, ...], evaluate: Evaluate, each: int, names: tuple[str, ...], *lane: Tensor
-    ) -> tuple[Tensor, int]:
-        x, *weights = lanes_first(info, lane, dims[3:])
-        params = dict(zip(names, weights, strict=True))
-        return torch.stack([evaluate_in_parts(evaluate, each, select(params, i), x[i]) for i in range(len(x))]), 0
-
-
-def evaluate_in_parts(evaluate: Evaluate, each: int, params: Params, x: Tensor) -> Tensor:
-    """What `evaluate` gives for samples x, whose largest activation has so many bytes for each."""
-    parts = x.split(max(1, LARGEST // each))
-    return evaluate(params, x) if len(parts) < 2 else torch.cat([evaluate(params, part) for part in parts])
-
-
-def find_transforms() -> set[object]:
-    """The transforms of torch.func that this is inside of."""
-    return {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
-
-
-def needs_gradient(*tensors: Tensor) -> bool:
-    """Whether autograd keeps what a gradient by these needs."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
-def in_evaluation() -> "BatchOperations | nullcontext[None]":
-    """Inside of a vmap, operations that it can take; elsewhere torch's own."""
-    return BatchOperations() if find_transforms() else nullcontext()
 
 
 def _leave_apart() -> None:
