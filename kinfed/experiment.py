@@ -60,7 +60,6 @@ log = logging.getLogger("kinfed")
 OUTVOTED = 4  # replies of a model in a round from which on robust aggregation outvotes one liar
 SIGNATURE_TASK = "compute_signature"
 MOST_MEASURED = 1000  # clients
-TRIED = 100  # samples whose scores are looked at before the first round
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
 State = TypeVar("State")
@@ -126,7 +125,7 @@ def check_model(model: Model, fed: Federation) -> None:
     if fed.sees_samples and len(fed.population.x) > 1:
         model.check(fed.population.x[:2])
         model.check_sequences(fed.population.x, fed.population.y)
-        model.check_scores(fed.population.x[:TRIED], fed.population.y[:TRIED])
+        model.check_scores(fed.population.x, fed.population.y)
         if doubt := model.doubt_samples(fed.population.x, fed.population.feature_names):
             log.warning("%s", doubt)
         if doubt := model.task.doubt_targets(fed.population.y):

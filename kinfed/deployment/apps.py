@@ -140,6 +140,8 @@ def make_node(config: Config, plan: Plan, node: NodeConfig, load: Loader | None 
     own = load(node) if load else load_node_data(node, plan.kind, plan.class_names, plan.feature_names)
     data = plan.check(own, config.task)
     model = model_for(config, ServerSamples(data.x[:2], data.y[:2], plan.classes).population(1))
+    for x, y in ((data.x, data.y), (data.test_x, data.test_y)):
+        model.check_scores(x, y)  # the server has no samples to look at them
     labelled = bool(is_known(data.y).all())
     return ClientNode(
         str(node["name"]), make_method(config, model), lambda round: data, labelled=labelled,

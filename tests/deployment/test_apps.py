@@ -2,10 +2,11 @@
 
 import json
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 pytest.importorskip("flwr")
 
@@ -18,6 +19,7 @@ from kinfed.deployment import Plan, load_folder, make_client_app, make_server_ap
 from kinfed.engines import workers as progress_log
 from kinfed.engines.flower.transport import read_config
 from kinfed.errors import ConfigError, DataError, NetworkError
+from kinfed.learning_tasks import Classification
 from kinfed.methods import FedAvg
 from kinfed.params import Params
 from kinfed.serving import export
@@ -211,3 +213,42 @@ def test_a_file_of_the_old_name_is_refused_in_one_line(tmp_path):
 def test_an_invalid_plan_is_refused():
     with pytest.raises(ConfigError, match="wait_for"):
         Plan(clients=3, shape=(1, 8, 8), classes=3, wait_for=4)
+
+
+@dataclass(frozen=True)
+class Percent(Classification):
+    """Scores of 0 and 100, whose range is left as it is for accuracies."""
+
+    def scores(self, output: Tensor, y: Tensor) -> Tensor:
+        return 100 * super().scores(output, y).float()
+
+
+class Later(Percent):
+    """The same of a network that has learnt something; the first one has no sample right."""
+
+    def scores(self, output: Tensor, y: Tensor) -> Tensor:
+        return super().scores(output, y) * (output.abs().amax() > FIRST)
+
+
+FIRST = 1.0  # larger than any first output
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("Percent", "cannot take part"), ("Later", "failed at 'evaluate'"),
+])  # fmt: skip
+def test_scores_out_of_the_range_of_an_own_task_are_an_error_on_the_node_that_excludes_nobody(
+    folders, capsys, name, says
+):
+    settings = ["method=fedavg", "rounds=4", "fraction=1.0", "engine.timeout=5", "training.lr=0.5"]
+    config = load_config(None, [*settings, f"task.name={__name__}:{name}"])
+    grid = federation(folders, config)
+    for node in grid.online.values():
+        node["report_errors"] = True
+    try:
+        summary = serve(grid, folders / "run", config)
+        assert "clients_excluded" not in summary and summary["rejected_replies"] == 0
+    except NetworkError as error:
+        assert name == "Percent" and "of 6 clients enrolled" in str(error)
+    output = capsys.readouterr().out
+    assert f"{says}: the network does not fit its samples, or scores leave the task's range" in output
+    assert f"{name} gives scores from" in output and "least() and most() allow 0 to 1" in output

@@ -124,6 +124,7 @@ class Refusal(IntEnum):
     INVALID_SAMPLES = 9
     INVALID_CONFIG = 10
     OUT_OF_MEMORY = 11
+    INVALID_MODEL = 12
 
 
 FAILURES = {  # of a node's own, and what the server says of them
@@ -131,6 +132,7 @@ FAILURES = {  # of a node's own, and what the server says of them
     Refusal.INVALID_SAMPLES: "its samples cannot be read, or are not as plan.toml says",
     Refusal.INVALID_CONFIG: "its config is not valid",
     Refusal.OUT_OF_MEMORY: "its memory is full",
+    Refusal.INVALID_MODEL: "the network does not fit its samples, or scores leave the task's range least() to most()",
 }
 FLOWER_FAILURES = {  # by Flower's own code
     1: "its app cannot be loaded; is the same version of kinfed installed there, and all modules of your own?",

@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kinfed.capabilities import summed_tasks_of
-from kinfed.client import Client, Execution, HasMemory, Samples
+from kinfed.client import Client, Execution, Facts, HasMemory, Samples
+from kinfed.client_tasks import COMMON, SCORES
 from kinfed.engines.flower.messages import (
     ConfigValues,
     PackedTensors,
@@ -36,10 +37,10 @@ from kinfed.engines.flower.messages import (
     unpack,
 )
 from kinfed.engines.sequential import ask, copy_method
-from kinfed.errors import ConfigError, DataError, OutOfMemory
+from kinfed.errors import ConfigError, DataError, ModelError, OutOfMemory
 from kinfed.files import write_bytes
 from kinfed.method import Method
-from kinfed.params import NOTHING, Params, from_flat, to_flat
+from kinfed.params import NOTHING, Params, from_flat, tensor_in, to_flat
 from kinfed.privacy import OPEN, Privacy
 
 LOG = logging.getLogger("kinfed.engines")
@@ -200,6 +201,8 @@ def find_code(error: Exception) -> Refusal:
         return Refusal.OUT_OF_MEMORY
     if isinstance(error, DataError):
         return Refusal.INVALID_SAMPLES
+    if isinstance(error, ModelError):
+        return Refusal.INVALID_MODEL
     return Refusal.INVALID_CONFIG if isinstance(error, ConfigError) else Refusal.TASK_FAILED
 
 
@@ -226,6 +229,8 @@ def run_task(
     client = make_client(node, request, data, known or initial)
     on_device = {name: t.to(node.device) for name, t in offer.items()}
     reply = ask(copy_method(node.method), request.task, client, from_flat(on_device))
+    if "metric" in reply.send and request.task in COMMON and len(data.test_y):
+        check_score(node.method, tensor_in(reply.send, "metric").cpu(), len(data.test_y))
     kept = to_flat(reply.keep)
     memory.keep_only({request.accepted, request.durable})
     if kept:
@@ -233,6 +238,16 @@ def run_task(
     values = {"saved": bool(kept), "forgot": bool(request.accepted and known is None)}
     send = hide(node, request, to_flat(reply.send), len(data.y), memory)
     return values | sizes, pack(send)
+
+
+def check_score(method: Method[object], metric: Tensor, samples: int) -> None:
+    """Raises ModelError where the server would take the scores of so many test samples for a lie, by the task's range.
+
+    Else an honest client would be excluded for what is wrong in the task.
+    """
+    size = torch.tensor([samples])
+    if not bool(SCORES["metric"].contains(metric[None], Facts(method, size, size))):
+        method.model.check_range(metric / samples)
 
 
 def hide(node: ClientNode, request: TaskRequest, send: Params, samples: int, memory: Memory) -> Params:
