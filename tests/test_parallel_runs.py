@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from kinfed import processes
 from kinfed.config import read
-from kinfed.errors import ConfigError, OutOfMemory
+from kinfed.errors import ConfigError, KinfedError, OutOfMemory
 from kinfed.processes import THREADS, Spawned, start_early
 from kinfed.progress import Silence
 from kinfed.runs import parallel
@@ -161,6 +162,28 @@ def test_a_library_that_fails_where_there_is_room_keeps_its_own_words(monkeypatc
     with pytest.raises(RuntimeError, match="INTERNAL_ERROR") as caught, explain_full_gpu():
         raise RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR")  # as for a matrix of NaN
     assert not isinstance(caught.value, OutOfMemory)
+
+
+def test_a_process_that_has_lost_its_gpu_says_why_and_leaves(monkeypatch: pytest.MonkeyPatch):
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    ended = parallel.Ended(failed="CUDA error")
+    monkeypatch.setattr(parallel, "run_to_end", lambda *given: ended)
+    monkeypatch.setattr(parallel.signal, "signal", lambda *given: None)
+    job, (ours, theirs) = make_jobs(1)[0], Pipe()
+    ours.send(job), ours.send(job), ours.send(None)
+    parallel.work(Setup(os.getcwd(), torch.get_num_threads()), theirs)
+    assert [ours.recv(), ours.recv()] == [ended, ended], "an error of a run alone: the next one begins"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    ours.send(job), ours.send(job)
+    parallel.work(Setup(os.getcwd(), torch.get_num_threads()), theirs)
+    assert ours.recv() == replace(ended, died=True) and not ours.poll()
+    with pytest.raises(
+        KinfedError, match="this process cannot use the GPU any more; run the command again: CUDA error"
+    ):
+        parallel.run_in_turn([job, job], Silence(lambda text: None))
 
 
 def test_a_process_starts_all_devices_and_leaves_errors_to_its_runs(monkeypatch: pytest.MonkeyPatch):

@@ -52,6 +52,12 @@ class Hungry(Huge):  # there is room for it the second time
 
 def deadly(shape, classes):
     os.kill(os.getpid(), signal.SIGKILL)
+
+def mortal(shape, classes):
+    if not os.path.exists("died"):
+        open("died", "w").close()
+        os._exit(1)
+    return Slow(shape, classes)
 """
 
 
@@ -120,9 +126,18 @@ def test_a_run_that_fails_or_kills_its_process_leaves_the_others_alone():
     assert result.exit_code == 2, result.output
     assert result.output.count(": ended, ") == 2
     assert "failed: model 'networks_of_jobs:broken' must be" in result.output
-    assert "failed: its process died with exit code -9, mostly for want of memory: try fewer --jobs" in result.output
+    died = "its process died with exit code -9, mostly for want of memory: try fewer --jobs"
+    assert f"run 3: {died}; it is tried once more\n" in result.output and f"run 3: failed: {died}" in result.output
     assert result.stderr.startswith("error: 2 runs failed: ") and result.stderr.count("\n") == 1
     assert len(list(Path("runs/reproduce/runs").glob(f"*/{SUMMARY}"))) == 2
+
+
+def test_a_run_whose_process_dies_is_tried_once_more_in_another():
+    write_recipe("mortal", "Slow", "Slow")
+    result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair")
+    assert result.exit_code == 0, result.output
+    assert "run 1: its process died with exit code 1; it is tried once more\n" in result.output
+    assert result.output.count("run 1 of 3: ") == 2 and result.output.count(": ended, ") == 3
 
 
 @pytest.mark.on_demand
@@ -148,24 +163,48 @@ def test_runs_without_room_even_alone_fail_and_the_others_do_not():
 def test_who_had_no_room_leaves_unless_nobody_else_is_there():
     lines = [multiprocessing.Pipe() for _ in range(2)]
     workers = [parallel.Worker(None, ours) for ours, _ in lines]
-    pool = parallel.Pool(deque([(1, "a"), (2, "b"), (3, "c")]), list(workers))
+    pool = parallel.Pool(deque([(1, "a"), (2, "b"), (3, "c")]), list(workers), start=None)
     assert [pool.begin(), pool.begin()] == [(1, "a"), (2, "b")]
     full = parallel.Ended(failed="full", crowded=True)
-    assert not pool.end(workers[0], full)  # run 2: the other is at work, so this one leaves
+    later = "no room for it beside others, it goes on later"
+    assert pool.end(workers[0], full) == later  # run 2: the other is at work, so this one leaves
     assert workers[0].line.closed and not pool.free and list(pool.todo) == [(2, "b"), (3, "c")]
-    assert not pool.end(workers[1], full)  # run 1 had company too, but nobody else is left now
+    assert pool.end(workers[1], full) == later  # run 1 had company too, but nobody else is left now
     assert not workers[1].line.closed and pool.free == [workers[1]]
     assert pool.begin() == (1, "a")
-    assert pool.end(workers[1], full)  # alone: it has failed
+    assert pool.end(workers[1], full) == ""  # alone: it has failed
     assert pool.free == [workers[1]] and list(pool.todo) == [(2, "b"), (3, "c")]
+
+
+def test_who_died_is_replaced_unless_memory_is_short_or_all_die():
+    started: list[parallel.Worker] = []
+
+    def start() -> parallel.Worker:
+        started.append(parallel.Worker(None, multiprocessing.Pipe()[0]))
+        return started[-1]
+
+    dead, killed = parallel.Ended(failed="dead", died=True), parallel.Ended(failed="killed", died=True, crowded=True)
+    first, second = start(), start()
+    pool = parallel.Pool(deque(enumerate("abc", 1)), [second, first], start)
+    assert [pool.begin(), pool.begin()] == [(1, "a"), (2, "b")]
+    assert pool.end(first, dead) == "dead; it is tried once more" and pool.free == started[2:]
+    assert list(pool.todo) == [(3, "c"), (1, "a")], "after all others"
+    assert pool.end(second, killed) and pool.free == started[2:3], "memory is short: one fewer"
+    assert pool.begin() == (3, "c") and pool.end(started[2], killed) and pool.free == started[3:], "nobody else is left"
+    assert pool.begin() == (1, "a") and pool.end(started[3], dead) == "", "it has failed"
+    assert pool.deaths == 4 and not pool.free, "no run has ended in the meantime: they would die for ever"
+
+    pool = parallel.Pool(deque(enumerate("ab", 1)), [first], start)
+    pool.begin(), pool.end(first, dead), pool.begin(), pool.end(started[-1], parallel.Ended())
+    assert pool.deaths == 0 and pool.free == started[-1:], "one has ended"
 
 
 @pytest.mark.on_demand
 def test_where_all_processes_die_that_is_said_and_the_rest_is_left():
-    write_recipe("deadly", "deadly", "Slow", "Slow")
+    write_recipe("deadly", "deadly", "deadly", "deadly", "Slow", "Slow")
     result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair", "-q")
     assert result.exit_code == 2 and result.stdout == ""
-    assert result.stderr.startswith("error: all 2 processes died, 2 runs were not begun: its process died")
+    assert result.stderr.startswith("error: all processes died, 6 runs are left: its process died")
 
 
 def begun(file: str) -> subprocess.Popen[str]:

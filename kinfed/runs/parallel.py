@@ -9,9 +9,9 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -29,6 +29,7 @@ from kinfed.runs.lifecycle import Given, Place, resume, start
 from kinfed.runs.logs import CHECKPOINT, CONFIG
 
 TORCH = str(Path(torch.__file__).parent)
+MOST_DEATHS = 2  # of as many processes as there are, while no run ends: then something is wrong with all of them
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class Ended:
 
     seconds: float = 0.0
     failed: str = ""  # why
-    died: bool = False  # the process, too
-    crowded: bool = False  # there was no room for it on the GPU
+    died: bool = False  # the process, too, or it cannot use the GPU any more
+    crowded: bool = False  # there was no room for it
 
     def __str__(self) -> str:
         return f"failed: {self.failed}" if self.failed else f"ended, {self.seconds:.0f} s"
@@ -134,6 +135,8 @@ def run_in_turn(jobs: Sequence[Job], display: Display) -> dict[Path, str]:
             if why := run_to_end(runner, job, display).failed:
                 failed[job.path] = why
                 display.say(f"failed: {why}")
+                if has_lost_gpu():
+                    raise KinfedError(f"this process cannot use the GPU any more; run the command again: {why}")
     return failed
 
 
@@ -189,7 +192,7 @@ class Worker:
         self.process.join()
         code = self.process.exitcode
         hint = ", mostly for want of memory: try fewer --jobs" if code == -9 else ""
-        return Ended(failed=f"its process died with exit code {code}{hint}", died=True)
+        return Ended(failed=f"its process died with exit code {code}{hint}", died=True, crowded=code == -9)
 
 
 @dataclass
@@ -198,8 +201,15 @@ class Pool:
 
     todo: deque[tuple[int, Job]]
     free: list[Worker]
+    start: Callable[[], Worker]  # another process
     busy: dict[Worker, tuple[int, Job]] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)  # runs beside which others were
+    tried: set[int] = field(default_factory=set)  # runs whose process died
+    deaths: int = 0  # of processes, since a run ended
+    processes: int = 0  # at the beginning
+
+    def __post_init__(self) -> None:
+        self.processes = len(self.free)
 
     def begin(self) -> tuple[int, Job]:
         """Gives the next run to a free worker."""
@@ -209,18 +219,37 @@ class Pool:
         worker.take(job)
         return number, job
 
-    def end(self, worker: Worker, how: Ended) -> bool:
-        """Notes how a run ended; or that it did not: where others took its room it waits, and they are one fewer."""
+    def end(self, worker: Worker, how: Ended) -> str:
+        """Notes how a run ended; or that it goes on later, and gives back why.
+
+        Where others took its room it waits, and they are one fewer. Where its process died it is tried once more.
+        """
         number, job = self.busy.pop(worker)
-        waits = how.crowded and number in self.shared
-        if waits:
-            self.shared.remove(number)
-            self.todo.appendleft((number, job))
-        if waits and (self.busy or self.free):
-            worker.line.close()  # it leaves, and what it has of the GPU's memory is free
-        elif not how.died:
+        if how.died:
+            return self.replace_worker(number, job, how)
+        self.deaths = 0
+        if not how.crowded or number not in self.shared:
             self.free.append(worker)
-        return not waits
+            return ""
+        self.shared.remove(number)
+        self.todo.appendleft((number, job))
+        if self.busy or self.free:
+            worker.line.close()  # it leaves, and what it has of the GPU's memory is free
+        else:
+            self.free.append(worker)
+        return "no room for it beside others, it goes on later"
+
+    def replace_worker(self, number: int, job: Job, how: Ended) -> str:
+        """Starts a process in place of one that died, unless memory is short; its run is tried once more, at last."""
+        self.deaths += 1
+        others = self.busy or self.free
+        if self.deaths < MOST_DEATHS * self.processes and not (how.crowded and others):
+            self.free.append(self.start())
+        if number in self.tried:
+            return ""
+        self.tried.add(number)
+        self.todo.append((number, job))
+        return f"{how.failed}; it is tried once more"
 
 
 @dataclass
@@ -251,7 +280,7 @@ class Workers:
         """Takes all runs to their end; gives back why runs failed, by their folders."""
         if self.serves(jobs):
             self.prepare(jobs)
-            return run_parallel(Pool(deque(enumerate(jobs, 1)), self.free), display)
+            return run_parallel(Pool(deque(enumerate(jobs, 1)), self.free, self.start_another), display)
         with limit_threads(self.threads == 1):
             return run_in_turn(jobs, display)
 
@@ -270,6 +299,12 @@ class Workers:
         missing = max(0, count - len(self.free))
         early = self.employ_early(missing, setup)
         return [*self.free, *early, *self.started.enter_context(start_workers(missing - len(early), setup))]
+
+    def start_another(self) -> Worker:
+        """A worker like the others."""
+        assert self.setup
+        (worker,) = self.started.enter_context(start_workers(1, self.setup))
+        return worker
 
     def employ_early(self, count: int, setup: Setup) -> list[Worker]:
         """So many of the processes that have started already, if they have the right threads; the others leave."""
@@ -298,12 +333,10 @@ def find_device(jobs: Sequence[Job]) -> str:
 
 
 def run_parallel(pool: Pool, display: Display) -> dict[Path, str]:
-    """Takes all runs of a pool to their end, or as many at once as the GPU has room for; gives back why runs failed.
-
-    A process that dies takes only its own run along.
-    """
-    began, count, processes = time.monotonic(), len(pool.todo), len(pool.free)
+    """Takes all runs of a pool to their end, or as many at once as the GPU has room for; gives back why runs failed."""
+    began, count = time.monotonic(), len(pool.todo)
     failed: dict[Path, str] = {}
+    last = ""
     while pool.busy or (pool.todo and pool.free):
         while pool.todo and pool.free:
             number, job = pool.begin()
@@ -314,15 +347,16 @@ def run_parallel(pool: Pool, display: Display) -> dict[Path, str]:
             message = worker.receive()
             if isinstance(message, str):
                 display.say(f"run {number}: {message}")
-            elif pool.end(worker, message):
-                failed |= {job.path: message.failed} if message.failed else {}
-                left = outlook(count, len(pool.todo) + len(pool.busy), time.monotonic() - began)
-                display.say(f"run {number}: {message}{left}")
-            else:
-                display.say(f"run {number}: no room for it beside others, it goes on later")
+                continue
+            if why := pool.end(worker, message):
+                display.say(f"run {number}: {why}")
+                last = message.failed
+                continue
+            failed |= {job.path: message.failed} if message.failed else {}
+            left = outlook(count, len(pool.todo) + len(pool.busy), time.monotonic() - began)
+            display.say(f"run {number}: {message}{left}")
     if pool.todo:
-        last = list(failed.values())[-1]
-        raise KinfedError(f"all {processes} processes died, {len(pool.todo)} runs were not begun: {last}")
+        raise KinfedError(f"all processes died, {len(pool.todo)} runs are left: {last}")
     return failed
 
 
@@ -357,9 +391,22 @@ def work(setup: Setup, line: Connection) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         while isinstance(job := receive_from(line), Job):
             ended = run_to_end(runner, job, display)
-            gc.collect()  # what a run leaves may hold CUDA graphs
-            torch.cuda.empty_cache()  # others may need it before this process does
+            if has_lost_gpu() and ended.failed:
+                line.send(replace(ended, died=True))
+                return
             line.send(ended)
+
+
+def has_lost_gpu() -> bool:
+    """Whether an error of the GPU has made it useless for this process; else gives back the memory of the last run."""
+    gc.collect()  # what a run leaves may hold CUDA graphs
+    try:
+        torch.cuda.empty_cache()  # others may need it before this process does
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def start_devices(names: str) -> None:
