@@ -14,6 +14,10 @@ torch.set_num_threads(1)
 CACHE = tempfile.mkdtemp(prefix="kinfed-tests-")
 os.environ["XDG_CACHE_HOME"] = CACHE
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+ENCODERS = os.environ.setdefault("KINFED_TESTS_ENCODERS", f"{CACHE}/encoders")  # trained once for all test processes
+os.makedirs(ENCODERS, exist_ok=True)
+os.mkdir(f"{CACHE}/kinfed")
+os.symlink(ENCODERS, f"{CACHE}/kinfed/encoders")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)

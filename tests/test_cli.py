@@ -331,13 +331,6 @@ def stopped_with(number: signal.Signals, folder: Path) -> tuple[int, str]:
     return running.returncode, errors
 
 
-def resumed(folder: str) -> int:
-    """The exit code of a resumed run, in a process with as many threads as the first had."""
-    running = process("resume", folder)
-    running.communicate(timeout=HANG)
-    return running.returncode
-
-
 def wait_until(true: Callable[[], bool]) -> None:
     end = time.monotonic() + HANG
     while not true():
@@ -358,9 +351,8 @@ def written(folder: Path) -> int:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted") / "run"
-    running = process("run", *LONG, "--out", str(folder))
-    _, errors = running.communicate(timeout=HANG)
-    assert running.returncode == 0, errors
+    done = kinfed("run", *LONG, "--out", str(folder), "-q")
+    assert done.exit_code == 0, done.output
     return folder
 
 
@@ -372,7 +364,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(uninterrupted: Path):
     for name in ("rounds.csv", "clients.csv", "events.jsonl"):
         with open(f"killed/{name}", "a") as file:
             file.write("7,0.12")  # as if killed in the middle of a line
-    assert resumed("killed") == 0
+    assert kinfed("resume", "killed", "-q").exit_code == 0
     for name in EQUAL:
         assert Path("killed", name).read_bytes() == (uninterrupted / name).read_bytes(), name
     assert [json.loads(line)["event"] for line in Path("killed/events.jsonl").read_text().splitlines()] == [
@@ -385,7 +377,7 @@ def test_control_c_says_how_to_go_on(uninterrupted: Path):
     code, errors = stopped_with(signal.SIGINT, Path("stopped"))
     assert code == 130
     assert errors.strip().splitlines()[-1] == "interrupted; resume with: kinfed resume stopped"
-    assert resumed("stopped") == 0
+    assert kinfed("resume", "stopped", "-q").exit_code == 0  # with one thread, as the process that was stopped
     assert all(Path("stopped", name).read_bytes() == (uninterrupted / name).read_bytes() for name in EQUAL)
 
 

@@ -346,9 +346,16 @@ FOUND = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was not killed."""
+    return api.run(config(*QUICK_FLT), out=tmp_path_factory.mktemp("whole") / "run", quiet=True).path
+
+
+@pytest.mark.xdist_group("findings")  # one process makes the run that was not killed
 @pytest.mark.parametrize("killed_at", ["write_labels", "write_relatedness", "write_tree", "write_arrays"])
 def test_a_run_killed_while_it_writes_its_findings_has_them_all_after_resuming(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str, whole: Path
 ):
     def kill(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
@@ -359,7 +366,6 @@ def test_a_run_killed_while_it_writes_its_findings_has_them_all_after_resuming(
         api.run(settings, out=tmp_path / "killed", quiet=True)
     assert not (tmp_path / "killed" / "summary.json").exists()
     api.resume(tmp_path / "killed", quiet=True)
-    whole = api.run(settings, out=tmp_path / "whole", quiet=True).path
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {path.name for path in whole.iterdir()} > FOUND
     arrays = {name for name in FOUND if name.endswith("npz")}
     for name in FOUND - arrays:

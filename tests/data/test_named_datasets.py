@@ -97,17 +97,23 @@ def test_series_of_different_lengths_are_named(tmp_path):
     assert "x_train.npy holds objects, as where series differ in length; pad or cut them to one" in message(tmp_path)
 
 
+def put_byte(path, at, byte):
+    """Writes a byte where it is, which takes a disk less time than a new file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([byte]))
+
+
 def test_a_file_with_any_byte_damaged_is_read_or_refused_but_nothing_else(tmp_path):
-    store(tmp_path / "mine.npz", arrays(shape=(6, 6)))
+    store(tmp_path / "mine.npz", arrays(shape=(2, 2)))
     whole, refused = (tmp_path / "mine.npz").read_bytes(), 0
-    for at in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[at] ^= 0xFF
-        (tmp_path / "mine.npz").write_bytes(bytes(damaged))
+    for at, byte in enumerate(whole):
+        put_byte(tmp_path / "mine.npz", at, byte ^ 0xFF)
         try:
             load("mine", tmp_path)
         except DataError:
             refused += 1
+        put_byte(tmp_path / "mine.npz", at, byte)
     assert refused > len(whole) / 2
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from kinfed.methods import (
@@ -132,3 +133,10 @@ def make(name: str, local: LocalTraining | None = None, **more):
 
 
 CASES = [*METHODS, KERNEL]
+
+
+def mark_alike(*members: str) -> list:
+    """All cases; of those that have all these members in common, all but the first on demand."""
+    have = [tuple(getattr(type(make(name)), member) for member in members) for name in CASES]
+    later = [[pytest.mark.on_demand] if own in have[:at] else [] for at, own in enumerate(have)]
+    return [pytest.param(name, marks=[pytest.mark.xdist_group(name), *later[at]]) for at, name in enumerate(CASES)]

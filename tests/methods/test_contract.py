@@ -18,7 +18,7 @@ from kinfed.errors import ConfigError, RoleError
 from kinfed.experiment import Evaluation, Experiment, Observer
 from kinfed.method import Method
 from kinfed.params import Params
-from tests.methods.registry import CASES, make, population
+from tests.methods.registry import CASES, make, mark_alike, population
 from tests.problems import assert_close, assert_same_bits
 
 ROLES = tuple(Role(holdout=i == 2, joins={4: 2, 5: LATER}.get(i, 0)) for i in range(12))
@@ -91,6 +91,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_block_size(method, block
     assert_same_bits(everything(a, fed), everything(b, other))
 
 
+@pytest.mark.parametrize("named", mark_alike("train"), indirect=True)
 def test_another_seed_gives_other_bits(method, usual):
     (_, a, fed), (b, other) = usual, run_rounds(method, seed=1)
     pairs = zip(everything(a, fed).values(), everything(b, other).values(), strict=True)
@@ -148,6 +149,7 @@ def test_holdout_and_late_clients_are_served(whole):
     assert int(ledger.up["evaluate"][5]) > 0
 
 
+@pytest.mark.parametrize("named", mark_alike("round", "admit", "personalise"), indirect=True)
 def test_a_client_without_labels_is_served_or_refused_as_the_method_says(method):
     people = population()
     y = people.y.clone()
@@ -162,12 +164,14 @@ def test_a_client_without_labels_is_served_or_refused_as_the_method_says(method)
     assert int(fed.ledger.up["evaluate"][7]) > 0
 
 
+@pytest.mark.parametrize("named", mark_alike("train"), indirect=True)
 def test_the_proximal_term_composes(method, usual):
     (_, free, fed), (held, other) = usual, run_rounds(replace(method, local=replace(method.local, mu=5.0)))
     pairs = zip(everything(free, fed).values(), everything(held, other).values(), strict=True)
     assert any(not torch.equal(x, y) for x, y in pairs)
 
 
+@pytest.mark.parametrize("named", mark_alike("round", "train"), indirect=True)
 def test_a_sick_client_is_left_out_and_nobody_else_suffers(method):
     people = population()
     sick = people.x.float() / 255

@@ -13,7 +13,7 @@ from kinfed.method import Method
 from kinfed.methods import CFL, FLHC, IFCA, WD, CLoVE, FedClust, FedDrift, FedGroup, FedSoft, FeSEM, StoCFL
 from kinfed.methods.split_tree import SplitRule
 from tests.methods.planted import LOCAL, net, renamed
-from tests.methods.registry import CASES, KERNEL, make, population
+from tests.methods.registry import CASES, KERNEL, make, mark_alike, population
 from tests.problems import same_clusters
 
 CLIENTS, LATE, JOINS, ROUNDS = 12, (4, 5), 2, 4  # who is late: one of either planted group
@@ -81,6 +81,7 @@ def watched(method: Method, people: Population, rounds: int = ROUNDS):  # type: 
     return diary.results, fed
 
 
+@pytest.mark.parametrize("named", mark_alike("round", "admit", "personalise"), indirect=True)
 def test_a_client_that_joins_is_served_at_once_and_trains_from_then_on_and_one_that_leaves_does_not(method):
     joins, leaves, rounds = 1, 2, 3
     some = list(roles(joins))

@@ -4,8 +4,8 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,6 +20,10 @@ pytestmark = [
     pytest.mark.xdist_group("browser"),
 ]
 WIDTHS = {"phone": 390, "desktop": 1440}
+LOOKS = [
+    ("phone", "dark"), ("desktop", "light"),
+    *(pytest.param(look, marks=pytest.mark.on_demand) for look in (("phone", "light"), ("desktop", "dark"))),
+]  # colours and widths are independent  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +50,15 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report([write_sweep(place / "all")], place / "report")[0]
 
 
-@contextmanager
-def open_page(browser: "playwright.Browser", path: Path, width: str, scheme: str) -> Iterator["playwright.Page"]:
-    """The page as a person sees it; complaints on the console and requests to anywhere are failures."""
+class Opened(NamedTuple):
+    """A page, and what is wrong with it so far: complaints on the console, requests to anywhere."""
+
+    page: "playwright.Page"
+    said: list[str]
+
+
+def open_page(browser: "playwright.Browser", path: Path, width: str, scheme: str) -> Opened:
+    """The page as a person sees it."""
     size = {"width": WIDTHS[width], "height": 900}
     page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
     said: list[str] = []
@@ -57,16 +67,37 @@ def open_page(browser: "playwright.Browser", path: Path, width: str, scheme: str
     page.on("request", lambda sent: said.append(sent.url) if sent.url != path.as_uri() else None)
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-drawn=true]")
-    yield page
-    page.context.close()
-    assert said == []
+    return Opened(page, said)
+
+
+@pytest.fixture(scope="module")
+def pages() -> Iterator[dict[tuple[str, str], Opened]]:
+    """The pages of the comparison that are open, by width and scheme."""
+    kept: dict[tuple[str, str], Opened] = {}
+    yield kept
+    for page, _ in kept.values():
+        page.context.close()
 
 
 @pytest.fixture
-def opened(browser: "playwright.Browser", report: Path, request: pytest.FixtureRequest) -> Iterator["playwright.Page"]:
-    """The page of a comparison."""
-    with open_page(browser, report, *getattr(request, "param", ("desktop", "light"))) as page:
-        yield page
+def opened(
+    browser: "playwright.Browser", report: Path, pages: dict[tuple[str, str], Opened], request: pytest.FixtureRequest
+) -> Iterator["playwright.Page"]:
+    """The page of a comparison, drawn once: for tests that leave the curves as they were, and find what they need."""
+    look = getattr(request, "param", ("desktop", "light"))
+    if look not in pages:
+        pages[look] = open_page(browser, report, *look)
+    yield pages[look].page
+    assert pages[look].said == []
+
+
+@pytest.fixture
+def fresh(browser: "playwright.Browser", report: Path) -> Iterator["playwright.Page"]:
+    """A page of its own, for a test that leaves it changed."""
+    page, said = open_page(browser, report, "desktop", "light")
+    yield page
+    page.context.close()
+    assert said == []
 
 
 def choose(page: "playwright.Page", run: str) -> None:
@@ -75,7 +106,7 @@ def choose(page: "playwright.Page", run: str) -> None:
     page.wait_for_selector("html[data-drawn=true]")
 
 
-@pytest.mark.parametrize("opened", [(w, s) for w in WIDTHS for s in ("light", "dark")], indirect=True)
+@pytest.mark.parametrize("opened", LOOKS, indirect=True)
 def test_every_chart_is_drawn_and_nothing_is_wider_than_the_screen(opened: "playwright.Page"):
     assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
     for chart in opened.query_selector_all(".chart"):
@@ -103,20 +134,22 @@ def find_cut_words(page: "playwright.Page", charts: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(w, s) for w in WIDTHS for s in ("light", "dark")])
+@pytest.mark.parametrize("look", LOOKS)
 def test_a_sweep_shows_the_metric_against_its_parameters(
-    width: str, scheme: str, browser: "playwright.Browser", sweep: Path
+    look: tuple[str, str], browser: "playwright.Browser", sweep: Path
 ):
-    with open_page(browser, sweep, width, scheme) as page:
-        panels = page.locator("#parameter-panels svg.marks")
-        assert panels.count() == 2 and page.get_by_role("link", name="Parameters").is_visible()
-        assert page.locator("#parameter-panels .mark-symbol.role-mark path").count() == 8  # four points in each
-        assert find_cut_words(page, "#parameter-panels") == []
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert "validation samples" in page.locator(".notes").inner_text()
+    page, said = open_page(browser, sweep, *look)
+    panels = page.locator("#parameter-panels svg.marks")
+    assert panels.count() == 2 and page.get_by_role("link", name="Parameters").is_visible()
+    assert page.locator("#parameter-panels .mark-symbol.role-mark path").count() == 8  # four points in each
+    assert find_cut_words(page, "#parameter-panels") == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert "validation samples" in page.locator(".notes").inner_text()
+    page.context.close()
+    assert said == []
 
 
-@pytest.mark.parametrize("opened", [(w, s) for w in WIDTHS for s in ("light", "dark")], indirect=True)
+@pytest.mark.parametrize("opened", LOOKS, indirect=True)
 def test_no_word_of_a_chart_is_cut_off(opened: "playwright.Page"):
     """Curves are SVG: every word must lie inside its picture, those beside the ends of curves too."""
     assert find_cut_words(opened, "#curves, #cost-curves") == []
@@ -221,17 +254,17 @@ def test_the_table_of_all_clients_sorts(opened: "playwright.Page"):
     assert table.locator("tbody tr").first.locator("td").last.inner_text() == "81.00"
 
 
-def test_a_click_on_the_legend_singles_out_a_method(opened: "playwright.Page"):
+def test_a_click_on_the_legend_singles_out_a_method(fresh: "playwright.Page"):
     lines = "[...document.querySelectorAll('#curves .mark-line path')]"
     faint = f"{lines}.filter((line) => +line.getAttribute('opacity') < 0.5).length"
-    assert opened.evaluate(faint) == 0
-    opened.locator("#curves .role-legend-label text", has_text="FLT").click()
-    opened.wait_for_function(f"{faint} === 2")
+    assert fresh.evaluate(faint) == 0
+    fresh.locator("#curves .role-legend-label text", has_text="FLT").click()
+    fresh.wait_for_function(f"{faint} === 2")
 
 
-def test_another_metric_can_be_chosen(opened: "playwright.Page"):
-    opened.locator("#metric").select_option(label="Worst decile")
-    opened.locator("#curves [aria-label^='Worst decile by round']").first.wait_for()
+def test_another_metric_can_be_chosen(fresh: "playwright.Page"):
+    fresh.locator("#metric").select_option(label="Worst decile")
+    fresh.locator("#curves [aria-label^='Worst decile by round']").first.wait_for()
 
 
 def test_what_a_method_does_not_have_is_a_sentence(opened: "playwright.Page"):
@@ -258,13 +291,13 @@ def test_a_run_that_goes_on_says_what_is_not_written_yet(browser: "playwright.Br
     page.close()
 
 
-def test_colours_change_with_the_button_and_in_print_they_are_light(opened: "playwright.Page"):
-    opened.get_by_role("button", name="Use dark colours").click()
-    assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
-    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert opened.evaluate("document.documentElement.dataset.theme") == "light"
-    opened.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert opened.evaluate("document.documentElement.dataset.theme") == "dark"
+def test_colours_change_with_the_button_and_in_print_they_are_light(fresh: "playwright.Page"):
+    fresh.get_by_role("button", name="Use dark colours").click()
+    assert fresh.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    fresh.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert fresh.evaluate("document.documentElement.dataset.theme") == "light"
+    fresh.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert fresh.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 def test_everything_that_reacts_has_a_name_and_every_picture_words(opened: "playwright.Page"):
