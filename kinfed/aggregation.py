@@ -34,12 +34,16 @@ class Sent(NamedTuple):
 
     models: Stack  # [C]
     which: Tensor | None  # [K] the model of each; None: each selected one itself, the nearest to what it trained
+    shares: Tensor | None = None  # [K, C] of each model, where clients started from means of several
 
-    def choices(self, trained: Stack) -> Tensor:
-        """The model that each client started from: [K]."""
-        if self.which is not None:
-            return self.which
-        return torch.cdist(flatten(trained).double(), flatten(self.models).double()).argmin(1)
+    def find_start(self, trained: Stack) -> tuple[Stack, Tensor]:
+        """What each client started from [K], and how much of it is of each model: [K, C]."""
+        if self.shares is not None:
+            return mix(self.shares, self.models), self.shares
+        which = self.which
+        if which is None:
+            which = torch.cdist(flatten(trained).double(), flatten(self.models).double()).argmin(1)
+        return select(self.models, which), one_hot(which, count(self.models)).T
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class Aggregation(ABC):
 
     def clean(self, sent: Sent, trained: Stack) -> Stack:
         """The models that clients trained, each changed no more than the rule believes."""
-        start = select(sent.models, sent.choices(trained))
+        start, _ = sent.find_start(trained)
         updates = self.prepare(flatten(subtract(trained, start)))
         return each_leaf(torch.add, start, to_models(updates, trained))
 
@@ -116,11 +120,10 @@ class Aggregation(ABC):
         """
         if sent is None:
             return to_models(self._combine_rows(weights, flatten(trained)), trained)
-        (own, others), which = weights.tensor_split([count(trained)], 1), sent.choices(trained)
-        updates = flatten(subtract(trained, select(sent.models, which)))
-        changes = to_models(self._combine_rows(own, updates), trained)
-        start = own @ one_hot(which, count(sent.models)).T.to(own.dtype)
-        return each_leaf(torch.add, mix(torch.cat([start, others], 1), sent.models, *held), changes)
+        (own, others), (start, shares) = weights.tensor_split([count(trained)], 1), sent.find_start(trained)
+        changes = to_models(self._combine_rows(own, flatten(subtract(trained, start))), trained)
+        served = torch.cat([own @ shares.to(own.dtype), others], 1)
+        return each_leaf(torch.add, mix(served, sent.models, *held), changes)
 
     def average(self, trained: Stack, weights: Tensor, sent: Params | None = None) -> Params:
         """One model from those that clients trained, all from the same; without `sent`, from updates."""

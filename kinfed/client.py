@@ -323,6 +323,7 @@ class Range(NamedTuple):
 LARGEST = 1e12  # squares of a million such numbers still have a sum in float32
 NUMBERS = Range(-LARGEST, LARGEST)  # of floats without a range of their own: weights, updates, signatures
 FLAG = Range(0, 1)
+PARTS = Range(0, 1, total=(0, 1))  # of one whole
 CHOICE = Range(0, lambda facts: facts.models - 1)  # of one of the models that were offered
 SLACK = 1e-3  # of a sum of rounded numbers
 

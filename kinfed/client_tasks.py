@@ -93,7 +93,7 @@ def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Repl
     return Reply({"values": values, "known": known})
 
 
-@client_task(ranges={"counts": Range(0, lambda facts: facts.test)})
+@client_task(ranges={"counts": Range(0, lambda facts: facts.test, total=(0, lambda facts: facts.test))})
 def count_predictions(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: how many of its test samples of each class (row) are taken for each class (column)."""
     params, model = method.personalise(client, offer), find_client_model(method)

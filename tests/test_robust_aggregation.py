@@ -225,7 +225,14 @@ def test_one_of_five_moves_no_rule_beyond_the_honest_ones(rule, lie):
 
 def test_who_was_sent_what_is_the_nearest_where_clients_selected_it_themselves():
     models, trained = {"w": column(0.0, 10.0)}, {"w": column(1.0, 9.0, 12.0)}
-    assert Sent(models, None).choices(trained).tolist() == [0, 1, 1]
+    start, shares = Sent(models, None).find_start(trained)
+    assert start["w"].flatten().tolist() == [0.0, 10.0, 10.0] and shares.tolist() == [[1, 0], [0, 1], [0, 1]]
+
+
+def test_who_started_from_a_mean_of_models_is_clipped_around_it():
+    models, trained = {"w": column(0.0, 10.0)}, {"w": column(6.0, 6.0, 4.0, 1005.0)}
+    sent, weights = Sent(models, None, torch.full((4, 2), 0.5)), torch.full((1, 4), 0.25)
+    assert NormClipping().mix(weights, sent, trained)["w"].item() == (6 + 6 + 4 + 7) / 4  # twice the median norm, 1
 
 
 def test_vectors_become_the_models_that_they_were():

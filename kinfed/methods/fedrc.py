@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfed.checks import above_zero, at_least
-from kinfed.client import FLAG, Client, Reply, client_task
+from kinfed.client import PARTS, Client, Reply, client_task
 from kinfed.federation import Federation, Offer
 from kinfed.methods.cluster_models import draw_models
 from kinfed.methods.mixtures import Mixed, expect, maximise
@@ -57,7 +57,7 @@ class FedRC(Mixed[FedRCState]):
         least = self.floor / masses.shape[1]
         return FedRCState(models, (masses / masses.sum(1, keepdim=True).clamp(min=least)).clamp(min=least))
 
-    @client_task(ranges={"masses": FLAG})
+    @client_task(ranges={"masses": PARTS})
     def train(self, client: Client, models: Stack, labels: Tensor) -> Reply:
         """Client task: γ and ω, which stays with it, and all components, trained; and their labels' masses."""
         weights, shares, masses = expect(client, self.model, models, -labels.log())

@@ -16,7 +16,7 @@ from torch import Tensor
 from kinfed.aggregation import Sent
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
 from kinfed.checks import at_least
-from kinfed.client import FLAG, Client, Reply, client_task
+from kinfed.client import PARTS, Client, Reply, client_task
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.methods.cluster_models import check_clusters, draw_models
@@ -61,12 +61,13 @@ class FedSoft(KeepsOwn, Method[FedSoftState], FindsClusters[FedSoftState], Expor
         state = self.admit(state, fed.clients, fed) if t % self.every == 0 else state
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
-        weights, sent = (state.shares * fed.weights[:, None])[replies.cohort].T, Sent(state.models, None)
+        weights = (state.shares * fed.weights[:, None])[replies.cohort].T
+        sent = Sent(state.models, None, self.fill(state.shares[replies.cohort]))  # c̄, near which they train
         models = fed.aggregation.mix_contributors(state.models, weights, sent, replies.stack("params"))
         state = replace(state, models=models)
         return self.admit(state, fed.unseen, fed) if len(fed.unseen) else state
 
-    @client_task(ranges={"shares": FLAG})
+    @client_task(ranges={"shares": PARTS})
     def estimate(self, client: Client, models: Stack) -> Reply:
         """Client task: u, the share of its training samples on which each centre has the least loss."""
         wins = torch.full((count(models),), SMALL, device=client.key.device) * client.train.size
@@ -88,11 +89,11 @@ class FedSoft(KeepsOwn, Method[FedSoftState], FindsClusters[FedSoftState], Expor
         return Reply({"params": trained}, keep=self.keep_own(client, trained))
 
     def offer(self, state: FedSoftState, cohort: Tensor, fed: Federation) -> Offer:
-        shares = state.shares[cohort]  # alike for a client whose estimate did not arrive
-        even = torch.full_like(shares, 1 / self.clusters)
-        return Offer(
-            shared={"models": state.models}, each={"shares": torch.where(shares.sum(1, keepdim=True) > 0, shares, even)}
-        )
+        return Offer(shared={"models": state.models}, each={"shares": self.fill(state.shares[cohort])})
+
+    def fill(self, shares: Tensor) -> Tensor:
+        """Server: the shares [m, S] of these clients, alike for one whose estimate did not arrive."""
+        return torch.where(shares.sum(1, keepdim=True) > 0, shares, 1 / self.clusters)
 
     def personalise(self, client: Client, offer: Payload) -> Params:
         return self.recall_own(client, average_centres(model_in(offer, "models"), tensor_in(offer, "shares")))

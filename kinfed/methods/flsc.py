@@ -56,7 +56,8 @@ class FLSC(Method[FLSCState], FindsClusters[FLSCState], Exportable[FLSCState]):
         cohort = fed.sample()
         replies = fed.run(self.train, cohort, self.offer(state, cohort, fed))
         picked = one_hot(replies["choices"].flatten(), self.clusters).view(self.clusters, -1, self.overlap).sum(2)
-        sent, weights = Sent(state.models, None), picked * fed.weights[replies.cohort]
+        sent = Sent(state.models, None, picked.T / self.overlap)  # the means of what they selected
+        weights = picked.clamp(max=1) * fed.weights[replies.cohort]  # one that is named twice counts once
         models = fed.aggregation.mix_contributors(state.models, weights, sent, replies.stack("params"))
         return FLSCState(models, state.choices.index_copy(0, replies.cohort, replies["choices"]))
 

@@ -122,6 +122,25 @@ def test_flsc_trains_the_mean_of_the_selected_models_and_counts_in_all_of_them()
     assert best.tolist() == sorted(range(3), key=losses.__getitem__)[:2]
 
 
+def test_a_client_that_names_one_model_of_flsc_twice_counts_once_in_it():
+    method, people = make("flsc", clusters=2, overlap=2), population()
+    fed, sizes = Vectorised(method, people), torch.tensor([len(own) for own in people.train]).float()
+
+    def reply(name, cohort, keys, offer):
+        sent = {
+            name: torch.zeros_like(w[:1]).repeat(12, *[1] * (w.dim() - 1)) for name, w in offer.shared["models"].items()
+        }
+        for w in sent.values():
+            w[3] = 1.0
+        return {"params": sent, "choices": torch.tensor([[0, 1]] * 3 + [[0, 0]] + [[0, 1]] * 8)}, {}
+
+    fed._run = reply
+    models = method.round(method.init(fed), 0, fed).models
+    for w in models.values():
+        assert_close(w[0], torch.full_like(w[0], float(sizes[3] / sizes.sum())))
+        assert_close(w[1], torch.zeros_like(w[1]))
+
+
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

@@ -52,6 +52,9 @@ LIES = {
     "FedNova's steps": ("fednova", "train", {"steps": 1e9}),
     "IFCA's choice": ("ifca", "train", {"choice": 99}),
     "IFCA's negative choice": ("ifca", "choose", {"choice": -1}),
+    "FedSoft's shares of all centres": ("fedsoft", "estimate", {"shares": 1.0}),
+    "FedRC's masses of all labels": ("fedrc", "train", {"masses": 0.5}),
+    "more predictions than it has samples": ("fedavg", "count_predictions", {"counts": 1}),
     "absurd counts in a signature": ("flt", "compute_signature", {"shares": 1e9}),
     "negative counts in a signature": ("flt", "compute_signature", {"shares": -3.0}),
 }
@@ -60,6 +63,8 @@ LIES = {
 def offer_for(method, task, state, clients, fed):
     if task == "compute_signature":
         return Offer(shared={"encoder": method.signature.encoder(fed)})
+    if task == "estimate":
+        return Offer(shared={"models": state.models})
     return method.offer(state, clients, fed)
 
 
