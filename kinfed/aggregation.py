@@ -95,12 +95,6 @@ class Aggregation(ABC):
             limited[own] = reported[own].clamp(-most, most)
         return limited
 
-    def find_outlying_models(self, models: Stack) -> Tensor:
-        """Clients that may form no cluster, by the models that they trained: bool [m]."""
-        if not self.is_robust:
-            return torch.zeros(count(models), dtype=torch.bool, device=_device(models))  # without a copy of all weights
-        return self.find_outliers(flatten(models))
-
     def cap(self, sizes: Tensor, clients: Tensor) -> Tensor:
         """Sample counts as they weigh in averages: none above `sample_cap` times the median of these clients'."""
         if not self.sample_cap or not len(clients):

@@ -28,7 +28,7 @@ from kinfed.capabilities import (
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
-from kinfed.federation import EXCLUDED, OUTLYING, Federation
+from kinfed.federation import EXCLUDED, LONG_UPDATE, OUTLYING, Federation
 from kinfed.method import Method
 from kinfed.metrics import (
     QUESTIONS,
@@ -325,9 +325,10 @@ class Experiment(Generic[State]):
         return float(known.std() / len(known) ** 0.5) if len(known) > 1 else None
 
     def _count_unused(self) -> dict[str, int]:
-        """How many replies were not used or did not come, by reason, and how many clients were excluded or outlying."""
+        """How many replies were not used or did not come, by reason, and how many clients are excluded or suspected."""
         reasons = Counter(reply.reason for reply in self.fed.rejected)
-        clients = {f"clients_{kind}": reasons.pop(kind) for kind in (EXCLUDED, OUTLYING) if kind in reasons}
+        kinds = {EXCLUDED: "excluded", OUTLYING: "outlying", LONG_UPDATE: "with_long_update"}
+        clients = {f"clients_{name}": reasons.pop(kind) for kind, name in kinds.items() if kind in reasons}
         return {f"replies_{reason.replace(' ', '_')}": count for reason, count in sorted(reasons.items())} | clients
 
     def _means(self, *names: str) -> dict[str, float]:

@@ -17,13 +17,26 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.aggregation import MEAN, Aggregation
+from kinfed.aggregation import FEW, MEAN, Aggregation, norms
 from kinfed.client import NUMBERS, UNMARKED, Facts, HasMemory, Range, Task, mark_of, width_of
 from kinfed.data.population import Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.keys import base_key, choose, fold, normal, to_uniform
-from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, from_flat, repeat, select, to_flat
+from kinfed.params import (
+    NOTHING,
+    Params,
+    Payload,
+    Stack,
+    bytes_of,
+    each_leaf,
+    flatten,
+    from_flat,
+    repeat,
+    select,
+    to_flat,
+    to_matrix,
+)
 from kinfed.privacy import OPEN, Privacy
 
 LOG = logging.getLogger("kinfed")
@@ -40,6 +53,8 @@ OFFENCES = (  # no honest client's
 MOST_NAMED = 10  # clients in one line of the log
 MAX_OFFENCES = 3  # of a client, before it is excluded
 OUTLYING = "outlying"  # what a client sent is far from what all others did: it forms no cluster
+LONG_UPDATE = "long update"  # what a client changed is far longer than what others did; the rule bounds it
+LONG = 10.0  # times the upper quartile of the lengths, from which on that is said: others may have converged
 EXCLUDED = "excluded"  # a client that is asked nothing for the rest of the run
 
 
@@ -78,7 +93,7 @@ class Rejected(NamedTuple):
     @property
     def was_dropped(self) -> bool:
         """Whether a reply came and was not used."""
-        return not self.is_missing and self.reason not in (FORGOT, OUTLYING, EXCLUDED)
+        return not self.is_missing and self.reason not in (FORGOT, OUTLYING, LONG_UPDATE, EXCLUDED)
 
     @property
     def is_offence(self) -> bool:
@@ -309,7 +324,12 @@ class Federation(ABC):
         replies = self._answers(name, cohort, keys, offer, mark.ranges)  # checked: on a GPU, too, they are there
         self.client_seconds += time.perf_counter() - began
         self._exclude_offenders(name, noted)
-        return self._leave_out_of_replies(replies)
+        replies = self._leave_out_of_replies(replies)
+        if self.aggregation.is_robust and len(replies.cohort) >= FEW:
+            lengths = measure_changes(offer, torch.isin(cohort, replies.cohort), replies)
+            long = replies.cohort[lengths > LONG * lengths.quantile(0.75, interpolation="lower")]
+            self._name_once(name, LONG_UPDATE, long, f"what they changed is over {LONG:.0f} times as long as usual")
+        return replies
 
     @abstractmethod
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
@@ -353,15 +373,23 @@ class Federation(ABC):
         Each is named once, in the log and in the events of the run.
         """
         outlying = self.aggregation.find_outliers(points, there)
-        known = {entry.client for entry in self.rejected if entry.reason == OUTLYING}
-        if found := [client for client in clients[outlying].tolist() if client not in known]:
-            self.rejected += [Rejected(self.round, "clustering", client, OUTLYING) for client in found]
-            names = ", ".join(map(self.name_client, found[:MOST_NAMED])) + (", …" if len(found) > MOST_NAMED else "")
-            LOG.warning(
-                "far from all others in what they sent, so that they form no cluster: %s (%d of %d clients)",
-                names, len(found), len(clients),
-            )  # fmt: skip
+        says = "far from all others in what they sent, so that they form no cluster"
+        self._name_once("clustering", OUTLYING, clients[outlying], says)
         return outlying
+
+    def find_outlying_models(self, replies: Replies) -> Tensor:
+        """The same by the models that clients trained."""
+        if not self.aggregation.is_robust:
+            return torch.zeros_like(replies.cohort, dtype=torch.bool)  # without a copy of all weights
+        return self.find_outliers(replies.cohort, flatten(replies.stack("params")))
+
+    def _name_once(self, task: str, reason: str, clients: Tensor, says: str) -> None:
+        """Notes what these clients are suspected of; each is named once in the log."""
+        known = {entry.client for entry in self.rejected if entry.reason == reason} if len(clients) else set[int]()
+        if found := [client for client in clients.tolist() if client not in known]:
+            self.rejected += [Rejected(self.round, task, client, reason) for client in found]
+            names = ", ".join(map(self.name_client, found[:MOST_NAMED])) + (", …" if len(found) > MOST_NAMED else "")
+            LOG.warning("%s: %s (%d of %d clients)", says, names, len(found), len(self.clients))
 
     def name_client(self, client: int) -> str:
         """A client as messages name it."""
@@ -437,6 +465,23 @@ def check_numbers(send: Stack, clients: int, ranges: Mapping[str, Range], facts:
         elif tensor.is_floating_point():
             finite &= NUMBERS.contains(tensor, facts)
     return finite, inside
+
+
+def measure_changes(offer: Offer, replied: Tensor, replies: Replies) -> Tensor:
+    """How far the weights in each reply are from those that its client was offered: [replies]; 0 without weights.
+
+    `replied`: bool [cohort]. Of several models to select from it is the nearest; what was not offered is a change.
+    """
+    own = offer.to(replied.nonzero()[:, 0])
+    each = each_leaf(lambda t: t if own.pick is None else t[own.pick], to_flat(own.each)) if own.each else {}
+    offered = {name: t[None] for name, t in to_flat(own.shared).items()} | each
+    sent = {name: t for name, t in to_flat(replies.send).items() if "/" in name and t.is_floating_point()}
+    models = {name: "models/" + name.partition("/")[2] for name in sent}
+    if sent and not sent.keys() & offered.keys() and set(models.values()) <= offered.keys():
+        of = flatten({name: offered[first][0] for name, first in models.items()})
+        return torch.cdist(flatten(sent), of).amin(1)
+    changes = [norms(to_matrix(t - offered[name] if name in offered else t)) for name, t in sent.items()]
+    return torch.stack(changes).norm(dim=0) if changes else torch.zeros(len(replies.cohort), device=replied.device)
 
 
 def count_models(offer: Offer) -> int:

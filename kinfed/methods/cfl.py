@@ -62,7 +62,7 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
         members, updates = one_hot(state.assignment[replies.cohort], count(state.models)), replies.stack("update")
         means = fed.aggregation.mix(members / members.sum(1, keepdim=True).clamp(min=1), None, updates)
         models = each_leaf(torch.add, state.models, means)
-        return replace(state, models=models, tree=state.tree.measure(updates))
+        return replace(state, models=models, tree=state.tree.measure(fed.aggregation.prepare(flatten(updates))))
 
     def split(self, state: CFLState, cluster: int, replies: Replies, fed: Federation) -> CFLState:
         """The state after the bipartition of this cluster, if its participants call for one."""

@@ -72,7 +72,7 @@ class FeSEM(Clustered[FeSEMState]):
     def assign(self, state: FeSEMState, replies: Replies, fed: Federation) -> tuple[Tensor, Stack]:
         """The cluster of each client, anew of those that train, by the model it holds, and the centres of k-means."""
         (held, whose), before = self.hold(state.served, replies, fed), state.served.assignment
-        outlying = fed.aggregation.find_outlying_models(replies.stack("params"))  # these clients stay where they are
+        outlying = fed.find_outlying_models(replies)  # these clients stay where they are
         usual = fed.clients[torch.isin(fed.clients, replies.cohort[outlying], invert=True)]
         clients = usual if len(usual) >= self.clusters else fed.clients
         centres = state.served.models if self.assignment == "nearest" else state.centres

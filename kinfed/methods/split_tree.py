@@ -54,9 +54,9 @@ class SplitTree:
         nobody = flatten(models)[:0]
         return SplitTree(select(models, slice(0)), nobody[:, 0].long(), nobody[:, None].repeat(1, 2, 1), nobody.sum())
 
-    def measure(self, updates: Stack) -> "SplitTree":
-        """The tree after a round with these updates."""
-        return replace(self, longest=torch.cat([self.longest[None], flatten(updates).norm(dim=1)]).max())
+    def measure(self, updates: Tensor) -> "SplitTree":
+        """The tree after a round with these updates [m, parameters]."""
+        return replace(self, longest=torch.cat([self.longest[None], updates.norm(dim=1)]).max())
 
     def split(self, cluster: int, node: Params, updates: Tensor, right: Tensor) -> "SplitTree":
         """The tree in which this cluster, whose model is `node`, was split by its members' updates."""

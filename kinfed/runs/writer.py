@@ -45,7 +45,7 @@ from kinfed.config import Config, to_toml
 from kinfed.data.population import LATER, Population, Role
 from kinfed.errors import CheckpointError
 from kinfed.experiment import Experiment, RoundResult, Summary
-from kinfed.federation import EXCLUDED, OUTLYING, Federation, Rejected
+from kinfed.federation import EXCLUDED, LONG_UPDATE, OUTLYING, Federation, Rejected
 from kinfed.files import write_arrays, write_bytes
 from kinfed.metrics import Scores, collect_confusions, collect_signatures, current_clusters
 from kinfed.quality import ACCURACY, Metric
@@ -318,6 +318,6 @@ def name_event(reply: Rejected) -> str:
     """The event of a reply that was not used."""
     if reply.reason == EXCLUDED:
         return "client excluded"
-    if reply.reason == OUTLYING:
-        return "outlying client"
+    if reply.reason in (OUTLYING, LONG_UPDATE):
+        return "outlying client" if reply.reason == OUTLYING else LONG_UPDATE
     return "rejected reply" if reply.was_dropped else "missing reply" if reply.is_missing else "memory lost"

@@ -8,7 +8,9 @@ from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.engines import Vectorised
 from kinfed.errors import NetworkError
 from kinfed.experiment import Experiment
+from kinfed.federation import LONG_UPDATE, OUTLYING, Offer, Replies, measure_changes
 from kinfed.methods import FLHC, FLISHC
+from kinfed.methods.split_tree import SplitRule
 from kinfed.params import from_flat, to_flat
 from kinfed.runs.writer import name_event
 from kinfed.signatures import EmbeddingStatistics
@@ -130,10 +132,56 @@ def test_a_forged_reply_takes_no_cluster_of_clove_and_fesem_from_the_others(name
         fed._run = lambda asked, cohort, keys, offer: (
             (send(cohort, offer), {}) if asked == task else honest(asked, cohort, keys, offer)
         )
-        return method.cluster_assignment(method.round(method.init(fed), 0, fed))[HONEST]
+        found = method.cluster_assignment(method.round(method.init(fed), 0, fed))[HONEST]
+        assert {entry.client for entry in fed.rejected if entry.reason == OUTLYING} <= {LIAR}
+        assert (rule is DEPLOYED) == any(entry.reason == OUTLYING for entry in fed.rejected)
+        return found
 
     assert same_clusters(find_clusters(DEPLOYED), PARITY[HONEST])
     assert len(find_clusters(MEAN).unique()) == 1  # who believes everybody gives the liar a cluster of its own
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedem", "ifca", "flsc", "flis_dc", "cfl", "feddrift"])
+def test_who_changes_far_more_than_the_others_is_named_once_where_somebody_may_lie(name, caplog):
+    def name_liars(rule):
+        method = make(name)
+        fed = forge(Vectorised(method, population()), number=100.0)
+        fed.aggregation, state = rule, method.init(fed)
+        for round in range(2):
+            state = method.round(state, round, fed)
+        return [(entry.client, name_event(entry)) for entry in fed.rejected if entry.reason == LONG_UPDATE], fed
+
+    found, fed = name_liars(DEPLOYED)
+    assert found == [(LIAR, "long update")] and name_liars(MEAN)[0] == []
+    assert Experiment.over(fed, rounds=1)._count_unused()["clients_with_long_update"] == 1
+    says = "what they changed is over 10 times as long as usual: client 3 (1 of 12 clients)"
+    assert [m for m in caplog.messages if "as long as usual" in m] == [says]
+
+
+def test_a_change_is_measured_from_what_the_client_was_offered_or_the_nearest_of_several():
+    def sent(**fields):
+        return Replies(torch.tensor([1, 5]), {name: {"w": torch.tensor(rows)} for name, rows in fields.items()})
+
+    there, three = torch.tensor([True, False, True]), {"w": torch.tensor([[0.0, 0.0], [9.0, 9.0], [3.0, 0.0]])}
+    trained, one = sent(params=[[3.0, 4.0], [3.0, 2.0]]), {"w": torch.tensor([3.0, 0.0])}
+    assert measure_changes(Offer(each={"params": three}), there, trained).tolist() == [5.0, 2.0]
+    assert measure_changes(Offer(each={"params": three}, pick=torch.tensor([2, 1, 0])), there, trained).tolist() == [
+        4.0,
+        13**0.5,
+    ]
+    assert measure_changes(Offer(shared={"params": one}), there, trained).tolist() == [4.0, 2.0]
+    assert measure_changes(Offer(shared={"models": three}), there, trained).tolist() == [4.0, 2.0]
+    update = sent(step=[[3.0, 4.0], [0.0, 0.0]], change=[[12.0, 0.0], [0.0, 1.0]])
+    assert measure_changes(Offer(shared={"params": one}), there, update).tolist() == [13.0, 1.0]
+    assert measure_changes(Offer(), there, Replies(torch.tensor([1, 5]), {"hits": torch.ones(2)})).tolist() == [0, 0]
+
+
+def test_one_long_update_does_not_keep_cfl_from_splitting_by_shares_of_the_longest():
+    method = make("cfl", rule=SplitRule(relative=True, mean_below=0.9, some_above=0.1), after=1)
+    fed = forge(Vectorised(method, population()), number=1e6)
+    fed.aggregation = DEPLOYED
+    state = method.round(method.init(fed), 0, fed)
+    assert float(state.tree.longest) < 100
 
 
 BY_SIGNATURES = {"flt", KERNEL, "pca_km_hc", "repa", "pacfl", "fedclust", "fedgroup", "flux", "flhc", "flis_hc"}
