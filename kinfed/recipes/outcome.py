@@ -1,9 +1,10 @@
 """Outcomes of recipes: every cell's numbers beside the published ones, and whether claims hold."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from statistics import mean
+from typing import NamedTuple
 
 from kinfed.config import Config
 from kinfed.recipes.cells import Cell
@@ -50,6 +51,15 @@ class Result:
         return mean_of(self.numbers, SECONDS, 0.0)
 
 
+class Side(NamedTuple):
+    """What a claim compares: a row in some columns, under a protocol, by a measure."""
+
+    row: str
+    columns: tuple[str, ...]
+    protocol: str
+    measure: str
+
+
 @dataclass(frozen=True)
 class Outcome:
     """All cells of a recipe."""
@@ -73,27 +83,42 @@ class Outcome:
         return self.recipe.figure is not None and self.recipe.figure.x != ROUND
 
     def judge(self, claim: Claim, columns: Sequence[str], protocol: str) -> str:
-        """Whether a claim holds in these columns."""
-        measure = claim.measure or self.recipe.main
-        rows = {row: self.points(row, columns, protocol, measure, claim.over_columns) for row in self.recipe.rows}
-        known = {row: points for row, points in rows.items() if points}
-        under = claim.than_protocol or protocol, claim.than_measure or measure
-        where = (claim.than_column,) if claim.than_column else columns
-        than = self.points(claim.than, where, *under, claim.over_columns) if claim.than else ()
-        if claim.better not in known or (claim.than and not than):
+        """Whether a claim holds in these columns, by the seeds that both of two rows have."""
+        own = Side(claim.better, tuple(columns), protocol, claim.measure or self.recipe.main)
+        if not self.points(own, claim.over_columns):
             return UNKNOWN
-        compared = [(claim.better, protocol), *([(claim.than, under[0])] if claim.than else [])]
-        if self.is_along_columns and not all(self.is_whole(row, columns, name) for row, name in compared):
-            return UNKNOWN
-        shape = Shape(known[claim.better], than, known, claim.by, claim.between)
-        if not RULES[claim.rule](shape):
+        if claim.rule in OF_ALL_ROWS:
+            others = [own._replace(row=row) for row in self.recipe.rows if row != own.row]
+            shapes = [shape for other in others if (shape := self.compare(claim, own, other))]
+            lacks = self.lacks_rows(columns, protocol)
+        else:
+            other = self.compared_with(claim, own)
+            if self.is_along_columns and not all(map(self.is_whole, [own, other] if other else [own])):
+                return UNKNOWN
+            shapes = [shape] if (shape := self.compare(claim, own, other)) else []
+            lacks = not shapes
+        if not all(RULES[claim.rule](shape) for shape in shapes):
             return FAILS
-        return UNKNOWN if claim.rule in OF_ALL_ROWS and self.lacks_rows(columns, protocol) else HOLDS
+        return UNKNOWN if lacks else HOLDS
 
-    def is_whole(self, row: str, columns: Sequence[str], protocol: str) -> bool:
+    def compared_with(self, claim: Claim, own: Side) -> Side | None:
+        """The other row of a claim, or the same elsewhere; None: zero."""
+        if not claim.than:
+            return None
+        columns = (claim.than_column,) if claim.than_column else own.columns
+        return Side(claim.than, columns, claim.than_protocol or own.protocol, claim.than_measure or own.measure)
+
+    def compare(self, claim: Claim, own: Side, other: Side | None) -> Shape | None:
+        """Two rows by the seeds that both have; None where there are none."""
+        if other is None:
+            return Shape(self.points(own, claim.over_columns), (), claim.by, claim.between)
+        seeds = self.seeds_of(own) & self.seeds_of(other)
+        mine, theirs = (self.points(side, claim.over_columns, seeds) for side in (own, other))
+        return Shape(mine, theirs, claim.by, claim.between) if mine and theirs else None
+
+    def is_whole(self, side: Side) -> bool:
         """Whether all cells of a row in these columns have numbers: else a peak may be where nothing was run."""
-        cells = [result for name in columns if (result := self.result(row, name, protocol))]
-        return all(result.numbers for result in cells)
+        return all(result.numbers for result in self.results_of(side))
 
     def lacks_rows(self, columns: Sequence[str], protocol: str) -> bool:
         """Whether a row of the paper that can be compared was not run in these columns: it may be above all others."""
@@ -101,16 +126,29 @@ class Outcome:
         published = [result for result in cells if any(result.cell.printed) and not result.cell.incomparable]
         return not all(result.numbers for result in published or cells)
 
-    def points(self, row: str, columns: Sequence[str], protocol: str, measure: str, mean_only: bool = False) -> Points:
+    def points(self, side: Side, mean_only: bool = False, seeds: Set[int] | None = None) -> Points:
         """A row's numbers as points: over rounds, over the columns of an axis, or one, of a column or of their mean."""
-        found = {name: result for name in columns if (result := self.result(row, name, protocol)) and result.numbers}
+        found = {
+            result.cell.column.name: numbers
+            for result in self.results_of(side)
+            if (numbers := {seed: own for seed, own in result.numbers.items() if seeds is None or seed in seeds})
+        }
         if has_curves(self.recipe):
-            return [point for result in found.values() for point in curve_of(result, measure)]
-        values = {name: mean_of(result.numbers, measure, nan) for name, result in found.items()}
+            return [point for numbers in found.values() for point in curve_of(numbers, side.measure)]
+        values = {name: mean_of(numbers, side.measure, nan) for name, numbers in found.items()}
         known = {name: value for name, value in values.items() if not isnan(value)}
         if mean_only:
-            return [(0.0, mean(known.values()))] if len(known) == len(columns) else []
+            return [(0.0, mean(known.values()))] if len(known) == len(side.columns) else []
         return sorted((self.recipe.columns[name].x or 0.0, value) for name, value in known.items())
+
+    def seeds_of(self, side: Side) -> Set[int]:
+        """The seeds that a row has in all of these columns where it was run."""
+        each = [set(result.numbers) for result in self.results_of(side) if result.numbers]
+        return set.intersection(*each) if each else set()
+
+    def results_of(self, side: Side) -> list[Result]:
+        """A row's cells in these columns, run or not."""
+        return [result for name in side.columns if (result := self.result(side.row, name, side.protocol))]
 
     def result(self, row: str, column: str, protocol: str) -> Result | None:
         """The result of a cell."""
@@ -210,12 +248,12 @@ def read_curves(recipe: Recipe, run: Run, until: int = 0) -> Numbers:
     }
 
 
-def curve_of(result: Result, measure: str) -> Points:
+def curve_of(numbers: Mapping[int, Numbers], measure: str) -> Points:
     """A measure over the rounds that all seeds have, as the mean over seeds."""
     begin = f"{measure}{AT_ROUND}"
-    names = [name for name in next(iter(result.numbers.values())) if name.startswith(begin)]
-    shared = [name for name in names if all(name in numbers for numbers in result.numbers.values())]
-    return sorted((float(name.removeprefix(begin)), mean_of(result.numbers, name, nan)) for name in shared)
+    names = [name for name in next(iter(numbers.values())) if name.startswith(begin)]
+    shared = [name for name in names if all(name in of_seed for of_seed in numbers.values())]
+    return sorted((float(name.removeprefix(begin)), mean_of(numbers, name, nan)) for name in shared)
 
 
 def values_of(numbers: Mapping[int, Numbers], name: str) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from statistics import mean
 from kinfed.progress import as_markdown as in_markdown
 from kinfed.recipes.costs import COSTS, find_target, show_costs
 from kinfed.recipes.measures import INCOMPARABLE, MEASURES, OTHER, Found, Printed
-from kinfed.recipes.outcome import FAILS, HOLDS, NO_DATA, UNKNOWN, Outcome, Result, values_of
+from kinfed.recipes.outcome import FAILS, HOLDS, NO_DATA, UNKNOWN, Outcome, Result, Side, values_of
 from kinfed.recipes.recipe import Column
 from kinfed.recipes.rules import Points
 
@@ -81,7 +81,7 @@ def line_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
                 (row.title, protocol): points
                 for name, row in outcome.recipe.rows.items()
                 for protocol in row.under
-                if (points := outcome.points(name, group, protocol, measure))
+                if (points := outcome.points(Side(name, tuple(group), protocol, measure)))
             }
             if lines:
                 where = "" if outcome.is_along_columns else f"{outcome.recipe.columns[group[0]].title}: "

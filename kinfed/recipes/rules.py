@@ -3,7 +3,7 @@
 A row of a table has one point in each column; a curve has a point for each evaluated round, or each value of an axis.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Points = Sequence[tuple[float, float]]  # by ascending x
@@ -12,11 +12,10 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Shape:
-    """What a rule looks at: the row that is claimed of, the one it is compared with, all of them, and numbers."""
+    """What a rule looks at: the row that is claimed of, the one it is compared with, and numbers."""
 
     better: Points
     than: Points  # empty: zero
-    rows: Mapping[str, Points]  # all, the better one too
     by: float = 0.0
     between: tuple[float, ...] = ()
 
@@ -28,16 +27,6 @@ class Shape:
     def value(self, points: Points) -> float:
         """A row's value at `between`, or at its end."""
         return value_from(points, self.between[0]) if self.between else points[-1][1]
-
-    @property
-    def ends(self) -> list[float]:
-        """Where each row ends."""
-        return [points[-1][1] for points in self.rows.values()]
-
-    @property
-    def gains(self) -> list[float]:
-        """How far each row rises from `between` on."""
-        return [points[-1][1] - value_from(points, self.between[0]) for points in self.rows.values()]
 
 
 def value_from(points: Points, x: float) -> float:
@@ -100,19 +89,19 @@ def jumps(shape: Shape) -> bool:
 
 
 def is_highest(shape: Shape) -> bool:
-    """No row ends above it by more than so much."""
-    return shape.better[-1][1] >= max(shape.ends) - shape.by - ROUNDING
+    """The other row does not end above it by more than so much."""
+    return shape.better[-1][1] >= shape.than[-1][1] - shape.by - ROUNDING
 
 
 def is_lowest(shape: Shape) -> bool:
-    """No row ends below it by more than so much."""
-    return shape.better[-1][1] <= min(shape.ends) + shape.by + ROUNDING
+    """The other row does not end below it by more than so much."""
+    return shape.better[-1][1] <= shape.than[-1][1] + shape.by + ROUNDING
 
 
 def gains_most(shape: Shape) -> bool:
-    """From an x on, no row rises more."""
-    own = shape.better[-1][1] - value_from(shape.better, shape.between[0])
-    return own >= max(shape.gains) - ROUNDING
+    """From an x on, the other row does not rise more."""
+    own, other = (points[-1][1] - value_from(points, shape.between[0]) for points in (shape.better, shape.than))
+    return own >= other - ROUNDING
 
 
 RULES: dict[str, Callable[[Shape], bool]] = {
@@ -130,4 +119,4 @@ RULES: dict[str, Callable[[Shape], bool]] = {
     "lowest": is_lowest,
     "gains_most": gains_most,
 }
-OF_ALL_ROWS = frozenset({"highest", "lowest", "gains_most"})  # rules by which a row is compared with all others
+OF_ALL_ROWS = frozenset({"highest", "lowest", "gains_most"})  # rules that must hold of a row and each of the others

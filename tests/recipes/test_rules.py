@@ -33,15 +33,17 @@ LOW, HIGH = [(0, 1.0), (1, 2.0), (2, 2.5)], [(0, 1.5), (1, 4.0), (2, 3.0)]
         ("falls", LOW, (), 0.1, (), False),
         ("settles", HIGH, (), 1.0, (1,), True),  # 4.0 and 3.0
         ("settles", HIGH, (), 0.9, (1,), False),
-        ("highest", HIGH, (), 0, (), True),
-        ("highest", LOW, (), 0.5, (), True),  # within half
-        ("lowest", HIGH, (), 0, (), False),
-        ("gains_most", LOW, (), 0, (1,), True),  # 0.5 from there on, the other falls
-        ("gains_most", LOW, (), 0, (0,), True),  # 1.5 each
+        ("highest", HIGH, LOW, 0, (), True),
+        ("highest", LOW, HIGH, 0.5, (), True),  # within half
+        ("highest", LOW, HIGH, 0.4, (), False),
+        ("lowest", HIGH, LOW, 0, (), False),
+        ("gains_most", LOW, HIGH, 0, (1,), True),  # 0.5 from there on, the other falls
+        ("gains_most", HIGH, LOW, 0, (1,), False),
+        ("gains_most", LOW, HIGH, 0, (0,), True),  # 1.5 each
     ],
 )
 def test_a_rule_looks_at_the_points_of_rows(rule, better, than, by, between, holds):
-    shape = Shape(better, than, {"low": LOW, "high": HIGH}, by, between)
+    shape = Shape(better, than, by, between)
     assert RULES[rule](shape) is holds
 
 
@@ -154,3 +156,28 @@ def test_rows_that_were_not_run_are_counted_where_they_are_most_of_a_column():
     ]
     (_, rows), *_ = make_tables(many)
     assert len(rows) == 1 + 8 and not explain_absence(many)
+
+
+def test_rows_are_compared_by_the_seeds_that_both_have():
+    recipe = load_recipe("flis-table-2")
+    cells = {cell.row.name: cell for cell in cells_of(recipe, Wanted(columns=("fmnist",), protocols=("paper",)))}
+
+    def verdicts(by_seed):
+        found = [
+            judge_numbers(recipe, cells[row], {seed: {"accuracy": value} for seed, value in numbers.items()})
+            for row, numbers in by_seed.items()
+        ]
+        absent = [Result(cell, (), state=UNKNOWN) for row, cell in cells.items() if row not in by_seed]
+        outcome = Outcome(recipe, (*found, *absent))
+        claims = [claim for claim in outcome.claims() if claim[1:3] == ("fmnist", "paper")]
+        return {claim.says: verdict for claim, _, _, verdict in claims}
+
+    def find(verdicts, words):
+        return next(verdict for says, verdict in verdicts.items() if words in says)
+
+    ahead = {"flis-dc": {0: 90.0, 2: 80.0}, "ifca": {0: 89.0, 1: 60.0, 2: 79.0}}  # its mean is ahead by 9, or by 1
+    behind = {"flis-dc": {0: 90.0, 2: 80.0}, "ifca": {0: 91.0, 1: 60.0, 2: 81.0}}
+    assert find(verdicts(ahead), "above IFCA") == HOLDS
+    assert find(verdicts(behind), "above IFCA") == FAILS  # though the mean over all of its own seeds is lower
+    assert find(verdicts(behind), "highest") == FAILS
+    assert find(verdicts({"flis-dc": {0: 90.0}, "ifca": {1: 60.0}}), "above IFCA") == UNKNOWN
