@@ -10,12 +10,14 @@ from torch import Tensor
 from kinfed.capabilities import SendsNetworks, ServesNetwork
 from kinfed.client import ASKS_GPU, FLAG, SLACK, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
+from kinfed.federation import Replies
 from kinfed.learning_tasks import MOST, LearningTask, OwnMetrics, is_built_in
 from kinfed.method import Method
 from kinfed.models import Model
-from kinfed.params import Params, Value, lanes_first, subtract
+from kinfed.params import Params, Stack, Value, flatten, lanes_first, subtract
 from kinfed.quality import MEASURED
 from kinfed.targets import fill_unknown
+from kinfed.training import LocalTraining
 
 State = TypeVar("State")
 
@@ -153,12 +155,23 @@ def measure(task: LearningTask, output: Tensor, y: Tensor, mask: Tensor) -> dict
 @client_task(key="differ_from_served")  # its first name: another key would draw other batches, and change results
 def compute_update(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: Δw, what local training changes in the model it uses."""
-    return train_update(method, client, method.personalise(client, offer), find_client_model(method))
+    start, model = method.personalise(client, offer), find_client_model(method)
+    return train_update(method.local.unscheduled, client, start, model)
 
 
-def train_update(method: Method[State], client: Client, params: Params, model: Model | None = None) -> Reply:
-    """Client: Δw, what local training changes in these weights, of the method's model or of another."""
-    trained, _ = method.local(client, params, (model or method.model).gradient)
+def select_weights(model: Model, models: Stack) -> Stack:
+    """What is compared of models: weights without buffers, for batch-norm statistics are no place of a gradient's."""
+    return {name: models[name] for name in model.weights}
+
+
+def flatten_updates(model: Model, replies: Replies) -> Tensor:
+    """What training changed in these clients' weights: [replies, parameters]."""
+    return flatten(select_weights(model, replies.stack("update")))
+
+
+def train_update(local: LocalTraining, client: Client, params: Params, model: Model) -> Reply:
+    """Client: Δw, what local training changes in these weights of a model."""
+    trained, _ = local(client, params, model.gradient)
     return Reply({"update": subtract(trained, params)})
 
 

@@ -33,12 +33,13 @@ from kinfed.models import FixedGradient, Gradient, GradientFn, Network, NetworkG
 from kinfed.params import NOTHING, Params, each_leaf
 from kinfed.targets import fill_unknown, is_known
 
+SMALLEST = 1e-30  # learning rate that is divided by
 SAME_RATE = torch.zeros(0)  # in place of learning rates of single epochs: all have that of the round
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """E epochs of mini-batch SGD or Adam; the optimiser starts anew each time, as in all the papers' code."""
+    """E epochs of mini-batch SGD or Adam; the optimiser starts anew each time."""
 
     epochs: int = 1  # E, passes over its samples that a client makes in a round
     batch_size: int = 10  # samples of a step
@@ -50,6 +51,7 @@ class LocalTraining:
     weight_decay: float = 0.0  # added to the gradient, weight_decay · w; adamw: apart from it
     clip_norm: float = 0.0  # the largest norm of a gradient, a longer one is scaled down; 0: any
     adapt_epochs: int = 0  # when a client tunes the model it is served; 0: as `epochs`
+    adapt_lr: float = 0.0  # learning rate then, in any round; 0: as `lr`
     steps: int = 0  # optimiser steps in a round, in place of `epochs`; 0: epochs
     drop_last: bool = False  # leave out an epoch's last, incomplete mini-batch
     schedule: Literal["exponential", "step", "cosine"] = "exponential"  # of the learning rate over rounds
@@ -65,7 +67,7 @@ class LocalTraining:
                 "wanted lr > 0, decay > 0, mu >= 0 and 0 <= momentum < 1, all finite, got "
                 f"lr={self.lr}, decay={self.decay}, mu={self.mu}, momentum={self.momentum}"
             )
-        at_least(0, adapt_epochs=self.adapt_epochs, steps=self.steps, warm_up=self.warm_up)
+        at_least(0, adapt_epochs=self.adapt_epochs, adapt_lr=self.adapt_lr, steps=self.steps, warm_up=self.warm_up)
         at_least(0 if self.schedule == "exponential" else 1, schedule_rounds=self.schedule_rounds)
         at_least(0, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         if self.optimiser not in get_args(OptimiserName):
@@ -192,11 +194,18 @@ class LocalTraining:
             return weigh_steps(client.steps(*self.passes), self.momentum, pull, most)
         start = torch.zeros((), device=client.key.device)
         end, _ = self(client, {"w": start}, lambda params, batch: Gradient({"w": torch.ones_like(start)}))
-        return -end["w"] / self.rate(client)
+        rate = self.rate(client)  # 0 at the end of a cosine, where nothing moves
+        return torch.where(rate > 0, -end["w"] / rate.clamp(min=SMALLEST), client.steps(*self.passes))
+
+    @property
+    def unscheduled(self) -> "LocalTraining":
+        """The same training at the learning rate `lr`: what clients train outside of rounds follows no schedule."""
+        return replace(self, decay=1.0, schedule="exponential", schedule_rounds=0, warm_up=0)
 
     def for_adaptation(self) -> "LocalTraining":
-        """The same training with the epochs of adaptation."""
-        return self.for_epochs(self.adapt_epochs) if self.adapt_epochs else self
+        """The training by which a client tunes the model it is served."""
+        local = replace(self.unscheduled, lr=self.adapt_lr or self.lr)
+        return local.for_epochs(self.adapt_epochs) if self.adapt_epochs else local
 
     def for_epochs(self, epochs: int) -> "LocalTraining":
         """The same training with so many epochs."""

@@ -7,6 +7,7 @@ the first mini-batch, as in the authors' code (paper: each step). Deviations: pa
 v starts from the model that a client receives when it first trains.
 `variant="pfllib"` is what PFLlib's code does, and its published numbers with it: v moves along ∇f(v), α follows
 ⟨v - w, α∇f(v) + (1 - α)∇f(w)⟩ + 0.02α at every step, and at the end of a round v becomes the mixture, which is used.
+It has no momentum there: set `training.momentum` to 0.
 """
 
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class APFL(KeepsModel):
 
         start = to_flat({"common": params, "own": own, "alpha": client.recall("alpha")})
         ends = from_flat(self.local(client, start, gradient)[0])
-        w, alpha = model_in(ends, "common"), cast("Tensor", ends["alpha"])
+        w, alpha = model_in(ends, "common"), cast("Tensor", ends["alpha"]).clamp(0, 1)  # momentum may leave them
         mixed = interpolate(w, model_in(ends, "own"), alpha)
         return Reply({"params": w}, keep=self.keep_own(client, mixed) | {"alpha": alpha})
 

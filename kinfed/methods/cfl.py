@@ -16,13 +16,13 @@ from torch import Tensor
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
 from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
-from kinfed.client_tasks import train_update
+from kinfed.client_tasks import flatten_updates, select_weights, train_update
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.method import Method
 from kinfed.methods.cluster_models import draw_models, offer_assigned
 from kinfed.methods.split_tree import SplitRule, SplitTree
 from kinfed.models import Model
-from kinfed.params import Params, Stack, count, each_leaf, flatten, join, one_hot, select
+from kinfed.params import Params, Stack, count, each_leaf, join, one_hot, select
 from kinfed.per_client import Labels
 from kinfed.training import LocalTraining
 
@@ -52,7 +52,7 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
     def init(self, fed: Federation) -> CFLState:
         models = draw_models(self.model, 1, fed.device)
         assignment = torch.full((fed.count,), -1, device=fed.device).index_fill(0, fed.clients, 0)
-        return CFLState(models, assignment, SplitTree.whole(models))
+        return CFLState(models, assignment, SplitTree.whole(models, select_weights(self.model, models)))
 
     def round(self, state: CFLState, t: int, fed: Federation) -> CFLState:
         cohort = fed.sample()
@@ -61,13 +61,13 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
             state = self.split(state, cluster, replies, fed)
         members, updates = one_hot(state.assignment[replies.cohort], count(state.models)), replies.stack("update")
         means = fed.aggregation.mix(members / members.sum(1, keepdim=True).clamp(min=1), None, updates)
-        models = each_leaf(torch.add, state.models, means)
-        return replace(state, models=models, tree=state.tree.measure(fed.aggregation.prepare(flatten(updates))))
+        tree = state.tree.measure(fed.aggregation.prepare(flatten_updates(self.model, replies)))
+        return replace(state, models=each_leaf(torch.add, state.models, means), tree=tree)
 
     def split(self, state: CFLState, cluster: int, replies: Replies, fed: Federation) -> CFLState:
         """The state after the bipartition of this cluster, if its participants call for one."""
         here = (state.assignment[replies.cohort] == cluster).nonzero()[:, 0]
-        updates = fed.aggregation.prepare(flatten(replies.stack("update"))[here])
+        updates = fed.aggregation.prepare(flatten_updates(self.model, replies)[here])
         right = self.rule(updates, state.tree.longest)
         if right is None:
             return state
@@ -83,7 +83,7 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
             here = clients[state.assignment[clients] == state.tree.parents[s]]
             if len(here):
                 replies = fed.run(self.differ, here, Offer(shared={"params": select(state.tree.nodes, s)}))
-                right = replies.cohort[state.tree.goes_right(s, flatten(replies.stack("update")))]
+                right = replies.cohort[state.tree.goes_right(s, flatten_updates(self.model, replies))]
                 state = replace(state, assignment=state.assignment.index_fill(0, right, s + 1))
         return state
 
@@ -94,12 +94,12 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
     @client_task
     def train(self, client: Client, params: Params) -> Reply:
         """Client task: its update of its cluster's model."""
-        return train_update(self, client, params)
+        return train_update(self.local, client, params, self.model)
 
     @client_task
     def differ(self, client: Client, params: Params) -> Reply:
         """Client task: its update of the model at a split."""
-        return train_update(self, client, params)
+        return train_update(self.local.unscheduled, client, params, self.model)
 
     def offer(self, state: CFLState, cohort: Tensor, fed: Federation) -> Offer:
         return offer_assigned(state.models, state.assignment, cohort)

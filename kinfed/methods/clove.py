@@ -2,10 +2,10 @@
 
 Clients are sent all C models and reply their losses, one for each. The server clusters these vectors by K-Means, gives
 each cluster a model of its own so that the total loss is least (Hungarian matching), and clients train the model of
-their cluster. Once no participant has changed its model for some rounds, only that one is sent. Deviations: SGD as
-`local` says (authors: Adam); every client replies its losses once before round 0, so that all have a model, and then
-whenever it is sampled; an unseen client takes the model with the least loss, anew after every round until clusters are
-frozen, and one that comes later too (authors' code: an error). C must be given (authors: also by silhouette).
+their cluster. Clients that kept their model for some of their rounds are sent that one alone, where all of a round did.
+Deviations: SGD as `local` says (authors: Adam); every client replies its losses once before round 0, so that all have a
+model, and then whenever it is sampled; an unseen client takes the model with the least loss, anew after every such
+round, and one that comes later too (authors' code: an error). C must be given (authors: also by silhouette).
 """
 
 from dataclasses import dataclass, replace
@@ -23,13 +23,14 @@ from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models
 from kinfed.models import Model
 from kinfed.params import Stack, count, select
+from kinfed.per_client import Each
 from kinfed.training import LocalTraining
 
 
 @dataclass(frozen=True)
 class CLoVEState:
     served: ClusterModels
-    stable: int  # rounds since a participant last changed its model
+    stable: Each  # [clients] how many times in a row each took part and kept its model
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class CLoVE(Clustered[CLoVEState]):
     model: Model
     local: LocalTraining = LocalTraining()
     clusters: int = 2  # C, models
-    stable_rounds: int = 3  # without a change, after which clients keep their model
+    stable_rounds: int = 3  # of a client without a change; where all clients of a round had them, they keep their model
     seed: int = 10  # of K-Means
     stale: Stale = "exclude"  # what a client that was not sampled contributes
 
@@ -53,11 +54,12 @@ class CLoVE(Clustered[CLoVEState]):
     def init(self, fed: Federation) -> CLoVEState:
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
         served = replace(served, models=draw_models(self.model, self.clusters, fed.device))
-        return replace(self.cluster(CLoVEState(served, 0), fed.clients, fed), stable=0)
+        never = torch.zeros_like(served.assignment)
+        return replace(self.cluster(CLoVEState(served, never), fed.clients, fed), stable=never)
 
     def round(self, state: CLoVEState, t: int, fed: Federation) -> CLoVEState:
         cohort = fed.sample()
-        if state.stable >= self.stable_rounds:
+        if bool((state.stable[cohort] >= self.stable_rounds).all()):
             return replace(state, served=self.train_clusters(state.served, cohort, fed))
         state = self.cluster(state, cohort, fed)
         state = replace(state, served=self.train_clusters(state.served, cohort, fed))
@@ -72,7 +74,8 @@ class CLoVE(Clustered[CLoVEState]):
         some = losses[usual]
         found, _ = server_kmeans(some, min(self.clusters, len(some)), some[:0], self.seed, runs=10)
         labels = losses.argmin(1).masked_scatter(usual, match_models(some, found)[found])
-        stable = state.stable + 1 if torch.equal(labels, state.served.assignment[replies.cohort]) else 0
+        kept = labels == state.served.assignment[replies.cohort]
+        stable = state.stable.index_copy(0, replies.cohort, (state.stable[replies.cohort] + 1).where(kept, 0))
         return CLoVEState(state.served.assign(replies.cohort, replies.cohort, labels, fed), stable)
 
     def collect(self, state: CLoVEState, clients: Tensor, fed: Federation) -> tuple[Replies, Tensor]:

@@ -3,7 +3,8 @@
 A client does not overwrite its model Θᵢ by the received Θ: in the last p layers each number becomes Θᵢ + (Θ - Θᵢ)·W,
 with a W of its own in [0, 1] that follows the gradient (Θ - Θᵢ)·∇f on a random s % of the client's mini-batches.
 From there it trains. W starts at 1, where this is FedAvg. Deviations: W is trained for one epoch in every round
-(authors: until its loss settles the first time, one epoch later on); a client that has not trained yet is served Θ.
+(authors: until its loss settles the first time, one epoch later on), and a client is tested with that of the last round
+it took part in (authors: learnt anew); one that has not trained yet is served Θ.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,14 @@
 """FedDrift: learning under distributed concept drift (Jothimurugesan et al., AISTATS 2023, Algorithm 2).
 
 Time goes in steps of some rounds. When one begins, each client takes the model that is best on its samples; if even
-that is worse by more than δ than its own was when the last step ended, its samples have drifted, and it gets a new
+that is worse by more than δ than the best was when the last step began, its samples have drifted, and it gets a new
 model, which nobody else may take, nor is merged, for W steps. When a step ends, models merge by complete linkage on
 max(aᵢᵢ - aᵢⱼ, aⱼⱼ - aⱼᵢ, 0) up to δ, aᵢⱼ being the accuracy of model i on the clients of model j; their mean weighs by
 use, in samples and steps. As in the authors' code δ is of accuracies (paper: losses). Deviations: a client has its
-present samples alone (paper: also those of earlier steps, each with its model), so models that nobody uses are kept
-but not merged; a new model starts from the first model of all; of equally good models a client keeps its own;
-`first="own"` starts with a model for each client, where clients differ from the start (paper: one for all).
+present samples alone (paper: also those of earlier steps, each with its model), so models merge before the next samples
+come, and those that nobody uses are kept but not merged (authors: the least recently used makes room for a new one); a
+new model starts from the first model of all; of equally good models a client keeps its own; `first="own"` starts with a
+model for each client, where clients differ from the start (paper: one for all).
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ def most_quality(facts: Facts) -> float:
 @dataclass(frozen=True)
 class FedDriftState:
     served: ClusterModels
-    before: Each  # [clients] how good its model was when the last step ended
+    before: Each  # [clients] how good the best model was when the last step began
     is_known: Each  # [clients] bool: whether that was measured
     uses: Tensor  # [C] samples that each model was trained on, summed over steps
     born: Tensor  # [C] the step in which each was made
@@ -82,18 +83,18 @@ class FedDrift(Clustered[FedDriftState]):
     def begin_step(self, state: FedDriftState, step: int, fed: Federation) -> FedDriftState:
         """Server: the state in which clients have their best models, and those with drift new ones."""
         served = state.served
-        if step:
-            replies = fed.run(self.assess, fed.clients, Offer(shared={"models": served.models}))
-            clients, choice = replies.cohort, self.choose(state, replies.cohort, replies["quality"], step)
-            best = replies["quality"].gather(1, choice[:, None])[:, 0]
-            drifted = (state.is_known[clients] & (best < state.before[clients] - self.delta)).nonzero()[:, 0]
-            new = drifted[: max(0, self.max_clusters - count(served.models))]
-            choice = choice.index_copy(0, new, count(served.models) + torch.arange(len(new), device=fed.device))
-            first = repeat(select(draw_models(self.model, 1, fed.device), 0), len(new))
-            served = served.serve(served.assignment.index_copy(0, clients, choice), join(served.models, first))
-            born, uses = torch.cat([state.born, choice.new_full((len(new),), step)]), state.uses
-            state = replace(state, served=served, born=born, uses=torch.cat([uses, uses.new_zeros(len(new))]))
-            state = self.admit(state, fed.unseen, fed) if len(fed.unseen) else state
+        replies = fed.run(self.assess, fed.clients, Offer(shared={"models": served.models}))
+        clients, choice = replies.cohort, self.choose(state, replies.cohort, replies["quality"], step)
+        best = replies["quality"].gather(1, choice[:, None])[:, 0]
+        drifted = (state.is_known[clients] & (best < state.before[clients] - self.delta)).nonzero()[:, 0]
+        new = drifted[: max(0, self.max_clusters - count(served.models))]
+        choice = choice.index_copy(0, new, count(served.models) + torch.arange(len(new), device=fed.device))
+        first = repeat(select(draw_models(self.model, 1, fed.device), 0), len(new))
+        served = served.serve(served.assignment.index_copy(0, clients, choice), join(served.models, first))
+        born, uses = torch.cat([state.born, choice.new_full((len(new),), step)]), state.uses
+        before, is_known = state.before.index_copy(0, clients, best), state.is_known.index_fill(0, clients, True)
+        state = FedDriftState(served, before, is_known, torch.cat([uses, uses.new_zeros(len(new))]), born)
+        state = self.admit(state, fed.unseen, fed) if step and len(fed.unseen) else state
         own = one_hot(state.served.assignment[fed.clients], count(served.models))
         return replace(state, uses=state.uses + own @ fed.weights[fed.clients].float())
 
@@ -106,11 +107,9 @@ class FedDrift(Clustered[FedDriftState]):
         return torch.where(kept, own.long().argmax(1), best)
 
     def end_step(self, state: FedDriftState, step: int, fed: Federation) -> FedDriftState:
-        """Server: the state that knows how good models were, with those merged that do as well for each other."""
+        """Server: the state in which models are merged that do as well for each other."""
         replies = fed.run(self.assess, fed.clients, Offer(shared={"models": state.served.models}))
         clients, quality, labels = replies.cohort, replies["quality"], state.served.assignment[replies.cohort]
-        before = state.before.index_copy(0, clients, quality.gather(1, labels[:, None])[:, 0])
-        state = replace(state, before=before, is_known=state.is_known.index_fill(0, clients, True))
         members = one_hot(labels, count(state.served.models)) * fed.weights[clients].float()  # [C, clients]
         ripe = ((members.sum(1) > 0) & (step + 1 - state.born >= self.isolation)).nonzero()[:, 0]
         shares = members[ripe] / members[ripe].sum(1, keepdim=True)

@@ -4,7 +4,8 @@ Each client's samples come from K common distributions, in shares of its own. E-
 component's, πₘ · exp(-loss), normalised. M-step: π becomes the mean of q, and each component is trained on samples
 weighted by its q; the server averages components, weighted by samples. A client predicts by the mixed probabilities.
 Deviations: a client makes one more E-step with the components it is served (authors' code: clients that do not train
-alone); all its components see the same mini-batches. Without labels it mixes all components alike.
+alone); all its components see the same mini-batches; participants alone are averaged (authors: clients that were not
+sampled count with the models they have). Without labels it mixes all components alike.
 """
 
 from dataclasses import dataclass

@@ -17,12 +17,13 @@ from torch.nn.functional import normalize
 
 from kinfed.capabilities import NONE_SUMMED, require_labels
 from kinfed.checks import at_least, seed_of_numpy
+from kinfed.client_tasks import flatten_updates
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models, drop_outlying
 from kinfed.models import Model
-from kinfed.params import flatten, one_hot, select
+from kinfed.params import one_hot, select
 from kinfed.training import LocalTraining
 
 
@@ -62,7 +63,7 @@ class FedGroup(Clustered[FedGroupState]):
         """Server: the replies of these clients, and their updates of the first model: [replies, parameters]."""
         first = select(draw_models(self.model, 1, fed.device), 0)
         replies = fed.run(self.differ, clients, Offer(shared={"params": first}))
-        return replies, flatten(replies.stack("update"))
+        return replies, flatten_updates(self.model, replies)
 
     def round(self, state: FedGroupState, t: int, fed: Federation) -> FedGroupState:
         return replace(state, served=self.train_clusters(state.served, fed.sample(), fed))

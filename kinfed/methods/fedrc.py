@@ -19,7 +19,7 @@ from kinfed.methods.cluster_models import draw_models
 from kinfed.methods.mixtures import Mixed, expect, maximise
 from kinfed.models import Model, mix_models
 from kinfed.params import Params, Payload, Stack, model_in, tensor_in
-from kinfed.training import LocalTraining
+from kinfed.training import SMALLEST, LocalTraining
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class FedRC(Mixed[FedRCState]):
             return state
         models, weights = fed.average(replies, "models", state.models), fed.weights[replies.cohort]
         masses = fed.aggregation.average({"masses": replies["masses"]}, weights)["masses"]
-        least = self.floor / masses.shape[1]
-        return FedRCState(models, (masses / masses.sum(1, keepdim=True).clamp(min=least)).clamp(min=least))
+        return FedRCState(models, share_labels(masses).clamp(min=self.floor / masses.shape[1]))
 
     @client_task(ranges={"masses": PARTS})
     def train(self, client: Client, models: Stack, labels: Tensor) -> Reply:
@@ -70,3 +69,9 @@ class FedRC(Mixed[FedRCState]):
     def personalise(self, client: Client, offer: Payload) -> Params:
         models, labels = model_in(offer, "models"), tensor_in(offer, "labels")
         return mix_models(models, expect(client, self.model, models, -labels.log()).shares)
+
+
+def share_labels(masses: Tensor) -> Tensor:
+    """The share of each label in a component, by what it got of each; even ones where it got nothing: [K, labels]."""
+    total = masses.sum(1, keepdim=True)
+    return torch.where(total > 0, masses / total.clamp(min=SMALLEST), 1 / masses.shape[1])

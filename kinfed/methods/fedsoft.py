@@ -3,8 +3,8 @@
 Every τ rounds clients say on which share u of their samples each of S centres has the least loss. A client trains a
 model of its own along ∇f(w) + λ Σ uₛ(w - cₛ) and sends it; a centre is the mean of these. Shares add up to 1, so the
 proximal term pulls towards c̄ = Σ uₛcₛ. Deviations: a round's clients are sampled as for all methods and weigh u · n in
-a centre (paper: K clients drawn in proportion to u · n for each centre, which weigh the same); a client's model starts
-as its c̄ when it first trains; one that never trains uses that, and says its shares after every round.
+a centre (paper: K clients drawn in proportion to u · n for each centre, which weigh the same); optimisers start anew
+(authors: Adam goes on); a client starts as its c̄, and uses that, with shares of every round, where it never trains.
 """
 
 from dataclasses import dataclass, replace

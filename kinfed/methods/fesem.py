@@ -16,13 +16,14 @@ from torch import Tensor
 from kinfed.aggregation import Sent
 from kinfed.capabilities import NONE_SUMMED, require_labels
 from kinfed.checks import at_least, seed_of_numpy
+from kinfed.client_tasks import flatten_updates, select_weights
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import place_models, server_kmeans
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.keys import base_key, uniform
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models
 from kinfed.models import Model
-from kinfed.params import Stack, average, count, each_leaf, flatten, mix_contributors, one_hot, put, select
+from kinfed.params import Stack, average, count, flatten, mix_contributors, one_hot, put, repeat, select
 from kinfed.training import LocalTraining
 
 
@@ -76,7 +77,7 @@ class FeSEM(Clustered[FeSEMState]):
         usual = fed.clients[torch.isin(fed.clients, replies.cohort[outlying], invert=True)]
         clients = usual if len(usual) >= self.clusters else fed.clients
         centres = state.served.models if self.assignment == "nearest" else state.centres
-        points = place_models(*held, centres)
+        points = place_models(*(select_weights(self.model, models) for models in (*held, centres)))
         theirs, start = points[whose[clients].cpu()], points[len(points) - count(centres) :]
         if self.assignment == "nearest":
             return before.index_copy(0, clients, distances(theirs, start, "l2").argmin(1).to(fed.device)), state.centres
@@ -98,6 +99,6 @@ class FeSEM(Clustered[FeSEMState]):
         require_labels(self, unseen, fed)
         mean = average(state.served.models, (state.served.contributors * fed.weights).sum(1))
         replies = fed.run(self.differ, unseen, Offer(shared={"params": mean}))
-        trained = each_leaf(torch.add, replies.stack("update"), mean)
-        nearest = distances(flatten(trained), flatten(state.served.models), "l2").argmin(1)
+        start, centres = (flatten(select_weights(self.model, some)) for some in (repeat(mean, 1), state.served.models))
+        nearest = distances(flatten_updates(self.model, replies) + start, centres, "l2").argmin(1)
         return replace(state, served=state.served.assign(unseen, replies.cohort, nearest, fed))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kinfed.capabilities import require_labels
 from kinfed.checks import at_least
+from kinfed.client_tasks import flatten_updates, select_weights
 from kinfed.clustering.hierarchy import Dendrogram, Hierarchy
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer, Replies
@@ -53,7 +54,7 @@ class FLHC(ClusteredOnce[FLHCState]):
     def init(self, fed: Federation) -> FLHCState:
         served = ClusterModels.init(self.model, self.stale, fed)
         merges = Dendrogram.none(fed.device)
-        return FLHCState(served, merges, {}, served.assignment[:0], flatten(served.models)[:0])
+        return FLHCState(served, merges, {}, served.assignment[:0], torch.zeros(0, 0, device=fed.device))
 
     def round(self, state: FLHCState, t: int, fed: Federation) -> FLHCState:
         if t == self.rounds_before:
@@ -75,8 +76,8 @@ class FLHC(ClusteredOnce[FLHCState]):
 
     def points(self, root: Params, replies: Replies) -> Tensor:
         """What of these replies is compared: [replies, parameters]."""
-        updates = flatten(replies.stack("update"))
-        return updates if self.compare == "updates" else updates + flatten(repeat(root, 1))
+        updates = flatten_updates(self.model, replies)
+        return updates if self.compare == "updates" else updates + flatten(select_weights(self.model, repeat(root, 1)))
 
     def admit(self, state: FLHCState, unseen: Tensor, fed: Federation) -> FLHCState:
         require_labels(self, unseen, fed)

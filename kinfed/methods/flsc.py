@@ -87,6 +87,8 @@ class FLSC(Method[FLSCState], FindsClusters[FLSCState], Exportable[FLSCState]):
 
     def admit(self, state: FLSCState, unseen: Tensor, fed: Federation) -> FLSCState:
         require_labels(self, unseen, fed)
+        if fed.round == 0 and not fed.is_over:
+            return state  # first models say nothing of them yet; they select theirs whenever they are served
         replies = fed.run(self.choose, unseen, self.offer(state, unseen, fed))
         return replace(state, choices=state.choices.index_copy(0, replies.cohort, replies["choices"]))
 

@@ -34,7 +34,8 @@ class FLUXState:
     served: ClusterModels
     root: Params  # the common model that embeds samples; empty before clusters are formed
     limits: Tensor  # [2, 1 + labels, 2, 1] the least and the largest number of each block of descriptors
-    centroids: Tensor  # [clusters, 1 + labels, 2, d] the mean descriptors of each cluster; 0 for one without members
+    centroids: Tensor  # [clusters, 1 + labels, 2, d] the mean descriptors of each cluster's members
+    has_members: Tensor  # [clusters] bool: whether any has known descriptors; else nobody joins it
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class FLUX(Clustered[FLUXState], AssignsUnseen[FLUXState]):
 
     def init(self, fed: Federation) -> FLUXState:
         none = torch.zeros(0, device=fed.device)
-        return FLUXState(ClusterModels.init(self.model, self.stale, fed), {}, none, none)
+        return FLUXState(ClusterModels.init(self.model, self.stale, fed), {}, none, none, none.bool())
 
     def round(self, state: FLUXState, t: int, fed: Federation) -> FLUXState:
         state = self.form_clusters(state, fed) if t == self.rounds_before else state
@@ -76,7 +77,7 @@ class FLUX(Clustered[FLUXState], AssignsUnseen[FLUXState]):
         served = state.served.relate(replies.cohort, NeighbourSets.of_clusters(found), fed)
         members = served.contributors[:, replies.cohort].float()
         centroids = torch.einsum("cm,mlsd->clsd", members / members.sum(1, keepdim=True).clamp(min=1), scaled)
-        new = FLUXState(served, root, limits, centroids)
+        new = FLUXState(served, root, limits, centroids, members.any(1))
         return self.admit(new, fed.present[served.assignment[fed.present] < 0], fed)
 
     def collect(self, root: Params, clients: Tensor, fed: Federation) -> tuple[Replies, Tensor]:
@@ -103,8 +104,8 @@ class FLUX(Clustered[FLUXState], AssignsUnseen[FLUXState]):
             distances(scaled[:, part].flatten(1), state.centroids[:, part].flatten(1), "l2")
             for part in (slice(None), overall)
         )
-        has_labels = torch.tensor([fed.roles[i].labelled for i in replies.cohort.tolist()], dtype=torch.bool)
-        return replies, torch.where(has_labels.to(apart.device)[:, None], apart, by_overall)
+        has_labels = ~torch.isin(replies.cohort, fed.unlabelled)[:, None]
+        return replies, torch.where(has_labels, apart, by_overall).where(state.has_members, torch.inf)
 
     def distances_to_clusters(self, state: FLUXState, clients: Tensor, fed: Federation) -> Tensor:
         if not state.root:  # all are served the common model

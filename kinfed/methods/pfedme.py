@@ -5,7 +5,8 @@ A client minimises the Moreau envelope of its loss, F(w) = min f(θ) + λ/2 ‖�
 in epochs (paper: R drawn mini-batches), only sampled clients train (paper: all do, and the sampled are averaged), and
 means are weighted by samples. A client uses θ, found anew from the model it is served by some proximal epochs at rate
 η_p (authors' code keeps the last θ̃, but overwrites it by w before it is tested); without labels it uses w.
-`begin="last"` is the authors' code, where the search for θ̃ goes on from the last mini-batch's, and begins at w once.
+`begin="last"` is the authors' code, where the search for θ̃ goes on from the last mini-batch's, and begins at w once;
+that code's inner steps also have a weight decay of 0.001.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from kinfed.methods.one_model import AggregateOver, Averaged
 from kinfed.methods.server_optimiser import ServerOptimiser
 from kinfed.models import Gradient, Model
 from kinfed.params import NOTHING, Params, Payload, from_flat, model_in, to_flat
-from kinfed.training import LabelledGradient, LocalTraining
+from kinfed.training import SMALLEST, LabelledGradient, LocalTraining
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class PFedMe(Averaged):
         plain = replace(self.local, momentum=0.0, optimiser="sgd")
         if self.begin == "w":
             return Reply({"params": plain(client, params, self.envelope_gradient)[0]})
-        rate = plain.rate(client)
+        rate = plain.rate(client).clamp(min=SMALLEST)  # 0 at the end of a cosine
 
         def gradient(both: Params, batch: Batch) -> Gradient:
             w, last = (model_in(from_flat(both), name) for name in ("w", "near"))

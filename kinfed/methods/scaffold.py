@@ -2,8 +2,9 @@
 
 Clients step along g - cᵢ + c; cᵢ stays on the client. The paper has plain SGD: cᵢ⁺ = cᵢ - c + (w - y)/(Kη). Deviations:
 with momentum that is too large by up to 1/(1 - ρ), so FedNova's ‖a‖₁ (`effective_steps`; it is K for plain SGD)
-stands for K, and cᵢ⁺ is a mean of the gradients met; when clients join, c shrinks so as to stay the mean of all cᵢ;
-batch-norm statistics have no control. `weighting="samples"` is the mean of NIID-Bench's code.
+stands for K, and cᵢ⁺ is a mean of the gradients met; when clients join, c shrinks so as to stay the mean of all cᵢ, but
+when some leave, it keeps what they gave; batch-norm statistics have no control, and become their means whatever η_g.
+`weighting="samples"` is the mean of NIID-Bench's code.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import Params, each_leaf, subtract
-from kinfed.training import LocalTraining, ShiftedGradient
+from kinfed.training import SMALLEST, LocalTraining, ShiftedGradient
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
         weights = fed.weights[replies.cohort] if self.weighting == "samples" else torch.ones_like(replies.cohort)
         step = fed.aggregation.average(replies.stack("step"), weights)
         change = each_leaf(lambda d: d / len(fed.clients), fed.aggregation.sum(replies.stack("change")))
-        params = each_leaf(lambda w, d: w + self.server_lr * d, state.params, step)
+        rates = dict.fromkeys(self.model.weights, self.server_lr)  # batch-norm statistics become their means
+        params = {name: w + rates.get(name, 1.0) * step[name] for name, w in state.params.items()}
         return ScaffoldState(params, each_leaf(torch.add, state.control, change))
 
     @client_task
@@ -66,7 +68,8 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
         way = self.local.rate(client) * self.local.effective_steps(client)  # Kη
         trained, _ = self.local(client, params, ShiftedGradient(self.model.gradient, subtract(control, own)))
         step = subtract(trained, params)  # Δy
-        change = each_leaf(lambda c, d: -c - d / way, control, step)  # Δc
+        moves = way > 0  # a cosine ends at a learning rate of 0, which says nothing of gradients
+        change = each_leaf(lambda c, d: torch.where(moves, -c - d / way.clamp(min=SMALLEST), 0.0), control, step)  # Δc
         return Reply({"step": step, "change": change}, keep={"control": each_leaf(torch.add, own, change)})
 
     def offer(self, state: ScaffoldState, cohort: Tensor, fed: Federation) -> Offer:

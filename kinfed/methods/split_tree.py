@@ -45,13 +45,13 @@ class SplitTree:
 
     nodes: Stack  # [S] the models at the splits; split s made cluster s + 1
     parents: Tensor  # [S] the cluster that was split
-    sides: Tensor  # [S, 2, parameters] the mean direction of the updates on either side
+    sides: Tensor  # [S, 2, weights] the mean direction of the updates on either side
     longest: Tensor  # norm of the longest update in rounds so far
 
     @staticmethod
-    def whole(models: Stack) -> "SplitTree":
-        """No split yet."""
-        nobody = flatten(models)[:0]
+    def whole(models: Stack, compared: Stack) -> "SplitTree":
+        """No split yet; `compared` are the weights of models by whose updates clusters are split."""
+        nobody = flatten(compared)[:0]
         return SplitTree(select(models, slice(0)), nobody[:, 0].long(), nobody[:, None].repeat(1, 2, 1), nobody.sum())
 
     def measure(self, updates: Tensor) -> "SplitTree":

@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.capabilities import Exportable, FindsClusters, RelatesClients, require_labels
 from kinfed.checks import at_least, between
 from kinfed.client import Client, Reply, client_task
-from kinfed.client_tasks import train_update
+from kinfed.client_tasks import flatten_updates, select_weights, train_update
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
@@ -56,7 +56,7 @@ class StoCFL(Method[StoCFLState], FindsClusters[StoCFLState], RelatesClients[Sto
     def init(self, fed: Federation) -> StoCFLState:
         served = ClusterModels.init(self.model, "exclude", fed)
         common, nobody = select(served.models, 0), torch.full_like(served.assignment, -1)
-        updates = torch.zeros_like(flatten(served.models)[:1]).repeat(fed.count, 1)
+        updates = torch.zeros_like(flatten(select_weights(self.model, served.models))[:1]).repeat(fed.count, 1)
         return StoCFLState(served.serve(nobody, select(served.models, slice(0))), common, updates)
 
     def round(self, state: StoCFLState, t: int, fed: Federation) -> StoCFLState:
@@ -71,7 +71,7 @@ class StoCFL(Method[StoCFLState], FindsClusters[StoCFLState], RelatesClients[Sto
         """Server: the state with the updates of these clients, and those of them that replied."""
         anchor = select(draw_models(self.model, 1, fed.device), 0)
         replies = fed.run(self.observe, clients, Offer(shared={"params": anchor}))
-        sent = fed.aggregation.prepare(flatten(replies.stack("update")))  # none far longer than the others
+        sent = fed.aggregation.prepare(flatten_updates(self.model, replies))  # none far longer than the others
         return replace(state, updates=state.updates.index_copy(0, replies.cohort, sent)), replies.cohort
 
     def start_clusters(self, state: StoCFLState, clients: Tensor, fed: Federation) -> StoCFLState:
@@ -102,7 +102,7 @@ class StoCFL(Method[StoCFLState], FindsClusters[StoCFLState], RelatesClients[Sto
     @client_task
     def observe(self, client: Client, params: Params) -> Reply:
         """Client task: Ψ, what local training changes in the anchor."""
-        return train_update(replace(self, local=self.local.for_epochs(self.anchor_epochs)), client, params)
+        return train_update(self.local.unscheduled.for_epochs(self.anchor_epochs), client, params, self.model)
 
     @client_task
     def train(self, client: Client, params: Params, common: Params) -> Reply:

@@ -6,7 +6,7 @@ Settled where the paper is silent, as for REPA: the rounds before are given, all
 and training is `local` but for the epochs. An unseen client tunes θ too, and joins the cluster with the nearest centre.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -14,12 +14,12 @@ from torch.nn.functional import normalize
 
 from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
-from kinfed.client_tasks import train_update
+from kinfed.client_tasks import flatten_updates, train_update
 from kinfed.federation import Federation, Offer, Replies, run_fedavg
 from kinfed.methods.cluster_models import Stale
 from kinfed.methods.signature_tasks import ClusteredByKMeans
 from kinfed.models import Model
-from kinfed.params import Params, flatten
+from kinfed.params import Params
 from kinfed.training import LocalTraining
 
 
@@ -47,14 +47,14 @@ class WD(ClusteredByKMeans):
 
     def collect(self, root: Params, clients: Tensor, fed: Federation) -> tuple[Replies, Tensor]:
         replies = fed.run(self.tune, clients, Offer(shared={"params": root}))
-        return replies, normalize(flatten(replies.stack("update")))
+        return replies, normalize(flatten_updates(self.model, replies))
 
     @client_task
     def prepare(self, client: Client, params: Params) -> Reply:
         """Client task: a round of the common model."""
-        return self.train(client, params)
+        return Reply({"params": self.local.unscheduled(client, params, self.model.gradient)[0]})
 
     @client_task
     def tune(self, client: Client, params: Params) -> Reply:
         """Client task: Δθ of f epochs."""
-        return train_update(replace(self, local=self.local.for_epochs(self.tuning_epochs)), client, params)
+        return train_update(self.local.unscheduled.for_epochs(self.tuning_epochs), client, params, self.model)

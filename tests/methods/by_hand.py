@@ -18,7 +18,7 @@ def pull_to_mean(params: Params, batch) -> Gradient:
 QUADRATIC = SimpleNamespace(gradient=pull_to_mean, buffers=frozenset(), weights=("w",))
 
 
-def client_with(*x: float, padded: int = 0, label: int = 0, **memory) -> Client:
+def client_with(*x: float, padded: int = 0, label: int = 0, at_round: int = 0, **memory) -> Client:
     """A client with these rows, in a pool that ends with others' rows."""
     pool = torch.tensor([*x, *(99.0,) * padded])[:, None]
     rows = Samples(
@@ -28,8 +28,7 @@ def client_with(*x: float, padded: int = 0, label: int = 0, **memory) -> Client:
         torch.tensor(len(x)),
         exact=not padded,
     )
-    zero = torch.tensor(0)
-    return Client(rows, rows, torch.tensor(1), zero, zero, memory)
+    return Client(rows, rows, torch.tensor(1), torch.tensor(at_round), torch.tensor(0), memory)
 
 
 def weight(value: float) -> Params:

@@ -35,7 +35,7 @@ def test_a_client_replies_its_mean_loss_under_each_model():
 def test_planted_clusters_are_found_and_then_frozen():
     clove = CLoVE(net(), LOCAL, seed=1)
     state, fed = fit(clove, population=renamed(), rounds=6)
-    assert same_clusters(state.served.assignment, fed.true_clusters) and state.stable == 3
+    assert same_clusters(state.served.assignment, fed.true_clusters) and (state.stable == 3).all()
     asked = [t for t, task, *_ in fed.ledger.rounds if task == "compute_losses"]
     assert len(asked) < 1 + 6, "no losses are asked for any more"
 
@@ -57,3 +57,14 @@ def test_settings_out_of_range_are_refused():
         make("clove", clusters=0)
     with pytest.raises(ConfigError, match=r"clusters must be 1\.\.12"):
         fit(make("clove", clusters=13), population=population(), rounds=1)
+
+
+def test_a_round_asks_for_losses_as_long_as_one_of_its_clients_changed_its_model_in_its_last_rounds():
+    clove = CLoVE(net(), LOCAL, seed=1)
+    fed = Vectorised(clove, renamed(), fraction=0.5)
+    state, (some, others) = clove.init(fed), torch.arange(12).chunk(2)
+    for clients, asks in ((some, True), (some, True), (some, True), (some, False), (others, True), (some, False)):
+        fed.sample, before = (lambda clients=clients: clients), len(fed.ledger.rounds)
+        state = clove.round(state, 0, fed)
+        assert any(task == "compute_losses" for _, task, *_ in fed.ledger.rounds[before:]) is asks
+    assert state.stable.tolist() == [3] * 6 + [1] * 6

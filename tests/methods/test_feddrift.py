@@ -8,6 +8,7 @@ from kinfed.data import LabelSwapDrift
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
+from kinfed.federation import Offer
 from kinfed.methods import FedDrift
 from kinfed.methods.cluster_merging import merge_named, name_alike
 from kinfed.methods.cluster_models import ClusterModels
@@ -62,9 +63,9 @@ TRAINING = LocalTraining(epochs=15, batch_size=8, lr=0.1)
 
 
 def test_a_concept_splits_off_merges_and_is_known_when_it_comes_back():
-    people = drifting((2, 6), ((0, 0), (0, 1), (1, 0)))
+    people = drifting((4, 8), ((0, 0), (0, 1), (1, 0)))
     method = FedDrift(net(), TRAINING, delta=0.2, step_rounds=2)
-    experiment = Experiment.over(Vectorised(method, people), rounds=10)
+    experiment = Experiment.over(Vectorised(method, people), rounds=12)
     numbers = []
 
     class Watch:
@@ -77,16 +78,26 @@ def test_a_concept_splits_off_merges_and_is_known_when_it_comes_back():
 
     experiment.observers = (Watch(),)
     summary = experiment.run()
-    assert numbers[:2] == [1, 1] and numbers[2] == 1 + 4, "each client that drifted is alone for a step"
-    assert numbers[3] == 2, "then they merge"
+    assert numbers[:4] == [1] * 4 and numbers[4] == 1 + 4, "each client that drifted is alone for a step"
+    assert numbers[5] == 2, "then they merge"
     assert same_clusters(experiment.state.served.assignment, experiment.fed.true_clusters)
     assert len(experiment.state.born) == 2, "both concepts were known when clients went over: no new model"
     assert summary["drift_delay"] == 0 and summary["ari"] == 1
 
 
+def test_accuracies_are_compared_from_the_beginning_of_one_step_to_that_of_the_next():
+    method = FedDrift(net(), TRAINING, delta=0.2, step_rounds=1)
+    fed = Vectorised(method, drifting((9,), ((0, 0), (0, 1))))
+    first = method.round(method.init(fed), 0, fed)
+    found = fed.run(method.assess, fed.clients, Offer(shared={"models": first.served.models}))["quality"][:, 0]
+    second = method.round(first, 1, fed)
+    assert first.before.mean() < 0.5 < found.mean(), "before training, and after it"
+    assert torch.equal(second.before, found)
+
+
 def test_no_more_models_are_made_than_may_be():
     method = FedDrift(net(), TRAINING, delta=0.2, step_rounds=2, max_clusters=3)
-    experiment = Experiment.over(Vectorised(method, drifting((2,), ((0, 0), (0, 1)))), rounds=3)
+    experiment = Experiment.over(Vectorised(method, drifting((4,), ((0, 0), (0, 1)))), rounds=5)
     experiment.run()
     assert len(experiment.state.born) == 3
 

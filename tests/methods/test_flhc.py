@@ -11,6 +11,7 @@ from kinfed.federation import Replies
 from kinfed.methods import FLHC
 from kinfed.metrics import fedavg_parameters, method_bytes
 from kinfed.params import select
+from tests.methods.by_hand import QUADRATIC
 from tests.methods.planted import FOUR, LOCAL, net, renamed
 from tests.methods.registry import make, population
 from tests.problems import assert_close, assert_same_bits, fit, same_clusters, small_net
@@ -105,5 +106,6 @@ def test_weights_are_compared_as_well_as_updates():
     assert same_clusters(found["updates"].served.assignment, found["weights"].served.assignment)  # L2: the same
     root = {"w": torch.tensor([3.0, 0.0])}
     replies = Replies(torch.arange(2), {"update": {"w": torch.tensor([[0.0, 1.0], [0.0, -1.0]])}})
+    by = {compare: replace(method, model=QUADRATIC) for compare, method in by.items()}
     assert by["weights"].points(root, replies).tolist() == [[3.0, 1.0], [3.0, -1.0]]  # nearly parallel
     assert by["updates"].points(root, replies).tolist() == [[0.0, 1.0], [0.0, -1.0]]  # opposite

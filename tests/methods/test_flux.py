@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kinfed.data import Role
+from kinfed.data import LATER, Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
-from kinfed.methods import FLT
+from kinfed.methods import FLT, FLUX
 from kinfed.params import select
 from kinfed.signatures import PartMeans
 from tests.methods.registry import LOCAL, make, population
@@ -82,3 +82,24 @@ def test_settings_out_of_range_are_refused():
     for setting in ({"rounds_before": -1}, {"dimensions": 0}, {"radius": 0.0}):
         with pytest.raises(ConfigError, match=next(iter(setting))):
             make("flux", **setting)
+
+
+def test_nobody_joins_a_cluster_of_which_no_descriptor_is_known():
+    roles = tuple(Role(joins=LATER if i == 5 else 0) for i in range(12))
+    method = make("flux", rounds_before=0, **WIDE)
+    fed = Vectorised(method, population(roles=roles))
+    collect = FLUX.collect
+
+    def leave_out(self, root, clients, fed):  # client 0 is silent
+        return collect(self, root, clients[clients != 0], fed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FLUX, "collect", leave_out)
+        state = method.form_clusters(method.init(fed), fed)
+    alone = state.served.assignment[0]
+    assert (state.served.assignment == alone).sum() == 1
+    unknown = replace(state, centroids=state.centroids.clone())
+    unknown.centroids[alone] = 0  # were it compared, it would be the nearest
+    unknown.limits[:] = torch.tensor([-1e6, 1e6])[:, None, None, None]
+    _, apart = method.compare(unknown, torch.arange(12), fed)
+    assert apart[:, alone].isinf().all() and apart[:, torch.arange(apart.shape[1]) != alone].isfinite().all()

@@ -88,6 +88,13 @@ def test_pfllibs_apfl_trains_its_own_model_apart_and_keeps_the_mixture_by_hand(p
     assert float(apfl.personalise(client, {"params": weight(1.0)})["w"]) == 2.0
 
 
+def test_momentum_takes_no_share_of_pfllibs_apfl_out_of_its_range():
+    memory = {"own": weight(2.0), "has_trained": AGAIN, "alpha": torch.tensor(0.95)}
+    local = LocalTraining(epochs=5, batch_size=1, lr=0.1, momentum=0.9)
+    reply = APFL(QUADRATIC, local, variant="pfllib").train(client_with(2, 4, **memory), params=weight(1.0))
+    assert 0 <= float(reply.keep["alpha"]) <= 1
+
+
 @PADDED
 def test_pfedme_steps_along_the_moreau_envelope_by_hand(padded):
     pfedme = PFedMe(QUADRATIC, LocalTraining(1, 2, 0.1, momentum=0.9), pull=2.0, inner_steps=2, inner_lr=0.1)

@@ -12,6 +12,7 @@ from kinfed.engines.sequential import make_client
 from kinfed.errors import ConfigError
 from kinfed.methods import FedRC
 from kinfed.methods.cluster_models import draw_models
+from kinfed.methods.fedrc import share_labels
 from kinfed.methods.fedsoft import average_centres
 from kinfed.methods.mixtures import expect
 from kinfed.params import select
@@ -46,6 +47,12 @@ def test_fedrc_knows_the_labels_of_its_components_and_no_share_is_below_the_floo
     assert_close(free.labels.sum(1), torch.ones(2))
     one, _ = fit(make("fedrc", components=1, floor=1e-6), population=population(), rounds=1)
     assert_close(one.labels[0], torch.bincount(y, minlength=3) / sizes.sum())
+
+
+def test_a_component_that_got_no_sample_has_even_shares_of_labels():
+    masses = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.2, 0.1, 0.1, 0.0], [1e-9, 3e-9, 0.0, 0.0]])
+    expected = torch.tensor([[0.25] * 4, [0.5, 0.25, 0.25, 0.0], [0.25, 0.75, 0.0, 0.0]])
+    assert_close(share_labels(masses), expected)
 
 
 def test_fedrc_finds_exchanged_labels():
@@ -155,3 +162,17 @@ def test_a_client_that_names_one_model_of_flsc_twice_counts_once_in_it():
 def test_impossible_settings_are_refused(name, wrong):
     with pytest.raises(ConfigError, match=next(reversed(wrong))):
         make(name, **wrong)
+
+
+def test_flsc_says_of_no_unseen_client_what_it_selects_of_random_models():
+    roles = tuple(Role(holdout=i == 2, joins=2 if i == 5 else 0) for i in range(12))
+    method = make("flsc")
+    fed = Vectorised(method, population(roles=roles))
+    state = method.admit(method.init(fed), torch.tensor([2]), fed)
+    assert bool((state.choices[2] == -1).all())
+    fed.begin(2)
+    late = method.admit(state, torch.tensor([5]), fed)
+    assert (
+        late.choices[5].tolist()
+        == fed.run(method.choose, torch.tensor([5]), method.offer(state, None, fed))["choices"][0].tolist()
+    )
