@@ -156,7 +156,7 @@ def measure(task: LearningTask, output: Tensor, y: Tensor, mask: Tensor) -> dict
 def compute_update(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: Δw, what local training changes in the model it uses."""
     start, model = method.personalise(client, offer), find_client_model(method)
-    return train_update(method.local.unscheduled, client, start, model)
+    return train_update(method.local.outside_rounds, client, start, model)
 
 
 def select_weights(model: Model, models: Stack) -> Stack:

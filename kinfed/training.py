@@ -198,13 +198,13 @@ class LocalTraining:
         return torch.where(rate > 0, -end["w"] / rate.clamp(min=SMALLEST), client.steps(*self.passes))
 
     @property
-    def unscheduled(self) -> "LocalTraining":
+    def outside_rounds(self) -> "LocalTraining":
         """The same training at the learning rate `lr`: what clients train outside of rounds follows no schedule."""
         return replace(self, decay=1.0, schedule="exponential", schedule_rounds=0, warm_up=0)
 
     def for_adaptation(self) -> "LocalTraining":
         """The training by which a client tunes the model it is served."""
-        local = replace(self.unscheduled, lr=self.adapt_lr or self.lr)
+        local = replace(self.outside_rounds, lr=self.adapt_lr or self.lr)
         return local.for_epochs(self.adapt_epochs) if self.adapt_epochs else local
 
     def for_epochs(self, epochs: int) -> "LocalTraining":

@@ -99,7 +99,7 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
     @client_task
     def differ(self, client: Client, params: Params) -> Reply:
         """Client task: its update of the model at a split."""
-        return train_update(self.local.unscheduled, client, params, self.model)
+        return train_update(self.local.outside_rounds, client, params, self.model)
 
     def offer(self, state: CFLState, cohort: Tensor, fed: Federation) -> Offer:
         return offer_assigned(state.models, state.assignment, cohort)

@@ -217,7 +217,7 @@ class Clustered(Method[S], FindsClusters[S], RelatesClients[S], Exportable[S]):
     @client_task
     def differ(self, client: Client, params: Params) -> Reply:
         """Client task: Δw, what local training changes in the model it is sent."""
-        return train_update(self.local.unscheduled, client, params, self.model)
+        return train_update(self.local.outside_rounds, client, params, self.model)
 
     def cluster_assignment(self, state: S) -> Tensor:
         return state.served.assignment

@@ -68,5 +68,5 @@ class FedClust(ClusteredOnce[FedClustState]):
     @client_task
     def train_head(self, client: Client, params: Params) -> Reply:
         """Client task: the final layer after E epochs of the whole model."""
-        trained, _ = self.local.unscheduled(client, params, self.model.gradient)
+        trained, _ = self.local.outside_rounds(client, params, self.model.gradient)
         return Reply({"head": {name: w for name, w in trained.items() if is_last_layer(self.model, name)}})

@@ -16,10 +16,10 @@ from kinfed.checks import above_zero, at_least
 from kinfed.client import PARTS, Client, Reply, client_task
 from kinfed.federation import Federation, Offer
 from kinfed.methods.cluster_models import draw_models
-from kinfed.methods.mixtures import Mixed, expect, maximise
+from kinfed.methods.mixtures import Mixed, expect, maximise, share_labels
 from kinfed.models import Model, mix_models
 from kinfed.params import Params, Payload, Stack, model_in, tensor_in
-from kinfed.training import SMALLEST, LocalTraining
+from kinfed.training import LocalTraining
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,3 @@ class FedRC(Mixed[FedRCState]):
     def personalise(self, client: Client, offer: Payload) -> Params:
         models, labels = model_in(offer, "models"), tensor_in(offer, "labels")
         return mix_models(models, expect(client, self.model, models, -labels.log()).shares)
-
-
-def share_labels(masses: Tensor) -> Tensor:
-    """The share of each label in a component, by what it got of each; even ones where it got nothing: [K, labels]."""
-    total = masses.sum(1, keepdim=True)
-    return torch.where(total > 0, masses / total.clamp(min=SMALLEST), 1 / masses.shape[1])

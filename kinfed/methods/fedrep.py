@@ -16,7 +16,7 @@ from kinfed.checks import at_least, one_of
 from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation
 from kinfed.methods.one_model import KeepsOwn, OnePart, OnePartState
-from kinfed.models import GradientFn, Model, fix_weights, is_last_layer
+from kinfed.models import Model, fix_weights, is_last_layer
 from kinfed.params import Params, Payload, Value, model_in
 from kinfed.training import LabelledGradient, LocalTraining
 
@@ -51,7 +51,8 @@ class FedRep(OnePart, KeepsOwn):
     def train(self, client: Client, shared: Params) -> Reply:
         """Client task: the body after its training; the head stays with the client."""
         head, body = self.part(client, shared)
-        head = self.train_head(client, head, self.local, self.head_epochs, fix_weights(self.model.gradient, body))
+        if self.head_epochs:
+            head, _ = self.local.for_epochs(self.head_epochs)(client, head, fix_weights(self.model.gradient, body))
         body, _ = self.local(client, body, fix_weights(self.model.gradient, head))
         whole = body | head
         return Reply({"shared": {name: whole[name] for name in shared}}, keep=self.keep_own(client, head))
@@ -61,13 +62,9 @@ class FedRep(OnePart, KeepsOwn):
         first = {name: shared.get(name, w) for name, w in client.recall_model("own").items()}
         return self.recall_own(client, first), {name: w for name, w in shared.items() if name not in first}
 
-    def train_head(
-        self, client: Client, head: Params, local: LocalTraining, epochs: int, gradient: GradientFn
-    ) -> Params:
-        """Client: the head after some epochs along this gradient, of a fixed body."""
-        return local.for_epochs(epochs)(client, head, gradient)[0] if epochs else head
-
     def personalise(self, client: Client, offer: Payload) -> Params:
         head, body = self.part(client, model_in(offer, "shared"))
-        gradient = LabelledGradient(fix_weights(self.model.gradient, body))
-        return self.train_head(client, head, self.local.for_adaptation(), self.tune_epochs, gradient) | body
+        if not self.tune_epochs:
+            return body | head
+        rule = LabelledGradient(fix_weights(self.model.gradient, body))
+        return body | self.local.for_adaptation().for_epochs(self.tune_epochs)(client, head, rule)[0]

@@ -121,7 +121,7 @@ class FLISHC(ClusteredOnce[FLISHCState], NeedsServerSamples):
     @client_task
     def show(self, client: Client, params: Params) -> Reply:
         """Client task: the first model after E epochs, whose predictions the server compares."""
-        return Reply({"params": self.local.unscheduled(client, params, self.model.gradient)[0]})
+        return Reply({"params": self.local.outside_rounds(client, params, self.model.gradient)[0]})
 
     @client_task
     def introduce(self, client: Client, params: Params) -> Reply:

@@ -19,7 +19,7 @@ from kinfed.method import Method
 from kinfed.models import Model, make_mixture, mix_models
 from kinfed.params import Params, Payload, Stack, Value, count, model_in, select, stack
 from kinfed.targets import fill_unknown, is_known, mark_labels
-from kinfed.training import LocalTraining
+from kinfed.training import SMALLEST, LocalTraining
 
 
 class ComponentsState(Protocol):
@@ -88,3 +88,9 @@ def maximise(client: Client, model: Model, local: LocalTraining, models: Stack, 
     """Client: M-step. Each component [K], trained on samples that are weighted by its row of the weights [K, n]."""
     own = (client.with_train(replace(client.train, weights=q)) for q in weights)
     return stack([local(part, select(models, m), model.gradient)[0] for m, part in enumerate(own)])
+
+
+def share_labels(masses: Tensor) -> Tensor:
+    """The share of each label in a component, by what it got of each; even ones where it got nothing: [K, labels]."""
+    total = masses.sum(1, keepdim=True)
+    return torch.where(total > 0, masses / total.clamp(min=SMALLEST), 1 / masses.shape[1])

@@ -102,7 +102,7 @@ class StoCFL(Method[StoCFLState], FindsClusters[StoCFLState], RelatesClients[Sto
     @client_task
     def observe(self, client: Client, params: Params) -> Reply:
         """Client task: Ψ, what local training changes in the anchor."""
-        return train_update(self.local.unscheduled.for_epochs(self.anchor_epochs), client, params, self.model)
+        return train_update(self.local.outside_rounds.for_epochs(self.anchor_epochs), client, params, self.model)
 
     @client_task
     def train(self, client: Client, params: Params, common: Params) -> Reply:

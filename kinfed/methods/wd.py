@@ -52,9 +52,9 @@ class WD(ClusteredByKMeans):
     @client_task
     def prepare(self, client: Client, params: Params) -> Reply:
         """Client task: a round of the common model."""
-        return Reply({"params": self.local.unscheduled(client, params, self.model.gradient)[0]})
+        return Reply({"params": self.local.outside_rounds(client, params, self.model.gradient)[0]})
 
     @client_task
     def tune(self, client: Client, params: Params) -> Reply:
         """Client task: Δθ of f epochs."""
-        return train_update(self.local.unscheduled.for_epochs(self.tuning_epochs), client, params, self.model)
+        return train_update(self.local.outside_rounds.for_epochs(self.tuning_epochs), client, params, self.model)

@@ -92,7 +92,7 @@ class Outcome:
             shapes = [shape for other in others if (shape := self.compare(claim, own, other))]
             lacks = self.lacks_rows(columns, protocol)
         else:
-            other = self.compared_with(claim, own)
+            other = self.other_side(claim, own)
             if self.is_along_columns and not all(map(self.is_whole, [own, other] if other else [own])):
                 return UNKNOWN
             shapes = [shape] if (shape := self.compare(claim, own, other)) else []
@@ -101,7 +101,7 @@ class Outcome:
             return FAILS
         return UNKNOWN if lacks else HOLDS
 
-    def compared_with(self, claim: Claim, own: Side) -> Side | None:
+    def other_side(self, claim: Claim, own: Side) -> Side | None:
         """The other row of a claim, or the same elsewhere; None: zero."""
         if not claim.than:
             return None

@@ -12,9 +12,8 @@ from kinfed.engines.sequential import make_client
 from kinfed.errors import ConfigError
 from kinfed.methods import FedRC
 from kinfed.methods.cluster_models import draw_models
-from kinfed.methods.fedrc import share_labels
 from kinfed.methods.fedsoft import average_centres
-from kinfed.methods.mixtures import expect
+from kinfed.methods.mixtures import expect, share_labels
 from kinfed.params import select
 from kinfed.training import LocalTraining
 from tests.methods.planted import LOCAL, net, renamed
