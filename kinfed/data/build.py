@@ -180,7 +180,7 @@ class PublicShare:
 
     def draw(self, labels: Index, wanted: bool, rng: np.random.Generator) -> Index:
         """The public ones of these samples, stratified by label; none where none are wanted of them."""
-        return draw_stratified(labels, round(self.fraction * len(labels)) if wanted else 0, rng)
+        return draw_stratified(labels, round(self.fraction * len(labels)) if wanted else 0, rng, low_first=True)
 
 
 @dataclass(frozen=True)

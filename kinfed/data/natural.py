@@ -159,7 +159,8 @@ class Heart:
             is_test = np.zeros(len(y), bool)
             for owner in np.unique(client):
                 own = np.flatnonzero(client == owner)
-                is_test[own[draw_stratified(y[own], round(self.test * len(own)), generator(self.seed, "heart"))]] = True
+                rng = generator(self.seed, "heart")
+                is_test[own[draw_stratified(y[own], round(self.test * len(own)), rng, low_first=True)]] = True
             is_train = ~is_test
         scaled = scale_by_client(x, client, is_train)
         train, test = np.flatnonzero(is_train), np.flatnonzero(is_test)

@@ -21,7 +21,7 @@ from kinfed.data.partitions import (
 )
 from kinfed.data.partitions.label_skew import count_in_random_order, cut, favourites
 from kinfed.data.partitions.planted_clusters import skew_sizes
-from kinfed.data.partitions.split import IgnoresLabels
+from kinfed.data.partitions.split import IgnoresLabels, draw_stratified
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.registry import first_lines
 
@@ -48,6 +48,22 @@ def labels_tested(split, data):
 
 def sizes(split):
     return [len(samples) for samples in split.train]
+
+
+def test_ties_go_to_random_labels_and_no_other_draw_moves():
+    y, clear = np.repeat(np.arange(4), 5), np.repeat(np.arange(3), [10, 4, 6])  # 0.5 of each label is a tie
+    tied = [np.bincount(y[draw_stratified(y, 2, np.random.default_rng(seed))], minlength=4) for seed in range(40)]
+    assert all(sorted(counts) == [0, 0, 1, 1] for counts in tied) and np.sum(tied, 0).min() >= 10
+    rngs = np.random.default_rng(0), np.random.default_rng(0)
+    drawn = [draw_stratified(clear, 10, rng, low_first) for rng, low_first in zip(rngs, (False, True), strict=True)]
+    assert drawn[0].tolist() == drawn[1].tolist() and rngs[0].random() == rngs[1].random()
+    lowest = [np.bincount(y[draw_stratified(y, 6, np.random.default_rng(seed), low_first=True)]) for seed in range(5)]
+    assert [counts.tolist() for counts in lowest] == [[2, 2, 1, 1]] * 5
+    few = [
+        np.bincount(y[draw_stratified(y, 2, np.random.default_rng(seed), low_first=True)], minlength=4)
+        for seed in range(40)
+    ]
+    assert np.sum(few, 0).min() >= 10, "with fewer samples than labels the lowest would be all there are"
 
 
 # P1

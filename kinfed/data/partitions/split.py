@@ -17,19 +17,29 @@ def generator(seed: int, *purpose: int | str) -> np.random.Generator:
     return np.random.default_rng(base_key(seed, "data", *purpose) % 2**64)
 
 
-def shares(sizes: npt.NDArray[np.integer], total: int) -> Index:
-    """`total` dealt out in proportion to sizes, by largest remainder; none beyond its size if total <= their sum."""
+def shares(sizes: npt.NDArray[np.integer], total: int, ranks: Index | None = None) -> Index:
+    """`total` dealt out in proportion to sizes, by largest remainder; none beyond its size if total <= their sum.
+
+    Of equal remainders those of low rank come first; without ranks the first ones.
+    """
     quota = sizes.astype(np.float64) * (total / max(int(sizes.sum()), 1))
     dealt: Index = np.floor(quota).astype(np.int64)
     remainder = np.round(quota - dealt, 9)  # rounded: ties must not hang on the last bit
-    dealt[np.argsort(-remainder, kind="stable")[: total - int(dealt.sum())]] += 1
+    order = np.lexsort((np.arange(len(sizes)) if ranks is None else ranks, -remainder))
+    dealt[order[: total - int(dealt.sum())]] += 1
     return dealt
 
 
-def draw_stratified(labels: Index, total: int, rng: np.random.Generator) -> Index:
-    """`total` samples, sorted, drawn so that every label keeps its share."""
+def draw_stratified(labels: Index, total: int, rng: np.random.Generator, low_first: bool = False) -> Index:
+    """`total` samples, sorted, drawn so that every label keeps its share; of equal shares random ones are rounded up.
+
+    With `low_first` those of the lowest labels are, as in the draws that published numbers come from; where there are
+    fewer samples than labels this would leave the others out, so that it does not hold.
+    """
     samples = samples_of_each(labels)
-    wanted = shares(np.array([len(part) for part in samples]), total)
+    sizes = np.array([len(part) for part in samples])
+    ranks = None if low_first and total >= len(sizes) else rng.spawn(1)[0].permutation(len(sizes))
+    wanted = shares(sizes, total, ranks)
     return np.sort(
         np.concatenate([rng.choice(part, n, replace=False) for part, n in zip(samples, wanted, strict=True)])
     )
