@@ -21,7 +21,7 @@ from kinfed.data.partitions import (
 )
 from kinfed.data.partitions.label_skew import count_in_random_order, cut, favourites
 from kinfed.data.partitions.planted_clusters import skew_sizes
-from kinfed.data.partitions.split import IgnoresLabels, draw_stratified
+from kinfed.data.partitions.split import IgnoresLabels, draw_stratified, draw_systematic
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.registry import first_lines
 
@@ -64,6 +64,18 @@ def test_ties_go_to_random_labels_and_no_other_draw_moves():
         for seed in range(40)
     ]
     assert np.sum(few, 0).min() >= 10, "with fewer samples than labels the lowest would be all there are"
+
+
+def test_systematic_draws_take_every_sample_alike_and_of_each_value_its_share():
+    values = np.array([3, 1, 1, 2, 9, 9, 9, 4, 5, 6])
+    drawn = [draw_systematic(values, 4, np.random.default_rng(seed)) for seed in range(500)]
+    assert {len(set(own.tolist())) for own in drawn} == {4}
+    assert np.bincount(np.concatenate(drawn)) / 500 == pytest.approx([0.4] * 10, abs=0.08)
+    assert {int((values[own] == 9).sum()) for own in drawn} == {1, 2} and {
+        int((values[own] < 3).sum()) for own in drawn
+    } == {1, 2}
+    assert not len(draw_systematic(values, 0, np.random.default_rng(0)))
+    assert draw_systematic(values, 10, np.random.default_rng(0)).tolist() == list(range(10))
 
 
 # P1

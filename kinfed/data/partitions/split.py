@@ -45,6 +45,16 @@ def draw_stratified(labels: Index, total: int, rng: np.random.Generator, low_fir
     )
 
 
+def draw_systematic(values: Index, total: int, rng: np.random.Generator) -> Index:
+    """`total` samples, sorted: those at equal distances in the order of their values, in which equal ones are shuffled.
+
+    Each sample is drawn with the same probability, and of each value as many as its share, rounded up or down.
+    """
+    order = np.lexsort((rng.random(len(values)), values))
+    places = (np.arange(total) * len(values) + rng.integers(len(values))) // max(total, 1)
+    return np.sort(order[places]).astype(np.int64)
+
+
 def samples_of_each(labels: Index) -> list[Index]:
     """The samples of every label that occurs, in the order of the labels."""
     order = np.argsort(labels, kind="stable").astype(np.int64)
