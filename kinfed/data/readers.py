@@ -132,7 +132,7 @@ class Table:
         if len(gaps := np.argwhere(np.isnan(numbers))):
             row, at = gaps[0].tolist()
             raise DataError(f"column '{self.target[at]}' has no value in row {row + 2}: every sample needs its targets")
-        return numbers, ()
+        return numbers.astype(np.float32), ()
 
     def list_columns(self, table: Mapping[str, Column]) -> tuple[str, ...]:
         """The columns of the table that a sample is made of."""
@@ -181,12 +181,15 @@ class Table:
 
         Without `marks` these are of all columns that have gaps in training.
         """
-        if x.dtype != np.float32 or x.ndim != 2:
+        if x.dtype.kind != "f" or x.ndim != 2:
             return x, ()
-        numbers, gaps = x.astype(np.float32), np.isnan(x.astype(np.float32))
+        numbers = x.astype(np.float64)
+        gaps = np.isnan(numbers)
         names = [f"{name}{MISSING}" for name in columns] if len(columns) == x.shape[1] else [""] * x.shape[1]
         marked: Flags = np.any(gaps[is_train], axis=0) if marks is None else np.isin(names, list(marks))
-        filled = scale_columns(numbers, client, is_train) if self.scale else np.where(gaps, 0, numbers)
+        filled = (
+            scale_columns(numbers, client, is_train) if self.scale else np.where(gaps, 0, numbers).astype(np.float32)
+        )
         shown = tuple(name for name, has in zip(names, marked.tolist(), strict=True) if has and name)
         return np.concatenate([filled, gaps[:, marked].astype(np.float32)], 1), shown
 
@@ -242,11 +245,11 @@ def read_alike(path: Path, own: Path, settings: Table = TABLE, images: ImageForm
     """The features of all samples in a table, scaled by the training samples of the client's own table."""
     table = read_columns(path)
     x, like = settings.read_features(table, path, images), settings.read_features(read_columns(own), own, images)
-    if x.dtype != np.float32 or x.ndim != 2:
+    if x.dtype.kind != "f" or x.ndim != 2:
         return x
     test = read_own_table(own, None, settings, images)[2]  # targets only say how it is split
     is_train = np.isin(np.arange(len(like) + len(x)), others(len(like), test))
-    return settings.complete_own(np.concatenate([like, x]).astype(np.float32), table, is_train)[len(like) :]
+    return settings.complete_own(np.concatenate([like, x]), table, is_train)[len(like) :]
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,17 @@ def test_low_and_high_whole_numbers_are_tested_alike_whether_they_are_classes_or
     assert sorted(of_node.test_y.tolist()) == sorted(made.y[made.test[0]].tolist())  # drawn as the first client's
 
 
+def test_dates_within_a_minute_stay_apart(tmp_path):
+    rows = [f"a,{1_700_000_000 + i},{'no' if i < 30 else 'yes'}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,time,target", *rows]))
+    found = load(str(tmp_path / "t.csv"))
+    times = np.sort(np.concatenate([found.x_train, found.x_test])[:, 0])
+    assert found.x_train.dtype == np.float32 and np.diff(times) == pytest.approx([np.diff(times).mean()] * 59, rel=1e-3)
+    (tmp_path / "samples.csv").write_text("time\n" + "\n".join(row.split(",")[1] for row in rows))
+    alike = load_alike(tmp_path / "samples.csv", tmp_path / "t.csv", FileForm(table=Table(features=("time",))))
+    assert np.sort(alike[:, 0].numpy()) == pytest.approx(times)
+
+
 def test_the_next_token_is_learnt_from_token_ids_alone(tmp_path):
     path = write(tmp_path, HEADER + "".join(ROWS))
     options = [f"data.name={path}", "partition.name=natural", "task.name=next_token"]
