@@ -28,7 +28,15 @@ from kinfed.data.columns import (
 from kinfed.data.dataset import Dataset, are_classes, labels_of
 from kinfed.data.image_files import SUFFIXES, ImageForm, read_images
 from kinfed.data.natural import scale_columns
-from kinfed.data.partitions.split import Index, draw_stratified, draw_systematic, generator, others, samples_of_each
+from kinfed.data.partitions.split import (
+    Index,
+    count_tests,
+    draw_stratified,
+    draw_systematic,
+    generator,
+    others,
+    samples_of_each,
+)
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown
 
@@ -214,8 +222,7 @@ def hold_out(client: Index, strata: Index, share: float, seed: int, values: bool
     """
     held, draw = [], draw_systematic if values else draw_stratified
     for owner, own in enumerate(samples_of_each(client)):
-        wanted = min(max(round(share * len(own)), int(share > 0)), len(own) - 1)
-        held.append(own[draw(strata[own], wanted, generator(seed, "table", owner))])
+        held.append(own[draw(strata[own], count_tests(len(own), share), generator(seed, "table", owner))])
     return np.sort(np.concatenate(held))
 
 

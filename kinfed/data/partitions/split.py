@@ -1,5 +1,6 @@
 """What a partition reads (`Labels`), gives back (`Split`) and promises (`Promise`), and rules for test samples."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -53,6 +54,31 @@ def draw_systematic(values: Index, total: int, rng: np.random.Generator) -> Inde
     order = np.lexsort((rng.random(len(values)), values))
     places = (np.arange(total) * len(values) + rng.integers(len(values))) // max(total, 1)
     return np.sort(order[places]).astype(np.int64)
+
+
+def count_tests(samples: int, share: float) -> int:
+    """How many of a client's samples are for testing: this share, one at least, where one is left to train on."""
+    return max(min(max(round(share * samples), int(share > 0)), samples - 1), 0)
+
+
+Draw = Callable[[int, Index, int], Index]  # (owner, samples, how many) -> so many of the samples
+
+
+def hold_out_once(owned: Sequence[Index], share: float, draw: Draw, origin: Index) -> npt.NDArray[np.bool_]:
+    """Which samples of the pool are held out: each for all that own it, or a copy of the same `origin`, or for none.
+
+    Owners are clients, now and after each change. One draws among samples that none before it had, so that owners with
+    samples of their own draw each for itself.
+    """
+    held, known = np.zeros(len(origin), bool), np.zeros(len(origin), bool)
+    for owner, own in enumerate(owned):
+        fresh = own[~known[origin[own]]]
+        wanted = count_tests(len(own), share) - int(held[origin[own]].sum())
+        held[origin[draw(owner, fresh, min(max(wanted, 0), len(fresh)))]] = True
+        known[origin[own]] = True
+        if held[origin[own]].all():  # others hold out all that this one has: it must train on something
+            held[origin[own[:1]]] = False
+    return held[origin]
 
 
 def samples_of_each(labels: Index) -> list[Index]:
