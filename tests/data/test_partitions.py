@@ -78,6 +78,17 @@ def test_systematic_draws_take_every_sample_alike_and_of_each_value_its_share():
     assert draw_systematic(values, 10, np.random.default_rng(0)).tolist() == list(range(10))
 
 
+def test_a_split_may_have_lists_and_nothing_but_whole_numbers():
+    split = Split([[0, 1], [2], []], [[0], [1], range(2)], [0, 1, 1])
+    assert [own.dtype for own in (*split.train, *split.test, split.true_clusters)] == [np.int64] * 7
+    check(split, labels(), Promise(minimum=0))
+    own = np.array([1, 2])
+    assert Split([own], [own]).train[0] is own, "lists that clients share are checked once"
+    for wrong, got in ([0.5], r"float64 \[1\]"), ([True], r"bool \[1\]"), ([[1]], r"int64 \[1, 1\]"):
+        with pytest.raises(DataError, match=f"train samples are {got}, wanted whole numbers"):
+            Split([wrong], [[0]])
+
+
 # P1
 
 

@@ -118,6 +118,22 @@ class Split:
     swaps: tuple[tuple[int, int], ...] = ()  # swaps[g]: the two labels to exchange in cluster g
     writers: tuple[int, ...] = ()  # the writer that each client is, by number; empty: clients are none
 
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            object.__setattr__(self, part, [as_index(own, f"{part} samples") for own in getattr(self, part)])
+        if self.true_clusters is not None:
+            object.__setattr__(self, "true_clusters", as_index(self.true_clusters, "true_clusters"))
+
+
+def as_index(numbers: npt.ArrayLike, name: str) -> Index:
+    """Whole numbers as an array, where they are lists of a user's own partition; DataError for others."""
+    array = np.asarray(numbers)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DataError(
+            f"a split's {name} are {array.dtype} {list(array.shape)}, wanted whole numbers [n] for each client"
+        )
+    return array.astype(np.int64, copy=False)
+
 
 @dataclass(frozen=True)
 class Promise:
