@@ -1,15 +1,16 @@
 """From a dataset and a partition to a population: public samples, clients, change, shift, drift, roles, look-alikes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kinfed.checks import at_least, fraction
 from kinfed.data.dataset import Dataset, are_classes, labels_of
 from kinfed.data.drift import Drift
-from kinfed.data.own_samples import samples_for_testing
 from kinfed.data.partitions import PARTITIONS
 from kinfed.data.partitions.split import (
     ANY_SPLIT,
@@ -22,6 +23,7 @@ from kinfed.data.partitions.split import (
     check,
     draw_stratified,
     generator,
+    hold_out_once,
     need_samples,
     others,
 )
@@ -111,12 +113,13 @@ def build_population(
     """
     tests = Tests(Most(train_samples, test_samples), validation, global_test)
     supply = Supply.of(dataset, PublicShare(public_fraction, public_test, public_train), seed)
-    split = supply.draw(partition, tests, generator(seed, "partition"))
-    changes: list[Change] = []
-    if change is not None and change.round:
-        other = supply.draw(partition, tests, generator(seed, "change"))
-        changes.append(plan_change(change, split, other, dataset.labels_train, generator(seed, "changed clients")))
-    population = plain = supply.pool(dataset, split, tuple(changes))
+    change = change or ChangeSettings(round=0)
+    draws = ["partition", "change"] if change.round else ["partition"]
+    split, *later = supply.draw(partition, tests, [generator(seed, draw) for draw in draws])
+    changes = tuple(
+        plan_change(change, split, other, dataset.labels_train, generator(seed, "changed clients")) for other in later
+    )
+    population = plain = supply.pool(dataset, split, changes)
     if split.swaps:
         population = LabelSwap(split.swaps)(population, generator(seed, "swaps"))
     if shift is not None:
@@ -137,27 +140,38 @@ def build_population(
 def score_on_training(population: Population, share: float, seed: int) -> Population:
     """The population whose clients are scored on this share of their training samples, which they do not train on.
 
-    Their test samples are left out: for model selection. Clients without labels are not scored; look-alikes stay.
+    Their test samples are left out: for model selection. Clients without labels are not scored; look-alikes stay. A
+    sample that several clients have, or one client before and after a change, is held out for all of them, or for none.
     """
-    labels = labels_of(population.y.numpy())
+    held = torch.from_numpy(hold_out_labelled(population, share, seed))
 
-    def split(client: int, train: Tensor, test: Tensor, round: int = 0) -> tuple[Tensor, Tensor]:
+    def split(client: int, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
         role = population.role(client)
         if role.look_alike_of is not None:
             return train, test
-        if not role.labelled or len(train) < 2:
-            return train, test[:0]
-        own, rng = train.numpy(), generator(seed, "selection", client, round)
-        picked = samples_for_testing(labels, own, share, rng)
-        return torch.from_numpy(own[others(len(own), picked)]), torch.from_numpy(own[picked])
+        return (train[~held[train]], train[held[train]]) if role.labelled else (train, test[:0])
 
     train, test = zip(*map(split, range(population.clients), population.train, population.test), strict=True)
     changes = []
     for change in population.changes:
-        rounds = [change.round] * len(change.train)
-        parts = list(map(split, change.clients.tolist(), change.train, change.test, rounds))
+        parts = list(map(split, change.clients.tolist(), change.train, change.test))
         changes.append(replace(change, train=tuple(part[0] for part in parts), test=tuple(part[1] for part in parts)))
     return replace(population, train=train, test=test, changes=tuple(changes))
+
+
+def hold_out_labelled(population: Population, share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Which samples of the pool are held out of training: this share of each labelled client's, stratified."""
+    roles, labels = list(map(population.role, range(population.clients))), labels_of(population.y.numpy())
+    lists = [(0, client, train) for client, train in enumerate(population.train)]
+    for change in population.changes:
+        lists += zip([change.round] * len(change.train), change.clients.tolist(), change.train, strict=True)
+    owners = [own for own in lists if roles[own[1]].labelled and roles[own[1]].look_alike_of is None]
+
+    def draw(owner: int, samples: Index, count: int) -> Index:
+        round, client, _ = owners[owner]
+        return samples[draw_stratified(labels[samples], count, generator(seed, "selection", client, round))]
+
+    return hold_out_once([train.numpy() for *_, train in owners], share, draw, population.origins.numpy())
 
 
 def apply_drift(drift: Drift, population: Population, roles: RoleSettings, seed: int) -> Population:
@@ -180,7 +194,7 @@ class PublicShare:
 
     def draw(self, labels: Index, wanted: bool, rng: np.random.Generator) -> Index:
         """The public ones of these samples, stratified by label; none where none are wanted of them."""
-        return draw_stratified(labels, round(self.fraction * len(labels)) if wanted else 0, rng)
+        return draw_stratified(labels, round(self.fraction * len(labels)) if wanted else 0, rng, low_first=True)
 
 
 @dataclass(frozen=True)
@@ -211,11 +225,23 @@ class Tests:
                 "one of the two"
             )
 
-    def split_off(self, samples: Index, rng: np.random.Generator) -> tuple[Index, Index]:
-        """These training samples, parted into what is left of them and the client's test samples."""
-        tested = np.zeros(len(samples), bool)
-        tested[rng.permutation(len(samples))[: min(max(1, round(self.own * len(samples))), len(samples) - 1)]] = True
-        return samples[~tested], samples[tested]
+    def split_off(self, splits: Sequence[Split], rngs: Sequence[np.random.Generator], pool: int) -> list[Split]:
+        """The splits whose clients are tested on some of their training samples, which nobody trains on then."""
+        rng_of = [rng for split, rng in zip(splits, rngs, strict=True) for _ in split.train]
+
+        def draw(owner: int, samples: Index, count: int) -> Index:
+            return samples[rng_of[owner].permutation(len(samples))[:count]]
+
+        owned = [samples for split in splits for samples in split.train]
+        held = hold_out_once(owned, self.own, draw, np.arange(pool))
+        return [
+            replace(
+                split,
+                train=[own[~held[own]] for own in split.train],
+                test=[some(own[held[own]], self.most.test_samples, rng) for own in split.train],
+            )
+            for split, rng in zip(splits, rngs, strict=True)
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,8 +267,14 @@ class Supply:
         labels = Labels(known[train], unseen[test], classes, *writers, dataset.client_clusters, has_classes)
         return cls(labels, train, count + test, np.concatenate([public_train, count + public_test]))
 
-    def draw(self, partition: Partition, tests: Tests, rng: np.random.Generator) -> Split:
-        """A checked split of these samples, in places of the pool."""
+    def draw(self, partition: Partition, tests: Tests, rngs: Sequence[np.random.Generator]) -> list[Split]:
+        """A checked split of these samples, in places of the pool, for each generator."""
+        splits = [self.deal(partition, tests, rng) for rng in rngs]
+        pool = len(self.train) + len(self.test) + len(self.public)
+        return tests.split_off(splits, rngs, pool) if tests.own else splits
+
+    def deal(self, partition: Partition, tests: Tests, rng: np.random.Generator) -> Split:
+        """A split before clients part what they have."""
         check_clients(partition, len(self.train))
         if not self.labels.has_classes:
             refuse_labels(partition)
@@ -250,10 +282,7 @@ class Supply:
         check(split, self.labels, partition.promise if isinstance(partition, HasPromise) else ANY_SPLIT)
         train = [self.train[some(samples, tests.most.train_samples, rng)] for samples in split.train]
         if tests.own:
-            train, test = (
-                list(part) for part in zip(*(tests.split_off(samples, rng) for samples in train), strict=True)
-            )
-            return replace(split, train=train, test=[some(samples, tests.most.test_samples, rng) for samples in test])
+            return replace(split, train=train)
         given = [np.arange(len(self.test))] * len(train) if tests.whole else split.test
         return replace(
             split, train=train, test=[self.test[some(samples, tests.most.test_samples, rng)] for samples in given]

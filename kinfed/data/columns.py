@@ -24,7 +24,6 @@ SWITCHES = {"true": 1.0, "false": 0.0}
 SEPARATORS = ";\t|"  # of a CSV file without commas in its header
 WHOLE = re.compile(r"^(-?\d+)\.0+$")  # as a column of floats writes whole numbers
 LARGEST = float(np.finfo(np.float32).max)
-Floats = npt.NDArray[np.float32]
 Features = npt.NDArray[np.generic]
 Column = list[str] | list[object] | npt.NDArray[np.generic]  # of objects: an image or a list in each cell
 
@@ -138,13 +137,16 @@ def pick_column(table: Mapping[str, Column], name: str, option: str, path: Path)
     )
 
 
-def read_numbers(column: Column, name: str) -> Floats:
-    """A column as numbers, NaN for gaps; raises DataError for the first text."""
+def read_numbers(column: Column, name: str) -> npt.NDArray[np.float64]:
+    """A column as numbers, NaN for gaps; raises DataError for the first text.
+
+    They are doubles until they are scaled: dates in seconds differ by less than float32 can say.
+    """
     with suppress(ValueError):  # numpy reads plain numbers several times as fast
         plain = np.asarray(column).astype(np.float64)
         if (np.abs(plain) <= LARGEST).all():
-            return plain.astype(np.float32)
-    values = np.full(len(column), np.nan, np.float32)
+            return plain
+    values = np.full(len(column), np.nan)
     for at, cell in enumerate(column):
         word = str(cell).strip()
         if word.lower() in GAPS:

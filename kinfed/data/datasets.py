@@ -225,6 +225,6 @@ def digits() -> Dataset:
     pixels: npt.NDArray[np.float64] = table[:, :-1].reshape(-1, 8, 8)
     x = np.round(pixels * (255 / 16)).astype(np.uint8)[:, None]
     y = table[:, -1].astype(np.int64)
-    test = draw_stratified(y, round(0.2 * len(y)), generator(0, "digits"))
+    test = draw_stratified(y, round(0.2 * len(y)), generator(0, "digits"), low_first=True)
     train = others(len(y), test)
     return Dataset("digits", x[train], y[train], x[test], y[test], 10)

@@ -257,7 +257,8 @@ def copy_concepts(drift: ChangePoints, population: Population, plan: Index) -> t
         changed = view(population.x[used], population.y[used], np.random.default_rng(concept))
         x.append(changed[0])
         y.append(changed[1])
-    return replace(population, x=torch.cat(x), y=torch.cat(y)), copies
+    origin = torch.cat([population.origins, *(population.origins[copy.originals] for copy in copies.values())])
+    return replace(population, x=torch.cat(x), y=torch.cat(y), origin=origin), copies
 
 
 def number_clusters(population: Population, plan: Index) -> Tensor:

@@ -150,7 +150,7 @@ def as_array(image: object, mode: str) -> Pixels:
 
 def tenth_of_each(writers: npt.NDArray[np.integer]) -> Index:
     """A fixed tenth of the samples of every writer (LEAF's 90:10 split by sample)."""
-    return draw_stratified(writers.astype(np.int64), round(0.1 * len(writers)), generator(0, "hub"))
+    return draw_stratified(writers.astype(np.int64), round(0.1 * len(writers)), generator(0, "hub"), low_first=True)
 
 
 def lies(x: npt.NDArray[np.integer], y: npt.NDArray[np.integer]) -> bool:

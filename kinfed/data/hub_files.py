@@ -92,7 +92,7 @@ def convert_har(paths: Mapping[str, Path]) -> Arrays:
         "client": client,
         "run": chain_windows(x, y, client),
     }
-    test = draw_stratified(client, round(0.25 * len(y)), generator(0, "hub"))
+    test = draw_stratified(client, round(0.25 * len(y)), generator(0, "hub"), low_first=True)
     split = {"train": others(len(y), test), "test": test}
     cut = {f"{name}_{part}": array[own] for name, array in arrays.items() for part, own in split.items()}
     return cut | {"classes": np.array(ACTIVITIES), "channels": np.array(SIGNALS)}

@@ -19,6 +19,7 @@ from kinfed.errors import ConfigError, DataError, FileError
 from kinfed.files import Arrays, read_arrays
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 
 def open_arrays(path: Path, *names: str) -> Arrays:
@@ -159,7 +160,8 @@ class Heart:
             is_test = np.zeros(len(y), bool)
             for owner in np.unique(client):
                 own = np.flatnonzero(client == owner)
-                is_test[own[draw_stratified(y[own], round(self.test * len(own)), generator(self.seed, "heart"))]] = True
+                rng = generator(self.seed, "heart")
+                is_test[own[draw_stratified(y[own], round(self.test * len(own)), rng, low_first=True)]] = True
             is_train = ~is_test
         scaled = scale_by_client(x, client, is_train)
         train, test = np.flatnonzero(is_train), np.flatnonzero(is_test)
@@ -187,21 +189,31 @@ def scale_by_client(x: Floats, client: Index, is_train: npt.NDArray[np.bool_]) -
     return np.concatenate([scale_columns(x, client, is_train), gaps[:, gaps[is_train].any(0)].astype(np.float32)], 1)
 
 
-def scale_columns(x: Floats, client: Index, is_train: npt.NDArray[np.bool_]) -> Floats:
+def scale_columns(x: Doubles | Floats, client: Index, is_train: npt.NDArray[np.bool_]) -> Floats:
     """Columns with mean 0 and deviation 1 over each client's own training samples; gaps are 0.
 
-    A client's means stay with it.
+    So is a column that is constant in training: there is nothing to scale other values by. A client's means stay with
+    it.
     """
-    gaps = np.isnan(x)
-    scaled = np.zeros_like(x)
+    scaled = np.zeros(x.shape, np.float32)
     for owner in np.unique(client):
-        own, fit = client == owner, (client == owner) & is_train
-        known = ~gaps[fit]
-        count = np.maximum(known.sum(0), 1)
-        mean = np.where(known, x[fit], 0).sum(0) / count
-        spread = np.sqrt((np.where(known, x[fit] - mean, 0) ** 2).sum(0) / np.maximum(count - 1, 1))
-        scaled[own] = np.where(gaps[own], 0, (x[own] - mean) / (spread + 1e-9))
-    return np.clip(scaled, -BOUND, BOUND)  # a column that is constant in training
+        own = x[client == owner].astype(np.float64)
+        mean, spread = measure_columns(own[is_train[client == owner]])
+        is_shown = ~np.isnan(own) & (spread > 0)
+        scaled[client == owner] = np.where(is_shown, (own - mean) / np.where(spread > 0, spread, 1), 0).clip(
+            -BOUND, BOUND
+        )
+    return scaled
+
+
+def measure_columns(x: Doubles) -> tuple[Doubles, Doubles]:
+    """Mean and deviation of each column without its gaps; columns that differ by rounding alone have deviation 0."""
+    known = ~np.isnan(x)
+    count = np.maximum(known.sum(0), 1)
+    mean = np.where(known, x, 0).sum(0) / count
+    mean += np.where(known, x - mean, 0).sum(0) / count  # what the first sum lost by rounding
+    spread = np.sqrt((np.where(known, x - mean, 0) ** 2).sum(0) / np.maximum(count - 1, 1))
+    return mean, np.where(spread > 1e-12 * np.abs(mean), spread, 0)
 
 
 BOUND = 10.0  # deviations

@@ -19,7 +19,7 @@ from kinfed.data.arrays import (
     stack_arrays,
 )
 from kinfed.data.dataset import count_vocabulary, labels_of
-from kinfed.data.partitions.split import Index, draw_stratified, generator, others, samples_of_each
+from kinfed.data.partitions.split import count_tests, draw_stratified, generator, others, samples_of_each
 from kinfed.data.population import Population
 from kinfed.errors import ConfigError, DataError
 from kinfed.learning_tasks import TASKS, LearningTask, MultiLabel, NextToken, Regression
@@ -102,7 +102,7 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
     check_finite(features)
     samples, labels = samples_of_each(owner), labels_of(targets)
     test = [
-        samples_for_testing(labels, own, settings.test, generator(settings.seed, "own", i))
+        draw_stratified(labels[own], count_tests(len(own), settings.test), generator(settings.seed, "own", i))
         for i, own in enumerate(samples)
     ]
     if settings.test and not any(map(len, test)):
@@ -230,9 +230,3 @@ def shorten(values: Array) -> str:
     """The first few of them, as a message shows them."""
     shown = array_of(values, "clusters").reshape(-1).tolist()
     return f"[{', '.join(map(repr, shown[:3]))}{', …' if len(shown) > 3 else ''}]"
-
-
-def samples_for_testing(labels: Index, own: Index, share: float, rng: np.random.Generator) -> Index:
-    """Positions among a client's own samples that are for testing; at least one sample is left to train on."""
-    wanted = min(max(round(share * len(own)), int(share > 0)), len(own) - 1)
-    return draw_stratified(labels[own], wanted, rng)

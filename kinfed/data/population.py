@@ -64,6 +64,7 @@ class Population:
     class_names: tuple[str, ...] = ()  # of the labels, where they are known
     feature_names: tuple[str, ...] = ()  # the columns of a table that samples are made of
     client_names: tuple[str, ...] = ()  # of the clients, where they have some; those made of others have none
+    origin: Tensor = field(default_factory=lambda: NO_SAMPLES)  # what sample each is a copy of; behind its end: itself
 
     def __post_init__(self) -> None:
         self.validate()
@@ -72,6 +73,11 @@ class Population:
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.train)
+
+    @property
+    def origins(self) -> Tensor:
+        """The sample of the pool that each of them is a copy of, as a shift or a drift makes some; else itself: [N]."""
+        return torch.cat([self.origin, torch.arange(len(self.origin), len(self.y))])
 
     @property
     def has_classes(self) -> bool:
@@ -142,6 +148,9 @@ def check_pool(population: Population) -> None:
     check_classes(classes)
     check_indices("public", population.public, len(y))
     check_indices("held_out", population.held_out, len(y))
+    check_indices("origin", population.origin, len(y))
+    if len(population.origin) > len(y):
+        raise DataError(f"origin has {len(population.origin)} entries for {len(y)} samples; give one each, or none")
     if population.class_names and len(population.class_names) != classes:
         raise DataError(f"got {len(population.class_names)} class names for {classes} classes; give one each, or none")
     if len(population.client_names) > population.clients:
@@ -266,7 +275,8 @@ def copy_variants(population: Population, variants: Sequence[int], copy: Copy, t
         variant = variants[client]
         return samples if variant == UNCHANGED else start[variant] + torch.searchsorted(samples_of[variant], samples)
 
-    bigger = replace(population, x=torch.cat(x), y=torch.cat(y))
+    origin = torch.cat([population.origins, *(population.origins[samples] for samples in samples_of.values())])
+    bigger = replace(population, x=torch.cat(x), y=torch.cat(y), origin=origin)
     return move_samples(bigger, move, move if tests else lambda _, samples: samples)
 
 

@@ -17,6 +17,7 @@ from kinfed.data.columns import (
     Column,
     Features,
     has_nested,
+    parse_number,
     parse_targets,
     pick_column,
     read_columns,
@@ -24,10 +25,18 @@ from kinfed.data.columns import (
     read_numbers,
     refuse_gaps,
 )
-from kinfed.data.dataset import Dataset, labels_of
+from kinfed.data.dataset import Dataset, are_classes, labels_of
 from kinfed.data.image_files import SUFFIXES, ImageForm, read_images
 from kinfed.data.natural import scale_columns
-from kinfed.data.partitions.split import Index, draw_stratified, generator, others, samples_of_each
+from kinfed.data.partitions.split import (
+    Index,
+    count_tests,
+    draw_stratified,
+    draw_systematic,
+    generator,
+    others,
+    samples_of_each,
+)
 from kinfed.errors import ConfigError, DataError
 from kinfed.registry import explain_unknown
 
@@ -95,7 +104,7 @@ class Table:
         clients, client = self.read_clients(table, path)
         y, names = self.read_targets(table, path)
         x = self.read_features(table, path)
-        test = hold_out(client, labels_of(y), self.test, self.seed)
+        test = hold_out(client, labels_of(y), self.test, self.seed, may_be_values(y, names))
         refuse_untested(test, self.test, path)
         train, columns = others(len(y), test), self.list_columns(table)
         is_train = np.isin(np.arange(len(y)), train)
@@ -131,7 +140,7 @@ class Table:
         if len(gaps := np.argwhere(np.isnan(numbers))):
             row, at = gaps[0].tolist()
             raise DataError(f"column '{self.target[at]}' has no value in row {row + 2}: every sample needs its targets")
-        return numbers, ()
+        return numbers.astype(np.float32), ()
 
     def list_columns(self, table: Mapping[str, Column]) -> tuple[str, ...]:
         """The columns of the table that a sample is made of."""
@@ -180,12 +189,15 @@ class Table:
 
         Without `marks` these are of all columns that have gaps in training.
         """
-        if x.dtype != np.float32 or x.ndim != 2:
+        if x.dtype.kind != "f" or x.ndim != 2:
             return x, ()
-        numbers, gaps = x.astype(np.float32), np.isnan(x.astype(np.float32))
+        numbers = x.astype(np.float64)
+        gaps = np.isnan(numbers)
         names = [f"{name}{MISSING}" for name in columns] if len(columns) == x.shape[1] else [""] * x.shape[1]
         marked: Flags = np.any(gaps[is_train], axis=0) if marks is None else np.isin(names, list(marks))
-        filled = scale_columns(numbers, client, is_train) if self.scale else np.where(gaps, 0, numbers)
+        filled = (
+            scale_columns(numbers, client, is_train) if self.scale else np.where(gaps, 0, numbers).astype(np.float32)
+        )
         shown = tuple(name for name, has in zip(names, marked.tolist(), strict=True) if has and name)
         return np.concatenate([filled, gaps[:, marked].astype(np.float32)], 1), shown
 
@@ -203,13 +215,20 @@ def refuse_untested(test: Index, share: float, path: Path) -> None:
         raise DataError(f"{path}: every client has a single sample, so that none can be tested: wanted two or more")
 
 
-def hold_out(client: Index, strata: Index, share: float, seed: int) -> Index:
-    """Samples for testing: this share of each client's, stratified; it keeps at least one to train on."""
-    held = []
+def hold_out(client: Index, strata: Index, share: float, seed: int, values: bool = False) -> Index:
+    """Samples for testing: this share of each client's, stratified; it keeps at least one to train on.
+
+    Strata that are `values` have an order, so that low and high ones are drawn alike.
+    """
+    held, draw = [], draw_systematic if values else draw_stratified
     for owner, own in enumerate(samples_of_each(client)):
-        wanted = min(max(round(share * len(own)), int(share > 0)), len(own) - 1)
-        held.append(own[draw_stratified(strata[own], wanted, generator(seed, "table", owner))])
+        held.append(own[draw(strata[own], count_tests(len(own), share), generator(seed, "table", owner))])
     return np.sort(np.concatenate(held))
+
+
+def may_be_values(y: npt.NDArray[np.generic], names: Sequence[str]) -> bool:
+    """Whether targets are whole numbers: a table does not say whether these are classes or what a regression learns."""
+    return are_classes(y) and all(parse_number(name) is not None for name in names)
 
 
 TABLE = Table()
@@ -222,9 +241,10 @@ def read_own_table(
     table = read_columns(path)
     x = settings.read_features(table, path, images)
     is_labelled = all(name in table for name in settings.targets)
-    y = settings.read_targets(table, path, class_names)[0] if is_labelled else None
-    nobody, mine = np.empty(0, np.int64), np.zeros(len(x), np.int64)
-    test = nobody if y is None or len(x) < 2 else hold_out(mine, labels_of(y), settings.test, settings.seed)
+    y, names = settings.read_targets(table, path, class_names) if is_labelled else (None, ())
+    test, mine = np.empty(0, np.int64), np.zeros(len(x), np.int64)
+    if y is not None and len(x) > 1:
+        test = hold_out(mine, labels_of(y), settings.test, settings.seed, may_be_values(y, names))
     return settings.complete_own(x, table, ~np.isin(np.arange(len(x)), test)), y, test
 
 
@@ -232,11 +252,11 @@ def read_alike(path: Path, own: Path, settings: Table = TABLE, images: ImageForm
     """The features of all samples in a table, scaled by the training samples of the client's own table."""
     table = read_columns(path)
     x, like = settings.read_features(table, path, images), settings.read_features(read_columns(own), own, images)
-    if x.dtype != np.float32 or x.ndim != 2:
+    if x.dtype.kind != "f" or x.ndim != 2:
         return x
     test = read_own_table(own, None, settings, images)[2]  # targets only say how it is split
     is_train = np.isin(np.arange(len(like) + len(x)), others(len(like), test))
-    return settings.complete_own(np.concatenate([like, x]).astype(np.float32), table, is_train)[len(like) :]
+    return settings.complete_own(np.concatenate([like, x]), table, is_train)[len(like) :]
 
 
 @dataclass(frozen=True)

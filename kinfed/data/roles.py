@@ -124,6 +124,7 @@ def add_unlabelled_twins(population: Population) -> Population:
         population,
         x=torch.cat([population.x, population.x[copied]]),
         y=torch.cat([population.y, forget_targets(population.y[copied])]),
+        origin=torch.cat([population.origins, population.origins[copied]]),
         train=population.train + tuple(unlabelled),
         test=population.test + tests,
         roles=(*roles, *[Role(LATER, labelled=False)] * len(originals)),

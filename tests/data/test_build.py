@@ -5,7 +5,11 @@ import torch
 from kinfed.config import load_config
 from kinfed.config.settings import DataSettings
 from kinfed.data import LATER, Augment, ChangeSettings, Dataset, RoleSettings, build_population, label_counts, load
-from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, LabelSwapped, Structured, Writers
+from kinfed.data.build import score_on_training
+from kinfed.data.drift import NewClasses, RotationDrift
+from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, LabelSwapped, SharedClass, Structured, Writers
+from kinfed.data.partitions.split import hold_out_once
+from kinfed.data.shifts import Rotation
 from kinfed.errors import ConfigError
 
 
@@ -202,6 +206,49 @@ def test_validation_samples_are_a_share_of_the_clients_own_samples():
     assert [len(samples) for samples in capped.train + capped.test] == [40] * 4 + [3] * 4
     with pytest.raises(ConfigError, match=r"validation must be a share .* got 1\.0"):
         build_population(dataset(), IID(4), 0, validation=1.0)
+
+
+def list_stages(population):
+    """The training and the test samples of all clients, at first and after each change, as the dataset has them."""
+    parts = [(population.train, population.test), *((c.train, c.test) for c in population.changes)]
+    return [population.origins[torch.cat([own for stage in parts for own in stage[part]])] for part in (0, 1)]
+
+
+SHARED = {
+    "blocks": (SharedClass(10, 5, 3), {}),
+    "random": (SharedClass(10, 5, 3, "random", 12), {}),
+    "change": (IID(4), {"change": ChangeSettings(2, 0.5)}),
+    "copies": (SharedClass(10, 5, 3), {"shift": Rotation((0, 90, 180, 270, 0), per="client")}),
+    "drift": (IID(4), {"drift": RotationDrift(change_rounds=(2, 4))}),
+    "new classes": (IID(4), {"drift": NewClasses(change_rounds=(3,))}),
+}
+
+
+@pytest.mark.parametrize(("partition", "settings"), SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize("by", ["selection", "validation"])
+def test_nobody_ever_trains_on_a_sample_that_somebody_is_scored_on(partition, settings, by):
+    data = dataset(per_class=40)
+    if by == "selection":
+        built = score_on_training(build_population(data, partition, 0, **settings), 0.25, 0)
+    else:
+        built = build_population(data, partition, 0, validation=0.25, **settings)
+    train, test = list_stages(built)
+    assert len(test) and not torch.isin(test, train).any()
+    assert len(test) / (len(train) + len(test)) == pytest.approx(0.25, abs=0.05)
+    assert all(map(len, built.train))
+
+
+def test_held_out_samples_are_drawn_once_for_all_owners():
+    owned = [np.array(own) for own in ([0, 1, 2, 3], [2, 3, 4, 5], [6, 7], [3], [9, 8])]
+    drawn = []
+
+    def take_last(owner, samples, count):
+        drawn.append((owner, samples.tolist(), count))
+        return samples[len(samples) - count :]
+
+    held = hold_out_once(owned, 0.5, take_last, np.array([0, 1, 2, 3, 4, 5, 6, 7, 0, 9]))  # 8 is a copy of 0
+    assert drawn == [(0, [0, 1, 2, 3], 2), (1, [4, 5], 0), (2, [6, 7], 1), (3, [], 0), (4, [9], 1)]
+    assert np.flatnonzero(held).tolist() == [2, 7, 9], "2 and 3, and 3 no more, for the fourth has nothing else"
 
 
 def test_training_samples_of_a_client_can_be_capped():

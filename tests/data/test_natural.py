@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+from sklearn.preprocessing import StandardScaler
 
 from kinfed.config import load_config
 from kinfed.config.assembly import make_population
 from kinfed.data import load
-from kinfed.data.natural import hold_out_series, scale_by_client
+from kinfed.data.natural import hold_out_series, scale_by_client, scale_columns
 from kinfed.errors import ConfigError, DataError
 
 
@@ -88,6 +89,23 @@ def test_a_client_without_a_column_has_zeros_there():
     x = np.array([[np.nan], [np.nan], [1.0], [3.0]], np.float32)
     scaled = scale_by_client(x, np.array([0, 0, 1, 1]), np.ones(4, bool))
     assert scaled[:2].tolist() == [[0, 1], [0, 1]] and scaled[2:, 0] == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
+def test_columns_far_from_zero_are_scaled_as_scikit_learn_scales_them():
+    rng = np.random.default_rng(0)
+    x = np.stack(
+        [1e4 + rng.normal(size=300_000), 1.7e9 + rng.integers(0, 3600, 300_000), 1e20 * rng.normal(size=300_000)], 1
+    )
+    scaled = scale_columns(x, np.zeros(len(x), np.int64), np.ones(len(x), bool))
+    np.testing.assert_allclose(scaled, StandardScaler().fit_transform(x), atol=1e-4)
+    assert len(np.unique(scaled[:, 1])) == 3600
+
+
+def test_a_column_that_is_constant_in_training_is_0_in_testing_too():
+    x = np.stack([np.full(100_001, 0.1), np.full(100_001, 5.0), np.arange(100_001.0)], 1)
+    x[-1, 1], x[1, 0] = 5.001, 0.3 - 0.2  # which is not 0.1 to the last bit
+    scaled = scale_columns(x, np.zeros(len(x), np.int64), np.arange(len(x)) < 100_000)
+    assert not scaled[:, :2].any() and scaled[-1, 2] == pytest.approx(3**0.5, abs=1e-3)
 
 
 def test_natural_clients_have_their_ground_truth(tmp_path):

@@ -37,6 +37,14 @@ def test_every_client_keeps_a_fifth_of_each_label_for_testing():
     assert sorted(torch.cat([built.train[0], built.test[0]]).tolist()) == list(range(15, 30))  # client "a" comes first
 
 
+def test_all_labels_are_tested_where_clients_have_too_few_samples_for_each():
+    y, owner = np.tile(np.arange(10), 40), np.repeat(np.arange(20), 20)  # two samples of each label, four are tested
+    built = from_arrays(np.zeros((400, 1)), y, owner)
+    assert all(built.y[own].unique().numel() == len(own) == 4 for own in built.test)
+    tested = torch.cat([built.y[own] for own in built.test]).bincount(minlength=10)
+    assert tested.min() >= 2, "each is tested at 8 of 20 clients in the mean; it was 20 for four labels, 0 for others"
+
+
 def test_features_become_float32_and_are_not_the_users_memory():
     x, y = np.ones((6, 4)), np.zeros(6, np.int64)
     built = from_arrays(x, y, np.zeros(6))

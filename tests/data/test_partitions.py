@@ -21,7 +21,7 @@ from kinfed.data.partitions import (
 )
 from kinfed.data.partitions.label_skew import count_in_random_order, cut, favourites
 from kinfed.data.partitions.planted_clusters import skew_sizes
-from kinfed.data.partitions.split import IgnoresLabels
+from kinfed.data.partitions.split import IgnoresLabels, draw_stratified, draw_systematic
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.registry import first_lines
 
@@ -48,6 +48,45 @@ def labels_tested(split, data):
 
 def sizes(split):
     return [len(samples) for samples in split.train]
+
+
+def test_ties_go_to_random_labels_and_no_other_draw_moves():
+    y, clear = np.repeat(np.arange(4), 5), np.repeat(np.arange(3), [10, 4, 6])  # 0.5 of each label is a tie
+    tied = [np.bincount(y[draw_stratified(y, 2, np.random.default_rng(seed))], minlength=4) for seed in range(40)]
+    assert all(sorted(counts) == [0, 0, 1, 1] for counts in tied) and np.sum(tied, 0).min() >= 10
+    rngs = np.random.default_rng(0), np.random.default_rng(0)
+    drawn = [draw_stratified(clear, 10, rng, low_first) for rng, low_first in zip(rngs, (False, True), strict=True)]
+    assert drawn[0].tolist() == drawn[1].tolist() and rngs[0].random() == rngs[1].random()
+    lowest = [np.bincount(y[draw_stratified(y, 6, np.random.default_rng(seed), low_first=True)]) for seed in range(5)]
+    assert [counts.tolist() for counts in lowest] == [[2, 2, 1, 1]] * 5
+    few = [
+        np.bincount(y[draw_stratified(y, 2, np.random.default_rng(seed), low_first=True)], minlength=4)
+        for seed in range(40)
+    ]
+    assert np.sum(few, 0).min() >= 10, "with fewer samples than labels the lowest would be all there are"
+
+
+def test_systematic_draws_take_every_sample_alike_and_of_each_value_its_share():
+    values = np.array([3, 1, 1, 2, 9, 9, 9, 4, 5, 6])
+    drawn = [draw_systematic(values, 4, np.random.default_rng(seed)) for seed in range(500)]
+    assert {len(set(own.tolist())) for own in drawn} == {4}
+    assert np.bincount(np.concatenate(drawn)) / 500 == pytest.approx([0.4] * 10, abs=0.08)
+    assert {int((values[own] == 9).sum()) for own in drawn} == {1, 2} and {
+        int((values[own] < 3).sum()) for own in drawn
+    } == {1, 2}
+    assert not len(draw_systematic(values, 0, np.random.default_rng(0)))
+    assert draw_systematic(values, 10, np.random.default_rng(0)).tolist() == list(range(10))
+
+
+def test_a_split_may_have_lists_and_nothing_but_whole_numbers():
+    split = Split([[0, 1], [2], []], [[0], [1], range(2)], [0, 1, 1])
+    assert [own.dtype for own in (*split.train, *split.test, split.true_clusters)] == [np.int64] * 7
+    check(split, labels(), Promise(minimum=0))
+    own = np.array([1, 2])
+    assert Split([own], [own]).train[0] is own, "lists that clients share are checked once"
+    for wrong, got in ([0.5], r"float64 \[1\]"), ([True], r"bool \[1\]"), ([[1]], r"int64 \[1, 1\]"):
+        with pytest.raises(DataError, match=f"train samples are {got}, wanted whole numbers"):
+            Split([wrong], [[0]])
 
 
 # P1

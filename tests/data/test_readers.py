@@ -63,6 +63,33 @@ def test_a_regression_learns_the_numbers_of_a_column_of_integers_and_no_words(tm
         make_population(load_config(None, [*options, "data.options={client='hospital', target='ill'}"]))
 
 
+@pytest.mark.parametrize(
+    ("values", "gaps"),
+    [(range(100), {5}), ([10 * i for i in range(100)], {50}), ([i // 10 for i in range(100)], {0, 1})],
+)
+def test_low_and_high_whole_numbers_are_tested_alike_whether_they_are_classes_or_not(tmp_path, values, gaps):
+    rows = [f"{'ab'[i % 2]},{i % 7},{values[i // 2]}" for i in range(200)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,age,target", *rows]))
+    options = [f"data.name={tmp_path / 't.csv'}", "task.name=regression"]
+    made = make_population(load_config(None, options))
+    for own in made.test:  # every fifth in the order of values
+        assert len(own) == 20 and set(np.diff(made.y[own].sort().values).tolist()) == gaps
+    (tmp_path / "samples.csv").write_text("\n".join(["age,target", *(f"{i % 7},{values[i]}" for i in range(100))]))
+    of_node = load_folder(tmp_path)
+    assert sorted(of_node.test_y.tolist()) == sorted(made.y[made.test[0]].tolist())  # drawn as the first client's
+
+
+def test_dates_within_a_minute_stay_apart(tmp_path):
+    rows = [f"a,{1_700_000_000 + i},{'no' if i < 30 else 'yes'}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,time,target", *rows]))
+    found = load(str(tmp_path / "t.csv"))
+    times = np.sort(np.concatenate([found.x_train, found.x_test])[:, 0])
+    assert found.x_train.dtype == np.float32 and np.diff(times) == pytest.approx([np.diff(times).mean()] * 59, rel=1e-3)
+    (tmp_path / "samples.csv").write_text("time\n" + "\n".join(row.split(",")[1] for row in rows))
+    alike = load_alike(tmp_path / "samples.csv", tmp_path / "t.csv", FileForm(table=Table(features=("time",))))
+    assert np.sort(alike[:, 0].numpy()) == pytest.approx(times)
+
+
 def test_the_next_token_is_learnt_from_token_ids_alone(tmp_path):
     path = write(tmp_path, HEADER + "".join(ROWS))
     options = [f"data.name={path}", "partition.name=natural", "task.name=next_token"]

@@ -1,5 +1,6 @@
 """What a partition reads (`Labels`), gives back (`Split`) and promises (`Promise`), and rules for test samples."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -17,22 +18,67 @@ def generator(seed: int, *purpose: int | str) -> np.random.Generator:
     return np.random.default_rng(base_key(seed, "data", *purpose) % 2**64)
 
 
-def shares(sizes: npt.NDArray[np.integer], total: int) -> Index:
-    """`total` dealt out in proportion to sizes, by largest remainder; none beyond its size if total <= their sum."""
+def shares(sizes: npt.NDArray[np.integer], total: int, ranks: Index | None = None) -> Index:
+    """`total` dealt out in proportion to sizes, by largest remainder; none beyond its size if total <= their sum.
+
+    Of equal remainders those of low rank come first; without ranks the first ones.
+    """
     quota = sizes.astype(np.float64) * (total / max(int(sizes.sum()), 1))
     dealt: Index = np.floor(quota).astype(np.int64)
     remainder = np.round(quota - dealt, 9)  # rounded: ties must not hang on the last bit
-    dealt[np.argsort(-remainder, kind="stable")[: total - int(dealt.sum())]] += 1
+    order = np.lexsort((np.arange(len(sizes)) if ranks is None else ranks, -remainder))
+    dealt[order[: total - int(dealt.sum())]] += 1
     return dealt
 
 
-def draw_stratified(labels: Index, total: int, rng: np.random.Generator) -> Index:
-    """`total` samples, sorted, drawn so that every label keeps its share."""
+def draw_stratified(labels: Index, total: int, rng: np.random.Generator, low_first: bool = False) -> Index:
+    """`total` samples, sorted, drawn so that every label keeps its share; of equal shares random ones are rounded up.
+
+    With `low_first` those of the lowest labels are, as in the draws that published numbers come from; where there are
+    fewer samples than labels this would leave the others out, so that it does not hold.
+    """
     samples = samples_of_each(labels)
-    wanted = shares(np.array([len(part) for part in samples]), total)
+    sizes = np.array([len(part) for part in samples])
+    ranks = None if low_first and total >= len(sizes) else rng.spawn(1)[0].permutation(len(sizes))
+    wanted = shares(sizes, total, ranks)
     return np.sort(
         np.concatenate([rng.choice(part, n, replace=False) for part, n in zip(samples, wanted, strict=True)])
     )
+
+
+def draw_systematic(values: Index, total: int, rng: np.random.Generator) -> Index:
+    """`total` samples, sorted: those at equal distances in the order of their values, in which equal ones are shuffled.
+
+    Each sample is drawn with the same probability, and of each value as many as its share, rounded up or down.
+    """
+    order = np.lexsort((rng.random(len(values)), values))
+    places = (np.arange(total) * len(values) + rng.integers(len(values))) // max(total, 1)
+    return np.sort(order[places]).astype(np.int64)
+
+
+def count_tests(samples: int, share: float) -> int:
+    """How many of a client's samples are for testing: this share, one at least, where one is left to train on."""
+    return max(min(max(round(share * samples), int(share > 0)), samples - 1), 0)
+
+
+Draw = Callable[[int, Index, int], Index]  # (owner, samples, how many) -> so many of the samples
+
+
+def hold_out_once(owned: Sequence[Index], share: float, draw: Draw, origin: Index) -> npt.NDArray[np.bool_]:
+    """Which samples of the pool are held out: each for all that own it, or a copy of the same `origin`, or for none.
+
+    Owners are clients, now and after each change. One draws among samples that none before it had, so that owners with
+    samples of their own draw each for itself.
+    """
+    held, known = np.zeros(len(origin), bool), np.zeros(len(origin), bool)
+    for owner, own in enumerate(owned):
+        fresh = own[~known[origin[own]]]
+        wanted = count_tests(len(own), share) - int(held[origin[own]].sum())
+        held[origin[draw(owner, fresh, min(max(wanted, 0), len(fresh)))]] = True
+        known[origin[own]] = True
+        if held[origin[own]].all():  # others hold out all that this one has: it must train on something
+            held[origin[own[:1]]] = False
+    return held[origin]
 
 
 def samples_of_each(labels: Index) -> list[Index]:
@@ -71,6 +117,22 @@ class Split:
     true_clusters: Index | None = None  # planted cluster of each client
     swaps: tuple[tuple[int, int], ...] = ()  # swaps[g]: the two labels to exchange in cluster g
     writers: tuple[int, ...] = ()  # the writer that each client is, by number; empty: clients are none
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            object.__setattr__(self, part, [as_index(own, f"{part} samples") for own in getattr(self, part)])
+        if self.true_clusters is not None:
+            object.__setattr__(self, "true_clusters", as_index(self.true_clusters, "true_clusters"))
+
+
+def as_index(numbers: npt.ArrayLike, name: str) -> Index:
+    """Whole numbers as an array, where they are lists of a user's own partition; DataError for others."""
+    array = np.asarray(numbers)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DataError(
+            f"a split's {name} are {array.dtype} {list(array.shape)}, wanted whole numbers [n] for each client"
+        )
+    return array.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)
