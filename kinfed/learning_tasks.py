@@ -189,9 +189,10 @@ class Classification(OwnMetrics, LearningTask):
 
     def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
         confusion = count_confusions(output, y)
-        right, named, held = confusion.diagonal(), confusion.sum(0), confusion.sum(1)
+        right, named, held = confusion.diagonal(), confusion.sum(0)[:-1], confusion.sum(1)
         recall, f1 = right / held, 2 * right / (named + held)
-        areas = [area_under_curve(output[:, c], y == c) for c in range(output.shape[1])]
+        ranked = output.double().log_softmax(1)  # logits of different samples differ by any shift
+        areas = [area_under_curve(ranked[:, c], y == c) for c in range(output.shape[1])]
         found = {
             "macro_f1": f1[held > 0].mean(),
             "balanced_accuracy": recall[held > 0].mean(),
@@ -384,7 +385,7 @@ class MultiLabel(OwnMetrics, LearningTask):
         f1 = 2 * (said & held).sum(0).double() / (said.sum(0) + held.sum(0))
         areas = [area_under_curve(output[:, c], held[:, c]) for c in range(output.shape[1])]
         found = {
-            "exact_match": (said == held).all(1).double().mean(),
+            "exact_match": ((said == held) & torch.isfinite(output)).all(1).double().mean(),
             "macro_f1": f1[held.any(0)].mean(),
             "auroc": torch.tensor([area for area in areas if area is not None]).double().mean(),
         }

@@ -4,6 +4,7 @@ from math import log
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from kinfed.data import OwnSettings, Population, from_arrays
@@ -84,6 +85,29 @@ def test_metrics_of_a_classifier_by_hand():
     assert found["accuracy"] == found["balanced_accuracy"] == found["macro_f1"] == found["auroc"] == 0.5
     confidence = float(torch.tensor(2.0).exp() / (torch.tensor(2.0).exp() + 1))
     assert found["calibration_error"] == pytest.approx(confidence - 0.5)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_auroc_is_the_one_of_probabilities_as_scikit_learn_has_it(classes: int):
+    rng = torch.Generator().manual_seed(0)
+    y = torch.arange(60) % classes
+    shift = 10 * torch.randn(60, 1, generator=rng)  # softmax ignores it
+    output = torch.eye(classes)[y] + torch.randn(60, classes, generator=rng) + shift
+    said = output.double().softmax(1)
+    expected = roc_auc_score(y, said[:, 1] if classes == 2 else said, multi_class="ovr")
+    assert Classification().measure(output, y)["auroc"] == pytest.approx(expected)
+
+
+def test_outputs_that_are_not_finite_are_of_no_class():
+    output = torch.eye(2)[[0, 0, 1, 1]]
+    output[[1, 3]] = torch.tensor([[float("nan")] * 2, [0.0, float("inf")]])
+    found = Classification().measure(output, torch.tensor([0, 0, 1, 1]))
+    assert found["accuracy"] == found["balanced_accuracy"] == 0.5
+    assert found["macro_f1"] == pytest.approx(2 * 1 / (1 + 2))  # of each class one of two is found, none in vain
+    nothing = Classification().measure(torch.full((4, 3), float("nan")), torch.tensor([0, 0, 0, 1]))
+    assert nothing == {"accuracy": 0.0, "balanced_accuracy": 0.0, "macro_f1": 0.0}
+    labels = MultiLabel().measure(torch.tensor([[float("nan"), -1.0]]), torch.tensor([[0.0, 0.0]]))
+    assert labels["label_accuracy"] == 0.5 and labels["exact_match"] == 0.0
 
 
 def test_macro_f1_and_balanced_accuracy_are_of_classes_that_occur():
