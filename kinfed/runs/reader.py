@@ -30,7 +30,7 @@ PARTS = {
     CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
     "ledger.csv": "ledger",    "timing.csv": "seconds", SUMMARY: "summary",
 }  # fmt: skip
-TRAINS = ("trains", "late", "leaves")  # roles whose scores the means are of
+TRAINS = ("trains", "late", "leaves")  # roles whose scores the means are of; not "too late"
 
 
 @dataclass(frozen=True)
