@@ -246,7 +246,7 @@ class NextToken(OwnMetrics, LearningTask):
         return right if right.dim() == 1 else right.float().flatten(1).mean(1)
 
     def finish(self, mean: Tensor) -> Tensor:
-        return mean.exp() if self.main == "perplexity" else mean
+        return perplexity_of(mean) if self.main == "perplexity" else mean
 
     def most(self) -> float:
         return MOST if self.main == "perplexity" else 1.0
@@ -260,7 +260,7 @@ class NextToken(OwnMetrics, LearningTask):
     def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
         loss = self.losses(output, y).double().mean()
         accuracy = NextToken("accuracy").scores(output, y).double().mean()
-        return {"accuracy": float(accuracy), **drop_undefined({"perplexity": loss.exp()})}
+        return {"accuracy": float(accuracy), **drop_undefined({"perplexity": perplexity_of(loss)})}
 
     def measured(self) -> tuple[str, ...]:
         return ("accuracy", "perplexity")
@@ -408,6 +408,11 @@ class MultiLabel(OwnMetrics, LearningTask):
 
     def count_outputs(self, y: Array) -> int:
         return int(y.shape[1])
+
+
+def perplexity_of(loss: Tensor) -> Tensor:
+    """The perplexity of this mean loss; an infinite one counts as half of MOST, which float32 rounds up."""
+    return loss.exp().clamp(max=MOST / 2)
 
 
 def mix_logs(logs: Tensor, shares: Tensor) -> Tensor:

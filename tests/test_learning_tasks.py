@@ -11,7 +11,7 @@ from kinfed.data import OwnSettings, Population, from_arrays
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.experiment import Evaluation, Experiment
-from kinfed.learning_tasks import Classification, MultiLabel, NextToken, Regression
+from kinfed.learning_tasks import MOST, Classification, MultiLabel, NextToken, Regression
 from kinfed.methods import IFCA, Auto, CLoVE, FedAvg, FedDrift, FedPer
 from kinfed.models import Model
 from kinfed.quality import Metric, area_under_curve
@@ -134,6 +134,9 @@ def test_metrics_of_next_tokens_and_labels_by_hand():
     found = NextToken().measure(output, torch.tensor([[1, 1, 2], [0, 0, 0]]))
     assert found["accuracy"] == pytest.approx((2 + 3) / 6)  # a tie goes to the first
     assert NextToken().measure(torch.zeros(1, 4), torch.tensor([2]))["perplexity"] == pytest.approx(4)
+    worst, largest = torch.tensor(1e30), torch.finfo().max
+    assert 1e29 < float(NextToken("perplexity").finish(worst)) < MOST  # e to the 1e30 is infinite
+    assert NextToken().measure(torch.tensor([[0.0, largest]]), torch.tensor([0]))["perplexity"] < MOST
     found = MultiLabel().measure(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     assert found["label_accuracy"] == 0.75 and found["exact_match"] == 0.5
     assert found["macro_f1"] == pytest.approx((2 / 3 + 1) / 2)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import floor, log10
+from math import floor, isfinite, log10
 from statistics import mean, stdev
 
 from kinfed.comparison.paired import NOBODY, Numbers
@@ -16,6 +16,7 @@ from kinfed.runs.reader import Run
 
 NOTHING = "–"
 SIGNIFICANT = 4  # digits of numbers of any size
+HUGE = 1e12  # errors of models that diverged are written with an exponent
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,15 @@ class Column:
 
     def format(self, outcomes: Sequence[Outcome]) -> str:
         """How all numbers of these runs are written, means and spreads alike."""
+        largest = max((abs(number) for run in outcomes if (number := self.value(run)) is not None), default=0.0)
+        if largest >= HUGE:
+            return f".{SIGNIFICANT - 1}e"
         if self.decimals == 0:
             means = (mean_and_spread(self, runs)[0] for runs in by_method(outcomes).values())
             return ".0f" if all(middle is None or middle == round(middle) for middle in means) else ".2f"
         if self.decimals is not None:
             return f".{self.decimals}f"
-        largest = max((abs(number) for run in outcomes if (number := self.value(run)) is not None), default=0.0)
-        return f".{max(0, SIGNIFICANT - 1 - floor(log10(largest)))}f" if 0 < largest < float("inf") else ".2f"
+        return f".{max(0, SIGNIFICANT - 1 - floor(log10(largest)))}f" if largest > 0 else ".2f"
 
 
 def of_summary(name: str, scale: float = 1.0) -> Callable[[Outcome], float | None]:
@@ -194,9 +197,10 @@ def means_by_method(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | 
 
 
 def mean_and_spread(column: Column, runs: Sequence[Outcome]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation over the runs that have the number."""
+    """Mean and sample standard deviation over the runs that have the number; infinity has no deviation."""
     numbers = [number for run in runs if (number := column.value(run)) is not None]
-    return mean(numbers) if numbers else None, stdev(numbers) if len(numbers) > 1 else None
+    has_spread = len(numbers) > 1 and all(map(isfinite, numbers))
+    return mean(numbers) if numbers else None, stdev(numbers) if has_spread else None
 
 
 def as_title(name: str) -> str:

@@ -8,11 +8,14 @@ import pytest
 from scipy.stats import t, ttest_1samp, ttest_ind
 
 from kinfed.comparison import (
+    COLUMNS,
     Outcome,
+    as_csv,
     comparison_table,
     headline,
     make_cells,
     markdown_table,
+    mean_and_spread,
     pairs_as_csv,
     runs_as_csv,
     win_matrix,
@@ -157,3 +160,19 @@ def test_runs_csv_has_one_row_a_run():
 def test_methods_that_serve_every_client_alike_differ_by_a_plain_zero():
     runs = [outcome(name, 0, 0.75, scores=[0.5, 0.75, 1.0]) for name in ("a", "b")]
     assert headline(runs).endswith("differ by 0.00 points (95 % CI 0.00 to 0.00, paired over 3 clients of 1 seed).")
+
+
+def test_an_infinite_number_has_a_mean_and_no_deviation():
+    runs = [outcome("a", s, v) for s, v in enumerate([float("inf"), 0.5])] + [
+        outcome("b", 0, 0.5),
+        outcome("b", 1, 0.4),
+    ]
+    assert mean_and_spread(COLUMNS[0], runs[:2]) == (float("inf"), None)
+    assert mean_and_spread(COLUMNS[0], runs[2:]) == (pytest.approx(45), pytest.approx(50**0.5))
+    assert "inf" in markdown_table(runs) and "accuracy" in as_csv(runs)
+
+
+def test_errors_of_models_that_diverged_are_written_with_an_exponent():
+    moved = {"bytes_down": 0, "bytes_up": 0}
+    runs = [Outcome(name, 0, {"mae": mae} | moved, 1.0, MAE) for name, mae in (("a", 5e29), ("b", 12.5))]
+    assert make_cells(runs)[1][0][1].shown == "5.000e+29" and make_cells(runs)[1][1][1].shown == "1.250e+01"
