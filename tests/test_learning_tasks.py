@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
 
 import numpy as np
@@ -7,10 +7,12 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from kinfed.client_tasks import evaluate
 from kinfed.data import OwnSettings, Population, from_arrays
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.experiment import Evaluation, Experiment
+from kinfed.federation import Offer
 from kinfed.learning_tasks import MOST, Classification, MultiLabel, NextToken, Regression
 from kinfed.methods import IFCA, Auto, CLoVE, FedAvg, FedDrift, FedPer
 from kinfed.models import Model
@@ -168,6 +170,33 @@ def test_a_diverged_regression_has_a_finite_score():
     task, population = Regression(), samples_of(Regression())
     experiment = Experiment(FedAvg(model_of(task, 1), LocalTraining(3, 5, 1e6)), population, rounds=2)
     assert np.isfinite(experiment.run()["mae"])
+
+
+@dataclass(frozen=True)
+class Skill(Regression):
+    """One less the squared error: the higher, the better."""
+
+    def metric(self) -> Metric:
+        return Metric("skill", "skill")
+
+    def scores(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (1 - (output[:, 0] - y).square()).clamp(min=-9.0)
+
+    def least(self) -> float:
+        return -9.0
+
+    def most(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(("task", "worst"), [(Skill(), -9.0 * 5), (Regression(), MOST)])
+def test_a_score_that_is_not_a_number_is_the_worst(task, worst: float):
+    population = samples_of(Regression())
+    method = FedAvg(model_of(task, 1), LOCAL)
+    fed = Sequential(method, population)
+    broken = {name: torch.full_like(weight, torch.nan) for name, weight in method.init(fed).params.items()}
+    replies = fed.run(evaluate, fed.clients, Offer(shared={"params": broken}))
+    assert replies["metric"].tolist() == pytest.approx([worst] * 4)
 
 
 @pytest.mark.parametrize("main", ["mae", "rmse"])
