@@ -7,7 +7,7 @@ from math import floor, isfinite, log10
 from statistics import mean, stdev
 
 from kinfed.comparison.paired import NOBODY, Numbers
-from kinfed.config import POPULATION
+from kinfed.config import POPULATION, flatten
 from kinfed.experiment import Summary
 from kinfed.progress import in_bytes, percent
 from kinfed.quality import ACCURACY, MEASURED, Metric
@@ -16,6 +16,7 @@ from kinfed.runs.reader import Run
 
 NOTHING = "–"
 SIGNIFICANT = 4  # digits of numbers of any size
+LEARNING = ("label_smoothing", "class_weights", "loss", "mean", "std", "metrics")  # of a task: no client's targets
 HUGE = 1e12  # errors of models that diverged are written with an exponent
 
 
@@ -43,11 +44,16 @@ class Outcome:
 
 
 def name_population(run: Run) -> str:
-    """All settings that a run's clients depend on, but for the seed and the folder of the data."""
+    """All settings that a run's clients and their scores depend on, but for the seed and the folder of the data."""
     held = {name: run.config.get(name) for name in POPULATION}
-    data = held["data"]
-    held["data"] = {key: value for key, value in data.items() if key != "dir"} if isinstance(data, dict) else data
+    is_own = ":" in str(flatten(run.config).get("task.name"))  # any of its settings may change targets
+    held |= {"data": drop_keys(held["data"], "dir"), "task": drop_keys(held["task"], *(() if is_own else LEARNING))}
     return json.dumps(held, sort_keys=True, default=str)
+
+
+def drop_keys(section: object, *names: str) -> object:
+    """A section of a config without these settings."""
+    return {key: value for key, value in section.items() if key not in names} if isinstance(section, dict) else section
 
 
 @dataclass(frozen=True)

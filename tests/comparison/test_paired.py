@@ -2,6 +2,7 @@
 
 import csv
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +21,12 @@ from kinfed.comparison import (
     runs_as_csv,
     win_matrix,
 )
+from kinfed.comparison.outcomes import name_population
 from kinfed.comparison.paired import Measured, Pair, compare_unpaired, estimate
+from kinfed.comparison.results_table import Ranking
 from kinfed.quality import MAE
+from kinfed.runs.reader import Run
+from tests.report.folders import MadeUp, write_run
 
 
 def outcome(method: str, seed: int, accuracy: float, scores=(), population: str = "same", **numbers: float) -> Outcome:
@@ -176,3 +181,28 @@ def test_errors_of_models_that_diverged_are_written_with_an_exponent():
     moved = {"bytes_down": 0, "bytes_up": 0}
     runs = [Outcome(name, 0, {"mae": mae} | moved, 1.0, MAE) for name, mae in (("a", 5e29), ("b", 12.5))]
     assert make_cells(runs)[1][0][1].shown == "5.000e+29" and make_cells(runs)[1][1][1].shown == "1.250e+01"
+
+
+def test_equal_differences_have_no_interval():
+    runs = [outcome("a", 0, 0.5, [0.4, 0.6]), outcome("b", 0, 0.45, [0.35, 0.55])]
+    assert "5.00 points above b (all differences alike, so without an interval, paired over 2 clients" in headline(runs)
+    seeds = [outcome(name, s, v) for s in range(3) for name, v in (("a", 0.5), ("b", 0.49))]
+    assert np.isnan(Pair(*Ranking(COLUMNS[0], seeds).measured.values()).difference.low)
+    header, rows = make_cells(seeds)
+    assert str(rows[1][header.index("to best (95 % CI)")]) == "-1.00"
+    assert [row[1].is_best for row in rows] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_same"),
+    [
+        (["task.label_smoothing=0.1"], True),
+        (["task.class_weights=[1,1,1,1,1,1,1,1,1,2]"], True),
+        (["task.name=next_token"], False),
+        (["partition.clients=7"], False),
+    ],
+)
+def test_runs_that_learn_otherwise_have_the_same_clients(tmp_path: Path, settings: list[str], is_same: bool):
+    plain = write_run(tmp_path / "plain", MadeUp("fedavg"))
+    other = write_run(tmp_path / "other", MadeUp("fedavg", settings=tuple(settings)))
+    assert (name_population(Run(plain)) == name_population(Run(other))) == is_same
