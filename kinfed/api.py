@@ -46,7 +46,7 @@ from kinfed.registry import as_file, refuse_code
 from kinfed.runs import lifecycle
 from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other, resume_command
 from kinfed.runs.logs import COMPARISON, CONFIG, write_text
-from kinfed.runs.parallel import Job, check_jobs, group_by_clients, run_jobs
+from kinfed.runs.parallel import Job, check_jobs, explain_failure, group_by_clients, run_jobs
 from kinfed.runs.reader import Run, check_format, is_comparison, read_config
 from kinfed.runs.writer import refuse_incomplete, write_config
 from kinfed.trackers import check_trackers
@@ -296,35 +296,50 @@ def run_all(
     """The comparison; runs that ended are read, stopped ones resume, the others start (all, if forced)."""
     wanted = [replace(config, method=name, seed=s) for s in config.seeds or (config.seed,) for name in config.compare]
     if jobs > 1 and not given:
-        results = run_beside(wanted, folder, display, force, jobs)
+        results, failed = run_beside(wanted, folder, display, force, jobs)
     else:
-        results = run_in_turn(wanted, folder, display, given, force)
+        results, failed = run_in_turn(wanted, folder, display, given, force)
     comparison = Comparison(folder, tuple(results))
+    if results:
+        show_comparison(comparison, display)
+    if failed:
+        first, why = next(iter(failed.items()))
+        then = resume_command(folder, wanted[0])
+        raise KinfedError(f"{len(failed)} of {len(wanted)} runs failed, {first.name}: {why}; mend it, then: {then}")
+    return comparison
+
+
+def show_comparison(comparison: Comparison, display: Display) -> None:
+    """Writes the tables of a comparison, and shows what came of it."""
     write_tables(comparison)
     display.table(comparison.table)
     if comparison.headline:
         display.say(comparison.headline)
-    say_diagnoses(results, display)
-    display.say(f"written to {folder}")
-    return comparison
+    say_diagnoses(comparison.runs, display)
+    display.say(f"written to {comparison.path}")
 
 
-def run_in_turn(
-    configs: Sequence[Config], folder: Path, display: Display, given: Objects, force: bool
-) -> list[RunResult]:
-    """The runs of a comparison, one after the other."""
-    results, known = [], given.population
+Ran = tuple[list[RunResult], dict[Path, str]]  # runs that ended; why others failed, by their folders
+
+
+def run_in_turn(configs: Sequence[Config], folder: Path, display: Display, given: Objects, force: bool) -> Ran:
+    """The runs of a comparison, one after the other; those that fail leave the others alone."""
+    results, known, failed = [], given.population, {}
     seed = None if known is None else configs[0].seed
     with display.live():
         for config in configs:
-            if known is None or (given.population is None and config.seed != seed):
-                known, seed = make_population(config), config.seed
-            method = given.methods.get(config.method)
-            results.append(run_one(put_method(config, method), folder, display, Given(known, method), force))
-    return results
+            try:
+                if known is None or (given.population is None and config.seed != seed):
+                    known, seed = make_population(config), config.seed
+                method = given.methods.get(config.method)
+                results.append(run_one(put_method(config, method), folder, display, Given(known, method), force))
+            except Exception as error:  # code of the user's own may raise anything, and other runs go on
+                failed[run_folder(folder, config)] = why = explain_failure(error)
+                display.say(f"{title_of(config.method)} seed {config.seed} failed: {why}")
+    return results, failed
 
 
-def run_beside(configs: Sequence[Config], folder: Path, display: Display, force: bool, at_once: int) -> list[RunResult]:
+def run_beside(configs: Sequence[Config], folder: Path, display: Display, force: bool, at_once: int) -> Ran:
     """The runs of a comparison, several at once; those that fail leave the others alone."""
     paths = [run_folder(folder, config) for config in configs]
     todo = [
@@ -336,11 +351,7 @@ def run_beside(configs: Sequence[Config], folder: Path, display: Display, force:
         failed = run_jobs(group_by_clients(todo), at_once, display)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; resume with: {resume_command(folder, configs[0])}") from None
-    if failed:
-        first, why = next(iter(failed.items()))
-        then = resume_command(folder, configs[0])
-        raise KinfedError(f"{len(failed)} of {len(configs)} runs failed, {first.name}: {why}; mend it, then: {then}")
-    return [RunResult(path) for path in paths]
+    return [RunResult(path) for path in paths if path not in failed], failed
 
 
 def write_tables(comparison: Comparison) -> None:

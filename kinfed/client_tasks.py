@@ -211,7 +211,7 @@ def is_sequential(task: Task) -> bool:
 
 
 def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
-    """The summed scores, the samples in all, and the summed loss (the largest number if it is not finite).
+    """The summed scores (NaN: the worst), the samples in all, and the summed loss (not finite: the largest number).
 
     The scores of a classifier are the samples classified rightly.
     """
@@ -223,7 +223,9 @@ def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
         total = total + model.scores_of(output, batch).sum()
         loss = loss + (model.task.losses(output, fill_unknown(batch.y)) * batch.mask).sum()
     if total.is_floating_point():
-        total = torch.nan_to_num(total, nan=MOST).clamp(-MOST, MOST)
+        task = model.task
+        worst = task.most() if task.metric().lower_is_better else task.least()
+        total = torch.where(total.isnan(), samples.size * worst, total).clamp(-MOST, MOST)
     finite = torch.nan_to_num(loss, nan=torch.finfo().max)
     return {"metric": total, "samples": samples.size.clone(), "loss": finite}
 

@@ -189,9 +189,10 @@ class Classification(OwnMetrics, LearningTask):
 
     def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
         confusion = count_confusions(output, y)
-        right, named, held = confusion.diagonal(), confusion.sum(0), confusion.sum(1)
+        right, named, held = confusion.diagonal(), confusion.sum(0)[:-1], confusion.sum(1)
         recall, f1 = right / held, 2 * right / (named + held)
-        areas = [area_under_curve(output[:, c], y == c) for c in range(output.shape[1])]
+        ranked = output.double().log_softmax(1)  # logits of different samples differ by any shift
+        areas = [area_under_curve(ranked[:, c], y == c) for c in range(output.shape[1])]
         found = {
             "macro_f1": f1[held > 0].mean(),
             "balanced_accuracy": recall[held > 0].mean(),
@@ -245,7 +246,7 @@ class NextToken(OwnMetrics, LearningTask):
         return right if right.dim() == 1 else right.float().flatten(1).mean(1)
 
     def finish(self, mean: Tensor) -> Tensor:
-        return mean.exp() if self.main == "perplexity" else mean
+        return perplexity_of(mean) if self.main == "perplexity" else mean
 
     def most(self) -> float:
         return MOST if self.main == "perplexity" else 1.0
@@ -259,7 +260,7 @@ class NextToken(OwnMetrics, LearningTask):
     def measure(self, output: Tensor, y: Tensor) -> dict[str, float]:
         loss = self.losses(output, y).double().mean()
         accuracy = NextToken("accuracy").scores(output, y).double().mean()
-        return {"accuracy": float(accuracy), **drop_undefined({"perplexity": loss.exp()})}
+        return {"accuracy": float(accuracy), **drop_undefined({"perplexity": perplexity_of(loss)})}
 
     def measured(self) -> tuple[str, ...]:
         return ("accuracy", "perplexity")
@@ -384,7 +385,7 @@ class MultiLabel(OwnMetrics, LearningTask):
         f1 = 2 * (said & held).sum(0).double() / (said.sum(0) + held.sum(0))
         areas = [area_under_curve(output[:, c], held[:, c]) for c in range(output.shape[1])]
         found = {
-            "exact_match": (said == held).all(1).double().mean(),
+            "exact_match": ((said == held) & torch.isfinite(output)).all(1).double().mean(),
             "macro_f1": f1[held.any(0)].mean(),
             "auroc": torch.tensor([area for area in areas if area is not None]).double().mean(),
         }
@@ -407,6 +408,11 @@ class MultiLabel(OwnMetrics, LearningTask):
 
     def count_outputs(self, y: Array) -> int:
         return int(y.shape[1])
+
+
+def perplexity_of(loss: Tensor) -> Tensor:
+    """The perplexity of this mean loss; an infinite one counts as half of MOST, which float32 rounds up."""
+    return loss.exp().clamp(max=MOST / 2)
 
 
 def mix_logs(logs: Tensor, shares: Tensor) -> Tensor:

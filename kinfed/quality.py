@@ -56,10 +56,14 @@ MEASURED = {  # those of built-in tasks
 
 
 def count_confusions(output: Tensor, y: Tensor) -> Tensor:
-    """How many samples of each class (row) are taken for each class (column): [classes, classes], double."""
+    """How many samples of each class (row) are taken for each class (column): [classes, classes + 1], double.
+
+    The last column counts outputs that are not finite, which stand for no class.
+    """
     classes = output.shape[1]
-    pairs = torch.bincount(y * classes + output.argmax(1), minlength=classes * classes)
-    return pairs.view(classes, classes).double()
+    said = torch.where(torch.isfinite(output).all(1), output.argmax(1), classes)
+    pairs = torch.bincount(y * (classes + 1) + said, minlength=classes * (classes + 1))
+    return pairs.view(classes, classes + 1).double()
 
 
 def area_under_curve(scores: Tensor, is_positive: Tensor) -> float | None:

@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import kinfed
-from kinfed.errors import CheckpointError, ConfigError, DataError
+from kinfed.config.assembly import name_method
+from kinfed.errors import CheckpointError, ConfigError, DataError, KinfedError
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
 
@@ -154,6 +156,31 @@ def test_methods_are_compared_by_name_or_as_objects():
     assert longer.runs[0].to_frame()["round"].tolist() == [1, 2]
     with pytest.raises(CheckpointError, match=r"is a comparison: use kinfed\.load_comparison"):
         kinfed.load_run("both")
+
+
+@dataclass(frozen=True)
+class Failing(kinfed.FedAvg):
+    """FedAvg that fails with odd seeds."""
+
+    def round(self, state, t, fed):
+        if fed.seed % 2:
+            raise RuntimeError("no such thing")
+        return super().round(state, t, fed)
+
+
+def test_a_run_that_failed_is_named_and_the_others_have_their_tables():
+    methods, few = [Failing(small_net()), kinfed.Local(small_net())], {"seeds": [1, 0], "rounds": 1, "quiet": True}
+    with pytest.raises(KinfedError, match=r"^1 of 4 runs failed, .*-seed1: RuntimeError: no such thing \(test_api.py"):
+        kinfed.compare(methods, tiny_population(), out="both", **few)
+    rows = [line.split(",")[:2] for line in Path("both/runs.csv").read_text().splitlines()[1:]]
+    assert rows == [["local", "1"], [name_method(methods[0]), "0"], ["local", "0"]]
+    assert {"compare.csv", "compare.md", "pairs.csv"} <= {path.name for path in Path("both").iterdir()}
+
+
+def test_where_all_runs_failed_there_are_no_tables():
+    with pytest.raises(KinfedError, match=r"^1 of 1 runs failed"):
+        kinfed.compare([Failing(small_net())], tiny_population(), seeds=[1], rounds=1, out="none", quiet=True)
+    assert not Path("none/compare.md").exists()
 
 
 def test_a_missing_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch):

@@ -17,6 +17,7 @@ from kinfed.config.schema import build, to_table
 from kinfed.config.settings import RENAMED, SYNONYMS, all_keys
 from kinfed.config.toml import apply_overrides, parse_value
 from kinfed.data import PARTITIONS, SHIFTS
+from kinfed.data.drift import LabelSwapDrift, RotationDrift
 from kinfed.data.partitions import IID, DisjointClasses, Natural
 from kinfed.errors import ConfigError, ModelError
 from kinfed.methods import METHODS
@@ -424,6 +425,14 @@ def test_a_method_of_the_users_own_that_cannot_be_is_one_line(words, said):
 def test_a_config_can_be_made_without_a_file():
     config = Config(method="local", partition=DisjointClasses(clients=10), rounds=1)
     assert len(assemble(config).run()) > 5
+
+
+@pytest.mark.parametrize("word", ["drift=rotation", "drift.name=rotation"])
+def test_another_drift_by_name_drops_the_settings_of_the_one_before(word: str):
+    example = Path(__file__).parents[1] / "examples" / "digits-drift.toml"
+    assert load_config(example, [word]).drift == RotationDrift()
+    kept = load_config(example, ["drift=label_swap"]).drift
+    assert isinstance(kept, LabelSwapDrift) and kept.change_rounds == (5, 10)
 
 
 def test_another_partition_by_name_drops_the_settings_of_the_one_before(tmp_path):

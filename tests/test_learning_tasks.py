@@ -1,16 +1,19 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from kinfed.client_tasks import evaluate
 from kinfed.data import OwnSettings, Population, from_arrays
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.experiment import Evaluation, Experiment
-from kinfed.learning_tasks import Classification, MultiLabel, NextToken, Regression
+from kinfed.federation import Offer
+from kinfed.learning_tasks import MOST, Classification, MultiLabel, NextToken, Regression
 from kinfed.methods import IFCA, Auto, CLoVE, FedAvg, FedDrift, FedPer
 from kinfed.models import Model
 from kinfed.quality import Metric, area_under_curve
@@ -86,6 +89,29 @@ def test_metrics_of_a_classifier_by_hand():
     assert found["calibration_error"] == pytest.approx(confidence - 0.5)
 
 
+@pytest.mark.parametrize("classes", [2, 4])
+def test_auroc_is_the_one_of_probabilities_as_scikit_learn_has_it(classes: int):
+    rng = torch.Generator().manual_seed(0)
+    y = torch.arange(60) % classes
+    shift = 10 * torch.randn(60, 1, generator=rng)  # softmax ignores it
+    output = torch.eye(classes)[y] + torch.randn(60, classes, generator=rng) + shift
+    said = output.double().softmax(1)
+    expected = roc_auc_score(y, said[:, 1] if classes == 2 else said, multi_class="ovr")
+    assert Classification().measure(output, y)["auroc"] == pytest.approx(expected)
+
+
+def test_outputs_that_are_not_finite_are_of_no_class():
+    output = torch.eye(2)[[0, 0, 1, 1]]
+    output[[1, 3]] = torch.tensor([[float("nan")] * 2, [0.0, float("inf")]])
+    found = Classification().measure(output, torch.tensor([0, 0, 1, 1]))
+    assert found["accuracy"] == found["balanced_accuracy"] == 0.5
+    assert found["macro_f1"] == pytest.approx(2 * 1 / (1 + 2))  # of each class one of two is found, none in vain
+    nothing = Classification().measure(torch.full((4, 3), float("nan")), torch.tensor([0, 0, 0, 1]))
+    assert nothing == {"accuracy": 0.0, "balanced_accuracy": 0.0, "macro_f1": 0.0}
+    labels = MultiLabel().measure(torch.tensor([[float("nan"), -1.0]]), torch.tensor([[0.0, 0.0]]))
+    assert labels["label_accuracy"] == 0.5 and labels["exact_match"] == 0.0
+
+
 def test_macro_f1_and_balanced_accuracy_are_of_classes_that_occur():
     output = torch.eye(3)[[0, 0, 1, 0]]
     found = Classification().measure(output, torch.tensor([0, 0, 1, 1]))
@@ -110,6 +136,9 @@ def test_metrics_of_next_tokens_and_labels_by_hand():
     found = NextToken().measure(output, torch.tensor([[1, 1, 2], [0, 0, 0]]))
     assert found["accuracy"] == pytest.approx((2 + 3) / 6)  # a tie goes to the first
     assert NextToken().measure(torch.zeros(1, 4), torch.tensor([2]))["perplexity"] == pytest.approx(4)
+    worst, largest = torch.tensor(1e30), torch.finfo().max
+    assert 1e29 < float(NextToken("perplexity").finish(worst)) < MOST  # e to the 1e30 is infinite
+    assert NextToken().measure(torch.tensor([[0.0, largest]]), torch.tensor([0]))["perplexity"] < MOST
     found = MultiLabel().measure(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     assert found["label_accuracy"] == 0.75 and found["exact_match"] == 0.5
     assert found["macro_f1"] == pytest.approx((2 / 3 + 1) / 2)
@@ -141,6 +170,33 @@ def test_a_diverged_regression_has_a_finite_score():
     task, population = Regression(), samples_of(Regression())
     experiment = Experiment(FedAvg(model_of(task, 1), LocalTraining(3, 5, 1e6)), population, rounds=2)
     assert np.isfinite(experiment.run()["mae"])
+
+
+@dataclass(frozen=True)
+class Skill(Regression):
+    """One less the squared error: the higher, the better."""
+
+    def metric(self) -> Metric:
+        return Metric("skill", "skill")
+
+    def scores(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (1 - (output[:, 0] - y).square()).clamp(min=-9.0)
+
+    def least(self) -> float:
+        return -9.0
+
+    def most(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(("task", "worst"), [(Skill(), -9.0 * 5), (Regression(), MOST)])
+def test_a_score_that_is_not_a_number_is_the_worst(task, worst: float):
+    population = samples_of(Regression())
+    method = FedAvg(model_of(task, 1), LOCAL)
+    fed = Sequential(method, population)
+    broken = {name: torch.full_like(weight, torch.nan) for name, weight in method.init(fed).params.items()}
+    replies = fed.run(evaluate, fed.clients, Offer(shared={"params": broken}))
+    assert replies["metric"].tolist() == pytest.approx([worst] * 4)
 
 
 @pytest.mark.parametrize("main", ["mae", "rmse"])

@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kinfed import api
@@ -11,6 +12,7 @@ from kinfed.comparison import COLUMNS, Outcome, as_csv, comparison_table
 from kinfed.config import Config, load_config
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
+from kinfed.runs.reader import Run
 from kinfed.signatures import Pretraining
 
 TINY = ["partition.clients=10", "fraction=0.5", "rounds=2", "training.lr=0.05", "data.public=0.1"]
@@ -99,7 +101,7 @@ def test_unseen_clients_are_scored_as_served_and_after_adaptation(tmp_path: Path
     folder = run(tmp_path / "unseen", *settings, *adapt)
     people = [row for row in table(folder, "clients") if row["round"] == "2"]
     unseen = [row for row in people if row["role"] != "trains"]
-    assert sorted(row["role"] for row in unseen) == ["holdout"] * 2 + ["late"] * 2 + ["unlabelled"]
+    assert sorted(row["role"] for row in unseen) == ["holdout"] * 2 + ["too late"] * 2 + ["unlabelled"]
     able = [row for row in unseen if row["role"] != "unlabelled"]
     end = summary(folder)
     assert end["accuracy_unseen_adapted"] == pytest.approx(sum(float(r["accuracy_adapted"]) for r in able) / 4)
@@ -110,6 +112,18 @@ def test_unseen_clients_are_scored_as_served_and_after_adaptation(tmp_path: Path
     assert end["accuracy_unseen_adapted"] > end["accuracy_unseen"]  # two digits each are quickly learnt
     assert all(r["accuracy_adapted"] == "" for r in unseen if r["role"] == "unlabelled")
     assert "accuracy_unseen_adapted" not in summary(run(tmp_path / "served", *settings))
+
+
+@pytest.mark.parametrize(
+    ("join_round", "role", "training"), [(1, "late", 10), (2, "too late", 5), (None, "too late", 5)]
+)
+def test_clients_that_come_after_training_are_no_training_clients(tmp_path: Path, join_round, role: str, training: int):
+    joins = () if join_round is None else (f"roles.join_round={join_round}",)
+    found = Run(run(tmp_path / "late", "method=local", "roles.late=0.5", *joins))
+    assert sorted(found.roles) == [role] * 5 + ["trains"] * 5
+    assert len(found.training_scores) == training
+    assert found.training_scores.mean() == pytest.approx(found.summary["accuracy"])
+    assert np.nanmean(Outcome.of(found).scores) == pytest.approx(found.summary["accuracy"])
 
 
 WHOLE = (*FLHC, "rounds=3", "checkpoint_every=2", "roles.look_alikes=2", "roles.holdout=0.2", "shift.name=augment",

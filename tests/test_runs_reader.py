@@ -77,6 +77,15 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path):
         read_runs([tmp_path / "new"])
 
 
+def test_a_run_without_test_samples_says_why_it_has_no_scores(tmp_path: Path):
+    run = write_run(tmp_path / "run", MadeUp("flt"))
+    lines = (run / "rounds.csv").read_text().splitlines()
+    blank = [f"{line.partition(',')[0]}{',' * line.count(',')}" for line in lines[1:]]
+    (run / "rounds.csv").write_text("\n".join([lines[0], *blank]) + "\n")
+    with pytest.raises(CheckpointError, match="has no scores: no training client has test samples"):
+        read_runs([run])
+
+
 @pytest.mark.parametrize(
     "name", ["summary.json", "clients.csv", "clusters.csv", "timing.csv", "rounds.csv", "config.toml"]
 )

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import floor, log10
+from math import floor, isfinite, log10
 from statistics import mean, stdev
 
 from kinfed.comparison.paired import NOBODY, Numbers
-from kinfed.config import POPULATION
+from kinfed.config import POPULATION, flatten
 from kinfed.experiment import Summary
 from kinfed.progress import in_bytes, percent
 from kinfed.quality import ACCURACY, MEASURED, Metric
@@ -16,6 +16,8 @@ from kinfed.runs.reader import Run
 
 NOTHING = "–"
 SIGNIFICANT = 4  # digits of numbers of any size
+LEARNING = ("label_smoothing", "class_weights", "loss", "mean", "std", "metrics")  # of a task: no client's targets
+HUGE = 1e12  # errors of models that diverged are written with an exponent
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,16 @@ class Outcome:
 
 
 def name_population(run: Run) -> str:
-    """All settings that a run's clients depend on, but for the seed and the folder of the data."""
+    """All settings that a run's clients and their scores depend on, but for the seed and the folder of the data."""
     held = {name: run.config.get(name) for name in POPULATION}
-    data = held["data"]
-    held["data"] = {key: value for key, value in data.items() if key != "dir"} if isinstance(data, dict) else data
+    is_own = ":" in str(flatten(run.config).get("task.name"))  # any of its settings may change targets
+    held |= {"data": drop_keys(held["data"], "dir"), "task": drop_keys(held["task"], *(() if is_own else LEARNING))}
     return json.dumps(held, sort_keys=True, default=str)
+
+
+def drop_keys(section: object, *names: str) -> object:
+    """A section of a config without these settings."""
+    return {key: value for key, value in section.items() if key not in names} if isinstance(section, dict) else section
 
 
 @dataclass(frozen=True)
@@ -65,13 +72,15 @@ class Column:
 
     def format(self, outcomes: Sequence[Outcome]) -> str:
         """How all numbers of these runs are written, means and spreads alike."""
+        largest = max((abs(number) for run in outcomes if (number := self.value(run)) is not None), default=0.0)
+        if largest >= HUGE:
+            return f".{SIGNIFICANT - 1}e"
         if self.decimals == 0:
             means = (mean_and_spread(self, runs)[0] for runs in by_method(outcomes).values())
             return ".0f" if all(middle is None or middle == round(middle) for middle in means) else ".2f"
         if self.decimals is not None:
             return f".{self.decimals}f"
-        largest = max((abs(number) for run in outcomes if (number := self.value(run)) is not None), default=0.0)
-        return f".{max(0, SIGNIFICANT - 1 - floor(log10(largest)))}f" if 0 < largest < float("inf") else ".2f"
+        return f".{max(0, SIGNIFICANT - 1 - floor(log10(largest)))}f" if largest > 0 else ".2f"
 
 
 def of_summary(name: str, scale: float = 1.0) -> Callable[[Outcome], float | None]:
@@ -194,9 +203,10 @@ def means_by_method(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | 
 
 
 def mean_and_spread(column: Column, runs: Sequence[Outcome]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation over the runs that have the number."""
+    """Mean and sample standard deviation over the runs that have the number; infinity has no deviation."""
     numbers = [number for run in runs if (number := column.value(run)) is not None]
-    return mean(numbers) if numbers else None, stdev(numbers) if len(numbers) > 1 else None
+    has_spread = len(numbers) > 1 and all(map(isfinite, numbers))
+    return mean(numbers) if numbers else None, stdev(numbers) if has_spread else None
 
 
 def as_title(name: str) -> str:

@@ -2,7 +2,8 @@
 
 Intervals are t-intervals of 95 % (scipy). From three common seeds on they are of the means of seeds, and hold for other
 seeds; with fewer, of the differences of single clients, and hold for other clients of these seeds. Runs that share no
-clients are compared by Welch's interval. Each is of one pair: none is corrected for the number of pairs.
+clients are compared by Welch's interval. Each is of one pair: none is corrected for the number of pairs. Where all
+differences are the same number other than 0, nothing says how far others would spread: there is no interval.
 """
 
 from collections.abc import Sequence
@@ -109,7 +110,8 @@ def estimate(differences: Numbers, over: str) -> Interval:
     """The mean of these differences, and Student's interval of it."""
     mean = float(differences.mean())
     if np.ptp(differences) <= 1e-12 * max(1.0, abs(mean)):
-        return Interval(mean, mean, mean, over)
+        alike = Interval(mean, over=f"all differences alike, so without an interval, {over}")
+        return alike if abs(mean) > 1e-12 else Interval(mean, mean, mean, over)
     error = float(differences.std(ddof=1)) / len(differences) ** 0.5
     return make_interval(mean, error, len(differences) - 1, over)
 

@@ -176,7 +176,7 @@ def headline(outcomes: Sequence[Outcome]) -> str:
 def say_interval(gap: Interval, form: str) -> str:
     """How sure it is that the first is ahead by so much of one that is behind it."""
     if not gap.is_known:
-        return "one run each, so without an interval"
+        return gap.over or "one run each, so without an interval"
     return f"95 % CI {-gap.high:z{form}} to {-gap.low:z{form}}, {gap.over}"  # z: never -0.00
 
 

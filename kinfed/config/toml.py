@@ -13,6 +13,7 @@ from kinfed.errors import ConfigError
 BY_NAME = (
     "partition",
     "shift",
+    "drift",
     "signature",
     "clusterer",
     "aggregation",

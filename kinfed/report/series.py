@@ -233,9 +233,10 @@ class Spread:
 
 
 def spreads(series: Sequence[Series]) -> list[Spread]:
-    """The spread of each series, in common bins."""
+    """The spread of each series, in common bins; scores that are not finite have no bin."""
     metric = main_metric(series)
     scored = [(one.name, [metric.scale * run.training_scores for run in one.runs]) for one in series]
+    scored = [(name, [values[np.isfinite(values)] for values in runs]) for name, runs in scored]
     scored = [(name, some) for name, runs in scored if (some := [values for values in runs if len(values)])]
     if not scored:
         return []

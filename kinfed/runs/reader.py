@@ -30,7 +30,7 @@ PARTS = {
     CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
     "ledger.csv": "ledger",    "timing.csv": "seconds", SUMMARY: "summary",
 }  # fmt: skip
-TRAINS = ("trains", "late", "leaves")  # roles whose scores the means are of
+TRAINS = ("trains", "late", "leaves")  # roles whose scores the means are of; not "too late"
 
 
 @dataclass(frozen=True)
@@ -419,6 +419,10 @@ def check_run(path: Path) -> Run:
     """The run; raises where nothing was evaluated yet, or a file is damaged."""
     run = Run(path)
     read_part(run, "rounds.csv", "rounds")
+    if run.has_ended and len(run.rounds) and np.isnan(run.main).all():
+        raise CheckpointError(
+            f"{path} has no scores: no training client has test samples; give them some, run it again"
+        )
     if not len(run.rounds) or np.isnan(run.main).all():
         remedy = "its rounds.csv is lost" if run.has_ended else f"wait, or go on with `kinfed resume {path}`"
         raise CheckpointError(f"{path} has no evaluated round yet: {remedy}")

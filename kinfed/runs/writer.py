@@ -300,17 +300,20 @@ def client_rows(fed: Federation, round: int, scores: Scores, clusters: Tensor | 
     parts = (fed.true_clusters, clusters, scores.main, scores.adapted, scores.loss, scores.samples)
     columns = ([None] * fed.count if part is None or part.isnan().all() else part.tolist() for part in parts)
     here = ([column[i] for i in present] for column in columns)
-    return zip(repeat(round), present, (name_role(fed.roles[i]) for i in present), *here, strict=False)
+    roles = (name_role(fed.roles[i], trains=bool(scores.trains[i])) for i in present)
+    return zip(repeat(round), present, roles, *here, strict=False)
 
 
-def name_role(role: Role) -> str:
-    """A role in a word or two."""
+def name_role(role: Role, *, trains: bool) -> str:
+    """A role in a word or two; `trains`: it takes part in training by now."""
     if role.look_alike_of is not None:
         return f"look-alike of {role.look_alike_of}"
     if not role.labelled:
         return "unlabelled"
-    if role.holdout or role.joins:
-        return "holdout" if role.holdout else "late"
+    if role.holdout:
+        return "holdout"
+    if role.joins:
+        return "late" if trains else "too late"
     return "trains" if role.leaves == LATER else "leaves"
 
 

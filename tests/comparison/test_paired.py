@@ -2,23 +2,31 @@
 
 import csv
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import t, ttest_1samp, ttest_ind
 
 from kinfed.comparison import (
+    COLUMNS,
     Outcome,
+    as_csv,
     comparison_table,
     headline,
     make_cells,
     markdown_table,
+    mean_and_spread,
     pairs_as_csv,
     runs_as_csv,
     win_matrix,
 )
+from kinfed.comparison.outcomes import name_population
 from kinfed.comparison.paired import Measured, Pair, compare_unpaired, estimate
+from kinfed.comparison.results_table import Ranking
 from kinfed.quality import MAE
+from kinfed.runs.reader import Run
+from tests.report.folders import MadeUp, write_run
 
 
 def outcome(method: str, seed: int, accuracy: float, scores=(), population: str = "same", **numbers: float) -> Outcome:
@@ -157,3 +165,44 @@ def test_runs_csv_has_one_row_a_run():
 def test_methods_that_serve_every_client_alike_differ_by_a_plain_zero():
     runs = [outcome(name, 0, 0.75, scores=[0.5, 0.75, 1.0]) for name in ("a", "b")]
     assert headline(runs).endswith("differ by 0.00 points (95 % CI 0.00 to 0.00, paired over 3 clients of 1 seed).")
+
+
+def test_an_infinite_number_has_a_mean_and_no_deviation():
+    runs = [outcome("a", s, v) for s, v in enumerate([float("inf"), 0.5])] + [
+        outcome("b", 0, 0.5),
+        outcome("b", 1, 0.4),
+    ]
+    assert mean_and_spread(COLUMNS[0], runs[:2]) == (float("inf"), None)
+    assert mean_and_spread(COLUMNS[0], runs[2:]) == (pytest.approx(45), pytest.approx(50**0.5))
+    assert "inf" in markdown_table(runs) and "accuracy" in as_csv(runs)
+
+
+def test_errors_of_models_that_diverged_are_written_with_an_exponent():
+    moved = {"bytes_down": 0, "bytes_up": 0}
+    runs = [Outcome(name, 0, {"mae": mae} | moved, 1.0, MAE) for name, mae in (("a", 5e29), ("b", 12.5))]
+    assert make_cells(runs)[1][0][1].shown == "5.000e+29" and make_cells(runs)[1][1][1].shown == "1.250e+01"
+
+
+def test_equal_differences_have_no_interval():
+    runs = [outcome("a", 0, 0.5, [0.4, 0.6]), outcome("b", 0, 0.45, [0.35, 0.55])]
+    assert "5.00 points above b (all differences alike, so without an interval, paired over 2 clients" in headline(runs)
+    seeds = [outcome(name, s, v) for s in range(3) for name, v in (("a", 0.5), ("b", 0.49))]
+    assert np.isnan(Pair(*Ranking(COLUMNS[0], seeds).measured.values()).difference.low)
+    header, rows = make_cells(seeds)
+    assert str(rows[1][header.index("to best (95 % CI)")]) == "-1.00"
+    assert [row[1].is_best for row in rows] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_same"),
+    [
+        (["task.label_smoothing=0.1"], True),
+        (["task.class_weights=[1,1,1,1,1,1,1,1,1,2]"], True),
+        (["task.name=next_token"], False),
+        (["partition.clients=7"], False),
+    ],
+)
+def test_runs_that_learn_otherwise_have_the_same_clients(tmp_path: Path, settings: list[str], is_same: bool):
+    plain = write_run(tmp_path / "plain", MadeUp("fedavg"))
+    other = write_run(tmp_path / "other", MadeUp("fedavg", settings=tuple(settings)))
+    assert (name_population(Run(plain)) == name_population(Run(other))) == is_same

@@ -15,6 +15,7 @@ from kinfed.report.cluster_order import (
     membership_of,
     rank_by_size,
 )
+from kinfed.report.method_charts import plot_accuracies
 from kinfed.report.run_views import labels_of, map_of, matrix_of, rescale, shrink, tree_of
 from kinfed.report.series import bins, curve_of, gather, list_metrics, metric_named, spreads
 from kinfed.runs.reader import Run
@@ -56,6 +57,17 @@ def test_histograms_share_their_bins_and_count_all_clients(folder: Path):
     assert all(np.array_equal(one.edges, found[0].edges) for one in found)
     assert found[1].worst_decile == pytest.approx((81 + 80.9) / 2)  # one client of twelve, in two seeds
     assert bins(0.0).tolist() == np.arange(0, 101, 5).tolist() and bins(99.0).tolist() == [96, 97, 98, 99, 100]
+
+
+def test_scores_that_are_not_finite_have_no_bin(folder: Path):
+    runs = [Run(folder / name) for name in ("flt-0", "fesem")]
+    every, own = [run.scores.copy() for run in runs]
+    own[:] = np.inf
+    every[0] = np.inf
+    vars(runs[0])["scores"], vars(runs[1])["scores"] = every, own
+    found = spreads(gather(runs))
+    assert [sum(one.counts) for one in found] == [11] and np.isfinite(found[0].mean)
+    assert list(plot_accuracies(runs).tables) == ["bins0"]
 
 
 def test_clusters_are_coloured_by_size_and_ground_truth_by_what_they_share():
