@@ -13,6 +13,7 @@ from kinfed.aggregation import MEAN, Median
 from kinfed.client_tasks import compute_update
 from kinfed.engines import Vectorised
 from kinfed.engines.flower.messages import RefusedRequest, pack, unpack
+from kinfed.engines.flower.network_federation import NetworkFederation
 from kinfed.engines.flower.secure_sums import (
     NEIGHBOURS,
     SCALE,
@@ -181,6 +182,18 @@ def test_a_sum_is_opened_once():
     grid.back = []
     grid._deliver(request)
     assert "refusal" in read_config(grid.back[0]) and fed.count == 4
+
+
+@pytest.mark.parametrize("name", ["accepted", "durable"])
+def test_a_server_cannot_make_clients_keep_what_opens_a_sum(name, monkeypatch):
+    honest = NetworkFederation._request_config
+
+    def keep_secrets(fed, client, key):  # the first task is call 1, and its secrets are version -1
+        return {**honest(fed, client, key), **({name: -1} if fed.task[0] == "unmask" else {})}
+
+    monkeypatch.setattr(NetworkFederation, "_request_config", keep_secrets)
+    fed = begin_sum(Transcript(4))
+    assert [r.reason for r in fed.rejected if r.task == "unmask"] == ["refused"] * 4
 
 
 def test_a_client_refuses_what_would_show_its_model():
