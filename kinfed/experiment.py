@@ -21,6 +21,7 @@ from kinfed.capabilities import (
     FindsClusters,
     StepsBySGD,
     require_labels,
+    require_private_signatures,
     require_private_training,
     require_sums,
     summed_tasks_of,
@@ -211,6 +212,7 @@ class Experiment(Generic[State]):
                 "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"
             )
         require_sums(self.method, self.fed)
+        require_private_signatures(self.method, self.fed)
         require_private_training(self.method, self.fed)
         if self.fed.privacy.secure_aggregation and (self.evaluation.correlation or self.evaluation.signatures == "all"):
             raise ConfigError(
@@ -307,7 +309,8 @@ class Experiment(Generic[State]):
 
     def _count_signatures(self) -> int:
         """How many signatures the client has sent that sent most."""
-        signature, sent = getattr(self.method, "signature", None), self.fed.ledger.up.get(SIGNATURE_TASK)
+        signature = getattr(self.method, "own_signature", None) or getattr(self.method, "signature", None)
+        sent = self.fed.ledger.up.get(SIGNATURE_TASK)
         if sent is None or not isinstance(signature, Signature):
             return 0
         k, width = signature.size(tuple(self.fed.x.shape[1:]), self.method.model.target_groups)
