@@ -22,6 +22,7 @@ from kinfed.privacy import UNPROTECTED, find_epsilon
 from kinfed.relatedness import Fit
 from kinfed.signatures import Signature
 
+SIGNATURE_TASK = "compute_signature"
 State = TypeVar("State")
 Seen = TypeVar("Seen", contravariant=True)  # a state that is only read
 
