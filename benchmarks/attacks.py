@@ -57,10 +57,12 @@ METHODS: dict[str, dict[str, object]] = {
     "fedem": {"components": 2},
     "auto": {},
     "scaffold": {},
+    "cfl": {"after": 5},
+    "clove": {"clusters": 2},
 }
-USUAL_METHODS = [name for name in METHODS if name not in ("fedem", "auto", "scaffold")]
+USUAL_METHODS = ["fedavg", "flt", "repa", "ifca"]
 MODELS = ("params/", "models/", "common/", "own/")  # fields of replies that hold trained weights
-UPDATES = ("step/", "change/")  # and what clients changed
+UPDATES = ("step/", "change/", "update/")  # and what clients changed
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Attack:
     lie: Lie | None = None  # about the models they train; None: they train honestly
     flips_labels: bool = False  # they train on wrong labels
     plants_trigger: bool = False  # they train on samples with a trigger
-    forges: str = ""  # what else they forge: signature, mimicry, choice, held_out, control
+    forges: str = ""  # what else they forge: signature, mimicry, choice, held_out, control, losses
     claims: int = 1  # times their samples, how many they say they have
 
 
@@ -137,6 +139,7 @@ ATTACKS = {
     "collusion": Attack("the same, and 3 times the mean of honest updates, backwards", oppose_the_mean,
                         forges="held_out"),
     "control": Attack("says in each round that its control variate grew by 1 in every weight", forges="control"),
+    "losses": Attack("says that the first model fits badly, and the second one worse", forges="losses"),
     "inflated": Attack("claims 1,000 times its samples; update backwards", lambda now: -now.own, claims=1000),
 }  # fmt: skip
 SENT_BY = {
@@ -146,6 +149,7 @@ SENT_BY = {
     "held_out": ("auto",),
     "collusion": ("auto",),
     "control": ("scaffold",),
+    "losses": ("clove",),
 }  # whose clients send it
 
 
@@ -206,6 +210,9 @@ class Attacked(Vectorised):
                 forged[name] = sent[name].index_put((at,), sent[name][-1].expand_as(sent[name][at]))
         for name in [name for name in sent if name.startswith("change/") and self.attack.forges == "control"]:
             forged[name] = sent[name].index_put((at,), torch.ones_like(sent[name][at]))
+        if "losses" in sent and self.attack.forges == "losses":
+            far = torch.tensor([500.0, 600.0]).to(sent["losses"])
+            forged["losses"] = sent["losses"].index_put((at,), far.expand_as(sent["losses"][at]))
         if "choice" in sent and self.attack.forges == "choice":
             forged["choice"] = sent["choice"].index_put((at,), 1 - sent["choice"][at])
         for name in {"hits", "alone"} & sent.keys() if self.attack.forges == "held_out" else ():
