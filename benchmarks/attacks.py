@@ -56,9 +56,13 @@ METHODS: dict[str, dict[str, object]] = {
     "ifca": {"clusters": 2, "least_share": 0.2},
     "fedem": {"components": 2},
     "auto": {},
+    "scaffold": {},
+    "cfl": {"after": 5},
+    "clove": {"clusters": 2},
 }
-USUAL_METHODS = [name for name in METHODS if name not in ("fedem", "auto")]
+USUAL_METHODS = ["fedavg", "flt", "repa", "ifca"]
 MODELS = ("params/", "models/", "common/", "own/")  # fields of replies that hold trained weights
+UPDATES = ("step/", "change/", "update/")  # and what clients changed
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Attack:
     lie: Lie | None = None  # about the models they train; None: they train honestly
     flips_labels: bool = False  # they train on wrong labels
     plants_trigger: bool = False  # they train on samples with a trigger
-    forges: str = ""  # what else they forge: signature, mimicry, choice, held_out
+    forges: str = ""  # what else they forge: signature, mimicry, choice, held_out, control, losses
     claims: int = 1  # times their samples, how many they say they have
 
 
@@ -134,6 +138,8 @@ ATTACKS = {
                        forges="held_out"),
     "collusion": Attack("the same, and 3 times the mean of honest updates, backwards", oppose_the_mean,
                         forges="held_out"),
+    "control": Attack("says in each round that its control variate grew by 1 in every weight", forges="control"),
+    "losses": Attack("says that the first model fits badly, and the second one worse", forges="losses"),
     "inflated": Attack("claims 1,000 times its samples; update backwards", lambda now: -now.own, claims=1000),
 }  # fmt: skip
 SENT_BY = {
@@ -142,6 +148,8 @@ SENT_BY = {
     "choice": ("ifca",),
     "held_out": ("auto",),
     "collusion": ("auto",),
+    "control": ("scaffold",),
+    "losses": ("clove",),
 }  # whose clients send it
 
 
@@ -172,7 +180,7 @@ class Attacked(Vectorised):
 
     def _lie_about_models(self, sent: Stack, offered: Stack, at: Tensor) -> Stack:
         """The replies with the liars' models changed."""
-        names = [name for name in sent if name.startswith(MODELS)]
+        names = [name for name in sent if name.startswith(MODELS + UPDATES)]
         if self.attack.lie is None or not names:
             return sent
         start = torch.cat([self._start(name, sent, offered).flatten(1) for name in names], 1)
@@ -184,6 +192,8 @@ class Attacked(Vectorised):
 
     def _start(self, name: str, sent: Stack, offered: Stack) -> Tensor:
         """The weights of this name that each client started from."""
+        if name.startswith(UPDATES):
+            return torch.zeros_like(sent[name])
         if name in offered:
             start = offered[name]
             return start if start.dim() == sent[name].dim() else start.expand_as(sent[name])
@@ -198,6 +208,11 @@ class Attacked(Vectorised):
                 forged[name] = sent[name].index_put((at,), far)
             if name in sent and self.attack.forges == "mimicry":
                 forged[name] = sent[name].index_put((at,), sent[name][-1].expand_as(sent[name][at]))
+        for name in [name for name in sent if name.startswith("change/") and self.attack.forges == "control"]:
+            forged[name] = sent[name].index_put((at,), torch.ones_like(sent[name][at]))
+        if "losses" in sent and self.attack.forges == "losses":
+            far = torch.tensor([500.0, 600.0]).to(sent["losses"])
+            forged["losses"] = sent["losses"].index_put((at,), far.expand_as(sent["losses"][at]))
         if "choice" in sent and self.attack.forges == "choice":
             forged["choice"] = sent["choice"].index_put((at,), 1 - sent["choice"][at])
         for name in {"hits", "alone"} & sent.keys() if self.attack.forges == "held_out" else ():

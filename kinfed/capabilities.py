@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from kinfed.aggregation import MEAN
+from kinfed.aggregation import DEPLOYED, MEAN
 from kinfed.client import HasMemory
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -18,10 +18,11 @@ from kinfed.federation import Federation
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import cut_to
-from kinfed.privacy import find_epsilon
+from kinfed.privacy import UNPROTECTED, find_epsilon
 from kinfed.relatedness import Fit
 from kinfed.signatures import Signature
 
+SIGNATURE_TASK = "compute_signature"
 State = TypeVar("State")
 Seen = TypeVar("Seen", contravariant=True)  # a state that is only read
 
@@ -202,6 +203,23 @@ def require_sums(method: object, fed: Federation) -> None:
         )
 
 
+def require_private_signatures(method: object, fed: Federation) -> None:
+    """Raises ConfigError where private signatures are asked for, and this method's clients do not protect theirs so."""
+    asked, signature = fed.privacy.signature, getattr(method, "signature", None)
+    if asked == UNPROTECTED:
+        return
+    if not isinstance(signature, Signature):
+        raise ConfigError(
+            f"privacy.signature: {type(method).__name__} has no signature that can be protected, and only those of "
+            "encoder_centroids and part_means can be: use flt, or leave it out"
+        )
+    if signature.protect(asked) != signature:
+        raise ConfigError(
+            f"privacy.signature is not what the signature of this {type(method).__name__} adds: give it "
+            "signature=signature.protect(privacy.signature), or run it by kinfed.run, which does so"
+        )
+
+
 def require_private_training(method: object, fed: Federation) -> None:
     """Raises ConfigError where private training is asked for and cannot be, or cannot be accounted for."""
     training = fed.privacy.training
@@ -209,6 +227,11 @@ def require_private_training(method: object, fed: Federation) -> None:
         return
     if fed.privacy.secure_aggregation:
         raise ConfigError("privacy.training clips updates that privacy.secure_aggregation hides; use one of them")
+    if fed.aggregation not in (MEAN, DEPLOYED):  # a deployment's default clips, as private training does
+        raise ConfigError(
+            f"privacy.training clips updates and takes their mean, got aggregation {type(fed.aggregation).__name__}: "
+            "leave one of them out"
+        )
     if not (isinstance(method, HidesClients) and method.hides_clients and method.summed_tasks):
         raise ConfigError(
             f"privacy.training: {type(method).__name__}'s server makes more of updates than means over clusters; use "

@@ -17,10 +17,12 @@ from torch import Tensor
 from kinfed import checkpoint as checkpoints
 from kinfed.aggregation import MEAN, Aggregation
 from kinfed.capabilities import (
+    SIGNATURE_TASK,
     ClustersLater,
     FindsClusters,
     StepsBySGD,
     require_labels,
+    require_private_signatures,
     require_private_training,
     require_sums,
     summed_tasks_of,
@@ -58,7 +60,6 @@ from kinfed.signatures import Signature
 
 log = logging.getLogger("kinfed")
 OUTVOTED = 4  # replies of a model in a round from which on robust aggregation outvotes one liar
-SIGNATURE_TASK = "compute_signature"
 MOST_MEASURED = 1000  # clients
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
@@ -211,6 +212,7 @@ class Experiment(Generic[State]):
                 "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"
             )
         require_sums(self.method, self.fed)
+        require_private_signatures(self.method, self.fed)
         require_private_training(self.method, self.fed)
         if self.fed.privacy.secure_aggregation and (self.evaluation.correlation or self.evaluation.signatures == "all"):
             raise ConfigError(
@@ -299,19 +301,22 @@ class Experiment(Generic[State]):
         if privacy.signature.is_private:
             spent["signature"] = (privacy.signature.spend(self._count_signatures()), privacy.signature.delta)
         if privacy.training.is_on:
-            steps = sum(task in tasks for _, task, *_ in self.fed.ledger.rounds)
+            called = sum(task in tasks for _, task, *_ in self.fed.ledger.rounds)
+            steps = max(called, sum(number for task, number in self.fed.released.items() if task in tasks))
             spent["training"] = (privacy.training.spend(steps, self.fed.fraction), privacy.training.delta)
         return {key: value for name, (epsilon, delta) in spent.items() for key, value in (
             (f"{name}_epsilon", epsilon if isfinite(epsilon) else None), (f"{name}_delta", delta),
         )}  # fmt: skip
 
     def _count_signatures(self) -> int:
-        """How many signatures the client has sent that sent most."""
-        signature, sent = getattr(self.method, "signature", None), self.fed.ledger.up.get(SIGNATURE_TASK)
+        """How many signatures the client has sent, or was asked for, that sent most."""
+        signature = getattr(self.method, "own_signature", None) or getattr(self.method, "signature", None)
+        sent, released = self.fed.ledger.up.get(SIGNATURE_TASK), self.fed.released.items()
+        asked = max((number for name, number in released if name.startswith(f"{SIGNATURE_TASK}/")), default=0)
         if sent is None or not isinstance(signature, Signature):
-            return 0
+            return asked
         k, width = signature.size(tuple(self.fed.x.shape[1:]), self.method.model.target_groups)
-        return -(-int(sent.max()) // (4 * k * (width + 1)))  # floats: k points and k shares
+        return max(asked, -(-int(sent.max()) // (4 * k * (width + 1))))  # floats: k points and k shares
 
     def _mean_scores(self) -> list[tuple[int, float]]:
         return [(round, metrics[self.metric.name]) for round, metrics in self.history]

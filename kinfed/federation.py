@@ -164,6 +164,7 @@ class Federation(ABC):
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
         self.is_dry_run = False  # what clients keep now is forgotten later
         self.rejected: list[Rejected] = []
+        self.released: dict[str, int] = {}  # task, or task/client -> private releases that no crash takes back
         self.client_seconds = 0.0  # spent on clients' tasks so far; the rest is the server's own work
         self.decoys = torch.zeros(0, dtype=torch.long)  # asked since nobody was drawn, and not summed
         self.sees_samples = True  # False: clients' samples are elsewhere, and the server knows how many they are

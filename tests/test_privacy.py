@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from kinfed.aggregation import Median
 from kinfed.client import Client, Execution, Samples
 from kinfed.clustering.kmeans import Centroids, Part
 from kinfed.config import read
@@ -201,6 +202,22 @@ def test_methods_without_protected_signatures_refuse_the_setting(method):
         assemble(read({"method": method, "privacy": {"signature": {"epsilon": 1.0}}, "partition": {"clients": 5}}))
 
 
+def experiment_with_private_signatures(method):
+    return Experiment(method, population(), rounds=1, privacy=Privacy(signature=SignaturePrivacy(epsilon=0.5)))
+
+
+@pytest.mark.parametrize("source", [PartMeans(embedding="random"), PartMeans(embedding="random").protect(PRIVATE)])
+def test_an_experiment_refuses_privacy_that_the_signature_does_not_add(source):
+    with pytest.raises(ConfigError, match=r"signature.protect\(privacy.signature\)"):
+        experiment_with_private_signatures(FLT(small_net(), signature=source))
+
+
+@pytest.mark.parametrize("name", ["repa", "pacfl", "fedavg", "fedclust"])
+def test_an_experiment_refuses_private_signatures_of_methods_that_have_none(name):
+    with pytest.raises(ConfigError, match="use flt, or leave it out"):
+        experiment_with_private_signatures(make(name))
+
+
 def test_the_section_reaches_the_signature():
     table = {"method": "flt", "privacy": {"signature": {"min_samples": 3}}, "data": {"public": 0.1}}
     config = read(table)
@@ -314,6 +331,13 @@ HIDING = {"fedavg", "fedavg_ft", "fedprox", "fedper", "lg_fedavg", "per_fedavg",
           "ditto", "apfl", "pfedme", "fedala", "fedrep", "fedbabu", "fedbn", "oracle", "fedem"}  # fmt: skip
 
 
+def test_private_training_refuses_another_rule():
+    with pytest.raises(ConfigError, match="takes their mean, got aggregation Median"):
+        Experiment(
+            make("fedavg"), population(), aggregation=Median(), privacy=Privacy(training=TrainingPrivacy(clip=1.0))
+        )
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_that_make_more_of_updates_refuse_private_training(name):
     fed = Vectorised(make(name), population())
@@ -325,8 +349,10 @@ def test_methods_that_make_more_of_updates_refuse_private_training(name):
         Experiment.over(fed, rounds=3)
 
 
-def test_private_signatures_are_in_the_summary():
-    source = PartMeans(latent=8, pretraining=Pretraining("public")).protect(SignaturePrivacy(epsilon=8.0))
+@pytest.mark.parametrize("embedding", ["auto", "model"])
+def test_private_signatures_are_in_the_summary(embedding):
+    source = PartMeans(embedding=embedding, latent=8, pretraining=Pretraining("public"), model_rounds=1)
+    source = source.protect(SignaturePrivacy(epsilon=8.0))
     fed = Vectorised(FLT(small_net(), signature=source, relatedness=Calibrated()), population())
     fed.privacy = Privacy(signature=SignaturePrivacy(epsilon=8.0))
     assert Experiment.over(fed, rounds=1).run()["signature_epsilon"] == pytest.approx(8.0)

@@ -4,10 +4,10 @@ Clients step along g - cᵢ + c; cᵢ stays on the client. The paper has plain S
 with momentum that is too large by up to 1/(1 - ρ), so FedNova's ‖a‖₁ (`effective_steps`; it is K for plain SGD)
 stands for K, and cᵢ⁺ is a mean of the gradients met; when clients join, c shrinks so as to stay the mean of all cᵢ, but
 when some leave, it keeps what they gave; batch-norm statistics have no control, and become their means whatever η_g.
-`weighting="samples"` is the mean of NIID-Bench's code.
+`weighting="samples"` is the mean of NIID-Bench's code. Under robust aggregation c is what the rule makes of all cᵢ.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor
 from kinfed.capabilities import Exportable
 from kinfed.checks import above_zero
 from kinfed.client import Client, Reply, client_task
-from kinfed.federation import Federation, Offer
+from kinfed.federation import Federation, Offer, Replies
 from kinfed.method import Method
 from kinfed.models import Model
-from kinfed.params import Params, each_leaf, subtract
+from kinfed.params import Params, Stack, each_leaf, flatten, put, repeat, select, subtract
+from kinfed.per_client import LastTrained
 from kinfed.training import SMALLEST, LocalTraining, ShiftedGradient
 
 
@@ -27,6 +28,7 @@ from kinfed.training import SMALLEST, LocalTraining, ShiftedGradient
 class ScaffoldState:
     params: Params
     control: Params  # c
+    controls: LastTrained = field(default_factory=dict)  # [clients] cᵢ as reported; kept under robust aggregation alone
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,21 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
             return state
         weights = fed.weights[replies.cohort] if self.weighting == "samples" else torch.ones_like(replies.cohort)
         step = fed.aggregation.average(replies.stack("step"), weights)
-        change = each_leaf(lambda d: d / len(fed.clients), fed.aggregation.sum(replies.stack("change")))
         rates = dict.fromkeys(self.model.weights, self.server_lr)  # batch-norm statistics become their means
         params = {name: w + rates.get(name, 1.0) * step[name] for name, w in state.params.items()}
-        return ScaffoldState(params, each_leaf(torch.add, state.control, change))
+        return ScaffoldState(params, *self.update_controls(state, replies, fed))
+
+    def update_controls(self, state: ScaffoldState, replies: Replies, fed: Federation) -> tuple[Params, Stack]:
+        """Server: c, and under robust aggregation all cᵢ: a sum of bounded changes would have no bound itself."""
+        change = replies.stack("change")
+        if not fed.aggregation.is_robust:
+            moved = each_leaf(lambda d: d / len(fed.clients), fed.aggregation.sum(change))
+            return each_leaf(torch.add, state.control, moved), state.controls
+        before = state.controls or each_leaf(torch.zeros_like, repeat(state.control, fed.count))
+        controls = put(before, replies.cohort, each_leaf(torch.add, select(before, replies.cohort), change))
+        known = fed.clients[flatten(select(controls, fed.clients)).any(1)]  # the others' are 0
+        mean = fed.aggregation.average(select(controls, known), torch.ones_like(known)) if len(known) else state.control
+        return each_leaf(lambda c: len(known) / len(fed.clients) * c, mean), controls
 
     @client_task
     def train(self, client: Client, params: Params, control: Params) -> Reply:

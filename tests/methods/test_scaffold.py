@@ -1,11 +1,16 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
+from kinfed.aggregation import MEAN, NormClipping
 from kinfed.data import Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
+from kinfed.federation import Replies
 from kinfed.methods import PerFedAvg, PFedMe, Scaffold
+from kinfed.methods.scaffold import ScaffoldState
 from kinfed.metrics import fedavg_parameters, method_bytes
 from kinfed.training import LocalTraining
 from tests.methods.by_hand import QUADRATIC, client_with, weight
@@ -35,11 +40,29 @@ def means(fed):
     return {name.removeprefix("control/"): t[fed.clients].mean(0) for name, t in fed.memory.items()}
 
 
+@pytest.mark.parametrize("rule", [MEAN, NormClipping(bound=1e9)], ids=["mean", "a rule that clips nobody"])
 @pytest.mark.parametrize("fraction", [1.0, 0.25])
-def test_the_servers_control_is_the_mean_of_all_clients(fraction):
-    state, fed = fit(make("scaffold"), population=population(), rounds=4, fraction=fraction)
+def test_the_servers_control_is_the_mean_of_all_clients(fraction, rule):
+    fed = Vectorised(make("scaffold"), population(), fraction=fraction)
+    fed.aggregation = rule
+    experiment = Experiment.over(fed, rounds=4)
+    experiment.run()
+    state = experiment.state
+    assert bool(state.controls) == rule.is_robust
     assert_close(state.control, means(fed))
     assert state.control["1.weight"].abs().max() > 0.01
+
+
+def test_a_liar_moves_a_robust_control_once_and_no_farther():
+    fed = Vectorised(make("scaffold"), tiny_population((5,) * 5))
+    fed.aggregation = NormClipping(bound=1.0)
+    scaffold, state = Scaffold(QUADRATIC), ScaffoldState(weight(0.0), weight(0.0))
+    for changes in ([0.5, 0.5, 0.5, 8.0], [0.0, 0.0, 0.0, 8.0], [0.0, 0.0, 0.0, 8.0]):  # client 4 is never drawn
+        replies = Replies(torch.arange(4), {"change": {"w": torch.tensor(changes)}})
+        control, controls = scaffold.update_controls(state, replies, fed)
+        state = replace(state, control=control, controls=controls)
+        assert float(control["w"]) == pytest.approx((0.5 + 0.5 + 0.5 + 1.0 + 0) / 5)
+    assert controls["w"].tolist() == [0.5, 0.5, 0.5, 24.0, 0.0]
 
 
 def test_it_stays_the_mean_when_clients_join():

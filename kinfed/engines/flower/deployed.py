@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +13,15 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import DEPLOYED, Aggregation
-from kinfed.capabilities import reason_for_labels
+from kinfed.capabilities import SIGNATURE_TASK, reason_for_labels, summed_tasks_of
 from kinfed.checks import at_least
+from kinfed.client import Range
 from kinfed.data.arrays import ServerSamples
 from kinfed.data.population import Role
-from kinfed.engines.flower.messages import ConfigValues, NodeIdentity
+from kinfed.engines.flower.messages import ConfigValues, NodeIdentity, ReplyCollector
 from kinfed.engines.flower.network_federation import NetworkFederation, Patience
 from kinfed.errors import CheckpointError
+from kinfed.federation import Offer, Replies
 from kinfed.files import write_bytes
 from kinfed.method import Method
 
@@ -27,7 +31,9 @@ if TYPE_CHECKING:
     from kinfed.engines.flower.transport import Transport
 
 
+LOG = logging.getLogger("kinfed.engines")
 ROSTER = "roster.csv"
+RELEASES = "releases.json"  # in the run folder: private releases, each written down before it is made
 KEYS = "node_keys.json"  # in the run folder: name of a client -> SHA-256 of its node's public key
 LONGEST_NAME = 100  # characters
 DEPLOYED_PATIENCE = Patience(quorum=0.8, grace=30.0, max_rest=15)
@@ -119,6 +125,7 @@ class DeployedFederation(NetworkFederation):
         self.folder, self.keys_path = folder, folder / KEYS
         self._write_roster()
         self._write_keys()
+        self._load_releases(folder / RELEASES)
 
     def load_keys(self, folder: Path) -> None:
         """Takes from a run folder which name belongs to which key, and keeps that up to date there from now on."""
@@ -130,6 +137,34 @@ class DeployedFederation(NetworkFederation):
         if not isinstance(bound, dict) or not all(isinstance(key, str) for key in bound.values()):
             raise CheckpointError(f"{path} is damaged: wanted a table of names and keys")
         self.bound |= bound
+
+    def _load_releases(self, path: Path) -> None:
+        """Counts on from what was released before, also by a server that died before its next checkpoint."""
+        try:
+            released = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            self.released = {str(name): int(number) for name, number in released.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}): nobody knows how much privacy was spent") from None
+        if self.released:
+            LOG.info("privacy: what was released before counts, also since the last checkpoint")
+
+    def _count_releases(self, names: Iterable[str]) -> None:
+        """Counts private releases for good, before they are made: noise of a node or server is drawn anew each time."""
+        self.released |= {name: self.released.get(name, 0) + 1 for name in names}
+        if self.folder is not None:
+            write_bytes(self.folder / RELEASES, (json.dumps(self.released, indent=2) + "\n").encode())
+
+    def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
+        if self.privacy.training.is_on and name in summed_tasks_of(self.method):
+            self._count_releases([name])
+        return super()._answers(name, cohort, keys, offer, ranges)
+
+    def _send_requests(
+        self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, replies: ReplyCollector, positions: list[int]
+    ) -> set[int]:
+        if self.privacy.signature.is_private and name == SIGNATURE_TASK:
+            self._count_releases(f"{name}/{self.name_client(client)}" for client in cohort[positions].tolist())
+        return super()._send_requests(name, cohort, keys, offer, replies, positions)
 
     def begin(self, round: int) -> None:
         super().begin(round)

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 LOG = logging.getLogger("kinfed.engines")
 MAX_SILENT_CALLS = 3  # in a row, before the run ends with an error
+MAX_FAILED_SUMS = 5  # the same of tasks whose sums could not be used
 ENROL_EVERY = 3.0  # seconds between two looks for new nodes during a long task
 MOST_PAUSE = 60.0  # seconds until a node that cannot take part is asked again: 1, 2, 4, …
 MOST_OF_ONE = 10  # different problems of a node that are logged
@@ -138,6 +139,7 @@ class NetworkFederation(Federation):
         self.has_begun = False
         self.next_round = 0  # the round in which a client that enrols now enters
         self.silent_calls = 0  # in a row
+        self.failed_sums = 0  # in a row
         self.tasks = 0  # that clients were asked since this process began
         self.misses: dict[int, int] = {}  # client -> tasks in a row without a reply
         self.resting: dict[int, int] = {}  # client -> the task from which on it is asked again
@@ -245,6 +247,17 @@ class NetworkFederation(Federation):
         """One message of a secure sum to each of these clients, and its reply."""
         self._next_key(stage)
         return self._ask(stage, cohort, torch.zeros_like(cohort), offer, {})  # no number is one that can be judged
+
+    def note_sums(self, task: str, summed: int) -> None:
+        """Raises NetworkError where for too long no reply to tasks that are summed securely was in a sum."""
+        self.failed_sums = 0 if summed else self.failed_sums + 1
+        if self.failed_sums >= MAX_FAILED_SUMS:
+            raise NetworkError(
+                f"no secure sum of {self.failed_sums} tasks in a row could be used, the last was '{task}': a client "
+                "sends damaged keys or shares, or has made weights too large to be summed, or fewer than "
+                f"privacy.min_cluster = {self.privacy.min_cluster} clients of each cluster reply; the log and "
+                "events.jsonl say more"
+            )
 
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
         if not self._is_summed(name):

@@ -47,6 +47,7 @@ LOG = logging.getLogger("kinfed.engines")
 TOKEN = re.compile(r"[0-9a-f]{16}")
 SUM_STAGES = ("share_keys", "mask", "unmask")  # of a secure sum
 POSITIVE = ("call", "width", "test_width")
+VERSIONS = ("accepted", "durable")  # of the memory; a negative one would name the secrets of a sum, and keep them
 
 
 class ClientData(NamedTuple):
@@ -103,7 +104,8 @@ class TaskRequest:
         """The request in a message's config; raises RefusedRequest where a value is missing or of another type."""
         values: dict[str, Any] = {f.name: config.get(f.name) for f in fields(cls)}
         wrong = [f.name for f in fields(cls) if type(values[f.name]) is not f.type]
-        if wrong or not TOKEN.fullmatch(values["run"]) or min(values[name] for name in POSITIVE) < 1:
+        wrong = wrong or [name for name in POSITIVE if values[name] < 1] + [n for n in VERSIONS if values[n] < 0]
+        if wrong or not TOKEN.fullmatch(values["run"]):
             raise RefusedRequest(Refusal.MALFORMED, f"a request's values are missing or invalid: {wrong}")
         return cls(**values)
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from kinfed.capabilities import summed_tasks_of
 from kinfed.engines.flower.messages import DTYPES, Refusal, RefusedRequest, TensorSpecs
-from kinfed.federation import Offer, Rejected, Replies
+from kinfed.federation import OUT_OF_RANGE, Offer, Rejected, Replies
 from kinfed.params import Params, from_flat
 
 if TYPE_CHECKING:
@@ -187,6 +187,32 @@ class SumSession:
         return plain[16:]
 
 
+def try_combine(shares: Sequence[bytes]) -> bytes | None:
+    """The secret that was split into these shares; None where they do not fit each other."""
+    try:
+        secret: bytes = combine_shares([*shares])
+    except ValueError:
+        return None
+    return secret
+
+
+def is_usable(public: Tensor) -> bool:
+    """Whether other clients can agree on keys with one of these public keys: [2, 32]."""
+    try:
+        return all(bool(agree(bytes([1] * KEY), read_bytes(key), b"check")) for key in public)
+    except RefusedRequest:
+        return False
+
+
+def leave_out_unusable(fed: "NetworkFederation", task: str, replies: Replies) -> Replies:
+    """Replies without those whose public keys would make every neighbour refuse the sum; they count as offences."""
+    usable = torch.tensor([is_usable(public) for public in replies[PUBLIC_KEYS].cpu()], dtype=torch.bool)
+    for client in replies.cohort[~usable].tolist():
+        fed.rejected.append(Rejected(fed.round, task, client, OUT_OF_RANGE))
+        LOG.warning("%s sent a public key that nobody can use: it is left out of the sum", fed.name_client(client))
+    return replies if bool(usable.all()) else replies.select(usable.nonzero()[:, 0])
+
+
 def to_signed(vector: Vector) -> Tensor:
     """Numbers modulo 2⁶⁴ as int64."""
     return torch.from_numpy(vector.view(np.int64).copy())
@@ -227,6 +253,8 @@ class SecureSum:
 
     def ask(self, stage: str, clients: Sequence[int], **each: Tensor) -> dict[int, Tensor]:
         """What these clients reply at a stage."""
+        if not clients:
+            return {}
         ids = torch.tensor(clients, dtype=torch.long)
         shared = {"session": torch.tensor(self.session), "numbers": torch.tensor(self.numbers)}
         replies = self.fed.exchange(stage, ids, Offer(shared, each))
@@ -244,7 +272,7 @@ class SecureSum:
             keys[i, : len(self.peers[client])] = torch.stack([self.public[peer] for peer in self.peers[client]])
         sealed = self.ask(SHARE_KEYS, clients, peers=table, keys=keys)
         masked = self.ask(MASK, [*sealed], sealed=self.deliver(sealed, width), shared=self.mark(sealed, sealed, width))
-        shares = self.ask(UNMASK, [*masked], came=self.mark(masked, masked, width)) if masked else {}
+        shares = self.ask(UNMASK, [*masked], came=self.mark(masked, masked, width))
         opened: dict[int, dict[int, bytes]] = {}
         for holder, row in shares.items():
             for owner, share in zip([*self.peers[holder]], row, strict=False):
@@ -275,10 +303,10 @@ class SecureSum:
         """The sum over those of a group whose vectors came, double [numbers]; None where too few shares were opened."""
         came, secrets = [client for client in group if client in vectors], dict[int, bytes]()
         for client in (c for c in group if c in neighbours):
-            shares = [*opened.get(client, {}).values()]
-            if len(shares) < count_needed(len(self.peers[client]) + 1):
+            shares, least = opened.get(client, {}), count_needed(len(self.peers[client]) + 1)
+            if len(shares) < least:
                 return None
-            secrets[client] = combine_shares(shares)
+            secrets[client] = self.combine(client, shares, least)
         if len(came) < self.fed.privacy.min_cluster:
             return None
         total = np.zeros(self.numbers, dtype=np.uint64)
@@ -290,16 +318,34 @@ class SecureSum:
                 total = total - between if peer < client else total + between
         return to_signed(total).double() / SCALE
 
+    def combine(self, owner: int, shares: Mapping[int, bytes], least: int) -> bytes:
+        """The secret of a client from at least so many shares, by holder; one that is damaged is left out and named.
+
+        Padding tells whether shares fit each other. Nobody can tell who damaged one, the owner or the holder.
+        """
+        for left_out in (None, *shares):
+            rest = [share for holder, share in shares.items() if holder != left_out]
+            secret = try_combine(rest) if len(rest) >= least else None
+            if secret is not None:
+                if left_out is not None:
+                    names = map(self.fed.name_client, (owner, left_out))
+                    LOG.warning("a share of %s that %s opened is damaged by one of them: it is left out", *names)
+                return secret
+        raise RefusedRequest(Refusal.MALFORMED, f"shares of {self.fed.name_client(owner)} are damaged")
+
     def try_sum(self, group: Sequence[int], vectors: Mapping[int, Vector], opened: Mapping[int, Mapping[int, bytes]],
                 neighbours: Mapping[int, Sequence[int]]) -> Tensor | None:  # fmt: skip
         """The same, or None where shares or keys are damaged, or the sum is not over the samples that clients have."""
         try:
             total = self.sum(group, vectors, opened, neighbours)
-        except (ValueError, RefusedRequest) as error:
+        except RefusedRequest as error:
             LOG.warning("a secure sum over %d clients failed: %s", len(group), error)
             return None
         samples = int(self.fed.sizes[[client for client in group if client in vectors]].sum())
-        return None if total is None or abs(float(total[-1]) - samples) > 0.5 else total
+        if total is None or abs(float(total[-1]) - samples) <= 0.5:
+            return total
+        LOG.warning("a secure sum over %d clients is not of the samples that they have: one of them lies", len(group))
+        return None
 
 
 def sum_securely(fed: "NetworkFederation", task: str, cohort: Tensor, offer: Offer, replies: Replies) -> Replies:
@@ -309,7 +355,7 @@ def sum_securely(fed: "NetworkFederation", task: str, cohort: Tensor, offer: Off
     were offered the same, and whose open replies are the same where the method sums them apart by one. `replies` are
     what clients openly sent when they had done the task.
     """
-    specs = fed.predict_reply(task, offer)
+    replies, specs = leave_out_unusable(fed, task, replies), fed.predict_reply(task, offer)
     summed = {name: shape for name, (kind, shape) in sorted(specs.items()) if DTYPES[kind].is_floating_point}
     numbers = sum(map(prod, summed.values())) + 1
     session, groups = fed.last_call, form_groups(fed, task, cohort, offer, replies)
@@ -325,6 +371,7 @@ def sum_securely(fed: "NetworkFederation", task: str, cohort: Tensor, offer: Off
             sums |= {} if total is None else {client: total[:-1] / total[-1] for client in group if client in parts[0]}
     left = [client for client in replies.cohort.tolist() if client not in sums]
     fed.rejected += [Rejected(fed.round, task, client, TOO_FEW) for client in left]
+    fed.note_sums(task, len(sums))
     return spread(replies, sums, summed)
 
 

@@ -1,5 +1,6 @@
 """A server without any client's samples: clients enrol, reconnect, join late, and are known by their names."""
 
+import json
 import math
 from functools import partial
 
@@ -17,17 +18,20 @@ from kinfed.aggregation import DEPLOYED
 from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.data.arrays import ServerSamples
 from kinfed.engines.flower import DeployedFederation, network_federation
-from kinfed.engines.flower.deployed import KEYS
+from kinfed.engines.flower.deployed import KEYS, RELEASES
 from kinfed.engines.flower.network_federation import Patience
 from kinfed.engines.flower.node import ClientData, ClientNode
 from kinfed.engines.flower.simulation import select_data
 from kinfed.engines.flower.transport import build_client_app, read_arrays, read_config, to_records
 from kinfed.errors import CheckpointError, ConfigError, NetworkError, RoleError
 from kinfed.experiment import Experiment
+from kinfed.methods import FLT
 from kinfed.metrics import FoundClusters
+from kinfed.privacy import Privacy, SignaturePrivacy, TrainingPrivacy, find_epsilon
+from kinfed.signatures import PartMeans
 from tests.engines.flower.loopback import Loopback
 from tests.methods.registry import make, population
-from tests.problems import assert_close, same_clusters
+from tests.problems import assert_close, same_clusters, small_net
 
 POPULATION = population()
 LABELS = ("flhc", "flis_dc", "pacfl", "clove", "feddrift", "fedsoft")  # methods that assign clients by these
@@ -96,6 +100,48 @@ def test_a_server_without_samples_gives_what_one_with_all_of_them_gives(name):
         found = FoundClusters.by(method, ours.state, fed)
         assert found.labels is None and "uniformity" not in summary and "clustering_error" not in summary
     assert summary["standard_error"] == pytest.approx(wanted["standard_error"])  # each sample is one client's
+
+
+def crash():
+    raise KeyboardInterrupt
+
+
+def run_until_it_ends(method, nodes, folder, crashes, privacy, every):
+    """The summary of four rounds whose server dies after these; its folder keeps what was released."""
+    for number, at in enumerate((*crashes, 9)):
+        known = checkpoint.read_engine_state(folder / "saved") if (folder / "saved").exists() else None
+        fed = make_server(method, nodes, known=known)
+        fed.privacy = privacy
+        fed.settle(folder)
+        experiment = Experiment.over(
+            fed, rounds=4, checkpoint=folder / "saved", checkpoint_every=every, observers=[Events({at: crash})]
+        )
+        try:
+            return experiment.run(resume=number > 0 and known is not None)
+        except KeyboardInterrupt:
+            continue
+
+
+def test_rounds_that_a_crash_took_back_are_counted_as_released(tmp_path):
+    method, privacy = make("fedavg"), Privacy(training=TrainingPrivacy(clip=1.0, noise=2.0))
+    summary = run_until_it_ends(method, NamedNodes(method), tmp_path, (3, 3), privacy, every=2)
+    assert json.loads((tmp_path / RELEASES).read_text()) == {"train": 3 + 1 + 2}  # rounds 1 to 3, 3 again, 3 and 4
+    assert summary["training_epsilon"] == pytest.approx(find_epsilon(2.0, 1e-5, 6))
+
+
+def test_signatures_that_a_crash_took_back_are_counted_as_released(tmp_path):
+    private = SignaturePrivacy(epsilon=1.0)
+    method = FLT(small_net(), signature=PartMeans(embedding="random", latent=8).protect(private))
+    summary = run_until_it_ends(method, NamedNodes(method), tmp_path, (3, 1), Privacy(signature=private), every=4)
+    released = json.loads((tmp_path / RELEASES).read_text())
+    assert released == {f"compute_signature/clinic {i:02}": 3 for i in range(12)}
+    assert summary["signature_epsilon"] == pytest.approx(private.spend(3)) and private.spend(3) > 1.7
+
+
+def test_a_damaged_count_of_releases_ends_the_run(tmp_path):
+    (tmp_path / RELEASES).write_text("[]")
+    with pytest.raises(CheckpointError, match="how much privacy was spent"):
+        make_server(make("fedavg"), NamedNodes(make("fedavg"))).settle(tmp_path)
 
 
 class Events:

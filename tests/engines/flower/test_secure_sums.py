@@ -13,6 +13,7 @@ from kinfed.aggregation import MEAN, Median
 from kinfed.client_tasks import compute_update
 from kinfed.engines import Vectorised
 from kinfed.engines.flower.messages import RefusedRequest, pack, unpack
+from kinfed.engines.flower.network_federation import NetworkFederation
 from kinfed.engines.flower.secure_sums import (
     NEIGHBOURS,
     SCALE,
@@ -25,7 +26,7 @@ from kinfed.engines.flower.secure_sums import (
     quantise,
 )
 from kinfed.engines.flower.transport import read_arrays, read_config, to_records
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, NetworkError
 from kinfed.experiment import Evaluation, Experiment
 from kinfed.methods import METHODS, FedAvg
 from kinfed.privacy import Privacy
@@ -183,6 +184,18 @@ def test_a_sum_is_opened_once():
     assert "refusal" in read_config(grid.back[0]) and fed.count == 4
 
 
+@pytest.mark.parametrize("name", ["accepted", "durable"])
+def test_a_server_cannot_make_clients_keep_what_opens_a_sum(name, monkeypatch):
+    honest = NetworkFederation._request_config
+
+    def keep_secrets(fed, client, key):  # the first task is call 1, and its secrets are version -1
+        return {**honest(fed, client, key), **({name: -1} if fed.task[0] == "unmask" else {})}
+
+    monkeypatch.setattr(NetworkFederation, "_request_config", keep_secrets)
+    fed = begin_sum(Transcript(4))
+    assert [r.reason for r in fed.rejected if r.task == "unmask"] == ["refused"] * 4
+
+
 def test_a_client_refuses_what_would_show_its_model():
     fed = begin_sum(Transcript(4))
     replies = fed.run(compute_update, fed.clients, FEDAVG.offer(FEDAVG.init(fed), fed.clients, fed))
@@ -190,16 +203,67 @@ def test_a_client_refuses_what_would_show_its_model():
     assert [r.reason for r in fed.rejected if r.task == "compute_update"] == ["refused"] * 4
 
 
-@pytest.mark.parametrize("name", ["shares", "masked"])
-def test_a_client_that_lies_spoils_the_sum_and_no_model(name):
+def tamper(name, change, last_round=99):
+    """A grid on which client 1 sends something else as the field `name`."""
+
     def lie(request, reply):
         config, tensors = dict(read_config(reply)), unpack(read_arrays(reply))
-        if name not in tensors or config["client"] != 1:
+        if name not in tensors or config["client"] != 1 or read_config(request)["round"] > last_round:
             return [reply]
-        return [Message(to_records(config, pack({name: tensors[name] // 3})), reply_to=request)]
+        return [Message(to_records(config, pack({name: change(tensors[name])})), reply_to=request)]
 
-    grid = Loopback(4, tamper=lie)
+    return Loopback(4, tamper=lie)
+
+
+def test_a_client_that_lies_spoils_the_sum_and_no_model(caplog):
+    grid = tamper("masked", lambda vector: vector // 3)
     assert_close(models_of(run(FEDAVG, PEOPLE, grid=grid, rounds=1).state), FEDAVG.model.init())
+    assert "is not of the samples that they have" in caplog.text
+
+
+def push(vector, size):
+    """A vector of the same number of samples and other weights."""
+    return vector + torch.cat([torch.full((len(vector) - 1,), size), torch.zeros(1, dtype=torch.long)])
+
+
+@pytest.mark.on_demand
+def test_one_lie_of_the_right_samples_stays_in_the_model():  # docs/security.md says so
+    found = [
+        run(FEDAVG, PEOPLE, grid=tamper("masked", lambda v, by=by: push(v, by), 0), rounds=20).summary()["accuracy"]
+        for by in (0, 2**16 * int(SCALE))
+    ]
+    assert found[0] == 1.0 and found[1] == pytest.approx(0.349, abs=0.001)
+    with pytest.raises(NetworkError, match="too large to be summed"):
+        run(FEDAVG, PEOPLE, grid=tamper("masked", lambda v: push(v, 2**31 * int(SCALE)), 0), rounds=20)
+
+
+def test_damaged_shares_of_one_client_are_left_out(caplog):
+    secure = run(FEDAVG, PEOPLE, grid=tamper("shares", lambda shares: shares // 3), rounds=1)
+    assert_close(models_of(secure.state), models_of(run(FEDAVG, PEOPLE, Privacy(), rounds=1).state), atol=1e-6)
+    assert "a share of client 0 that client 1 opened is damaged" in caplog.text
+
+
+def test_a_client_whose_public_keys_nobody_can_use_is_left_out_of_the_sum_and_then_excluded(caplog):
+    secure = run(FEDAVG, PEOPLE, grid=tamper("public_keys", torch.zeros_like), rounds=4)
+    plain = run(FEDAVG, PEOPLE, Privacy(), grid=Transcript(4, silent=1, at=("train",)), rounds=4)
+    assert_close(models_of(secure.state), models_of(plain.state), atol=1e-6)
+    assert secure.summary()["replies_out_of_range"] == 3 and secure.fed.excluded == {1}
+    assert "client 1 sent a public key that nobody can use" in caplog.text
+
+
+def test_a_run_goes_on_after_rounds_without_a_sum_and_ends_after_five():
+    everyone_silent = Loopback(4, tamper=lambda q, r: [] if read_config(q).get("task") == "share_keys" else [r])
+    short = Evaluation(every=9)
+    for rounds in (4, 5):
+        fed = make_flower(FEDAVG, PEOPLE, everyone_silent)
+        fed.privacy = SECURE
+        experiment = Experiment.over(fed, rounds=rounds, evaluation=short)
+        if rounds < 5:
+            experiment.run()
+            assert_close(models_of(experiment.state), FEDAVG.model.init())
+        else:
+            with pytest.raises(NetworkError, match="no secure sum of 5 tasks in a row"):
+                experiment.run()
 
 
 def test_too_few_clients_are_not_summed():
