@@ -99,7 +99,7 @@ class LocalTraining:
             return NotSupported("look-ahead steps take pairs of equal mini-batches")
         graphs, sgd = client.execution.graphs, SGD(self.momentum, self.mu, rule.inner_lr, self.weight_decay)
         kept = graphs if isinstance(graphs, StepGraphs) else None
-        return plan_training(rule.network, client.key.device, sgd, kept)
+        return plan_training(rule.network, client.key.device, sgd, kept, client.train.x.dim() - 1)
 
     def plan_autograd(self, client: Client, start: Params, gradient: GradientFn) -> AutogradPlan | None:
         """How autograd trains these weights, of a block of clients at once; None where the rule is not known."""

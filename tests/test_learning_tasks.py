@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
 
 import numpy as np
@@ -120,6 +120,33 @@ def test_label_smoothing_and_class_weights_are_in_the_loss_by_hand():
     loss = task.losses(torch.zeros(2, 2), torch.tensor([0, 1]))
     assert loss.tolist() == pytest.approx([log(2), 3 * log(2)])
     assert not task.is_plain() and Classification().is_plain()
+
+
+@dataclass(frozen=True)
+class Focal(Classification):
+    """(1 - p)² · cross-entropy, where p is the probability of the true class."""
+
+    def losses(self, output, y):
+        each = super().losses(output, y)
+        return (1 - (-each).exp()) ** 2 * each
+
+
+@dataclass(frozen=True)
+class Doubled(NextToken):
+    def losses(self, output, y):
+        return 2 * super().losses(output, y)
+
+
+def test_a_loss_of_ones_own_over_that_of_a_known_task_is_trained_by():
+    net = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731
+    ends = {
+        (task, engine): fit(FedAvg(Model(net, classes=3, task=task), LOCAL), engine, rounds=1)[0].params
+        for task in (Classification(), Focal(), Doubled())
+        for engine in (Sequential, Vectorised)
+    }
+    for task in (Focal(), Doubled()):
+        assert_close(ends[task, Vectorised], ends[task, Sequential])
+        assert not torch.equal(ends[task, Vectorised]["1.weight"], ends[Classification(), Vectorised]["1.weight"])
 
 
 def test_a_client_takes_the_model_with_the_lower_error():

@@ -78,7 +78,7 @@ class Model(Network):
     def check(self, x: Tensor) -> None:
         """Raises unless the network takes such samples, each independently, and its output fits the classes."""
         if (kind := (x[:2].shape, x.dtype)) not in self._checked:
-            self._check(x)
+            self._check(x[:2].clone())  # a forward pass may write into its samples
             self._checked.add(kind)
 
     @cached_property
@@ -116,7 +116,7 @@ class Model(Network):
         """Raises unless a network for the token after each gets targets of each, and one for the next those alone."""
         if x.dtype != torch.int64 or y.is_floating_point():
             return
-        shape = tuple(self.logits(self.init(), x[:2]).shape)
+        shape = tuple(self.logits(self.init(), x[:2].clone()).shape)
         if y.dim() == 2 and len(shape) == 2:
             raise ModelError(
                 f"the targets are the token after each of {y.shape[1]}, and the model's output for 2 samples has shape "

@@ -97,6 +97,19 @@ def test_a_model_whose_output_does_not_fit_the_classes_is_refused():
         wrong.check(torch.zeros(2, 1, 8, 8))
 
 
+@pytest.mark.parametrize("dtype", [torch.float, torch.long])
+def test_a_forward_pass_that_writes_into_its_samples_leaves_the_users_alone_when_it_is_checked(dtype):
+    class Shifted(nn.Linear):
+        def forward(self, x):
+            x -= 3
+            return super().forward(x.float())
+
+    x, model = torch.arange(12).view(3, 4).to(dtype), Model(lambda: Shifted(4, 3), classes=3)
+    model.check(x)
+    model.check_sequences(x, torch.zeros(3, dtype=torch.long))
+    assert x.flatten().tolist() == list(range(12))
+
+
 def test_a_model_that_does_not_take_the_samples_is_refused():
     with pytest.raises(ModelError, match=r"samples of shape \(1, 9, 9\)"):
         small_net().check(torch.zeros(2, 1, 9, 9))
