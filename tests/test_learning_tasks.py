@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from kinfed.client import Samples
+from kinfed.client_tasks import score
 from kinfed.data import OwnSettings, Population, from_arrays
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, DataError, ModelError
@@ -317,3 +319,49 @@ def test_scores_outside_of_their_range_are_an_error_before_the_first_round():
         ModelError, match=r"Unbounded gives scores from -.*allow 0 to 1e\+30.*return the range of scores"
     ):
         Experiment(FedAvg(model_of(Unbounded(), 1)), samples_of(Unbounded()), rounds=1)
+
+
+@dataclass(frozen=True)
+class Tenth(Regression):
+    """Every score is the largest: sums of 0.1 in float32 are a little more or less than so many tenths."""
+
+    def scores(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(y, 0.1)
+
+    def most(self) -> float:
+        return 0.1
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_scores_at_the_end_of_their_range_may_be_rounded(sign):
+    class Below(Tenth):
+        def scores(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return -super().scores(output, y)
+
+        def least(self) -> float:
+            return -0.1
+
+    task = Tenth() if sign > 0 else Below()
+    people = samples_of(task, (20, 20, 600))
+    people = replace(people, train=people.train[:2], test=people.train[2].split(300))
+    experiment = Experiment(FedAvg(model_of(task, 1)), people, rounds=1)
+    summary = experiment.run()
+    assert summary["mae"] == pytest.approx(0.1 * sign) and not experiment.fed.rejected
+
+
+def test_an_infinite_loss_of_a_network_of_double_precision_is_the_largest_of_floats():
+    people = samples_of(Regression())
+    model = Model(lambda: nn.Linear(6, 1).double(), classes=1, task=Regression())
+    people = replace(people, x=people.x.double())
+    huge = {name: torch.full_like(w, 1e200) for name, w in model.init().items()}
+    samples = Samples(people.x, people.y, people.test[0], torch.tensor(5), exact=True)
+    assert float(score(model, huge, samples)["loss"]) == torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("task", [NextToken(), NextToken("perplexity")], ids=repr)
+def test_a_client_of_tokens_may_have_no_test_samples(engine, task):
+    people = samples_of(task)
+    people = replace(people, test=(people.test[0], people.test[1][:0], *people.test[2:]))
+    summary = Experiment(FedAvg(model_of(task, 4)), people, engine, rounds=1).run()
+    assert summary["rejected_replies"] == 0 and summary[task.metric().name] > 0

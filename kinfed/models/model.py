@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
-from kinfed.client import Batch
+from kinfed.client import SLACK, Batch
 from kinfed.errors import ModelError
 from kinfed.learning_tasks import FAR, Classification, LearningTask, is_built_in
 from kinfed.models.batch_operations import BatchOperations
@@ -137,7 +137,8 @@ class Model(Network):
     def check_range(self, scores: Tensor) -> None:
         """Raises where one of these scores, or means of scores, is out of the range of a task of one's own."""
         low, high, least, most = float(scores.min()), float(scores.max()), self.task.least(), self.task.most()
-        if not is_built_in(self.task) and (low < least or high > most):
+        is_inside = low >= least - SLACK * abs(least) and high <= most + SLACK * abs(most)  # rounded
+        if not is_built_in(self.task) and not is_inside:
             raise ModelError(
                 f"{type(self.task).__name__} gives scores from {low:.4g} to {high:.4g}, and least() and most() allow "
                 f"{least:.4g} to {most:.4g}: what lies outside is refused; let them return the range of scores"
