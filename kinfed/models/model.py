@@ -5,6 +5,7 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,8 @@ class Model(Network):
 
     def features_width(self) -> int:
         """Numbers of a sample's features."""
-        weights = self.template.get_submodule(layer_of(self.weights[-1])).get_parameter("weight")
+        layer = self.template.get_submodule(layer_of(self.weights[-1]))
+        weights = cast(Tensor, layer.weight)  # no parameter where it is parametrised
         if weights.dim() != 2:
             raise ModelError(f"features are what a linear last layer takes, got weights of shape {list(weights.shape)}")
         return weights.shape[1]
@@ -106,6 +108,11 @@ class Model(Network):
         if self.task.has_classes() and self.classes > 1 and are_probabilities(output):
             log.warning("the network's outputs sum to 1, as after a softmax, and the loss takes logits: leave it out")
         self.check_independence(x)
+        if self.probe_evaluation(x).draws_always:
+            log.warning(
+                "the network draws random numbers when it is evaluated, too, which engines do not alike: have them "
+                "drawn in training alone, as in F.dropout(x, p, self.training)"
+            )
         if len(x) and (single := tuple(self.logits(weights, x[:1]).shape)) != (1, *shape[1:]):
             raise ModelError(
                 f"the model's output for 1 sample has shape {single}, wanted {(1, *shape[1:])}: squeeze() drops the "
@@ -183,8 +190,9 @@ def is_normalisation(network: Network, name: str) -> bool:
 
 
 def layer_of(name: str) -> str:
-    """The layer that a weight belongs to."""
-    return name.rpartition(".")[0]
+    """The layer that a weight belongs to; what parametrises a weight is a part of its layer."""
+    owner, is_parametrised, _ = f".{name}".partition(".parametrizations.")
+    return owner[1:] if is_parametrised else name.rpartition(".")[0]
 
 
 def fix_weights(gradient: GradientFn, fixed: Mapping[str, Tensor]) -> GradientFn:

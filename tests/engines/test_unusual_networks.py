@@ -155,6 +155,15 @@ def test_what_cannot_says_why_and_trains_sequentially(name):
         assert_same_bits(fit(method, Vectorised, population, 2)[0].params, slow)
 
 
+@pytest.mark.filterwarnings("ignore:.*clients (train sequentially|run 'eval)")
+def test_a_counter_that_forward_replaces_begins_anew_with_every_client():
+    ends = []
+    for in_place in (True, False):
+        model = Model(lambda way=in_place: Counted(torch.long, in_place=way), classes=3)
+        ends.append(fit(FedAvg(model, LOCAL), Sequential, tiny_population((3, 14, 9)), 2)[0].params)
+    assert_same_bits(*ends)
+
+
 @pytest.mark.filterwarnings("ignore:.*clients train sequentially")
 @pytest.mark.parametrize("engine", [Sequential, Vectorised])
 def test_what_a_network_draws_is_each_clients_own(engine):

@@ -3,10 +3,11 @@ import traceback
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
-from kinfed.models import Model, from_module
+from kinfed.models import Model, from_module, is_last_layer
 from tests.problems import small_net
 
 
@@ -84,6 +85,20 @@ def test_bytes_become_unit_interval_and_are_normalised():
 def test_a_network_that_ends_with_a_softmax_is_warned_of(last, warned, caplog):
     Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), last), classes=3).check(batch(2, 2).x)
     assert ("as after a softmax" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda net, x: F.dropout(x, 0.5), lambda net, x: F.dropout(x, 0.5, net.training),
+             lambda net, x: x + torch.rand(1)],
+)  # fmt: skip
+def test_a_network_that_draws_in_evaluation_is_warned_of(draw, caplog):
+    class Drawn(nn.Linear):
+        def forward(self, x):
+            return super().forward(draw(self, x))
+
+    Model(lambda: Drawn(4, 3), classes=3).check(torch.ones(2, 4))
+    draws_always = not torch.equal(draw(nn.Linear(1, 1).eval(), torch.ones(9)), torch.ones(9))
+    assert ("draws random numbers when it is evaluated" in caplog.text) == draws_always
 
 
 def test_nothing_is_said_of_outputs_where_there_are_no_samples(caplog):
@@ -190,6 +205,28 @@ def test_weight_norm_as_a_parametrization_is_taken():
     assert {"1.parametrizations.weight.original0", "1.parametrizations.weight.original1"} < set(padded)
     for name, gradient in padded.items():
         torch.testing.assert_close(gradient, real[name], atol=1e-7, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_a_parametrised_layer_is_one_layer():
+    layer = nn.utils.parametrizations.weight_norm
+    model = Model(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), layer(nn.Linear(5, 3))), classes=3)
+    inner = {"2.parametrizations.weight.original0", "2.parametrizations.weight.original1"}
+    assert {name for name in model.weights if is_last_layer(model, name)} == inner | {"2.bias"}
+    x, params = torch.randn(4, 6), model.init()
+    torch.testing.assert_close(model.features(params, x), (x @ params["0.weight"].T + params["0.bias"]).relu())
+    assert model.features_width() == 5
+    whole = Model(lambda: layer(nn.Linear(5, 3)), classes=3)
+    assert all(is_last_layer(whole, name) for name in whole.weights)
+
+
+def test_frozen_batch_norm_keeps_its_statistics():
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3), nn.BatchNorm1d(3))
+    for norm in (net[1], net[3]):
+        norm.running_mean.fill_(5.0)
+    net[1].requires_grad_(False)
+    params = Model(net, classes=3).init()
+    assert params["1.running_mean"].tolist() == [5.0] * 5 and params["3.running_mean"].tolist() == [0.0] * 3
 
 
 def test_hits_count_real_samples_only_and_never_a_nan():
