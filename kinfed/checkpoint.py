@@ -5,13 +5,14 @@ It has a digest of all that is in it.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from math import sqrt
 from pathlib import Path
-from typing import TypeVar, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -88,9 +89,16 @@ def load(path: Path, method: Method[State], fed: Federation, longer: bool = Fals
 
 
 def check(path: Path) -> None:
-    """Raise CheckpointError where a checkpoint is damaged, or holds a number that is not finite."""
+    """Raise CheckpointError where a checkpoint is damaged."""
     with explain_damage(path):
         _read(path)
+
+
+def refuse_other_state(path: Path, method: Method[State]) -> None:
+    """Raise CheckpointError where the state that was saved has other fields than the method's has now."""
+    with explain_damage(path):
+        tree = json.loads(_check_metadata(path, read_metadata(path))["tree"])
+        _refuse_other_fields(find_state_type(method), tree["state"])
 
 
 def load_books(path: Path, fed: Federation) -> None:
@@ -106,9 +114,13 @@ def _restore_books(books: Mapping[str, Tree], tensors: Mapping[str, Tensor], fed
 
 
 def load_served(path: Path, method: Method[State]) -> tuple[State, dict[str, Tensor]]:
-    """The state as saved, and of its clients how many samples each has (`sizes`) and which trained (`training`)."""
+    """The state as saved, and of its clients how many samples each has (`sizes`) and which trained (`training`).
+
+    Its numbers are finite: others will use them.
+    """
     with explain_damage(path):
         tree, tensors = _read(path)
+        check_finite({name: t for name, t in tensors.items() if name.partition(".")[0] == "state"})
         clients = put_together(dict[str, Tensor], tree["clients"], tensors)
         return state_of(method, tree["state"], tensors), clients
 
@@ -181,9 +193,8 @@ def explain_damage(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> tuple[Parts, dict[str, Tensor]]:
-    """The tree of a checkpoint and the tensors of its leaves, all of them finite."""
+    """The tree of a checkpoint and the tensors of its leaves; those of a client that diverged are not finite."""
     tensors, metadata = load_tensors(path)
-    check_finite(tensors)
     return cast(Parts, json.loads(_check_metadata(path, metadata)["tree"])), tensors
 
 
@@ -204,7 +215,9 @@ def take_apart(value: object, path: str, tensors: dict[str, Tensor]) -> Tree:
     if is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {name: take_apart(part, f"{path}.{name}", tensors) for name, part in value.items()}
+        if odd := [key for key in value if type(key) not in (str, int)]:
+            raise TypeError(f"{path}: a dict of a state may have text or whole numbers as keys, got {odd[0]!r}")
+        return {str(name): take_apart(part, f"{path}.{name}", tensors) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [take_apart(part, f"{path}.{i}", tensors) for i, part in enumerate(value)]
     if value is None or isinstance(value, str | int | float | bool):
@@ -218,25 +231,45 @@ def put_together(kind: type[T], tree: Tree, tensors: Mapping[str, Tensor]) -> T:
 
 
 def _restore(kind: object, tree: Tree, tensors: Mapping[str, Tensor]) -> object:
-    kind = next((arg for arg in get_args(kind) if is_dataclass(arg)), kind) if get_origin(kind) is not list else kind
+    kind = _select(kind, tree)
     if isinstance(tree, dict) and TENSOR in tree:
         return tensors[str(tree[TENSOR])]
     if isinstance(tree, dict) and is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
         return kind(**{name: _restore(hints[name], part, tensors) for name, part in tree.items()})
-    inner = get_args(kind)[-1] if get_args(kind) else object
+    inner = get_args(kind) or (object,)
     if isinstance(tree, dict):
-        return {name: _restore(inner, part, tensors) for name, part in tree.items()}
+        key = int if inner[0] is int else str
+        return {key(name): _restore(inner[-1], part, tensors) for name, part in tree.items()}
     if isinstance(tree, list):
-        parts = [_restore(inner, part, tensors) for part in tree]
-        return tuple(parts) if get_origin(kind) is tuple else parts
+        is_pair = len(inner) == len(tree) and Ellipsis not in inner  # tuple[int, str], and not tuple[int, ...]
+        kinds = inner if is_pair else inner[:1] * len(tree)
+        parts = [_restore(own, part, tensors) for own, part in zip(kinds, tree, strict=True)]
+        return tuple(parts) if tuple in (kind, get_origin(kind)) else parts
     return tree
+
+
+def _select(kind: object, tree: Tree) -> object:
+    """Of the kinds of a union the one that a dict or a list was taken apart from; any other kind as it is."""
+    if get_origin(kind) not in (Union, UnionType) or not isinstance(tree, dict | list):
+        return kind
+    options = [(option, get_origin(option) or option) for option in get_args(kind)]
+    fitting = (option for option, whole in options if isinstance(whole, type) and _fits(whole, tree))
+    return next(fitting, next((option for option in get_args(kind) if is_dataclass(option)), object))
+
+
+def _fits(kind: type, tree: dict[str, Tree] | list[Tree]) -> bool:
+    """Whether a dict or a list can come from a value of this kind."""
+    if isinstance(tree, list):
+        return issubclass(kind, Sequence) and kind is not str
+    return issubclass(kind, Mapping) or (is_dataclass(kind) and tree.keys() <= {f.name for f in fields(kind)})
 
 
 def take_fingerprint(population: Population) -> Fingerprint:
     """By which a resumed run knows its samples again: those of another file, or dealt otherwise, differ.
 
-    Of whose each sample is and of labels a digest, of other numbers their size and a projection; as JSON.
+    Of whose each sample is, when that changes, and of labels a digest, of other numbers their size and a projection; as
+    JSON.
     """
     whole = {"train": torch.cat(population.train), "test": torch.cat(population.test)}
     numbers = {"x": population.x, "y": population.y}
@@ -245,7 +278,21 @@ def take_fingerprint(population: Population) -> Fingerprint:
     names = str((population.class_names, population.feature_names, population.client_names))
     exact = {name: t.cpu() for name, t in (whole | labels).items()}
     digest = digest_content(exact, {"sizes": sizes, "names": names})
-    return {"digest": digest} | {name: project(t) for name, t in numbers.items() if name not in labels}
+    return {"digest": digest, "plan": digest_plan(population)} | {
+        name: project(t) for name, t in numbers.items() if name not in labels
+    }
+
+
+def digest_plan(population: Population) -> str:
+    """A digest of what clients do, and of which have other samples from when on."""
+    changes = {
+        f"{i} {name} {j}": t.cpu()
+        for i, change in enumerate(population.changes)
+        for name, part in (("clients", (change.clients,)), ("train", change.train), ("test", change.test))
+        for j, t in enumerate(part)
+    }
+    rounds = str([change.round for change in population.changes])
+    return digest_content(changes, {"rounds": rounds, "roles": str(population.roles)})
 
 
 def refuse_others(before: Mapping[str, object], now: Mapping[str, object], path: Path) -> None:
@@ -259,9 +306,11 @@ def refuse_others(before: Mapping[str, object], now: Mapping[str, object], path:
 
 def is_alike(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
     """Whether two fingerprints are of the same samples, but for how numbers are rounded."""
-    if before.keys() != now.keys() or before["digest"] != now["digest"]:
+    now = {name: value for name, value in now.items() if name != "plan" or name in before}  # earlier ones had none
+    digests = "digest", "plan"
+    if before.keys() != now.keys() or any(before.get(name) != now.get(name) for name in digests):
         return False
-    pairs = [(cast("list[float]", before[name]), cast("list[float]", now[name])) for name in now if name != "digest"]
+    pairs = [(cast("list[float]", before[name]), cast("list[float]", now[name])) for name in now if name not in digests]
     return all(
         len(was) == len(got) and all(abs(a - b) <= APART * max(was[0], got[0]) for a, b in zip(was, got, strict=True))
         for was, got in pairs

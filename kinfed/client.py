@@ -13,6 +13,7 @@ from torch import Tensor
 from kinfed.errors import ConfigError, raise_if_cancelled
 from kinfed.keys import LAST, base_key, fold, normal
 from kinfed.params import NOTHING, Params, Payload
+from kinfed.targets import is_known
 
 
 class Batch(NamedTuple):
@@ -95,6 +96,11 @@ class Samples:
         kept, out = position - ((position + 1) % every == 0).long(), position[every - 1 :: every]
         rest, held = (replace(self, index=self.index[at], weights=self.weights_at(at)) for at in (kept, out))
         return rest, replace(held, size=self.size // every)
+
+    def has_label(self) -> Tensor:
+        """Whether one of its real samples has a label: scalar bool."""
+        real = torch.arange(len(self), device=self.index.device) < self.size
+        return (real & is_known(self.y[self.index])).any()
 
     def shuffle(self, key: Tensor) -> Tensor:
         """Positions of all samples in a random order fixed by key; padding comes last."""
@@ -227,16 +233,17 @@ class Client:
         epochs = steps or epochs  # a client may have a single batch
         orders = [self.train.shuffle(fold(self.key, epoch)) for epoch in range(epochs)]
         order, n, size = torch.stack(orders).flatten(), len(self.train), self.train.size
-        per_epoch = self._batches_an_epoch(batch_size, drop_last)
-        step = torch.arange(steps or epochs * -(-n // batch_size), device=size.device)[:, None]
+        per_epoch = self._batches_an_epoch(batch_size, drop_last).clamp(min=1)  # to divide by
+        count = steps if steps and n else epochs * -(-n // batch_size)
+        step = torch.arange(count, device=size.device)[:, None]
         epoch, slot = step // per_epoch, (step % per_epoch) * batch_size + torch.arange(batch_size, device=size.device)
         mask = (slot < size) & (epoch < epochs)
         return order[epoch.clamp(max=epochs - 1) * n + slot.clamp(max=n - 1)], mask
 
     def _batches_an_epoch(self, batch_size: int, drop_last: bool) -> Tensor:
-        """How many batches it has in an epoch."""
+        """How many batches it has in an epoch: none without samples."""
         size = self.train.size
-        return (size // batch_size).clamp(min=1) if drop_last else (size + batch_size - 1) // batch_size
+        return (size // batch_size).clamp(min=1).minimum(size) if drop_last else (size + batch_size - 1) // batch_size
 
     def pool_schedule(
         self, epochs: int, batch_size: int, parts: int = 1, steps: int = 0, drop_last: bool = False
@@ -262,7 +269,7 @@ class Client:
     def steps(self, epochs: int, batch_size: int, steps: int = 0, drop_last: bool = False) -> Tensor:
         """How many of these batches are real."""
         if steps:
-            return torch.full_like(self.train.size, steps)
+            return steps * self.train.size.clamp(max=1)
         return epochs * self._batches_an_epoch(self.train.clip(batch_size), drop_last)
 
 

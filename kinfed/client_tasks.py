@@ -27,9 +27,12 @@ def find_task_of(facts: Facts) -> LearningTask:
     return cast("Method[object]", facts.method).model.task
 
 
-def limit_scores(facts: Facts, each: float) -> Tensor:
-    """What the scores of a client's test samples come to where each is this."""
-    return (facts.test * each).clamp(-MOST, MOST)
+def limit_scores(facts: Facts, sign: int) -> Tensor:
+    """What the scores of a client's test samples come to at least (-1) or at most (1)."""
+    task = find_task_of(facts)
+    each = task.most() if sign > 0 else task.least()
+    slack = 0.0 if is_built_in(task) else SLACK * abs(each)  # sums of one's own are rounded
+    return (facts.test * (each + sign * slack)).clamp(-MOST, MOST)
 
 
 def least_loss(facts: Facts) -> float:
@@ -38,10 +41,7 @@ def least_loss(facts: Facts) -> float:
 
 
 SCORES = {
-    "metric": Range(
-        lambda facts: limit_scores(facts, find_task_of(facts).least()),
-        lambda facts: limit_scores(facts, find_task_of(facts).most()),
-    ),
+    "metric": Range(lambda facts: limit_scores(facts, -1), lambda facts: limit_scores(facts, 1)),
     "samples": Range(lambda facts: facts.test, lambda facts: facts.test),
     "loss": Range(least_loss, torch.finfo().max),
 }
@@ -217,7 +217,7 @@ def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
     """
     total, loss = torch.zeros_like(samples.size), torch.zeros((), device=samples.size.device)
     if not len(samples):
-        total = total.to(type_of_scores(model, samples.y))
+        total = total.to(type_of_scores(model, params, samples))
     for batch in samples.in_order():
         output = model.logits(params, batch.x)
         total = total + model.scores_of(output, batch).sum()
@@ -226,11 +226,12 @@ def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
         task = model.task
         worst = task.most() if task.metric().lower_is_better else task.least()
         total = torch.where(total.isnan(), samples.size * worst, total).clamp(-MOST, MOST)
-    finite = torch.nan_to_num(loss, nan=torch.finfo().max)
+    largest = torch.finfo().max  # that of double precision would be out of range
+    finite = torch.nan_to_num(loss, nan=largest).clamp(-largest, largest)
     return {"metric": total, "samples": samples.size.clone(), "loss": finite}
 
 
-def type_of_scores(model: Model, y: Tensor) -> torch.dtype:
-    """The type that sums of scores have where targets are like these: a client without samples sends the same."""
-    one = torch.zeros(1, *y.shape[1:], dtype=y.dtype, device=y.device)
-    return model.task.scores(torch.zeros(1, model.classes, device=y.device), one).sum().dtype
+def type_of_scores(model: Model, params: Params, samples: Samples) -> torch.dtype:
+    """The type that sums of scores have: a client without samples sends the same as others."""
+    x, y = (torch.zeros(1, *t.shape[1:], dtype=t.dtype, device=t.device) for t in (samples.x, samples.y))
+    return model.task.scores(model.logits(params, x), y).sum().dtype

@@ -197,6 +197,7 @@ class Experiment(Generic[State]):
         self.scores: Scores | None = None  # every client's, of the last evaluation
         self.final: dict[str, float] = {}  # metrics that are measured once, after the last round
         self.found: tuple[FoundClusters, dict[str, float]] | None = None  # the latest clusters and their metrics
+        self.error: float | None = None  # standard error at the checkpoint that the run was resumed from
         self.saved: tuple[float, float] = (0.0, 0.0)  # seconds that the last checkpoint took, and when it was written
         self.drift: Tensor | None = None  # similarity of clients' images, where correlations are measured
         self.drift_log = DriftLog()  # when clients' samples changed, and when that was noticed
@@ -286,7 +287,7 @@ class Experiment(Generic[State]):
             "standard_error": self._standard_error(means[-1][1]),
             "rounds_to_target": reached,
             "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),
-            "converged_at": converged_at(means, 0.01 if self.metric.unit == "%" else 0.01 * abs(means[-1][1])),
+            "converged_at": self._find_convergence(means),
             "bytes_down": down,
             "bytes_up": up,
             "rejected_replies": sum(reply.was_dropped for reply in self.fed.rejected),
@@ -321,11 +322,18 @@ class Experiment(Generic[State]):
     def _mean_scores(self) -> list[tuple[int, float]]:
         return [(round, metrics[self.metric.name]) for round, metrics in self.history]
 
+    def _find_convergence(self, means: list[tuple[int, float]]) -> int | None:
+        last = means[-1][1]
+        return converged_at(means, 0.01 if self.metric.unit == "%" else 0.01 * abs(last)) if isfinite(last) else None
+
     def _standard_error(self, mean: float) -> float | None:
         """Of a share, over test samples; of other metrics, over clients, where there are several."""
-        if self.metric.unit == "%":
+        task = self.method.model.task
+        if self.metric.unit == "%" and task.least() >= 0 and task.most() <= 1 and not (mean < 0 or mean > 1):
             return standard_error(mean, max(1, self.fed.test_samples))
-        known = torch.zeros(0) if self.scores is None else self.scores.main[self.scores.trains]
+        if self.scores is None:  # of a run that had ended
+            return self.error
+        known = self.scores.main[self.scores.trains]
         known = known[~known.isnan()]
         return float(known.std() / len(known) ** 0.5) if len(known) > 1 else None
 
@@ -364,6 +372,7 @@ class Experiment(Generic[State]):
         return (
             self.about
             | {"round": done, "history": self.history, "final": self.final, "samples": samples}
+            | ({"standard_error": self._standard_error(self._mean_scores()[-1][1])} if done == self.rounds else {})
             | ({"fingerprint": self.fingerprint} if self.fed.sees_samples else {})
             | ({"drift": self.drift_log.state_dict()} if self.fed.population.changes else {})
         )
@@ -373,16 +382,23 @@ class Experiment(Generic[State]):
         """By which a run that is resumed knows its samples again."""
         return checkpoints.take_fingerprint(self.fed.population)
 
+    def check_checkpoint(self, path: Path) -> None:
+        """Raise CheckpointError where the checkpoint is of other samples, or of a state with other fields."""
+        checkpoints.refuse_other_state(path, self.method)
+        before = checkpoints.read_about(path).get("fingerprint")
+        if self.fed.sees_samples and isinstance(before, dict):
+            checkpoints.refuse_others(before, self.fingerprint, path)
+
     def _load_checkpoint(self) -> tuple[int, Tensor, State]:
         if self.checkpoint is None:
             raise ConfigError("an experiment without a checkpoint cannot be resumed")
+        self.check_checkpoint(self.checkpoint)
         about = checkpoints.read_about(self.checkpoint)
-        if self.fed.sees_samples and isinstance(before := about.get("fingerprint"), dict):
-            checkpoints.refuse_others(before, self.fingerprint, self.checkpoint)
         done = int(str(about["round"]))
         state = checkpoints.load(self.checkpoint, self.method, self.fed, longer=True)
         self.history = [(int(round), dict(metrics)) for round, metrics in about["history"]]  # type: ignore[attr-defined]
         self.final = dict(about.get("final", {}))  # type: ignore[call-overload]
+        self.error = cast("float | None", about.get("standard_error"))
         self.drift_log = DriftLog.read(about.get("drift"))
         self.fed.begin(done - 1)
         admitted = self.fed.present

@@ -234,7 +234,7 @@ class Federation(ABC):
 
     def begin(self, round: int) -> None:
         """Enters a round: clients whose data change in it hold their new samples from now on."""
-        for change in self.population.changes:
+        for change in sorted(self.population.changes, key=lambda change: change.round):  # a resumed run enters several
             if self.round < change.round <= round:
                 self._change(change)
         self.round = round

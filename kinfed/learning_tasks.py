@@ -223,7 +223,8 @@ class Classification(OwnMetrics, LearningTask):
         return True
 
     def is_plain(self) -> bool:
-        return not self.label_smoothing and not self.class_weights
+        is_own = type(self).losses is not Classification.losses  # of a subclass
+        return not self.label_smoothing and not self.class_weights and not is_own
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ class NextToken(OwnMetrics, LearningTask):
         return True
 
     def is_plain(self) -> bool:
-        return True
+        return type(self).losses is NextToken.losses
 
 
 @dataclass(frozen=True)

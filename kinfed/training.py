@@ -77,14 +77,20 @@ class LocalTraining:
         self, client: Client, start: Params, gradient: GradientFn, rates: Tensor = SAME_RATE
     ) -> tuple[Params, Tensor]:
         """The weights after training from `start`, perhaps at a rate for each epoch, and the number of steps taken."""
-        steps, shift = client.steps(*self.passes), getattr(gradient, "shift", {})
-        plan = self.plan(client, start, gradient)
+        end = self._train_by_plan(client, start, gradient, rates)
+        if isinstance(gradient, LabelledGradient):  # weight decay and batch statistics need no label
+            has_label = client.train.has_label()
+            end = {name: torch.where(has_label, w, start[name]) for name, w in end.items()}
+        return end, client.steps(*self.passes)
+
+    def _train_by_plan(self, client: Client, start: Params, gradient: GradientFn, rates: Tensor) -> Params:
+        shift, plan = getattr(gradient, "shift", {}), self.plan(client, start, gradient)
         if isinstance(plan, FastPlan) and not len(rates):
-            return self._train_fast(plan, client, start, shift), steps
+            return self._train_fast(plan, client, start, shift)
         by_autograd = self.plan_autograd(client, start, gradient)
         if by_autograd:
-            return self.train_by_autograd(by_autograd, client, start, shift, _find_fixed(gradient), rates), steps
-        return self._train(client, start, gradient, rates), steps
+            return self.train_by_autograd(by_autograd, client, start, shift, _find_fixed(gradient), rates)
+        return self._train(client, start, gradient, rates)
 
     def plan(self, client: Client, start: Params, gradient: GradientFn) -> FastPlan | NotSupported:
         """How the fast path trains these weights, or why it does not."""
@@ -99,7 +105,7 @@ class LocalTraining:
             return NotSupported("look-ahead steps take pairs of equal mini-batches")
         graphs, sgd = client.execution.graphs, SGD(self.momentum, self.mu, rule.inner_lr, self.weight_decay)
         kept = graphs if isinstance(graphs, StepGraphs) else None
-        return plan_training(rule.network, client.key.device, sgd, kept)
+        return plan_training(rule.network, client.key.device, sgd, kept, client.train.x.dim() - 1)
 
     def plan_autograd(self, client: Client, start: Params, gradient: GradientFn) -> AutogradPlan | None:
         """How autograd trains these weights, of a block of clients at once; None where the rule is not known."""
@@ -314,7 +320,7 @@ def train_pairs(local: LocalTraining, client: Client, start: Params, meta: MetaG
 
 @dataclass(frozen=True)
 class LabelledGradient:
-    """The gradient over the samples that have a label; where none has, nothing changes."""
+    """The gradient over the samples that have a label; by it a client that has none keeps its weights."""
 
     gradient: GradientFn
 

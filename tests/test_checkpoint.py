@@ -91,6 +91,54 @@ def test_nested_states_survive(tmp_path):
     assert torch.equal(back.inner.weight, torch.arange(3)) and torch.equal(back.models["a"], torch.ones(2))
 
 
+@dataclass(frozen=True)
+class Several:
+    by_number: dict[int, torch.Tensor]
+    by_name: dict[str, Inner]
+    row: tuple[Inner, ...]
+    listed: list[Inner]
+    perhaps: tuple[int, ...] | None
+    neither: tuple[int, ...] | None
+    either: Inner | dict[str, torch.Tensor]
+    mixed: tuple[Inner, int]
+
+
+def test_states_come_back_as_the_types_that_their_fields_have(tmp_path):
+    inner = [Inner((1, 2), torch.arange(3)) for _ in range(4)]
+    state = Several(
+        {3: torch.ones(2)}, {"q": inner[0]}, (inner[1],), [inner[2]], (4, 5), None, {"w": torch.zeros(1)}, (inner[3], 7)
+    )  # fmt: skip
+    back = load_as(Several, state, tmp_path / "s")
+    assert back.by_number.keys() == {3} and (back.perhaps, back.neither) == ((4, 5), None)
+    assert isinstance(back.row, tuple) and isinstance(back.listed, list) and back.either.keys() == {"w"}
+    for one in (back.by_name["q"], back.row[0], back.listed[0], back.mixed[0]):
+        assert isinstance(one, Inner) and one.numbers == (1, 2) and one.weight.tolist() == [0, 1, 2]
+    assert back.mixed[1] == 7
+
+
+def test_a_dict_by_what_json_has_no_keys_of_is_refused_when_it_is_saved(tmp_path):
+    fed = Vectorised(FedAvg(small_net()), tiny_population())
+    with pytest.raises(TypeError, match=r"state\.pairs: a dict of a state may have text or whole numbers as keys"):
+        checkpoint.save(tmp_path / "s", {"pairs": {(1, 2): 3}}, fed, {})
+
+
+def test_a_run_goes_on_with_a_client_that_diverged_and_serves_nobody_by_it(tmp_path):
+    path, state, fed = halfway(tmp_path, Local(small_net()))
+    name = next(iter(fed.memory))
+    fed.memory[name][2] = torch.nan
+    checkpoint.save(path, state, fed, {})
+    other = Vectorised(Local(small_net()), tiny_population(), fraction=0.5)
+    checkpoint.check(path)
+    checkpoint.load(path, Local(small_net()), other)
+    assert torch.equal(other.memory[name].isnan(), fed.memory[name].isnan())
+    torch.testing.assert_close(other.memory[name], fed.memory[name], rtol=0, atol=0, equal_nan=True)
+    average = FedAvg(small_net())
+    sick = {name: torch.full_like(w, torch.inf) for name, w in average.model.init().items()}
+    checkpoint.save(path, OneModelState(sick), Vectorised(average, tiny_population()), {})
+    with pytest.raises(CheckpointError, match="holds a NaN or an infinity"):
+        checkpoint.load_served(path, average)
+
+
 def test_a_state_whose_class_has_other_fields_now_is_refused_by_name(tmp_path):
     class Changed(FedAvg):
         def init(self, fed) -> Inner:

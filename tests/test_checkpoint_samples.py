@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from kinfed.checkpoint import is_alike, project, take_fingerprint
+from kinfed.data import Role
+from kinfed.data.population import Change
 from kinfed.engines import Vectorised
 from kinfed.errors import CheckpointError
 from kinfed.experiment import Experiment
@@ -27,6 +29,8 @@ CHANGED = {
     "a label": replace(WHOLE, y=WHOLE.y.index_put((torch.tensor([0]),), 1 - WHOLE.y[:1].clamp(max=1))),
     "whose a sample is": replace(WHOLE, train=(WHOLE.train[0][1:], *WHOLE.train[1:])),
     "their kind": FLOATS,
+    "when they change": replace(WHOLE, changes=(Change(1, torch.tensor([0]), WHOLE.train[1:2], WHOLE.test[1:2]),)),
+    "roles": replace(WHOLE, roles=tuple(Role(leaves=9 - 8 * (i == 0)) for i in range(WHOLE.clients))),
     "names of classes": replace(WHOLE, class_names=tuple("abcdefghij"[: WHOLE.classes])),
 }
 
@@ -62,3 +66,9 @@ def test_a_projection_of_numbers_without_a_pattern_is_about_as_large_as_they_are
     found = torch.tensor([project(torch.randn(4000, 8, generator=draw)) for _ in range(50)])
     assert found[:, 0].tolist() == pytest.approx([1.0] * 50, rel=0.02)
     assert float(found[:, 1].std()) == pytest.approx(1.0, abs=0.3)
+
+
+def test_checkpoints_from_before_plans_were_compared_are_still_read():
+    before, now = take_fingerprint(WHOLE), take_fingerprint(CHANGED["when they change"])
+    assert not is_alike(before, now)
+    assert is_alike({name: value for name, value in before.items() if name != "plan"}, now)

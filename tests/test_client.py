@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from kinfed.client import Client, Samples, width_of
@@ -92,6 +93,16 @@ def test_samples_in_order_have_a_fixed_width_when_padded():
 def test_a_client_without_samples_has_no_batches():
     assert list(client_of(0, 0, exact=True).batches(2, 3)) == []
     assert list(client_of(0, 0).batches(2, 3)) == []
+
+
+@pytest.mark.parametrize("padded", [0, 5])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_nor_has_it_steps(padded, drop_last):
+    client = client_of(0, padded)
+    for steps in (0, 3):
+        _, mask = client.schedule(2, 4, steps=steps, drop_last=drop_last)
+        assert not mask.any() and (padded or not len(mask))
+        assert int(client.steps(2, 4, steps, drop_last)) == 0
 
 
 def test_a_part_of_a_batch_is_a_batch():

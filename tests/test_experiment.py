@@ -2,14 +2,18 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from torch import nn
 
 from kinfed.client import Reply, client_task
 from kinfed.data import LATER, Role
 from kinfed.engines import EngineSettings, Sequential, Vectorised
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Evaluation, Experiment
+from kinfed.learning_tasks import Regression
 from kinfed.methods import FLHC, FedAvg, Local
+from kinfed.models import Model
 from kinfed.params import Params
+from kinfed.quality import Metric
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
 
@@ -234,3 +238,51 @@ def test_an_engine_s_own_settings_reach_it_and_the_device_goes_over_them():
     settings = EngineSettings(block=2, workers=1, device="cuda")
     experiment = Experiment(FedAvg(small_net()), tiny_population(), settings, device="cpu")
     assert (experiment.fed.block, experiment.fed.plan.workers, experiment.fed.device.type) == (2, 1, "cpu")
+
+
+@dataclass(frozen=True)
+class Skill(Regression):
+    """A metric in percent that may be below 0."""
+
+    def metric(self):
+        return Metric("skill", "skill", 100, "%")
+
+    def scores(self, output, y):
+        return -0.5 - y / 10
+
+    def least(self):
+        return -1.0
+
+    def most(self):
+        return 1.0
+
+    def measured(self):
+        return ()
+
+
+def of_numbers(task, y):
+    people = tiny_population((8, 8, 8))
+    numbers = torch.zeros(len(people.y)).index_put((torch.cat(people.test),), y[: len(torch.cat(people.test))])
+    return FedAvg(Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), classes=1, task=task)), replace(
+        people, y=numbers, classes=1
+    )
+
+
+def test_a_metric_in_percent_that_is_no_share_has_its_error_over_clients():
+    y = torch.tensor([1.0] * 5 + [2.0] * 6 + [3.0] * 7)  # scores of the clients: -0.6, -0.7 and -0.8
+    method, people = of_numbers(Skill(), y)
+    summary = Experiment(method, people, rounds=1).run()
+    assert summary["skill"] == pytest.approx(-0.7) and summary["standard_error"] == pytest.approx(0.1 / 3**0.5)
+
+
+def test_a_regression_that_had_ended_keeps_its_standard_error_when_it_is_resumed(tmp_path):
+    method, people = of_numbers(Regression(), torch.arange(18.0))
+    ended = Experiment(method, people, rounds=3, checkpoint=tmp_path / "c").run()
+    assert ended["standard_error"] > 0
+    assert Experiment(method, people, rounds=3, checkpoint=tmp_path / "c").run(resume=True) == ended
+
+
+def test_a_run_without_any_mean_has_not_converged():
+    people = tiny_population((8, 8), roles=(Role(), Role(holdout=True)))
+    alone = replace(people, test=(people.test[0][:0], people.test[1]))
+    assert watched(FedAvg(small_net()), alone, rounds=4)[1]["converged_at"] is None

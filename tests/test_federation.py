@@ -213,6 +213,16 @@ def test_changed_clients_hold_their_new_rows_from_that_round_on():
     assert fed.run(fed.method.look, fed.clients)["since"].tolist() == [2, 0, 0, 0, 0, 0]
 
 
+def test_of_several_changes_the_latest_counts_however_they_are_listed():
+    population = tiny_population()
+    late, early = (
+        Change(round, torch.tensor([0]), (population.train[i],), (population.test[i],)) for round, i in ((4, 1), (2, 2))
+    )
+    fed = Sequential(Probe(), tiny_population(changes=(late, early)))
+    fed.begin(5)  # as a resumed run does
+    assert fed.sizes[0] == 23 and int(fed.since[0]) == 4
+
+
 def test_a_fraction_outside_of_the_unit_interval_is_refused():
     with pytest.raises(ConfigError, match="fraction"):
         probe(Sequential, fraction=0.0)

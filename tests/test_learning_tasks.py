@@ -7,7 +7,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from kinfed.client_tasks import evaluate
+from kinfed.client import Samples
+from kinfed.client_tasks import evaluate, score
 from kinfed.data import OwnSettings, Population, from_arrays
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, DataError, ModelError
@@ -149,6 +150,33 @@ def test_label_smoothing_and_class_weights_are_in_the_loss_by_hand():
     loss = task.losses(torch.zeros(2, 2), torch.tensor([0, 1]))
     assert loss.tolist() == pytest.approx([log(2), 3 * log(2)])
     assert not task.is_plain() and Classification().is_plain()
+
+
+@dataclass(frozen=True)
+class Focal(Classification):
+    """(1 - p)² · cross-entropy, where p is the probability of the true class."""
+
+    def losses(self, output, y):
+        each = super().losses(output, y)
+        return (1 - (-each).exp()) ** 2 * each
+
+
+@dataclass(frozen=True)
+class Doubled(NextToken):
+    def losses(self, output, y):
+        return 2 * super().losses(output, y)
+
+
+def test_a_loss_of_ones_own_over_that_of_a_known_task_is_trained_by():
+    net = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731
+    ends = {
+        (task, engine): fit(FedAvg(Model(net, classes=3, task=task), LOCAL), engine, rounds=1)[0].params
+        for task in (Classification(), Focal(), Doubled())
+        for engine in (Sequential, Vectorised)
+    }
+    for task in (Focal(), Doubled()):
+        assert_close(ends[task, Vectorised], ends[task, Sequential])
+        assert not torch.equal(ends[task, Vectorised]["1.weight"], ends[Classification(), Vectorised]["1.weight"])
 
 
 def test_a_client_takes_the_model_with_the_lower_error():
@@ -346,3 +374,49 @@ def test_scores_outside_of_their_range_are_an_error_before_the_first_round():
         ModelError, match=r"Unbounded gives scores from -.*allow 0 to 1e\+30.*return the range of scores"
     ):
         Experiment(FedAvg(model_of(Unbounded(), 1)), samples_of(Unbounded()), rounds=1)
+
+
+@dataclass(frozen=True)
+class Tenth(Regression):
+    """Every score is the largest: sums of 0.1 in float32 are a little more or less than so many tenths."""
+
+    def scores(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(y, 0.1)
+
+    def most(self) -> float:
+        return 0.1
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_scores_at_the_end_of_their_range_may_be_rounded(sign):
+    class Below(Tenth):
+        def scores(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return -super().scores(output, y)
+
+        def least(self) -> float:
+            return -0.1
+
+    task = Tenth() if sign > 0 else Below()
+    people = samples_of(task, (20, 20, 600))
+    people = replace(people, train=people.train[:2], test=people.train[2].split(300))
+    experiment = Experiment(FedAvg(model_of(task, 1)), people, rounds=1)
+    summary = experiment.run()
+    assert summary["mae"] == pytest.approx(0.1 * sign) and not experiment.fed.rejected
+
+
+def test_an_infinite_loss_of_a_network_of_double_precision_is_the_largest_of_floats():
+    people = samples_of(Regression())
+    model = Model(lambda: nn.Linear(6, 1).double(), classes=1, task=Regression())
+    people = replace(people, x=people.x.double())
+    huge = {name: torch.full_like(w, 1e200) for name, w in model.init().items()}
+    samples = Samples(people.x, people.y, people.test[0], torch.tensor(5), exact=True)
+    assert float(score(model, huge, samples)["loss"]) == torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("task", [NextToken(), NextToken("perplexity")], ids=repr)
+def test_a_client_of_tokens_may_have_no_test_samples(engine, task):
+    people = samples_of(task)
+    people = replace(people, test=(people.test[0], people.test[1][:0], *people.test[2:]))
+    summary = Experiment(FedAvg(model_of(task, 4)), people, engine, rounds=1).run()
+    assert summary["rejected_replies"] == 0 and summary[task.metric().name] > 0

@@ -182,6 +182,21 @@ def test_a_checkpoint_of_another_config_is_refused_and_the_keys_are_named(tmp_pa
         resume(tmp_path, rounds=3)
 
 
+def test_a_refused_resume_leaves_what_a_run_has_found(tmp_path: Path):
+    def write_samples(turn: int) -> None:
+        rows = [f"{i / 40},{i % 7},{(i + turn) % 2},{i % 4}\n" for i in range(40)]
+        (tmp_path / "own.csv").write_text("a,b,target,client\n" + "".join(rows))
+
+    write_samples(0)
+    path = api.run("fedavg", str(tmp_path / "own.csv"), rounds=2, out=tmp_path / "run", quiet=True, model="mlp_200",
+                   partition={"name": "iid", "clients": 4}).path  # fmt: skip
+    before = {name: (path / name).read_bytes() for name in ("summary.json", "config.toml")}
+    write_samples(1)
+    with pytest.raises(CheckpointError, match="was trained on other samples"):
+        api.resume(path, rounds=4, quiet=True)
+    assert {name: (path / name).read_bytes() for name in before} == before
+
+
 def test_a_longer_run_goes_on_where_the_shorter_ended(tmp_path: Path):
     api.run(config(), out=tmp_path / "short", quiet=True)
     resume(tmp_path / "short", rounds=6)

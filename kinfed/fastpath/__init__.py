@@ -73,9 +73,9 @@ class NotSupported:
 
 
 def plan_training(
-    network: Network | None, device: torch.device, sgd: SGD, graphs: StepGraphs | None = None
+    network: Network | None, device: torch.device, sgd: SGD, graphs: StepGraphs | None = None, axes: int = 1
 ) -> FastPlan | NotSupported:
-    """How the fast path trains this network there by SGD, or why it does not.
+    """How the fast path trains this network there by SGD on samples of so many axes, or why it does not.
 
     No network stands for a gradient of some other origin.
     """
@@ -84,15 +84,17 @@ def plan_training(
     if sgd.inner_lr and (device.type != "cuda" or sgd.momentum):
         return NotSupported("look-ahead steps are for GPUs, and without momentum")
     parsed = parse(network)
-    reason = _obstacle(parsed, device)
+    reason = _obstacle(parsed, device, axes)
     return NotSupported(reason) if reason else FastPlan(parsed, sgd, graphs)
 
 
-def _obstacle(parsed: ParsedNetwork, device: torch.device) -> str:
+def _obstacle(parsed: ParsedNetwork, device: torch.device, axes: int = 1) -> str:
     """What a network lacks for the fast path on a device; empty where it lacks nothing."""
     if device.type == "cuda":
         return "" if parsed.stages and has_kernels() else "there are no kernels for this network"
-    return "" if device.type == "cpu" and parsed.layers else "the network is not a sequence of plain layers"
+    if device.type != "cpu" or not parsed.layers:
+        return "the network is not a sequence of plain layers"
+    return "a linear layer takes samples of several axes" if axes > 1 and parsed.layers.for_vectors else ""
 
 
 def supports(network: Network, device: torch.device) -> bool:
@@ -105,7 +107,7 @@ def parse(network: Network) -> ParsedNetwork:
     """The network as the fast path sees it; one with a loss, forward or gradient of its own has no layers for it."""
     own = type(network)
     usual = isinstance(network, Model) and network.task.is_plain() and own.loss_of is Model.loss_of
-    usual = usual and own.forward is Network.forward
+    usual = usual and own.forward is Network.forward and own.mean_loss is Network.mean_loss
     if not usual or own.compute_gradient is not Network.compute_gradient:
         return ParsedNetwork(network, None, ())
     module = network.template

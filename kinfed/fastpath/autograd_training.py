@@ -426,7 +426,7 @@ def train_module(
         named = dict(module.named_parameters())
         own: Params = {**named, **dict(module.named_buffers())}
         layout = RowLayout({name: start[name].shape for name in moving})
-        with _hold(own, {**fixed, **start}, layout) as row:
+        with _keep_buffers(module), _hold(own, {**fixed, **start}, layout) as row:
             shifts = layout.pack([shift[name][None] for name in moving]) if shift else None
             state = OptimiserState.at(plan.optimiser, row, shifts)
             training = ModuleTraining(plan.rule, module, [named[name] for name in moving], layout, state)
@@ -434,6 +434,17 @@ def train_module(
                 training.step(batch, lr)
             own |= dict(module.named_buffers())  # a forward pass may have put others there
             return {name: own[name].detach().clone() for name in start}
+
+
+@contextmanager
+def _keep_buffers(module: nn.Module) -> Iterator[None]:
+    """After it a module has its own buffers again, should a forward pass have put others in their place."""
+    before = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
+    try:
+        yield
+    finally:
+        for part, buffers in before:
+            part._buffers.update(buffers)
 
 
 @contextmanager

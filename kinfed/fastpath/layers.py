@@ -57,6 +57,7 @@ class Layers:
     has_convolutions: bool  # these gain nothing from other lanes: such a network trains one lane at a time
     transposed: str = ""  # the matrix that is kept transposed in memory, if one is
     lowest: str = ""  # the matrix that multiplies the samples themselves, if one does
+    for_vectors: bool = False  # a linear layer comes before any flattening
 
     @classmethod
     def of(cls, parts: Sequence[tuple[str, nn.Module]], layers: tuple[Layer, ...], is_augmented: bool) -> "Layers":
@@ -66,9 +67,9 @@ class Layers:
         name, leaf = parts[min(first, len(parts) - 1)]
         own = f"{name}weight" if type(leaf) is nn.Linear else ""
         is_lowest = not is_augmented and all(type(before) is nn.Flatten for _, before in parts[:first])
-        return cls(
-            layers, first, has_convolutions, transposed="" if HAS_MKL else own, lowest=own if is_lowest else ""
-        )  # no gradient goes below a transposed matrix
+        transposed, lowest = "" if HAS_MKL else own, own if is_lowest else ""  # no gradient goes below a transposed one
+        head = next((type(leaf) for _, leaf in parts if type(leaf) in (nn.Linear, nn.Flatten)), None)
+        return cls(layers, first, has_convolutions, transposed, lowest, head is nn.Linear)
 
     def lay_out(self, name: str, weight: Tensor) -> Tensor:
         """A copy of a weight [lanes, ...] as its layer reads it fastest."""

@@ -86,6 +86,8 @@ class BatchOperations(TorchFunctionMode):
         return scale * (x * kept + ALPHA * (1 - kept) - ALPHA * p)
 
     def _drops(self, p: float, training: bool) -> bool:
+        if training and p > 0 and self.batch is None:
+            self.used.add("draw in evaluation")
         return training and p > 0 and self.batch is not None
 
     def batch_norm(

@@ -5,13 +5,14 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
-from kinfed.client import Batch
+from kinfed.client import SLACK, Batch
 from kinfed.errors import ModelError
 from kinfed.learning_tasks import FAR, Classification, LearningTask, is_built_in
 from kinfed.models.batch_operations import BatchOperations
@@ -62,7 +63,8 @@ class Model(Network):
 
     def features_width(self) -> int:
         """Numbers of a sample's features."""
-        weights = self.template.get_submodule(layer_of(self.weights[-1])).get_parameter("weight")
+        layer = self.template.get_submodule(layer_of(self.weights[-1]))
+        weights = cast(Tensor, layer.weight)  # no parameter where it is parametrised
         if weights.dim() != 2:
             raise ModelError(f"features are what a linear last layer takes, got weights of shape {list(weights.shape)}")
         return weights.shape[1]
@@ -78,7 +80,7 @@ class Model(Network):
     def check(self, x: Tensor) -> None:
         """Raises unless the network takes such samples, each independently, and its output fits the classes."""
         if (kind := (x[:2].shape, x.dtype)) not in self._checked:
-            self._check(x)
+            self._check(x[:2].clone())  # a forward pass may write into its samples
             self._checked.add(kind)
 
     @cached_property
@@ -106,6 +108,11 @@ class Model(Network):
         if self.task.has_classes() and self.classes > 1 and are_probabilities(output):
             log.warning("the network's outputs sum to 1, as after a softmax, and the loss takes logits: leave it out")
         self.check_independence(x)
+        if self.probe_evaluation(x).draws_always:
+            log.warning(
+                "the network draws random numbers when it is evaluated, too, which engines do not alike: have them "
+                "drawn in training alone, as in F.dropout(x, p, self.training)"
+            )
         if len(x) and (single := tuple(self.logits(weights, x[:1]).shape)) != (1, *shape[1:]):
             raise ModelError(
                 f"the model's output for 1 sample has shape {single}, wanted {(1, *shape[1:])}: squeeze() drops the "
@@ -116,7 +123,7 @@ class Model(Network):
         """Raises unless a network for the token after each gets targets of each, and one for the next those alone."""
         if x.dtype != torch.int64 or y.is_floating_point():
             return
-        shape = tuple(self.logits(self.init(), x[:2]).shape)
+        shape = tuple(self.logits(self.init(), x[:2].clone()).shape)
         if y.dim() == 2 and len(shape) == 2:
             raise ModelError(
                 f"the targets are the token after each of {y.shape[1]}, and the model's output for 2 samples has shape "
@@ -137,7 +144,8 @@ class Model(Network):
     def check_range(self, scores: Tensor) -> None:
         """Raises where one of these scores, or means of scores, is out of the range of a task of one's own."""
         low, high, least, most = float(scores.min()), float(scores.max()), self.task.least(), self.task.most()
-        if not is_built_in(self.task) and (low < least or high > most):
+        is_inside = low >= least - SLACK * abs(least) and high <= most + SLACK * abs(most)  # rounded
+        if not is_built_in(self.task) and not is_inside:
             raise ModelError(
                 f"{type(self.task).__name__} gives scores from {low:.4g} to {high:.4g}, and least() and most() allow "
                 f"{least:.4g} to {most:.4g}: what lies outside is refused; let them return the range of scores"
@@ -182,8 +190,9 @@ def is_normalisation(network: Network, name: str) -> bool:
 
 
 def layer_of(name: str) -> str:
-    """The layer that a weight belongs to."""
-    return name.rpartition(".")[0]
+    """The layer that a weight belongs to; what parametrises a weight is a part of its layer."""
+    owner, is_parametrised, _ = f".{name}".partition(".parametrizations.")
+    return owner[1:] if is_parametrised else name.rpartition(".")[0]
 
 
 def fix_weights(gradient: GradientFn, fixed: Mapping[str, Tensor]) -> GradientFn:

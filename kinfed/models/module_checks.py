@@ -31,6 +31,7 @@ class Probe(NamedTuple):
     has_statistics: bool = True  # of its batches, or it refuses the probes
     activations: int = 0  # bytes that a sample's forward pass keeps for the backward pass, in training mode
     largest: int = 0  # bytes of the largest tensor that its forward pass makes, in evaluation mode
+    draws_always: bool = False  # in evaluation mode, too
     is_written_out: bool = False  # in a vmap it is another, slower program than outside of one
 
 
@@ -57,7 +58,8 @@ def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: 
     finally:
         hook.remove()
     used = operations.used
-    facts = Probe("", "draw" in used, "batch statistics" in used, is_written_out="written out" in used)
+    draws_always = not module.training and (draws or "draw in evaluation" in used)
+    facts = Probe("", "draw" in used, "batch statistics" in used, 0, 0, draws_always, "written out" in used)
     if draws and module.training:  # from the generator that all clients share
         return facts._replace(flaw=DRAWS)
     if not torch.allclose(outer[0], outer[1], rtol=1e-4, atol=1e-6, equal_nan=True):
@@ -153,7 +155,7 @@ def _nonzero_parameters(module: nn.Module) -> Params:
 def from_module(module: nn.Module) -> Callable[[], nn.Module]:
     """A builder from a module that is already there: copies of it with newly drawn weights; frozen ones stay."""
     refuse_unsupported(module)
-    frozen = {name: w for name, w in module.named_parameters() if not w.requires_grad}
+    frozen = {name: w for name, w in module.named_parameters() if not w.requires_grad} | _find_frozen_buffers(module)
     stubborn = [
         name
         for name, part in module.named_modules()
@@ -172,11 +174,22 @@ def from_module(module: nn.Module) -> Callable[[], nn.Module]:
             if callable(draw):
                 draw()
         with torch.no_grad():
+            held = dict((*fresh.named_parameters(), *fresh.named_buffers(remove_duplicate=False)))
             for name, w in frozen.items():
-                fresh.get_parameter(name).copy_(w)
+                held[name].copy_(w)
         return fresh
 
     return build
+
+
+def _find_frozen_buffers(module: nn.Module) -> Params:
+    """Those of parts whose parameters are all frozen, such as statistics of a pretrained batch norm."""
+    return {
+        f"{prefix}.{name}".lstrip("."): b
+        for prefix, part in module.named_modules()
+        if (own := list(part.parameters(recurse=False))) and not any(w.requires_grad for w in own)
+        for name, b in part.named_buffers(recurse=False)
+    }
 
 
 def refuse_unsupported(module: nn.Module) -> None:

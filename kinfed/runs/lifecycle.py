@@ -99,6 +99,8 @@ def conduct(config: Config, path: Path, display: Display, experiment: Experiment
 
 def conduct_held(config: Config, path: Path, display: Display, experiment: Experiment[object], resume: bool) -> Path:
     """The same where the caller holds the folder."""
+    if resume:
+        experiment.check_checkpoint(path / CHECKPOINT)  # a refusal leaves all files as they are
     clear_unfinished(path)
     write_config(path, config)
     (path / SUMMARY).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from kinfed.models import Model
 from kinfed.params import to_flat
 from kinfed.training import LocalTraining
 from tests.problems import assert_close, assert_same_bits, fit, small_net, tiny_population
-from tests.zoo import Called, convolve, flat
+from tests.zoo import Called, convolve, flat, sequence
 
 LOCAL = LocalTraining(2, 5, 0.05, 0.5, weight_decay=0.01)
 
@@ -113,6 +113,10 @@ VECTORISED: dict[str, Callable[[], nn.Module]] = {
     "tied embedding": tie,
     "scalar and spectrum": Scaled,
     "weight norm": normalise_weights,
+    "linear on rows": lambda: sequence(nn.Linear(8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)),
+    "linear on channels": lambda: sequence(
+        nn.Conv2d(1, 2, 3, padding=1), nn.Linear(8, 5), nn.Flatten(), nn.Linear(80, 3)
+    ),
 }
 SEQUENTIAL: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "whole counter": (lambda: Counted(torch.long, in_place=True), "buffers change"),
@@ -149,6 +153,15 @@ def test_what_cannot_says_why_and_trains_sequentially(name):
     slow = fit(method, Sequential, population, 2)[0].params
     with pytest.warns(UserWarning, match=f"{reason}.*: clients train sequentially"):
         assert_same_bits(fit(method, Vectorised, population, 2)[0].params, slow)
+
+
+@pytest.mark.filterwarnings("ignore:.*clients (train sequentially|run 'eval)")
+def test_a_counter_that_forward_replaces_begins_anew_with_every_client():
+    ends = []
+    for in_place in (True, False):
+        model = Model(lambda way=in_place: Counted(torch.long, in_place=way), classes=3)
+        ends.append(fit(FedAvg(model, LOCAL), Sequential, tiny_population((3, 14, 9)), 2)[0].params)
+    assert_same_bits(*ends)
 
 
 @pytest.mark.filterwarnings("ignore:.*clients train sequentially")

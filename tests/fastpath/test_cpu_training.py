@@ -284,8 +284,13 @@ def test_a_model_with_a_loss_of_its_own_is_not_supported():
         def loss_of(self, output, batch):
             return 2 * super().loss_of(output, batch)
 
+    class Penalised(Model):
+        def mean_loss(self, output, batch):
+            return super().mean_loss(output, batch) + batch.mean(output.square().sum(1))
+
     assert parse(Model(dense, classes=3)).layers is not None
     assert parse(Doubled(dense, classes=3)).layers is None
+    assert parse(Penalised(dense, classes=3)).layers is None
 
 
 @pytest.mark.parametrize("has_mkl", [True, False])

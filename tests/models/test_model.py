@@ -3,10 +3,11 @@ import traceback
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
-from kinfed.models import Model, from_module
+from kinfed.models import Model, from_module, is_last_layer
 from tests.problems import small_net
 
 
@@ -86,6 +87,20 @@ def test_a_network_that_ends_with_a_softmax_is_warned_of(last, warned, caplog):
     assert ("as after a softmax" in caplog.text) == warned
 
 
+@pytest.mark.parametrize(
+    "draw", [lambda net, x: F.dropout(x, 0.5), lambda net, x: F.dropout(x, 0.5, net.training),
+             lambda net, x: x + torch.rand(1)],
+)  # fmt: skip
+def test_a_network_that_draws_in_evaluation_is_warned_of(draw, caplog):
+    class Drawn(nn.Linear):
+        def forward(self, x):
+            return super().forward(draw(self, x))
+
+    Model(lambda: Drawn(4, 3), classes=3).check(torch.ones(2, 4))
+    draws_always = not torch.equal(draw(nn.Linear(1, 1).eval(), torch.ones(9)), torch.ones(9))
+    assert ("draws random numbers when it is evaluated" in caplog.text) == draws_always
+
+
 def test_nothing_is_said_of_outputs_where_there_are_no_samples(caplog):
     small_net().check(batch(2, 2).x[:0])  # a server that plans a deployment has none
     assert not caplog.text
@@ -95,6 +110,19 @@ def test_a_model_whose_output_does_not_fit_the_classes_is_refused():
     wrong = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), classes=3)
     with pytest.raises(ModelError, match=r"\(2, 4\), wanted \(2, 3\)"):
         wrong.check(torch.zeros(2, 1, 8, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.long])
+def test_a_forward_pass_that_writes_into_its_samples_leaves_the_users_alone_when_it_is_checked(dtype):
+    class Shifted(nn.Linear):
+        def forward(self, x):
+            x -= 3
+            return super().forward(x.float())
+
+    x, model = torch.arange(12).view(3, 4).to(dtype), Model(lambda: Shifted(4, 3), classes=3)
+    model.check(x)
+    model.check_sequences(x, torch.zeros(3, dtype=torch.long))
+    assert x.flatten().tolist() == list(range(12))
 
 
 def test_a_model_that_does_not_take_the_samples_is_refused():
@@ -177,6 +205,28 @@ def test_weight_norm_as_a_parametrization_is_taken():
     assert {"1.parametrizations.weight.original0", "1.parametrizations.weight.original1"} < set(padded)
     for name, gradient in padded.items():
         torch.testing.assert_close(gradient, real[name], atol=1e-7, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_a_parametrised_layer_is_one_layer():
+    layer = nn.utils.parametrizations.weight_norm
+    model = Model(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), layer(nn.Linear(5, 3))), classes=3)
+    inner = {"2.parametrizations.weight.original0", "2.parametrizations.weight.original1"}
+    assert {name for name in model.weights if is_last_layer(model, name)} == inner | {"2.bias"}
+    x, params = torch.randn(4, 6), model.init()
+    torch.testing.assert_close(model.features(params, x), (x @ params["0.weight"].T + params["0.bias"]).relu())
+    assert model.features_width() == 5
+    whole = Model(lambda: layer(nn.Linear(5, 3)), classes=3)
+    assert all(is_last_layer(whole, name) for name in whole.weights)
+
+
+def test_frozen_batch_norm_keeps_its_statistics():
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3), nn.BatchNorm1d(3))
+    for norm in (net[1], net[3]):
+        norm.running_mean.fill_(5.0)
+    net[1].requires_grad_(False)
+    params = Model(net, classes=3).init()
+    assert params["1.running_mean"].tolist() == [5.0] * 5 and params["3.running_mean"].tolist() == [0.0] * 3
 
 
 def test_hits_count_real_samples_only_and_never_a_nan():
