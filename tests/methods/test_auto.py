@@ -387,6 +387,19 @@ def test_clusters_by_numbers_do_not_hang_on_their_unit(unit):
     torch.testing.assert_close(itself, unseen, msg="a member is judged by the others")
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 1.0, 1e3, 1e6])
+def test_clusters_by_labels_do_not_hang_on_the_unit_of_samples(unit, seed):
+    """Three labels by the direction of a sample; half of the clients have other names for them."""
+    draw = torch.Generator().manual_seed(seed)
+    x, client = torch.randn(2400, 20, generator=draw), torch.arange(2400) % 24
+    y = ((x @ torch.randn(20, 3, generator=draw)).argmax(1) + client % 2) % 3
+    population = from_arrays((unit * x).numpy(), y.numpy(), client.numpy(), OwnSettings())
+    method = Auto(make_model("linear", (20,), 3), LOCAL)
+    found = method.init(Vectorised(method, population, fraction=0.5)).clusters
+    assert len({(int(c), i % 2) for i, c in enumerate(found)}) == 2 == found.unique().numel()
+
+
 @pytest.mark.parametrize("unit", [1e15, 1e25])
 def test_numbers_in_a_huge_unit_are_compared_in_that_of_the_task(unit):
     """A signature beyond 1e12 is not used; in the units that the network learns it is what it was."""
