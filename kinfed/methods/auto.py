@@ -45,7 +45,13 @@ from kinfed.methods.held_out import (
     explain_own,
     explain_personal,
 )
-from kinfed.methods.signature_tasks import ComputesSignatures, drop_outliers, log_misfits, summarise_clusters
+from kinfed.methods.signature_tasks import (
+    ComputesSignatures,
+    drop_outliers,
+    find_nearest_served,
+    log_misfits,
+    summarise_clusters,
+)
 from kinfed.models import Model
 from kinfed.params import Params, Stack, count, repeat, select
 from kinfed.per_client import Each, Labels
@@ -118,9 +124,8 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         served = served.serve(served.assignment, repeat(select(served.models, 0), 1 + number))
         plan = self.make_plan(fed.rounds, number if differ else 0).to(fed.device)
         evidence, zeros = Evidence.none(1 + number, fed.device), torch.zeros(1 + number, device=fed.device)
-        chosen, gains = zeros[1:].long(), torch.zeros(fed.count, device=fed.device)
-        alone = Evidence.none(1 + number, fed.device, 1 + len(AMOUNTS))
-        partners = torch.arange(1 + number, device=fed.device)
+        chosen, partners = zeros[1:].long(), torch.arange(1 + number, device=fed.device)
+        gains, alone = zeros.new_zeros(fed.count), Evidence.none(1 + number, fed.device, 1 + len(AMOUNTS))
         return AutoState(
             served, encoder, known, clusters, merges, plan, evidence, alone, chosen, chosen.bool(), partners, gains,
             zeros, {},
@@ -223,8 +228,7 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def admit(self, state: AutoState, unseen: Tensor, fed: Federation) -> AutoState:
         """Unseen clients join the likeliest cluster; those that fit none are logged."""
         state = replace(state, known=self.collect(state.known, state.encoder, unseen, fed)[0])
-        fit = self.judge_fit(state, unseen, fed)
-        log_misfits(fit)
+        fit = log_misfits(self.judge_fit(state, unseen, fed))
         labels = state.chosen[fit.clusters]
         served = state.served.serve(state.served.assignment.index_copy(0, unseen, labels), state.served.models)
         return replace(state, served=served, clusters=state.clusters.index_copy(0, unseen, fit.clusters))
@@ -240,6 +244,9 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
         if not bool(unlabelled.any()):
             return fit
         return fit.replace_where(unlabelled, self.relatedness.fit_unseen(plain, clusters, own_plain))
+
+    def distances_to_clusters(self, state: AutoState, clients: Tensor, fed: Federation) -> Tensor:
+        return find_nearest_served(self.judge_fit(state, clients, fed).distances, state.chosen)
 
     def cluster_assignment(self, state: AutoState) -> Tensor:
         return state.served.assignment

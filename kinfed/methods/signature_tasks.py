@@ -307,7 +307,20 @@ def raise_flags(state: H, clients: Tensor, t: int) -> H:
     return replace(state, flags=state.flags.index_fill(0, clients[counts], True), rests=rests)
 
 
-def log_misfits(fit: Fit | None) -> Fit | None:
+def find_nearest_served(distances: Tensor, models: Tensor) -> Tensor:
+    """The distance to each model, of distances to clusters [S, clusters] that are served these models: [S, models].
+
+    That to the nearest cluster where several share a model; infinite for a model that no cluster is served.
+    """
+    models = models[: distances.shape[1]].expand(len(distances), -1)  # the last clusters may have no other member
+    apart = distances.new_full((len(distances), int(models.max()) + 1), torch.inf)
+    return apart.scatter_reduce(1, models, distances, "amin")
+
+
+F = TypeVar("F", Fit, Fit | None)
+
+
+def log_misfits(fit: F) -> F:
     """The same, once it is logged how many unseen clients fit none of the clusters, where there are some."""
     if fit is not None and not bool(fit.fits.all()):
         number = int(fit.distances.isfinite().any(0).sum())

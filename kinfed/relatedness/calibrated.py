@@ -133,6 +133,7 @@ class ClusterModel:
     doubt: Tensor  # [C, r]: variance of a centre along the cluster's axes
     noise: Tensor  # scalar: noise of one sample in the other directions
     doubt_rest: Tensor  # [C]: variance of a centre in the other directions
+    usual: Tensor  # scalar: noise of the mean of a usual client, over that of one sample
     typical: Tensor  # [2, 2]: median and scale of the cube roots of members' distances, in kept and other directions
     freedom: float
     within: float  # share of the variance between clients, noise left out, that is within clusters
@@ -181,7 +182,8 @@ class ClusterModel:
         points, kept = self.coordinates.transform(pooled), self.mixture.centres.shape[1]
         density = self.mixture.log_density(points[:, :kept], 1 / pooled.sizes)
         clusters, sure = density.argmax(1), density.softmax(1).amax(1)
-        squares = self.distances(points, 1 / pooled.sizes, 1.0)
+        # small clients measure little of what a large one has little of: the spread within clusters
+        squares = self.distances(points, (1 / pooled.sizes).clamp(min=self.usual), 1.0)
         return clusters, self.p_values(pick_own(squares, clusters)) * usable.cpu(), squares.nansum(0).sqrt(), sure
 
     def p_values(self, squares: Tensor) -> Tensor:
@@ -263,7 +265,9 @@ def calibrate(coordinates: Coordinates, mixture: Mixture, pooled: PooledParts) -
     rest = sizes @ points[:, kept:] / sizes.sum(1, keepdim=True)
     labels, theory = mixture.probability.argmax(1), torch.ones(2, 2, dtype=torch.double)
     other = measure_noise(points[:, kept:] - rest[labels], noise, labels)
-    model = ClusterModel(coordinates, mixture, rest, doubt, other, other / sizes.sum(1), theory, freedom, share)
+    model = ClusterModel(
+        coordinates, mixture, rest, doubt, other, other / sizes.sum(1), noise.median(), theory, freedom, share
+    )
     first, second = pick_own(model.distances(points, noise, -1.0), labels)
     learnt = float((along / (along + noise.median())).mean())
     first = first * freedom / (freedom - learnt * first).clamp(min=freedom / 2)  # as if learnt without the member

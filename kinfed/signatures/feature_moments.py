@@ -20,6 +20,7 @@ from kinfed.targets import as_columns, fill_unknown, is_known, mark_labels
 ABSENT = -1.0  # both moments of a label that a client has not
 LEVEL = 2.0  # how much the mean of a number counts, where its covariance with a feature counts 1
 NOISIEST = 100.0  # times the usual noise: what one client counts at most, lest a lying one hides a difference
+FAR = 100.0  # times the noise of labels: features whose noise is less, or more, by as much are in a unit of their own
 LEAST_NOISE = 1e-6  # of the deviation between clients: with less, noise is no unit
 
 
@@ -89,6 +90,23 @@ def standardise_moments(known: Signatures, like: Signatures, width: int) -> Sign
     return Signatures(one * weights / find_units(other, usual.shares), known.shares)
 
 
+def balance_features(known: Signatures, like: Signatures, width: int) -> Signatures:
+    """Signatures by label with features whose noise in `like` is 1, as that of labels is at most, if it is far from it.
+
+    Signatures have `width` columns for each label, the first of which is its share. Directions are looked for where
+    signatures vary most: features in a small unit would not be seen beside these shares. All have one unit, since
+    samples of some size, such as pixels, are comparable; where it suits, as that of all images does, nothing changes.
+    """
+    usual = like.of((like.shares.sum(1) > 0) & like.centroids.isfinite().all(2).all(1))
+    if not len(usual):
+        return known
+    noise = float(pool_variance(usual.centroids.double(), usual.shares).view(-1, width)[:, 1:].sum().sqrt())
+    if 1 / FAR <= noise <= FAR or not noise:
+        return known
+    by_label = known.centroids.double().unflatten(2, (-1, width))
+    return Signatures(torch.cat([by_label[..., :1], by_label[..., 1:] / noise], 3).flatten(2), known.shares)
+
+
 def centre_moments(moments: Tensor, centre: Tensor) -> Tensor:
     """Moments [M, parts, groups * width] about the numbers and features of `centre` [groups, width].
 
@@ -103,12 +121,16 @@ def centre_moments(moments: Tensor, centre: Tensor) -> Tensor:
 
 def find_units(moments: Tensor, counts: Tensor) -> Tensor:
     """The noise of one sample in each column of moments [M, parts, d]; where there is none, how clients differ: [d]."""
-    means = pool_parts(moments, counts)
-    noise = (counts.double()[..., None] * (moments - means[:, None]).square()).sum(1)
-    unit = limit_mean(noise / ((counts > 0).sum(1) - 1).clamp(min=1)[:, None]).sqrt()
+    means, unit = pool_parts(moments, counts), pool_variance(moments, counts).sqrt()
     apart = limit_mean((means - means.median(0).values).abs())
     unit = unit.where(unit > LEAST_NOISE * apart, apart)
     return unit.where(unit > 0, 1.0)
+
+
+def pool_variance(moments: Tensor, counts: Tensor) -> Tensor:
+    """The variance of one sample in each column of moments [M, parts, d], between the parts of clients: [d]."""
+    noise = (counts.double()[..., None] * (moments - pool_parts(moments, counts)[:, None]).square()).sum(1)
+    return limit_mean(noise / ((counts > 0).sum(1) - 1).clamp(min=1)[:, None])
 
 
 def limit_mean(sizes: Tensor) -> Tensor:

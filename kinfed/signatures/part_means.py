@@ -32,7 +32,7 @@ from kinfed.models import (
 )
 from kinfed.params import Params
 from kinfed.privacy import UNPROTECTED, Protection, SignaturePrivacy
-from kinfed.signatures.feature_moments import project, share_targets, standardise_moments
+from kinfed.signatures.feature_moments import balance_features, project, share_targets, standardise_moments
 from kinfed.signatures.pretraining import Pretraining
 from kinfed.signatures.signature import Signature, Signatures
 
@@ -194,9 +194,10 @@ class PartMeans(Signature):
         return self.drop_labels(known, shape, numbers), self.scale_numbers(known, like, model)
 
     def scale_numbers(self, known: Signatures, like: Signatures, model: Model) -> Signatures:
-        if not self.labels or model.task.has_classes():
+        if not self.labels:
             return known
-        return standardise_moments(known, like, known.centroids.shape[2] // model.target_groups)
+        rule = balance_features if model.task.has_classes() else standardise_moments
+        return rule(known, like, known.centroids.shape[2] // model.target_groups)
 
 
 NAMES = {

@@ -19,6 +19,7 @@ from kinfed.methods import Auto, FedAvg
 from kinfed.methods.cluster_merging import pair_nearest, share_models
 from kinfed.methods.cluster_models import ClusterModels
 from kinfed.methods.held_out import HITS, LIKELY, Evidence, count_members, explain_doubts, explain_own, explain_personal
+from kinfed.methods.signature_tasks import find_nearest_served
 from kinfed.models import make_model
 from kinfed.params import interpolate, one_hot, repeat, select
 from kinfed.signatures import PartMeans
@@ -313,6 +314,26 @@ def test_a_cluster_that_signatures_split_in_two_is_made_one_again():
     assert state.chosen[0] == state.chosen[4] and len(state.chosen.unique()) == 4
 
 
+def test_the_distances_of_an_unseen_client_are_those_to_the_models_that_clusters_are_served():
+    turned = build_population(load("digits"), IID(40), 0, shift=Rotation())
+    turned = replace(turned, roles=(*[Role()] * 32, *[Role(holdout=True)] * 8))
+    method = Auto(make_model("mlp_200", (1, 8, 8), 10), LOCAL)
+    state = method.init(fed := Vectorised(method, turned))
+    assert len(state.chosen) == 4
+    unseen = torch.arange(32, 40)
+    state = method.admit(replace(state, chosen=torch.tensor([4, 2, 0, 2])), unseen, fed)  # model 3 serves no cluster
+    one, two, three, four = method.judge_fit(state, unseen, fed).distances.T
+    found = method.distances_to_clusters(state, unseen, fed)
+    never = torch.full_like(one, torch.inf)
+    torch.testing.assert_close(found.T, torch.stack([three, never, torch.minimum(two, four), never, one]))
+    assert found.argmin(1).equal(method.cluster_assignment(state)[unseen]), "the nearest is the one that it is served"
+
+
+def test_a_cluster_without_another_member_has_no_distance():
+    apart = find_nearest_served(torch.tensor([[3.0, 2.0]]), torch.tensor([1, 0, 2]))
+    assert apart.tolist() == [[2.0, 3.0]], "of the third cluster nothing is known"
+
+
 def test_doubts_agree_in_number():
     assert explain_own(1) == "1 with a model of its own" and explain_own(3) == "3 with a model of their own"
     assert explain_doubts(0, 0) == []
@@ -364,6 +385,19 @@ def test_clusters_by_numbers_do_not_hang_on_their_unit(unit):
     apart = replace(state, clusters=state.clusters.index_fill(0, torch.tensor([0]), -1))
     itself, unseen = (method.judge_fit(each, torch.tensor([0]), fed).p_values for each in (state, apart))
     torch.testing.assert_close(itself, unseen, msg="a member is judged by the others")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 1.0, 1e3, 1e6])
+def test_clusters_by_labels_do_not_hang_on_the_unit_of_samples(unit, seed):
+    """Three labels by the direction of a sample; half of the clients have other names for them."""
+    draw = torch.Generator().manual_seed(seed)
+    x, client = torch.randn(2400, 20, generator=draw), torch.arange(2400) % 24
+    y = ((x @ torch.randn(20, 3, generator=draw)).argmax(1) + client % 2) % 3
+    population = from_arrays((unit * x).numpy(), y.numpy(), client.numpy(), OwnSettings())
+    method = Auto(make_model("linear", (20,), 3), LOCAL)
+    found = method.init(Vectorised(method, population, fraction=0.5)).clusters
+    assert len({(int(c), i % 2) for i, c in enumerate(found)}) == 2 == found.unique().numel()
 
 
 @pytest.mark.parametrize("unit", [1e15, 1e25])

@@ -158,6 +158,17 @@ def test_the_p_value_of_genuine_clients_is_uniform(planted, clusters):
     assert abs(float((fit.p_values < 0.1).double().mean()) - 0.1) < 0.05
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_genuine_clients_with_far_more_samples_than_those_that_trained_fit_and_strangers_do_not(seed):
+    """Means of a cluster's clients vary by 0.1, which clients of 50 samples hide in noise of 0.14."""
+    random, unseen = torch.Generator().manual_seed(seed), torch.arange(400) % 8  # clusters 4 to 7 were never seen
+    vary = [0.1 * torch.randn(number, WIDTH, generator=random) for number in (60, 400)]
+    known = draw(place(LABELS, 2.0) + vary[0], torch.full((60,), 50), seed)
+    fits = Calibrated().fit_unseen(known, LABELS, draw(place(unseen, 2.0) + vary[1], 40 * forty(400), seed + 9)).fits
+    assert float((~fits[unseen < 4]).double().mean()) <= 0.05
+    assert float((~fits[unseen >= 4]).double().mean()) >= 0.95
+
+
 def test_a_client_of_pure_noise_fits_nowhere(planted, clusters):
     noise = 20 * torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(3))
     assert not bool(Calibrated().fit_unseen(planted, clusters, draw(noise, forty(1))).fits)

@@ -108,7 +108,7 @@ def test_a_bundle_comes_back_as_it_was_written(method, runs, tmp_path):
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
 
 
-@pytest.mark.parametrize("method", ["flt", "repa", "pca_km_hc"])
+@pytest.mark.parametrize("method", ["flt", "repa", "pca_km_hc", "auto"])
 def test_the_distances_say_how_sure_a_cluster_is(method, runs):
     run = runs(method)
     bundle, population = export(run), population_of(run)

@@ -11,7 +11,15 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ModelError
 from kinfed.models import Model
 from kinfed.signatures import Signatures, find_limits, project, scale_moments
-from kinfed.signatures.feature_moments import LEVEL, NOISIEST, centre_moments, share_targets, standardise_moments
+from kinfed.signatures.feature_moments import (
+    FAR,
+    LEVEL,
+    NOISIEST,
+    balance_features,
+    centre_moments,
+    share_targets,
+    standardise_moments,
+)
 from tests.methods.registry import make, population
 from tests.problems import small_net
 
@@ -157,3 +165,24 @@ def test_numbers_that_are_constant_within_clients_and_columns_without_any_differ
     assert scaled[..., 2].std() > 1, "clients differ in it, and not by noise"
     nobody = Signatures(torch.full((2, 4, 6), torch.nan), torch.ones(2, 4))
     assert standardise_moments(nobody, nobody, 3) is nobody
+
+
+def test_features_of_labels_in_a_far_unit_have_noise_one_by_hand():
+    """Two labels, each with a share and one feature; one client of two parts of four samples."""
+    parts = torch.tensor([[[0.25, 1.0, 0.75, 2.0], [0.5, 5.0, 0.5, 8.0]]])
+    counts = torch.full((1, 2), 4.0)
+    noise = (4 * (2 * 2**2 + 2 * 3**2)) ** 0.5  # means are 3 and 5, with one degree of freedom
+    near = Signatures(parts, counts)
+    assert 1 / FAR < noise < FAR and balance_features(near, near, 2) is near
+    for unit in (1e-6, 1e6):
+        far = Signatures(parts * torch.tensor([1, unit, 1, unit]), counts)
+        expected = parts / torch.tensor([1, noise, 1, noise])
+        assert_close(balance_features(far, far, 2).centroids, expected.double(), rtol=1e-6, atol=0.0)
+        assert_close(balance_features(near, far, 2).centroids[..., 1], parts[..., 1].double() / noise / unit)
+
+
+def test_features_without_noise_or_a_client_to_measure_it_by_stay():
+    constant = Signatures(torch.full((3, 2, 4), 1e9), torch.full((3, 2), 4.0))
+    assert balance_features(constant, constant, 2) is constant
+    unusable = Signatures(torch.full((1, 2, 4), torch.nan), torch.zeros(1, 2))
+    assert balance_features(constant, unusable, 2) is constant
