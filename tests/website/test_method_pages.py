@@ -80,7 +80,7 @@ def values(name, method):
     extra |= {"lg_fedavg": {"shared": 4 * (8 * 3 + 3)}, "fedper": {"shared": 4 * (64 * 8 + 8)}}
     extra |= {name: {"shared": 4 * (64 * 8 + 8)} for name in ("fedrep", "fedbabu")}
     extra |= {"fedclust": {"shared": 4 * (8 * 3 + 3)}, "clove": {"C": 2, "R": ROUNDS}}
-    extra |= {"feddrift": {"C": 1, "R": 2 * ROUNDS - 1}}  # before and after each step of one round, but the first
+    extra |= {"feddrift": {"C": 1, "R": 2 * ROUNDS}}  # before and after each step of one round
     extra |= {"fedem": {"C": 2}, "fedrc": {"C": 2, "labels": 3}, "flsc": {"C": 3}, "fedsoft": {"C": 2, "R": 2}}
     extra |= {"fedbn": {"shared": 4 * (64 * 8 + 8 + 8 * 3 + 3)}}
     return extra.get(name, {})
