@@ -286,8 +286,9 @@ class Vectorised(Resident):
 
     def _captures_steps(self, reads: set[str] | frozenset[str]) -> bool:
         """Whether CUDA graphs are of steps, not of blocks: by autograd, with other runs, or of uneven clients."""
-        by_steps = isinstance(self.step_graphs, JointTraining) or not self._table("train").are_even
-        return self.on_gpu and (AUTOGRAD in reads or (FAST_PATH in reads and by_steps))
+        is_joint = isinstance(self.step_graphs, JointTraining)
+        by_kernels = FAST_PATH in reads or (is_joint and reads is EVERYTHING)  # what has not run yet may train, too
+        return self.on_gpu and (AUTOGRAD in reads or (by_kernels and (is_joint or not self._table("train").are_even)))
 
     def _run_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> Stack:
         """What a block's clients send and what they keep, by names that say which."""

@@ -39,7 +39,7 @@ class AtOnce:
         words = str(jobs).lower().split("x")
         if len(words) > 2 or not all(word.isdecimal() and int(word) for word in words):
             raise ConfigError(
-                f"--jobs: wanted how many runs at once, at least 1, got {jobs}; 4x8: four processes with eight runs each"
+                f"--jobs: wanted how many runs at once, at least 1, got {jobs}; 4x8: four processes, eight runs in each"
             )
         return cls(*map(int, words))
 
