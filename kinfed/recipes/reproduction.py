@@ -132,6 +132,8 @@ def stop_after(minutes: float, display: Display) -> Iterator[None]:
     timer = threading.Timer(60 * minutes, stop)
     timer.daemon = True
     if minutes:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         timer.start()
     try:
         yield

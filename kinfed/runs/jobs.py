@@ -52,9 +52,18 @@ class Job:
 
 def group_by_clients(jobs: Sequence[Job]) -> list[Job]:
     """The same jobs, those on the same clients one after the other."""
-    clients = [job.clients for job in jobs]
-    order = {key: place for place, key in enumerate(dict.fromkeys(clients))}
-    return [job for _, job in sorted(zip(clients, jobs, strict=True), key=lambda pair: order[pair[0]])]
+    return group(jobs, [job.clients for job in jobs])
+
+
+def group_by_training(jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs, those of one method one after the other: mostly their clients train alike."""
+    return group(jobs, [job.config.method for job in jobs])
+
+
+def group(jobs: Sequence[Job], keys: Sequence[str]) -> list[Job]:
+    """The same jobs, those with the same key one after the other; keys and their jobs stay in their order."""
+    order = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return [job for _, job in sorted(zip(keys, jobs, strict=True), key=lambda pair: order[pair[0]])]
 
 
 @dataclass

@@ -19,7 +19,7 @@ from kinfed.engines import choose_device
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.processes import Spawned, end_processes, receive_from, start_processes
 from kinfed.progress import Display
-from kinfed.runs.jobs import Ended, Job, Runner, Setup, has_lost_gpu, run_to_end, work
+from kinfed.runs.jobs import Ended, Job, Runner, Setup, group_by_training, has_lost_gpu, run_to_end, work
 
 MOST_DEATHS = 2  # of as many processes as there are, while no run ends: then something is wrong with all of them
 
@@ -194,6 +194,7 @@ class Workers:
         """Takes all runs to their end; gives back why runs failed, by their folders."""
         if self.serves(jobs):
             self.prepare(jobs)
+            jobs = group_by_training(jobs) if self.setup and self.setup.together > 1 else jobs
             return run_parallel(Pool(deque(enumerate(jobs, 1)), self.free, self.start_another), display)
         with limit_threads(self.threads == 1):
             return run_in_turn(jobs, display)
