@@ -1,6 +1,7 @@
 """What runs on several threads of one process share: changes of the whole process, and who listens to what."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -54,3 +55,40 @@ class Listeners(Generic[T]):
         """Those of this thread; all, where it has none: it may work for any of them."""
         own = [listener for thread, listener in self.known if thread == threading.get_ident()]
         return own or [listener for _, listener in self.known]
+
+
+class FairLock:
+    """A lock that goes to whoever has waited longest."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.is_held = False
+        self.waiting: deque[threading.Lock] = deque()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Whether it is held now; without blocking it may be not."""
+        with self.guard:
+            if not self.is_held:
+                self.is_held = True
+                return True
+            if not blocking:
+                return False
+            mine = threading.Lock()
+            mine.acquire()
+            self.waiting.append(mine)
+        mine.acquire()  # until the one before hands it over
+        return True
+
+    def release(self) -> None:
+        """Hands it to the next, if one waits."""
+        with self.guard:
+            if self.waiting:
+                self.waiting.popleft().release()
+            else:
+                self.is_held = False
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()

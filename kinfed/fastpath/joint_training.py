@@ -4,9 +4,9 @@ A step of a small network is a row of short kernels, which take as long for ten 
 trained beside each other in processes of their own share the GPU's time; here they share its kernels.
 
 Each run has a thread, and one of them goes on at a time: it hands the turn on where its clients train, until all runs
-have come that far. Then those that train alike (the same layers, batch size and momentum) become lanes of one training.
-Learning rates, samples and lengths may differ. Lanes do not know of each other, so a run has the numbers that it has
-alone.
+have come that far (but for those that train in other ways, which hand it on once a round). Then those that train alike,
+with the same layers, batch size and momentum, become lanes of one training. Learning rates, samples and lengths may
+differ. Lanes do not know of each other, so a run has the numbers that it has alone.
 """
 
 import logging
@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from threading import Condition, Lock
+from threading import Condition, Lock, get_ident
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from kinfed.fastpath.gpu_training import StepBatches, StepGraphs, Training
+from kinfed.threads import FairLock
 
 LOG = logging.getLogger("kinfed.fastpath")
 LANES = 16  # of which a joint training has a multiple, so that its graphs serve other cohorts
@@ -39,13 +41,25 @@ class Asked:
 
 
 @dataclass
+class Part:
+    """A run that takes part."""
+
+    asked: Asked | None = None  # the training that it waits for
+    trained: bool = True  # with the others, in this round
+    is_apart: bool = False  # it trained alone in the round before: the others do not wait for it
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it goes on only when its clients have trained."""
+        return self.asked is not None and not self.asked.is_done
+
+
+@dataclass
 class JointTraining(StepGraphs):
     """Where runs wait for each other to train together; engines use it as their `StepGraphs`."""
 
-    turn: Condition = field(default_factory=Condition)  # the run that holds it goes on
-    counting: Lock = field(default_factory=Lock)
-    runs: int = 0  # that take part now
-    asked: list[Asked] = field(default_factory=list)
+    turn: Condition = field(default_factory=lambda: Condition(cast("Lock", FairLock())))  # who holds it goes on
+    runs: dict[int, Part] = field(default_factory=dict)  # by their threads
     pools: "dict[Hashable, SharedPool]" = field(default_factory=dict)  # by the shape of their samples
     is_over: bool = False
     joined: int = 0  # trainings that were lanes of another one
@@ -53,26 +67,37 @@ class JointTraining(StepGraphs):
     @contextmanager
     def take_part(self) -> Iterator[None]:
         """Inside it this thread's run trains with the others."""
-        with self.counting:
-            self.runs += 1  # from now on the others wait for it
+        thread = get_ident()
+        self.runs[thread] = Part()  # from now on the others wait for it
         with self.turn:
             token = CURRENT.set(self)
             try:
                 yield
             finally:
                 CURRENT.reset(token)
-                with self.counting:
-                    self.runs -= 1
+                del self.runs[thread]
                 self._train_if_all_wait()
                 self.turn.notify_all()
+
+    def begin_round(self) -> None:
+        """Begins a round of this thread's run; one that trained alone in the last round lets the others go on."""
+        part = self.runs.get(get_ident())
+        if part is None:
+            return
+        part.is_apart, part.trained = not part.trained, False
+        if part.is_apart:
+            self._check()
+            self._train_if_all_wait()
+            with keep_precision():
+                self.turn.release()  # to whoever has waited longest
+                self.turn.acquire()
 
     def stop(self) -> None:
         """Interrupts every run where it trains next, as Ctrl-C does, and waits for all of them."""
         self.is_over = True
         with self.turn:
-            for each in self.asked:
+            for each in self._find_waiting():
                 each.is_done = True
-            self.asked.clear()
             self.turn.notify_all()
             self.turn.wait_for(lambda: not self.runs)
 
@@ -80,10 +105,12 @@ class JointTraining(StepGraphs):
         """The weights of all lanes after all steps, trained with those of the other runs."""
         self._check()
         asked = Asked(training, torch.backends.cuda.matmul.allow_tf32)
-        self.asked.append(asked)
+        part = self.runs[get_ident()]
+        part.asked, part.trained = asked, True
         self._train_if_all_wait()
         with keep_precision():
             self.turn.wait_for(lambda: asked.is_done)
+        part.asked = None
         self._check()
         return super().run(training) if asked.ends is None else asked.ends
 
@@ -96,11 +123,14 @@ class JointTraining(StepGraphs):
         if self.is_over:
             raise KeyboardInterrupt
 
+    def _find_waiting(self) -> list[Asked]:
+        return [part.asked for part in list(self.runs.values()) if part.asked and part.is_waiting]
+
     def _train_if_all_wait(self) -> None:
-        if len(self.asked) < self.runs or not self.asked:
+        if not all(part.is_waiting or part.is_apart for part in list(self.runs.values())):
             return
+        waiting = self._find_waiting()
         groups: dict[Hashable, list[Asked]] = {}
-        waiting, self.asked = self.asked, []
         for each in waiting:
             groups.setdefault((each.training.kind, each.tf32), []).append(each)
         try:

@@ -57,7 +57,7 @@ def run_together(joint: JointTraining, *runs: Callable[[], object]) -> list[obje
     with joint.turn:
         for thread in threads:
             thread.start()
-        while joint.runs < len(runs):
+        while len(joint.runs) < len(runs):
             time.sleep(0.001)
     for thread in threads:
         thread.join(20)
@@ -100,7 +100,23 @@ def test_a_run_that_ends_or_fails_is_not_waited_for():
 
     ends = run_together(joint, lambda: train("long", 5), lambda: train("short", 2))
     assert ends[0] == "long" and isinstance(ends[1], ValueError)
-    assert joint.joined == 4 and order.count("long") == 5 and joint.runs == 0
+    assert joint.joined == 4 and order.count("long") == 5 and not joint.runs
+
+
+def test_a_run_that_trains_in_another_way_is_not_waited_for_and_lets_the_others_go_on():
+    joint, x, order = JointTraining(), torch.ones(3), []
+
+    def train(name: str, rounds: int, together: bool) -> None:
+        for _ in range(rounds):
+            joint.begin_round()
+            if together:
+                joint.run(make_training(0.0, x))
+            order.append(name)
+
+    run_together(joint, lambda: train("apart", 20, False), *[lambda: train("joint", 10, True)] * 2)
+    assert order.count("apart") == 20 and order.count("joint") == 20 and joint.joined == 20
+    assert "apart" in order[order.index("joint") :], "they take turns"
+    assert order.index("joint") < 10
 
 
 def test_one_run_goes_on_at_a_time():
@@ -150,7 +166,7 @@ def test_an_interrupt_stops_all_runs_where_they_train_next():
                 threading.Thread(target=joint.stop).start()
 
     ends = run_together(joint, go, go)
-    assert [type(end) for end in ends] == [KeyboardInterrupt] * 2 and joint.runs == 0
+    assert [type(end) for end in ends] == [KeyboardInterrupt] * 2 and not joint.runs
 
 
 def test_while_a_run_waits_the_precision_is_that_of_the_server():

@@ -132,7 +132,7 @@ def go(run):
 with joint.turn:  # nobody begins before all are there
     threads = [threading.Thread(target=go, args=(run,)) for run in range(3)]
     [thread.start() for thread in threads]
-    while joint.runs < 3:
+    while len(joint.runs) < 3:
         time.sleep(0.001)
 [thread.join(60) for thread in threads]
 assert joint.joined == 5, joint.joined  # three in the first round, two in the second
