@@ -44,9 +44,10 @@ from kinfed.methods import title_of
 from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display, forward_log
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs import lifecycle
+from kinfed.runs.jobs import Job, explain_failure, group_by_clients
 from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other, resume_command
 from kinfed.runs.logs import COMPARISON, CONFIG, write_text
-from kinfed.runs.parallel import Job, check_jobs, explain_failure, group_by_clients, run_jobs
+from kinfed.runs.parallel import AtOnce, run_jobs
 from kinfed.runs.reader import Run, check_format, is_comparison, read_config
 from kinfed.runs.writer import refuse_incomplete, write_config
 from kinfed.trackers import check_trackers
@@ -226,14 +227,15 @@ def show_run(result: RunResult, display: Display) -> RunResult:
 
 def compare(
     methods: Sequence[str | Method[object]] | ConfigLike | None = None, data: DataLike | None = None, *,
-    seeds: Sequence[int] | None = None, jobs: int = 1, out: Text | None = None, force: bool = False,
+    seeds: Sequence[int] | None = None, jobs: int | str = 1, out: Text | None = None, force: bool = False,
     resume: bool = False, quiet: bool = False, display: Display | None = None, **settings: object,
 ) -> Comparison:  # fmt: skip
     """Runs several methods on the same clients and seeds, and writes one folder with a run folder for each.
 
-    `jobs` runs go on at once, each in a process of its own; methods and data that are objects run one at a time.
+    `jobs` runs go on at once, each in a process of its own; "4x8" is four processes, in each of which eight runs train
+    together on a GPU. Methods and data that are objects run one at a time.
     """
-    check_jobs(jobs)
+    at_once = AtOnce.parse(jobs)
     several = () if methods is None or is_config(methods) else tuple(cast("Sequence[str | Method[object]]", methods))
     own = {name_method(each): each for each in several if isinstance(each, Method)}
     named = {"compare": [name_method(each) for each in several] or None, "seeds": None if seeds is None else [*seeds]}
@@ -247,12 +249,12 @@ def compare(
                 "--out, or replace it with --force"
             )
         return resume_comparison(
-            place.out, display=display, config=config, population=given.population, own=own, jobs=jobs
+            place.out, display=display, config=config, population=given.population, own=own, jobs=at_once
         )
     check_comparison(config, given.population, own)
     folder = place.make(f"compare-{config.data.folder_name}")
     write_config(folder, config, COMPARISON)
-    return run_all(config, folder, display, Objects(given.population, own), force=force, jobs=jobs)
+    return run_all(config, folder, display, Objects(given.population, own), at_once, force=force)
 
 
 @dataclass(frozen=True)
@@ -277,26 +279,27 @@ def check_comparison(config: Config, population: Population | None, own: Mapping
 def resume_comparison(
     folder: Text, *, rounds: int | None = None, device: str | None = None, quiet: bool = False,
     display: Display | None = None, config: Config | None = None, population: Population | None = None,
-    own: Mapping[str, Method[object]] | None = None, trust: bool = False, jobs: int = 1, data_dir: Text | None = None,
+    own: Mapping[str, Method[object]] | None = None, trust: bool = False, jobs: int | str | AtOnce = 1,
+    data_dir: Text | None = None,
 ) -> Comparison:  # fmt: skip
     """Takes a stopped comparison to its end; runs that ended are not run again. Trust is as in `resume`."""
-    check_jobs(jobs)
+    at_once = AtOnce.parse(jobs)
     path, display = to_path(folder, "folder"), display or choose_display(quiet=quiet)
     stored = read_config(path, COMPARISON, trust)
     wanted = change(config or stored, rounds, device, data_dir)
     refuse_other(stored.resolve(), wanted, f"the comparison at {path} has another config")
     write_config(path, wanted, COMPARISON)
     with refuse_code(f"{path / COMPARISON}", trust or config is not None):
-        return run_all(wanted, path, display, Objects(population, own or {}), jobs=jobs)
+        return run_all(wanted, path, display, Objects(population, own or {}), at_once)
 
 
 def run_all(
-    config: Config, folder: Path, display: Display, given: Objects, *, force: bool = False, jobs: int = 1
+    config: Config, folder: Path, display: Display, given: Objects, at_once: AtOnce, *, force: bool = False
 ) -> Comparison:
     """The comparison; runs that ended are read, stopped ones resume, the others start (all, if forced)."""
     wanted = [replace(config, method=name, seed=s) for s in config.seeds or (config.seed,) for name in config.compare]
-    if jobs > 1 and not given:
-        results, failed = run_beside(wanted, folder, display, force, jobs)
+    if at_once.runs > 1 and not given:
+        results, failed = run_beside(wanted, folder, display, force, at_once)
     else:
         results, failed = run_in_turn(wanted, folder, display, given, force)
     comparison = Comparison(folder, tuple(results))
@@ -339,7 +342,7 @@ def run_in_turn(configs: Sequence[Config], folder: Path, display: Display, given
     return results, failed
 
 
-def run_beside(configs: Sequence[Config], folder: Path, display: Display, force: bool, at_once: int) -> Ran:
+def run_beside(configs: Sequence[Config], folder: Path, display: Display, force: bool, at_once: AtOnce) -> Ran:
     """The runs of a comparison, several at once; those that fail leave the others alone."""
     paths = [run_folder(folder, config) for config in configs]
     todo = [

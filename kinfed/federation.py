@@ -146,7 +146,7 @@ class Federation(ABC):
         self.method, self.fraction, self.seed = method, fraction, seed
         self.device = torch.device(device)
         self.population = population
-        self.x, self.y = population.x.to(self.device), population.y.to(self.device)
+        self.x, self.y = population.on(self.device)
         self.train, self.test = (_moved(part, self.device) for part in (population.train, population.test))
         self.roles = population.roles or (Role(),) * len(population.train)
         self.count = len(self.roles)

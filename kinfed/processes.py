@@ -14,25 +14,28 @@ from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import TypeVar
 
 THREADS = "OMP_NUM_THREADS"  # read when torch is loaded: products may ignore torch.set_num_threads later
 PATIENCE = 5.0  # seconds that a process has to end
 RUNS = "kinfed.runs.parallel"  # what a process for runs loads
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Spawned:
-    """A process that waits for something to do, and the line to it."""
+    """A process that waits for something to do, and the lines to it."""
 
     process: SpawnProcess
     line: Connection
     threads: int  # of torch
+    further: tuple[Connection, ...] = ()  # lines, where it does several things at once
 
-    def give(self, work: Callable[[T, Connection], None], settings: T) -> None:
-        """Lets it do this, with the settings and the line to here."""
+    @property
+    def lines(self) -> tuple[Connection, ...]:
+        """All lines to it."""
+        return self.line, *self.further
+
+    def give(self, work: Callable[..., None], settings: object) -> None:
+        """Lets it do this, with the settings and the lines to here."""
         with suppress(OSError):  # it has died, which whoever waits for it sees
             self.line.send((work, settings))
 
@@ -51,12 +54,12 @@ def count_cores() -> int:
 
 
 @contextmanager
-def start_processes(count: int, threads: int, module: str = RUNS) -> Iterator[list[Spawned]]:
-    """So many processes; all end with the context, busy ones as if by Ctrl-C."""
+def start_processes(count: int, threads: int, module: str = RUNS, lines: int = 1) -> Iterator[list[Spawned]]:
+    """So many processes, each with so many lines; all end with the context, busy ones as if by Ctrl-C."""
     started: list[Spawned] = []
     try:
         with ignore_interrupts():
-            started += (start_process(threads, module) for _ in range(count))
+            started += (start_process(threads, module, lines) for _ in range(count))
         yield list(started)
     finally:
         end_processes(started)
@@ -72,28 +75,30 @@ def end_processes(started: Sequence[Spawned]) -> None:
             each.process.join(max(0.0, end - time.monotonic()))
             each.process.kill()  # if it is still there
             each.process.join()
-            each.line.close()
+            for line in each.lines:
+                line.close()
 
 
-def start_process(threads: int, module: str) -> Spawned:
+def start_process(threads: int, module: str, lines: int) -> Spawned:
     """A new process, which loads the module and waits."""
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=serve, args=(module, theirs), daemon=True)
+    ours, theirs = zip(*(spawn.Pipe() for _ in range(lines)), strict=True)
+    process = spawn.Process(target=serve, args=(module, *theirs), daemon=True)
     with set_variable(THREADS, str(threads)):
         process.start()
-    theirs.close()  # else its end would go unnoticed
-    return Spawned(process, ours, threads)
+    for line in theirs:
+        line.close()  # else its end would go unnoticed
+    return Spawned(process, ours[0], threads, ours[1:])
 
 
-def serve(module: str, line: Connection) -> None:
+def serve(module: str, *lines: Connection) -> None:
     """What a process does: it loads the module, and does the one thing that it is given."""
     threading.Thread(target=leave_with_parent, daemon=True).start()
     import_module(module)
-    given = receive_from(line)
+    given = receive_from(lines[0])
     if isinstance(given, tuple):
         work, settings = given
-        work(settings, line)
+        work(settings, *lines)
 
 
 def leave_with_parent() -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from kinfed.experiment import Observer, RoundResult, Summary
 from kinfed.registry import is_installed
+from kinfed.threads import Listeners, SharedChange
 
 Rows = Sequence[Sequence[str]]  # the first one is the header
 
@@ -237,20 +238,17 @@ def in_bytes(count: float) -> str:
 
 
 class LogForwarder(logging.Handler):
-    """Passes log messages to a function."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__()
-        self.say = say
+    """Passes log messages to those who listen on the thread they come from."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.say(record.getMessage())
+        for say in LOG_LISTENERS.here():
+            say(record.getMessage())
 
 
 @contextmanager
-def forward_log(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside it what kinfed logs goes to `say`, and nowhere else; what the engine chose, too, at the level DEBUG."""
-    log, handler = logging.getLogger("kinfed"), LogForwarder(say)
+def divert_log() -> Iterator[None]:
+    """Inside it what kinfed logs goes to the listeners, and nowhere else."""
+    log, handler = logging.getLogger("kinfed"), LogForwarder()
     before = log.level, log.propagate
     log.setLevel(min(log.level or logging.INFO, logging.INFO))
     log.propagate = False
@@ -260,3 +258,14 @@ def forward_log(say: Callable[[str], None]) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.level, log.propagate = before
+
+
+LOG_LISTENERS: Listeners[Callable[[str], None]] = Listeners()
+DIVERTED = SharedChange(divert_log)
+
+
+@contextmanager
+def forward_log(say: Callable[[str], None]) -> Iterator[None]:
+    """Inside it what kinfed logs goes to `say`, and nowhere else; what the engine chose, too, at the level DEBUG."""
+    with LOG_LISTENERS.add(say), DIVERTED.hold():
+        yield

@@ -1,14 +1,18 @@
 """Processes that take runs."""
 
+import logging
 import os
 import sys
+import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +22,12 @@ from kinfed.config import read
 from kinfed.errors import ConfigError, KinfedError, OutOfMemory
 from kinfed.processes import THREADS, Spawned, start_early
 from kinfed.progress import Silence
+from kinfed.runs import jobs as taken
 from kinfed.runs import parallel
-from kinfed.runs.lifecycle import explain_full_gpu
-from kinfed.runs.parallel import Job, Setup, Worker, Workers, start_workers
+from kinfed.runs.jobs import Job, Setup
+from kinfed.runs.lifecycle import explain_full_gpu, forward_warnings
+from kinfed.runs.logs import EventLog
+from kinfed.runs.parallel import AtOnce, Worker, Workers, start_workers
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -51,7 +58,7 @@ def test_processes_stay_for_later_runs_unless_these_have_more_cores_each(monkeyp
     monkeypatch.setattr(parallel, "run_parallel", lambda pool, display: list(pool.free))
     monkeypatch.setattr(parallel, "choose_device", lambda device: device)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    with Workers(4) as workers:
+    with Workers(AtOnce(4)) as workers:
         workers.prepare(make_jobs(9))
         assert started == [(4, 2)], "they start before their first run"
         first = workers.run(make_jobs(9), None)
@@ -61,7 +68,7 @@ def test_processes_stay_for_later_runs_unless_these_have_more_cores_each(monkeyp
         assert not workers.serves(make_jobs(1)), "and one has all in this process"
     assert sum(ended) == 6
     started.clear()
-    with Workers(4) as workers:
+    with Workers(AtOnce(4)) as workers:
         first = workers.run(make_jobs(9, "cuda"), None)
         assert workers.run(make_jobs(1, "cuda"), None) == first
         workers.free.pop()  # one died
@@ -88,11 +95,11 @@ def test_processes_that_have_started_serve_where_they_have_the_right_threads(mon
         ("cpu", 9, 2, 3), ("cpu", 2, 4, 2), ("cpu", 9, 4, 0), ("cuda", 9, 4, 3), ("cpu", 1, 2, 0),
     ):  # fmt: skip
         early = [Spawned(None, Line(), threads) for _ in range(3)]
-        with Workers(4, early=list(early)) as workers:
+        with Workers(AtOnce(4), early=list(early)) as workers:
             workers.prepare(make_jobs(jobs, device))
             assert len(workers.free) == used
         setup = Setup(os.getcwd(), 2 if jobs == 9 else 4, device)
-        assert [each.line.said for each in early] == [[(parallel.work, setup)]] * used + [["closed"]] * (3 - used)
+        assert [each.line.said for each in early] == [[(taken.work, setup)]] * used + [["closed"]] * (3 - used)
         assert ended == early[:used] and started == ([] if jobs == 1 else [min(4, jobs) - used])
         started.clear(), ended.clear()
 
@@ -111,7 +118,7 @@ def test_processes_know_with_how_many_they_share_a_gpu(monkeypatch: pytest.Monke
     monkeypatch.setattr(parallel, "start_workers", lambda count, setup: nullcontext(asked.append(setup) or []))
     monkeypatch.setattr(parallel, "choose_device", lambda device: device)
     for jobs in (9, 3):
-        with Workers(4) as workers:
+        with Workers(AtOnce(4)) as workers:
             workers.prepare(make_jobs(jobs, "cuda"))
     assert [setup.processes for setup in asked] == [4, 3]
 
@@ -129,8 +136,8 @@ def test_what_a_run_that_failed_had_in_memory_is_gone_before_the_next(monkeypatc
         held.append(weakref.ref(large))
         raise RuntimeError("no")
 
-    monkeypatch.setattr(parallel, "start", fail)
-    monkeypatch.setattr(parallel.Runner, "clients", lambda self, job: None)
+    monkeypatch.setattr(taken, "start", fail)
+    monkeypatch.setattr(taken.Runner, "clients", lambda self, job: None)
     jobs = [replace(job, path=tmp_path / str(job.path), is_fresh=True) for job in make_jobs(3)]
     failed = parallel.run_in_turn(jobs, Silence(lambda text: None))
     assert len(held) == 3 and all(why.startswith("RuntimeError: no (") for why in failed.values())
@@ -142,10 +149,10 @@ def test_a_failure_that_is_not_kinfeds_own_names_its_kind_and_its_place():
 
     with pytest.raises(RuntimeError) as caught:
         fail()
-    said = parallel.explain_failure(caught.value)
+    said = taken.explain_failure(caught.value)
     assert said.startswith("RuntimeError: shape '[3]' is invalid") and "(test_parallel_runs.py, line " in said
-    assert parallel.explain_failure(ConfigError("wanted one")) == "wanted one"
-    assert parallel.explain_failure(KeyError("width")) == "KeyError: 'width'"  # never raised: no place
+    assert taken.explain_failure(ConfigError("wanted one")) == "wanted one"
+    assert taken.explain_failure(KeyError("width")) == "KeyError: 'width'"  # never raised: no place
 
 
 def test_a_library_without_room_for_itself_means_a_full_gpu_and_other_errors_stay(monkeypatch: pytest.MonkeyPatch):
@@ -168,17 +175,18 @@ def test_a_process_that_has_lost_its_gpu_says_why_and_leaves(monkeypatch: pytest
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    ended = parallel.Ended(failed="CUDA error")
+    ended = taken.Ended(failed="CUDA error")
+    monkeypatch.setattr(taken, "run_to_end", lambda *given: ended)
     monkeypatch.setattr(parallel, "run_to_end", lambda *given: ended)
-    monkeypatch.setattr(parallel.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(taken.signal, "signal", lambda *given: None)
     job, (ours, theirs) = make_jobs(1)[0], Pipe()
     ours.send(job), ours.send(job), ours.send(None)
-    parallel.work(Setup(os.getcwd(), torch.get_num_threads()), theirs)
+    taken.work(Setup(os.getcwd(), torch.get_num_threads()), theirs)
     assert [ours.recv(), ours.recv()] == [ended, ended], "an error of a run alone: the next one begins"
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     ours.send(job), ours.send(job)
-    parallel.work(Setup(os.getcwd(), torch.get_num_threads()), theirs)
+    taken.work(Setup(os.getcwd(), torch.get_num_threads()), theirs)
     assert ours.recv() == replace(ended, died=True) and not ours.poll()
     with pytest.raises(
         KinfedError, match="this process cannot use the GPU any more; run the command again: CUDA error"
@@ -195,6 +203,59 @@ def test_a_process_starts_all_devices_and_leaves_errors_to_its_runs(monkeypatch:
             raise torch.OutOfMemoryError("it is full")
 
     monkeypatch.setattr(torch, "zeros", allocate)
-    parallel.start_devices("cuda:0,cuda:1")
-    parallel.start_devices("cpu")
+    taken.start_devices("cuda:0,cuda:1")
+    taken.start_devices("cpu")
     assert tried == ["cuda:0", "cuda:1", "cpu"]
+
+
+def test_runs_at_once_are_read_from_a_number_or_two():
+    assert AtOnce.parse(3) == AtOnce.parse("3") == AtOnce(3) and AtOnce.parse("4x8") == AtOnce(4, 8)
+    assert AtOnce.parse(AtOnce(2, 2)).runs == 4
+    for wrong in ("0", 0, "4x", "x4", "4x8x2", "-1", "two", "4x0", 1.5):
+        with pytest.raises(ConfigError, match="--jobs: wanted how many runs at once, at least 1, got "):
+            AtOnce.parse(wrong)
+
+
+def test_runs_train_together_on_one_gpu_alone():
+    asked = AtOnce(4, 8)
+    assert asked.for_runs(100, "cuda") == asked
+    assert asked.for_runs(10, "cuda:1") == AtOnce(2, 5), "as many in each"
+    assert asked.for_runs(3, "cuda") == AtOnce(1, 3)
+    assert asked.for_runs(100, "cpu") == asked.for_runs(100, "cuda:0,cuda:1") == AtOnce(4)
+
+
+def test_runs_of_one_process_have_their_own_clients_events_and_ends(tmp_path: Path):
+    """On a CPU they only take turns; where one fails the other goes on."""
+    table = {"rounds": 2, "method": "fedavg", "data": {"train_samples": 20}, "partition": {"clients": 5}}
+    sound, wrong = read(table), read(table | {"partition": {"clients": 3}})  # too few for five clusters
+    jobs = [Job(sound, "", tmp_path / "a"), Job(wrong, "", tmp_path / "b"), Job(sound, "", tmp_path / "c")]
+    with start_workers(1, Setup(str(tmp_path), 1, together=2)) as (first, second):
+        assert first.process is second.process
+        first.take(jobs[0]), second.take(jobs[1])
+        assert not first.receive().failed and "5 clusters need" in second.receive().failed
+        second.take(jobs[2])
+        assert not second.receive().failed
+    assert (tmp_path / "a/rounds.csv").read_bytes() == (tmp_path / "c/rounds.csv").read_bytes()
+
+
+def test_warnings_and_logs_of_threads_go_to_their_own_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    def speak(number: int) -> None:
+        with forward_warnings(logs[number], watchers[number]):
+            barrier.wait()
+            warnings.warn(f"careful {number}", stacklevel=1)
+            logging.getLogger("kinfed").info("round %d", number)
+            barrier.wait()
+
+    barrier, before = threading.Barrier(2), (warnings.showwarning, logging.getLogger("kinfed").propagate)
+    logs, said = [EventLog(tmp_path / str(number)) for number in range(2)], [[], []]
+    watchers = [SimpleNamespace(message=each.append) for each in said]
+    threads = [threading.Thread(target=speak, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert said == [["round 0"], ["round 1"]]
+    assert ["careful 0" in log.path.read_text() for log in logs] == [True, False]
+    assert ["careful 1" in log.path.read_text() for log in logs] == [False, True]
+    assert (warnings.showwarning, logging.getLogger("kinfed").propagate) == before
+    assert capsys.readouterr().err.count("warning: careful") == 2

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kinfed.cli import app
-from kinfed.runs import SUMMARY, parallel
+from kinfed.runs import SUMMARY, jobs, parallel
 from tests.recipes.made_up import TINY
 
 pytestmark = pytest.mark.slow
@@ -165,7 +165,7 @@ def test_who_had_no_room_leaves_unless_nobody_else_is_there():
     workers = [parallel.Worker(None, ours) for ours, _ in lines]
     pool = parallel.Pool(deque([(1, "a"), (2, "b"), (3, "c")]), list(workers), start=None)
     assert [pool.begin(), pool.begin()] == [(1, "a"), (2, "b")]
-    full = parallel.Ended(failed="full", crowded=True)
+    full = jobs.Ended(failed="full", crowded=True)
     later = "no room for it beside others, it goes on later"
     assert pool.end(workers[0], full) == later  # run 2: the other is at work, so this one leaves
     assert workers[0].line.closed and not pool.free and list(pool.todo) == [(2, "b"), (3, "c")]
@@ -183,7 +183,7 @@ def test_who_died_is_replaced_unless_memory_is_short_or_all_die():
         started.append(parallel.Worker(None, multiprocessing.Pipe()[0]))
         return started[-1]
 
-    dead, killed = parallel.Ended(failed="dead", died=True), parallel.Ended(failed="killed", died=True, crowded=True)
+    dead, killed = jobs.Ended(failed="dead", died=True), jobs.Ended(failed="killed", died=True, crowded=True)
     first, second = start(), start()
     pool = parallel.Pool(deque(enumerate("abc", 1)), [second, first], start)
     assert [pool.begin(), pool.begin()] == [(1, "a"), (2, "b")]
@@ -195,7 +195,7 @@ def test_who_died_is_replaced_unless_memory_is_short_or_all_die():
     assert pool.deaths == 4 and not pool.free, "no run has ended in the meantime: they would die for ever"
 
     pool = parallel.Pool(deque(enumerate("ab", 1)), [first], start)
-    pool.begin(), pool.end(first, dead), pool.begin(), pool.end(started[-1], parallel.Ended())
+    pool.begin(), pool.end(first, dead), pool.begin(), pool.end(started[-1], jobs.Ended())
     assert pool.deaths == 0 and pool.free == started[-1:], "one has ended"
 
 
@@ -251,7 +251,7 @@ def test_control_c_stops_all_and_the_same_command_goes_on():
 
 
 def test_an_impatient_control_c_leaves_no_process_behind(tmp_path, monkeypatch):
-    with parallel.start_workers(1, parallel.Setup(str(tmp_path), 1)) as (worker,):
+    with parallel.start_workers(1, jobs.Setup(str(tmp_path), 1)) as (worker,):
         terminate = worker.process.terminate
         monkeypatch.setattr(worker.process, "terminate", lambda: (os.kill(os.getpid(), signal.SIGINT), terminate()))
     assert not worker.process.is_alive()

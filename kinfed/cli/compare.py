@@ -32,7 +32,7 @@ def compare(
     methods: Annotated[
         str | None, typer.Option(help="Methods to compare, as in fedavg,flt,auto.", show_default=False)
     ] = None,
-    seeds: Seeds = None, jobs: Jobs = 1,
+    seeds: Seeds = None, jobs: Jobs = "1",
     out: Out = None, force: Force = False, data_dir: DataDir = None, device: Device = None, engine: Engine = None,
     rounds: Rounds = None, plain: Plain = False, quiet: Quiet = False, verbose: Verbose = False,
     markdown: Annotated[
@@ -48,6 +48,8 @@ def compare(
     `kinfed compare --methods fedavg,flt --seeds 0,1,2` — mean ± standard deviation over three seeds
 
     `kinfed compare --seeds 0-4 --jobs 2` — two runs at once
+
+    `kinfed compare --seeds 0-4 --jobs 1x20 --device cuda` — twenty runs whose clients train together on a GPU
 
     `kinfed compare experiment.toml rounds=50 --out runs/mine --markdown` — a file, and a table to paste
 

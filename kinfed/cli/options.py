@@ -90,7 +90,14 @@ Rounds = Annotated[int | None, typer.Option(help="Rounds of training in all.", s
 Seeds = Annotated[
     str | None, typer.Option(help="Seeds to run everything with, as in 0,1,2 or 0-4.", show_default=False)
 ]
-Jobs = Annotated[int, typer.Option(help="Runs at once, each in a process of its own.")]
+Jobs = Annotated[
+    str,
+    typer.Option(
+        metavar="N|PxN",
+        help="Runs at once, each in a process of its own. 4x8: four processes, in each of which eight runs train "
+        "together on a GPU.",
+    ),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of bars, as when the output is not a terminal.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Import the code that its config names (module:Class): it runs as you.")

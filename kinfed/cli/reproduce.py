@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kinfed.cli.options import DataDir, Device, Plain, Quiet, absolute, app, plain_errors, split_names
+from kinfed.cli.options import DataDir, Device, Jobs, Plain, Quiet, absolute, app, plain_errors, split_names
 
 
 @app.command()
@@ -42,7 +42,7 @@ def reproduce(
         typer.Option(help="Folder of runs and tables. Default: runs/reproduce, with --quick runs/reproduce-quick.",
                      show_default=False),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at once, each in a process of its own.")] = 1,
+    jobs: Jobs = "1",
     minutes: Annotated[
         float, typer.Option(help="Stop after so many; the same command goes on from there. 0: never.")
     ] = 0.0,
@@ -64,7 +64,7 @@ def reproduce(
 
     `kinfed reproduce flis-table-1 --only fmnist* --seeds 3 --device cuda` — mean ± standard deviation over three seeds
 
-    `kinfed reproduce flt-table-1 --device cuda --jobs 8` — eight runs at once, for small ones leave a GPU mostly idle
+    `kinfed reproduce flt-table-1 --device cuda --jobs 4x8` — 32 runs at once, for small ones leave a GPU mostly idle
 
     `kinfed reproduce --paper flt --seeds 3 --device cuda` — a whole paper; the same command goes on where it stopped
 
@@ -80,6 +80,7 @@ def reproduce(
     with plain_errors():
         from kinfed.progress import choose_display
         from kinfed.recipes import Wanted, reproduction
+        from kinfed.runs.parallel import AtOnce
 
         display = choose_display(plain, quiet)
         if list_all:
@@ -91,5 +92,5 @@ def reproduce(
         wanted = Wanted(chosen[0], chosen[1], chosen[2], tuple(range(seeds)), quick, absolute(data_dir) or "", options)
         folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
         named = (*(reproduction.find_tables(paper) if paper else ()), *(tables or ()))
-        order = reproduction.Order(named, wanted, folder, page, fetch, jobs, show, keep, minutes, lacking)
+        order = reproduction.Order(named, wanted, folder, page, fetch, AtOnce.parse(jobs), show, keep, minutes, lacking)
         reproduction.reproduce(order, display)

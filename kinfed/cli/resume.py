@@ -12,7 +12,7 @@ from kinfed.cli.options import DataDir, Device, Jobs, Plain, Quiet, Trust, Verbo
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of the run, the comparison or the sweep.", metavar="RUN")],
     rounds: Annotated[int | None, typer.Option(help="More rounds than it had.", show_default=False)] = None,
-    device: Device = None, data_dir: DataDir = None, jobs: Jobs = 1, trust: Trust = False,
+    device: Device = None, data_dir: DataDir = None, jobs: Jobs = "1", trust: Trust = False,
     plain: Plain = False, quiet: Quiet = False, verbose: Verbose = False,
 ) -> None:  # fmt: skip
     """Resume a run, a comparison or a sweep that was interrupted, killed or crashed.

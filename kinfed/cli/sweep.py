@@ -41,7 +41,7 @@ def sweep(
     validation: Annotated[
         float, typer.Option(help="Share of a client's training samples that it is scored on, to select by.")
     ] = 0.2,
-    jobs: Jobs = 1, out: Out = None, data_dir: DataDir = None, device: Device = None, engine: Engine = None,
+    jobs: Jobs = "1", out: Out = None, data_dir: DataDir = None, device: Device = None, engine: Engine = None,
     rounds: Rounds = None, plain: Plain = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run a config with all combinations of some settings, select the best, and test it.
@@ -63,7 +63,7 @@ def sweep(
     runs that ended, also with more values or seeds. Runs that fail are listed in `failed.csv`, and the exit code is 2.
     """
     options = {"data.dir": absolute(data_dir), "engine.device": device, "engine.name": engine, "rounds": rounds}
-    with plain_errors(), start_early(jobs) as early:
+    with plain_errors(), start_early(int(jobs) if jobs.isdecimal() else 1) as early:
         from pathlib import Path
 
         from kinfed.config import DEMO, read_base

@@ -5,6 +5,7 @@ Clients get changed copies of their samples by `copy_variants`, once in the pool
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -17,6 +18,10 @@ LATER = 2**31 - 1  # joins after training
 MOST_CLASSES = 2**16  # a label beyond is a mistake: every model has an output for each class
 NO_SAMPLES = torch.empty(0, dtype=torch.int64)
 View = Callable[[Tensor, Tensor, np.random.Generator], tuple[Tensor, Tensor]]  # samples (x, y) -> as a client has them
+
+
+OnDevices = WeakValueDictionary[tuple[str, torch.device], Tensor]
+ON_DEVICES: "WeakKeyDictionary[Population, OnDevices]" = WeakKeyDictionary()  # what populations have on devices now
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,14 @@ class Population:
 
     def __post_init__(self) -> None:
         self.validate()
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """All samples and labels on a device, where those who have them there at the same time share them."""
+        there = ON_DEVICES.setdefault(self, WeakValueDictionary())
+        x, y = (there.get((name, device)) for name in "xy")
+        x, y = self.x.to(device) if x is None else x, self.y.to(device) if y is None else y
+        there["x", device], there["y", device] = x, y
+        return x, y
 
     @property
     def clients(self) -> int:

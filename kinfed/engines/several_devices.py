@@ -12,6 +12,7 @@ from torch import Tensor
 from kinfed.data.population import Change, Population
 from kinfed.engines.vectorised import Precision, Vectorised, multiply_in
 from kinfed.engines.workers import run_at_once
+from kinfed.fastpath import StepGraphs
 from kinfed.federation import Offer
 from kinfed.params import Payload, Stack, each_leaf, from_flat, join_in_order, select, to_flat
 
@@ -35,6 +36,7 @@ class SeveralDevices(Vectorised):
             method, population, fraction=fraction, seed=seed, device=devices[0], block=block, workers=workers,
             precision=precision,
         )  # fmt: skip
+        self.step_graphs = StepGraphs()  # of its own: its devices work on threads of their own
         self.others = [
             OneDevice(self, method, population, device=device, block=block, workers=workers, precision=precision)
             for device in devices[1:]
@@ -71,7 +73,7 @@ class OneDevice(Vectorised):
         precision: Precision,
     ) -> None:  # fmt: skip
         super().__init__(method, population, device=device, block=block, workers=workers, precision=precision)
-        self.whole = whole
+        self.whole, self.step_graphs = whole, StepGraphs()
 
     def run_part(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         """What these clients send and keep, on this device."""

@@ -49,7 +49,7 @@ from kinfed.engines.workers import (
     time_plans,
 )
 from kinfed.errors import ConfigError, SequentialOnly
-from kinfed.fastpath import LEAST, StepGraphs, TrainingGraphs, supports
+from kinfed.fastpath import LEAST, JointTraining, StepGraphs, TrainingGraphs, find_step_graphs, supports
 from kinfed.federation import Offer
 from kinfed.gpu_memory import give_back, keep_to_limit
 from kinfed.models import Network
@@ -113,7 +113,11 @@ class Vectorised(Resident):
             reserve_for_captures(self.device)
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.block_sizes = BlockSizes(self.device, block)
-        self.graphs, self.step_graphs, self.training_graphs = CudaGraphs(MOST_GRAPHS), StepGraphs(), TrainingGraphs()
+        self.graphs, self.step_graphs, self.training_graphs = (
+            CudaGraphs(MOST_GRAPHS),
+            find_step_graphs(),
+            TrainingGraphs(),
+        )
         self.tables: dict[str, SampleTable] = {}
         self.arrived: Tensor | None = None
         self.fallbacks: set[str] = set()  # tasks that vmap refuses
@@ -281,8 +285,10 @@ class Vectorised(Resident):
         self.arrived = None
 
     def _captures_steps(self, reads: set[str] | frozenset[str]) -> bool:
-        """Whether CUDA graphs are of steps, not of blocks: by autograd, or of uneven clients of the fast path."""
-        return self.on_gpu and (AUTOGRAD in reads or (FAST_PATH in reads and not self._table("train").are_even))
+        """Whether CUDA graphs are of steps, not of blocks: by autograd, with other runs, or of uneven clients."""
+        is_joint = isinstance(self.step_graphs, JointTraining)
+        by_kernels = FAST_PATH in reads or (is_joint and reads is EVERYTHING)  # what has not run yet may train, too
+        return self.on_gpu and (AUTOGRAD in reads or (by_kernels and (is_joint or not self._table("train").are_even)))
 
     def _run_block(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, block: Block) -> Stack:
         """What a block's clients send and what they keep, by names that say which."""

@@ -5,7 +5,7 @@ network must be a sequence of plain layers, on a GPU one of stages, for which th
 the package is used from outside: engines own a `StepGraphs` and hand it to their clients.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, cast
@@ -25,6 +25,7 @@ from kinfed.fastpath.autograd_training import (
 )
 from kinfed.fastpath.cpu_training import LEAST, LayeredNetwork
 from kinfed.fastpath.gpu_training import StepGraphs, has_kernels
+from kinfed.fastpath.joint_training import JointTraining, find_step_graphs
 from kinfed.fastpath.layers import Layers
 from kinfed.fastpath.optimiser import Optimiser, OptimiserName
 from kinfed.fastpath.sequences import augment_lanes, find_augmentation, parse_layers
@@ -42,6 +43,13 @@ class ParsedNetwork:
     layers: Layers | None  # on a CPU
     stages: tuple[Stage, ...]  # on a GPU
     augmentation: Inputs = field(default_factory=Inputs)  # of samples in training
+
+    @property
+    def kind(self) -> Hashable:
+        """What networks share whose stages and samples are alike: they can train in one block."""
+        network = self.network
+        own = None if type(network).inputs is Network.inputs else id(network)
+        return self.stages, self.augmentation, network.mean, network.std, own
 
     def inputs(self, x: Tensor, keys: Tensor) -> Tensor:
         """Samples [lanes · b, ...] as the network trains on them, augmented by the keys [lanes]."""
@@ -242,7 +250,7 @@ def train_lanes(plan: FastPlan, schedule: Schedule, lr: Tensor, start: Stack, sh
 
 
 __all__ = [
-    "LEAST", "SGD", "AutogradPlan", "FastPlan", "GradientRule", "Lane", "NotSupported", "Optimiser", "OptimiserName",
-    "Schedule", "StepGraphs", "TrainingGraphs", "explain", "plan_autograd", "plan_training", "supports", "train",
-    "train_by_autograd", "train_module",
+    "LEAST", "SGD", "AutogradPlan", "FastPlan", "GradientRule", "JointTraining", "Lane", "NotSupported", "Optimiser",
+    "OptimiserName", "Schedule", "StepGraphs", "TrainingGraphs", "explain", "find_step_graphs", "plan_autograd",
+    "plan_training", "supports", "train", "train_by_autograd", "train_module",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ be replayed; one of a few steps, replayed as often as needed, always is.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
@@ -39,6 +39,9 @@ class StagedNetwork(Protocol):
 
     @property
     def stages(self) -> tuple[Stage, ...]: ...
+
+    @property
+    def kind(self) -> Hashable: ...  # what networks share that compute alike
 
     def inputs(self, x: Tensor, keys: Tensor) -> Tensor: ...
 
@@ -88,9 +91,13 @@ class StepBatches(NamedTuple):
     lr: Tensor  # [steps, lanes]; zero: the lane does not move
     key: Tensor  # [steps, lanes]
 
+    def pad_to(self, steps: int) -> "StepBatches":
+        """With steps at the end that move nothing, so that there are so many."""
+        return StepBatches(*(pad(t, (0, 0) * (t.dim() - 1) + (0, steps - len(t))) for t in self))
+
     def pad_steps(self, multiple: int) -> "StepBatches":
-        """With steps at the end that move nothing, so that there is a multiple of so many."""
-        return StepBatches(*(pad(t, (0, 0) * (t.dim() - 1) + (0, -len(t) % multiple)) for t in self))
+        """The same, so that there is a multiple of so many."""
+        return self.pad_to(-(-len(self.lr) // multiple) * multiple)
 
     def split_steps(self, steps: int) -> list["StepBatches"]:
         """So many steps at a time; the last part may be shorter."""
@@ -209,6 +216,53 @@ def _apply_drop(layer: LayerBuffers, keys: Tensor) -> Tensor | None:
     return kept
 
 
+@dataclass(frozen=True)
+class Training:
+    """A training of some lanes, its weights and batches as the kernels want them."""
+
+    network: StagedNetwork
+    x: Tensor  # the pool
+    shaped: list[ShapedStage]
+    starts: list[Tensor]  # of each stage: [lanes, ...]
+    shifts: list[Tensor]  # added to the gradients; empty: nothing is
+    batches: StepBatches
+    taken: Tensor  # steps that each lane takes: [lanes]; the rest move nothing
+    sgd: SGD
+
+    @property
+    def kind(self) -> Hashable:
+        """What trainings share that run the same kernels, but for the lanes."""
+        return (
+            self.network.kind,
+            self.x.shape[1:],
+            self.x.dtype,
+            self.batches.pick.shape[2],
+            self.sgd,
+            bool(self.shifts),
+        )
+
+    @property
+    def steps_at_once(self) -> int:
+        """Steps whose samples are prepared at once; even: pairs stay together."""
+        return max(2, AT_ONCE // (self.batches.pick[0].numel() * self.x.shape[1:].numel()) // 2 * 2)
+
+    def begin(self) -> TrainingState:
+        """The state before the first step; it takes the starts over."""
+        size = self.batches.pick.shape[2]
+        return TrainingState.at(self.network, self.x, self.shaped, self.starts, self.shifts, size, self.sgd)
+
+    def end(self, state: TrainingState, steps: int) -> list[Tensor]:
+        """The weights of all lanes after so many steps, padding included: of each stage [lanes, ...]."""
+        return [weight.end(steps - self.taken) for weight in state.weights]
+
+    def run(self) -> list[Tensor]:
+        """The weights of all lanes after all steps."""
+        state = self.begin()
+        for part in self.batches.split_steps(self.steps_at_once):
+            state.train(part)
+        return self.end(state, len(self.batches.lr))
+
+
 @dataclass
 class StepGraphs:
     """Trainings whose buffers are kept, by all that they depend on, and the CUDA graphs of a few steps of each."""
@@ -216,19 +270,26 @@ class StepGraphs:
     states: dict[Hashable, TrainingState] = field(default_factory=dict)
     graphs: CudaGraphs = field(default_factory=lambda: CudaGraphs(MOST))
 
-    def prepare(self, key: Hashable, new: "partial[TrainingState]", starts: list[Tensor], shifts: list[Tensor]) -> None:
-        """Sets the training of this key to these starts; it is a new one if there is none."""
+    def run(self, training: Training) -> list[Tensor]:
+        """The weights of all lanes after all steps, a few steps at a time."""
+        steps, lanes, _ = training.batches.pick.shape
+        at_once = min(training.steps_at_once, GRAPH_STEPS[steps > LONG])
+        key = training.kind, training.x.data_ptr(), lanes, at_once
+        batches = training.batches.pad_steps(at_once)
+        self._prepare(key, training)
+        for part in batches.split_steps(at_once):
+            self.graphs.run(key, self.states[key].train_on, part._asdict())
+        return training.end(self.states[key], len(batches.lr))
+
+    def _prepare(self, key: Hashable, training: Training) -> None:
+        """Sets the state of this key to a training's start; it is a new one if there is none."""
         state = self.states.pop(key, None)
         if state:
-            state.reset(starts, shifts)
-        self.states[key] = state or new()
+            state.reset(training.starts, training.shifts)
+        self.states[key] = state or training.begin()
         for old in list(self.states)[:-MOST]:
             del self.states[old]
             self.graphs.discard(old)
-
-    def train(self, key: Hashable, batches: StepBatches) -> None:
-        """Takes these steps in the training of this key."""
-        self.graphs.run(key, self.states[key].train_on, batches._asdict())
 
     def clear(self) -> None:
         """Gives all memory back."""
@@ -249,24 +310,10 @@ def train_lanes(
     image: Image = (shape[1], shape[2], shape[0]) if len(shape) == 3 else (1, 1, shape.numel())
     shaped = shape_stages(network.stages, image)
     starts, shifts = [one.pack(start) for one in shaped], [one.pack(shift) for one in shaped if shift]
-    batches = by_step(schedule, lr, sgd.inner_lr)
-    steps, lanes, size = batches.pick.shape
-    at_once = max(2, AT_ONCE // (lanes * size * shape.numel()) // 2 * 2)  # even: pairs stay together
-    new = partial(TrainingState.at, network, schedule.x, shaped, starts, shifts, size, sgd)
-    if graphs:
-        at_once = min(at_once, GRAPH_STEPS[steps > LONG])
-        key = id(network), schedule.x.data_ptr(), lanes, size, at_once, sgd, bool(shift)
-        batches = batches.pad_steps(at_once)
-        graphs.prepare(key, new, starts, shifts)
-        for part in batches.split_steps(at_once):
-            graphs.train(key, part)
-        state = graphs.states[key]
-    else:
-        state = new()
-        for part in batches.split_steps(at_once):
-            state.train(part)
-    skipped = len(batches.lr) - schedule.mask.any(2).sum(1)  # steps that a lane did not take
-    ends = [one.unpack(weight.end(skipped)) for one, weight in zip(shaped, state.weights, strict=True)]
+    batches, taken = by_step(schedule, lr, sgd.inner_lr), schedule.mask.any(2).sum(1)
+    training = Training(network, schedule.x, shaped, starts, shifts, batches, taken, sgd)
+    packed = graphs.run(training) if graphs else training.run()
+    ends = [one.unpack(weight) for one, weight in zip(shaped, packed, strict=True)]
     return {name: next(end[name] for end in ends if name in end) for name in start}
 
 

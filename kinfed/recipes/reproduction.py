@@ -35,7 +35,7 @@ from kinfed.recipes.store import Store, jobs_of
 from kinfed.registry import look_up
 from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
-from kinfed.runs.parallel import check_jobs, run_jobs
+from kinfed.runs.parallel import AtOnce, run_jobs
 
 WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}
 Planned = list[tuple[Recipe, list[Cell]]]
@@ -50,7 +50,7 @@ class Order:
     folder: Path
     page: Path | None = None  # that is filled with the tables, too; or a folder of pages
     fetch: bool = False  # missing datasets from the hub
-    jobs: int = 1  # runs at once, each in a process of its own
+    jobs: AtOnce = AtOnce()  # runs at once
     show: bool = False  # run nothing, and take the runs that have ended
     keep: Path | None = None  # a file of numbers: of runs that ended, and in place of runs that are not here
     minutes: float = 0.0  # after which runs are stopped; 0: never
@@ -61,7 +61,6 @@ class Order:
             raise ConfigError("wanted at least one table; `kinfed reproduce --list` shows all")
         if not self.wanted.seeds:
             raise ConfigError("--seeds: wanted how many, at least 1, got none")
-        check_jobs(self.jobs)
         if self.lacking and not self.keep:
             raise ConfigError("--lacking runs what a file of kept numbers lacks: wanted --keep FILE, too")
         if not 0 <= self.minutes < inf:
@@ -168,8 +167,8 @@ def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumber
             known |= dict.fromkeys(left, mean(own or others))
     if not known:
         return ""
-    minutes = sum(known.values()) / order.jobs / 60
-    said = f"about {minutes:.0f} min for {len(known)} runs, {order.jobs} at once"
+    minutes = sum(known.values()) / order.jobs.runs / 60
+    said = f"about {minutes:.0f} min for {len(known)} runs, {order.jobs.runs} at once"
     return f"{said}, if they take as long as those of which --keep has numbers did, maybe on another machine"
 
 

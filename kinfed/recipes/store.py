@@ -10,7 +10,7 @@ from kinfed.recipes.cells import NO_DATASET
 from kinfed.recipes.kept import KeptNumbers
 from kinfed.registry import as_file
 from kinfed.runs import SUMMARY
-from kinfed.runs.parallel import Job, group_by_clients
+from kinfed.runs.jobs import Job, group_by_clients
 from kinfed.runs.reader import Run
 
 ENCODER = ("latent", "seed", "autoencoder")  # settings of a signature

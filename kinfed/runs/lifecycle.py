@@ -4,7 +4,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from kinfed.progress import Display, Watcher, forward_log
 from kinfed.registry import as_file
 from kinfed.runs.logs import CHECKPOINT, FILES, SUMMARY, TRACKED, EventLog
 from kinfed.runs.writer import RunWriter, refuse_damaged, write_config
+from kinfed.threads import Listeners, SharedChange
 from kinfed.trackers import check_trackers, make_trackers
 
 MAY_DIFFER = (
@@ -175,17 +176,33 @@ def explain_full_gpu() -> Iterator[None]:
 
 
 @contextmanager
-def forward_warnings(events: EventLog, watcher: Watcher) -> Iterator[None]:
-    """Inside it warnings are one line on standard error and an event each; what kinfed logs goes to the watcher."""
+def show_warnings() -> Iterator[None]:
+    """Inside it warnings are one line on standard error, and go to all who listen."""
 
     def warn(message: Warning | str, *where: object, **more: object) -> None:
         text = " ".join(str(message).split())
         print(f"warning: {text}", file=sys.stderr)
-        events.note("warning", message=text)
+        for note in WARNING_LISTENERS.here():
+            note(text)
 
-    with forward_log(watcher.message), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("default", category=UserWarning)
         warnings.showwarning = warn
+        yield
+
+
+WARNING_LISTENERS: Listeners[Callable[[str], None]] = Listeners()
+SHOWN = SharedChange(show_warnings)
+
+
+@contextmanager
+def forward_warnings(events: EventLog, watcher: Watcher) -> Iterator[None]:
+    """Inside it warnings are one line on standard error and an event each; what kinfed logs goes to the watcher."""
+
+    def note(text: str) -> None:
+        events.note("warning", message=text)
+
+    with forward_log(watcher.message), WARNING_LISTENERS.add(note), SHOWN.hold():
         yield
 
 

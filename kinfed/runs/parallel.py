@@ -3,11 +3,8 @@
 So each pays once for its imports, for the start of the GPU, and for clients that its next run has too.
 """
 
-import gc
 import os
-import signal
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,109 +15,47 @@ from pathlib import Path
 
 import torch
 
-from kinfed.config import POPULATION, Config, make_population, to_toml
-from kinfed.data import Population
 from kinfed.engines import choose_device
-from kinfed.errors import CheckpointError, ConfigError, KinfedError, OutOfMemory
-from kinfed.gpu_memory import share_with
+from kinfed.errors import ConfigError, KinfedError
 from kinfed.processes import Spawned, end_processes, receive_from, start_processes
-from kinfed.progress import Display, Silence
-from kinfed.runs.lifecycle import Given, Place, resume, start
-from kinfed.runs.logs import CHECKPOINT, CONFIG
+from kinfed.progress import Display
+from kinfed.runs.jobs import Ended, Job, Runner, Setup, has_lost_gpu, run_to_end, work
 
-TORCH = str(Path(torch.__file__).parent)
 MOST_DEATHS = 2  # of as many processes as there are, while no run ends: then something is wrong with all of them
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run that is wanted."""
+class AtOnce:
+    """How many runs go on at once."""
 
-    config: Config
-    said: str  # which one, in words
-    path: Path  # of its folder
-    is_fresh: bool = False  # what is in the folder is replaced, else taken up
-    keeps_checkpoint: bool = True
+    processes: int = 1
+    together: int = 1  # in each process on a GPU, where they train together
+
+    @classmethod
+    def parse(cls, jobs: "int | str | AtOnce") -> "AtOnce":
+        """8, or "4x8" for four processes with eight runs each; raises on anything else, and on none."""
+        if isinstance(jobs, cls):
+            return jobs
+        words = str(jobs).lower().split("x")
+        if len(words) > 2 or not all(word.isdecimal() and int(word) for word in words):
+            raise ConfigError(
+                f"--jobs: wanted how many runs at once, at least 1, got {jobs}; 4x8: four processes, eight runs in each"
+            )
+        return cls(*map(int, words))
 
     @property
-    def clients(self) -> str:
-        """All that its clients depend on: jobs that share it have the same ones."""
-        whole = self.config.resolve()
-        return to_toml({key: whole[key] for key in ("seed", *POPULATION) if key in whole})
+    def runs(self) -> int:
+        """In all."""
+        return self.processes * self.together
+
+    def for_runs(self, count: int, device: str) -> "AtOnce":
+        """As many as so many runs need there: only on one GPU can they train together."""
+        together = self.together if device.startswith("cuda") and "," not in device else 1
+        processes = min(self.processes, -(-count // together))
+        return AtOnce(processes, min(together, -(-count // max(1, processes))))
 
 
-@dataclass
-class Runner:
-    """Runs jobs one after the other; it keeps the clients of the last one: the next job mostly has the same."""
-
-    last: tuple[str, Population] | None = None
-
-    def clients(self, job: Job) -> Population:
-        """The clients of a job."""
-        if self.last is None or self.last[0] != job.clients:
-            self.last = None  # two populations at once may be too many
-            self.last = (job.clients, make_population(job.config))
-        return self.last[1]
-
-    def run(self, job: Job, display: Display) -> Exception | None:
-        """Takes a run to its end, from where it is; gives back why it failed, if it did."""
-        try:
-            if job.is_fresh or not self.resume(job, display):
-                start(job.config, Place(job.path, force=True), display, Given(self.clients(job)))
-            if not job.keeps_checkpoint:
-                (job.path / CHECKPOINT).unlink(missing_ok=True)
-        except Exception as error:  # code of the user's own may raise anything, and other runs go on
-            return error
-        return None
-
-    def resume(self, job: Job, display: Display) -> bool:
-        """Whether a run that was stopped could be taken to its end."""
-        if not (job.path / CONFIG).exists():
-            return False
-        try:
-            resume(job.config, job.path, display, Given(self.clients(job)))
-        except CheckpointError as error:  # it was damaged, or another version of kinfed wrote it
-            display.say(f"begins again: {error}")
-            return False
-        return True
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What became of a run."""
-
-    seconds: float = 0.0
-    failed: str = ""  # why
-    died: bool = False  # the process, too, or it cannot use the GPU any more
-    crowded: bool = False  # there was no room for it
-
-    def __str__(self) -> str:
-        return f"failed: {self.failed}" if self.failed else f"ended, {self.seconds:.0f} s"
-
-
-def check_jobs(at_once: int) -> None:
-    """Raises unless at least one run is to go on at once."""
-    if at_once < 1:
-        raise ConfigError(f"--jobs: wanted how many runs at once, at least 1, got {at_once}")
-
-
-def group_by_clients(jobs: Sequence[Job]) -> list[Job]:
-    """The same jobs, those on the same clients one after the other."""
-    clients = [job.clients for job in jobs]
-    order = {key: place for place, key in enumerate(dict.fromkeys(clients))}
-    return [job for _, job in sorted(zip(clients, jobs, strict=True), key=lambda pair: order[pair[0]])]
-
-
-def run_to_end(runner: Runner, job: Job, display: Display) -> Ended:
-    """How a run ended; its error, whose frames hold what the run had in memory, is gone then."""
-    began = time.monotonic()
-    why = runner.run(job, display)
-    failed, is_crowded = explain_failure(why) if why else "", isinstance(why, OutOfMemory)
-    del why  # its frames know this one
-    return Ended(time.monotonic() - began, failed, crowded=is_crowded)
-
-
-def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, threads: int = 0) -> dict[Path, str]:
+def run_jobs(jobs: Sequence[Job], at_once: AtOnce, display: Display, threads: int = 0) -> dict[Path, str]:
     """Takes all runs to their end, so many at once; gives back why runs failed, by their folders."""
     with Workers(at_once, threads) as workers:
         return workers.run(jobs, display)
@@ -140,17 +75,6 @@ def run_in_turn(jobs: Sequence[Job], display: Display) -> dict[Path, str]:
     return failed
 
 
-def explain_failure(error: Exception) -> str:
-    """Why a run failed, in a line; of an error that is not kinfed's own, its kind and its place too."""
-    said = " ".join(str(error).split())
-    if isinstance(error, KinfedError):
-        return said
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(TORCH)] or frames
-    place = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in own[-1:])
-    return f"{type(error).__name__}: {said}{place}"
-
-
 @contextmanager
 def limit_threads(wanted: bool) -> Iterator[None]:
     """Inside it torch has one thread, if that is wanted: for small work several only wait for each other."""
@@ -163,18 +87,8 @@ def limit_threads(wanted: bool) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What a process has for all of its runs."""
-
-    place: str  # the working folder
-    threads: int  # of torch
-    device: str = "cpu"  # that it starts before its first run
-    processes: int = field(default=1, compare=False)  # that share the device
-
-
-@dataclass(frozen=True)
 class Worker:
-    """A process, and the line to it: jobs go there, what is said and how they ended comes back."""
+    """A process that runs, and a line to it: jobs go there, what is said and how they ended comes back."""
 
     process: SpawnProcess
     line: Connection
@@ -256,7 +170,7 @@ class Pool:
 class Workers:
     """Processes that runs are given to, so many at once; they stay until the context ends, and serve later runs too."""
 
-    at_once: int
+    at_once: AtOnce
     threads: int = 0  # of torch in each; 0: its share of this process's
     early: list[Spawned] = field(default_factory=list)  # processes that have started already
     free: list[Worker] = field(default_factory=list)
@@ -272,7 +186,7 @@ class Workers:
     def prepare(self, jobs: Sequence[Job]) -> None:
         """Starts the processes that these runs need: they load what all runs need while this one goes on."""
         if self.serves(jobs):
-            self.free = self.take(min(self.at_once, len(jobs)), find_device(jobs))
+            self.free = self.take(len(jobs), find_device(jobs))
         else:
             self.dismiss_early()
 
@@ -286,33 +200,36 @@ class Workers:
 
     def serves(self, jobs: Sequence[Job]) -> bool:
         """Whether these runs go to processes: several at once, or one whose GPU a process has started already."""
-        count = min(self.at_once, len(jobs))
+        count = min(self.at_once.runs, len(jobs))
         return count > 1 or (count == 1 and bool(self.free) and find_device(jobs) != "cpu")
 
-    def take(self, count: int, device: str) -> list[Worker]:
-        """So many workers at least: those that are there if they have the right threads and device, else new ones."""
-        share = count if device == "cpu" else self.at_once  # on a GPU, cores are no reason for other processes
-        setup = Setup(os.getcwd(), self.threads or max(1, torch.get_num_threads() // share), device, count)
+    def take(self, runs: int, device: str) -> list[Worker]:
+        """Workers for so many runs: those that are there if they have the right threads and device, else new ones."""
+        count, together = (wanted := self.at_once.for_runs(runs, device)).processes, wanted.together
+        share = count if device == "cpu" else self.at_once.processes  # on a GPU, cores are no reason for other ones
+        threads = self.threads or max(1, torch.get_num_threads() // share)
+        setup = Setup(os.getcwd(), threads, device, count, together)
         if setup != self.setup:
             self.close()
             self.setup = setup
-        missing = max(0, count - len(self.free))
+        missing = -(-max(0, wanted.runs - len(self.free)) // together)
         early = self.employ_early(missing, setup)
         return [*self.free, *early, *self.started.enter_context(start_workers(missing - len(early), setup))]
 
     def start_another(self) -> Worker:
-        """A worker like the others."""
+        """A worker like the others, but by itself: what killed one of several may kill them again."""
         assert self.setup
-        (worker,) = self.started.enter_context(start_workers(1, self.setup))
+        (worker,) = self.started.enter_context(start_workers(1, replace(self.setup, together=1)))
         return worker
 
     def employ_early(self, count: int, setup: Setup) -> list[Worker]:
         """So many of the processes that have started already, if they have the right threads; the others leave."""
-        fitting = [each for each in self.early if setup.device != "cpu" or each.threads == setup.threads][:count]
+        fits = setup.device != "cpu", setup.together == 1  # they have one line each
+        fitting = [each for each in self.early if fits[1] and (fits[0] or each.threads == setup.threads)][:count]
         self.early = [each for each in self.early if each not in fitting]
         self.dismiss_early()
         self.started.callback(end_processes, fitting)
-        return [employ(each, setup) for each in fitting]
+        return [worker for each in fitting for worker in employ(each, setup)]
 
     def dismiss_early(self) -> None:
         """Lets the processes leave that have started already, and have nothing to do."""
@@ -369,48 +286,12 @@ def outlook(count: int, left: int, seconds: float) -> str:
 
 @contextmanager
 def start_workers(count: int, setup: Setup) -> Iterator[list[Worker]]:
-    """So many workers; all end with the context, busy ones as if by Ctrl-C."""
-    with start_processes(count, setup.threads) as started:
-        yield [employ(each, setup) for each in started]
+    """The workers of so many processes; all end with the context, busy ones as if by Ctrl-C."""
+    with start_processes(count, setup.threads, lines=setup.together) as started:
+        yield [worker for each in started for worker in employ(each, setup)]
 
 
-def employ(spawned: Spawned, setup: Setup) -> Worker:
-    """A process that has started becomes a worker."""
+def employ(spawned: Spawned, setup: Setup) -> list[Worker]:
+    """A process that has started becomes a worker, or several that train together."""
     spawned.give(work, setup)
-    return Worker(spawned.process, spawned.line)
-
-
-def work(setup: Setup, line: Connection) -> None:
-    """What a process does: one run after the other."""
-    os.chdir(setup.place)  # a spawned process begins where its parent began
-    torch.set_num_threads(setup.threads)
-    share_with(setup.processes)
-    start_devices(setup.device)
-    runner, display = Runner(), Silence(line.send)
-    with suppress(KeyboardInterrupt):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        while isinstance(job := receive_from(line), Job):
-            ended = run_to_end(runner, job, display)
-            if has_lost_gpu() and ended.failed:
-                line.send(replace(ended, died=True))
-                return
-            line.send(ended)
-
-
-def has_lost_gpu() -> bool:
-    """Whether an error of the GPU has made it useless for this process; else gives back the memory of the last run."""
-    gc.collect()  # what a run leaves may hold CUDA graphs
-    try:
-        torch.cuda.empty_cache()  # others may need it before this process does
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
-
-
-def start_devices(names: str) -> None:
-    """Starts the GPUs for this process, which takes a second or more; where that fails, its first run says why."""
-    with suppress(RuntimeError):
-        for name in names.split(","):
-            torch.zeros(1, device=name)
+    return [Worker(spawned.process, line) for line in spawned.lines]

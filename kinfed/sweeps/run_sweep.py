@@ -12,9 +12,10 @@ from kinfed.errors import ConfigError, KinfedError
 from kinfed.processes import Spawned
 from kinfed.progress import Display, Silence, choose_display
 from kinfed.registry import refuse_code
+from kinfed.runs.jobs import Job
 from kinfed.runs.lifecycle import Interrupted, free_folder
 from kinfed.runs.logs import SWEEP, write_text
-from kinfed.runs.parallel import Job, Workers, check_jobs
+from kinfed.runs.parallel import AtOnce, Workers
 from kinfed.sweeps.outcome_files import show_sweep, write_sweep
 from kinfed.sweeps.space import Space
 from kinfed.sweeps.sweep_folder import Definition, Sweep, is_sweep, read_definition
@@ -23,7 +24,7 @@ from kinfed.trackers import check_trackers
 
 def sweep(
     config: ConfigLike | str | None = None, over: Mapping[str, object] | Sequence[str] = (), *,
-    seeds: Sequence[int] | None = None, random: int = 0, validation: float = 0.2, jobs: int = 1,
+    seeds: Sequence[int] | None = None, random: int = 0, validation: float = 0.2, jobs: int | str = 1,
     out: Path | str | None = None, quiet: bool = False, display: Display | None = None, **settings: object,
 ) -> Sweep:  # fmt: skip
     """Runs a config, or a method by name, with all points of a grid or of a random search, and tests the best.
@@ -64,8 +65,8 @@ def find_seeds(table: Table) -> tuple[int, ...]:
 
 
 def resume_sweep(
-    folder: Path, *, jobs: int = 1, display: Display | None = None, trust: bool = False, device: str | None = None,
-    data_dir: Path | str | None = None,
+    folder: Path, *, jobs: int | str = 1, display: Display | None = None, trust: bool = False,
+    device: str | None = None, data_dir: Path | str | None = None,
 ) -> Sweep:  # fmt: skip
     """Takes a stopped sweep to its end, on another device and with data elsewhere where these are given.
 
@@ -111,14 +112,14 @@ def check_sweep(definition: Definition) -> None:
         check_trackers(config.trackers)
 
 
-def run_sweep(found: Sweep, display: Display, jobs: int, early: Sequence[Spawned] = ()) -> Sweep:
+def run_sweep(found: Sweep, display: Display, jobs: int | str, early: Sequence[Spawned] = ()) -> Sweep:
     """Takes all runs of a sweep to their end, tests the best, writes and shows what came of it.
 
     `early` are processes that have started already.
     """
-    check_jobs(jobs)
+    at_once = AtOnce.parse(jobs)
     todo = found.jobs("runs", found.tried)
-    with Workers(jobs, early=list(early)) as workers:  # those of the first runs do the last ones too
+    with Workers(at_once, early=list(early)) as workers:  # those of the first runs do the last ones too
         workers.prepare(todo)
         check_sweep(found.definition)
         failed = run_points(found, todo, workers, display)

@@ -22,9 +22,9 @@ from kinfed.comparison import Outcome, mean_and_spread
 from kinfed.comparison.outcomes import COLUMNS, Column, columns_for
 from kinfed.config import Config, Table, flatten, read, read_toml
 from kinfed.errors import CheckpointError, ConfigError
+from kinfed.runs.jobs import Job, group_by_clients
 from kinfed.runs.lifecycle import MAY_DIFFER, refuse_other
 from kinfed.runs.logs import SWEEP
-from kinfed.runs.parallel import Job, group_by_clients
 from kinfed.runs.reader import Run, check_format
 from kinfed.sweeps.space import Point, Space, name_points
 

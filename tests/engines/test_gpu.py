@@ -11,8 +11,9 @@ from torch import nn
 
 from kinfed.client import FAST_PATH, Client, Samples
 from kinfed.client_tasks import evaluate
+from kinfed.config import read
 from kinfed.cuda_graphs import CudaGraphs
-from kinfed.data import Population
+from kinfed.data import Population, is_stored
 from kinfed.engines import Sequential, SeveralDevices, Vectorised, blocks
 from kinfed.gpu_memory import CONTEXT, PROCESSES
 from kinfed.methods import METHODS, FedAvg, Local
@@ -21,6 +22,9 @@ from kinfed.models.batch_operations import draw_kept
 from kinfed.models.convolutions import Windows2d, convolve_lanes
 from kinfed.models.inputs import Inputs
 from kinfed.params import to_flat
+from kinfed.progress import Silence
+from kinfed.runs.jobs import Job
+from kinfed.runs.parallel import AtOnce, run_jobs
 from kinfed.signatures.pretraining import fit as fit_on_server
 from kinfed.training import LocalTraining
 from tests.methods.registry import make, population
@@ -303,3 +307,22 @@ def test_a_captured_fit_agrees_with_the_eager_one():
         start = {name: weight.to(device) for name, weight in network.init().items()}
         ends.append(on_cpu(fit_on_server(network, start, server.batches(5, 8), 1e-3)))
     assert_close(*ends, 1e-4)
+
+
+@pytest.mark.parametrize(("data", "network"), [("digits", "mlp_200"), ("cifar10", "lenet5")])
+def test_runs_that_train_together_have_the_bits_they_have_alone(tmp_path, data, network):
+    """Other seeds, methods and learning rates in one process, against each by itself."""
+    if not is_stored(data):
+        pytest.skip(f"needs {data} in the data folder")
+    table = {
+        "rounds": 4, "model": network, "engine": {"device": "cuda"}, "partition": {"name": "dirichlet", "clients": 12},
+        "data": {"name": data, "train_samples": 60}, "fraction": 0.5, "evaluation": {"every": 1},
+    }  # fmt: skip
+    runs = [("fedavg", 0, 0.05), ("fedavg", 0, 0.02), ("fedavg", 1, 0.05), ("local", 0, 0.05), ("ifca", 1, 0.05)]
+    configs = [read(table | {"method": m, "seed": s, "training": {"lr": lr, "momentum": 0.5}}) for m, s, lr in runs]
+    for at_once in (AtOnce(1, 5), AtOnce(1, 1)):
+        jobs = [Job(each, str(n), tmp_path / f"{at_once.together}-{n}") for n, each in enumerate(configs)]
+        assert not run_jobs(jobs, at_once, Silence(lambda text: None))
+    for number in range(len(runs)):
+        together, alone = ((tmp_path / f"{width}-{number}" / "rounds.csv").read_text() for width in (5, 1))
+        assert together == alone

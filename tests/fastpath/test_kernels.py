@@ -8,12 +8,14 @@ import sys
 import pytest
 
 SCRIPT = """
+import threading
+import time
 from types import SimpleNamespace
 import torch
 from torch import nn
 from kinfed.client import Batch
 from kinfed import cuda_graphs
-from kinfed.fastpath import SGD, FastPlan, Schedule, StepGraphs, gpu_training, parse, train_lanes
+from kinfed.fastpath import SGD, FastPlan, JointTraining, Schedule, StepGraphs, gpu_training, parse, train_lanes
 from kinfed.models import Model
 from kinfed.models.inputs import Inputs
 from kinfed.models.convolutions import Windows2d, _KernelProduct, _Product
@@ -106,6 +108,38 @@ for seed in range(2):  # the second time from other starts
     check(PADDED, 4, 0.5, 0.0, shifts=True, seed=seed, graphs=graphs)
     check_lookahead(POOLED, seed, graphs)
 assert len(graphs.states) == len(graphs.graphs.graphs) == 3
+
+def training_of(seed, size, steps, x, lr, momentum=0.9):
+    draw = torch.Generator().manual_seed(seed)
+    pick = torch.randint(0, len(x), (3, steps, size), generator=draw)
+    mask = torch.ones(3, steps, size, dtype=torch.bool)
+    mask[1, 1:] = False
+    schedule = Schedule(x, Y[: len(x)], pick, mask, torch.arange(3 * steps).view(3, steps) * 7919 + seed)
+    return parse(DROPPED), schedule, torch.tensor(lr), starts(DROPPED, seed), {}, SGD(momentum)
+
+# rounds of three runs: other samples, lengths and learning rates; the third's second round has another momentum
+def round_of(run, t):
+    x, momentum = X[: 40 - 5 * run].clone(), 0.5 if run + t == 3 else 0.9
+    return training_of(10 * run + t, 4, 2 + run, x, 0.05 / (1 + run), momentum)
+
+ROUNDS = [[round_of(run, t) for t in range(2)] for run in range(3)]
+joint, ends = JointTraining(), {}
+
+def go(run):
+    with joint.take_part():
+        ends[run] = [gpu_training.train_lanes(*given, joint) for given in ROUNDS[run]]
+
+with joint.turn:  # nobody begins before all are there
+    threads = [threading.Thread(target=go, args=(run,)) for run in range(3)]
+    [thread.start() for thread in threads]
+    while joint.runs < 3:
+        time.sleep(0.001)
+[thread.join(60) for thread in threads]
+assert joint.joined == 5, joint.joined  # three in the first round, two in the second
+for run, rounds in enumerate(ROUNDS):
+    for given, together in zip(rounds, ends[run]):
+        alone = gpu_training.train_lanes(*given, StepGraphs())
+        assert all(torch.equal(alone[name], together[name]) for name in alone), run
 
 gpu_training.AT_ONCE = 1  # images of two steps at a time
 check(PADDED, 4, 0.5, 0.0, shifts=True)

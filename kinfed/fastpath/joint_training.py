@@ -1,0 +1,190 @@
+"""Joint training: several runs of one process train their clients on a GPU in the same kernels.
+
+A step of a small network is a row of short kernels, which take as long for ten clients as for a hundred. Runs that are
+trained beside each other in processes of their own share the GPU's time; here they share its kernels.
+
+Each run has a thread, and one of them goes on at a time: it hands the turn on where its clients train, until all runs
+have come that far. Then those that train alike (the same layers, batch size and momentum) become lanes of one training.
+Learning rates, samples and lengths may differ. Lanes do not know of each other, so a run has the numbers that it has
+alone.
+"""
+
+import logging
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from threading import Condition, Lock
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kinfed.fastpath.gpu_training import StepBatches, StepGraphs, Training
+
+LOG = logging.getLogger("kinfed.fastpath")
+LANES = 16  # of which a joint training has a multiple, so that its graphs serve other cohorts
+CURRENT: ContextVar["JointTraining | None"] = ContextVar("joint training", default=None)
+
+
+@dataclass
+class Asked:
+    """A training that a run waits for."""
+
+    training: Training
+    tf32: bool  # the precision of its products
+    ends: list[Tensor] | None = None
+    is_done: bool = False  # without an end: it has to train by itself
+
+
+@dataclass
+class JointTraining(StepGraphs):
+    """Where runs wait for each other to train together; engines use it as their `StepGraphs`."""
+
+    turn: Condition = field(default_factory=Condition)  # the run that holds it goes on
+    counting: Lock = field(default_factory=Lock)
+    runs: int = 0  # that take part now
+    asked: list[Asked] = field(default_factory=list)
+    pools: "dict[Hashable, SharedPool]" = field(default_factory=dict)  # by the shape of their samples
+    is_over: bool = False
+    joined: int = 0  # trainings that were lanes of another one
+
+    @contextmanager
+    def take_part(self) -> Iterator[None]:
+        """Inside it this thread's run trains with the others."""
+        with self.counting:
+            self.runs += 1  # from now on the others wait for it
+        with self.turn:
+            token = CURRENT.set(self)
+            try:
+                yield
+            finally:
+                CURRENT.reset(token)
+                with self.counting:
+                    self.runs -= 1
+                self._train_if_all_wait()
+                self.turn.notify_all()
+
+    def stop(self) -> None:
+        """Interrupts every run where it trains next, as Ctrl-C does, and waits for all of them."""
+        self.is_over = True
+        with self.turn:
+            for each in self.asked:
+                each.is_done = True
+            self.asked.clear()
+            self.turn.notify_all()
+            self.turn.wait_for(lambda: not self.runs)
+
+    def run(self, training: Training) -> list[Tensor]:
+        """The weights of all lanes after all steps, trained with those of the other runs."""
+        self._check()
+        asked = Asked(training, torch.backends.cuda.matmul.allow_tf32)
+        self.asked.append(asked)
+        self._train_if_all_wait()
+        with keep_precision():
+            self.turn.wait_for(lambda: asked.is_done)
+        self._check()
+        return super().run(training) if asked.ends is None else asked.ends
+
+    def clear(self) -> None:
+        """Gives all memory back."""
+        super().clear()
+        self.pools.clear()
+
+    def _check(self) -> None:
+        if self.is_over:
+            raise KeyboardInterrupt
+
+    def _train_if_all_wait(self) -> None:
+        if len(self.asked) < self.runs or not self.asked:
+            return
+        groups: dict[Hashable, list[Asked]] = {}
+        waiting, self.asked = self.asked, []
+        for each in waiting:
+            groups.setdefault((each.training.kind, each.tf32), []).append(each)
+        try:
+            for group in groups.values():
+                if len(group) > 1:
+                    self._train(group)
+        finally:
+            for each in waiting:
+                each.is_done = True
+            self.turn.notify_all()
+
+    def _train(self, group: Sequence[Asked]) -> None:
+        """Trains a group as one; where that fails, for want of memory say, each has to train by itself."""
+        trainings = [each.training for each in group]
+        x = trainings[0].x
+        pool = self.pools.setdefault((x.shape[1:], x.dtype, x.device), SharedPool())
+        try:
+            with torch.no_grad(), torch.cuda.device_of(x), keep_precision(group[0].tf32):
+                ends = super().run(join(trainings, pool))
+        except RuntimeError as error:
+            LOG.debug("%d runs train one by one: %s", len(group), str(error).strip().splitlines()[0])
+            self.clear()
+            return
+        lanes = [len(each.taken) for each in trainings]
+        parts = zip(*(end[: sum(lanes)].split(lanes) for end in ends), strict=True)
+        for each, part in zip(group, parts, strict=True):
+            each.ends = list(part)
+        self.joined += len(group)
+
+
+@dataclass
+class SharedPool:
+    """The samples of several runs in one tensor."""
+
+    whole: Tensor | None = None
+    begins: dict[int, int] = field(default_factory=dict)  # by the address of a run's own samples
+    parts: list[Tensor] = field(default_factory=list)  # these, so that their addresses stay theirs
+
+    def take(self, own: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+        """One tensor that has all of these samples, and where each one's begin."""
+        if self.whole is None or any(x.data_ptr() not in self.begins for x in own):
+            self.parts = list({x.data_ptr(): x for x in own}.values())
+            begins = accumulate((len(x) for x in self.parts), initial=0)
+            self.begins = dict(zip((x.data_ptr() for x in self.parts), begins, strict=False))
+            self.whole = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+        return self.whole, [self.begins[x.data_ptr()] for x in own]
+
+
+def join(trainings: Sequence[Training], pool: SharedPool) -> Training:
+    """One training of all lanes of these; lanes at its end that take no step make their number round."""
+    x, begins = pool.take([each.x for each in trainings])
+    steps = max(len(each.batches.lr) for each in trainings)
+    spare = -sum(len(each.taken) for each in trainings) % LANES
+
+    def join_lanes(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+        first = parts[0].narrow(dim, 0, 1)
+        return torch.cat([*parts, *[first] * spare], dim)
+
+    batches = [
+        each.batches._replace(pick=each.batches.pick + begin).pad_to(steps)
+        for each, begin in zip(trainings, begins, strict=True)
+    ]
+    whole = StepBatches(*(join_lanes(parts, 1) for parts in zip(*batches, strict=True)))
+    if spare:
+        whole = whole._replace(lr=pad(whole.lr[:, :-spare], (0, spare)))
+    starts, shifts = (
+        [join_lanes(parts) for parts in zip(*each, strict=True)]
+        for each in ([t.starts for t in trainings], [t.shifts for t in trainings])
+    )
+    taken = pad(torch.cat([each.taken for each in trainings]), (0, spare))
+    return replace(trainings[0], x=x, starts=starts, shifts=shifts, batches=whole, taken=taken)
+
+
+@contextmanager
+def keep_precision(tf32: bool = False) -> Iterator[None]:
+    """Inside it products have this precision, on all threads; afterwards the one from before."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def find_step_graphs() -> StepGraphs:
+    """Where an engine's trainings run: with those of other runs, if its thread takes part in a joint training."""
+    return CURRENT.get() or StepGraphs()

@@ -1,0 +1,196 @@
+"""Runs that train together: who waits for whom, and which lanes are whose."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfed.fastpath import SGD, JointTraining, StepGraphs, find_step_graphs
+from kinfed.fastpath.gpu_training import StepBatches, Training
+from kinfed.fastpath.joint_training import CURRENT, LANES, SharedPool, join
+
+
+class Network:
+    stages = ()
+
+    def __init__(self, kind: str = "plain") -> None:
+        self.kind = kind
+
+
+def make_training(
+    start: float, x: Tensor, steps: int = 2, lanes: int = 3, lr: float = 1.0, kind: str = "plain"
+) -> Training:
+    """Lanes whose weights are numbers from `start` on; every step takes the samples 0, 1 and 2."""
+    pick = torch.arange(lanes)[None, :, None].expand(steps, lanes, 1) % len(x)
+    ones = torch.ones(steps, lanes)
+    batches = StepBatches(pick, pick, ones[..., None], lr * ones, pick[..., 0])
+    weights = [start + torch.arange(lanes * 1.0)[:, None]]
+    return Training(Network(kind), x, [], weights, [], batches, torch.full((lanes,), steps), SGD())
+
+
+def add_samples(graphs: StepGraphs, training: Training) -> list[Tensor]:
+    """A stand-in for the kernels: each lane's weight grows by its learning rate times its samples."""
+    grown = (training.batches.lr * training.x[training.batches.pick[..., 0]]).sum(0)
+    return [weights + grown[:, None] for weights in training.starts]
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepGraphs, "run", add_samples)
+
+
+def run_together(joint: JointTraining, *runs: Callable[[], object]) -> list[object]:
+    """What the runs give back, each from its own thread; none begins before all are there."""
+    ends: list[object] = [None] * len(runs)
+
+    def go(number: int) -> None:
+        try:
+            with joint.take_part():
+                ends[number] = runs[number]()
+        except BaseException as error:
+            ends[number] = error
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(len(runs))]
+    with joint.turn:
+        for thread in threads:
+            thread.start()
+        while joint.runs < len(runs):
+            time.sleep(0.001)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "a run waits for ever"
+    return ends
+
+
+def test_every_run_gets_its_own_lanes_whatever_its_samples_steps_and_rate():
+    joint = JointTraining()
+    trainings = [
+        make_training(0.0, torch.tensor([1.0, 2.0, 3.0])),
+        make_training(100.0, torch.tensor([10.0, 20.0]), steps=5, lanes=4),
+        make_training(200.0, torch.tensor([1.0, 2.0, 3.0]), lr=0.5),
+    ]
+    expected = [add_samples(joint, each)[0] for each in trainings]
+    got = run_together(joint, *(lambda each=each: joint.run(each)[0] for each in trainings))
+    assert joint.joined == 3
+    for own, wanted in zip(got, expected, strict=True):
+        assert torch.equal(own, wanted)
+    assert expected[1][:, 0].tolist() == [150.0, 201.0, 152.0, 203.0]  # 100 + 5 · 10, 101 + 5 · 20, …
+
+
+def test_runs_that_train_otherwise_are_not_joined():
+    joint, x = JointTraining(), torch.ones(3)
+    kinds = [make_training(0.0, x, kind=kind) for kind in ("plain", "plain", "normalised")]
+    ends = run_together(joint, *(lambda each=each: joint.run(each)[0].sum().item() for each in kinds))
+    assert joint.joined == 2 and ends == [9.0] * 3
+
+
+def test_a_run_that_ends_or_fails_is_not_waited_for():
+    joint, x, order = JointTraining(), torch.ones(3), []
+
+    def train(name: str, rounds: int) -> str:
+        for _ in range(rounds):
+            joint.run(make_training(0.0, x))
+            order.append(name)
+        if name == "short":
+            raise ValueError("it fails")
+        return name
+
+    ends = run_together(joint, lambda: train("long", 5), lambda: train("short", 2))
+    assert ends[0] == "long" and isinstance(ends[1], ValueError)
+    assert joint.joined == 4 and order.count("long") == 5 and joint.runs == 0
+
+
+def test_one_run_goes_on_at_a_time():
+    joint, inside = JointTraining(), []
+
+    def go() -> bool:
+        for _ in range(20):
+            inside.append(1)
+            assert len(inside) == 1
+            time.sleep(0.0005)
+            inside.pop()
+            joint.run(make_training(0.0, torch.ones(3)))
+        return True
+
+    assert run_together(joint, *[go] * 4) == [True] * 4
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("no such kernel")])
+def test_where_all_at_once_fail_each_trains_by_itself(monkeypatch: pytest.MonkeyPatch, error: RuntimeError):
+    def refuse_many(graphs: StepGraphs, training: Training) -> list[Tensor]:
+        if len(training.taken) > 3:
+            raise error
+        return add_samples(graphs, training)
+
+    monkeypatch.setattr(StepGraphs, "run", refuse_many)
+    joint, x = JointTraining(), torch.ones(3)
+    ends = run_together(joint, *[lambda: joint.run(make_training(0.0, x))[0].sum().item()] * 2)
+    assert ends == [9.0, 9.0] and not joint.joined
+
+
+def test_another_error_reaches_one_run_and_leaves_the_others():
+    joint, x = JointTraining(), torch.ones(3)
+    wrong = [make_training(0.0, x), make_training(0.0, x)]
+    wrong[1].starts[0] = "no tensor"
+    ends = run_together(joint, *(lambda each=each: joint.run(each) for each in wrong))
+    assert sum(isinstance(end, TypeError | AttributeError) for end in ends) >= 1
+
+
+def test_an_interrupt_stops_all_runs_where_they_train_next():
+    joint, rounds = JointTraining(), []
+
+    def go() -> None:
+        while True:
+            joint.run(make_training(0.0, torch.ones(3)))
+            rounds.append(1)
+            if len(rounds) == 7:
+                threading.Thread(target=joint.stop).start()
+
+    ends = run_together(joint, go, go)
+    assert [type(end) for end in ends] == [KeyboardInterrupt] * 2 and joint.runs == 0
+
+
+def test_while_a_run_waits_the_precision_is_that_of_the_server():
+    joint, seen = JointTraining(), []
+    matrices = torch.backends.cuda.matmul
+
+    def train_in_tf32() -> bool:
+        before, matrices.allow_tf32 = matrices.allow_tf32, True
+        joint.run(make_training(0.0, torch.ones(3)))
+        inside, matrices.allow_tf32 = matrices.allow_tf32, before
+        return inside
+
+    def look() -> None:
+        for _ in range(3):
+            seen.append(matrices.allow_tf32)
+            joint.run(make_training(0.0, torch.ones(3)))
+
+    assert run_together(joint, train_in_tf32, look)[0] is True
+    assert seen == [False] * 3 and not joint.joined, "other precisions are other trainings"
+
+
+def test_lanes_are_filled_up_by_ones_that_take_no_step():
+    x = torch.arange(4.0)
+    whole = join([make_training(0.0, x, steps=1), make_training(5.0, x, steps=3)], SharedPool())
+    assert whole.starts[0].shape == (LANES, 1) and whole.batches.lr.shape == (3, LANES)
+    assert whole.batches.lr.sum(0).tolist() == [1.0] * 3 + [3.0] * 3 + [0.0] * (LANES - 6)
+    assert whole.taken.tolist() == [1] * 3 + [3] * 3 + [0] * (LANES - 6) and whole.x is x
+
+
+def test_a_pool_is_made_anew_only_for_samples_it_lacks():
+    pool, (a, b, c) = SharedPool(), (torch.full((n,), float(n)) for n in (2, 3, 4))
+    whole, begins = pool.take([a, b, a])
+    assert whole.tolist() == [2.0] * 2 + [3.0] * 3 and begins == [0, 2, 0]
+    assert pool.take([b])[0] is whole
+    assert pool.take([c, b])[1] == [0, 4]
+
+
+def test_engines_find_the_joint_training_of_their_thread():
+    joint = JointTraining()
+    assert type(find_step_graphs()) is StepGraphs
+    with joint.take_part():
+        assert find_step_graphs() is joint
+    assert CURRENT.get() is None
