@@ -193,12 +193,15 @@ class SumSession:
 
 
 def try_combine(shares: Sequence[bytes]) -> bytes | None:
-    """The secret that was split into these shares; None where they do not fit each other."""
+    """The secret that was split into these shares; None where they do not fit each other, or it is no key.
+
+    One combination in a hundred of shares that do not fit has a padding by chance, and another length.
+    """
     try:
         secret: bytes = combine_shares([*shares])
     except ValueError:
         return None
-    return secret
+    return secret if len(secret) == KEY else None
 
 
 def is_usable(public: Tensor) -> bool:
@@ -343,8 +346,8 @@ class SecureSum:
     def combine(self, owner: int, shares: Mapping[int, bytes], least: int) -> tuple[bytes | None, int]:
         """The secret of a client from at least so many shares, by holder, and how many are damaged at least.
 
-        Padding tells whether shares fit each other. One that does not is left out and named: nobody can tell who
-        damaged it, the owner or the holder.
+        Padding and length tell whether shares fit each other. One that does not is left out and named: nobody can tell
+        who damaged it, the owner or the holder.
         """
         usable = {holder: share for holder, share in shares.items() if any(share)}
         for left_out in (None, *usable):

@@ -15,6 +15,7 @@ from kinfed.engines import Vectorised
 from kinfed.engines.flower.messages import RefusedRequest, pack, unpack
 from kinfed.engines.flower.network_federation import NetworkFederation
 from kinfed.engines.flower.secure_sums import (
+    KEY,
     NEIGHBOURS,
     SCALE,
     SEALED,
@@ -22,8 +23,10 @@ from kinfed.engines.flower.secure_sums import (
     TOO_FEW,
     SumSession,
     count_needed,
+    create_shares,
     find_peers,
     quantise,
+    try_combine,
 )
 from kinfed.engines.flower.transport import read_arrays, read_config, to_records
 from kinfed.errors import ConfigError, NetworkError
@@ -274,6 +277,12 @@ def test_a_client_that_seals_damaged_shares_is_excluded(kind, monkeypatch, caplo
     first = FEDAVG.model.init()
     assert any(not torch.equal(w, first[name]) for name, w in models_of(secure.state).items())
     assert "shares of client 1 are damaged" in caplog.text
+
+
+def test_shares_of_what_is_no_key_are_damaged():
+    shares = create_shares(bytes(KEY), 3, 4)
+    assert try_combine(shares) == bytes(KEY) and len(create_shares(bytes(47), 3, 4)[0]) == len(shares[0])
+    assert try_combine(create_shares(bytes(47), 3, 4)) is None  # it would be no AES key, and end the run
 
 
 def test_one_damaged_share_for_a_neighbour_is_left_out(monkeypatch):
