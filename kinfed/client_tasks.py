@@ -97,14 +97,19 @@ def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Repl
 
 @client_task(ranges={"counts": Range(0, lambda facts: facts.test, total=(0, lambda facts: facts.test))})
 def count_predictions(method: Method[object], client: Client, **offer: Value) -> Reply:
-    """Client task: how many of its test samples of each class (row) are taken for each class (column)."""
+    """Client task: how many of its test samples of each class (row) are taken for each class (column).
+
+    [classes, classes + 1]: the last column counts outputs that are not finite, which stand for no class.
+    """
     params, model = method.personalise(client, offer), find_client_model(method)
-    classes = torch.arange(model.classes, device=client.key.device)
-    counts = torch.zeros(len(classes), len(classes), device=classes.device)
+    columns = torch.arange(model.classes + 1, device=client.key.device)
+    classes = columns[:-1]
+    counts = torch.zeros(len(classes), len(columns), device=columns.device)
     for batch in client.test.in_order():
-        said = model.logits(params, batch.x).argmax(1)
+        output = model.logits(params, batch.x)
+        said = torch.where(torch.isfinite(output).all(1), output.argmax(1), model.classes)
         held = (fill_unknown(batch.y)[:, None] == classes) & batch.mask[:, None]
-        counts = counts + held.float().T @ (said[:, None] == classes).float()
+        counts = counts + held.float().T @ (said[:, None] == columns).float()
     return Reply({"counts": counts})
 
 

@@ -283,7 +283,7 @@ class Experiment(Generic[State]):
             **self.history[-1][1],
             **self._means("clustering_error", "clustering_accuracy"),
             **self.final,
-            **self.drift_log.measure(self.rounds, self.has_clusters),
+            **self.drift_log.measure(self.rounds, self.has_clusters, self.fed.roles),
             "standard_error": self._standard_error(means[-1][1]),
             "rounds_to_target": reached,
             "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kinfed.aggregation import FEW, MEAN, Aggregation, norms
 from kinfed.client import NUMBERS, UNMARKED, Facts, HasMemory, Range, Task, mark_of, width_of
-from kinfed.data.population import Change, Population, Role
+from kinfed.data.population import LATER, Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.keys import base_key, choose, fold, normal, to_uniform
@@ -206,6 +206,11 @@ class Federation(ABC):
     def unseen(self) -> Tensor:
         """Ids of those who can be served by now but do not train."""
         return self.present[torch.isin(self.present, self.clients, invert=True)]
+
+    @property
+    def loses_clients(self) -> bool:
+        """Whether some leave before the others."""
+        return bool((self._columns.leaves < LATER).any())
 
     @property
     def unlabelled(self) -> Tensor:

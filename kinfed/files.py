@@ -90,7 +90,7 @@ def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, private: bool = True
 ) -> None:
     """Replaces a file of tensors in one step, sealed by a digest."""
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    held = separate({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     sealed = {**(metadata or {}), SEAL: digest_content(held, metadata or {})}
 
     def write(beside: Path) -> None:
@@ -99,6 +99,16 @@ def save_tensors(
         beside.chmod(mode)  # safetensors has its own opinion
 
     write_atomically(path, write, private)
+
+
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, of which no two share memory, as safetensors demands: later ones that do are copied."""
+    seen, found = set[int](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        start = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if start in seen else tensor
+        seen.add(start)
+    return found
 
 
 def load_tensors(path: Path, must_be_sealed: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -18,6 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from kinfed.errors import ConfigError, DataError
 from kinfed.quality import (
     ACCURACY,
+    KINDS,
     LABEL_ACCURACY,
     MAE,
     PERPLEXITY,
@@ -27,6 +28,7 @@ from kinfed.quality import (
     calibration_error,
     count_confusions,
     drop_undefined,
+    is_number_of_run,
 )
 from kinfed.registry import import_function
 from kinfed.targets import Array, as_classes, as_columns, as_numbers, is_known
@@ -132,8 +134,9 @@ class OwnMetrics:
             if ":" not in path:
                 raise ConfigError(f"metrics: wanted package.module:function, got '{path}'")
             import_function(path, "metric")
-        names = [*self.metric_names, *getattr(self, "measured", tuple)()]
-        if twice := [name for name in self.metric_names if names.count(name) > 1]:
+        known: tuple[str, ...] = getattr(self, "measured", tuple)()
+        names = [*self.metric_names, *known, *(f"{name}_{kind}" for name in known for kind in KINDS)]
+        if twice := [name for name in self.metric_names if names.count(name) > 1 or is_number_of_run(name)]:
             raise ConfigError(f"metrics: '{twice[0]}' is the name of another metric; rename the function")
 
     @property

@@ -55,6 +55,23 @@ MEASURED = {  # those of built-in tasks
 }  # fmt: skip
 
 
+KINDS = ("val", "adapted", "unseen", "unseen_adapted", "holdout", "changed")  # of clients that a metric is the mean of
+OF_RUNS = frozenset((  # other numbers of a run
+    "method", "seed", "rounds", "seconds", "megabytes", "variance", "worst_decile", "at_target", "standard_error",
+    "rounds_to_target", "bytes_to_target", "converged_at", "bytes_down", "bytes_up", "rejected_replies", "ari", "nmi",
+    "purity", "clusters", "clustering_error", "clustering_accuracy", "clustering_error_mean",
+    "clustering_accuracy_mean", "uniformity", "uniformity_random", "uniformity_labels", "robustness", "robustness_se",
+    "correlation_labels", "correlation_labels_se", "correlation_drift", "correlation_drift_se", "drift_delay",
+    "drift_delay_share", "drift_recovery", "drift_recovery_share", "signature_epsilon", "signature_delta",
+    "training_epsilon", "training_delta",
+))  # fmt: skip
+
+
+def is_number_of_run(name: str) -> bool:
+    """Whether a run has a number of this name that is no metric of a client."""
+    return name in OF_RUNS or name.startswith(("replies_", "clients_"))
+
+
 def count_confusions(output: Tensor, y: Tensor) -> Tensor:
     """How many samples of each class (row) are taken for each class (column): [classes, classes + 1], double.
 

@@ -37,6 +37,25 @@ def test_client_memories_come_back(tmp_path):
     assert_same_bits(other.memory, fed.memory)
 
 
+@dataclass(frozen=True)
+class Shared:
+    models: dict[str, torch.Tensor]
+    best: torch.Tensor
+    last: torch.Tensor
+
+
+class HoldsTwice(FedAvg):
+    def init(self, fed) -> Shared: ...
+
+
+def test_a_state_that_holds_one_tensor_twice_comes_back(tmp_path):
+    _, fed = fit(FedAvg(small_net()), rounds=1)
+    w = torch.arange(6.0).view(2, 3)
+    checkpoint.save(tmp_path / "c", Shared({"w": w}, w[0], w), fed, {})
+    again = checkpoint.load(tmp_path / "c", HoldsTwice(small_net()), fed)
+    assert torch.equal(again.models["w"], w) and torch.equal(again.best, w[0]) and torch.equal(again.last, w)
+
+
 def test_nothing_is_left_beside_a_snapshot(tmp_path):
     halfway(tmp_path, FedAvg(small_net()))
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]

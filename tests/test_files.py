@@ -335,6 +335,15 @@ def test_tensors_of_the_user_need_no_digest_and_ours_need_one(tmp_path: Path):
     assert load_file(tmp_path / "ours")["w"].equal(files.load_tensors(tmp_path / "ours")[0]["w"])
 
 
+def test_tensors_that_share_memory_are_written_and_read_as_any_others(tmp_path: Path):
+    whole = torch.arange(6.0).view(2, 3)
+    shared = {"whole": whole, "again": whole, "row": whole[1], "empty": whole[:0], "none": whole.new_empty(0)}
+    files.save_tensors(tmp_path / "file", shared)
+    read, _ = files.load_tensors(tmp_path / "file")
+    assert read.keys() == shared.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in shared.items())
+
+
 def test_a_single_number_of_a_wider_table_is_written_as_any_other(tmp_path):
     files.save_tensors(tmp_path / "one", {"one": torch.arange(28).view(1, 28)[:, :1].view(1)})
     assert files.load_tensors(tmp_path / "one")[0]["one"].tolist() == [0]

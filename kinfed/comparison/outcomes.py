@@ -173,7 +173,8 @@ def as_csv(outcomes: Sequence[Outcome]) -> str:
 
 def runs_as_csv(outcomes: Sequence[Outcome]) -> str:
     """One row a run: method, seed, settings that differ, all numbers of its summary, seconds."""
-    settings = list(dict.fromkeys(key for outcome in outcomes for key in outcome.settings))
+    keys = dict.fromkeys(key for outcome in outcomes for key in outcome.settings)
+    settings = [key for key in keys if key != "method"]  # which has a column
     known = {"method", "seed", "seconds", *settings}
     names = [n for n in dict.fromkeys(n for outcome in outcomes for n in outcome.summary) if n not in known]
     rows = [

@@ -25,7 +25,7 @@ from kinfed.config.schema import (
     to_table,
 )
 from kinfed.config.toml import apply_overrides, flatten, merge_tables, read_toml, set_value
-from kinfed.data.build import ChangeSettings
+from kinfed.data.changes import ChangeSettings
 from kinfed.data.datasets import has_clients
 from kinfed.data.drift import Drift
 from kinfed.data.partitions import DisjointClasses, Partition

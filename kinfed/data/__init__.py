@@ -1,6 +1,7 @@
 """Data: named datasets, partitions, shifts, drift, roles, and a user's own samples -> one `Population`."""
 
-from kinfed.data.build import ChangeSettings, build_population
+from kinfed.data.build import build_population
+from kinfed.data.changes import ChangeSettings
 from kinfed.data.dataset import Dataset
 from kinfed.data.datasets import DATASETS, Loader, data_root, has_all_classes, is_stored, load
 from kinfed.data.drift import DRIFTS, Drift, LabelSwapDrift, NewClasses, RotationDrift, ScalingDrift

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfed.checks import at_least, fraction
+from kinfed.data.changes import ChangeSettings, Redraw, choose_changed, plan_change
 from kinfed.data.dataset import Dataset, are_classes, labels_of
 from kinfed.data.drift import Drift
 from kinfed.data.partitions import PARTITIONS
@@ -31,59 +32,6 @@ from kinfed.data.population import LATER, Change, Population
 from kinfed.data.roles import RoleSettings, add_look_alikes, add_unlabelled_twins, assign_roles
 from kinfed.data.shifts import LabelSwap, Shift
 from kinfed.errors import ConfigError, DataError
-
-
-@dataclass(frozen=True)
-class ChangeSettings:
-    """When the data change and for how many of the clients."""
-
-    round: int = 5  # the round before which the data change; 0: never
-    fraction: float = 1.0  # of the clients whose data change
-
-    def __post_init__(self) -> None:
-        at_least(0, round=self.round)
-        fraction(fraction=self.fraction)
-
-
-def plan_change(
-    settings: ChangeSettings, before: Split, after: Split, labels: Index, rng: np.random.Generator
-) -> Change:
-    """The change that gives a random part of the clients their samples of the split `after`."""
-    clients = len(before.train)
-    chosen = np.sort(rng.permutation(clients)[: round(settings.fraction * clients)]).astype(np.int64)
-    clusters = match_clusters(before, after, labels)
-    return Change(
-        settings.round,
-        torch.from_numpy(chosen),
-        tuple(torch.from_numpy(after.train[client]) for client in chosen),
-        tuple(torch.from_numpy(after.test[client]) for client in chosen),
-        None if clusters is None else torch.from_numpy(clusters[chosen]),
-    )
-
-
-def match_clusters(before: Split, after: Split, labels: Index) -> Index | None:
-    """Clusters of `after` under the numbers that `before` gives to the same sets of labels; others get new numbers."""
-    if before.true_clusters is None or after.true_clusters is None:
-        return None
-    known, found = labels_of_clusters(before, labels), labels_of_clusters(after, labels)
-    number: dict[int, int] = {}
-    fresh = max(known) + 1
-    for cluster, held in found.items():
-        twins = [old for old, theirs in known.items() if theirs == held]
-        # clusters that differ otherwise than in labels (label swaps) keep their number
-        number[cluster] = cluster if cluster in twins else twins[0] if twins else fresh
-        fresh += not twins
-    return np.array([number[int(cluster)] for cluster in after.true_clusters])
-
-
-def labels_of_clusters(split: Split, labels: Index) -> dict[int, frozenset[int]]:
-    """The set of labels that each cluster trains on."""
-    held: dict[int, frozenset[int]] = {}
-    for cluster, samples in zip(
-        [] if split.true_clusters is None else split.true_clusters.tolist(), split.train, strict=True
-    ):
-        held[cluster] = held.get(cluster, frozenset()) | frozenset(np.unique(labels[samples]).tolist())
-    return held
 
 
 def build_population(
@@ -115,10 +63,14 @@ def build_population(
     supply = Supply.of(dataset, PublicShare(public_fraction, public_test, public_train), seed)
     change = change or ChangeSettings(round=0)
     draws = ["partition", "change"] if change.round else ["partition"]
-    split, *later = supply.draw(partition, tests, [generator(seed, draw) for draw in draws])
-    changes = tuple(
-        plan_change(change, split, other, dataset.labels_train, generator(seed, "changed clients")) for other in later
-    )
+    rngs = [generator(seed, draw) for draw in draws]
+    splits = [supply.deal(partition, tests, rng) for rng in rngs]
+    changed = choose_changed(change, len(splits[0].train), generator(seed, "changed clients"))
+    if change.round:
+        given = Redraw(splits[0], splits[1], changed)
+        splits = list(given.part(dataset.labels_train, supply.train, generator(seed, "parted samples")))
+    split, *later = supply.split_off(splits, tests, rngs)
+    changes = tuple(plan_change(change, changed, other) for other in later)
     population = plain = supply.pool(dataset, split, changes)
     if split.swaps:
         population = LabelSwap(split.swaps)(population, generator(seed, "swaps"))
@@ -267,14 +219,13 @@ class Supply:
         labels = Labels(known[train], unseen[test], classes, *writers, dataset.client_clusters, has_classes)
         return cls(labels, train, count + test, np.concatenate([public_train, count + public_test]))
 
-    def draw(self, partition: Partition, tests: Tests, rngs: Sequence[np.random.Generator]) -> list[Split]:
-        """A checked split of these samples, in places of the pool, for each generator."""
-        splits = [self.deal(partition, tests, rng) for rng in rngs]
+    def split_off(self, splits: list[Split], tests: Tests, rngs: Sequence[np.random.Generator]) -> list[Split]:
+        """The splits once clients have parted what they have, where they are tested on their own samples."""
         pool = len(self.train) + len(self.test) + len(self.public)
         return tests.split_off(splits, rngs, pool) if tests.own else splits
 
     def deal(self, partition: Partition, tests: Tests, rng: np.random.Generator) -> Split:
-        """A split before clients part what they have."""
+        """A checked split of these samples, in places of the pool, before clients part what they have."""
         check_clients(partition, len(self.train))
         if not self.labels.has_classes:
             refuse_labels(partition)

@@ -11,6 +11,7 @@ from kinfed.client_tasks import find_task
 from kinfed.engines.resident import Resident
 from kinfed.engines.workers import ProgressLog, run_at_once
 from kinfed.federation import Federation, Offer
+from kinfed.files import separate
 from kinfed.params import Params, Payload, from_flat, select, stack, to_flat
 
 
@@ -88,5 +89,5 @@ def copy_method(method: object) -> object:
 
 def serialise(flat: Params, device: torch.device) -> Params:
     """The tensors after serialisation."""
-    arrived = load(save({name: t.detach().cpu().contiguous() for name, t in flat.items()}))
+    arrived = load(save(separate({name: t.detach().cpu().contiguous() for name, t in flat.items()})))
     return {name: arrived[name].to(device) for name in flat}

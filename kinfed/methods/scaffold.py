@@ -2,8 +2,8 @@
 
 Clients step along g - cᵢ + c; cᵢ stays on the client. The paper has plain SGD: cᵢ⁺ = cᵢ - c + (w - y)/(Kη). Deviations:
 with momentum that is too large by up to 1/(1 - ρ), so FedNova's ‖a‖₁ (`effective_steps`; it is K for plain SGD)
-stands for K, and cᵢ⁺ is a mean of the gradients met; when clients join, c shrinks so as to stay the mean of all cᵢ, but
-when some leave, it keeps what they gave; batch-norm statistics have no control, and become their means whatever η_g.
+stands for K, and cᵢ⁺ is a mean of the gradients met; clients join and leave, and c stays the mean of all cᵢ (from the
+first round without those that left on); batch-norm statistics have no control, and become their means whatever η_g.
 `weighting="samples"` is the mean of NIID-Bench's code. Under robust aggregation c is what the rule makes of all cᵢ.
 """
 
@@ -28,7 +28,7 @@ from kinfed.training import SMALLEST, LocalTraining, ShiftedGradient
 class ScaffoldState:
     params: Params
     control: Params  # c
-    controls: LastTrained = field(default_factory=dict)  # [clients] cᵢ as reported; kept under robust aggregation alone
+    controls: LastTrained = field(default_factory=dict)  # [clients] cᵢ as reported; empty: c is summed up
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
         return ScaffoldState(params, *self.update_controls(state, replies, fed))
 
     def update_controls(self, state: ScaffoldState, replies: Replies, fed: Federation) -> tuple[Params, Stack]:
-        """Server: c, and under robust aggregation all cᵢ: a sum of bounded changes would have no bound itself."""
+        """Server: c; and all cᵢ where some leave, or rules are robust: a sum of bounded changes has no bound itself."""
         change = replies.stack("change")
-        if not fed.aggregation.is_robust:
+        if not fed.aggregation.is_robust and not fed.loses_clients:
             moved = each_leaf(lambda d: d / len(fed.clients), fed.aggregation.sum(change))
             return each_leaf(torch.add, state.control, moved), state.controls
         before = state.controls or each_leaf(torch.zeros_like, repeat(state.control, fed.count))

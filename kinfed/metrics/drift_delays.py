@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from kinfed.data.population import Role
 from kinfed.federation import Federation
 from kinfed.metrics.scores import Scores
 
@@ -44,9 +45,12 @@ class DriftLog:
         return {"events": [list(event) for event in self.events], "latest": list(self.latest)}
 
     def enter(self, fed: Federation) -> "DriftLog":
-        """The log with the clients whose samples changed before the round that the federation is in."""
+        """The log with the clients whose samples changed before the round that the federation is in.
+
+        One that joins in this round has had no others.
+        """
         changes = [change for change in fed.population.changes if change.round == fed.round]
-        training = set(fed.clients.tolist()) if changes else set[int]()
+        training = {m for m in fed.clients.tolist() if fed.roles[m].joins < fed.round} if changes else set[int]()
         moved = [client for change in changes for client in change.clients.tolist() if client in training]
         before = {client: self.latest[client] if self.latest else None for client in moved}
         return replace(self, events=(*self.events, *(DriftEvent(fed.round, m, before[m]) for m in moved)))
@@ -70,24 +74,25 @@ class DriftLog:
         found = None if scores is None else [None if x != x else x for x in scores.main.tolist()]
         return DriftLog(tuple(map(look, self.events)), self.latest if found is None else tuple(found))
 
-    def measure(self, rounds: int, has_clusters: bool) -> dict[str, float]:
+    def measure(self, rounds: int, has_clusters: bool, roles: Sequence[Role] = ()) -> dict[str, float]:
         """Mean rounds until changes were noticed and made good, and the shares of those that were; none: nothing.
 
-        One that never was counts with the rounds until the client's next change, or until the end.
+        One that never was counts with the rounds until the client's next change, until it leaves, or until the end.
         """
-        ended = [(event, end) for event, end in zip(self.events, self.find_ends(rounds), strict=True)]
+        ended = [(event, end) for event, end in zip(self.events, self.find_ends(rounds, roles), strict=True)]
         known = [(e.recovered, e.round, end) for e, end in ended if e.before is not None]
         metrics = average_delays("drift_recovery", known)
         if has_clusters:
             metrics |= average_delays("drift_delay", [(e.noticed, e.round, end) for e, end in ended])
         return metrics
 
-    def find_ends(self, rounds: int) -> list[int]:
-        """For each change the round of the client's next one, or the number of rounds."""
+    def find_ends(self, rounds: int, roles: Sequence[Role] = ()) -> list[int]:
+        """For each change the round of the client's next one, that in which it leaves, or the number of rounds."""
         later: dict[int, int] = {}
         ends = []
         for event in reversed(self.events):
-            ends.append(later.get(event.client, rounds))
+            last = min(rounds, roles[event.client].leaves) if roles else rounds
+            ends.append(later.get(event.client, last))
             later[event.client] = event.round
         return ends[::-1]
 

@@ -82,8 +82,9 @@ def collect_confusions(
 ) -> tuple[Tensor, Tensor] | None:
     """The clusters of training clients and the confusion matrix of each, summed: [k] and [k, classes, classes].
 
-    Without clusters, or with too many, there is one of all, called -1. None where the task has no single class a
-    sample, there are too many classes, or clients are elsewhere: their labels would leave them.
+    Where outputs are not finite there is a column more, of no class. Without clusters, or with too many, there is one
+    of all, called -1. None where the task has no single class a sample, there are too many classes, or clients are
+    elsewhere: their labels would leave them.
     """
     classes = method.model.classes
     if not isinstance(method.model.task, Classification) or classes > MOST_CONFUSED or not fed.sees_samples:
@@ -91,13 +92,13 @@ def collect_confusions(
     own = torch.full((fed.count,), -1) if clusters is None else clusters.cpu()
     names = own[fed.clients.cpu()].unique()
     names = names if len(names) * classes**2 <= MOST_COUNTS else names.new_tensor([-1])
-    counts = torch.zeros(len(names), classes, classes, dtype=torch.long)
+    counts = torch.zeros(len(names), classes, classes + 1, dtype=torch.long)
     with dry_run(fed):
         for some in fed.clients.split(TOGETHER):
             replies = fed.run(count_predictions, some, method.offer(state, some, fed))
             place = torch.searchsorted(names, own[replies.cohort.cpu()]).clamp(max=len(names) - 1)
             counts.index_add_(0, place, replies["counts"].cpu().long())
-    return names, counts
+    return names, counts if bool(counts[..., -1].any()) else counts[..., :-1]
 
 
 def reduce_width(vectors: Tensor, width: int = WIDTH) -> Tensor:

@@ -174,21 +174,21 @@ def protocols_of(claim: Claim, recipe: Recipe) -> list[str]:
 def result_of(recipe: Recipe, cell: Cell, seeds: Sequence[int], runs: Runs, state: str) -> Result:
     """The numbers of a cell from those of its runs that ended; of a sweep the variant with the best main number.
 
-    A cell that is a mean has the seeds of which all variants ended.
+    A cell of several variants has the seeds of which all of them ended: others would compare them on other clients.
     """
-    tried = [read_numbers(recipe, cell, variant, seeds, runs) for variant in cell.variants]
-    if not all(tried):
+    ended = [read_numbers(recipe, cell, variant, seeds, runs) for variant in cell.variants]
+    whole = [seed for seed in ended[0] if all(seed in numbers for numbers in ended)]
+    if not whole:
         return Result(cell, (), state=state or UNKNOWN)
+    tried = [{seed: numbers[seed] for seed in whole} for numbers in ended]
     if cell.is_mean:
         numbers = average_variants(tried)
-        if not numbers:
-            return Result(cell, (), state=state or UNKNOWN)
         all_runs = tuple(run for config in cell.configs(list(numbers)) if (run := runs(config)))
         return replace(judge_numbers(recipe, cell, numbers), runs=all_runs)
     sign = -1 if MEASURES[recipe.main].lower_is_better else 1
     best = max(range(len(tried)), key=lambda at: sign * mean_of(tried[at], recipe.main, -sign * inf))
-    ended = [run for seed in tried[best] if (run := runs(replace(cell.variants[best], seed=seed)))]
-    return replace(judge_numbers(recipe, cell, tried[best]), runs=tuple(ended))
+    best_runs = [run for seed in whole if (run := runs(replace(cell.variants[best], seed=seed)))]
+    return replace(judge_numbers(recipe, cell, tried[best]), runs=tuple(best_runs))
 
 
 def average_variants(tried: Sequence[Mapping[int, Numbers]]) -> dict[int, Numbers]:

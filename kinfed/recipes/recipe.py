@@ -35,7 +35,7 @@ from typing import Literal, cast
 from kinfed.config import Table, build, merge_tables, read_toml, set_value
 from kinfed.errors import ConfigError
 from kinfed.recipes.measures import MEASURES, Printed
-from kinfed.recipes.rules import RULES
+from kinfed.recipes.rules import PLACES, RULES
 from kinfed.registry import explain_unknown, look_up
 
 Kind = Literal["lines", "relatedness", "signatures", "dendrogram", "clients"]
@@ -244,8 +244,7 @@ def read_recipe(name: str, table: Table) -> Recipe:
     )  # fmt: skip
     check_claims(recipe)
     check_rounds(recipe)
-    if recipe.target:
-        look_up(recipe.target, recipe.rows, f"{name}.target: row")
+    check_target(recipe)
     return recipe
 
 
@@ -357,6 +356,11 @@ def check_claims(recipe: Recipe) -> None:
         for protocol in filter(None, (*claim.protocols, claim.than_protocol)):
             look_up(protocol, recipe.protocols, f"{recipe.name}: protocol of a claim")
         look_up(claim.rule, dict.fromkeys(RULES), f"{recipe.name}: rule of a claim")
+        if len(claim.between) < (places := PLACES.get(claim.rule, 0)):
+            raise ConfigError(
+                f"{recipe.name}: the claim '{claim.says}' is by '{claim.rule}', which wants {places} in `between`, got "
+                f"{list(claim.between)}: say from where on, or from where to where, on the axis"
+            )
 
 
 def check_rounds(recipe: Recipe) -> None:
@@ -365,6 +369,20 @@ def check_rounds(recipe: Recipe) -> None:
     late = [name for name in recipe.measures if not MEASURES[name].column or MEASURES[name].over]
     if early and late:
         raise ConfigError(f"{recipe.name}: rows.{early[0]}.round: {late[0]} is measured at the end of a run alone")
+
+
+def check_target(recipe: Recipe) -> None:
+    """Raises where costs to a target are wanted, and the main number is not one that rises round by round."""
+    if not recipe.target:
+        return
+    look_up(recipe.target, recipe.rows, f"{recipe.name}.target: row")
+    measure = MEASURES[recipe.main]
+    if not measure.column or measure.lower_is_better or measure.over:
+        known = ", ".join(name for name, m in MEASURES.items() if m.column and not m.lower_is_better)
+        raise ConfigError(
+            f"{recipe.name}.target: costs are counted until the main number is reached, and {recipe.main} is known at "
+            f"the end of a run alone, or better where it is lower; set main to one of {known}, or leave out target"
+        )
 
 
 def check_keys(table: Table, keys: Sequence[str], at: str) -> None:

@@ -119,4 +119,5 @@ RULES: dict[str, Callable[[Shape], bool]] = {
     "lowest": is_lowest,
     "gains_most": gains_most,
 }
+PLACES = {"peaks": 2, "dips": 2, "jumps": 2, "settles": 1, "gains_most": 1}  # numbers of `between` that a rule needs
 OF_ALL_ROWS = frozenset({"highest", "lowest", "gains_most"})  # rules that must hold of a row and each of the others

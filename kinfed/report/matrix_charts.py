@@ -81,6 +81,7 @@ def plot_confusion(run: Place) -> Chart:
     run = as_run(run)
     found = require(confusion_of(run), run, "confusion.npz: its task has no classes, or too many")
     names = name_classes(run, found.counts.shape[1])
+    columns = [*names[: found.counts.shape[1]], "no class"][: found.counts.shape[2]]
     tables: dict[str, Rows] = {}
     panels = []
     for at, (title, counts) in enumerate(views_of(found).items()):
@@ -90,8 +91,8 @@ def plot_confusion(run: Place) -> Chart:
         )
         held = counts.sum(1, keepdims=True)
         tables[cells] = confusion_rows(counts / np.maximum(held, 1), counts)
-        tables[f"{cells}_places"] = tables[f"{cells}_rows"] = name_rows(names)
-        panel = heat_panel(cells, counts.shape, tips, rows=names, title="class", columns=names)
+        tables[f"{cells}_places"], tables[f"{cells}_rows"] = name_rows(columns), name_rows(names)
+        panel = heat_panel(cells, counts.shape, tips, rows=names, title="class", columns=columns)
         said = f"{title}: {np.trace(counts) / max(1, counts.sum()):.1%} right"
         words: Spec = {"title": said, "description": f"Confusion matrix, {said}"}
         panels.append(panel | words | {"usermeta": {"square": True}, "width": 400, "height": 400})

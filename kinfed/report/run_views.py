@@ -68,7 +68,7 @@ class Confusion:
     """How many test samples of each class (row) were taken for each class (column), by cluster."""
 
     clusters: Whole  # [k] names; -1: in none
-    counts: Whole  # [k, classes, classes]
+    counts: Whole  # [k, classes, classes], or one column more: in no class
 
 
 @dataclass(frozen=True)

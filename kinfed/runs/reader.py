@@ -356,7 +356,8 @@ def fits_confusion(arrays: Arrays, clients: int) -> bool:
     """Whether arrays are those of confusion.npz."""
     clusters, counts = arrays["clusters"], arrays["counts"]
     has_kinds = clusters.dtype.kind in "iu" and counts.dtype.kind in "iu" and clusters.ndim == 1 and counts.ndim == 3
-    return has_kinds and len(clusters) == len(counts) > 0 and counts.shape[1] == counts.shape[2] and counts.min() >= 0
+    are_paired = has_kinds and len(clusters) == len(counts) > 0 and counts.shape[2] - counts.shape[1] in (0, 1)
+    return are_paired and counts.min() >= 0
 
 
 FITS = {

@@ -97,6 +97,7 @@ class Space:
             )
         if not draws and (ranged := next((axis for axis in axes if axis.range), None)):
             raise ConfigError(f"{ranged.key} is a range: say with --random N how many points are drawn, or list values")
+        self._refuse_idle(axes)
         found: dict[str, Point] = {}
         for point in draw_points(axes, draws) if draws else list_points(axes):
             own = self._prune(point)
@@ -107,8 +108,20 @@ class Space:
 
     def _prune(self, point: Point) -> Point:
         """The point without settings of methods that it does not run."""
-        method = str(point.get("method", self.fixed.get("method", "flt")))
-        return {k: v for k, v in point.items() if not k.startswith("methods.") or k.split(".")[1] == method}
+        method = str(point.get("method", self._method))
+        return {k: v for k, v in point.items() if not k.startswith("methods.") or k.startswith(f"methods.{method}.")}
+
+    @property
+    def _method(self) -> str:
+        """The method of points that name none."""
+        return str(self.fixed.get("method", "flt"))
+
+    def _refuse_idle(self, axes: Sequence[Axis]) -> None:
+        """Raises where a setting is varied of a method that no point runs."""
+        methods = next((list(map(str, axis.values)) for axis in axes if axis.key == "method"), [self._method])
+        for key in (axis.key for axis in axes if axis.key.startswith("methods.")):
+            if not key.startswith(tuple(f"methods.{method}." for method in methods)):
+                raise ConfigError(f"{key} changes nothing: the sweep runs {', '.join(methods)}; set method, or drop it")
 
 
 def list_points(axes: Sequence[Axis]) -> Iterator[Point]:

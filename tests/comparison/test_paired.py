@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,13 @@ def test_runs_csv_has_one_row_a_run():
     rows = list(csv.DictReader(io.StringIO(runs_as_csv([*HARD, outcome("local", 9, 0.2, ari=0.5)]))))
     assert len(rows) == 9 and rows[0]["ari"] == "" and rows[-1]["ari"] == "0.5"
     assert (rows[5]["method"], rows[5]["seed"], rows[5]["accuracy"]) == ("fedavg", "1", "0.765")
+
+
+def test_runs_csv_of_a_sweep_over_methods_has_one_column_of_them():
+    run = replace(outcome("fedavg", 0, 0.5), settings={"method": "fedavg", "training.lr": 0.1})
+    header, row = csv.reader(io.StringIO(runs_as_csv([run])))
+    assert header[:3] == ["method", "seed", "training.lr"] and len(set(header)) == len(header) == len(row)
+    assert row[:3] == ["fedavg", "0", "0.1"]
 
 
 def test_methods_that_serve_every_client_alike_differ_by_a_plain_zero():

@@ -6,11 +6,12 @@ from kinfed.config import load_config
 from kinfed.config.settings import DataSettings
 from kinfed.data import LATER, Augment, ChangeSettings, Dataset, RoleSettings, build_population, label_counts, load
 from kinfed.data.build import score_on_training
+from kinfed.data.changes import Redraw
 from kinfed.data.drift import NewClasses, RotationDrift
 from kinfed.data.partitions import IID, Dirichlet, DisjointClasses, LabelSwapped, SharedClass, Structured, Writers
-from kinfed.data.partitions.split import hold_out_once
+from kinfed.data.partitions.split import Split, hold_out_once
 from kinfed.data.shifts import Rotation
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, DataError
 
 
 def dataset(per_class=20, classes=10, test_per_class=10, **more):
@@ -164,10 +165,52 @@ def test_a_change_gives_some_clients_the_samples_of_another_draw():
     assert change.round == 5 and len(change.clients) == 4
     before = {frozenset(built.y[built.train[c]].tolist()): int(built.true_clusters[c]) for c in range(10)}
     for samples, test, cluster in zip(change.train, change.test, change.true_clusters.tolist(), strict=True):
-        labels = frozenset(built.y[samples].tolist())
-        assert labels == frozenset(built.y[test].tolist()) and len(samples) == 20
+        labels = frozenset(built.y[test].tolist())
+        assert frozenset(built.y[samples].tolist()) == labels and 10 <= len(samples) <= 20
         assert before.get(labels, cluster) == cluster  # the same labels are the same cluster ...
         assert (cluster in before.values()) == (labels in before)  # ... and new ones a new cluster
+
+
+CHANGED = {
+    "iid": (IID(4), {}),
+    "dirichlet": (Dirichlet(8, 0.5), {}),
+    "disjoint classes": (DisjointClasses(10), {}),
+    "capped": (DisjointClasses(10), {"train_samples": 10}),
+    "writers": (Writers(random_writers=True), {}),
+    "few writers": (Writers(random_writers=True, max_writers=6), {}),
+    "own tests": (IID(4), {"validation": 0.2}),
+}
+
+
+@pytest.mark.parametrize(("partition", "settings"), CHANGED.values(), ids=CHANGED)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_clients_that_change_get_no_training_sample_that_another_keeps(partition, settings, seed):
+    writers = {"writer_train": np.arange(200) // 20, "writer_test": np.arange(100) // 10}
+    built = build_population(dataset(**writers), partition, seed, change=ChangeSettings(5, 0.5), **settings)
+    (change,) = built.changes
+    staying = [own for client, own in enumerate(built.train) if client not in change.clients]
+    later = torch.cat([*staying, *change.train])
+    assert len(later.unique()) == len(later) and all(map(len, (*staying, *change.train)))
+    if isinstance(partition, Writers):  # they are whole, and tested on their own samples
+        assert all(len(own) == 20 and len((own // 20).unique()) == 1 for own in change.train)
+        pairs = zip(change.train, change.test, strict=True)
+        assert all(train[0] // 20 == (test[0] - 200) // 10 for train, test in pairs)
+
+
+def test_samples_that_others_keep_are_replaced_by_free_ones_of_their_label_and_else_dealt_in_turn():
+    labels = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 1])
+    before = Split([[0, 1, 2], [3, 6], [7, 8, 9]], [[], [], []])
+    after = Split([[], [], [0, 1, 7, 6]], [[], [], []])  # the third client changes; 4, 5, 8, 9 are free
+    rng = np.random.default_rng(0)
+    first, second = Redraw(before, after, np.array([2])).part(labels, np.arange(10), rng)
+    assert [own.tolist() for own in first.train] == [[0, 1, 2], [3, 6], [7, 8, 9]]
+    assert labels[second.train[2]].tolist() == [0, 0, 1, 1] and {4, 5, 7} < {*second.train[2].tolist()}
+    without = np.array([0, 1, 2, 3, 6, 7])  # of the pool: none is free
+    first, second = Redraw(before, after, np.array([2])).part(labels, without, rng)
+    assert sorted([*first.train[0], *second.train[2]]) == [0, 1, 2, 7] and len(first.train[0]) == 2
+    assert first.train[1].tolist() == [3, 6]  # who keeps any keeps one at least
+    with pytest.raises(DataError, match="client 2 gets no training sample by the change that no other client keeps"):
+        Redraw(before, Split([[], [], [6]], [[], [], []]), np.array([2])).part(labels, without[:5], rng)
 
 
 def test_a_change_of_swapped_or_natural_clusters_keeps_their_numbers():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.client import Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import evaluate
 from kinfed.data import PARTITIONS, Role, build_population, load
 from kinfed.engines import Sequential, Vectorised
@@ -13,6 +13,7 @@ from kinfed.engines.blocks import Cut
 from kinfed.engines.sequential import make_client
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Experiment
+from kinfed.federation import Offer
 from kinfed.methods import FedAvg, Local, PerFedAvg
 from kinfed.models import MODELS, TAKES, Model, make_model
 from kinfed.params import Params
@@ -323,6 +324,21 @@ def test_a_device_that_was_full_once_is_tried_again():
         method.round(state, 1, fed)
     assert not fed.fallbacks and "blocks" in fed.layouts["train"]
     assert_close(state.params, fit(method, Sequential, population, 1)[0].params)
+
+
+class SaysTwice(FedAvg):
+    @client_task
+    def say(self, client: Client, params: Params, again: Params) -> Reply:
+        return Reply({"here": params, "there": params})
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+def test_a_task_may_be_sent_and_may_send_one_tensor_twice(engine):
+    method = SaysTwice(small_net())
+    fed, params = engine(method, tiny_population()), method.model.init()
+    replies = fed.run(method.say, fed.clients, Offer(shared={"params": params, "again": params}))
+    for part in ("here", "there"):
+        assert_same_bits({name: w[2] for name, w in replies.stack(part).items()}, params)
 
 
 def test_a_marked_task_runs_one_by_one_without_a_warning():

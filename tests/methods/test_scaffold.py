@@ -75,6 +75,17 @@ def test_it_stays_the_mean_when_clients_join():
     assert_close(experiment.state.control, means(fed))
 
 
+@pytest.mark.parametrize("rule", [MEAN, NormClipping(bound=1e9)], ids=["mean", "a rule that clips nobody"])
+def test_it_is_the_mean_of_those_who_are_left_when_clients_leave(rule):
+    roles = tuple(Role(leaves=2) if i < 4 else Role(joins=3 if i == 11 else 0) for i in range(12))
+    fed = Vectorised(make("scaffold"), population(roles=roles), fraction=0.5)
+    fed.aggregation = rule
+    experiment = Experiment.over(fed, rounds=5)
+    experiment.run()
+    assert len(fed.clients) == 8
+    assert_close(experiment.state.control, means(fed))
+
+
 def test_the_server_steps_as_far_as_it_is_told():
     far, _ = fit(make("scaffold", server_lr=0.5), population=population(), rounds=1)
     full, _ = fit(make("scaffold"), population=population(), rounds=1)

@@ -85,6 +85,21 @@ def test_a_client_that_has_left_is_neither_asked_nor_scored_nor_counted():
     assert experiment.scores.main.isnan().tolist() == [True] + [False] * 5
 
 
+def test_a_client_that_leaves_unnoticed_counts_until_then():
+    people = replace(moving(), roles=(Role(leaves=3), *[Role()] * 5))
+    summary = Experiment.over(Vectorised(SlowOracle(small_net()), people), rounds=8).run()
+    assert summary["drift_delay"] == 1 and summary["drift_delay_share"] == 0
+    assert summary["drift_recovery"] <= 1
+
+
+def test_a_client_that_joins_as_its_samples_change_has_had_no_others():
+    people = replace(moving(), roles=(Role(joins=2), *[Role()] * 5))
+    experiment = Experiment.over(Vectorised(SlowOracle(small_net()), people), rounds=4)
+    summary = experiment.run()
+    assert not experiment.drift_log.events and "drift_delay" not in summary
+    assert all("accuracy_changed" not in metrics for _, metrics in experiment.history)
+
+
 def test_changes_after_the_last_round_are_warned_of():
     with pytest.warns(UserWarning, match="change before round 2 .* only 2"):
         Experiment.over(Vectorised(Oracle(small_net()), moving()), rounds=2).run()

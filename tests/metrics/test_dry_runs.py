@@ -9,7 +9,7 @@ from torch import tensor
 
 from kinfed.data import LATER, Role
 from kinfed.experiment import Evaluation, Experiment
-from kinfed.metrics import current_clusters, robustness
+from kinfed.metrics import collect_confusions, current_clusters, robustness
 from tests.methods.registry import CASES, make, population
 
 
@@ -85,3 +85,24 @@ def test_methods_that_assign_unseen_clients_to_clusters_have_a_robustness(name):
     assert 0 <= summary["robustness"] <= 1
     found = current_clusters(experiment.method, experiment.state, experiment.fed)
     assert (found[12:] == -1).all() and (found[:11] >= 0).all()
+
+
+def test_outputs_that_are_not_finite_are_of_no_class_in_a_confusion_matrix():
+    base = population()
+    whole = collect_confusions(*fit_confusions(base), None)
+    assert whole is not None and whole[1].shape == (1, base.classes, base.classes)
+    sick = base.x.float()
+    lost = base.test[2][:3]
+    sick[lost] = torch.nan
+    found = collect_confusions(*fit_confusions(replace(base, x=sick)), None)
+    assert found is not None and found[1].shape == (1, base.classes, base.classes + 1)
+    held = torch.bincount(base.y[torch.cat(base.test)], minlength=base.classes)
+    assert found[1][0, :, -1].tolist() == torch.bincount(base.y[lost], minlength=base.classes).tolist()
+    assert found[1][0].sum(1).tolist() == held.tolist() == whole[1][0].sum(1).tolist()
+
+
+def fit_confusions(base):
+    """A method, its state at the start, and its federation."""
+    method = make("fedavg")
+    fed = Experiment(method, base, rounds=1).fed
+    return method, method.init(fed), fed

@@ -9,10 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from kinfed import api
 from kinfed.cli import app
 from kinfed.config import load_config
 from kinfed.errors import ConfigError
 from kinfed.learning_tasks import Classification
+from kinfed.quality import KINDS, is_number_of_run
 from kinfed.runs.lifecycle import resume_command
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-metric.md"
@@ -21,7 +23,8 @@ CODE, COMMAND = re.findall(r"```(?:python|sh)\n(.*?)```", PAGE.read_text(), re.D
 
 @pytest.fixture(autouse=True)
 def my_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    more = "accuracy = top_2_accuracy\nNUMBER = 3\n\ndef nothing(output, y):\n    return float('nan')\n"
+    more = "accuracy = variance = accuracy_unseen = bytes_up = top_2_accuracy\nNUMBER = 3\n\n"
+    more += "def nothing(output, y):\n    return float('nan')\n"
     (tmp_path / "my_metrics.py").write_text(f"{CODE}\n{more}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -50,13 +53,27 @@ def test_own_metrics_are_of_all_samples_of_a_client():
         ("recall", "task: metrics: wanted package.module:function, got 'recall'"),
         ("my_metrics:recal", "metric 'my_metrics:recal' cannot be imported"),
         ("my_metrics:NUMBER", "metric 'my_metrics:NUMBER' must be callable, got a int"),
-        ("my_metrics:accuracy", "'accuracy' is the name of another metric; rename the function"),
+        *(
+            (f"my_metrics:{name}", f"'{name}' is the name of another metric; rename the function")
+            for name in ("accuracy", "variance", "accuracy_unseen", "bytes_up")
+        ),
     ],
 )
 def test_a_metric_that_cannot_be_used_is_one_line(path, message):
     with pytest.raises(ConfigError) as caught:
         load_config(None, [f'task.metrics=["{path}"]'])
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_number_of_a_run_has_a_name_that_no_own_metric_may_have():
+    words = ["method=flt", "rounds=4", "partition.clients=10", "roles.holdout=0.2", "roles.look_alikes=1"]
+    words += ["evaluation.adapt=true", "evaluation.correlation=true"]
+    drift = ["method=ifca", "rounds=3", "partition.clients=10", "change.round=1"]
+    for some in (words, drift):
+        summary = api.run(load_config(None, some), out=Path(some[0]), quiet=True).summary
+        own = summary.keys() - Classification().measured()
+        kinds = {f"accuracy_{kind}" for kind in KINDS}
+        assert {name for name in own if not is_number_of_run(name)} <= kinds
 
 
 def test_the_command_that_resumes_a_run_trusts_its_metrics():

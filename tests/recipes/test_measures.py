@@ -95,6 +95,17 @@ def test_a_sweep_has_no_number_before_all_of_it_ran():
     assert not swept.found and swept.state == "not run" and searched.found
 
 
+def test_variants_of_a_sweep_are_compared_by_the_seeds_that_all_of_them_have():
+    def accuracy_of(config: Config) -> float | None:
+        if quantile(config) == 0.8:
+            return 0.9 if config.seed == 0 else 0.5
+        return 0.8 if config.seed == 0 else None  # the others have ended for the first seed alone
+
+    swept = outcome(accuracy_of).results[0]
+    assert swept.seeds == (0,) and swept.found[2].values == pytest.approx((90,))
+    assert [quantile(each.config) for each in swept.runs] == [0.8]
+
+
 def test_a_claim_is_the_difference_of_two_main_numbers():
     recipe = load_recipe("flt-workshop-2")
     cells = cells_of(recipe, Wanted(protocols=("paper",)))

@@ -1,5 +1,6 @@
 """Every packaged recipe: whole, valid, and assembled on data of the right shapes."""
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from kinfed.recipes.cells import digest_tables
 from kinfed.recipes.measures import Printed
 from kinfed.recipes.recipe import read_number, read_recipe
 from kinfed.recipes.store import Store, jobs_of
-from tests.recipes.made_up import NAMES_OF_DATA, store_all
+from tests.recipes.made_up import NAMES_OF_DATA, TINY, store_all
 
 NAMES = list_recipes()
 FEW = {"flux-grid": ("*-1", "*-8")}  # of many columns that differ in a number alone
@@ -308,6 +309,21 @@ def test_a_run_whose_clients_also_adapt_stands_for_the_one_whose_do_not(data, tm
     adapted.path.mkdir(parents=True)
     (adapted.path / "summary.json").write_text("{}")
     assert store.run(paper) and not Store(tmp_path).run(paper)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"claims": [{"says": "up", "better": "local", "rule": "peaks", "between": [1]}]},
+         r"'up' is by 'peaks', which wants 2 in `between`, got \[1\.0\]"),
+        ({"claims": [{"says": "flat", "better": "local", "rule": "settles"}]}, "which wants 1 in `between`"),
+        ({"target": "local", "main": "variance"}, "tiny.target: costs are counted .* variance is known at the end"),
+    ],
+)  # fmt: skip
+def test_a_claim_or_target_that_could_not_be_looked_at_is_refused_when_it_is_read(change, message):
+    with pytest.raises(ConfigError, match=message):
+        read_recipe("tiny", tomllib.loads(TINY) | change)
+    assert read_recipe("tiny", tomllib.loads(TINY) | {"target": "local"}).target == "local"
 
 
 def test_a_recipe_that_extends_itself_is_refused(tmp_path):

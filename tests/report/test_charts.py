@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import kinfed.report
 from kinfed import report
@@ -16,6 +17,7 @@ from kinfed.errors import ConfigError
 from kinfed.report.method_charts import HEIGHT, LINE, span_of, spread_apart
 from kinfed.report.page import all_charts, write_charts
 from kinfed.report.vega import CLUSTER_COLOURS, COLOURS, PADDING, THEMES, VERSION, WIDER, load_renderer
+from kinfed.runs.writer import write_confusions
 from tests.report.folders import MadeUp, write_run, write_sweep
 
 pytest.importorskip("vl_convert", reason="charts need vl-convert-python: pip install 'kinfed[report]'")
@@ -142,6 +144,19 @@ def test_a_confusion_matrix_is_of_all_clients_and_of_the_worst_cluster(folder: P
     assert chart.panels[0]["title"] == "all clients: 90.0% right"  # folders.confuse: 12 of 120 samples are wrong
     assert chart.panels[1]["title"] == "cluster 2, the worst: 80.0% right"
     assert chart.tables["cells1"][2]["share"][:4] == [0, 0, 80, 20] and chart.tables["cells1"][2]["count"][3] == 8
+
+
+def test_samples_of_no_class_have_a_column_and_count_as_wrong(tmp_path: Path):
+    run = write_run(tmp_path / "run", MadeUp("fedavg"), has_clusters=False)
+    counts = torch.zeros(1, 10, 11, dtype=torch.long)
+    counts[0, 4, 4], counts[0, 4, 10] = 3, 1
+    write_confusions(run, (torch.tensor([-1]), counts))
+    chart = report.plot_confusion(run)
+    assert chart.panels[0]["title"] == "all clients: 75.0% right"
+    assert chart.tables["cells0"][4]["share"] == [0, 0, 0, 0, 75, 0, 0, 0, 0, 0, 25]
+    assert (
+        chart.tables["cells0_places"][-1] == {"at": 10, "name": "no class"} and len(chart.tables["cells0_rows"]) == 10
+    )
 
 
 def test_class_names_are_carried_to_charts(tmp_path: Path):

@@ -27,6 +27,12 @@ def test_settings_of_a_method_vary_for_that_method_alone():
     ]
 
 
+def test_settings_of_a_method_of_ones_own_vary_also_where_its_module_is_in_a_package():
+    points = Space({}, ("method=lab.fed:Mine,flt", "methods.'lab.fed:Mine'.lam=1,2")).points(0)
+    key = "methods.lab.fed:Mine.lam"
+    assert points == [{"method": "lab.fed:Mine", key: 1}, {"method": "lab.fed:Mine", key: 2}, {"method": "flt"}]
+
+
 def test_another_partition_keeps_the_settings_that_come_after_it():
     space = Space({"partition": {"name": "iid", "clients": 9}}, ("partition=dirichlet,shards", "partition.clients=20"))
     tables = [space.settings(point)["partition"] for point in space.points(0)]
@@ -65,6 +71,12 @@ def test_a_random_search_over_few_values_ends_with_all_of_them():
         (("training.lr=0.1,0.1",), 0, "wanted every value once"),
         (("seed=0,1",), 0, "seed is not swept: use --seeds 0-4"),
         (("training.lr",), 0, "wanted key=value"),
+        (
+            ("method=fedavg", "methods.flt.clusters=1,2"),
+            0,
+            "methods.flt.clusters changes nothing: the sweep runs fedavg",
+        ),
+        (("method=fedavg,ifca", "methods.flt.clusters=1,2"), 0, "runs fedavg, ifca; set method, or drop it"),
     ],
 )
 def test_words_that_cannot_be_swept_are_refused(words, draws, message):

@@ -38,7 +38,7 @@ from kinfed.engines.flower.messages import (
 )
 from kinfed.engines.sequential import ask, copy_method
 from kinfed.errors import ConfigError, DataError, ModelError, OutOfMemory
-from kinfed.files import write_bytes
+from kinfed.files import separate, write_bytes
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, from_flat, tensor_in, to_flat
 from kinfed.privacy import OPEN, Privacy
@@ -154,7 +154,7 @@ class FolderMemory:
     def save(self, version: int, memory: Params) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{version}.new"
-        save_file({name: t.detach().cpu().contiguous() for name, t in memory.items()}, temporary)
+        save_file(separate({name: t.detach().cpu().contiguous() for name, t in memory.items()}), temporary)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o600)

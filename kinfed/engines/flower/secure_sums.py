@@ -116,7 +116,7 @@ class SumSession:
         work = {SHARE_KEYS: self.share_keys, MASK: self.mask, UNMASK: self.unmask}[stage]
         try:
             return work(offer)
-        except (KeyError, IndexError, InvalidTag, RuntimeError) as error:
+        except (KeyError, IndexError, RuntimeError) as error:
             raise RefusedRequest(Refusal.MALFORMED, f"'{stage}' is out of order or damaged: {error!r}") from None
 
     def share_keys(self, offer: Params) -> tuple[Params, Params]:
@@ -136,7 +136,7 @@ class SumSession:
         return self.held | kept, {"sealed": sealed}
 
     def mask(self, offer: Params) -> tuple[Params, Params]:
-        """The vector under all masks: int64 [numbers]; the shares of neighbours are kept."""
+        """The vector under all masks: int64 [numbers]; the shares of neighbours are kept, 0 where they are damaged."""
         if "shares" in self.held:
             raise RefusedRequest(Refusal.MALFORMED, "a vector was masked already")
         shared, private = offer["shared"].tolist(), read_bytes(self.held["keys"])[KEY:]
@@ -179,21 +179,29 @@ class SumSession:
         return nonce + AESGCM(key).encrypt(nonce, between + shares, None)
 
     def open(self, peer: int, public: bytes, sealed: bytes) -> bytes:
-        """The shares that a neighbour encrypted for this client."""
+        """The shares that a neighbour encrypted for this client; zeros where they are damaged, or not between the two.
+
+        To refuse the sum for it would let one client end the sums of all its neighbours, and tell nobody who it is.
+        """
         key = agree(read_bytes(self.held["keys"])[:KEY], public, b"share")
-        plain = AESGCM(key).decrypt(sealed[:12], sealed[12:], None)
-        if plain[:16] != peer.to_bytes(8, "little") + self.client.to_bytes(8, "little"):
-            raise RefusedRequest(Refusal.MALFORMED, "shares of another neighbour, or for another client")
-        return plain[16:]
+        try:
+            plain = AESGCM(key).decrypt(sealed[:12], sealed[12:], None)
+        except InvalidTag:
+            return bytes(2 * SHARE)
+        between = peer.to_bytes(8, "little") + self.client.to_bytes(8, "little")
+        return plain[16:] if plain[:16] == between else bytes(2 * SHARE)
 
 
 def try_combine(shares: Sequence[bytes]) -> bytes | None:
-    """The secret that was split into these shares; None where they do not fit each other."""
+    """The secret that was split into these shares; None where they do not fit each other, or it is no key.
+
+    One combination in a hundred of shares that do not fit has a padding by chance, and another length.
+    """
     try:
         secret: bytes = combine_shares([*shares])
     except ValueError:
         return None
-    return secret
+    return secret if len(secret) == KEY else None
 
 
 def is_usable(public: Tensor) -> bool:
@@ -301,13 +309,9 @@ class SecureSum:
     def sum(self, group: Sequence[int], vectors: Mapping[int, Vector], opened: Mapping[int, Mapping[int, bytes]],
             neighbours: Mapping[int, Sequence[int]]) -> Tensor | None:  # fmt: skip
         """The sum over those of a group whose vectors came, double [numbers]; None where too few shares were opened."""
-        came, secrets = [client for client in group if client in vectors], dict[int, bytes]()
-        for client in (c for c in group if c in neighbours):
-            shares, least = opened.get(client, {}), count_needed(len(self.peers[client]) + 1)
-            if len(shares) < least:
-                return None
-            secrets[client] = self.combine(client, shares, least)
-        if len(came) < self.fed.privacy.min_cluster:
+        came = [client for client in group if client in vectors]
+        secrets = self.find_secrets([client for client in group if client in neighbours], opened)
+        if secrets is None or len(came) < self.fed.privacy.min_cluster:
             return None
         total = np.zeros(self.numbers, dtype=np.uint64)
         for client in came:
@@ -318,20 +322,44 @@ class SecureSum:
                 total = total - between if peer < client else total + between
         return to_signed(total).double() / SCALE
 
-    def combine(self, owner: int, shares: Mapping[int, bytes], least: int) -> bytes:
-        """The secret of a client from at least so many shares, by holder; one that is damaged is left out and named.
+    def find_secrets(self, owners: Sequence[int], opened: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes] | None:
+        """The secret of each of these clients; None where too few shares were opened, or fit each other.
 
-        Padding tells whether shares fit each other. Nobody can tell who damaged one, the owner or the holder.
+        Where two shares or more of one client alone are damaged, by two holders, it counts as its offence. Two clients
+        that open damaged shares of it alone can make it look so.
         """
-        for left_out in (None, *shares):
-            rest = [share for holder, share in shares.items() if holder != left_out]
+        secrets, damaged = dict[int, bytes](), dict[int, int]()
+        for owner in owners:
+            shares, least = opened.get(owner, {}), count_needed(len(self.peers[owner]) + 1)
+            if len(shares) < least:
+                return None
+            secret, damaged[owner] = self.combine(owner, shares, least)
+            secrets |= {} if secret is None else {owner: secret}
+        lost = [owner for owner in owners if owner not in secrets]
+        if len(lost) == 1 and damaged[lost[0]] > 1:
+            self.fed.rejected.append(Rejected(self.fed.round, self.task, lost[0], OUT_OF_RANGE))
+        if lost:
+            names = ", ".join(map(self.fed.name_client, lost))
+            LOG.warning("a secure sum over %d clients failed: shares of %s are damaged", len(owners), names)
+        return None if lost else secrets
+
+    def combine(self, owner: int, shares: Mapping[int, bytes], least: int) -> tuple[bytes | None, int]:
+        """The secret of a client from at least so many shares, by holder, and how many are damaged at least.
+
+        Padding and length tell whether shares fit each other. One that does not is left out and named: nobody can tell
+        who damaged it, the owner or the holder.
+        """
+        usable = {holder: share for holder, share in shares.items() if any(share)}
+        for left_out in (None, *usable):
+            rest = [share for holder, share in usable.items() if holder != left_out]
             secret = try_combine(rest) if len(rest) >= least else None
             if secret is not None:
-                if left_out is not None:
-                    names = map(self.fed.name_client, (owner, left_out))
+                doubtful = [holder for holder in shares if holder not in usable or holder == left_out]
+                for holder in doubtful:
+                    names = map(self.fed.name_client, (owner, holder))
                     LOG.warning("a share of %s that %s opened is damaged by one of them: it is left out", *names)
-                return secret
-        raise RefusedRequest(Refusal.MALFORMED, f"shares of {self.fed.name_client(owner)} are damaged")
+                return secret, len(doubtful)
+        return None, len(shares) - len(usable) + (len(usable) >= least) + (len(usable) > least)
 
     def try_sum(self, group: Sequence[int], vectors: Mapping[int, Vector], opened: Mapping[int, Mapping[int, bytes]],
                 neighbours: Mapping[int, Sequence[int]]) -> Tensor | None:  # fmt: skip

@@ -148,6 +148,13 @@ def test_a_folder_loads_only_complete_files(tmp_path):
     assert memory.load(5) is None and memory.load(3)["a"].tolist() == [3.0, 3.0]
 
 
+def test_a_folder_keeps_a_tensor_that_a_client_has_twice(tmp_path):
+    memory, w = FolderMemory(tmp_path), torch.arange(4.0)
+    memory.save(1, {"first": w, "best": w, "half": w[2:]})
+    kept = memory.load(1)
+    assert torch.equal(kept["first"], w) and torch.equal(kept["best"], w) and torch.equal(kept["half"], w[2:])
+
+
 def test_new_samples_are_of_a_later_round_than_the_last_task_with_the_old_ones():
     first = DataVersion("a", 3, 0)
     assert first.advance("a", 5) == DataVersion("a", 5, 0)

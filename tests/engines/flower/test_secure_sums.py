@@ -15,6 +15,7 @@ from kinfed.engines import Vectorised
 from kinfed.engines.flower.messages import RefusedRequest, pack, unpack
 from kinfed.engines.flower.network_federation import NetworkFederation
 from kinfed.engines.flower.secure_sums import (
+    KEY,
     NEIGHBOURS,
     SCALE,
     SEALED,
@@ -22,8 +23,10 @@ from kinfed.engines.flower.secure_sums import (
     TOO_FEW,
     SumSession,
     count_needed,
+    create_shares,
     find_peers,
     quantise,
+    try_combine,
 )
 from kinfed.engines.flower.transport import read_arrays, read_config, to_records
 from kinfed.errors import ConfigError, NetworkError
@@ -249,6 +252,55 @@ def test_a_client_whose_public_keys_nobody_can_use_is_left_out_of_the_sum_and_th
     assert_close(models_of(secure.state), models_of(plain.state), atol=1e-6)
     assert secure.summary()["replies_out_of_range"] == 3 and secure.fed.excluded == {1}
     assert "client 1 sent a public key that nobody can use" in caplog.text
+
+
+def seal_damaged(monkeypatch, whose, peers=(0, 1, 2, 3)):
+    """Lets one client seal damaged shares for some neighbours."""
+    seal = SumSession.seal
+
+    def damage(self, peer, public, shares):
+        is_damaged = self.client == whose and peer in peers
+        return seal(self, peer, public, bytes(255 - byte for byte in shares) if is_damaged else shares)
+
+    monkeypatch.setattr(SumSession, "seal", damage)
+
+
+@pytest.mark.parametrize("kind", ["nobody can open them", "they do not fit"])
+def test_a_client_that_seals_damaged_shares_is_excluded(kind, monkeypatch, caplog):
+    grid = tamper("sealed", lambda sealed: sealed // 3) if kind == "nobody can open them" else None
+    if grid is None:
+        seal_damaged(monkeypatch, 1)
+    secure = run(FEDAVG, PEOPLE, grid=grid, rounds=4)
+    assert secure.summary()["replies_out_of_range"] == 3 and secure.fed.excluded == {1}
+    unsummed = [(entry.round, entry.client) for entry in secure.fed.rejected if entry.reason == TOO_FEW]
+    assert unsummed == [(round, client) for round in range(3) for client in range(4)]  # in the last round three are
+    first = FEDAVG.model.init()
+    assert any(not torch.equal(w, first[name]) for name, w in models_of(secure.state).items())
+    assert "shares of client 1 are damaged" in caplog.text
+
+
+def test_shares_of_what_is_no_key_are_damaged():
+    shares = create_shares(bytes(KEY), 3, 4)
+    assert try_combine(shares) == bytes(KEY) and len(create_shares(bytes(47), 3, 4)[0]) == len(shares[0])
+    assert try_combine(create_shares(bytes(47), 3, 4)) is None  # it would be no AES key, and end the run
+
+
+def test_one_damaged_share_for_a_neighbour_is_left_out(monkeypatch):
+    seal_damaged(monkeypatch, 1, peers=(2,))
+    secure = run(FEDAVG, PEOPLE, rounds=1)
+    assert_close(models_of(secure.state), models_of(run(FEDAVG, PEOPLE, Privacy(), rounds=1).state), atol=1e-6)
+    assert not [entry for entry in secure.fed.rejected if entry.is_offence]
+
+
+def test_nobody_is_blamed_where_shares_of_several_clients_are_damaged():
+    def lie(request, reply):
+        config, tensors = dict(read_config(reply)), unpack(read_arrays(reply))
+        if "shares" not in tensors or config["client"] > 1:
+            return [reply]
+        return [Message(to_records(config, pack({"shares": tensors["shares"] // 3})), reply_to=request)]
+
+    fed = run(FEDAVG, PEOPLE, grid=Loopback(4, tamper=lie), rounds=1).fed
+    assert [entry.reason for entry in fed.rejected] == [TOO_FEW] * 4
 
 
 def test_a_run_goes_on_after_rounds_without_a_sum_and_ends_after_five():
