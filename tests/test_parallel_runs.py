@@ -1,5 +1,6 @@
 """Processes that take runs."""
 
+import json
 import logging
 import os
 import sys
@@ -25,7 +26,7 @@ from kinfed.progress import Silence
 from kinfed.runs import jobs as taken
 from kinfed.runs import parallel
 from kinfed.runs.jobs import Job, Setup
-from kinfed.runs.lifecycle import explain_full_gpu, forward_warnings
+from kinfed.runs.lifecycle import can_resume, explain_full_gpu, forward_warnings
 from kinfed.runs.logs import EventLog
 from kinfed.runs.parallel import AtOnce, Worker, Workers, start_workers
 
@@ -259,3 +260,18 @@ def test_warnings_and_logs_of_threads_go_to_their_own_runs(tmp_path: Path, capsy
     assert ["careful 1" in log.path.read_text() for log in logs] == [False, True]
     assert (warnings.showwarning, logging.getLogger("kinfed").propagate) == before
     assert capsys.readouterr().err.count("warning: careful") == 2
+
+
+def test_runs_of_one_process_that_is_ended_can_resume(tmp_path: Path):
+    table = {"rounds": 10_000, "method": "fedavg", "data": {"train_samples": 20}, "partition": {"clients": 5}}
+    jobs = [Job(read(table | {"seed": seed}), "", tmp_path / str(seed)) for seed in range(2)]
+    with start_workers(1, Setup(str(tmp_path), 1, together=2)) as started:
+        for worker, job in zip(started, jobs, strict=True):
+            worker.take(job)
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not all((job.path / "checkpoint.safetensors").exists() for job in jobs):
+            time.sleep(0.02)
+    for job in jobs:
+        events = [json.loads(line)["event"] for line in (job.path / "events.jsonl").read_text().splitlines()]
+        assert events == ["started", "interrupted"]
+        assert can_resume(job.path, job.config)
