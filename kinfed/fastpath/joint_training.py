@@ -1,7 +1,7 @@
 """Joint training: several runs of one process train their clients on a GPU in the same kernels.
 
-A step of a small network is a row of short kernels, which take as long for ten clients as for a hundred. Runs that are
-trained beside each other in processes of their own share the GPU's time; here they share its kernels.
+A step of a small network is a row of short kernels, which ten clients do not fill. Runs in processes of their own share
+the GPU's time; here they share its kernels.
 
 Each run has a thread, and one of them goes on at a time: it hands the turn on where its clients train, until all runs
 have come that far (but for those that train in other ways, which hand it on once a round). Then those that train alike,
