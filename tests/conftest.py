@@ -1,6 +1,7 @@
 """One thread: tests compare numbers to the bit, and two cores run two test processes. And no trace in the cache."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -21,6 +22,17 @@ os.symlink(ENCODERS, f"{CACHE}/kinfed/encoders")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collects without searching for garbage: what is read for thousands of tests stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
