@@ -13,7 +13,7 @@ from kinfed.data.population import Role
 from kinfed.data.shifts import LabelPermutation, Rotation
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError, NetworkError
-from kinfed.experiment import Experiment
+from kinfed.experiment import Evaluation, Experiment
 from kinfed.learning_tasks import Classification, LearningTask, MultiLabel, Regression
 from kinfed.methods import Auto, FedAvg
 from kinfed.methods.cluster_merging import pair_nearest, share_models
@@ -26,6 +26,8 @@ from kinfed.signatures import PartMeans
 from kinfed.training import LocalTraining
 from tests.methods.registry import LOCAL
 from tests.problems import small_net
+
+LAST = Evaluation(every=99, metrics="main", signatures="none")  # after the last round alone
 
 
 def evidence_of(*hits: tuple[float, float], clients: int = 3) -> Evidence:
@@ -172,7 +174,8 @@ def test_one_client_that_lies_about_its_gains_costs_little(seed, monkeypatch):
     for run in (honest, lie):
         monkeypatch.setattr(Vectorised, "_run", run)
         method = Auto(make_model("mlp_200", (1, 8, 8), 10), LocalTraining(epochs=2, lr=0.05))
-        found.append(Experiment(method, population, rounds=10, seed=seed, aggregation=DEPLOYED).run()["accuracy"])
+        settings = {"rounds": 10, "seed": seed, "aggregation": DEPLOYED, "evaluation": LAST}
+        found.append(Experiment(method, population, **settings).run()["accuracy"])
     assert found[1] > found[0] - 0.01, "without the limit it costs 6 to 10 points"
 
 
@@ -181,7 +184,7 @@ def test_clients_that_have_nothing_in_common_train_alone():
     own = build_population(load("digits"), IID(10), 0, train_samples=60, shift=LabelPermutation(10))
     model, found = make_model("mlp_200", (1, 8, 8), 10), {}
     for alone in (0, 4):
-        run = Experiment(Auto(model, LocalTraining(epochs=2, lr=0.05), alone=alone), own, rounds=12)
+        run = Experiment(Auto(model, LocalTraining(epochs=2, lr=0.05), alone=alone), own, rounds=12, evaluation=LAST)
         found[alone] = run.run()["accuracy"], len(run.state.served.assignment.unique()), run.method.diagnosis(run.state)
     assert found[4][0] > found[0][0] + 0.05
     assert (found[0][1], found[4][1]) == (1, 10)

@@ -22,6 +22,7 @@ from tests.methods.registry import CASES, make, mark_alike, population
 from tests.problems import assert_close, assert_same_bits
 
 ROLES = tuple(Role(holdout=i == 2, joins={4: 2, 5: LATER}.get(i, 0)) for i in range(12))
+SCORED = Evaluation(every=2, metrics="main", signatures="none")  # test_measured resumes a run with all metrics
 
 
 def everything(state, fed) -> dict[str, torch.Tensor]:
@@ -35,16 +36,14 @@ def everything(state, fed) -> dict[str, torch.Tensor]:
 def run(method, engine=Vectorised, rounds=2, people=None, **settings):
     """Some rounds, scored after the second and the last: both are enough for all that methods do in turn."""
     fed = engine(method, people or population(), fraction=0.5, **settings)
-    scored = Evaluation(every=2, adapt=True, metrics="main", signatures="none")
-    experiment = Experiment.over(fed, rounds=rounds, evaluation=scored)
+    experiment = Experiment.over(fed, rounds=rounds, evaluation=replace(SCORED, adapt=True))
     return experiment.run(), experiment.state, fed
 
 
 def run_rounds(method, **settings):
     """The state after the same rounds, with few scores, which change nothing of it."""
     fed = Vectorised(method, population(), fraction=0.5, **settings)
-    few = Evaluation(every=2, metrics="main", signatures="none")
-    experiment = Experiment.over(fed, rounds=2, evaluation=few)
+    experiment = Experiment.over(fed, rounds=2, evaluation=SCORED)
     experiment.run()
     return experiment.state, fed
 
@@ -110,7 +109,7 @@ def test_the_object_holds_settings_only(used):
 def make_experiment(method, checkpoint, observers=()):
     """Four rounds with late and holdout clients, a checkpoint after every second."""
     fed = Vectorised(method, population(roles=ROLES), fraction=0.5)
-    rhythm = {"rounds": 4, "checkpoint_every": 2, "evaluation": Evaluation(every=2)}
+    rhythm = {"rounds": 4, "checkpoint_every": 2, "evaluation": SCORED}
     return Experiment.over(fed, checkpoint=checkpoint, observers=observers, **rhythm)
 
 

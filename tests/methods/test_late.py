@@ -8,7 +8,7 @@ import torch
 from kinfed.capabilities import FindsClusters
 from kinfed.data import Population, Role
 from kinfed.engines import Vectorised
-from kinfed.experiment import Experiment, RoundResult
+from kinfed.experiment import Evaluation, Experiment, RoundResult
 from kinfed.method import Method
 from kinfed.methods import CFL, FLHC, IFCA, WD, CLoVE, FedClust, FedDrift, FedGroup, FedSoft, FeSEM, StoCFL
 from kinfed.methods.split_tree import SplitRule
@@ -77,7 +77,8 @@ class Diary:
 
 def watched(method: Method, people: Population, rounds: int = ROUNDS):  # type: ignore[type-arg, no-untyped-def]
     diary, fed = Diary(), Vectorised(method, people)
-    Experiment.over(fed, rounds=rounds, observers=(diary,)).run()
+    scored = Evaluation(metrics="main", signatures="none")
+    Experiment.over(fed, rounds=rounds, evaluation=scored, observers=(diary,)).run()
     return diary.results, fed
 
 

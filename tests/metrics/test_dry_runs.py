@@ -50,7 +50,7 @@ def with_look_alikes():
 
 def outcome(name, base, **settings):
     method = make(name)
-    evaluation = Evaluation(adapt=True, **settings)
+    evaluation = Evaluation(adapt=True, metrics="main", **settings)
     experiment = Experiment(method, base, fraction=0.5, rounds=2, evaluation=evaluation)
     return experiment.run(), experiment
 

@@ -16,6 +16,7 @@ TINY = [
     "data.public=0.1",
     "training.lr=0.1",
     "evaluation.every=2",
+    "evaluation.metrics=main",
 ]
 QUICK = {
     "flt_kernel": ["methods.flt_kernel.signature.latent=16", "methods.flt_kernel.signature.tuning=none"],
