@@ -264,14 +264,19 @@ def row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def table() -> str:
-    """All methods, and some of them with other settings."""
-    lines = [row(HEAD), row(["---"] * len(HEAD))]
+def cases() -> dict[tuple[str, str], dict[str, object]]:
+    """The settings of all rows: of all methods, and of some of them with other settings."""
+    rows: dict[tuple[str, str], dict[str, object]] = {}
     for name in METHODS:
         own = SETTINGS.get(name, {})
-        for key, more in [("", own), *((key, own | more) for of, key, more in VARIANTS if of == name)]:
-            lines.append(line(name, key, *measure(name, more)))
-    return "\n".join(lines)
+        rows |= {(name, ""): own} | {(name, key): own | more for of, key, more in VARIANTS if of == name}
+    return rows
+
+
+def table() -> str:
+    """All rows under their head."""
+    lines = [line(*case, *measure(case[0], settings)) for case, settings in cases().items()]
+    return "\n".join([row(HEAD), row(["---"] * len(HEAD)), *lines])
 
 
 def written() -> str:
