@@ -132,6 +132,7 @@ def test_a_run_that_fails_or_kills_its_process_leaves_the_others_alone():
     assert len(list(Path("runs/reproduce/runs").glob(f"*/{SUMMARY}"))) == 2
 
 
+@pytest.mark.on_demand  # by hand: test_who_died_is_replaced_unless_memory_is_short_or_all_die
 def test_a_run_whose_process_dies_is_tried_once_more_in_another():
     write_recipe("mortal", "Slow", "Slow")
     result = reproduce("rows.toml", "--jobs", "2", "--protocol", "fair")

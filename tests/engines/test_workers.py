@@ -79,7 +79,7 @@ def test_a_training_is_cancelled_at_its_next_batch(name):
     for sequential in (False, True):
         method = FedAvg(nets()[name], LocalTraining(epochs=500, batch_size=5))
         fed = Vectorised(method, population, workers=2, sequential=sequential)
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             fed.run(method.train, fed.clients, method.offer(method.init(fed), fed.clients, fed))

@@ -43,7 +43,7 @@ def test_updates_are_compared_without_statistics():
     ids=lambda method: type(method).__name__,
 )
 def test_planted_groups_are_found_by_networks_with_batch_norm(method):
-    state, fed = fit(method, population=renamed(rows=40), rounds=4)
+    state, fed = fit(method, population=renamed(rows=40), rounds=2)
     assert same_clusters(method.cluster_assignment(state), fed.true_clusters)
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("serving")  # one process makes the runs
 TUNES = ("fedavg_ft", "per_fedavg", "pfedme", "fedbabu")  # a client trains what it is served, in an order of its own
 MIXES = ("fedem", "fedrc")  # a client with labels mixes the components by them
 ALIKE = ("fedprox", "fednova", "ditto", "apfl", "fedala", "fedbn", "fedrep", "pacfl", "stocfl", "fedgroup", "flux",
-         "flsc", "fedrc", "fedclust")  # served as others that run always  # fmt: skip
+         "flsc", "fedrc", "fedclust", "wd", "clove")  # served as others that run always  # fmt: skip
 SERVED = [
     pytest.param(method, marks=[pytest.mark.on_demand] if method in ALIKE else [])
     for method in METHODS

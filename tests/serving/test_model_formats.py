@@ -42,7 +42,7 @@ def read_model(path):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_bundle_has_a_file_for_each_cluster_that_reproduces_its_model(form, runs, tmp_path):
-    run = runs("flt", "inputs.mean=[0.3]", "inputs.std=[0.4]")
+    run = runs("repa", "inputs.mean=[0.3]", "inputs.std=[0.4]", "methods.repa.clusters=2")
     result = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "bundle"), "--format", form])
     assert result.exit_code == 0, result.output
     card = json.loads((tmp_path / "bundle" / "models" / "models.json").read_text())
@@ -62,7 +62,7 @@ def test_models_that_were_half_written_are_gone_and_none_names_its_temporary_fil
     models = tmp_path / "bundle" / "models"
     models.mkdir(parents=True)
     (models / ".cluster-0.pt.123.new").write_bytes(b"half")
-    run = runs("flt", "inputs.mean=[0.3]", "inputs.std=[0.4]")
+    run = runs("repa", "inputs.mean=[0.3]", "inputs.std=[0.4]", "methods.repa.clusters=2")
     list(export_run(run, OutputFolder(tmp_path / "bundle"), form="torchscript"))
     names = sorted(path.name for path in models.iterdir())
     assert names[:2] == ["cluster-0.pt", "cluster-1.pt"]
@@ -94,7 +94,9 @@ def test_an_assigned_clients_model_is_written_too(form, runs, folder_of, tmp_pat
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", ["lenet5", pytest.param("resnet18", marks=pytest.mark.on_demand), "har_cnn", "lstm"])
+@pytest.mark.parametrize(
+    "name", ["lenet5", "lstm", *(pytest.param(name, marks=pytest.mark.on_demand) for name in ("resnet18", "har_cnn"))]
+)
 def test_networks_with_convolutions_statistics_and_recurrence_are_written(name, form, tmp_path):
     kind = SampleKind((9, 128), "float32", 6) if name == "har_cnn" else SampleKind((3, 32, 32), "uint8", 10)
     model = make_model(name, kind.shape, kind.classes)
