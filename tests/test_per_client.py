@@ -43,7 +43,7 @@ def test_a_state_is_cut_to_some_clients_and_a_blank_one():
 def test_whatever_a_method_knows_by_client_is_said_to_be_so(method):
     roles = tuple(Role(holdout=client in (4, 9)) for client in range(12))
     method = registry.make(method)
-    state, fed = fit(method, population=registry.population(roles=roles), rounds=2)
+    state, fed = fit(method, population=registry.population(roles=roles), rounds=2, fraction=0.5)
     tensors: dict[str, torch.Tensor] = {}
     checkpoint.take_apart(method.export_state(state, fed.clients, fed.sizes), "state", tensors)
     assert not [name for name, tensor in tensors.items() if 12 in tensor.shape], "mark them as in kinfed/per_client.py"

@@ -56,16 +56,20 @@ from tests.problems import norm_net, small_net, tiny_population
 
 LOCAL = LocalTraining(epochs=2, batch_size=5, lr=0.05)
 KERNEL = "flt, kernel"  # a second case of FLT: the paper's signature, and the kernel distance
-SHORT = LocalTraining(epochs=1, batch_size=16, lr=0.05)
+SHORT = LocalTraining(epochs=1, batch_size=8, lr=0.05)
 BRISK = replace(SHORT, lr=0.3)
 SLOW = {"ditto", "apfl", "pfedme", "fedala", "fedrep", "fedbabu", "fedbn"}  # their gradients are not for the fast path
 OWN = dict.fromkeys(SLOW, SHORT) | dict.fromkeys(("fedem", "fedrc", "fedsoft"), BRISK)
 EAGER = SplitRule(mean_below=9.0, some_above=0.1)
 
 
-def population(**more):
+FEW = (6, 15, 12, 16, 7, 11, 8, 10, 14, 5, 13, 9)
+MORE = (7, 23, 12, 31, 9, 18, 11, 13, 26, 8, 17, 21)  # moments of fewer samples do not tell the groups apart
+
+
+def population(sizes=FEW, **more):
     """Twelve clients in two planted groups, and the server's own rows."""
-    whole = tiny_population((7, 23, 12, 31, 9, 18, 11, 13, 26, 8, 17, 21), **more)
+    whole = tiny_population(sizes, **more)
     served, at = tiny_population((10, 10)), len(whole.y)
     public = torch.arange(at, at + len(served.y))
     return replace(whole, x=torch.cat([whole.x, served.x]), y=torch.cat([whole.y, served.y]), public=public)

@@ -107,9 +107,9 @@ def test_the_object_holds_settings_only(used):
 
 
 def make_experiment(method, checkpoint, observers=()):
-    """Four rounds with late and holdout clients, a checkpoint after every second."""
+    """Three rounds with late and holdout clients, a checkpoint after the second."""
     fed = Vectorised(method, population(roles=ROLES), fraction=0.5)
-    rhythm = {"rounds": 4, "checkpoint_every": 2, "evaluation": SCORED}
+    rhythm = {"rounds": 3, "checkpoint_every": 2, "evaluation": SCORED}
     return Experiment.over(fed, checkpoint=checkpoint, observers=observers, **rhythm)
 
 

@@ -11,7 +11,7 @@ from kinfed.errors import ConfigError
 from kinfed.methods import FLT, FLUX
 from kinfed.params import select
 from kinfed.signatures import PartMeans
-from tests.methods.registry import LOCAL, make, population
+from tests.methods.registry import LOCAL, MORE, make, population
 from tests.problems import assert_close, fit, same_clusters, small_net
 
 WIDE = {"radius": 1.5}
@@ -19,7 +19,7 @@ WIDE = {"radius": 1.5}
 
 def test_clusters_go_on_from_the_model_that_fedavg_trained():
     method = make("flux", rounds_before=2, **WIDE)
-    fed = Vectorised(method, population())
+    fed = Vectorised(method, population(MORE))
     state = method.init(fed)
     for t in range(2):
         fed.begin(t)
@@ -30,7 +30,7 @@ def test_clusters_go_on_from_the_model_that_fedavg_trained():
     assert same_clusters(formed.served.assignment, fed.true_clusters)
     for cluster in range(2):
         assert_close(select(formed.served.models, cluster), select(state.served.models, 0))
-    common, _ = fit(make("fedavg"), population=population(), rounds=2)
+    common, _ = fit(make("fedavg"), population=population(MORE), rounds=2)
     assert_close(formed.root, common.params)
 
 
@@ -49,7 +49,7 @@ def test_centroids_are_the_means_of_their_members():
 
 
 def test_clients_without_labels_join_by_the_overall_moments_alone():
-    people = population(roles=tuple(Role(holdout=i in (2, 5), labelled=i not in (2, 5)) for i in range(12)))
+    people = population(MORE, roles=tuple(Role(holdout=i in (2, 5), labelled=i not in (2, 5)) for i in range(12)))
     y = people.y.clone()
     for client in (2, 5):
         y[people.train[client]] = -1

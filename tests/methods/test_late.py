@@ -1,6 +1,7 @@
 """Clients that join while the others train: every method serves them, lets them train, and finds their kin."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from kinfed.method import Method
 from kinfed.methods import CFL, FLHC, IFCA, WD, CLoVE, FedClust, FedDrift, FedGroup, FedSoft, FeSEM, StoCFL
 from kinfed.methods.split_tree import SplitRule
 from tests.methods.planted import LOCAL, net, renamed
-from tests.methods.registry import CASES, KERNEL, make, mark_alike, population
+from tests.methods.registry import CASES, KERNEL, MORE, make, mark_alike, population
 from tests.problems import same_clusters
 
 CLIENTS, LATE, JOINS, ROUNDS = 12, (4, 5), 2, 4  # who is late: one of either planted group
@@ -52,7 +53,7 @@ SEPARATED = {  # method -> settings and clients with which it separates the plan
     "fedgroup": (lambda: FedGroup(net(), LOCAL, clusters=2), renamed),
     "clove": (lambda: CLoVE(net(), LOCAL, seed=1), renamed),
     "stocfl": (lambda: StoCFL(net(), LOCAL, threshold=0.5), renamed),
-    "flux": (lambda: make("flux", radius=1.5), population),
+    "flux": (lambda: make("flux", radius=1.5), partial(population, MORE)),
     "feddrift": (lambda: FedDrift(net(), LONG, delta=0.3, step_rounds=1, first="own"), renamed),
     "fedsoft": (lambda: FedSoft(net(), LOCAL, every=1), renamed),
     "flsc": (lambda: make("flsc"), population),
