@@ -24,13 +24,13 @@ test-all: $(TESTS_READY)  ## these and the dear ones: a federation over TLS, a r
 lowest: $(TESTS_READY)  ## the tests with the lowest version of everything that pyproject.toml allows
 	python3 -m venv --clear $(LOWEST)
 	$(BIN)/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[hub,flower,report,tensorboard,onnx,dev]'
-	$(LOWEST)/bin/python -m pytest -n 2 --dist loadgroup -m 'not on_demand or umap'
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadgroup
 
 newest:  ## the tests with the newest of everything but torch, of which another version is gigabytes
 	python3 -m venv --clear $(NEWEST)
 	grep '^torch==' constraints.txt > $(NEWEST)/torch.txt
 	$(NEWEST)/bin/pip install --no-compile --constraint $(NEWEST)/torch.txt --editable '.[hub,flower,report,tensorboard,onnx,dev]'
-	$(NEWEST)/bin/python -m pytest -n 2 --dist loadgroup -m 'not on_demand or umap'
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadgroup
 	$(NEWEST)/bin/pip install --upgrade typer rich  # Flower wants older ones; who installs kinfed without it gets these
 	$(NEWEST)/bin/python -m pytest -n 2 --dist loadgroup -m 'not flower and not on_demand'
 

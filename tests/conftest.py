@@ -5,14 +5,10 @@ import gc
 import os
 import shutil
 import signal
-import sys
 import tempfile
-from types import SimpleNamespace
 
 import pytest
 import torch
-
-from tests.projections import UMAP, PrincipalDirections
 
 torch.set_num_threads(1)
 
@@ -44,15 +40,3 @@ def one_thread():
     """Threads that wait for each other make all later tests of a process ten times as dear."""
     yield
     assert torch.get_num_threads() == 1, "this test, or a library that it uses, gave torch more threads"
-
-
-@pytest.fixture(params=["principal directions", UMAP])
-def projection(request, monkeypatch):
-    """What points are projected with: in every run a stand-in, and UMAP on demand."""
-    from kinfed.relatedness import embeddings
-
-    embeddings._fit_umap.cache_clear()
-    if request.param != "umap":
-        monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=PrincipalDirections))
-    yield request.param
-    embeddings._fit_umap.cache_clear()

@@ -82,7 +82,8 @@ def test_related_clients_are_averaged_by_their_samples():
         )
 
 
-def test_the_ledger_equals_the_papers_formula(projection):
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
+def test_the_ledger_equals_the_papers_formula():
     flt = make(KERNEL, relatedness=Relatedness(distance="matching"))
     _, fed = fit(flt, population=population(), rounds=4, fraction=0.5)
     network = flt.signature.network(torch.Size((1, 8, 8)))

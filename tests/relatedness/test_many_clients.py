@@ -114,8 +114,9 @@ def test_a_matching_can_be_near_though_no_two_points_are_nearer_than_the_thresho
     assert graph.neighbours().matrix().all()
 
 
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
 @pytest.mark.parametrize("distance", ["matching", "min"])
-def test_projections_and_set_distances_give_the_same_graph_either_way(distance, projection):
+def test_umap_and_set_distances_give_the_same_graph_either_way(distance):
     known, _ = planted(150, seed=4)
     rule = Relatedness(distance=distance)
     few, many = rule.compare(known), replace(rule, all_pairs=1).compare(known)

@@ -8,7 +8,6 @@ from kinfed.relatedness.clusterer import share_neighbours
 from kinfed.relatedness.embeddings import fit_kernel
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
-from tests.projections import UMAP
 
 CLASSES = 12 * torch.randn(8, 16, generator=torch.Generator().manual_seed(3))
 
@@ -82,15 +81,16 @@ def test_one_wrong_edge_does_not_survive():
     assert torch.equal(share_neighbours(near, 0.5), labels[:, None] == labels)
 
 
-@pytest.mark.parametrize("projection", [UMAP], indirect=True)  # two directions do not show clusters in 16 dimensions
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
 @pytest.mark.parametrize("distance", ["matching", "transport"])
-def test_umap_and_set_distances_find_planted_clusters_when_k_is_right(distance, projection):
+def test_umap_and_set_distances_find_planted_clusters_when_k_is_right(distance):
     known, planted = clients(PLANTED, each=10, k=2)
     rule = Relatedness(distance=distance)
     assert agreement(rule.clusters(rule.distances(known)), planted)["ari"] > 0.9
 
 
-def test_strangers_are_placed_in_the_plane_that_was_made_of_the_known(projection):
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
+def test_strangers_are_placed_in_the_plane_that_umap_made_of_the_known():
     known, planted = clients(PLANTED, each=10, k=2)
     unseen, truth = clients(PLANTED, each=2, k=2, seed=9)
     nearest = Relatedness(distance="matching").distances(known, unseen).argmin(1)

@@ -129,7 +129,9 @@ def test_few_clients_are_mapped_by_principal_directions_and_spread_from_left_to_
     assert np.ptp(upright[:, 0]) == pytest.approx(1) and np.ptp(upright[:, 1]) == pytest.approx(0.25)
 
 
-def test_clusters_lie_apart_on_umaps_map(tmp_path: Path, projection: str):
+@pytest.mark.slow
+@pytest.mark.xdist_group("umap")  # which takes long to compile: once
+def test_clusters_lie_apart_on_umaps_map(tmp_path: Path):
     seen = map_of(Run(write_run(tmp_path / "many", MadeUp("flt", clients=60))))
     assert seen is not None and seen.projection == "UMAP"
     apart = np.linalg.norm(seen.points[:, None] - seen.points, axis=2)
