@@ -225,6 +225,17 @@ def test_runs_train_together_on_one_gpu_alone():
     assert asked.for_runs(100, "cpu") == asked.for_runs(100, "cuda:0,cuda:1") == AtOnce(4)
 
 
+def test_runs_on_like_data_and_of_one_method_train_together(tmp_path: Path):
+    def make(method: str, samples: int, seed: int) -> Job:
+        config = read({"method": method, "seed": seed, "data": {"train_samples": samples}})
+        return Job(config, f"{method} {samples} {seed}", tmp_path)
+
+    jobs = [make(method, samples, seed) for samples in (20, 30) for seed in (0, 1) for method in ("fedavg", "ifca")]
+    assert [job.said for job in taken.group_by_training(jobs)] == [
+        "fedavg 20 0", "fedavg 20 1", "ifca 20 0", "ifca 20 1", "fedavg 30 0", "fedavg 30 1", "ifca 30 0", "ifca 30 1",
+    ]  # fmt: skip
+
+
 def test_runs_of_one_process_have_their_own_clients_events_and_ends(tmp_path: Path):
     """On a CPU they only take turns; where one fails the other goes on."""
     table = {"rounds": 2, "method": "fedavg", "data": {"train_samples": 20}, "partition": {"clients": 5}}

@@ -57,8 +57,8 @@ def group_by_clients(jobs: Sequence[Job]) -> list[Job]:
 
 def group_by_training(jobs: Sequence[Job]) -> list[Job]:
     """The same jobs, those whose clients train alike one after the other: mostly those of a method on like data."""
-    alike = [replace(job, config=replace(job.config, seed=0)) for job in jobs]
-    return group(group(jobs, [job.config.method for job in jobs]), [job.clients for job in alike])
+    jobs = group(jobs, [job.config.method for job in jobs])
+    return group(jobs, [replace(job, config=replace(job.config, seed=0)).clients for job in jobs])
 
 
 def group(jobs: Sequence[Job], keys: Sequence[str]) -> list[Job]:
