@@ -250,6 +250,25 @@ def test_runs_of_one_process_have_their_own_clients_events_and_ends(tmp_path: Pa
     assert (tmp_path / "a/rounds.csv").read_bytes() == (tmp_path / "c/rounds.csv").read_bytes()
 
 
+def test_a_run_that_ends_its_thread_is_said_to_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
+    def run(runner: taken.Runner, job: Job, display: Silence) -> taken.Ended:
+        return sys.exit(3) if job.said == "leaves" else taken.Ended(seconds=1.0)
+
+    monkeypatch.setattr(taken, "run_to_end", run)
+    monkeypatch.setattr(taken.Runner, "clients", lambda runner, job: None)
+    (ours, theirs), (others, their_others) = Pipe(), Pipe()
+    job = make_jobs(1)[0]
+    ours.send(replace(job, said="leaves")), others.send(job), others.send(None)
+    serving = threading.Thread(target=taken.take_jobs_together, args=([theirs, their_others],), daemon=True)
+    serving.start()
+    assert ours.poll(20) and others.poll(20), "who waits for the run waits for ever"
+    ended = ours.recv()
+    assert ended.died and ended.failed.startswith("SystemExit: 3 (test_parallel_runs.py, line ")
+    assert others.recv() == taken.Ended(seconds=1.0)
+    serving.join(20)
+    assert not serving.is_alive()
+
+
 def test_warnings_and_logs_of_threads_go_to_their_own_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     def speak(number: int) -> None:
         with forward_warnings(logs[number], watchers[number]):

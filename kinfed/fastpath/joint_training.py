@@ -67,6 +67,7 @@ class JointTraining(StepGraphs):
     @contextmanager
     def take_part(self) -> Iterator[None]:
         """Inside it this thread's run trains with the others."""
+        self._check()
         thread = get_ident()
         self.runs[thread] = Part()  # from now on the others wait for it
         with self.turn:
@@ -135,7 +136,7 @@ class JointTraining(StepGraphs):
             groups.setdefault((each.training.kind, each.tf32), []).append(each)
         try:
             for group in groups.values():
-                if len(group) > 1:
+                if len(group) > 1 and not self.is_over:
                     self._train(group)
         finally:
             for each in waiting:
@@ -143,15 +144,18 @@ class JointTraining(StepGraphs):
             self.turn.notify_all()
 
     def _train(self, group: Sequence[Asked]) -> None:
-        """Trains a group as one; where that fails, for want of memory say, each has to train by itself."""
+        """Trains a group as one; where that fails, for want of memory say, each has to train by itself.
+
+        No error of the group is that of the run whose thread this is.
+        """
         trainings = [each.training for each in group]
         x = trainings[0].x
         pool = self.pools.setdefault((x.shape[1:], x.dtype, x.device), SharedPool())
         try:
             with torch.no_grad(), torch.cuda.device_of(x), keep_precision(group[0].tf32):
                 ends = super().run(join(trainings, pool))
-        except RuntimeError as error:
-            LOG.debug("%d runs train one by one: %s", len(group), str(error).strip().splitlines()[0])
+        except Exception as error:  # kernels, compilers and networks of the user's own may raise anything
+            LOG.debug("%d runs train one by one: %s", len(group), " ".join(str(error).split()) or type(error).__name__)
             self.clear()
             return
         lanes = [len(each.taken) for each in trainings]

@@ -147,12 +147,47 @@ def test_where_all_at_once_fail_each_trains_by_itself(monkeypatch: pytest.Monkey
     assert ends == [9.0, 9.0] and not joint.joined
 
 
-def test_another_error_reaches_one_run_and_leaves_the_others():
+def test_an_error_reaches_the_run_whose_it_is_and_leaves_the_others():
     joint, x = JointTraining(), torch.ones(3)
-    wrong = [make_training(0.0, x), make_training(0.0, x)]
-    wrong[1].starts[0] = "no tensor"
-    ends = run_together(joint, *(lambda each=each: joint.run(each) for each in wrong))
-    assert sum(isinstance(end, TypeError | AttributeError) for end in ends) >= 1
+    trainings = [make_training(0.0, x) for _ in range(3)]
+    trainings[1].starts[0] = "no tensor"
+    sound, wrong, other = run_together(
+        joint, *(lambda each=each: joint.run(each)[0].sum().item() for each in trainings)
+    )
+    assert sound == other == 9.0 and isinstance(wrong, TypeError | AttributeError) and not joint.joined
+
+
+def test_an_error_of_the_others_is_none_of_a_run_that_ends(monkeypatch: pytest.MonkeyPatch):
+    class CompilationError(Exception):
+        pass
+
+    def refuse_many(graphs: StepGraphs, training: Training) -> list[Tensor]:
+        if len(training.taken) > 3:
+            raise CompilationError  # without a word
+        return add_samples(graphs, training)
+
+    def end_last() -> str:
+        assert joint.turn.wait_for(lambda: len(joint._find_waiting()) == 2, 20)
+        return "ended"
+
+    monkeypatch.setattr(StepGraphs, "run", refuse_many)
+    joint, x = JointTraining(), torch.ones(3)
+    ends = run_together(joint, *[lambda: joint.run(make_training(0.0, x))[0].sum().item()] * 2, end_last)
+    assert ends == [9.0, 9.0, "ended"]
+
+
+def test_after_an_interrupt_nothing_is_trained_and_nobody_begins():
+    def interrupt() -> None:
+        assert joint.turn.wait_for(lambda: len(joint._find_waiting()) == 2, 20)
+        joint.is_over = True
+        joint.run(make_training(0.0, torch.ones(3)))
+
+    joint = JointTraining()
+    ends = run_together(joint, *[lambda: joint.run(make_training(0.0, torch.ones(3)))] * 2, interrupt)
+    assert [type(end) for end in ends] == [KeyboardInterrupt] * 3 and not joint.joined
+    with pytest.raises(KeyboardInterrupt), joint.take_part():
+        pytest.fail("a run begins")
+    assert not joint.runs and CURRENT.get() is None
 
 
 def test_an_interrupt_stops_all_runs_where_they_train_next():
