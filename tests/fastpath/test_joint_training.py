@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kinfed.cuda_graphs import CudaGraphs
 from kinfed.fastpath import SGD, JointTraining, StepGraphs, find_step_graphs
 from kinfed.fastpath.gpu_training import StepBatches, Training
-from kinfed.fastpath.joint_training import CURRENT, LANES, SharedPool, join
+from kinfed.fastpath.joint_training import CURRENT, LANES, SharedPool, join, keep_precision
+
+RUN = StepGraphs.run
 
 
 class Network:
@@ -221,6 +224,25 @@ def test_while_a_run_waits_the_precision_is_that_of_the_server():
 
     assert run_together(joint, train_in_tf32, look)[0] is True
     assert seen == [False] * 3 and not joint.joined, "other precisions are other trainings"
+
+
+class State:
+    """A stand-in for weights and buffers."""
+
+    def reset(self, starts: list[Tensor], shifts: list[Tensor]) -> None: ...
+
+    def train_on(self, batches: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+
+def test_graphs_of_one_precision_do_not_serve_the_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Training, "begin", lambda training: State())
+    monkeypatch.setattr(Training, "end", lambda *given: [])
+    graphs, training = StepGraphs(graphs=CudaGraphs(4, warm_up=99)), make_training(0.0, torch.ones(3))
+    for tf32, states in [(False, 1), (True, 2), (True, 2), (False, 2)]:
+        with keep_precision(tf32):
+            RUN(graphs, training)
+        assert len(graphs.states) == states
 
 
 def test_lanes_are_filled_up_by_ones_that_take_no_step():
