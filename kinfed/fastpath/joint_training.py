@@ -222,3 +222,9 @@ def keep_precision(tf32: bool = False) -> Iterator[None]:
 def find_step_graphs() -> StepGraphs:
     """Where an engine's trainings run: with those of other runs, if its thread takes part in a joint training."""
     return CURRENT.get() or StepGraphs()
+
+
+def begin_round() -> None:
+    """Begins a round of this thread's run, where it takes part in a joint training."""
+    if joint := CURRENT.get():
+        joint.begin_round()

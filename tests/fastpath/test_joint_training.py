@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from kinfed.cuda_graphs import CudaGraphs
+from kinfed.engines import Sequential, Vectorised
+from kinfed.engines.resident import Resident
 from kinfed.fastpath import SGD, JointTraining, StepGraphs, find_step_graphs
 from kinfed.fastpath.gpu_training import StepBatches, Training
 from kinfed.fastpath.joint_training import CURRENT, LANES, SharedPool, join, keep_precision
+from kinfed.methods import FedAvg
+from tests.problems import small_net, tiny_population
 
 RUN = StepGraphs.run
 
@@ -267,3 +271,18 @@ def test_engines_find_the_joint_training_of_their_thread():
     with joint.take_part():
         assert find_step_graphs() is joint
     assert CURRENT.get() is None
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+def test_a_round_of_every_engine_lets_the_others_go_on_and_can_be_interrupted(engine: type[Resident]):
+    joint = JointTraining()
+    with joint.take_part():
+        (part,) = joint.runs.values()
+        fed = engine(FedAvg(small_net()), tiny_population())
+        fed.begin(0)
+        assert not part.is_apart
+        fed.begin(1)
+        assert part.is_apart, "it has not trained with the others in the round before"
+        joint.is_over = True
+        with pytest.raises(KeyboardInterrupt):
+            fed.begin(2)
