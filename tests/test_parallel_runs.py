@@ -292,6 +292,26 @@ def test_warnings_and_logs_of_threads_go_to_their_own_runs(tmp_path: Path, capsy
     assert capsys.readouterr().err.count("warning: careful") == 2
 
 
+def test_every_run_of_a_process_has_a_warning_that_they_share_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    logs = [EventLog(tmp_path / str(number)) for number in range(2)]
+    barrier = threading.Barrier(2)
+
+    def speak(log: EventLog) -> None:
+        with forward_warnings(log, SimpleNamespace(message=print)):
+            barrier.wait()
+            for _ in range(2):
+                warnings.warn("it is short", stacklevel=1)
+            barrier.wait()
+
+    threads = [threading.Thread(target=speak, args=(log,)) for log in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [log.path.read_text().count("it is short") for log in logs] == [1, 1]
+    assert capsys.readouterr().err == 2 * "warning: it is short\n"
+
+
 def test_runs_of_one_process_that_is_ended_can_resume(tmp_path: Path):
     table = {"rounds": 10_000, "method": "fedavg", "data": {"train_samples": 20}, "partition": {"clients": 5}}
     jobs = [Job(read(table | {"seed": seed}), "", tmp_path / str(seed)) for seed in range(2)]
