@@ -122,6 +122,14 @@ def test_processes_know_with_how_many_they_share_a_gpu(monkeypatch: pytest.Monke
         with Workers(AtOnce(4)) as workers:
             workers.prepare(make_jobs(jobs, "cuda"))
     assert [setup.processes for setup in asked] == [4, 3]
+    asked.clear()
+    monkeypatch.setattr(parallel, "start_workers", lambda count, setup: nullcontext(asked.append(setup) or [None]))
+    with Workers(AtOnce(2, 4)) as workers:
+        workers.prepare(make_jobs(9, "cuda"))
+        workers.start_another()
+    assert [(setup.processes, setup.together) for setup in asked] == [(2, 4), (8, 1)], (
+        "of one that died each run has one"
+    )
 
 
 def make_jobs(count: int, device: str = "cpu") -> list[Job]:
