@@ -172,14 +172,21 @@ class SharedPool:
     whole: Tensor | None = None
     begins: dict[int, int] = field(default_factory=dict)  # by the address of a run's own samples
     parts: list[Tensor] = field(default_factory=list)  # these, so that their addresses stay theirs
+    asked: set[int] = field(default_factory=set)  # addresses of those that were asked for since it was made
 
     def take(self, own: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-        """One tensor that has all of these samples, and where each one's begin."""
+        """One tensor that has all of these samples, and where each one's begin.
+
+        Where it lacks some it is made anew, with those that others ask for in turn, so that it serves all of them.
+        """
         if self.whole is None or any(x.data_ptr() not in self.begins for x in own):
-            self.parts = list({x.data_ptr(): x for x in own}.values())
+            others = [x for x in self.parts if x.data_ptr() in self.asked]
+            self.parts = list({x.data_ptr(): x for x in (*others, *own)}.values())
             begins = accumulate((len(x) for x in self.parts), initial=0)
             self.begins = dict(zip((x.data_ptr() for x in self.parts), begins, strict=False))
             self.whole = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+            self.asked.clear()
+        self.asked |= {x.data_ptr() for x in own}
         return self.whole, [self.begins[x.data_ptr()] for x in own]
 
 

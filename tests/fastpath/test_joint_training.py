@@ -262,7 +262,18 @@ def test_a_pool_is_made_anew_only_for_samples_it_lacks():
     whole, begins = pool.take([a, b, a])
     assert whole.tolist() == [2.0] * 2 + [3.0] * 3 and begins == [0, 2, 0]
     assert pool.take([b])[0] is whole
-    assert pool.take([c, b])[1] == [0, 4]
+    assert pool.take([c, b])[1] == [5, 2] and len(pool.parts) == 3
+
+
+def test_a_pool_serves_groups_in_turn_and_drops_what_nobody_asks_for():
+    pool, (a, b, c, d) = SharedPool(), (torch.full((n,), float(n)) for n in (2, 3, 4, 5))
+    for _ in range(2):  # two groups, each of which lacks a run of the other: were it made anew, graphs would be, too
+        pool.take([a, b]), pool.take([b, c])
+    whole = pool.take([a, b])[0]
+    assert whole is pool.take([b, c])[0] and len(whole) == 9
+    pool.take([d])
+    assert len(pool.take([d])[0]) == 14, "what was asked for since it was made the last time"
+    assert len(pool.take([torch.ones(1)])[0]) == 6
 
 
 def test_engines_find_the_joint_training_of_their_thread():
