@@ -22,6 +22,7 @@ from kinfed.client import NUMBERS, UNMARKED, Facts, HasMemory, Range, Task, mark
 from kinfed.data.population import LATER, Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError, NetworkError
+from kinfed.fastpath import begin_round
 from kinfed.keys import base_key, choose, fold, normal, to_uniform
 from kinfed.params import (
     NOTHING,
@@ -243,6 +244,7 @@ class Federation(ABC):
             if self.round < change.round <= round:
                 self._change(change)
         self.round = round
+        begin_round()
 
     def settle(self, folder: Path) -> None:  # noqa: B027 - engines need not
         """Says where the run is written, before it begins; an engine may keep what it needs to go on there."""

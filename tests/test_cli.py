@@ -239,6 +239,7 @@ def test_methods_are_compared_in_one_table():
         (["run", "method=fedavg", "rounds=0"], ["rounds", "at least 1"]),
         (["run", "method=fedavg", "roles.holdout=1.0"], ["clients would not train"]),
         (["resume", "nowhere"], ["no run at nowhere"]),
+        (["resume", "nowhere", "--jobs", "4x"], ["--jobs: wanted how many runs at once", "got 4x"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words: list[str], parts: list[str]):

@@ -122,6 +122,14 @@ def test_processes_know_with_how_many_they_share_a_gpu(monkeypatch: pytest.Monke
         with Workers(AtOnce(4)) as workers:
             workers.prepare(make_jobs(jobs, "cuda"))
     assert [setup.processes for setup in asked] == [4, 3]
+    asked.clear()
+    monkeypatch.setattr(parallel, "start_workers", lambda count, setup: nullcontext(asked.append(setup) or [None]))
+    with Workers(AtOnce(2, 4)) as workers:
+        workers.prepare(make_jobs(9, "cuda"))
+        workers.start_another()
+    assert [(setup.processes, setup.together) for setup in asked] == [(2, 4), (8, 1)], (
+        "of one that died each run has one"
+    )
 
 
 def make_jobs(count: int, device: str = "cpu") -> list[Job]:
@@ -225,6 +233,17 @@ def test_runs_train_together_on_one_gpu_alone():
     assert asked.for_runs(100, "cpu") == asked.for_runs(100, "cuda:0,cuda:1") == AtOnce(4)
 
 
+def test_runs_on_like_data_and_of_one_method_train_together(tmp_path: Path):
+    def make(method: str, samples: int, seed: int) -> Job:
+        config = read({"method": method, "seed": seed, "data": {"train_samples": samples}})
+        return Job(config, f"{method} {samples} {seed}", tmp_path)
+
+    jobs = [make(method, samples, seed) for samples in (20, 30) for seed in (0, 1) for method in ("fedavg", "ifca")]
+    assert [job.said for job in taken.group_by_training(jobs)] == [
+        "fedavg 20 0", "fedavg 20 1", "ifca 20 0", "ifca 20 1", "fedavg 30 0", "fedavg 30 1", "ifca 30 0", "ifca 30 1",
+    ]  # fmt: skip
+
+
 def test_runs_of_one_process_have_their_own_clients_events_and_ends(tmp_path: Path):
     """On a CPU they only take turns; where one fails the other goes on."""
     table = {"rounds": 2, "method": "fedavg", "data": {"train_samples": 20}, "partition": {"clients": 5}}
@@ -237,6 +256,25 @@ def test_runs_of_one_process_have_their_own_clients_events_and_ends(tmp_path: Pa
         second.take(jobs[2])
         assert not second.receive().failed
     assert (tmp_path / "a/rounds.csv").read_bytes() == (tmp_path / "c/rounds.csv").read_bytes()
+
+
+def test_a_run_that_ends_its_thread_is_said_to_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
+    def run(runner: taken.Runner, job: Job, display: Silence) -> taken.Ended:
+        return sys.exit(3) if job.said == "leaves" else taken.Ended(seconds=1.0)
+
+    monkeypatch.setattr(taken, "run_to_end", run)
+    monkeypatch.setattr(taken.Runner, "clients", lambda runner, job: None)
+    (ours, theirs), (others, their_others) = Pipe(), Pipe()
+    job = make_jobs(1)[0]
+    ours.send(replace(job, said="leaves")), others.send(job), others.send(None)
+    serving = threading.Thread(target=taken.take_jobs_together, args=([theirs, their_others],), daemon=True)
+    serving.start()
+    assert ours.poll(20) and others.poll(20), "who waits for the run waits for ever"
+    ended = ours.recv()
+    assert ended.died and ended.failed.startswith("SystemExit: 3 (test_parallel_runs.py, line ")
+    assert others.recv() == taken.Ended(seconds=1.0)
+    serving.join(20)
+    assert not serving.is_alive()
 
 
 def test_warnings_and_logs_of_threads_go_to_their_own_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -260,6 +298,26 @@ def test_warnings_and_logs_of_threads_go_to_their_own_runs(tmp_path: Path, capsy
     assert ["careful 1" in log.path.read_text() for log in logs] == [False, True]
     assert (warnings.showwarning, logging.getLogger("kinfed").propagate) == before
     assert capsys.readouterr().err.count("warning: careful") == 2
+
+
+def test_every_run_of_a_process_has_a_warning_that_they_share_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    logs = [EventLog(tmp_path / str(number)) for number in range(2)]
+    barrier = threading.Barrier(2)
+
+    def speak(log: EventLog) -> None:
+        with forward_warnings(log, SimpleNamespace(message=print)):
+            barrier.wait()
+            for _ in range(2):
+                warnings.warn("it is short", stacklevel=1)
+            barrier.wait()
+
+    threads = [threading.Thread(target=speak, args=(log,)) for log in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [log.path.read_text().count("it is short") for log in logs] == [1, 1]
+    assert capsys.readouterr().err == 2 * "warning: it is short\n"
 
 
 def test_runs_of_one_process_that_is_ended_can_resume(tmp_path: Path):

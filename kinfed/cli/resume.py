@@ -32,17 +32,18 @@ def resume(
         from kinfed import api
         from kinfed.errors import ConfigError
         from kinfed.progress import choose_display
+        from kinfed.runs.parallel import AtOnce
         from kinfed.runs.reader import is_comparison
         from kinfed.sweeps import is_sweep, resume_sweep
 
-        display = choose_display(plain, quiet)
+        at_once, display = AtOnce.parse(jobs), choose_display(plain, quiet)
         if is_sweep(folder):
             if rounds is not None:
                 raise ConfigError("--rounds: the runs of a sweep keep theirs; begin another with rounds=N and --out")
-            resume_sweep(folder, jobs=jobs, display=display, trust=trust, device=device, data_dir=data_dir)
+            resume_sweep(folder, jobs=at_once, display=display, trust=trust, device=device, data_dir=data_dir)
         elif is_comparison(folder):
             api.resume_comparison(
-                folder, rounds=rounds, device=device, data_dir=data_dir, trust=trust, jobs=jobs, display=display
+                folder, rounds=rounds, device=device, data_dir=data_dir, trust=trust, jobs=at_once, display=display
             )
         else:
             api.resume(folder, rounds=rounds, device=device, data_dir=data_dir, trust=trust, display=display)

@@ -68,13 +68,15 @@ def sweep(
 
         from kinfed.config import DEMO, read_base
         from kinfed.progress import choose_display
+        from kinfed.runs.parallel import AtOnce
         from kinfed.sweeps import Definition, Space, Sweep
         from kinfed.sweeps.run_sweep import find_folder, find_seeds, run_sweep, to_words
 
+        at_once = AtOnce.parse(jobs)
         file, words = split_words(settings)
         base = read_base(Path(file) if file else DEMO, words)
         given = to_words({key: [value] for key, value in options.items() if value is not None})
         chosen = split_numbers(seeds)
         space = Space(base, (*words, *given))
         definition = Definition(space, find_seeds(space.fixed) if chosen is None else tuple(chosen), random, validation)
-        run_sweep(Sweep(find_folder(definition, out), definition), choose_display(plain, quiet), jobs, early)
+        run_sweep(Sweep(find_folder(definition, out), definition), choose_display(plain, quiet), at_once, early)

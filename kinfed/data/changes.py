@@ -72,8 +72,8 @@ class Redraw:
         """The second split, in which changed clients get no writer that another one keeps, but one that is left."""
         kept = {self.before.writers[client] for client in self.staying}
         given = {self.after.writers[client] for client in self.changed}
-        left = iter([client for client in self.changed.tolist() if self.before.writers[client] not in given])
-        source = {client: next(left) for client in self.changed.tolist() if self.after.writers[client] in kept}
+        left = [client for client in self.changed.tolist() if self.before.writers[client] not in given]
+        source = exchange([client for client in self.changed.tolist() if self.after.writers[client] in kept], left)
         train, test, writers = list(self.after.train), list(self.after.test), list(self.after.writers)
         clusters = None if self.after.true_clusters is None else self.after.true_clusters.copy()
         for client, other in source.items():
@@ -101,6 +101,14 @@ class Redraw:
             replace(self.before, train=give(self.before.train, self.staying, keeper)),
             replace(self.after, train=give(self.after.train, self.changed, getter)),
         )
+
+
+def exchange(clients: list[int], left: list[int]) -> dict[int, int]:
+    """For each client one of those that are left, of which there are as many at least: never itself, if others are."""
+    own = [client for client in clients if client in left]
+    others_left = [client for client in left if client not in own]
+    wanting = [*own, *(client for client in clients if client not in own)]
+    return dict(zip(wanting, [*others_left, *own] if others_left else [*own[1:], *own[:1]], strict=False))
 
 
 def find_owners(train: list[Index], clients: Index, samples: int) -> Index:

@@ -124,11 +124,6 @@ class Vectorised(Resident):
         self.reads: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it reads of a client
         self.layouts: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
-    def begin(self, round: int) -> None:
-        super().begin(round)
-        if isinstance(self.step_graphs, JointTraining):
-            self.step_graphs.begin_round()
-
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         here = torch.cuda.device(self.device) if self.on_gpu else nullcontext()  # where kernels are launched
         with here, multiply_in(self.precision):  # never for what the server does with the replies

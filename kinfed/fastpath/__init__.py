@@ -25,7 +25,7 @@ from kinfed.fastpath.autograd_training import (
 )
 from kinfed.fastpath.cpu_training import LEAST, LayeredNetwork
 from kinfed.fastpath.gpu_training import StepGraphs, has_kernels
-from kinfed.fastpath.joint_training import JointTraining, find_step_graphs
+from kinfed.fastpath.joint_training import JointTraining, begin_round, find_step_graphs
 from kinfed.fastpath.layers import Layers
 from kinfed.fastpath.optimiser import Optimiser, OptimiserName
 from kinfed.fastpath.sequences import augment_lanes, find_augmentation, parse_layers
@@ -251,6 +251,6 @@ def train_lanes(plan: FastPlan, schedule: Schedule, lr: Tensor, start: Stack, sh
 
 __all__ = [
     "LEAST", "SGD", "AutogradPlan", "FastPlan", "GradientRule", "JointTraining", "Lane", "NotSupported", "Optimiser",
-    "OptimiserName", "Schedule", "StepGraphs", "TrainingGraphs", "explain", "find_step_graphs", "plan_autograd",
-    "plan_training", "supports", "train", "train_by_autograd", "train_module",
+    "OptimiserName", "Schedule", "StepGraphs", "TrainingGraphs", "begin_round", "explain", "find_step_graphs",
+    "plan_autograd", "plan_training", "supports", "train", "train_by_autograd", "train_module",
 ]  # fmt: skip

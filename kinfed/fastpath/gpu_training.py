@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.fastpath.stages import SGD, Schedule, ShapedStage, Stage, shape_stages
-from kinfed.kernels.layout import Image, PackedWeight, PaddedImages
+from kinfed.kernels.layout import Image, PackedWeight, PaddedImages, precision
 from kinfed.params import Params, Stack
 from kinfed.registry import is_installed
 
@@ -274,7 +274,7 @@ class StepGraphs:
         """The weights of all lanes after all steps, a few steps at a time."""
         steps, lanes, _ = training.batches.pick.shape
         at_once = min(training.steps_at_once, GRAPH_STEPS[steps > LONG])
-        key = training.kind, training.x.data_ptr(), lanes, at_once
+        key = training.kind, precision(), training.x.data_ptr(), lanes, at_once
         batches = training.batches.pad_steps(at_once)
         self._prepare(key, training)
         for part in batches.split_steps(at_once):

@@ -67,6 +67,7 @@ class JointTraining(StepGraphs):
     @contextmanager
     def take_part(self) -> Iterator[None]:
         """Inside it this thread's run trains with the others."""
+        self._check()
         thread = get_ident()
         self.runs[thread] = Part()  # from now on the others wait for it
         with self.turn:
@@ -135,7 +136,7 @@ class JointTraining(StepGraphs):
             groups.setdefault((each.training.kind, each.tf32), []).append(each)
         try:
             for group in groups.values():
-                if len(group) > 1:
+                if len(group) > 1 and not self.is_over:
                     self._train(group)
         finally:
             for each in waiting:
@@ -143,15 +144,18 @@ class JointTraining(StepGraphs):
             self.turn.notify_all()
 
     def _train(self, group: Sequence[Asked]) -> None:
-        """Trains a group as one; where that fails, for want of memory say, each has to train by itself."""
+        """Trains a group as one; where that fails, for want of memory say, each has to train by itself.
+
+        No error of the group is that of the run whose thread this is.
+        """
         trainings = [each.training for each in group]
         x = trainings[0].x
         pool = self.pools.setdefault((x.shape[1:], x.dtype, x.device), SharedPool())
         try:
             with torch.no_grad(), torch.cuda.device_of(x), keep_precision(group[0].tf32):
                 ends = super().run(join(trainings, pool))
-        except RuntimeError as error:
-            LOG.debug("%d runs train one by one: %s", len(group), str(error).strip().splitlines()[0])
+        except Exception as error:  # kernels, compilers and networks of the user's own may raise anything
+            LOG.debug("%d runs train one by one: %s", len(group), " ".join(str(error).split()) or type(error).__name__)
             self.clear()
             return
         lanes = [len(each.taken) for each in trainings]
@@ -168,14 +172,21 @@ class SharedPool:
     whole: Tensor | None = None
     begins: dict[int, int] = field(default_factory=dict)  # by the address of a run's own samples
     parts: list[Tensor] = field(default_factory=list)  # these, so that their addresses stay theirs
+    asked: set[int] = field(default_factory=set)  # addresses of those that were asked for since it was made
 
     def take(self, own: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-        """One tensor that has all of these samples, and where each one's begin."""
+        """One tensor that has all of these samples, and where each one's begin.
+
+        Where it lacks some it is made anew, with those that others ask for in turn, so that it serves all of them.
+        """
         if self.whole is None or any(x.data_ptr() not in self.begins for x in own):
-            self.parts = list({x.data_ptr(): x for x in own}.values())
+            others = [x for x in self.parts if x.data_ptr() in self.asked]
+            self.parts = list({x.data_ptr(): x for x in (*others, *own)}.values())
             begins = accumulate((len(x) for x in self.parts), initial=0)
             self.begins = dict(zip((x.data_ptr() for x in self.parts), begins, strict=False))
             self.whole = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+            self.asked.clear()
+        self.asked |= {x.data_ptr() for x in own}
         return self.whole, [self.begins[x.data_ptr()] for x in own]
 
 
@@ -218,3 +229,9 @@ def keep_precision(tf32: bool = False) -> Iterator[None]:
 def find_step_graphs() -> StepGraphs:
     """Where an engine's trainings run: with those of other runs, if its thread takes part in a joint training."""
     return CURRENT.get() or StepGraphs()
+
+
+def begin_round() -> None:
+    """Begins a round of this thread's run, where it takes part in a joint training."""
+    if joint := CURRENT.get():
+        joint.begin_round()

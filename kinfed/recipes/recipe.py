@@ -356,7 +356,7 @@ def check_claims(recipe: Recipe) -> None:
         for protocol in filter(None, (*claim.protocols, claim.than_protocol)):
             look_up(protocol, recipe.protocols, f"{recipe.name}: protocol of a claim")
         look_up(claim.rule, dict.fromkeys(RULES), f"{recipe.name}: rule of a claim")
-        if len(claim.between) < (places := PLACES.get(claim.rule, 0)):
+        if (places := PLACES.get(claim.rule, 0)) and len(claim.between) != places:
             raise ConfigError(
                 f"{recipe.name}: the claim '{claim.says}' is by '{claim.rule}', which wants {places} in `between`, got "
                 f"{list(claim.between)}: say from where on, or from where to where, on the axis"

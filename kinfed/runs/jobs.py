@@ -57,8 +57,8 @@ def group_by_clients(jobs: Sequence[Job]) -> list[Job]:
 
 def group_by_training(jobs: Sequence[Job]) -> list[Job]:
     """The same jobs, those whose clients train alike one after the other: mostly those of a method on like data."""
-    alike = [replace(job, config=replace(job.config, seed=0)) for job in jobs]
-    return group(group(jobs, [job.config.method for job in jobs]), [job.clients for job in alike])
+    jobs = group(jobs, [job.config.method for job in jobs])
+    return group(jobs, [replace(job, config=replace(job.config, seed=0)).clients for job in jobs])
 
 
 def group(jobs: Sequence[Job], keys: Sequence[str]) -> list[Job]:
@@ -128,7 +128,7 @@ def run_to_end(runner: Runner, job: Job, display: Display) -> Ended:
     return Ended(time.monotonic() - began, failed, crowded=is_crowded)
 
 
-def explain_failure(error: Exception) -> str:
+def explain_failure(error: BaseException) -> str:
     """Why a run failed, in a line; of an error that is not kinfed's own, its kind and its place too."""
     said = " ".join(str(error).split())
     if isinstance(error, KinfedError):
@@ -183,7 +183,15 @@ def take_jobs(line: Connection, part: Callable[[], AbstractContextManager[None]]
 def take_jobs_together(lines: Sequence[Connection]) -> None:
     """Takes the jobs of all lines at once; an interrupt stops each where it trains next."""
     joint = JointTraining()
-    threads = [Thread(target=take_jobs, args=(line, joint.take_part), daemon=True) for line in lines]
+
+    def take(line: Connection) -> None:
+        try:
+            take_jobs(line, joint.take_part)
+        except BaseException as error:  # what ends a process (sys.exit) would end this thread alone, and nobody knew
+            with suppress(OSError):
+                line.send(Ended(failed=explain_failure(error), died=True))
+
+    threads = [Thread(target=take, args=(line,), daemon=True) for line in lines]
     try:
         for thread in threads:
             thread.start()

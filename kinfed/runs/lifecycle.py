@@ -4,9 +4,9 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -175,34 +175,45 @@ def explain_full_gpu() -> Iterator[None]:
         raise OutOfMemory(f"GPU memory is full{more}: let fewer runs share it, or set engine.device=cpu") from None
 
 
+@dataclass(frozen=True)
+class WarningLog:
+    """The warnings of a run: each text is an event once."""
+
+    events: EventLog
+    known: set[str] = field(default_factory=set)
+
+    def note(self, text: str) -> bool:
+        """Whether it is new."""
+        if text in self.known:
+            return False
+        self.known.add(text)
+        self.events.note("warning", message=text)
+        return True
+
+
 @contextmanager
 def show_warnings() -> Iterator[None]:
-    """Inside it warnings are one line on standard error, and go to all who listen."""
+    """Inside it warnings are one line on standard error, where they are new to a run that they are of."""
 
     def warn(message: Warning | str, *where: object, **more: object) -> None:
         text = " ".join(str(message).split())
-        print(f"warning: {text}", file=sys.stderr)
-        for note in WARNING_LISTENERS.here():
-            note(text)
+        if any([log.note(text) for log in WARNING_LISTENERS.here()]):
+            print(f"warning: {text}", file=sys.stderr)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("default", category=UserWarning)
+        warnings.filterwarnings("always", category=UserWarning)  # "default": the first of several runs alone
         warnings.showwarning = warn
         yield
 
 
-WARNING_LISTENERS: Listeners[Callable[[str], None]] = Listeners()
+WARNING_LISTENERS: Listeners[WarningLog] = Listeners()
 SHOWN = SharedChange(show_warnings)
 
 
 @contextmanager
 def forward_warnings(events: EventLog, watcher: Watcher) -> Iterator[None]:
     """Inside it warnings are one line on standard error and an event each; what kinfed logs goes to the watcher."""
-
-    def note(text: str) -> None:
-        events.note("warning", message=text)
-
-    with forward_log(watcher.message), WARNING_LISTENERS.add(note), SHOWN.hold():
+    with forward_log(watcher.message), WARNING_LISTENERS.add(WarningLog(events)), SHOWN.hold():
         yield
 
 

@@ -218,9 +218,13 @@ class Workers:
         return [*self.free, *early, *self.started.enter_context(start_workers(missing - len(early), setup))]
 
     def start_another(self) -> Worker:
-        """A worker like the others, but by itself: what killed one of several may kill them again."""
+        """A worker like the others, but by itself: what killed one of several may kill them again.
+
+        Each of these may get one: as many share the GPU then.
+        """
         assert self.setup
-        (worker,) = self.started.enter_context(start_workers(1, replace(self.setup, together=1)))
+        alone = replace(self.setup, together=1, processes=self.setup.processes * self.setup.together)
+        (worker,) = self.started.enter_context(start_workers(1, alone))
         return worker
 
     def employ_early(self, count: int, setup: Setup) -> list[Worker]:

@@ -32,13 +32,14 @@ def sweep(
     `over` is {"training.lr": [0.01, 0.1]}, or {"training.lr": "0.001..0.1"} with `random` points; or words as on the
     command line. A sweep in `out` goes on; runs that ended are kept.
     """
+    at_once = AtOnce.parse(jobs)
     words = to_words(over) if isinstance(over, Mapping) else tuple(over)
     base = configure(config, None, settings).resolve() if config is not None or settings else read_base(DEMO, words)
     chosen = tuple(seeds) if seeds is not None else find_seeds(base)
     definition = Definition(Space(base, words), chosen, random, validation)
     display = display or choose_display(quiet=quiet)
     folder = find_folder(definition, Path(out) if out else None)
-    return run_sweep(Sweep(folder, definition), display, jobs)
+    return run_sweep(Sweep(folder, definition), display, at_once)
 
 
 def to_words(over: Mapping[str, object]) -> tuple[str, ...]:
@@ -65,17 +66,18 @@ def find_seeds(table: Table) -> tuple[int, ...]:
 
 
 def resume_sweep(
-    folder: Path, *, jobs: int | str = 1, display: Display | None = None, trust: bool = False,
+    folder: Path, *, jobs: int | str | AtOnce = 1, display: Display | None = None, trust: bool = False,
     device: str | None = None, data_dir: Path | str | None = None,
 ) -> Sweep:  # fmt: skip
     """Takes a stopped sweep to its end, on another device and with data elsewhere where these are given.
 
     Only with `trust` its config may import code.
     """
+    at_once = AtOnce.parse(jobs)
     where = {"engine.device": device, "data.dir": str(Path(data_dir).absolute()) if data_dir else None}
     found = Sweep(folder, set_words(read_definition(folder), {key: value for key, value in where.items() if value}))
     with refuse_code(f"{folder / SWEEP}", trust):
-        return run_sweep(found, display or choose_display(), jobs)
+        return run_sweep(found, display or choose_display(), at_once)
 
 
 def set_words(definition: Definition, settings: Mapping[str, str]) -> Definition:
@@ -112,12 +114,11 @@ def check_sweep(definition: Definition) -> None:
         check_trackers(config.trackers)
 
 
-def run_sweep(found: Sweep, display: Display, jobs: int | str, early: Sequence[Spawned] = ()) -> Sweep:
+def run_sweep(found: Sweep, display: Display, at_once: AtOnce, early: Sequence[Spawned] = ()) -> Sweep:
     """Takes all runs of a sweep to their end, tests the best, writes and shows what came of it.
 
     `early` are processes that have started already.
     """
-    at_once = AtOnce.parse(jobs)
     todo = found.jobs("runs", found.tried)
     with Workers(at_once, early=list(early)) as workers:  # those of the first runs do the last ones too
         workers.prepare(todo)

@@ -213,6 +213,25 @@ def test_samples_that_others_keep_are_replaced_by_free_ones_of_their_label_and_e
         Redraw(before, Split([[], [], [6]], [[], [], []]), np.array([2])).part(labels, without[:5], rng)
 
 
+@pytest.mark.parametrize(
+    ("later", "changed", "wanted"),
+    [
+        ((2, 3, 0, 1, 4), [0, 1], (1, 0)),  # both were to get writers that others keep: they exchange their own
+        ((3, 4, 0, 1, 2), [0, 1, 2], (1, 2, 0)),  # the third has the first's: the two get what is left, not their own
+        ((1, 2, 0, 3, 4), [0, 1], (1, 0)),
+        ((1, 0, 2, 3, 4), [0], (0,)),  # nothing else is left
+    ],
+)
+def test_a_client_whose_new_writer_is_kept_gets_another_one_than_before(later, changed, wanted):
+    def split(writers) -> Split:
+        return Split([[writer] for writer in writers], [[writer] for writer in writers], writers=tuple(writers))
+
+    labels, numbers = np.zeros(5, np.int64), np.arange(5)
+    _, after = Redraw(split(range(5)), split(later), np.array(changed)).part(labels, numbers, np.random.default_rng(0))
+    assert tuple(after.writers[client] for client in changed) == wanted
+    assert [own.tolist() for own in after.train] == [[writer] for writer in after.writers]
+
+
 def test_a_change_of_swapped_or_natural_clusters_keeps_their_numbers():
     for partition in (LabelSwapped(8), Structured(8, 2)):
         built = build_population(dataset(), partition, 0, change=ChangeSettings())

@@ -8,9 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from kinfed.cuda_graphs import CudaGraphs
+from kinfed.engines import Sequential, Vectorised
+from kinfed.engines.resident import Resident
 from kinfed.fastpath import SGD, JointTraining, StepGraphs, find_step_graphs
 from kinfed.fastpath.gpu_training import StepBatches, Training
-from kinfed.fastpath.joint_training import CURRENT, LANES, SharedPool, join
+from kinfed.fastpath.joint_training import CURRENT, LANES, SharedPool, join, keep_precision
+from kinfed.methods import FedAvg
+from tests.problems import small_net, tiny_population
+
+RUN = StepGraphs.run
 
 
 class Network:
@@ -147,12 +154,47 @@ def test_where_all_at_once_fail_each_trains_by_itself(monkeypatch: pytest.Monkey
     assert ends == [9.0, 9.0] and not joint.joined
 
 
-def test_another_error_reaches_one_run_and_leaves_the_others():
+def test_an_error_reaches_the_run_whose_it_is_and_leaves_the_others():
     joint, x = JointTraining(), torch.ones(3)
-    wrong = [make_training(0.0, x), make_training(0.0, x)]
-    wrong[1].starts[0] = "no tensor"
-    ends = run_together(joint, *(lambda each=each: joint.run(each) for each in wrong))
-    assert sum(isinstance(end, TypeError | AttributeError) for end in ends) >= 1
+    trainings = [make_training(0.0, x) for _ in range(3)]
+    trainings[1].starts[0] = "no tensor"
+    sound, wrong, other = run_together(
+        joint, *(lambda each=each: joint.run(each)[0].sum().item() for each in trainings)
+    )
+    assert sound == other == 9.0 and isinstance(wrong, TypeError | AttributeError) and not joint.joined
+
+
+def test_an_error_of_the_others_is_none_of_a_run_that_ends(monkeypatch: pytest.MonkeyPatch):
+    class CompilationError(Exception):
+        pass
+
+    def refuse_many(graphs: StepGraphs, training: Training) -> list[Tensor]:
+        if len(training.taken) > 3:
+            raise CompilationError  # without a word
+        return add_samples(graphs, training)
+
+    def end_last() -> str:
+        assert joint.turn.wait_for(lambda: len(joint._find_waiting()) == 2, 20)
+        return "ended"
+
+    monkeypatch.setattr(StepGraphs, "run", refuse_many)
+    joint, x = JointTraining(), torch.ones(3)
+    ends = run_together(joint, *[lambda: joint.run(make_training(0.0, x))[0].sum().item()] * 2, end_last)
+    assert ends == [9.0, 9.0, "ended"]
+
+
+def test_after_an_interrupt_nothing_is_trained_and_nobody_begins():
+    def interrupt() -> None:
+        assert joint.turn.wait_for(lambda: len(joint._find_waiting()) == 2, 20)
+        joint.is_over = True
+        joint.run(make_training(0.0, torch.ones(3)))
+
+    joint = JointTraining()
+    ends = run_together(joint, *[lambda: joint.run(make_training(0.0, torch.ones(3)))] * 2, interrupt)
+    assert [type(end) for end in ends] == [KeyboardInterrupt] * 3 and not joint.joined
+    with pytest.raises(KeyboardInterrupt), joint.take_part():
+        pytest.fail("a run begins")
+    assert not joint.runs and CURRENT.get() is None
 
 
 def test_an_interrupt_stops_all_runs_where_they_train_next():
@@ -188,6 +230,25 @@ def test_while_a_run_waits_the_precision_is_that_of_the_server():
     assert seen == [False] * 3 and not joint.joined, "other precisions are other trainings"
 
 
+class State:
+    """A stand-in for weights and buffers."""
+
+    def reset(self, starts: list[Tensor], shifts: list[Tensor]) -> None: ...
+
+    def train_on(self, batches: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+
+def test_graphs_of_one_precision_do_not_serve_the_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Training, "begin", lambda training: State())
+    monkeypatch.setattr(Training, "end", lambda *given: [])
+    graphs, training = StepGraphs(graphs=CudaGraphs(4, warm_up=99)), make_training(0.0, torch.ones(3))
+    for tf32, states in [(False, 1), (True, 2), (True, 2), (False, 2)]:
+        with keep_precision(tf32):
+            RUN(graphs, training)
+        assert len(graphs.states) == states
+
+
 def test_lanes_are_filled_up_by_ones_that_take_no_step():
     x = torch.arange(4.0)
     whole = join([make_training(0.0, x, steps=1), make_training(5.0, x, steps=3)], SharedPool())
@@ -201,7 +262,18 @@ def test_a_pool_is_made_anew_only_for_samples_it_lacks():
     whole, begins = pool.take([a, b, a])
     assert whole.tolist() == [2.0] * 2 + [3.0] * 3 and begins == [0, 2, 0]
     assert pool.take([b])[0] is whole
-    assert pool.take([c, b])[1] == [0, 4]
+    assert pool.take([c, b])[1] == [5, 2] and len(pool.parts) == 3
+
+
+def test_a_pool_serves_groups_in_turn_and_drops_what_nobody_asks_for():
+    pool, (a, b, c, d) = SharedPool(), (torch.full((n,), float(n)) for n in (2, 3, 4, 5))
+    for _ in range(2):  # two groups, each of which lacks a run of the other: were it made anew, graphs would be, too
+        pool.take([a, b]), pool.take([b, c])
+    whole = pool.take([a, b])[0]
+    assert whole is pool.take([b, c])[0] and len(whole) == 9
+    pool.take([d])
+    assert len(pool.take([d])[0]) == 14, "what was asked for since it was made the last time"
+    assert len(pool.take([torch.ones(1)])[0]) == 6
 
 
 def test_engines_find_the_joint_training_of_their_thread():
@@ -210,3 +282,18 @@ def test_engines_find_the_joint_training_of_their_thread():
     with joint.take_part():
         assert find_step_graphs() is joint
     assert CURRENT.get() is None
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+def test_a_round_of_every_engine_lets_the_others_go_on_and_can_be_interrupted(engine: type[Resident]):
+    joint = JointTraining()
+    with joint.take_part():
+        (part,) = joint.runs.values()
+        fed = engine(FedAvg(small_net()), tiny_population())
+        fed.begin(0)
+        assert not part.is_apart
+        fed.begin(1)
+        assert part.is_apart, "it has not trained with the others in the round before"
+        joint.is_over = True
+        with pytest.raises(KeyboardInterrupt):
+            fed.begin(2)

@@ -316,6 +316,8 @@ def test_a_run_whose_clients_also_adapt_stands_for_the_one_whose_do_not(data, tm
     [
         ({"claims": [{"says": "up", "better": "local", "rule": "peaks", "between": [1]}]},
          r"'up' is by 'peaks', which wants 2 in `between`, got \[1\.0\]"),
+        ({"claims": [{"says": "steep", "better": "local", "rule": "jumps", "between": [1, 2, 3]}]},
+         r"which wants 2 in `between`, got \[1\.0, 2\.0, 3\.0\]"),
         ({"claims": [{"says": "flat", "better": "local", "rule": "settles"}]}, "which wants 1 in `between`"),
         ({"target": "local", "main": "variance"}, "tiny.target: costs are counted .* variance is known at the end"),
     ],

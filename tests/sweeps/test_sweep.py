@@ -163,6 +163,17 @@ def test_runs_and_sweeps_are_resumed_where_the_data_lie_elsewhere():
     assert refused.exit_code == 2 and "--rounds: the runs of a sweep keep theirs" in refused.stderr
 
 
+def test_wrong_jobs_are_refused_before_a_folder_is_made():
+    for jobs in ("0", "4x", "two"):
+        result = sweep(*GRID, "--jobs", jobs)
+        assert (
+            result.exit_code == 2 and f"--jobs: wanted how many runs at once, at least 1, got {jobs}" in result.output
+        )
+        with pytest.raises(ConfigError, match="--jobs: wanted how many"):
+            kinfed.sweep("fedavg", {"training.lr": [0.0001, 0.1]}, quiet=True, jobs=jobs)
+    assert not Path("runs").exists()
+
+
 def test_python_sweeps_too():
     found = kinfed.sweep(
         "fedavg", {"training.lr": [0.0001, 0.1]}, out="s", quiet=True, rounds=1, fraction=1.0, model="linear",
