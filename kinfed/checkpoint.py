@@ -19,8 +19,9 @@ from torch import Tensor
 
 from kinfed.data.population import Population
 from kinfed.errors import CheckpointError, ConfigError, FileError, RoleError
-from kinfed.federation import Federation, Ledger, Rejected
+from kinfed.federation import Federation, Rejected
 from kinfed.files import check_finite, digest_content, load_tensors, read_metadata, save_tensors
+from kinfed.ledger import Ledger
 from kinfed.method import Method
 
 State = TypeVar("State")

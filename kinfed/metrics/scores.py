@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kinfed.client_tasks import evaluate, evaluate_adapted, evaluate_all, measured_names
-from kinfed.federation import Federation, Ledger, Replies
+from kinfed.federation import Federation, Replies
+from kinfed.ledger import Ledger
 from kinfed.method import Method
 from kinfed.quality import Metric
 

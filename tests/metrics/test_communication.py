@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kinfed.federation import Ledger
+from kinfed.ledger import Ledger
 from kinfed.metrics import fedavg_parameters, flt_parameters, megabits_per_client, method_bytes
 
 
