@@ -13,6 +13,7 @@ from torch import Tensor
 from kinfed.errors import ConfigError, raise_if_cancelled
 from kinfed.keys import LAST, base_key, fold, normal
 from kinfed.params import NOTHING, Params, Payload
+from kinfed.ranges import Range
 from kinfed.targets import is_known
 
 
@@ -285,59 +286,6 @@ class HasMemory(Protocol):
 
     def initial_memory(self) -> Payload:
         """Client: what it remembers before its first task."""
-
-
-class Facts(NamedTuple):
-    """What the server knows of clients that replied, whatever they say: what a limit may depend on."""
-
-    method: object
-    train: Tensor  # [clients] training samples
-    test: Tensor  # [clients] test samples
-    models: int = 0  # that they were offered to select from
-
-
-Limit = float | Callable[[Facts], float | Tensor]
-
-
-class Range(NamedTuple):
-    """The range of every number in a field of a reply, both limits included; one that is not finite is outside.
-
-    A limit may be one of all numbers, one of each client [clients], or one of each number of a client [1, numbers].
-    """
-
-    least: Limit
-    most: Limit
-    total: tuple[Limit, Limit] | None = None  # the range of the sum of a client's numbers, where none is negative
-
-    def contains(self, values: Tensor, facts: Facts) -> Tensor:
-        """Whether all values of a client are inside: bool [clients]; values: [clients, ...]."""
-        flat = values.reshape(len(values), -1)
-        if not flat.numel():
-            return torch.ones(len(values), dtype=torch.bool, device=values.device)
-        flat = flat.byte() if flat.dtype == torch.bool else flat
-        least, most = resolve(self.least, facts), resolve(self.most, facts)
-        if any(isinstance(limit, Tensor) and limit.dim() == 2 for limit in (least, most)):
-            inside = ((flat >= least) & (flat <= most)).all(1)
-        else:
-            inside = (flat.amin(1) >= least) & (flat.amax(1) <= most)  # aminmax takes four times as long
-        if self.total is None:
-            return inside
-        least, most = (resolve(limit, facts) for limit in self.total)
-        total = flat.double().sum(1)
-        return inside & (total >= (1 - SLACK) * least) & (total <= (1 + SLACK) * most)  # of what is not negative
-
-
-LARGEST = 1e12  # squares of a million such numbers still have a sum in float32
-NUMBERS = Range(-LARGEST, LARGEST)  # of floats without a range of their own: weights, updates, signatures
-FLAG = Range(0, 1)
-PARTS = Range(0, 1, total=(0, 1))  # of one whole
-CHOICE = Range(0, lambda facts: facts.models - 1)  # of one of the models that were offered
-SLACK = 1e-3  # of a sum of rounded numbers
-
-
-def resolve(limit: Limit, facts: Facts) -> float | Tensor:
-    """The limit for these clients."""
-    return limit(facts) if callable(limit) else limit
 
 
 class TaskMark(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import SendsNetworks, ServesNetwork
-from kinfed.client import ASKS_GPU, FLAG, SLACK, Client, Facts, Range, Reply, Samples, Task, client_task, mark_of
+from kinfed.client import ASKS_GPU, Client, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
 from kinfed.federation import Replies
 from kinfed.learning_tasks import MOST, LearningTask, OwnMetrics, is_built_in
@@ -16,6 +16,7 @@ from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import Params, Stack, Value, flatten, lanes_first, subtract
 from kinfed.quality import MEASURED
+from kinfed.ranges import FLAG, SLACK, Facts, Range
 from kinfed.targets import fill_unknown
 from kinfed.training import LocalTraining
 

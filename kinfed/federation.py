@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import FEW, MEAN, Aggregation, norms
-from kinfed.client import NUMBERS, UNMARKED, Facts, HasMemory, Range, Task, mark_of, width_of
+from kinfed.client import UNMARKED, HasMemory, Task, mark_of, width_of
 from kinfed.data.population import LATER, Change, Population, Role
 from kinfed.data.roles import RoleColumns
 from kinfed.errors import ConfigError, NetworkError
@@ -40,6 +40,7 @@ from kinfed.params import (
     to_matrix,
 )
 from kinfed.privacy import OPEN, Privacy
+from kinfed.ranges import Range
 
 LOG = logging.getLogger("kinfed")
 NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
@@ -459,21 +460,6 @@ def run_fedavg(task: Task, params: Params, rounds: int, fed: Federation) -> Para
         if len(replies.cohort) or fed.privacy.training.is_on:
             params = fed.average(replies, "params", params)
     return params
-
-
-def check_numbers(send: Stack, clients: int, ranges: Mapping[str, Range], facts: Facts) -> tuple[Tensor, Tensor]:
-    """Which clients' replies are finite where that is all that is asked, and which are inside of declared ranges.
-
-    Both bool [clients]. Weights beyond NUMBERS count as not finite: those of an honest client that diverged are.
-    """
-    finite, inside = torch.ones(2, clients, dtype=torch.bool, device=facts.train.device)
-    for name, tensor in send.items():
-        field = name.partition("/")[0]
-        if field in ranges:
-            inside &= ranges[field].contains(tensor, facts)
-        elif tensor.is_floating_point():
-            finite &= NUMBERS.contains(tensor, facts)
-    return finite, inside
 
 
 def measure_changes(offer: Offer, replied: Tensor, replies: Replies) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kinfed.aggregation import Mean
-from kinfed.client import Range, Reply, client_task
+from kinfed.client import Reply, client_task
 from kinfed.data import Change, Role
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, NetworkError
@@ -13,6 +13,7 @@ from kinfed.federation import EXCLUDED, Offer, Rejected
 from kinfed.keys import base_key, choose, uniform
 from kinfed.methods import FedAvg, Local
 from kinfed.metrics.dry_runs import dry_run
+from kinfed.ranges import Range
 from kinfed.training import LocalTraining
 from tests.problems import ENGINES, assert_close, fit, small_net, tiny_population
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kinfed.client import Facts, Range
 from kinfed.federation import (
     NOT_FINITE,
     OUT_OF_RANGE,
@@ -14,11 +13,11 @@ from kinfed.federation import (
     Offer,
     Rejected,
     Replies,
-    check_numbers,
     count_models,
     select_flat,
 )
 from kinfed.params import Payload, Stack, each_leaf, put, repeat, to_flat
+from kinfed.ranges import Facts, Range, check_numbers
 
 
 class Resident(Federation):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import Exportable
-from kinfed.client import NUMBERS, Client, Range, Reply, Samples, client_task
+from kinfed.client import Client, Reply, Samples, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.keys import base_key
@@ -20,6 +20,7 @@ from kinfed.method import Method
 from kinfed.methods.one_model import OneModelState
 from kinfed.models import Model
 from kinfed.params import each_leaf
+from kinfed.ranges import NUMBERS, Range
 from kinfed.training import LocalTraining
 
 SENT = {"samples": Range(lambda facts: facts.train, lambda facts: facts.train), "mean": NUMBERS}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kinfed.capabilities import require_labels
 from kinfed.checks import at_least, seed_of_numpy
-from kinfed.client import LARGEST, Client, Range, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import least_loss, score
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.federation import Federation, Offer, Replies
@@ -24,6 +24,7 @@ from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_
 from kinfed.models import Model
 from kinfed.params import Stack, count, select
 from kinfed.per_client import Each
+from kinfed.ranges import LARGEST, Range
 from kinfed.training import LocalTraining
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.aggregation import Sent
 from kinfed.capabilities import NONE_SUMMED, TRAIN_SUMMED, Exportable, FindsClusters, MergesClients, RelatesClients
-from kinfed.client import LARGEST, Client, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import score, train_update
 from kinfed.clustering.hierarchy import Dendrogram, components, cut
 from kinfed.clustering.micro_clusters import link
@@ -41,6 +41,7 @@ from kinfed.params import (
     stack,
 )
 from kinfed.per_client import Contributors, Labels, LastTrained
+from kinfed.ranges import LARGEST
 
 Stale = Literal["aggregated", "last_local", "exclude"]
 

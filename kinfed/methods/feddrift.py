@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kinfed.capabilities import require_labels
 from kinfed.checks import above_zero, at_least, one_of
-from kinfed.client import Client, Facts, Range, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import find_task_of, score
 from kinfed.federation import Federation, Offer
 from kinfed.methods.cluster_merging import merge_named, name_alike
@@ -28,6 +28,7 @@ from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_
 from kinfed.models import Model
 from kinfed.params import Stack, count, join, one_hot, repeat, select
 from kinfed.per_client import Each
+from kinfed.ranges import Facts, Range
 from kinfed.training import LocalTraining
 
 

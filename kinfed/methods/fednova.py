@@ -13,11 +13,12 @@ from typing import cast
 from torch import Tensor
 
 from kinfed.capabilities import TRAIN_SUMMED
-from kinfed.client import Client, Facts, Range, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Replies
 from kinfed.methods.one_model import OneModel, OneModelState
 from kinfed.models import Model
 from kinfed.params import Params, subtract
+from kinfed.ranges import Facts, Range
 from kinfed.training import LocalTraining
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from kinfed.checks import above_zero, at_least
-from kinfed.client import PARTS, Client, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Offer
 from kinfed.methods.cluster_models import draw_models
 from kinfed.methods.mixtures import Mixed, expect, maximise, share_labels
 from kinfed.models import Model, mix_models
 from kinfed.params import Params, Payload, Stack, model_in, tensor_in
+from kinfed.ranges import PARTS
 from kinfed.training import LocalTraining
 
 

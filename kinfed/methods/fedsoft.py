@@ -16,7 +16,7 @@ from torch import Tensor
 from kinfed.aggregation import Sent
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
 from kinfed.checks import at_least
-from kinfed.client import PARTS, Client, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
 from kinfed.methods.cluster_models import check_clusters, draw_models
@@ -24,6 +24,7 @@ from kinfed.methods.one_model import KeepsOwn
 from kinfed.models import Model
 from kinfed.params import Params, Payload, Stack, count, each_leaf, mix, model_in, select, tensor_in
 from kinfed.per_client import Each
+from kinfed.ranges import PARTS
 from kinfed.targets import fill_unknown
 from kinfed.training import LocalTraining, ShiftedGradient
 

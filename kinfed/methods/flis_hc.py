@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kinfed.capabilities import NeedsServerSamples, require_labels
 from kinfed.checks import at_least
-from kinfed.client import CHOICE, Client, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer
@@ -45,6 +45,7 @@ from kinfed.methods.flis import (
 from kinfed.models import Model
 from kinfed.params import Params, Payload, Stack, model_in, select
 from kinfed.per_client import Members
+from kinfed.ranges import CHOICE
 from kinfed.training import LocalTraining
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from kinfed.aggregation import Sent
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
 from kinfed.checks import at_least
-from kinfed.client import CHOICE, Client, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import score
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
@@ -23,6 +23,7 @@ from kinfed.methods.cluster_models import draw_models
 from kinfed.models import Model
 from kinfed.params import Params, Payload, Stack, count, each_leaf, model_in, one_hot, select
 from kinfed.per_client import Labels
+from kinfed.ranges import CHOICE
 from kinfed.training import LocalTraining
 
 

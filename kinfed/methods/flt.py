@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kinfed.checks import at_least, fraction
-from kinfed.client import FLAG, Client, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation
@@ -33,6 +33,7 @@ from kinfed.methods.signature_tasks import (
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.per_client import Labels
+from kinfed.ranges import FLAG
 from kinfed.relatedness import Calibrated, Clusterer, warn_if_fewer, warn_if_isolated
 from kinfed.signatures import PartMeans, Signature, Signatures
 from kinfed.training import LocalTraining

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from kinfed.aggregation import MEAN, Aggregation
-from kinfed.client import Client, Facts, Range, Reply, Samples, client_task
+from kinfed.client import Client, Reply, Samples, client_task
 from kinfed.models import Model
 from kinfed.params import Params, Payload, interpolate, model_in, tensor_in
+from kinfed.ranges import Facts, Range
 from kinfed.relatedness import FEWEST
 from kinfed.targets import fill_unknown, is_known
 from kinfed.training import LabelledGradient, LocalTraining

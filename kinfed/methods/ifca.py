@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.aggregation import Sent
 from kinfed.capabilities import Exportable, FindsClusters, require_labels
-from kinfed.client import CHOICE, Client, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
 from kinfed.method import Method
@@ -23,6 +23,7 @@ from kinfed.methods.cluster_models import SelectOn, check_clusters, draw_models,
 from kinfed.models import Model, fix_weights, is_last_layer
 from kinfed.params import NOTHING, Params, Payload, Stack, count, model_in, one_hot, select
 from kinfed.per_client import Labels
+from kinfed.ranges import CHOICE
 from kinfed.training import LocalTraining
 
 Weights = Mapping[str, Tensor]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kinfed.capabilities import TRAIN_SUMMED, AssignsUnseen, require_labels
 from kinfed.checks import at_least
-from kinfed.client import SLACK, Client, Range, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, best_height, merges
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.clustering.subspaces import Angle, Labelled, find_angles, find_bases
@@ -27,6 +27,7 @@ from kinfed.methods.cluster_models import ClusteredOnce, ClusterModels, Merges, 
 from kinfed.methods.pca_km_hc import as_vectors
 from kinfed.models import Model
 from kinfed.per_client import Members
+from kinfed.ranges import SLACK, Range
 from kinfed.targets import mark_labels
 from kinfed.training import LocalTraining
 

@@ -23,7 +23,7 @@ from kinfed.capabilities import (
     require_labels,
 )
 from kinfed.checks import at_least, seed_of_numpy
-from kinfed.client import Client, Facts, Range, Reply, client_task
+from kinfed.client import Client, Reply, client_task
 from kinfed.clustering.hierarchy import Dendrogram, distances
 from kinfed.clustering.kmeans import server_kmeans
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -34,6 +34,7 @@ from kinfed.models import Model, encoder_shape
 from kinfed.params import NOTHING, Params, Payload, select
 from kinfed.per_client import Each
 from kinfed.privacy import UNPROTECTED
+from kinfed.ranges import Facts, Range
 from kinfed.relatedness import FEWEST, Calibrated, Clusterer, Fit, JudgesFit, cluster_distances, nearest_clusters
 from kinfed.signatures import Signature, Signatures
 from kinfed.training import SAME_RATE

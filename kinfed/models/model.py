@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
-from kinfed.client import SLACK, Batch
+from kinfed.client import Batch
 from kinfed.errors import ModelError
 from kinfed.learning_tasks import FAR, Classification, LearningTask, is_built_in
 from kinfed.models.batch_operations import BatchOperations
@@ -20,6 +20,7 @@ from kinfed.models.evaluation import in_evaluation
 from kinfed.models.inputs import TOKENS, count_tokens
 from kinfed.models.network import Gradient, GradientFn, Network
 from kinfed.params import Params
+from kinfed.ranges import SLACK
 from kinfed.targets import is_known
 
 log = logging.getLogger(__name__)

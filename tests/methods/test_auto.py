@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kinfed.aggregation import DEPLOYED
-from kinfed.client import Facts, Samples
+from kinfed.client import Samples
 from kinfed.data import OwnSettings, build_population, from_arrays, load
 from kinfed.data.partitions import IID, Dirichlet
 from kinfed.data.population import Role
@@ -22,6 +22,7 @@ from kinfed.methods.held_out import HITS, LIKELY, Evidence, count_members, expla
 from kinfed.methods.signature_tasks import find_nearest_served
 from kinfed.models import make_model
 from kinfed.params import interpolate, one_hot, repeat, select
+from kinfed.ranges import Facts
 from kinfed.signatures import PartMeans
 from kinfed.training import LocalTraining
 from tests.methods.registry import LOCAL

@@ -15,7 +15,6 @@ from torch import Tensor
 from kinfed.aggregation import DEPLOYED, Aggregation
 from kinfed.capabilities import SIGNATURE_TASK, reason_for_labels, summed_tasks_of
 from kinfed.checks import at_least
-from kinfed.client import Range
 from kinfed.data.arrays import ServerSamples
 from kinfed.data.population import Role
 from kinfed.engines.flower.messages import ConfigValues, NodeIdentity, ReplyCollector
@@ -24,6 +23,7 @@ from kinfed.errors import CheckpointError
 from kinfed.federation import Offer, Replies
 from kinfed.files import write_bytes
 from kinfed.method import Method
+from kinfed.ranges import Range
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kinfed.capabilities import summed_tasks_of
 from kinfed.checks import above_zero, at_least, fraction
-from kinfed.client import Client, Facts, HasMemory, Range, Samples
+from kinfed.client import Client, HasMemory, Samples
 from kinfed.data.population import Population
 from kinfed.engines.flower.messages import (
     DTYPES,
@@ -49,12 +49,12 @@ from kinfed.federation import (
     Offer,
     Rejected,
     Replies,
-    check_numbers,
     count_models,
 )
 from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import NOTHING, Params, Stack, from_flat, select, stack, to_flat
+from kinfed.ranges import Facts, Range, check_numbers
 
 if TYPE_CHECKING:
     from kinfed.engines.flower.transport import Transport

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kinfed.capabilities import summed_tasks_of
-from kinfed.client import Client, Execution, Facts, HasMemory, Samples
+from kinfed.client import Client, Execution, HasMemory, Samples
 from kinfed.client_tasks import COMMON, SCORES
 from kinfed.engines.flower.messages import (
     ConfigValues,
@@ -42,6 +42,7 @@ from kinfed.files import separate, write_bytes
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, from_flat, tensor_in, to_flat
 from kinfed.privacy import OPEN, Privacy
+from kinfed.ranges import Facts
 
 LOG = logging.getLogger("kinfed.engines")
 TOKEN = re.compile(r"[0-9a-f]{16}")

@@ -12,7 +12,6 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from kinfed import checkpoint
-from kinfed.client import CHOICE, FLAG, NUMBERS, Facts, Range
 from kinfed.client_tasks import COMMON
 from kinfed.data import Role
 from kinfed.engines import Vectorised
@@ -20,6 +19,7 @@ from kinfed.engines.flower.messages import pack, unpack
 from kinfed.engines.flower.transport import read_arrays, read_config, to_records
 from kinfed.experiment import Experiment
 from kinfed.federation import MAX_OFFENCES, Offer
+from kinfed.ranges import CHOICE, FLAG, NUMBERS, Facts, Range
 from tests.engines.flower.loopback import Loopback, make_flower
 from tests.methods.registry import CASES, make, population
 
