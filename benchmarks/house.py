@@ -39,7 +39,7 @@ LAYERS = [  # a module may import its own name and the lines above it
     {"client", "per_client", "ledger", "cuda_graphs", "aggregation", "kernels"},
     {"models", "data", "clustering"},
     {"privacy"},
-    {"fastpath"},
+    {"fastpath", "enrolment"},
     {"training", "federation"},
     {"signatures"},
     {"relatedness"},
@@ -64,7 +64,7 @@ LAYERS = [  # a module may import its own name and the lines above it
 ]
 FORBIDDEN = {"engines": ("kinfed.methods",), "methods": ("kinfed.engines", "flwr")}  # though a layer may permit it
 LIMITS = {
-    "files": 253,
+    "files": 254,
     "duplicates": 0,
     "participles": 19,
     "ignores": 14,

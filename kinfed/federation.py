@@ -1,4 +1,4 @@
-"""The clients as an algorithm sees them: who is there, and one verb to make them work.
+"""The clients as an algorithm sees them, and one verb to make them work; `enrolment` says who is there.
 
 Everything that crosses the wire is counted where it crosses, in `Federation.run`.
 """
@@ -7,9 +7,8 @@ import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
-from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -18,9 +17,9 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import FEW, MEAN, Aggregation, norms
-from kinfed.client import UNMARKED, HasMemory, Task, mark_of, width_of
-from kinfed.data.population import LATER, Change, Population, Role
-from kinfed.data.roles import RoleColumns
+from kinfed.client import UNMARKED, HasMemory, Task, mark_of
+from kinfed.data.population import Population
+from kinfed.enrolment import EnrolledClients
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.fastpath import begin_round
 from kinfed.keys import base_key, choose, fold, normal, to_uniform
@@ -134,8 +133,11 @@ class Replies:
         return Replies(self.cohort[positions], from_flat(select_flat(positions, self.send)))
 
 
-class Federation(ABC):
-    """Who is there, what is counted, and one verb; engines say how a task reaches the clients."""
+class Federation(EnrolledClients, ABC):
+    """One verb, and what is counted and noted of it; engines say how a task reaches the clients.
+
+    Who is there is in `kinfed.enrolment.EnrolledClients`: `clients`, `present`, `unseen`, `sizes`, …
+    """
 
     aggregation: Aggregation = MEAN  # how the server makes one model of many
     privacy: Privacy = OPEN  # what hides samples and clients
@@ -146,22 +148,10 @@ class Federation(ABC):
     ) -> None:
         if not 0 < fraction <= 1:
             raise ConfigError(f"fraction must be in (0, 1], got {fraction}")
+        super().__init__(population, torch.device(device))
         self.method, self.fraction, self.seed = method, fraction, seed
-        self.device = torch.device(device)
-        self.population = population
-        self.x, self.y = population.on(self.device)
-        self.train, self.test = (_moved(part, self.device) for part in (population.train, population.test))
-        self.roles = population.roles or (Role(),) * len(population.train)
-        self.count = len(self.roles)
-        self.true_clusters = population.true_clusters
-        self.columns = RoleColumns.of(self.roles)
-        self.listed: dict[tuple[str, int, bool], Tensor] = {}  # ids of clients, as long as nobody comes or goes
-        self.weighed: tuple[tuple[object, ...], Tensor] | None = None  # their weights, and what these came from
-        self.since = self.columns.joins.clone()
-        self.held: Tensor | None = None  # training samples of each label, once they were asked for
-        self.round = 0
+        self.weighed: tuple[tuple[object, ...], Tensor] | None = None  # weights of clients, and what these came from
         self.rounds = 100  # planned; the experiment says
-        self.is_over = False  # training has ended, and those who join later are there
         self.calls: dict[str, int] = {}
         self.ledger = Ledger(self.count)
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
@@ -170,12 +160,6 @@ class Federation(ABC):
         self.released: dict[str, int] = {}  # task, or task/client -> private releases that no crash takes back
         self.client_seconds = 0.0  # spent on clients' tasks so far; the rest is the server's own work
         self.decoys = torch.zeros(0, dtype=torch.long)  # asked since nobody was drawn, and not summed
-        self.sees_samples = True  # False: clients' samples are elsewhere, and the server knows how many they are
-
-    @property
-    def sizes(self) -> Tensor:
-        """Training samples of every client, known from enrolment: [clients]."""
-        return torch.tensor([own.size(0) for own in self.train], device=self.device)  # len() takes ten times as long
 
     @property
     def weights(self) -> Tensor:
@@ -185,86 +169,28 @@ class Federation(ABC):
             self.weighed = origin, self.aggregation.cap(*origin[1:])
         return self.weighed[1]
 
-    @property
-    def test_samples(self) -> int:
-        """How many different samples those who train are tested on."""
-        return len(torch.cat([self.test[i] for i in self.clients.tolist()]).unique())
-
-    @property
-    def clients(self) -> Tensor:
-        """Ids of those who train now."""
-        return self._list("clients", lambda: self._columns.trains & self._stays & (self._columns.joins <= self.round))
-
-    @property
-    def present(self) -> Tensor:
-        """Ids of all who are there now, holdout and unlabelled clients included."""
-        return self._list("present", lambda: self._present)
-
-    @property
-    def real(self) -> Tensor:
-        """Ids of all who can be served by now; look-alikes, who are made to be placed and not to be served, are not."""
-        return self._list("real", lambda: self._present & self._columns.real)
-
-    @property
-    def unseen(self) -> Tensor:
-        """Ids of those who can be served by now but do not train."""
-        return self.present[torch.isin(self.present, self.clients, invert=True)]
-
-    @property
-    def loses_clients(self) -> bool:
-        """Whether some leave before the others."""
-        return bool((self._columns.leaves < LATER).any())
-
-    @property
-    def unlabelled(self) -> Tensor:
-        """Ids of all who have no labels, whenever they come."""
-        return self._ids(~self._columns.labelled)
-
-    @property
-    def everyone(self) -> Tensor:
-        """Ids of all clients there will ever be."""
-        return torch.arange(self.count, device=self.device)
-
-    @property
-    def labels_held(self) -> Tensor:
-        """Training samples of each label that each client has now: [clients, classes]; samples without one are none.
-
-        Where targets are no classes, all samples have the same.
-        """
-        if not self.population.has_classes:
-            return self.sizes.cpu()[:, None]
-        if self.held is None:
-            classes, owner = self.population.classes, self.everyone.repeat_interleave(self.sizes)
-            y = self.y[torch.cat(self.train)]
-            at = (owner * classes + y)[y >= 0]
-            self.held = torch.bincount(at, minlength=self.count * classes).view(self.count, classes).cpu()
-        return self.held
-
     def begin(self, round: int) -> None:
-        """Enters a round: clients whose data change in it hold their new samples from now on."""
-        for change in sorted(self.population.changes, key=lambda change: change.round):  # a resumed run enters several
-            if self.round < change.round <= round:
-                self._change(change)
-        self.round = round
+        """Enters a round, and begins it in the joint training of its thread, too."""
+        super().begin(round)
         begin_round()
 
-    def settle(self, folder: Path) -> None:  # noqa: B027 - engines need not
+    def settle(self, folder: Path) -> None:
         """Says where the run is written, before it begins; an engine may keep what it needs to go on there."""
 
-    def open(self) -> None:  # noqa: B027
+    def open(self) -> None:
         """Gets clients ready, where that takes long."""
 
-    def note_checkpoint(self) -> None:  # noqa: B027
+    def note_checkpoint(self) -> None:
         """Says that the federation as it is now is in a checkpoint, or has just come from one."""
 
     def state_dict(self) -> dict[str, object]:
         """What an engine wants to find in the checkpoint again, as JSON."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, object]) -> None:  # noqa: B027
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Takes it from a checkpoint."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Lets go of all that the engine started."""
 
     def sample(self) -> Tensor:
@@ -414,44 +340,6 @@ class Federation(ABC):
         self.calls[name] = self.calls.get(name, 0) + 1
         return base_key(self.seed, name, self.calls[name])
 
-    def width(self, part: list[Tensor]) -> int:
-        """Samples of this part that tasks look at in one go: bounded, and the same for every client."""
-        return width_of(len(own) for own in part)
-
-    @property
-    def _columns(self) -> RoleColumns:
-        if self.columns.roles is not self.roles:  # somebody has come
-            self.columns = RoleColumns.of(self.roles)
-            self.listed.clear()
-        return self.columns
-
-    @property
-    def _present(self) -> Tensor:
-        return ((self._columns.joins <= self.round) | self.is_over) & self._stays
-
-    @property
-    def _stays(self) -> Tensor:
-        return self._columns.leaves > self.round
-
-    def _list(self, name: str, wanted: Callable[[], Tensor]) -> Tensor:
-        """Ids of the wanted clients; looked for anew only when somebody has come or gone."""
-        key = name, bisect(self._columns.turns, self.round), self.is_over
-        if key not in self.listed:
-            self.listed = {old: ids for old, ids in self.listed.items() if old[1:] == key[1:]}
-            self.listed[key] = self._ids(wanted())
-        return self.listed[key]
-
-    def _ids(self, wanted: Tensor) -> Tensor:
-        return wanted.nonzero()[:, 0].to(self.device)
-
-    def _change(self, change: Change) -> None:
-        self.held = None
-        for i, client in enumerate(change.clients.tolist()):
-            self.train[client], self.test[client] = (part[i].to(self.device) for part in (change.train, change.test))
-            self.since[client] = change.round
-        if self.true_clusters is not None and change.true_clusters is not None:
-            self.true_clusters = self.true_clusters.index_copy(0, change.clients, change.true_clusters)
-
 
 def run_fedavg(task: Task, params: Params, rounds: int, fed: Federation) -> Params:
     """The model after so many rounds of FedAvg; `task` takes and replies `params`."""
@@ -488,8 +376,3 @@ def count_models(offer: Offer) -> int:
 def select_flat(which: Tensor, payload: Payload) -> Stack:
     """The replies of these, flat; nothing is copied where these are all."""
     return each_leaf(lambda t: t if len(t) == len(which) else t[which], to_flat(payload))
-
-
-def _moved(part: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Every client's samples on the device, taken there in one go."""
-    return list(torch.cat(list(part)).to(device).split([own.size(0) for own in part])) if part else []
