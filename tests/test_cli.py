@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kinfed import api, checkpoint
+from kinfed.api.arguments import change
 from kinfed.cli import app
 from kinfed.config import load_config
 from kinfed.errors import ConfigError
@@ -91,7 +92,7 @@ def test_an_empty_word_is_no_empty_path():
         (lambda: api.load_run(""), "folder"),
         (lambda: api.load_comparison(""), "folder"),
         (lambda: api.export_run("somewhere", ""), "bundle"),
-        (lambda: api.change(load_config(None), None, None, ""), "data_dir"),
+        (lambda: change(load_config(None), None, None, ""), "data_dir"),
     ],
 )
 def test_an_empty_path_in_python_is_refused_too(call, name: str, tmp_path: Path):

@@ -61,7 +61,7 @@ PHRASES = {
 # `rows` are those of a table or a matrix; where samples are meant, they are banned
 ROWS_OF_TABLES = (
     "kinfed/aggregation.py",
-    "kinfed/api.py",
+    "kinfed/api/",
     "kinfed/clustering/",
     "kinfed/comparison/",
     "kinfed/data/readers.py",

@@ -1,18 +1,13 @@
-"""The front door: run and compare methods, resume, read and report runs, from Python and from the command line.
+"""Comparisons: several methods on the same clients and seeds, run in turn or beside each other, resumed and read."""
 
-A method is a name, an object or a whole config; data are the name of a dataset or a `Population`. Every run writes its
-folder, so that reports, resuming and export work for all of them alike.
-"""
-
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from kinfed.api.arguments import Text, change, give, to_path
+from kinfed.api.one_run import RunResult, load_pandas, report, say_diagnoses
 from kinfed.comparison import (
     Outcome,
     as_csv,
@@ -22,26 +17,15 @@ from kinfed.comparison import (
     means_by_method,
     pairs_as_csv,
     runs_as_csv,
-    summary_table,
     win_matrix,
 )
 from kinfed.config import Config, build, find_method, make_population, read_toml
-from kinfed.config.assembly import (
-    ConfigLike,
-    DataLike,
-    MethodLike,
-    check_needs,
-    configure,
-    is_config,
-    name_method,
-    put_method,
-)
+from kinfed.config.assembly import ConfigLike, DataLike, check_needs, configure, is_config, name_method, put_method
 from kinfed.data.population import Population
-from kinfed.errors import CheckpointError, ConfigError, KinfedError
-from kinfed.experiment import Summary
+from kinfed.errors import ConfigError, KinfedError
 from kinfed.method import Method
 from kinfed.methods import title_of
-from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display, forward_log
+from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs import lifecycle
 from kinfed.runs.jobs import Job, explain_failure, group_by_clients
@@ -49,81 +33,11 @@ from kinfed.runs.lifecycle import Given, Interrupted, Place, refuse_other, resum
 from kinfed.runs.logs import COMPARISON, CONFIG, write_text
 from kinfed.runs.parallel import AtOnce, run_jobs
 from kinfed.runs.reader import Run, check_format, is_comparison, read_config
-from kinfed.runs.writer import refuse_incomplete, write_config
+from kinfed.runs.writer import write_config
 from kinfed.trackers import check_trackers
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-Text = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A run on disk; `given` holds the objects that Python ran it with, for resuming and export.
-
-    Code that its config names is imported only where it is trusted, or was named by the user in this process.
-    """
-
-    path: Path
-    given: Given = Given()
-    trust: bool = False
-
-    @cached_property
-    def run(self) -> Run:
-        """All tables and arrays of the folder."""
-        return Run(self.path, self.trust)
-
-    @property
-    def config(self) -> Config:
-        """All settings."""
-        return self.run.settings
-
-    @property
-    def summary(self) -> Summary:
-        """The last metrics and the cost."""
-        return self.run.summary
-
-    @property
-    def diagnosis(self) -> str:
-        """What the method found of the clients, in words; empty where it says nothing."""
-        return self.run.diagnosis
-
-    @property
-    def clusters(self) -> list[int] | None:
-        """The cluster of each client (-1: none); None if the method looks for no clusters."""
-        return None if self.run.found is None else self.run.found.tolist()
-
-    @property
-    def accuracy(self) -> list[float]:
-        """The accuracy of each client at the last evaluation; of other tasks, their main metric."""
-        return [float(share) for share in self.run.scores]
-
-    def to_frame(self, table: str = "rounds") -> "DataFrame":
-        """A table of the folder as a pandas DataFrame: rounds, clients, clusters, ledger, ledger_clients, timing."""
-        frame: DataFrame = load_pandas().read_csv(self.path / f"{table}.csv")
-        return frame
-
-    def report(self, out: Text | None = None, figures: Sequence[str] = ()) -> Path:
-        """Writes the report of this run; gives back the page."""
-        return report(self.path, out=out, figures=figures)
-
-    def resume(self, *, rounds: int | None = None, device: str | None = None, quiet: bool = False) -> "RunResult":
-        """Takes the run to its end, or to more rounds."""
-        return resume(self.path, rounds=rounds, device=device, quiet=quiet, given=self.given, trust=self.trust)
-
-    def export(self, folder: Text, *, force: bool = False) -> Path:
-        """Writes a bundle that assigns unseen clients to models; gives back its folder."""
-        export_run(self.path, folder, force=force, given=self.given, trust=self.trust)
-        return Path(folder)
-
-    def __repr__(self) -> str:
-        state = "" if self.run.has_ended else ", not ended"
-        table = as_text(summary_table(self.summary, self.run.metric, self.run.own_metrics))
-        return f"{title_of(self.run.method)} seed {self.run.seed} at {self.path}{state}\n{table}"
-
-    def _repr_html_(self) -> str:
-        return as_html(summary_table(self.summary, self.run.metric, self.run.own_metrics))
 
 
 @dataclass(frozen=True)
@@ -178,51 +92,6 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return as_html(self.table)
-
-
-def run(
-    method: MethodLike | None = None, data: DataLike | None = None, *, out: Text | None = None, force: bool = False,
-    resume: bool = False, quiet: bool = False, display: Display | None = None, **settings: object,
-) -> RunResult:  # fmt: skip
-    """Runs one method and writes its folder (`out`, else a new one under runs/).
-
-    `settings` are those of a config: rounds=50, seed=1, fraction=0.2, model="leaf_cnn", partition={"clients": 20},
-    training=LocalTraining(lr=0.1), engine="sequential", device="cuda", data_dir="data".
-    With `resume` a run in `out` goes on.
-    """
-    config, given = configure(method, data, settings), give(method, data)
-    display = display or choose_display(quiet=quiet)
-    place = Place(None if out is None else to_path(out), force)
-    if resume and place.out is None:
-        raise ConfigError("run(resume=True): wanted out=, the folder of the run")
-    with display.live():
-        if resume and place.out and (place.out / CONFIG).exists():
-            check_format(place.out)
-            path = lifecycle.resume(config, place.out, display, given)
-        else:
-            place.check()
-            path = lifecycle.start(config, place, display, given)
-    return show_run(RunResult(path, given), display)
-
-
-def resume(
-    folder: Text, *, rounds: int | None = None, device: str | None = None, data_dir: Text | None = None,
-    quiet: bool = False, display: Display | None = None, given: Given = lifecycle.CONFIGURED, trust: bool = False,
-) -> RunResult:  # fmt: skip
-    """Takes a stopped run to its end, or an ended one to more rounds; only with `trust` its config may import code."""
-    path, display = to_path(folder, "folder"), display or choose_display(quiet=quiet)
-    config = change(read_config(path, trust=trust), rounds, device, data_dir)
-    with display.live(), refuse_code(f"{path / CONFIG}", trust):
-        lifecycle.resume(config, path, display, given)
-    return show_run(RunResult(path, given, trust), display)
-
-
-def show_run(result: RunResult, display: Display) -> RunResult:
-    """Shows how a run ended."""
-    display.table(summary_table(result.summary, result.run.metric, result.run.own_metrics))
-    say_diagnoses([result], display)
-    display.say(f"written to {result.path}")
-    return result
 
 
 def compare(
@@ -293,6 +162,17 @@ def resume_comparison(
         return run_all(wanted, path, display, Objects(population, own or {}), at_once)
 
 
+def load_comparison(folder: Text, trust: bool = False) -> Comparison:
+    """The comparison in a folder that `kinfed compare` or `kinfed.compare` wrote; missing runs are left out."""
+    path = to_path(folder, "folder")
+    check_format(path, COMPARISON)
+    table = read_toml(path / COMPARISON)
+    config = build(Config, {name: table[name] for name in ("compare", "seed", "seeds") if name in table}, "")
+    seeds = config.seeds or (config.seed,)
+    paths = [run_folder(path, replace(config, method=m, seed=seed)) for seed in seeds for m in config.compare]
+    return Comparison(path, tuple(RunResult(each, trust=trust) for each in paths if (each / CONFIG).exists()))
+
+
 def run_all(
     config: Config, folder: Path, display: Display, given: Objects, at_once: AtOnce, *, force: bool = False
 ) -> Comparison:
@@ -320,6 +200,14 @@ def show_comparison(comparison: Comparison, display: Display) -> None:
         display.say(comparison.headline)
     say_diagnoses(comparison.runs, display)
     display.say(f"written to {comparison.path}")
+
+
+def write_tables(comparison: Comparison) -> None:
+    """Writes a comparison's tables: by method, by run and by pair of methods."""
+    made = {"compare.csv": as_csv, "runs.csv": runs_as_csv, "pairs.csv": pairs_as_csv}
+    for name, make in made.items():
+        write_text(comparison.path / name, make(comparison.outcomes))
+    write_text(comparison.path / "compare.md", comparison.to_markdown() + "\n")
 
 
 Ran = tuple[list[RunResult], dict[Path, str]]  # runs that ended; why others failed, by their folders
@@ -357,22 +245,6 @@ def run_beside(configs: Sequence[Config], folder: Path, display: Display, force:
     return [RunResult(path) for path in paths if path not in failed], failed
 
 
-def write_tables(comparison: Comparison) -> None:
-    """Writes a comparison's tables: by method, by run and by pair of methods."""
-    made = {"compare.csv": as_csv, "runs.csv": runs_as_csv, "pairs.csv": pairs_as_csv}
-    for name, make in made.items():
-        write_text(comparison.path / name, make(comparison.outcomes))
-    write_text(comparison.path / "compare.md", comparison.to_markdown() + "\n")
-
-
-def say_diagnoses(results: Sequence[RunResult], display: Display) -> None:
-    """What methods found of the clients: of each its first seed."""
-    said = {result.config.method: result.diagnosis for result in reversed(results)}
-    for method, diagnosis in reversed(said.items()):
-        if diagnosis:
-            display.say(f"{title_of(method)}: {diagnosis}")
-
-
 def run_one(config: Config, folder: Path, display: Display, given: Given, force: bool) -> RunResult:
     """One run of a comparison, at its end."""
     path = run_folder(folder, config)
@@ -399,81 +271,3 @@ def has_ended(config: Config, path: Path, folder: Path) -> bool:
     stored = Run(path)
     refuse_other(stored.settings.resolve(), config, f"{path} is from another config than {folder / COMPARISON}")
     return stored.has_ended and stored.settings.rounds >= config.rounds
-
-
-def load_run(folder: Text, trust: bool = False) -> RunResult:
-    """The run in a folder that `kinfed run` or `kinfed.run` wrote; only with `trust` is code of its config imported."""
-    path = to_path(folder, "folder")
-    if is_comparison(path):
-        raise CheckpointError(f"{path} is a comparison: use kinfed.load_comparison, or name one of the runs in it")
-    check_format(path)
-    refuse_incomplete(path)
-    return RunResult(path, trust=trust)
-
-
-def load_comparison(folder: Text, trust: bool = False) -> Comparison:
-    """The comparison in a folder that `kinfed compare` or `kinfed.compare` wrote; missing runs are left out."""
-    path = to_path(folder, "folder")
-    check_format(path, COMPARISON)
-    table = read_toml(path / COMPARISON)
-    config = build(Config, {name: table[name] for name in ("compare", "seed", "seeds") if name in table}, "")
-    seeds = config.seeds or (config.seed,)
-    paths = [run_folder(path, replace(config, method=m, seed=seed)) for seed in seeds for m in config.compare]
-    return Comparison(path, tuple(RunResult(each, trust=trust) for each in paths if (each / CONFIG).exists()))
-
-
-def report(
-    *runs: Text, out: Text | None = None, figures: Sequence[str] = (), latex: bool = False, markdown: bool = False,
-    display: Display | None = None,
-) -> Path:  # fmt: skip
-    """Writes the report of these runs or comparisons, figures and tables on demand; gives back the page."""
-    from kinfed.report.page import check_kinds, report_folder, write_report  # what draws is loaded when it is used
-
-    check_kinds(figures)
-    paths, display = [to_path(each, "report") for each in runs], display or choose_display(quiet=True)
-    folder = report_folder(paths) if out is None else to_path(out)
-    with forward_log(display.say):
-        written = write_report(paths, folder, figures, latex=latex, markdown=markdown)
-    more = f" and {len(written) - 1} more files" if len(written) > 1 else ""
-    display.say(f"written to {written[0]}{more}")
-    return written[0]
-
-
-def export_run(
-    folder: Text, bundle: Text, *, force: bool = False, given: Given = lifecycle.CONFIGURED, trust: bool = False
-) -> list[str]:
-    """Writes a bundle of a run that has ended, for unseen clients; says what is in it."""
-    from kinfed.serving.assignment import OutputFolder
-    from kinfed.serving.run_export import export_run as write_bundle
-
-    return list(write_bundle(Path(folder), OutputFolder(to_path(bundle, "bundle"), force), given.population, trust))
-
-
-def give(method: MethodLike | None, data: DataLike | None) -> Given:
-    """Those arguments that are objects."""
-    return Given(
-        data if isinstance(data, Population) else None,
-        method if isinstance(method, Method) else None,
-    )
-
-
-def change(config: Config, rounds: int | None, device: str | None, data_dir: Text | None = None) -> Config:
-    """The config with more rounds, on another device, or with its data in another folder."""
-    engine = replace(config.engine, device=device or config.engine.device)
-    folder = None if data_dir is None else str(to_path(data_dir, "data_dir").expanduser().absolute())
-    data = config.data if folder is None else replace(config.data, dir=folder)
-    return replace(config, rounds=config.rounds if rounds is None else rounds, engine=engine, data=data)
-
-
-def load_pandas() -> ModuleType:
-    """The package pandas; raises ConfigError where it is not installed."""
-    try:
-        return import_module("pandas")
-    except ModuleNotFoundError:
-        raise ConfigError("to_frame() needs pandas: install it with pip install pandas") from None
-
-
-def to_path(place: Text, name: str = "out") -> Path:
-    if place == "":
-        raise ConfigError(f"{name}: wanted a path, got an empty one; the working folder is '.'")
-    return Path(place)
