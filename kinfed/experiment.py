@@ -3,11 +3,9 @@
 import logging
 import time
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
@@ -17,7 +15,6 @@ from torch import Tensor
 from kinfed import checkpoint as checkpoints
 from kinfed.aggregation import MEAN, Aggregation
 from kinfed.capabilities import (
-    SIGNATURE_TASK,
     ClustersLater,
     FindsClusters,
     StepsBySGD,
@@ -25,12 +22,11 @@ from kinfed.capabilities import (
     require_private_signatures,
     require_private_training,
     require_sums,
-    summed_tasks_of,
 )
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError, ModelError
-from kinfed.federation import EXCLUDED, LONG_UPDATE, OUTLYING, Federation
+from kinfed.federation import Federation
 from kinfed.method import Method
 from kinfed.metrics import (
     QUESTIONS,
@@ -39,24 +35,26 @@ from kinfed.metrics import (
     Scores,
     assign_look_alikes,
     average_changed,
-    converged_at,
     correlations,
+    count_bytes,
+    count_unused,
     current_clusters,
     drift_similarity,
     dry_run,
+    find_convergence,
     is_stuck,
     measure_clients,
     originals_of,
     robustness,
     rounds_to_target,
     score_clients,
+    spend_privacy,
     standard_error,
     summarise_scores,
 )
 from kinfed.models import Model
 from kinfed.privacy import OPEN, Privacy
 from kinfed.quality import ACCURACY, Metric
-from kinfed.signatures import Signature
 
 log = logging.getLogger("kinfed")
 OUTVOTED = 4  # replies of a model in a round from which on robust aggregation outvotes one liar
@@ -277,7 +275,7 @@ class Experiment(Generic[State]):
     def summary(self) -> Summary:
         """The last metrics, the cost, and how fast it went there."""
         means = self._mean_scores()
-        down, up = self._bytes()
+        down, up = count_bytes(self.fed.ledger)
         reached = rounds_to_target(means, self.evaluation.target, self.metric.lower_is_better)
         return {
             **self.history[-1][1],
@@ -287,44 +285,16 @@ class Experiment(Generic[State]):
             "standard_error": self._standard_error(means[-1][1]),
             "rounds_to_target": reached,
             "bytes_to_target": None if reached is None else self.fed.ledger.until(reached, without=QUESTIONS),
-            "converged_at": self._find_convergence(means),
+            "converged_at": find_convergence(means, self.metric),
             "bytes_down": down,
             "bytes_up": up,
             "rejected_replies": sum(reply.was_dropped for reply in self.fed.rejected),
-            **self._count_unused(),
-            **self._spend(),
+            **count_unused(self.fed.rejected),
+            **spend_privacy(self.method, self.fed),
         }
-
-    def _spend(self) -> dict[str, float | None]:
-        """ε and δ of what was released so far, where it was private."""
-        privacy, tasks = self.fed.privacy, summed_tasks_of(self.method)
-        spent: dict[str, tuple[float, float]] = {}
-        if privacy.signature.is_private:
-            spent["signature"] = (privacy.signature.spend(self._count_signatures()), privacy.signature.delta)
-        if privacy.training.is_on:
-            called = sum(task in tasks for _, task, *_ in self.fed.ledger.rounds)
-            steps = max(called, sum(number for task, number in self.fed.released.items() if task in tasks))
-            spent["training"] = (privacy.training.spend(steps, self.fed.fraction), privacy.training.delta)
-        return {key: value for name, (epsilon, delta) in spent.items() for key, value in (
-            (f"{name}_epsilon", epsilon if isfinite(epsilon) else None), (f"{name}_delta", delta),
-        )}  # fmt: skip
-
-    def _count_signatures(self) -> int:
-        """How many signatures the client has sent, or was asked for, that sent most."""
-        signature = getattr(self.method, "own_signature", None) or getattr(self.method, "signature", None)
-        sent, released = self.fed.ledger.up.get(SIGNATURE_TASK), self.fed.released.items()
-        asked = max((number for name, number in released if name.startswith(f"{SIGNATURE_TASK}/")), default=0)
-        if sent is None or not isinstance(signature, Signature):
-            return asked
-        k, width = signature.size(tuple(self.fed.x.shape[1:]), self.method.model.target_groups)
-        return max(asked, -(-int(sent.max()) // (4 * k * (width + 1))))  # floats: k points and k shares
 
     def _mean_scores(self) -> list[tuple[int, float]]:
         return [(round, metrics[self.metric.name]) for round, metrics in self.history]
-
-    def _find_convergence(self, means: list[tuple[int, float]]) -> int | None:
-        last = means[-1][1]
-        return converged_at(means, 0.01 if self.metric.unit == "%" else 0.01 * abs(last)) if isfinite(last) else None
 
     def _standard_error(self, mean: float) -> float | None:
         """Of a share, over test samples; of other metrics, over clients, where there are several."""
@@ -336,13 +306,6 @@ class Experiment(Generic[State]):
         known = self.scores.main[self.scores.trains]
         known = known[~known.isnan()]
         return float(known.std() / len(known) ** 0.5) if len(known) > 1 else None
-
-    def _count_unused(self) -> dict[str, int]:
-        """How many replies were not used or did not come, by reason, and how many clients are excluded or suspected."""
-        reasons = Counter(reply.reason for reply in self.fed.rejected)
-        kinds = {EXCLUDED: "excluded", OUTLYING: "outlying", LONG_UPDATE: "with_long_update"}
-        clients = {f"clients_{name}": reasons.pop(kind) for kind, name in kinds.items() if kind in reasons}
-        return {f"replies_{reason.replace(' ', '_')}": count for reason, count in sorted(reasons.items())} | clients
 
     def _means(self, *names: str) -> dict[str, float]:
         """Means over the evaluated rounds of the metrics that have been measured."""
@@ -433,7 +396,9 @@ class Experiment(Generic[State]):
             self._warn_if_outvoted(clusters)
         if self.fed.population.changes:
             self.drift_log = self.drift_log.note(self.fed, clusters, scores, self.metric.lower_is_better)
-        return RoundResult(done, metrics, scores, clusters, *self._bytes(), seconds[0], self.metric, seconds[1])
+        return RoundResult(
+            done, metrics, scores, clusters, *count_bytes(self.fed.ledger), seconds[0], self.metric, seconds[1]
+        )
 
     def _warn_if_short(self) -> None:
         late = sorted({change.round for change in self.fed.population.changes if change.round >= self.rounds})
@@ -516,14 +481,6 @@ class Experiment(Generic[State]):
         with dry_run(self.fed):
             found = measure_clients(self.method, state, self.fed)
         return {name: value for name, value in found.items() if name != self.metric.name}
-
-    def _bytes(self) -> tuple[int, int]:
-        ledger = self.fed.ledger
-        down, up = (
-            sum(int(t.sum()) for task, t in table.items() if task not in QUESTIONS)
-            for table in (ledger.down, ledger.up)
-        )
-        return down, up
 
     def _notify(self, result: RoundResult) -> None:
         for observer in self.observers:

@@ -3,7 +3,6 @@
 The main metric of the model's task is what is compared: the accuracy of a classifier, which is a fraction.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from kinfed.client_tasks import evaluate, evaluate_adapted, evaluate_all, measured_names
 from kinfed.federation import Federation, Replies
-from kinfed.ledger import Ledger
 from kinfed.method import Method
 from kinfed.quality import Metric
 
@@ -124,65 +122,3 @@ def worst_decile(accuracy: Tensor, lower_is_better: bool = False) -> float:
 def share_at_target(accuracy: Tensor, target: float, lower_is_better: bool = False) -> float:
     """The share of clients that reach the target."""
     return float((accuracy <= target if lower_is_better else accuracy >= target).double().mean())
-
-
-def rounds_to_target(means: Sequence[tuple[int, float]], target: float, lower_is_better: bool = False) -> int | None:
-    """The first evaluated round at which the mean over clients reaches the target; None if none does."""
-    return next((round for round, mean in means if (mean <= target if lower_is_better else mean >= target)), None)
-
-
-def converged_at(means: Sequence[tuple[int, float]], within: float = 0.01) -> int | None:
-    """The first evaluated round from which the mean stays within `within` of its last value.
-
-    None where it stayed there for fewer than three evaluations, or for less than a tenth of them: too few to say.
-    """
-    if not means:
-        return None
-    last = means[-1][1]
-    far = [i for i, (_, mean) in enumerate(means) if abs(mean - last) > within]
-    first = far[-1] + 1 if far else 0
-    return means[first][0] if len(means) - first >= max(3, 0.1 * len(means)) else None
-
-
-def is_stuck(means: Sequence[tuple[int, float]], chance: float) -> bool:
-    """Whether the mean accuracy was above chance, has fallen below half of its best, and does not move any more.
-
-    That is what weights that have diverged look like: the same answer for every sample.
-    """
-    last, best = [mean for _, mean in means[-2:]], max((mean for _, mean in means), default=0.0)
-    return len(last) == 2 and last[0] == last[1] < best / 2 and best > 1.5 * chance
-
-
-QUESTIONS = (
-    "evaluate",
-    "evaluate_adapted",
-    "evaluate_all",
-    "count_predictions",
-)  # asked by the experiment, not by a method
-
-
-def method_bytes(ledger: Ledger) -> int:
-    """All bytes a method moved, both ways; evaluation is the experimenter's and does not count."""
-    return ledger.total(without=QUESTIONS)
-
-
-def fedavg_parameters(participants: int, weights: int, rounds: int) -> int:
-    """2ρM·W per round: FedAvg, FedProx, FedNova, Per-FedAvg, CFL, FeSEM."""
-    return 2 * participants * weights * rounds
-
-
-def flt_parameters(
-    clients: int, encoder: int, centroids: int, latent: int, participants: int, weights: int, rounds: int
-) -> int:
-    """M·W_enc down and k·M·e up once, then 2ρM·W per round."""
-    return clients * (encoder + centroids * latent) + fedavg_parameters(participants, weights, rounds)
-
-
-def repa_parameters(clients: int, encoder: int, statistics: int, participants: int, weights: int, rounds: int) -> int:
-    """W_enc down and the statistics up once for each client, then 2ρM·W per round; the encoder's training is extra."""
-    return clients * (encoder + statistics) + fedavg_parameters(participants, weights, rounds)
-
-
-def megabits_per_client(moved_bytes: int, clients: int) -> float:
-    """FLIS' "Mb": megabits per client, averaged over all clients of the federation."""
-    return moved_bytes * 8 / 1e6 / clients

@@ -7,10 +7,10 @@ from kinfed.aggregation import DEPLOYED, MEAN
 from kinfed.clustering.hierarchy import Hierarchy
 from kinfed.engines import Vectorised
 from kinfed.errors import NetworkError
-from kinfed.experiment import Experiment
 from kinfed.federation import LONG_UPDATE, OUTLYING, Offer, Replies, measure_changes
 from kinfed.methods import FLHC, FLISHC
 from kinfed.methods.split_tree import SplitRule
+from kinfed.metrics import count_unused
 from kinfed.params import from_flat, to_flat
 from kinfed.runs.writer import name_event
 from kinfed.signatures import EmbeddingStatistics
@@ -66,7 +66,7 @@ def test_a_forged_signature_changes_no_cluster_of_flt_and_its_client_trains_alon
 def test_an_outlying_client_is_named_once_in_the_log_and_the_events(caplog):
     method = make("repa", signature=encoder_once())
     _, fed = find(method, DEPLOYED, population())
-    assert Experiment.over(fed, rounds=1)._count_unused() == {"clients_outlying": 1}
+    assert count_unused(fed.rejected) == {"clients_outlying": 1}
     assert [(entry.client, name_event(entry)) for entry in fed.rejected] == [(LIAR, "outlying client")]
     named = "far from all others in what they sent, so that they form no cluster: client 3 (1 of 12 clients)"
     assert [m for m in caplog.messages if "far from all others" in m] == [named]
@@ -153,7 +153,7 @@ def test_who_changes_far_more_than_the_others_is_named_once_where_somebody_may_l
 
     found, fed = name_liars(DEPLOYED)
     assert found == [(LIAR, "long update")] and name_liars(MEAN)[0] == []
-    assert Experiment.over(fed, rounds=1)._count_unused()["clients_with_long_update"] == 1
+    assert count_unused(fed.rejected)["clients_with_long_update"] == 1
     says = "what they changed is over 10 times as long as usual: client 3 (1 of 12 clients)"
     assert [m for m in caplog.messages if "as long as usual" in m] == [says]
 
