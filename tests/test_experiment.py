@@ -188,8 +188,8 @@ def checkpoints(rounds, tmp_path, monkeypatch, seconds):
         def on_round(self, result):
             clock[0] += 1
 
-    monkeypatch.setattr("kinfed.experiment.checkpoints.save", save)
-    monkeypatch.setattr("kinfed.experiment.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("kinfed.experiment.loop.checkpoints.save", save)
+    monkeypatch.setattr("kinfed.experiment.loop.time.perf_counter", lambda: clock[0])
     fed = Vectorised(Local(small_net()), tiny_population())
     Experiment.over(fed, rounds=rounds, observers=[Second()], checkpoint=tmp_path / "c", checkpoint_every=5).run()
     return written

@@ -1,31 +1,24 @@
-"""An experiment: rounds of a method on a federation, evaluated as they go, watched by observers, resumable."""
+"""The loop of an experiment: rounds, each evaluated and watched; the checkpoint, and the summary at the end."""
 
-import logging
 import time
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
+from typing import Generic, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor
 
 from kinfed import checkpoint as checkpoints
 from kinfed.aggregation import MEAN, Aggregation
-from kinfed.capabilities import (
-    ClustersLater,
-    FindsClusters,
-    StepsBySGD,
-    require_labels,
-    require_private_signatures,
-    require_private_training,
-    require_sums,
-)
+from kinfed.capabilities import FindsClusters
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
-from kinfed.errors import ConfigError, ModelError
+from kinfed.errors import ConfigError
+from kinfed.experiment.doubts import warn_if_outvoted, warn_if_short, warn_if_stuck
+from kinfed.experiment.evaluation_settings import EVALUATION, Evaluation
+from kinfed.experiment.observers import Observer, RoundResult, Summary
+from kinfed.experiment.preconditions import check_experiment
 from kinfed.federation import Federation
 from kinfed.method import Method
 from kinfed.metrics import (
@@ -42,7 +35,6 @@ from kinfed.metrics import (
     drift_similarity,
     dry_run,
     find_convergence,
-    is_stuck,
     measure_clients,
     originals_of,
     robustness,
@@ -52,91 +44,13 @@ from kinfed.metrics import (
     standard_error,
     summarise_scores,
 )
-from kinfed.models import Model
 from kinfed.privacy import OPEN, Privacy
-from kinfed.quality import ACCURACY, Metric
+from kinfed.quality import Metric
 
-log = logging.getLogger("kinfed")
-OUTVOTED = 4  # replies of a model in a round from which on robust aggregation outvotes one liar
 MOST_MEASURED = 1000  # clients
 QUICK = 1.0  # seconds; a checkpoint that takes less is written whenever it is wanted
 
 State = TypeVar("State")
-Summary = dict[str, float | int | None]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """When and how clients are scored."""
-
-    every: int = 1  # rounds between two evaluations; the last round is always evaluated
-    adapt: bool = False  # also after local adaptation
-    adapt_every: int = 0  # rounds between two evaluations after adaptation, the last round too; 0: at each evaluation
-    target: float = 0.99  # accuracy, or other main metric of the task, that a client should reach
-    metrics: Literal["main", "all"] = "all"  # all: after the last round, all metrics of the task, on up to 1000 clients
-    correlation: bool = False  # are clients with similar data similar to the method? All train once more for it
-    signatures: Literal["own", "all", "none"] = "own"  # kept for reports; of "all" methods: clients train once more
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or not self.target >= 0:
-            raise ConfigError(f"wanted every >= 1 and a target of at least 0, got {self.every} and {self.target}")
-        if self.adapt_every < 0 or self.adapt_every % self.every:
-            raise ConfigError(f"adapt_every: wanted a multiple of every ({self.every}) or 0, got {self.adapt_every}")
-
-    def adapts(self, done: int, rounds: int) -> bool:
-        """Whether clients are also scored after local adaptation, once so many of all rounds are done."""
-        return self.adapt and (not self.adapt_every or done % self.adapt_every == 0 or done == rounds)
-
-
-EVALUATION = Evaluation()
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """What observers get after a round."""
-
-    round: int  # rounds done so far
-    metrics: dict[str, float]  # empty when the round was not evaluated
-    scores: Scores | None
-    clusters: Tensor | None  # found by the method
-    down: int  # bytes so far; evaluation does not count
-    up: int
-    seconds: float  # of this round
-    metric: Metric = ACCURACY  # the main one
-    client_seconds: float = 0.0  # of these, for clients' tasks
-
-
-class Observer(Protocol):
-    """Watches a run: a progress bar, a run folder, a tracker."""
-
-    def on_start(self, rounds: int, done: int) -> None: ...
-
-    def on_round(self, result: RoundResult) -> None: ...
-
-    def on_end(self, summary: Summary) -> None: ...
-
-
-def check_model(model: Model, fed: Federation) -> None:
-    """Raise ModelError unless the model takes the clients' samples, where they are here, and has all their classes."""
-    if model.classes < fed.population.classes:
-        raise ModelError(f"the model has {model.classes} classes, wanted the {fed.population.classes} of the data")
-    check_targets(model, fed.population)
-    if fed.sees_samples and len(fed.population.x) > 1:
-        model.check(fed.population.x[:2])
-        model.check_sequences(fed.population.x, fed.population.y)
-        model.check_scores(fed.population.x, fed.population.y)
-        if doubt := model.doubt_samples(fed.population.x, fed.population.feature_names):
-            log.warning("%s", doubt)
-        if doubt := model.task.doubt_targets(fed.population.y):
-            log.warning("%s", doubt)
-
-
-def check_targets(model: Model, population: Population) -> None:
-    """Raise ConfigError where the targets cannot be those of the model's task."""
-    task, y = model.task, population.y
-    if len(y) and y.is_floating_point() == task.has_classes():
-        kind = "numbers" if y.is_floating_point() else "classes"
-        raise ConfigError(f"the targets are {kind}, and the task is {type(task).__name__}: set another task.name")
 
 
 class Loop(TypedDict, total=False):
@@ -199,34 +113,7 @@ class Experiment(Generic[State]):
         self.saved: tuple[float, float] = (0.0, 0.0)  # seconds that the last checkpoint took, and when it was written
         self.drift: Tensor | None = None  # similarity of clients' images, where correlations are measured
         self.drift_log = DriftLog()  # when clients' samples changed, and when that was noticed
-        self._check()
-
-    def _check(self) -> None:
-        if self.rounds < 1 or self.checkpoint_every < 1:
-            raise ConfigError(
-                f"rounds and checkpoint_every must be at least 1, got {self.rounds} and {self.checkpoint_every}"
-            )
-        if self.evaluation.correlation and not self.fed.sees_samples:
-            raise ConfigError(
-                "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"
-            )
-        require_sums(self.method, self.fed)
-        require_private_signatures(self.method, self.fed)
-        require_private_training(self.method, self.fed)
-        if self.fed.privacy.secure_aggregation and (self.evaluation.correlation or self.evaluation.signatures == "all"):
-            raise ConfigError(
-                "evaluation.correlation and evaluation.signatures = 'all' ask for each client's update, which "
-                "privacy.secure_aggregation hides; leave them out"
-            )
-        require_labels(self.method, self.fed.unlabelled, self.fed)
-        if not len(self.fed.clients):
-            raise ConfigError(
-                "no client trains from the first round on: leave some neither late, holdout nor unlabelled"
-            )
-        checkpoints.find_state_type(self.method)
-        check_model(self.method.model, self.fed)
-        if self.metric.unit == "%" and self.evaluation.target > 1:
-            raise ConfigError(f"evaluation.target is a share from 0 to 1, got {self.evaluation.target}")
+        check_experiment(method, fed, self.rounds, self.checkpoint_every, self.evaluation)
 
     @property
     def metric(self) -> Metric:
@@ -246,7 +133,7 @@ class Experiment(Generic[State]):
         """The summary after all rounds; with `resume`, from the checkpoint on."""
         if self.fed.is_over or self.fed.round:
             raise ConfigError("this federation has been through a run, and its clients remember it: make a new one")
-        self._warn_if_short()
+        warn_if_short(self.method, self.fed, self.rounds)
         self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
@@ -390,59 +277,15 @@ class Experiment(Generic[State]):
             scores = score_clients(self.method, state, self.fed, adapt)
             self.scores, metrics = scores, self._metrics(state, scores)
             self.history.append((done, metrics))
-            self._warn_if_stuck()
+            warn_if_stuck(self.method, self._mean_scores())
         clusters = current_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
         if done in (1, self.rounds) and clusters is not None:
-            self._warn_if_outvoted(clusters)
+            warn_if_outvoted(self.fed, clusters)
         if self.fed.population.changes:
             self.drift_log = self.drift_log.note(self.fed, clusters, scores, self.metric.lower_is_better)
         return RoundResult(
             done, metrics, scores, clusters, *count_bytes(self.fed.ledger), seconds[0], self.metric, seconds[1]
         )
-
-    def _warn_if_short(self) -> None:
-        late = sorted({change.round for change in self.fed.population.changes if change.round >= self.rounds})
-        if late:
-            warnings.warn(
-                f"samples of clients change before round {late[0]} (they count from 0), and there are only "
-                f"{self.rounds}: use more rounds or earlier changes",
-                stacklevel=3,
-            )
-        if isinstance(self.method, StepsBySGD) and (kind := self.method.local.optimiser) != "sgd":
-            warnings.warn(f"training.optimiser is {kind}, but {self.method.sgd_reason}", stacklevel=3)
-        if not isinstance(self.method, ClustersLater):
-            return
-        name, setting = type(self.method).__name__, self.method.clusters_after
-        first = getattr(self.method, setting)
-        if first >= self.rounds:
-            warnings.warn(
-                f"{name} looks for clusters after {first} rounds ({setting}), and there are only {self.rounds}: "
-                f"it will find none; use more rounds or a smaller {setting}",
-                stacklevel=3,
-            )
-
-    def _warn_if_outvoted(self, clusters: Tensor) -> None:
-        """Logs where a robust rule meets clusters ([clients], -1: none) of too few replies to outvote a liar."""
-        members = clusters[self.fed.clients.cpu()]
-        sizes = members[members >= 0].bincount()
-        few = int(((sizes > 1) & (sizes * self.fed.fraction < OUTVOTED)).sum())
-        if few and self.fed.aggregation.is_robust:
-            log.warning(
-                "%d of %d clusters have fewer than %d replies in a round: there no aggregation tells who lies; larger "
-                "clusters or a larger fraction do", few, int((sizes > 0).sum()), OUTVOTED,
-            )  # fmt: skip
-
-    def _warn_if_stuck(self) -> None:
-        if not self.method.model.task.has_classes() or self.metric.unit != "%":
-            return
-        means, chance = self._mean_scores(), 1 / self.method.model.classes
-        if is_stuck(means, chance) and not is_stuck(means[:-1], chance):
-            best, (done, now) = max(mean for _, mean in means), means[-1]
-            warnings.warn(
-                f"round {done}: accuracy fell from {100 * best:.1f} to {100 * now:.1f} % and does not move any more; "
-                "weights have diverged, and a smaller training.lr is the usual remedy",
-                stacklevel=2,
-            )
 
     def _metrics(self, state: State, scores: Scores) -> dict[str, float]:
         metrics = summarise_scores(scores, self.metric, self.evaluation.target)

@@ -1,0 +1,66 @@
+"""What an experiment warns of: too few rounds, clusters too small to outvote a liar, weights that diverged."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from kinfed.capabilities import ClustersLater, StepsBySGD
+from kinfed.federation import Federation
+from kinfed.method import Method
+from kinfed.metrics import is_stuck
+
+State = TypeVar("State")
+log = logging.getLogger("kinfed")
+OUTVOTED = 4  # replies of a model in a round from which on robust aggregation outvotes one liar
+
+
+def warn_if_short(method: Method[State], fed: Federation, rounds: int) -> None:
+    """Warns where too few rounds are planned, or another optimiser, than the method or the clients' changes need."""
+    late = sorted({change.round for change in fed.population.changes if change.round >= rounds})
+    if late:
+        warnings.warn(
+            f"samples of clients change before round {late[0]} (they count from 0), and there are only "
+            f"{rounds}: use more rounds or earlier changes",
+            stacklevel=3,
+        )
+    if isinstance(method, StepsBySGD) and (kind := method.local.optimiser) != "sgd":
+        warnings.warn(f"training.optimiser is {kind}, but {method.sgd_reason}", stacklevel=3)
+    if not isinstance(method, ClustersLater):
+        return
+    name, setting = type(method).__name__, method.clusters_after
+    first = getattr(method, setting)
+    if first >= rounds:
+        warnings.warn(
+            f"{name} looks for clusters after {first} rounds ({setting}), and there are only {rounds}: "
+            f"it will find none; use more rounds or a smaller {setting}",
+            stacklevel=3,
+        )
+
+
+def warn_if_outvoted(fed: Federation, clusters: Tensor) -> None:
+    """Logs where a robust rule meets clusters ([clients], -1: none) of too few replies to outvote a liar."""
+    members = clusters[fed.clients.cpu()]
+    sizes = members[members >= 0].bincount()
+    few = int(((sizes > 1) & (sizes * fed.fraction < OUTVOTED)).sum())
+    if few and fed.aggregation.is_robust:
+        log.warning(
+            "%d of %d clusters have fewer than %d replies in a round: there no aggregation tells who lies; larger "
+            "clusters or a larger fraction do", few, int((sizes > 0).sum()), OUTVOTED,
+        )  # fmt: skip
+
+
+def warn_if_stuck(method: Method[State], means: Sequence[tuple[int, float]]) -> None:
+    """Warns once weights have diverged, by the mean accuracy of each evaluated round."""
+    if not method.model.task.has_classes() or method.model.task.metric().unit != "%":
+        return
+    chance = 1 / method.model.classes
+    if is_stuck(means, chance) and not is_stuck(means[:-1], chance):
+        best, (done, now) = max(mean for _, mean in means), means[-1]
+        warnings.warn(
+            f"round {done}: accuracy fell from {100 * best:.1f} to {100 * now:.1f} % and does not move any more; "
+            "weights have diverged, and a smaller training.lr is the usual remedy",
+            stacklevel=2,
+        )
