@@ -167,7 +167,7 @@ def test_the_checks_on_a_paper_s_page_are_those_of_the_kept_numbers(paper: str, 
     from kinfed.recipes import Wanted, cells_of, load_recipe
     from kinfed.recipes.kept import KeptNumbers
     from kinfed.recipes.outcome_tables import list_checks
-    from kinfed.recipes.recipe import tables_of
+    from kinfed.recipes.recipe_files import tables_of
     from kinfed.recipes.reproduction import Order, outcome_of
     from kinfed.recipes.store import Store
 

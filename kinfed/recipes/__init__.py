@@ -3,7 +3,8 @@
 from kinfed.recipes.cells import Cell, Wanted, cells_of, digest, refuse_unknown
 from kinfed.recipes.measures import MEASURES, Measure
 from kinfed.recipes.outcome import Outcome, Result, references, result_of
-from kinfed.recipes.recipe import Recipe, list_recipes, load_recipe
+from kinfed.recipes.recipe import Recipe
+from kinfed.recipes.recipe_files import list_recipes, load_recipe
 
 __all__ = [
     "MEASURES",

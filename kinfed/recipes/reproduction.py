@@ -30,7 +30,7 @@ from kinfed.recipes.outcome_tables import (
     list_checks,
     notes_of,
 )
-from kinfed.recipes.recipe import tables_of
+from kinfed.recipes.recipe_files import tables_of
 from kinfed.recipes.store import Store, jobs_of
 from kinfed.registry import look_up
 from kinfed.runs.lifecycle import Interrupted

@@ -43,7 +43,7 @@ from kinfed.deployment.plan import read_plan
 from kinfed.errors import KinfedError
 from kinfed.methods import METHODS
 from kinfed.models import make_autoencoder
-from kinfed.recipes.recipe import load_recipe
+from kinfed.recipes.recipe_files import load_recipe
 from kinfed.runs.reader import Run, read_runs
 from kinfed.signatures.pretraining import Pretraining
 

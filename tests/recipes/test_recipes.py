@@ -13,7 +13,7 @@ from kinfed.errors import ConfigError
 from kinfed.recipes import MEASURES, Wanted, cells_of, digest, list_recipes, load_recipe, references
 from kinfed.recipes.cells import digest_tables
 from kinfed.recipes.measures import Printed
-from kinfed.recipes.recipe import read_number, read_recipe
+from kinfed.recipes.recipe_files import read_number, read_recipe
 from kinfed.recipes.store import Store, jobs_of
 from tests.recipes.made_up import NAMES_OF_DATA, TINY, store_all
 
