@@ -4,6 +4,7 @@
     node         a client on its node, and its memory     simulation          Ray and Flower's nodes on this machine
     transport    Flower's own types and apps              deployed            the server of a deployed federation
     secure_sums  sums over clients, none of which it sees
+    reply_specs  dtypes and shapes of replies             patience            how long the server waits for clients
 
 Flower is an extra: only `transport`, `simulation` and `secure_sums` import it, when they are used.
 """

@@ -18,7 +18,8 @@ from kinfed.checks import at_least
 from kinfed.data.arrays import ServerSamples
 from kinfed.data.population import Role
 from kinfed.engines.flower.messages import ConfigValues, NodeIdentity, ReplyCollector
-from kinfed.engines.flower.network_federation import NetworkFederation, Patience
+from kinfed.engines.flower.network_federation import NetworkFederation
+from kinfed.engines.flower.patience import Patience
 from kinfed.errors import CheckpointError
 from kinfed.federation import Offer, Replies
 from kinfed.files import write_bytes

@@ -9,17 +9,13 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import ceil
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from kinfed.capabilities import summed_tasks_of
-from kinfed.checks import above_zero, at_least, fraction
-from kinfed.client import Client, HasMemory, Samples
 from kinfed.data.population import Population
 from kinfed.engines.flower.messages import (
     DTYPES,
@@ -32,9 +28,9 @@ from kinfed.engines.flower.messages import (
     ReplyMessage,
     TensorSpecs,
     pack,
-    to_specs,
 )
-from kinfed.engines.sequential import ask, copy_method
+from kinfed.engines.flower.patience import Patience
+from kinfed.engines.flower.reply_specs import predict_specs
 from kinfed.engines.workers import ProgressLog
 from kinfed.errors import NetworkError
 from kinfed.federation import (
@@ -52,8 +48,7 @@ from kinfed.federation import (
     count_models,
 )
 from kinfed.method import Method
-from kinfed.models import Model
-from kinfed.params import NOTHING, Params, Stack, from_flat, select, stack, to_flat
+from kinfed.params import Stack, from_flat, select, stack, to_flat
 from kinfed.ranges import Facts, Range, check_numbers
 
 if TYPE_CHECKING:
@@ -66,34 +61,6 @@ MAX_FAILED_SUMS = 5  # the same of tasks whose sums could not be used
 ENROL_EVERY = 3.0  # seconds between two looks for new nodes during a long task
 MOST_PAUSE = 60.0  # seconds until a node that cannot take part is asked again: 1, 2, 4, …
 MOST_OF_ONE = 10  # different problems of a node that are logged
-DUMMY_SAMPLES = 32  # enough for every method's signatures, few enough to be quick
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long the server waits for replies, and how soon it asks a silent client again."""
-
-    timeout: float = 600.0  # seconds that clients have for a task
-    attempts: int = 2  # how often a silent client is asked, before the first round
-    quorum: float = 1.0  # share of the asked clients; when it has replied, the deadline of the others is set
-    grace: float = 0.0  # seconds from then on to the deadline; as long again as the quorum took, if that is more
-    max_rest: int = 0  # tasks that a silent client is left out of at most: 1, 3, 7, … as it stays silent
-
-    def __post_init__(self) -> None:
-        above_zero(timeout=self.timeout)
-        at_least(1, attempts=self.attempts)
-        fraction(quorum=self.quorum)
-        at_least(0, grace=self.grace, max_rest=self.max_rest)
-
-    def deadline(self, began: float, now: float, asked: int, replied: int) -> float:
-        """When a task ends that began then, where so many of the asked clients have replied by now."""
-        if replied < ceil(self.quorum * asked):
-            return began + self.timeout
-        return min(began + self.timeout, now + max(self.grace, now - began))
-
-    def rest(self, misses: int) -> int:
-        """Tasks that a client is left out of after so many in a row without a reply."""
-        return min((1 << min(misses, 30)) - 1, self.max_rest)
 
 
 def now_text() -> str:
@@ -438,24 +405,3 @@ class NetworkFederation(Federation):
         if key not in self.specs:
             self.specs[key] = predict_specs(self.method, name, offered, self.x)
         return self.specs[key]
-
-
-def predict_specs(method: Method[State], task: str, offered: Params, like: Tensor) -> TensorSpecs:
-    """Names, dtypes and shapes of what a client sends, found by running the task on dummy samples."""
-    initial = to_flat(method.initial_memory() if isinstance(method, HasMemory) else NOTHING)
-    memory = from_flat({name: t.to(like.device) for name, t in initial.items()})
-    samples = make_dummy_samples(like, method.model)
-    zero = torch.zeros((), dtype=torch.long, device=like.device)
-    reply = ask(copy_method(method), task, Client(samples, samples, zero, zero, zero, memory), from_flat(offered))
-    return to_specs(pack(to_flat(reply.send)))
-
-
-def make_dummy_samples(like: Tensor, model: Model) -> Samples:
-    """Samples of the same shape and dtype as these, all different, with targets that the model's task can have."""
-    count, shape = DUMMY_SAMPLES, like.shape[1:]
-    position = torch.arange(count, device=like.device)
-    values = torch.arange(count * shape.numel(), device=like.device).view(count, *shape) * 37 % 251
-    x = values.to(like.dtype) if like.dtype == torch.uint8 else (values / 251).to(like.dtype)
-    params = {name: t.to(like.device) for name, t in model.init().items()}
-    y = model.task.make_targets(model.logits(params, x))
-    return Samples(x, y, position, torch.tensor(count, device=like.device), exact=True, width=count)

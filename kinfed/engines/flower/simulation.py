@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from kinfed.data.datasets import cache_folder
 from kinfed.data.population import Population
 from kinfed.engines.flower.messages import ConfigValues, NodeIdentity
-from kinfed.engines.flower.network_federation import NetworkFederation, Patience
+from kinfed.engines.flower.network_federation import NetworkFederation
 from kinfed.engines.flower.node import ClientData, ClientNode
+from kinfed.engines.flower.patience import Patience
 from kinfed.errors import ConfigError, NetworkError
 from kinfed.method import Method
 from kinfed.privacy import OPEN, Privacy

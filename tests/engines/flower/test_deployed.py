@@ -19,8 +19,8 @@ from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.data.arrays import ServerSamples
 from kinfed.engines.flower import DeployedFederation, network_federation
 from kinfed.engines.flower.deployed import KEYS, RELEASES
-from kinfed.engines.flower.network_federation import Patience
 from kinfed.engines.flower.node import ClientData, ClientNode
+from kinfed.engines.flower.patience import Patience
 from kinfed.engines.flower.simulation import select_data
 from kinfed.engines.flower.transport import build_client_app, read_arrays, read_config, to_records
 from kinfed.errors import CheckpointError, ConfigError, NetworkError, RoleError
