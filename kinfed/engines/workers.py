@@ -93,7 +93,7 @@ class ProgressLog:
 
 CLEARLY = 1.5  # times as fast as the first plan
 SAMPLES = 32  # of a client, for training and for tests
-SLOW = 0.25  # seconds of a call; a task that takes less is not tuned
+SLOW = 0.25  # seconds of the processor for a call; a task that takes less is not tuned
 LAPS = 2
 
 
@@ -126,14 +126,18 @@ def subset(fed: Resident, clients: list[int]) -> Population:
 def time_plans(
     runs: Mapping[ExecutionPlan, Callable[[], object]],
 ) -> tuple[ExecutionPlan, dict[ExecutionPlan, float]]:
-    """The plan to follow, and the seconds of each; the plans take turns, and the best lap of each counts."""
+    """The plan to follow, and the seconds of each; the plans take turns, and the best lap of each counts.
+
+    Where none has several workers, these are seconds of the processor, which others on the machine do not lengthen.
+    """
+    clock = time.perf_counter if any(plan.workers > 1 for plan in runs) else time.process_time
     seconds = dict.fromkeys(runs, float("inf"))
     for lap in range(LAPS + 1):
         for plan, run in runs.items():
-            began = time.perf_counter()
+            began = clock()
             run()
             if lap:  # the first warms up
-                seconds[plan] = min(seconds[plan], time.perf_counter() - began)
+                seconds[plan] = min(seconds[plan], clock() - began)
     first = next(iter(runs))
     return min(runs, key=lambda plan: seconds[plan] * (1.0 if plan == first else CLEARLY)), seconds
 

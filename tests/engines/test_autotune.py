@@ -73,6 +73,30 @@ def test_what_takes_no_time_is_not_tried(two_cores, monkeypatch):
     assert not fed.tuned
 
 
+def test_what_waits_for_others_on_the_machine_is_not_tried(monkeypatch):
+    def wait(fed, *call):
+        time.sleep(vectorised.SLOW)
+        return run(fed, *call)
+
+    run = Vectorised._run_once_per_test_set
+    monkeypatch.setattr(Vectorised, "_run_once_per_test_set", wait)
+    small = tiny_population((4, 4, 4), shape=(1, 28, 28))
+    _, fed = fit(FedAvg(nets()["mlp_200"], LOCAL), population=small, rounds=2, every=1, workers=0)
+    assert not fed.slow and not fed.tuned
+
+
+def test_on_one_core_waiting_makes_no_plan_slower():
+    def work(seconds):
+        time.sleep(seconds)
+        end = time.process_time() + 0.02
+        while time.process_time() < end:
+            pass
+
+    one, alone = ExecutionPlan(1), ExecutionPlan(1, sequential=True)
+    plan, seconds = time_plans({one: partial(work, 0.1), alone: partial(work, 0.0)})
+    assert plan == one and seconds[one] < 0.1
+
+
 @pytest.mark.parametrize("method", [FedAvg, Local, Scaffold])
 def test_a_trial_leaves_no_trace_in_the_numbers(method, two_cores):
     fits = [fit(method(nets()["mlp_200"], LOCAL), population=POPULATION, rounds=3, workers=n) for n in (0, 2)]
