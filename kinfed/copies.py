@@ -54,14 +54,14 @@ def hash_samples(flat: Tensor, which: tuple[int, int]) -> Tensor:
     mask = mask.repeat_interleave(each).view(torch.long).to(flat.device)
     seed = torch.tensor(base_key("samples"), device=flat.device)
     first, second = (fold(seed, torch.arange(2 * words, device=flat.device)) | 1).view(2, words)
-    hashed = [hash_block(to_words(block, words), mask, first, second) for block in flat.split(max(1, AT_ONCE // words))]
+    blocks = (to_words(block, words) for block in flat.split(max(1, AT_ONCE // words)))
+    hashed = [hash_block(block if which == EVERY else block & mask, first, second) for block in blocks]
     return hash_bits(torch.cat(hashed)) if hashed else torch.zeros(0, dtype=torch.long, device=flat.device)
 
 
-def hash_block(words: Tensor, mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """The sum of each sample's words [b, w], masked and hashed by odd keys [w]: [b]."""
-    mixed = words & mask
-    mixed *= first
+def hash_block(words: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The sum of each sample's words [b, w], hashed by odd keys [w]: [b]."""
+    mixed = words * first
     mixed ^= mixed >> 32
     mixed *= second
     return mixed.sum(1)
