@@ -125,6 +125,14 @@ class SendsNetworks(Protocol):
 
 
 @runtime_checkable
+class TellsCopies(Protocol):
+    """Treats samples that a client has several times apart from others."""
+
+    def tells_copies(self) -> bool:
+        """Client: whether its tasks are given the names of samples (`Samples.names`)."""
+
+
+@runtime_checkable
 class NeedsLabels(Protocol):
     """Assigns labelled clients only."""
 

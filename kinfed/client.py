@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar, get_origin, overload, runtime_
 import torch
 from torch import Tensor
 
+from kinfed.copies import Copies, find_copies
 from kinfed.errors import ConfigError, raise_if_cancelled
 from kinfed.keys import LAST, base_key, fold, normal
 from kinfed.params import NOTHING, Params, Payload
@@ -59,6 +60,7 @@ class Samples:
     width: int = 256  # samples to look at in one go; the same for all clients of a federation
     longest: int = LAST // 2  # samples of the client that has most; the same for all clients of a federation
     weights: Tensor | None = None  # [n] how much each counts in the loss of training; None: 1
+    names: Tensor | None = None  # [pool, 3] by which copies are found; None: there are none, or nobody asks
 
     def __len__(self) -> int:
         return len(self.index)
@@ -91,12 +93,32 @@ class Samples:
     def hold_out(self, every: int) -> tuple["Samples", "Samples"]:
         """Every so many samples one is held out: the samples to train on, and those held out.
 
-        The sample before it stands in for it, so that training takes as many steps as with all samples.
+        The sample before it stands in for it, so that training takes as many steps as with all samples. Copies of a
+        held-out sample are not trained on either, and it is held out once.
         """
-        position = torch.arange(len(self), device=self.index.device)
-        kept, out = position - ((position + 1) % every == 0).long(), position[every - 1 :: every]
-        rest, held = (replace(self, index=self.index[at], weights=self.weights_at(at)) for at in (kept, out))
-        return rest, replace(held, size=self.size // every)
+        copies, position = self.find_copies(), torch.arange(len(self), device=self.index.device)
+        if copies is None:
+            kept, out = position - ((position + 1) % every == 0).long(), position[every - 1 :: every]
+            return self.pick(kept, self.size), self.pick(out, self.size // every)
+        is_held = (copies.rank + 1) % every == 0
+        kept = torch.where(is_held, 0, position).cummax(0).values  # the last before it that is not held out
+        return self.pick(kept, self.size), self.pick(copies.positions()[every - 1 :: every], copies.distinct // every)
+
+    def drop_copies(self) -> "Samples":
+        """Its different samples, each once, in their order."""
+        copies = self.find_copies()
+        return self if copies is None else self.pick(copies.positions(), copies.distinct)
+
+    def find_copies(self) -> Copies | None:
+        """Which of its samples are copies of others; None where nobody can have any."""
+        if self.names is None:
+            return None
+        return find_copies(self.names[self.index], torch.arange(len(self), device=self.index.device) < self.size)
+
+    def pick(self, at: Tensor, size: Tensor) -> "Samples":
+        """So many of the samples at these positions [n]; where there is no padding, there is none after."""
+        at = at[: int(size)] if self.exact else at
+        return replace(self, index=self.index[at], weights=self.weights_at(at), size=size)
 
     def has_label(self) -> Tensor:
         """Whether one of its real samples has a label: scalar bool."""

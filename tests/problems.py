@@ -1,5 +1,6 @@
 """Tiny federations made on the spot."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def tiny_population(
         true_clusters=cluster_of,
         **more,  # type: ignore[arg-type]
     )
+
+
+def repeat_samples(population: Population, times: int) -> Population:
+    """The clients with so many copies of each training sample, behind all others."""
+    pool = torch.cat([own.repeat(times) for own in population.train])
+    x, y = (torch.cat([part, part[pool]]) for part in (population.x, population.y))
+    sizes = [times * len(own) for own in population.train]
+    return replace(population, x=x, y=y, train=(torch.arange(len(pool)) + len(population.y)).split(sizes))
 
 
 def tiny_model(classes: int = 3, shape: tuple[int, int, int] = (1, 8, 8), name: str = "mlp_200") -> Model:

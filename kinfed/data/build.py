@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfed.checks import at_least, fraction
+from kinfed.copies import find_originals
 from kinfed.data.changes import ChangeSettings, Redraw, choose_changed, plan_change
 from kinfed.data.dataset import Dataset, are_classes, labels_of
 from kinfed.data.drift import Drift
@@ -69,7 +70,9 @@ def build_population(
     if change.round:
         given = Redraw(splits[0], splits[1], changed)
         splits = list(given.part(dataset.labels_train, supply.train, generator(seed, "parted samples")))
-    split, *later = supply.split_off(splits, tests, rngs)
+    if tests.own:
+        splits = tests.split_off(splits, rngs, (torch.from_numpy(dataset.x_train), torch.from_numpy(dataset.y_train)))
+    split, *later = splits
     changes = tuple(plan_change(change, changed, other) for other in later)
     population = plain = supply.pool(dataset, split, changes)
     if split.swaps:
@@ -123,7 +126,9 @@ def hold_out_labelled(population: Population, share: float, seed: int) -> npt.ND
         round, client, _ = owners[owner]
         return samples[draw_stratified(labels[samples], count, generator(seed, "selection", client, round))]
 
-    return hold_out_once([train.numpy() for *_, train in owners], share, draw, population.origins.numpy())
+    origins = population.origins
+    originals = find_originals(population.x, population.y, [origins[train] for *_, train in owners])
+    return hold_out_once([train.numpy() for *_, train in owners], share, draw, originals[origins].numpy())
 
 
 def apply_drift(drift: Drift, population: Population, roles: RoleSettings, seed: int) -> Population:
@@ -177,15 +182,21 @@ class Tests:
                 "one of the two"
             )
 
-    def split_off(self, splits: Sequence[Split], rngs: Sequence[np.random.Generator], pool: int) -> list[Split]:
-        """The splits whose clients are tested on some of their training samples, which nobody trains on then."""
+    def split_off(
+        self, splits: Sequence[Split], rngs: Sequence[np.random.Generator], known: tuple[Tensor, Tensor]
+    ) -> list[Split]:
+        """The splits whose clients are tested on some of their training samples, which nobody trains on then.
+
+        Nor on copies of these; known: all training samples, which come first in the pool, and their targets.
+        """
         rng_of = [rng for split, rng in zip(splits, rngs, strict=True) for _ in split.train]
 
         def draw(owner: int, samples: Index, count: int) -> Index:
             return samples[rng_of[owner].permutation(len(samples))[:count]]
 
         owned = [samples for split in splits for samples in split.train]
-        held = hold_out_once(owned, self.own, draw, np.arange(pool))
+        originals = find_originals(*known, [torch.from_numpy(samples) for samples in owned])
+        held = hold_out_once(owned, self.own, draw, originals.numpy())
         return [
             replace(
                 split,
@@ -218,11 +229,6 @@ class Supply:
         classes = dataset.classes if has_classes else 1
         labels = Labels(known[train], unseen[test], classes, *writers, dataset.client_clusters, has_classes)
         return cls(labels, train, count + test, np.concatenate([public_train, count + public_test]))
-
-    def split_off(self, splits: list[Split], tests: Tests, rngs: Sequence[np.random.Generator]) -> list[Split]:
-        """The splits once clients have parted what they have, where they are tested on their own samples."""
-        pool = len(self.train) + len(self.test) + len(self.public)
-        return tests.split_off(splits, rngs, pool) if tests.own else splits
 
     def deal(self, partition: Partition, tests: Tests, rng: np.random.Generator) -> Split:
         """A checked split of these samples, in places of the pool, before clients part what they have."""

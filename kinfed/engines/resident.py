@@ -2,10 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from kinfed.capabilities import TellsCopies
+from kinfed.copies import name_samples
 from kinfed.federation import (
     NOT_FINITE,
     OUT_OF_RANGE,
@@ -22,6 +25,11 @@ from kinfed.ranges import Facts, Range, check_numbers
 
 class Resident(Federation):
     """A federation whose clients live in this process; engines say how a task reaches them."""
+
+    @cached_property
+    def names(self) -> Tensor | None:
+        """By which clients find copies among their samples: [pool, 3]; None where there are none, or nobody asks."""
+        return name_copies(self.method, self.x, self.y)
 
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
         send, keep = self._run(name, cohort, keys, offer)
@@ -67,3 +75,8 @@ class Resident(Federation):
     def _lengths(self, part: list[Tensor], cohort: Tensor, ranges: Mapping[str, Range]) -> Tensor:
         """Samples of these clients; none are counted where no range may depend on them."""
         return torch.tensor([part[i].size(0) for i in cohort.tolist()] if ranges else [], device=self.device)
+
+
+def name_copies(method: object, x: Tensor, y: Tensor) -> Tensor | None:
+    """Names of samples [N, ...] by which this method's clients find copies; None where there are none."""
+    return name_samples(x, y) if isinstance(method, TellsCopies) and method.tells_copies() else None

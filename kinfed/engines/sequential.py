@@ -57,14 +57,15 @@ def find_widths(fed: Federation) -> tuple[int, int]:
 
 
 def make_client(
-    fed: Federation, client_id: int, key: Tensor, memory: Params, widths: tuple[int, int] | None = None
+    fed: Resident, client_id: int, key: Tensor, memory: Params, widths: tuple[int, int] | None = None
 ) -> Client:
     """A client with its own samples and nobody else's, without padding."""
 
     def own(part: list[Tensor], width: int) -> Samples:
         at = part[client_id]
         position, size = torch.arange(len(at), device=fed.device), torch.tensor(len(at), device=fed.device)
-        return Samples(fed.x[at], fed.y[at], position, size, exact=True, width=width)
+        names = None if fed.names is None else fed.names[at]
+        return Samples(fed.x[at], fed.y[at], position, size, exact=True, width=width, names=names)
 
     now, since = (torch.tensor(int(t), device=fed.device) for t in (fed.round, fed.since[client_id]))
     train, test = (own(*part) for part in zip((fed.train, fed.test), widths or find_widths(fed), strict=True))

@@ -132,7 +132,7 @@ class Vectorised(Resident):
             return answer
 
     def _run_task(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
-        task = find_task(self.method, name)
+        task, _ = find_task(self.method, name), self.names  # found before a CUDA graph is captured
         if name in self.fallbacks or is_sequential(task) or not len(cohort):
             return loop(self, name, cohort, keys, offer, serialises=False)
         if name in self.slow and name not in self.tuned:  # what comes once is not tuned
@@ -327,7 +327,15 @@ class Vectorised(Resident):
 
         def lane(own: Params) -> Params:
             train, test = (
-                Samples(self.x, self.y, own[part], own[f"{part} size"], width=bound.width, longest=bound.longest)
+                Samples(
+                    self.x,
+                    self.y,
+                    own[part],
+                    own[f"{part} size"],
+                    width=bound.width,
+                    longest=bound.longest,
+                    names=self.names,
+                )
                 for part, bound in zip(("train", "test"), bounds, strict=True)
             )
             memory, offered = from_flat(_part("memory ", own)), _part("shared ", own) | _part("each ", own)

@@ -128,6 +128,9 @@ class JudgesOnHeldOut:
     local: LocalTraining
     hold_out: int
 
+    def tells_copies(self) -> bool:
+        return True
+
     @client_task(ranges=HITS)
     def train_and_judge(self, client: Client, params: Params) -> Reply:
         """Client task: E epochs without the held-out samples, and how well each α of it does on these."""
@@ -169,7 +172,9 @@ class JudgesOnHeldOut:
         weigh the same.
         """
         task, total = self.model.task, torch.zeros(len(candidates) + 1, 2, device=client.key.device)
-        counts = count_labels(client.train, self.model.classes) if is_classified(self.model, held) else None
+        counts = (
+            count_labels(client.train.drop_copies(), self.model.classes) if is_classified(self.model, held) else None
+        )
         for batch in held.in_order():
             outputs = torch.stack([self.model.logits(params, batch.x) for params in candidates])
             known = (batch.mask & is_known(batch.y)).float()

@@ -169,6 +169,9 @@ class ComputesSignatures(
     def needs_server_samples(self) -> bool:
         return self.signature.needs_server_samples()
 
+    def tells_copies(self) -> bool:
+        return self.signature.has_parts()
+
     def admits_by_server_samples(self) -> bool:
         return False
 

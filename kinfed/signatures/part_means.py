@@ -164,8 +164,10 @@ class PartMeans(Signature):
     def compute(self, client: Client, encoder: Params, classes: int) -> Centroids:
         """Client: the mean embedding of each part [parts, d], and in place of shares its number of samples [parts]."""
         counts, sums = torch.zeros(self.parts, dtype=torch.double, device=client.key.device), torch.zeros(())
-        used = (client.train.size // max(1, self.protection.min_samples)).clamp(1, self.parts)
-        for batch, part in split_batches(client.train, client.key, used):
+        # copies tell of no further noise; but one sample replaced may not change which others count
+        samples = client.train if self.protection.is_private else client.train.drop_copies()
+        used = (samples.size // max(1, self.protection.min_samples)).clamp(1, self.parts)
+        for batch, part in split_batches(samples, client.key, used):
             belongs = (one_hot(part, self.parts) * batch.mask[:, None]).double()
             features, cells = self.embed(encoder, batch.x), belongs
             if self.labels:

@@ -313,6 +313,31 @@ def test_held_out_samples_are_drawn_once_for_all_owners():
     assert np.flatnonzero(held).tolist() == [2, 7, 9], "2 and 3, and 3 no more, for the fourth has nothing else"
 
 
+def test_copies_of_one_owner_are_drawn_as_one_and_held_out_together():
+    """Seven samples of four rows: half of four is two."""
+    owned, drawn = [np.array([0, 1, 2, 3, 4, 5, 6])], []
+
+    def take_last(owner, samples, count):
+        drawn.append((samples.tolist(), count))
+        return samples[len(samples) - count :]
+
+    held = hold_out_once(owned, 0.5, take_last, np.array([0, 0, 2, 3, 2, 0, 6]))
+    assert drawn == [([0, 2, 3, 6], 2)] and np.flatnonzero(held).tolist() == [3, 6]
+
+
+@pytest.mark.parametrize("by", ["selection", "validation"])
+def test_nobody_trains_on_a_copy_of_a_sample_that_it_is_scored_on(by):
+    x, y = np.random.default_rng(0).integers(0, 256, (80, 1, 4, 4), dtype=np.uint8), np.arange(80) % 10
+    data = Dataset("copied", np.concatenate([x] * 5), np.concatenate([y] * 5), x[:10], y[:10], 10)
+    given = {} if by == "selection" else {"validation": 0.25}
+    built = build_population(data, IID(2), 0, **given)
+    built = score_on_training(built, 0.25, 0) if by == "selection" else built
+    for train, test in zip(built.train, built.test, strict=True):
+        seen, scored = (len(torch.unique(built.x[own].flatten(1), dim=0)) for own in (train, test))
+        both = torch.unique(built.x[torch.cat([train, test])].flatten(1), dim=0)
+        assert seen + scored == len(both) and scored / len(both) == pytest.approx(0.25, abs=0.05)
+
+
 def test_training_samples_of_a_client_can_be_capped():
     built = build_population(dataset(), DisjointClasses(10), 0, train_samples=3)
     assert [len(samples) for samples in built.train] == [3] * 10

@@ -68,10 +68,11 @@ def hold_out_once(owned: Sequence[Index], share: float, draw: Draw, origin: Inde
     """Which samples of the pool are held out: each for all that own it, or a copy of the same `origin`, or for none.
 
     Owners are clients, now and after each change. One draws among samples that none before it had, so that owners with
-    samples of their own draw each for itself.
+    samples of their own draw each for itself; copies that one has are drawn together, as one.
     """
     held, known = np.zeros(len(origin), bool), np.zeros(len(origin), bool)
-    for owner, own in enumerate(owned):
+    for owner, samples in enumerate(owned):
+        own = samples[np.sort(np.unique(origin[samples], return_index=True)[1])]
         fresh = own[~known[origin[own]]]
         wanted = count_tests(len(own), share) - int(held[origin[own]].sum())
         held[origin[draw(owner, fresh, min(max(wanted, 0), len(fresh)))]] = True

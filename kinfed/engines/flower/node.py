@@ -36,6 +36,7 @@ from kinfed.engines.flower.messages import (
     to_bytes,
     unpack,
 )
+from kinfed.engines.resident import name_copies
 from kinfed.engines.sequential import ask, copy_method
 from kinfed.errors import ConfigError, DataError, ModelError, OutOfMemory
 from kinfed.files import separate, write_bytes
@@ -302,7 +303,7 @@ def make_client(node: ClientNode, request: TaskRequest, data: ClientData, rememb
     def wrap(x: Tensor, y: Tensor, width: int) -> Samples:
         x, y = x.to(node.device), y.to(node.device)
         position, size = torch.arange(len(y), device=node.device), torch.tensor(len(y), device=node.device)
-        return Samples(x, y, position, size, exact=True, width=width)
+        return Samples(x, y, position, size, exact=True, width=width, names=name_copies(node.method, x, y))
 
     numbers = (request.key, request.round, request.since)
     key, now, since = (torch.tensor(number, device=node.device) for number in numbers)

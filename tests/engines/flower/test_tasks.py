@@ -7,9 +7,11 @@ pytest.importorskip("flwr")
 
 from kinfed.engines import Vectorised
 from kinfed.experiment import Experiment
+from kinfed.federation import Offer
 from kinfed.methods import IFCA, Auto, Ditto, FedAvg
 from tests.engines.flower.loopback import Loopback, make_flower
 from tests.methods.registry import KERNEL, make, population, signature
+from tests.problems import repeat_samples, tiny_model, tiny_population
 from tests.test_learning_tasks import LOCAL, TASKS, model_of, samples_of
 
 METHODS = {
@@ -48,3 +50,16 @@ def test_nodes_and_simulation_agree_on_an_encoder_that_is_tuned_in_turn():
     torch.testing.assert_close(known[1].centroids, known[0].centroids, atol=1e-4, rtol=0)
     calls = [[call[:2] + call[3:] for call in fed.ledger.rounds] for fed in feds]
     assert calls[0] == calls[1] and "tune_in_turn" in calls[0][0]
+
+
+def test_nodes_and_simulation_agree_where_clients_have_copies():
+    method, people = Auto(tiny_model(), LOCAL, hold_out=3), repeat_samples(tiny_population((12, 9, 20)), 3)
+    feds, found = (Vectorised(method, people), make_flower(method, people, Loopback(3))), []
+    for fed in feds:
+        known = method.collect(method.no_signatures(fed), method.signature.encoder(fed), fed.clients, fed)[0]
+        first = {name: weight.to(fed.device) for name, weight in method.model.init().items()}
+        reply = fed.run(method.train_and_judge, fed.everyone, Offer({"params": first}))
+        found.append((known, reply["hits"]))
+    assert found[0][0].shares.sum(1).tolist() == found[1][0].shares.sum(1).tolist() == [12, 9, 20]
+    torch.testing.assert_close(found[1][0].centroids, found[0][0].centroids)
+    assert found[0][1][:, -1, 0].tolist() == found[1][1][:, -1, 0].tolist() == [4, 3, 6]
