@@ -111,6 +111,28 @@ def send_losses(cohort, offer):
     return {"losses": own.index_fill(0, (cohort == LIAR).nonzero()[:, 0], 1e6)}
 
 
+def send_alike(cohort, offer):
+    """Two liars send the same: that no model fits them."""
+    own = torch.stack([0.1 + PARITY, 1.1 - PARITY], 1)[cohort] + 0.01 * cohort[:, None]
+    liars = torch.isin(cohort, torch.tensor([LIAR, LIAR + 1]))
+    return {"losses": own.masked_scatter(liars[:, None], torch.tensor([500.0, 600.0] * int(liars.sum())))}
+
+
+def test_two_that_send_the_same_losses_take_no_model_of_clove_from_the_others():
+    def find_clusters(rule):
+        method = make("clove")
+        fed = Vectorised(method, population())
+        honest, fed.aggregation = fed._run, rule
+        fed._run = lambda asked, cohort, keys, offer: (
+            (send_alike(cohort, offer), {}) if asked == "compute_losses" else honest(asked, cohort, keys, offer)
+        )
+        return method.cluster_assignment(method.init(fed))[others]
+
+    others = torch.tensor([i for i in range(12) if i not in (LIAR, LIAR + 1)])
+    assert same_clusters(find_clusters(DEPLOYED), PARITY[others])
+    assert len(find_clusters(MEAN).unique()) == 1
+
+
 def send_weights(cohort, offer):
     def change(name, start):
         step = torch.ones(len(cohort), *start.shape[1:])
