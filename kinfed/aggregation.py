@@ -24,6 +24,7 @@ ISOLATED = 3.0  # times the usual distance to the nearest other client: an outli
 REMOTE = 0.5  # and farther than this part of the distance that three quarters of the clients have at most
 COPIED = 0.1  # times the usual distance: who is nearer to another client may have copied what it sent
 FEW = 4  # clients; of fewer none is an outlier
+DOUBTED = 0.1  # share of the clients, rounded up, without whom a decision about all must be the same
 AT_ONCE = 2**22  # distances
 HALF = 1e-6  # how near to one half a sum of weights is one half
 ITERATIONS = 100  # of the geometric median, at most
@@ -71,6 +72,7 @@ class Aggregation(ABC):
         points = points if points.dim() == 3 else points[:, None]
         nearest, remote = measure_isolation(points, there)
         usual = find_usual_distance(nearest, points, there)
+        nearest = pass_over_copies(nearest, COPIED * usual, points, there)
         return (nearest > ISOLATED * usual) & (nearest > REMOTE * remote.median())
 
     def find_copies(self, points: Tensor) -> Tensor:
@@ -79,6 +81,10 @@ class Aggregation(ABC):
             return torch.zeros(len(points), dtype=torch.bool, device=points.device)
         nearest = measure_isolation(points[:, None], None)[0]
         return nearest < COPIED * find_usual_distance(nearest, points[:, None], None)
+
+    def count_doubted(self, clients: int) -> int:
+        """How many of so many clients a decision about all of them must not hang on."""
+        return count_liars(DOUBTED, clients) if self.is_robust and clients >= FEW else 0
 
     def limit_reported(self, reported: Tensor, groups: Tensor) -> Tensor:
         """What clients report of themselves [m, ...]: no number above the upper quartile of those of its group ([m]).
@@ -94,6 +100,14 @@ class Aggregation(ABC):
             most = among.abs().quantile(0.75, 0, interpolation="lower")
             limited[own] = reported[own].clamp(-most, most)
         return limited
+
+    def limit_losses(self, losses: Tensor) -> Tensor:
+        """Losses [m, C] of which none counts for more than what all clients but those in doubt report at most.
+
+        A client that says that no model fits it tells nothing, however large a number it says so by.
+        """
+        doubted = self.count_doubted(len(losses))
+        return losses.clamp(max=losses.amax(1).sort().values[-1 - doubted]) if doubted else losses
 
     def cap(self, sizes: Tensor, clients: Tensor) -> Tensor:
         """Sample counts as they weigh in averages: none above `sample_cap` times the median of these clients'."""
@@ -344,15 +358,54 @@ def find_usual_distance(nearest: Tensor, points: Tensor, there: Tensor | None) -
     return float(nearest.sort().values[len(nearest) // 2])
 
 
+def pass_over_copies(nearest: Tensor, radius: float, points: Tensor, there: Tensor | None) -> Tensor:
+    """The distances to the nearest other client that is not one of a few within this radius.
+
+    Liars that send the same are near each other, and as far from all others as one of them would be. A quarter of the
+    clients are a cluster, however near to each other.
+    """
+    near, few = (nearest <= radius).nonzero()[:, 0], (len(points) - 1) // 4
+    if few < 2 or not 1 < len(near) <= len(points) // 2:
+        return nearest
+    kept, whose = keep_one_of_each(points[near], None if there is None else there[near], radius, few)
+    everybody = torch.arange(len(points), device=points.device)
+    rest, place = everybody.index_copy(0, near, near[kept[whose]]).unique(return_inverse=True)
+    return measure_isolation(points[rest], None if there is None else there[rest])[0][place]
+
+
+def keep_one_of_each(points: Tensor, there: Tensor | None, radius: float, few: int) -> tuple[Tensor, Tensor]:
+    """Of each few clients within this radius of each other the first, of more all; who stands for each: [kept], [m]."""
+    counts = torch.ones_like(points[..., 0], dtype=torch.bool) if there is None else there
+    everybody, some = torch.arange(len(points), device=points.device), max(1, AT_ONCE // counts.numel())
+    parts = (_measure_apart(part, points.double(), counts) for part in everybody.split(some))
+    alike = torch.cat([_average_points(*part) <= radius for part in parts])
+    alike &= (alike.sum(1) <= few)[:, None]
+    first = torch.where(alike.any(1), alike.to(torch.uint8).argmax(1).minimum(everybody), everybody)
+    for _ in range(few):
+        first = first[first]
+    kept, whose = first.unique(return_inverse=True)
+    return kept, whose
+
+
 def _isolate(some: Tensor, points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """The same for some of the clients."""
-    apart = torch.cdist(points[some].flatten(0, 1), points.flatten(0, 1)).view(len(some), -1, *counts.shape)
-    apart = apart.where(counts, torch.inf).amin(3)  # [some, k, clients]: to the nearest point of each client
+    apart, own = _measure_apart(some, points, counts)
     others = some[:, None, None] != torch.arange(len(points), device=points.device)
-    own = counts[some].double() / counts[some].sum(1, keepdim=True).clamp(min=1)
     ordered = apart.where(others, torch.inf).sort(2).values
-    nearest, upper = (ordered[..., at].where(own > 0, 0.0) for at in (0, 3 * (len(points) - 2) // 4))
-    return (own * nearest).sum(1), (own * upper).sum(1)
+    nearest, upper = (_average_points(ordered[..., at, None], own)[:, 0] for at in (0, 3 * (len(points) - 2) // 4))
+    return nearest, upper
+
+
+def _average_points(apart: Tensor, own: Tensor) -> Tensor:
+    """The mean over each client's own points [some, k, n], by their weights [some, k]: [some, n]."""
+    return (own[..., None] * apart.where(own[..., None] > 0, 0.0)).sum(1)
+
+
+def _measure_apart(some: Tensor, points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """How far each point of some clients is from the nearest of each client [some, k, clients], and its weight."""
+    apart = torch.cdist(points[some].flatten(0, 1), points.flatten(0, 1)).view(len(some), -1, *counts.shape)
+    own = counts[some].double() / counts[some].sum(1, keepdim=True).clamp(min=1)
+    return apart.where(counts, torch.inf).amin(3), own
 
 
 def count_liars(share: float, contributors: int) -> int:

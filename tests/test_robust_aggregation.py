@@ -19,6 +19,7 @@ from kinfed.aggregation import (
     Sent,
     TrimmedMean,
     count_liars,
+    keep_one_of_each,
     measure_isolation,
     weighted_median,
 )
@@ -136,6 +137,12 @@ def test_what_clients_report_counts_up_to_the_upper_quartile_of_all_reports():
     assert DEPLOYED.limit_reported(reported, apart).tolist() == believed
 
 
+def test_losses_count_up_to_what_all_but_the_doubted_report():
+    losses = torch.tensor([[0.1, 2.0], [0.2, 2.5], [3.0, 0.1], [2.5, 0.2], [500.0, 600.0]])
+    assert DEPLOYED.limit_losses(losses).tolist() == [*losses[:4].tolist(), [3.0, 3.0]]
+    assert MEAN.limit_losses(losses) is losses
+
+
 def test_an_outlier_is_far_from_everybody_and_nobody_is_among_equals():
     points = column(0.0, 0.1, 0.2, 5.0, 5.1, 5.2, 9.0)
     assert DEPLOYED.find_outliers(points).tolist() == [*[False] * 6, True]
@@ -156,6 +163,29 @@ def test_who_copies_others_makes_no_outliers_of_the_rest_and_is_found(clients, c
     assert set(DEPLOYED.find_copies(points).nonzero()[:, 0].tolist()) == equal
     points[2] = 1e6
     assert DEPLOYED.find_outliers(points).nonzero()[:, 0].tolist() == [2], "the others are as far as they were"
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-3])
+def test_two_that_send_alike_are_as_far_from_the_others_as_one_of_them(apart):
+    points = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    points[:2], points[1, 0] = 50.0, 50.0 + apart
+    assert DEPLOYED.find_outliers(points).nonzero()[:, 0].tolist() == [0, 1]
+    points[2] = 50.0
+    assert not DEPLOYED.find_outliers(points[:9]).any(), "three of nine are a cluster"
+    points[0], points[1], points[2] = points[9], points[10], points[11]
+    assert not DEPLOYED.find_outliers(points).any(), "who copies a client in a cluster is in it"
+
+
+def test_who_stands_for_clients_that_are_alike():
+    points = column(0.0, 0.1, 5.0, 0.15, 9.0)[:, None]  # 0 and 0.15 are each within 0.1 of 0.1
+    kept, whose = keep_one_of_each(points, None, 0.11, few=3)
+    assert kept.tolist() == [0, 2, 4] and whose.tolist() == [0, 0, 1, 0, 2]
+    assert keep_one_of_each(points, None, 0.11, few=1)[0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("clients", "doubted"), [(3, 0), (4, 1), (10, 1), (11, 2), (12, 2), (30, 3)])
+def test_a_decision_about_all_must_not_hang_on_a_tenth_of_them(clients, doubted):
+    assert (DEPLOYED.count_doubted(clients), MEAN.count_doubted(clients)) == (doubted, 0)
 
 
 def test_near_copies_by_a_quarter_of_the_clients_make_no_outliers():

@@ -47,6 +47,7 @@ from kinfed.methods.held_out import (
 )
 from kinfed.methods.signature_tasks import (
     ComputesSignatures,
+    drop_bridges,
     drop_outliers,
     find_nearest_served,
     log_misfits,
@@ -116,8 +117,8 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
     def init(self, fed: Federation) -> AutoState:
         served, encoder = ClusterModels.init(self.model, STALE, fed), self.signature.encoder(fed)
         known, replied = drop_outliers(*self.collect(self.no_signatures(fed), encoder, fed.clients, fed), fed)
-        plain, labelled = self.signature.compare_by(sent := known.of(replied), sent, fed, self.model)
-        labels, differ = nest_clusters(self.relatedness, plain, labelled)
+        known, replied = drop_bridges(known, replied, fed, lambda sent: self.label(sent, fed)[0])
+        labels, differ = self.label(known.of(replied), fed)
         clusters = torch.full((fed.count,), -1, device=fed.device).index_copy(0, replied, labels)
         number, merges = int(clusters.max()) + 1, Dendrogram.none(fed.device)
         log.info("%s", summarise_clusters(number, differ, len(replied)))
@@ -130,6 +131,10 @@ class Auto(JudgesOnHeldOut, ComputesSignatures[AutoState], Clustered[AutoState])
             served, encoder, known, clusters, merges, plan, evidence, alone, chosen, chosen.bool(), partners, gains,
             zeros, {},
         )  # fmt: skip
+
+    def label(self, known: Signatures, fed: Federation) -> tuple[Tensor, bool]:
+        """The cluster of each of these clients, [m], and whether they may differ."""
+        return nest_clusters(self.relatedness, *self.signature.compare_by(known, known, fed, self.model))
 
     def make_plan(self, rounds: int, clusters: int) -> Tensor:
         """Rounds until which clients compare, merge and hold out; no clusters: clients are alike. [3]"""

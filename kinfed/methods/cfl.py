@@ -68,7 +68,7 @@ class CFL(Method[CFLState], FindsClusters[CFLState], Exportable[CFLState]):
         """The state after the bipartition of this cluster, if its participants call for one."""
         here = (state.assignment[replies.cohort] == cluster).nonzero()[:, 0]
         updates = fed.aggregation.prepare(flatten_updates(self.model, replies)[here])
-        right = self.rule(updates, state.tree.longest)
+        right = self.rule(updates, state.tree.longest, fed.aggregation.count_doubted(len(updates)))
         if right is None:
             return state
         absent = fed.present[~torch.isin(fed.present, replies.cohort) & (state.assignment[fed.present] == cluster)]

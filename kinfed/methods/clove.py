@@ -72,7 +72,7 @@ class CLoVE(Clustered[CLoVEState]):
         if not len(losses):
             return state
         usual = ~fed.find_outliers(replies.cohort, losses)  # the others have the models that they say fit best
-        some = losses[usual]
+        some = fed.aggregation.limit_losses(losses)[usual]
         found, _ = server_kmeans(some, min(self.clusters, len(some)), some[:0], self.seed, runs=10)
         labels = losses.argmin(1).masked_scatter(usual, match_models(some, found)[found])
         kept = labels == state.served.assignment[replies.cohort]

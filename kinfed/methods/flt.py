@@ -9,6 +9,7 @@
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -24,7 +25,9 @@ from kinfed.methods.signature_tasks import (
     ComputesSignatures,
     Flagged,
     Newcomers,
+    drop_bridges,
     drop_outliers,
+    label_clients,
     log_misfits,
     lower_flags,
     raise_flags,
@@ -80,6 +83,8 @@ class FLT(ComputesSignatures[FLTState], Clustered[FLTState]):
         """Algorithm 2: signatures, distances, threshold, clusters; unseen clients are assigned again."""
         unseen = fed.unseen[state.clusters[fed.unseen] >= 0]
         known, clients = drop_outliers(*self.collect(state.known, state.encoder, fed.clients, fed), fed)
+        by_own = partial(label_clients, self.relatedness, self.clusters, self.scale)
+        known, clients = drop_bridges(known, clients, fed, by_own)
         compared = self.relatedness.compare(self.scale(own := known.of(clients), own))  # A
         clusters = compared.clusters(self.clusters)
         related = compared.neighbours() if self.case == "related" else NeighbourSets.of_clusters(clusters)  # Ã

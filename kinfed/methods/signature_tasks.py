@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol, TypeVar, cast
@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from kinfed.aggregation import FEW, measure_isolation
 from kinfed.capabilities import (
     NONE_SUMMED,
     AssignsUnseen,
@@ -41,6 +42,7 @@ from kinfed.training import SAME_RATE
 
 Newcomers = Literal["nearest", "relate"]
 ENCODER_SUMMED: Mapping[str, str] = MappingProxyType({"train": "", "train_encoder": ""})
+MOST_BRIDGES, MANY = 3, 100  # clients between clusters that are looked for, and clients of whom one joins no clusters
 log = logging.getLogger("kinfed")
 
 
@@ -254,8 +256,52 @@ def drop_outliers(known: Signatures, clients: Tensor, fed: Federation) -> tuple[
     outlying = clients[fed.find_outliers(clients, own.centroids, own.shares > 0)]
     if not len(outlying):
         return known, clients
-    kept = clients[torch.isin(clients, outlying, invert=True)]
-    return Signatures(*(part.index_fill(0, outlying, 0) for part in (known.centroids, known.shares))), kept
+    return remove(known, outlying), clients[torch.isin(clients, outlying, invert=True)]
+
+
+def remove(known: Signatures, clients: Tensor) -> Signatures:
+    """The signatures without those of these clients."""
+    return Signatures(*(part.index_fill(0, clients, 0) for part in (known.centroids, known.shares)))
+
+
+def drop_bridges(
+    known: Signatures, clients: Tensor, fed: Federation, cluster: Callable[[Signatures], Tensor]
+) -> tuple[Signatures, Tensor]:
+    """The same without those between clusters that are one with them, and several without.
+
+    Such a client has nobody near it. Those are tried whose nearest other client is farthest away, a tenth of all: one
+    alone, or several together. Clusters of fewer than four count for none, and among many clients nobody joins any.
+    """
+    doubted = min(fed.aggregation.count_doubted(len(clients)), MOST_BRIDGES)
+    if not doubted or len(clients) > MANY:
+        return known, clients
+    own = known.of(clients)
+    nearest, _ = measure_isolation(own.centroids, own.shares > 0)
+    remote, before = nearest.argsort(descending=True, stable=True)[:doubted], count_large(cluster(own))
+    tried = [remote[at : at + 1] for at in range(doubted)] + [remote[:several] for several in range(2, doubted + 1)]
+    for some in tried:
+        kept = clients[torch.isin(clients, clients[some], invert=True)]
+        if count_large(cluster(known.of(kept))) > before:
+            names = ", ".join(fed.name_client(client) for client in clients[some].tolist())
+            log.warning("between clusters, which are found without them: %s (%d of %d clients)",
+                        names, len(some), len(clients))  # fmt: skip
+            return remove(known, clients[some]), kept
+    return known, clients
+
+
+def label_clients(
+    by: Clusterer, clusters: int, scale: Callable[[Signatures, Signatures], Signatures], known: Signatures
+) -> Tensor:
+    """The cluster of each of these clients, [m], without a line in the log."""
+    scaled = scale(known, known)
+    if isinstance(by, Calibrated):
+        return by.fit(scaled, clusters).label(scaled)
+    return by.compare(scaled).clusters(clusters)
+
+
+def count_large(labels: Tensor) -> int:
+    """How many clusters have so many clients that one of them is no quarter."""
+    return int((labels.unique(return_counts=True)[1] >= FEW).sum())
 
 
 def relate_to_members(

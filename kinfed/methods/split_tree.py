@@ -11,10 +11,16 @@ from kinfed.clustering.hierarchy import bipartition
 from kinfed.errors import ConfigError
 from kinfed.params import Params, Stack, flatten, join, repeat, select
 
+LONGER = 1.25  # times the longest update but for those in doubt: what the longest counts as at most where some may lie
+
 
 @dataclass(frozen=True)
 class SplitRule:
-    """A cluster is split when the mean of its clients' updates is short but some client's is long."""
+    """A cluster is split when the mean of its clients' updates is short but some client's is long.
+
+    Where clients may lie, the mean may be short without a few of them, and none counts as much longer than all others:
+    one that always pushes the model somewhere would keep its cluster whole, or split clients that agree.
+    """
 
     mean_below: float = 0.4  # ε₁, of the norm of the mean update
     some_above: float = 1.6  # ε₂, of the norm of the longest update
@@ -27,16 +33,30 @@ class SplitRule:
         if self.relative and self.some_above >= 1:
             raise ConfigError(f"some_above must be below 1 where it is relative, got {self.some_above}")
 
-    def __call__(self, updates: Tensor, longest: Tensor) -> Tensor | None:
+    def __call__(self, updates: Tensor, longest: Tensor, doubted: int = 0) -> Tensor | None:
         """Who of these goes right, bool [m]; None where the cluster stays as it is. `longest`: norm of any so far."""
         norms = updates.norm(dim=1)
         unit = torch.cat([longest[None], norms]).max() if self.relative else torch.ones_like(longest)
-        if len(updates) <= 2 or updates.mean(0).norm() >= self.mean_below * unit:
+        if len(updates) <= 2 or find_shortest_mean(updates, doubted) >= self.mean_below * unit:
             return None
-        if norms.max() <= self.some_above * unit:
+        most = torch.minimum(norms.max(), LONGER * norms.sort().values[-1 - doubted]) if doubted else norms.max()
+        if most <= self.some_above * unit:
             return None
         right, alike = bipartition(updates)  # alike: α_cross
         return right if self.gap < ((1 - alike) / 2).clamp(min=0).sqrt() else None
+
+
+def find_shortest_mean(updates: Tensor, doubted: int) -> Tensor:
+    """The norm of the mean of these updates, or of those without up to so many, where that is shorter.
+
+    They are left out one by one, each time that one without which the mean of the others is shortest.
+    """
+    shortest: Tensor = updates.mean(0).norm()
+    for _ in range(doubted):
+        rest = updates.sum(0) - updates
+        updates = updates[torch.arange(len(updates), device=updates.device) != rest.norm(dim=1).argmin()]
+        shortest = torch.minimum(shortest, updates.mean(0).norm())
+    return shortest
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.experiment import Experiment
 from kinfed.methods import CFL
-from kinfed.methods.split_tree import SplitRule
+from kinfed.methods.split_tree import SplitRule, find_shortest_mean
 from kinfed.metrics import fedavg_parameters, method_bytes
 from kinfed.params import select
 from tests.methods.planted import LOCAL, NESTED, TWO, net, renamed
@@ -101,3 +101,20 @@ def test_the_longest_update_so_far_is_remembered():
     method = CFL(net(), LOCAL, SplitRule(0.2, 0.3, relative=True), after=2)
     state, fed = fit(method, population=renamed(TWO), rounds=12)
     assert float(state.tree.longest) > 0 and same_clusters(state.assignment, fed.true_clusters)
+
+
+def test_one_that_pushes_the_model_somewhere_keeps_no_cluster_whole_where_it_may_lie():
+    honest = torch.tensor([[1.0, 0.5], [1.0, -0.5], [1.0, 0.4], [-1.0, 0.5], [-1.0, -0.5], [-1.0, -0.4]])
+    updates, rule = torch.cat([honest, torch.tensor([[0.0, 4.0]])]), SplitRule(0.4, 0.9)
+    assert rule(updates, torch.zeros(())) is None
+    right = rule(updates, torch.zeros(()), doubted=1)
+    assert right is not None and same_clusters(right[:6].long(), torch.tensor([0, 0, 0, 1, 1, 1]))
+    assert find_shortest_mean(updates, 0).item() == pytest.approx(4 / 7)
+    assert find_shortest_mean(updates, 1).item() < 1e-6
+    assert find_shortest_mean(honest, 1).item() < 1e-6, "the mean of all is the shortest"
+
+
+def test_one_long_update_splits_no_clients_that_agree_where_it_may_lie():
+    updates = torch.tensor([[0.3, 0.1], [0.3, -0.1], [0.3, 0.0], [0.2, 0.1], [-1.0, 0.0]])
+    assert SplitRule(0.4, 0.9)(updates, torch.zeros(())) is not None
+    assert SplitRule(0.4, 0.9)(updates, torch.zeros(()), doubted=1) is None

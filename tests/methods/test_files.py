@@ -12,8 +12,8 @@ from kinfed.methods import METHODS
 FILES = {name: Path(inspect.getfile(kind)) for name, kind in METHODS.items()}
 MOST = {
     "apfl": 90,
-    "auto": 192,
-    "flt": 95,
+    "auto": 195,
+    "flt": 97,
     "flis_hc": 90,
     "ifca": 90,
     "flis_dc": 90,

@@ -4,16 +4,17 @@ import pytest
 import torch
 
 from kinfed.aggregation import DEPLOYED, MEAN
-from kinfed.clustering.hierarchy import Hierarchy
+from kinfed.clustering.hierarchy import Hierarchy, components
 from kinfed.engines import Vectorised
 from kinfed.errors import NetworkError
 from kinfed.federation import LONG_UPDATE, OUTLYING, Offer, Replies, measure_changes
 from kinfed.methods import FLHC, FLISHC
+from kinfed.methods.signature_tasks import drop_bridges
 from kinfed.methods.split_tree import SplitRule
 from kinfed.metrics import count_unused
 from kinfed.params import from_flat, to_flat
 from kinfed.runs.writer import name_event
-from kinfed.signatures import EmbeddingStatistics
+from kinfed.signatures import EmbeddingStatistics, Signatures
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import KERNEL, make, population, statistics
 from tests.problems import same_clusters
@@ -109,6 +110,45 @@ PARITY = torch.arange(12) % 2  # of clients whose losses and updates differ by i
 def send_losses(cohort, offer):
     own = torch.stack([0.1 + PARITY, 1.1 - PARITY], 1)[cohort] + 0.01 * cohort[:, None]
     return {"losses": own.index_fill(0, (cohort == LIAR).nonzero()[:, 0], 1e6)}
+
+
+def send_alike(cohort, offer):
+    """Two liars send the same: that no model fits them."""
+    own = torch.stack([0.1 + PARITY, 1.1 - PARITY], 1)[cohort] + 0.01 * cohort[:, None]
+    liars = torch.isin(cohort, torch.tensor([LIAR, LIAR + 1]))
+    return {"losses": own.masked_scatter(liars[:, None], torch.tensor([500.0, 600.0] * int(liars.sum())))}
+
+
+def test_two_that_send_the_same_losses_take_no_model_of_clove_from_the_others():
+    def find_clusters(rule):
+        method = make("clove")
+        fed = Vectorised(method, population())
+        honest, fed.aggregation = fed._run, rule
+        fed._run = lambda asked, cohort, keys, offer: (
+            (send_alike(cohort, offer), {}) if asked == "compute_losses" else honest(asked, cohort, keys, offer)
+        )
+        return method.cluster_assignment(method.init(fed))[others]
+
+    others = torch.tensor([i for i in range(12) if i not in (LIAR, LIAR + 1)])
+    assert same_clusters(find_clusters(DEPLOYED), PARITY[others])
+    assert len(find_clusters(MEAN).unique()) == 1
+
+
+def test_a_client_that_alone_joins_two_clusters_forms_none(caplog):
+    points = (10.0 * PARITY + 0.1 * torch.arange(12)).index_fill(0, torch.tensor([LIAR]), 5.5)
+    known, clients = Signatures(points[:, None, None], torch.ones(12, 1)), torch.arange(12)
+
+    def cluster(known):
+        return components(torch.cdist(known.means(), known.means()) <= 5.0)
+
+    fed = Vectorised(make("fedavg"), population())
+    assert len(cluster(known).unique()) == 1 and drop_bridges(known, clients, fed, cluster) == (known, clients)
+    fed.aggregation = DEPLOYED
+    left, kept = drop_bridges(known, clients, fed, cluster)
+    assert kept.tolist() == HONEST.tolist() == left.exist().nonzero()[:, 0].tolist()
+    assert "between clusters, which are found without them: client 3 (1 of 12 clients)" in caplog.messages
+    honest = known.of(HONEST)
+    assert drop_bridges(honest, HONEST - (HONEST > LIAR).long(), fed, cluster)[0] is honest, "two clusters stay two"
 
 
 def send_weights(cohort, offer):
