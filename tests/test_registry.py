@@ -60,5 +60,5 @@ def test_code_that_cannot_be_imported_says_what_to_write_or_where_it_failed(
 
 
 def test_a_dotted_name_without_a_colon_is_told_of_the_colon():
-    with pytest.raises(ConfigError, match="a partition of your own is named package.module:name"):
+    with pytest.raises(ConfigError, match=r"a partition of your own is named package\.module:name"):
         look_up("hospitals.ByHospital", PARTITIONS, "partition")
