@@ -363,6 +363,37 @@ def check_task(task: Task) -> None:
         raise ConfigError(f"{says}: annotate what it returns as Reply")
 
 
+def call_task(task: Task, client: Client, offered: Payload) -> Reply:
+    """The reply of a task to this offer; ConfigError where the task does not take the offer, or gives no such reply."""
+    says = f"client task '{getattr(task, '__qualname__', task)}'"
+    takes = inspect.signature(task)
+    try:
+        takes.bind(client, **offered)
+    except TypeError as error:
+        raise ConfigError(
+            f"{says} takes ({', '.join(takes.parameters)}), and is offered ({', '.join(offered)}): name its arguments "
+            "as the offer does"
+        ) from error
+    reply = task(client, **offered)
+    if not isinstance(reply, Reply):
+        raise ConfigError(f"{says} must return a Reply, as in Reply({{'params': trained}}), got a {_kind(reply)}")
+    for part, payload in zip(Reply._fields, reply, strict=True):
+        if not isinstance(payload, Mapping):
+            raise ConfigError(f"{says}: {part} of its Reply must be a dict by name, got a {_kind(payload)}")
+        for name, value in payload.items():
+            tensors = value.values() if isinstance(value, Mapping) else (value,)
+            for tensor in tensors:
+                if not isinstance(tensor, Tensor):
+                    raise ConfigError(
+                        f"{says}: '{name}' of its Reply must be a tensor, or a dict of tensors, got a {_kind(tensor)}"
+                    )
+    return reply
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
 def is_payload(parameter: inspect.Parameter) -> bool:
     """Whether a parameter is one or several models, or a tensor; an annotation may be a text."""
     hint = parameter.annotation

@@ -148,10 +148,29 @@ class OwnMetrics:
         """The user's metrics of a test set, by name; those that it does not define (None, NaN) are left out."""
         found = {}
         for name, path in zip(self.metric_names, self.metrics, strict=True):
-            value = cast("Callable[[Tensor, Tensor], float | None]", import_function(path, "metric"))(output, y)
+            value = _call_metric(path, output, y)
             if value is not None:
-                found[name] = torch.as_tensor(value, dtype=torch.double)
+                found[name] = value
         return drop_undefined(found)
+
+
+def _call_metric(path: str, output: Tensor, y: Tensor) -> Tensor | None:
+    """What the user's function gives, one number; ConfigError where it fails, or gives anything else."""
+    wanted = f"metric '{path}' must be a function (output, y) -> number or None"
+    try:
+        value = cast("Callable[[Tensor, Tensor], float | None]", import_function(path, "metric"))(output, y)
+    except Exception as error:  # code of the user's own may raise anything
+        shapes = f"output {list(output.shape)} and y {list(y.shape)}"
+        raise ConfigError(f"{wanted}; called with {shapes} it failed: {type(error).__name__}: {error}") from error
+    if value is None:
+        return None
+    try:
+        number = torch.as_tensor(value, dtype=torch.double)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{wanted}, got a {type(value).__name__}") from error
+    if number.numel() != 1:
+        raise ConfigError(f"{wanted}, got {number.numel()} numbers")
+    return number.reshape(())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from dataclasses import is_dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import PurePath
-from typing import TypeVar
+from traceback import extract_tb
+from typing import TypeVar, cast
 
 from kinfed.errors import ConfigError, UntrustedCode
 
@@ -30,13 +31,16 @@ MEANT = {  # usual words of the field -> what comes nearest here
     "dir": ("dirichlet",),
     "gpu": ("cuda",),
 }
+OWN_KINDS = ("method", "model", "partition", "shift", "aggregation", "auto-encoder")  # that a user may write
+FOUND = "modules are found in the working folder, or installed"
 INVITED: set[str] = set()  # what the user had imported in this process; to import it again runs nothing new
 
 
 def look_up(name: str, registry: Mapping[str, T], kind: str) -> T:
     """registry[name], or a ConfigError that names the nearest key."""
     if name not in registry:
-        raise ConfigError(explain_unknown(name, registry, kind))
+        own = f"; a {kind} of your own is named package.module:name" if "." in name and kind in OWN_KINDS else ""
+        raise ConfigError(explain_unknown(name, registry, kind) + own)
     return registry[name]
 
 
@@ -72,15 +76,29 @@ def import_object(path: str, kind: str) -> object:
         )
     INVITED.add(path)
     module, _, name = path.partition(":")
+    says = f"{kind} '{path}' cannot be imported"
+    if module.endswith(".py") or "/" in module or not name:
+        stem = PurePath(module).name.removesuffix(".py") or "module"
+        raise ConfigError(f"{says}: wanted package.module:name, as in '{stem}:{name or 'name'}'; {FOUND}")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # the script `kinfed` starts without it
     try:
-        return getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
     except SyntaxError as error:
-        at = f"{error.filename}, line {error.lineno}"
-        raise ConfigError(f"{kind} '{path}' cannot be imported: {error.msg} ({at})") from error
+        raise ConfigError(f"{says}: {error.msg} ({error.filename}, line {error.lineno})") from error
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{kind} '{path}' cannot be imported: {error}; wanted package.module:name") from error
+        at = _find_line(error)
+        raise ConfigError(f"{says}: {error}{at or f'; wanted package.module:name; {FOUND}'}") from error
+    if not hasattr(found, name):
+        near = suggest(name, [known for known in vars(found) if not known.startswith("_")])
+        raise ConfigError(f"{says}: module '{module}' has no attribute '{name}'{near}; wanted package.module:name")
+    return cast("object", getattr(found, name))
+
+
+def _find_line(error: Exception) -> str:
+    """ " (file, line n)" of the statement of a module that raised it; empty where no module was found to run."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if frame.name == "<module>"]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def import_function(path: str, kind: str) -> object:

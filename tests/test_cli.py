@@ -429,3 +429,8 @@ def test_a_folder_that_cannot_be_made_is_one_line():
 def test_a_comparison_counts_nothing_twice():
     assert_refused(kinfed("compare", *TINY, "--seeds", "0,0,1"), "seeds", "0 more than once")
     assert_refused(kinfed("compare", *TINY, "--methods", "fedavg,local,fedavg"), "fedavg more than once")
+
+
+@pytest.mark.parametrize("seeds", ["3-1", "0,3-1", ",", ""])
+def test_seeds_that_name_none_are_refused(seeds: str):
+    assert_refused(kinfed("compare", *TINY, "--seeds", seeds), "--seeds: wanted whole numbers as in 0,1,2 or 0-4")

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from kinfed.client import Client, Samples, width_of
+from kinfed.client import Client, Reply, Samples, call_task, width_of
+from kinfed.errors import ConfigError
 from kinfed.keys import base_key, fold, hash_bits, uniform
 
 
@@ -125,3 +126,26 @@ def test_what_a_task_reads_of_a_client_is_noted():
     list(client.batches(1, 2))
     assert client.execution.reads == {"train", "key"}
     assert client.test and "test" in client.execution.reads
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (lambda client, params: None, r"must return a Reply, as in Reply\({'params': trained}\), got a NoneType"),
+        (lambda client, params: {"params": params}, "must return a Reply, .* got a dict"),
+        (
+            lambda client, weights: Reply({}),
+            r"takes \(client, weights\), and is offered \(params\): name its arguments",
+        ),
+        (lambda client, params: Reply(params["w"]), "send of its Reply must be a dict by name, got a Tensor"),
+        (
+            lambda client, params: Reply({}, {"n": 3}),
+            "'n' of its Reply must be a tensor, or a dict of tensors, got a int",
+        ),
+        (lambda client, params: Reply({"params": (params, 1)}), "'params' of its Reply must be .*, got a tuple"),
+        (lambda client, params: Reply({"params": {"w": 1.0}}), "'params' of its Reply must be .*, got a float"),
+    ],
+)
+def test_a_task_that_does_not_fit_its_offer_or_gives_no_reply_is_one_line(task, message):
+    with pytest.raises(ConfigError, match=message):
+        call_task(task, client_of(3, 3), {"params": {"w": torch.zeros(2)}})

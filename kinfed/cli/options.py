@@ -166,10 +166,17 @@ def split_names(text: str | None) -> list[str] | None:
 
 def split_numbers(text: str | None) -> list[int] | None:
     """Whole numbers as in 0,1,2 or 0-4."""
+    if text is None:
+        return None
+    wrong = ConfigError(f"--seeds: wanted whole numbers as in 0,1,2 or 0-4, got '{text}'")
     numbers: list[int] = []
-    for part in (split_names(text) or []) if text is not None else []:
+    for part in split_names(text) or []:
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) - int(first) > MOST_SEEDS):
-            raise ConfigError(f"--seeds: wanted whole numbers as in 0,1,2 or 0-4, got '{text}'")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise wrong
+        if not 0 <= int(last or first) - int(first) <= MOST_SEEDS:
+            raise wrong
         numbers += range(int(first), int(last or first) + 1)
-    return None if text is None else numbers
+    if not numbers:
+        raise wrong
+    return numbers

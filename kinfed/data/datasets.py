@@ -54,6 +54,12 @@ def load(name: str, root: str | Path | None = None, options: Mapping[str, object
         return read_dataset(name, options or {})
     if ":" in name:
         return load_own(name, options or {})
+    if name.endswith(".npz"):
+        path = Path(name)
+        raise DataError(
+            f"data.name = '{name}': an .npz file is named without its folder and ending: data.name={path.stem} "
+            f"--data-dir {path.parent} (in a config data.dir = '{path.parent}')"
+        )
     if "/" in name:
         raise DataError(f"data.name = '{name}': no such folder (a table's path ends with .csv, .tsv or .parquet)")
     if name not in DATASETS and Path(name).is_file():

@@ -90,6 +90,8 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
     as float32. y: labels [n] as integers or text, next tokens [n] or [n, length], numbers [n] or [n, k], or 0 and 1 for
     each label [n, labels], as the task of the settings has them.
     """
+    if not isinstance(settings, OwnSettings):
+        raise ConfigError(f"settings: wanted OwnSettings(test=0.2, …), got a {type(settings).__name__}")
     given, settings = name_labels(array_of(y, "y"), settings)
     features, owner = as_features(x, settings.has_tokens), as_owners(client)
     targets = settings.learning_task.targets(given)
@@ -164,6 +166,10 @@ def from_hub(
 
     image_column: one of images, lists of numbers or of token ids; or several columns, of a number each.
     """
+    if not hasattr(table, "column_names"):
+        raise DataError(
+            f"wanted a loaded table, as datasets.load_dataset(name, split='train') gives, got {table!r:.80}"
+        )
     if isinstance(table.column_names, Mapping):
         raise DataError(f"wanted a table, got several: choose one, as in tables['{next(iter(table.column_names))}']")
     columns = [image_column] if isinstance(image_column, str) else list(image_column)
@@ -204,6 +210,10 @@ def in_arrays(items: Items) -> tuple[Plain, Plain]:
     """All samples of a torch dataset."""
     if not hasattr(items, "__len__"):
         raise DataError(f"a {type(items).__name__} has no length: wanted a dataset with items by number (map-style)")
+    if not hasattr(items, "__getitem__"):
+        raise DataError(
+            f"a {type(items).__name__} has no items by number: wanted a dataset, of a DataLoader its .dataset"
+        )
     if len(items) == 0:
         raise DataError("a client's dataset is empty; leave such clients out")
     name = "a dataset's item (one dataset for all clients needs `client`: whose each sample is)"

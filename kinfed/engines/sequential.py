@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kinfed.client import Client, Reply, Samples
+from kinfed.client import Client, Reply, Samples, call_task
 from kinfed.client_tasks import find_task
 from kinfed.engines.resident import Resident
 from kinfed.engines.workers import ProgressLog, run_at_once
@@ -35,7 +35,7 @@ def loop(
     def one(i: int) -> tuple[Params, Params]:
         method, given = copy_method(fed.method), unpack_offer(fed, offer, i, serialises)
         client = make_client(fed, ids[i], keys[i], select(memory, i), widths)
-        reply = find_task(method, name)(client, **given) if workers > 1 else ask(method, name, client, given)
+        reply = call_task(find_task(method, name), client, given) if workers > 1 else ask(method, name, client, given)
         send = to_flat(reply.send)
         return serialise(send, fed.device) if serialises else send, to_flat(reply.keep)
 
@@ -80,7 +80,7 @@ def ask(method: object, name: str, client: Client, offered: Payload) -> Reply:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed notes a stack trace for every kind of device
         if devices:
             torch.cuda.manual_seed(seed)
-        return find_task(method, name)(client, **offered)
+        return call_task(find_task(method, name), client, offered)
 
 
 def copy_method(method: object) -> object:

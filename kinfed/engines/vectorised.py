@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from kinfed.client import ASKS_GPU, AUTOGRAD, FAST_PATH, Client, Execution, Samples
+from kinfed.client import ASKS_GPU, AUTOGRAD, FAST_PATH, Client, Execution, Samples, call_task
 from kinfed.client_tasks import find_task, is_sequential
 from kinfed.cuda_graphs import CudaGraphs, finish_before_exit, reserve_for_captures
 from kinfed.data.population import Change, Population
@@ -340,7 +340,7 @@ class Vectorised(Resident):
             )
             memory, offered = from_flat(_part("memory ", own)), _part("shared ", own) | _part("each ", own)
             client = Client(train, test, own["key"], own["round"], own["since"], memory, execution)
-            reply = task(client, **from_flat(offered))
+            reply = call_task(task, client, from_flat(offered))
             return _prefix("send ", reply.send) | _prefix("keep ", reply.keep)
 
         dims = {key: None if key == "round" or key.startswith("shared ") else 0 for key in inputs}

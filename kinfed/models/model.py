@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
-from kinfed.learning_tasks import FAR, Classification, LearningTask, is_built_in
+from kinfed.learning_tasks import FAR, Classification, LearningTask, OwnMetrics, is_built_in
 from kinfed.models.batch_operations import BatchOperations
 from kinfed.models.evaluation import in_evaluation
 from kinfed.models.inputs import TOKENS, count_tokens
@@ -137,10 +137,15 @@ class Model(Network):
             )
 
     def check_scores(self, x: Tensor, y: Tensor) -> None:
-        """Raises where scores of a task of one's own are out of its range: replies with them would be refused."""
+        """Raises where scores of a task of one's own are out of its range, or a metric of one's own fails.
+
+        Replies with such scores would be refused; a metric is else called after the last round alone.
+        """
         x, y = x[:TRIED], y[:TRIED]
         if not is_built_in(self.task) and bool((known := is_known(y)).any()):
             self.check_range(self.task.scores(self.logits(self.init(), x[known]), y[known]))
+        if isinstance(self.task, OwnMetrics) and self.task.metrics and bool((known := is_known(y)).any()):
+            self.task.measure_own(self.logits(self.init(), x[known]), y[known])
 
     def check_range(self, scores: Tensor) -> None:
         """Raises where one of these scores, or means of scores, is out of the range of a task of one's own."""

@@ -2,7 +2,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import kinfed
 from kinfed.data import (
@@ -306,11 +306,33 @@ def test_a_token_that_the_model_does_not_know_is_refused_by_a_bundle_and_by_a_no
             lambda: from_hub(datasets.DatasetDict(train=datasets.Dataset.from_dict({"h": [0]})), "h"),
             r"wanted a table, got several: choose one, as in tables\['train'\]",
         ),
+        (lambda: from_hub("mnist", "h"), r"wanted a loaded table, as datasets.load_dataset\(.* gives, got 'mnist'"),
+        (
+            lambda: from_torch([DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4)))]),
+            r"a DataLoader has no items by number: wanted a dataset, of a DataLoader its \.dataset",
+        ),
     ],
 )
 def test_what_is_no_samples_of_clients_says_what_to_do(make, expected):
     with pytest.raises(DataError, match=expected):
         make()
+
+
+def test_settings_of_samples_are_no_dict():
+    with pytest.raises(ConfigError, match=r"settings: wanted OwnSettings\(test=0.2, …\), got a dict"):
+        from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], [0, 0, 1, 1], {"test": 0.5})
+
+
+def test_numbers_that_float32_cannot_hold_are_one_error(tmp_path):
+    x, y = np.full((4, 3), 1e300), np.arange(4) % 2
+    np.savez(tmp_path / "huge.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(DataError, match="4 of 4 samples of x_train have a NaN or an infinity"):
+        load("huge", tmp_path)
+
+
+def test_the_path_of_an_npz_file_is_told_how_it_is_named(tmp_path):
+    with pytest.raises(DataError, match=f"data.name=mine --data-dir {tmp_path} "):
+        load(f"{tmp_path}/mine.npz")
 
 
 class Stream(IterableDataset):

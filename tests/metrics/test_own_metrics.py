@@ -25,6 +25,9 @@ CODE, COMMAND = re.findall(r"```(?:python|sh)\n(.*?)```", PAGE.read_text(), re.D
 def my_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     more = "accuracy = variance = accuracy_unseen = bytes_up = top_2_accuracy\nNUMBER = 3\n\n"
     more += "def nothing(output, y):\n    return float('nan')\n"
+    more += "def text(output, y):\n    return 'high'\n"
+    more += "def each(output, y):\n    return y\n"
+    more += "def one_argument(output):\n    return 0.5\n"
     (tmp_path / "my_metrics.py").write_text(f"{CODE}\n{more}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -63,6 +66,21 @@ def test_a_metric_that_cannot_be_used_is_one_line(path, message):
     with pytest.raises(ConfigError) as caught:
         load_config(None, [f'task.metrics=["{path}"]'])
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("text", "must be a function (output, y) -> number or None, got a str"),
+        ("each", "must be a function (output, y) -> number or None, got 100 numbers"),
+        ("one_argument", "called with output [100, 10] and y [100] it failed: TypeError: one_argument() takes 1"),
+    ],
+)
+def test_a_metric_that_fails_does_so_before_the_first_round(name: str, message: str):
+    words = ["run", "method=fedavg", "partition.clients=5", "rounds=1", "--out", "r"]
+    result = CliRunner().invoke(app, [*words, f'task.metrics=["my_metrics:{name}"]'])
+    assert result.exit_code == 2 and message in result.stderr, result.output
+    assert "round 1" not in result.output and not Path("r/rounds.csv").exists()
 
 
 def test_every_number_of_a_run_has_a_name_that_no_own_metric_may_have():
