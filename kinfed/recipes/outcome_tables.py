@@ -78,7 +78,7 @@ def line_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
     for measure in outcome.recipe.measures:
         for group in groups:
             lines = {
-                (row.title, protocol): points
+                Side(name, tuple(group), protocol, measure): points
                 for name, row in outcome.recipe.rows.items()
                 for protocol in row.under
                 if (points := outcome.points(Side(name, tuple(group), protocol, measure)))
@@ -88,17 +88,29 @@ def line_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
                 yield f"{where}{MEASURES[measure].title}", line_rows(outcome, lines, MEASURES[measure].shown)
 
 
-def line_rows(outcome: Outcome, lines: Mapping[tuple[str, str], Points], style: str) -> Rows:
-    """A header of places on the axis, and a row for each line; of many rounds a dozen at most."""
+def line_rows(outcome: Outcome, lines: Mapping[Side, Points], style: str) -> Rows:
+    """A header of places on the axis, and a row for each line; of many rounds a dozen at most.
+
+    Where some line is a mean over seeds, the last column says of each over how many.
+    """
     every = sorted({x for points in lines.values() for x, _ in points})
     step = -(-(len(every) - 1) // MOST) or 1
     places = sorted({*every[::step], every[-1]})
     axis = outcome.recipe.figure.x if outcome.recipe.figure else ""
-    rows = []
-    for (title, protocol), points in lines.items():
+    seeds = {side: count_seeds(outcome, side) for side in lines}
+    are_means = any(count != "1" for count in seeds.values())
+    rows = [[axis, "protocol", *(f"{x:g}" for x in places), *["seeds"] * are_means]]
+    for side, points in lines.items():
         at = dict(points)
-        rows.append([title, protocol, *(f"{at[x]:{style}}" if x in at else NOTHING for x in places)])
-    return [[axis, "protocol", *(f"{x:g}" for x in places)], *rows]
+        shown = [f"{at[x]:{style}}" if x in at else NOTHING for x in places]
+        rows.append([outcome.recipe.rows[side.row].title, side.protocol, *shown, *[seeds[side]] * are_means])
+    return rows
+
+
+def count_seeds(outcome: Outcome, side: Side) -> str:
+    """Over how many seeds the points of a line are means: "3", or "1 to 3" where these differ."""
+    counts = {len(result.numbers) for result in outcome.results_of(side)} - {0}
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def make_row(result: Result, outcome: Outcome, notes: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ from kinfed.recipes import Outcome, Wanted, cells_of, load_recipe
 from kinfed.recipes.figures import MARGIN, Panel, draw_panels, embed_figures, list_files
 from kinfed.recipes.measures import MEASURES
 from kinfed.recipes.outcome import judge_numbers
+from kinfed.recipes.outcome_tables import line_tables
 
 
 def test_a_file_is_named_by_the_column_row_and_protocol_of_its_run():
@@ -45,6 +46,29 @@ def test_rows_differ_in_colour_protocols_in_dashes_and_few_numbers_have_points()
     assert [layer["mark"]["type"] for layer in few] == ["area", "line", "point"] and len(many) == 2
     thirteen = draw("flt-figure-4", 5)[1]["encoding"]["color"]["scale"]
     assert len(thirteen["domain"]) == len(set(thirteen["range"])) == 13 and "range" not in few[1]["encoding"]["color"]
+
+
+def test_a_table_of_lines_says_over_how_many_seeds_they_are_means_where_it_is_more_than_one():
+    recipe = load_recipe("flt-figure-u")
+    cells = [replace(cell, missing=()) for cell in cells_of(recipe, Wanted())]
+
+    def first_table(seeds_of):
+        numbers = [{seed: {"ari": seed / 2, "clusters": 5} for seed in range(seeds_of(cell))} for cell in cells]
+        return next(
+            rows
+            for _, rows in line_tables(
+                Outcome(recipe, tuple(map(judge_numbers, [recipe] * len(cells), cells, numbers)))
+            )
+        )
+
+    assert first_table(lambda cell: 1)[0] == ["u", "protocol", "2", "3", "5", "10"]
+    two = first_table(lambda cell: 2 if cell.protocols == ("scenario-1",) and cell.column.name == "5" else 1)
+    title = "matching (FLT's code)"
+    assert two == [
+        ["u", "protocol", "2", "3", "5", "10", "seeds"],
+        [title, "scenario-1", "0.00", "0.00", "0.25", "0.00", "1 to 2"],
+        [title, "scenario-2", "0.00", "0.00", "0.00", "0.00", "1"],
+    ]
 
 
 def panel_of(places, values, measure="ari"):
