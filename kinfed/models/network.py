@@ -110,9 +110,36 @@ class Network(ABC):
 
     def forward(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
         """The output of `module` with these weights."""
+        self.check_weights(params, module)
         whole = {name: b.clone() for name, b in module.named_buffers() if not b.is_floating_point()} | params
         output: Tensor = functional_call(module, whole, (self.inputs(x),))
         return output
+
+    def check_weights(self, params: Mapping[str, Tensor], module: nn.Module) -> None:
+        """Raises ModelError unless these are all weights of such a module: its own would fill gaps."""
+        if not self._shapes:
+            self._shapes.update({name: w.shape for name, w in weights_of(module).items()})
+        shapes = self._shapes
+        if params.keys() == shapes.keys() and all(w.shape == shapes[name] for name, w in params.items()):
+            return
+        lacks = [f"'{name}'" for name in shapes if name not in params]
+        other = [f"'{name}'" for name in params if name not in shapes]
+        odd = [
+            f"'{name}' has shape {list(params[name].shape)} in place of {list(shape)}"
+            for name, shape in shapes.items()
+            if name in params and params[name].shape != shape
+        ]
+        faults = ([f"lacks {', '.join(lacks)}"] if lacks else []) + (
+            [f"has {', '.join(other)}, which the network does not know"] if other else []
+        )
+        raise ModelError(
+            f"a model that is to be used {'; '.join([*faults, *odd])}: client tasks and the server's rules must pass "
+            "on all weights of the network by their names, and `personalise` must add those that clients keep"
+        )
+
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
+        return {}
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean loss over the batch's real samples, in evaluation mode."""
