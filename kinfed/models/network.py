@@ -116,11 +116,15 @@ class Network(ABC):
         return output
 
     def check_weights(self, params: Mapping[str, Tensor], module: nn.Module) -> None:
-        """Raises ModelError unless these are all weights of such a module: its own would fill gaps."""
-        if not self._shapes:
-            self._shapes.update({name: w.shape for name, w in weights_of(module).items()})
-        shapes = self._shapes
-        if params.keys() == shapes.keys() and all(w.shape == shapes[name] for name, w in params.items()):
+        """Raises ModelError unless these are all weights of such a module: its own would fill gaps.
+
+        A network with an `init` of its own leaves out what it wants.
+        """
+        if _shapes_of(params) == self._shapes or type(self).init is not Network.init:
+            return
+        shapes = _shapes_of(weights_of(module))
+        if _shapes_of(params) == shapes:  # also with buffers that a forward pass added to this one
+            self._shapes.update({} if self._shapes else shapes)
             return
         lacks = [f"'{name}'" for name in shapes if name not in params]
         other = [f"'{name}'" for name in params if name not in shapes]
@@ -129,9 +133,8 @@ class Network(ABC):
             for name, shape in shapes.items()
             if name in params and params[name].shape != shape
         ]
-        faults = ([f"lacks {', '.join(lacks)}"] if lacks else []) + (
-            [f"has {', '.join(other)}, which the network does not know"] if other else []
-        )
+        faults = [f"lacks {', '.join(lacks)}"] if lacks else []
+        faults += [f"has {', '.join(other)}, which the network does not know"] if other else []
         raise ModelError(
             f"a model that is to be used {'; '.join([*faults, *odd])}: client tasks and the server's rules must pass "
             "on all weights of the network by their names, and `personalise` must add those that clients keep"
@@ -365,6 +368,10 @@ def _lane_pass(
     weight = params.pop(WEIGHT, None)
     loss, buffers = network.training_pass(params, Batch(x, y, mask, mask.any(), key=key, weight=weight))
     return loss, tuple(buffers[name] for name in names if name in buffers)
+
+
+def _shapes_of(params: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: w.shape for name, w in params.items()}
 
 
 def _leave_apart() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch import nn
 
 from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError, ModelError
@@ -83,6 +84,35 @@ def test_a_method_that_adds_the_weights_that_clients_do_not_send_goes_on():
         make=lambda state, replies: OneModelState(state.params | take_mean(state, replies).params),
     )
     assert Experiment.over(ENGINES[1](method, tiny_population()), rounds=2).run()["accuracy"] > 0
+
+
+class Caching(nn.Module):
+    """Keeps what it made in its first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.full((64,), 0.5))
+        return self.head(self.scale * x.flatten(1))
+
+
+@dataclass(frozen=True)
+class Frozen(Model):
+    """Leaves out what its clients never train."""
+
+    def init(self, seed: int | None = None) -> Params:
+        return leave_out(super().init(seed))
+
+
+@pytest.mark.filterwarnings("ignore:.*clients")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("model", [Model(Caching, classes=3), Frozen(small_net().build, classes=3)])
+def test_a_network_that_keeps_weights_of_its_own_goes_on(engine, model):
+    fed = engine(Own(model), tiny_population())
+    assert Experiment.over(fed, rounds=2, evaluation=Evaluation(metrics="main")).run()["accuracy"] > 0
 
 
 @pytest.mark.parametrize(
