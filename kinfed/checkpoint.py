@@ -144,6 +144,19 @@ def find_state_type(method: Method[State]) -> type[State]:
         ) from None
 
 
+def check_state(method: Method[State], state: State, given_by: str) -> State:
+    """The state that a rule of the method gave; ConfigError where it is none of the method's."""
+    kind = find_state_type(method)
+    if not is_dataclass(kind) or isinstance(state, kind):
+        return state
+    absorbs = given_by == "round" and hasattr(method, "absorb")
+    raise ConfigError(
+        f"{type(method).__name__}.{given_by}{', which returns what absorb does,' if absorbs else ''} gave "
+        f"{'None' if state is None else f'a {type(state).__name__}'}, wanted the new state, a {kind.__name__}: return "
+        "it, as in `return replace(state, …)`"
+    )
+
+
 def _refuse_other_fields(kind: type, tree: Tree) -> None:
     """Raises CheckpointError where a state was saved with other fields than its class has now."""
     if is_dataclass(kind) and isinstance(tree, dict):

@@ -157,6 +157,7 @@ class Federation(EnrolledClients, ABC):
         self.memory: Stack = {}  # what clients keep, flat, [clients, ...]; empty until one keeps something
         self.is_dry_run = False  # what clients keep now is forgotten later
         self.rejected: list[Rejected] = []
+        self.in_vain = False  # whether it was said that all replies to a task were rejected
         self.released: dict[str, int] = {}  # task, or task/client -> private releases that no crash takes back
         self.client_seconds = 0.0  # spent on clients' tasks so far; the rest is the server's own work
         self.decoys = torch.zeros(0, dtype=torch.long)  # asked since nobody was drawn, and not summed
@@ -261,6 +262,8 @@ class Federation(EnrolledClients, ABC):
         self.client_seconds += time.perf_counter() - began
         self._exclude_offenders(name, noted)
         replies = self._leave_out_of_replies(replies)
+        if not len(replies.cohort):
+            self._say_once_that_none_is_used(name, noted)
         if self.aggregation.is_robust and len(replies.cohort) >= FEW:
             lengths = measure_changes(offer, torch.isin(cohort, replies.cohort), replies)
             long = replies.cohort[lengths > LONG * lengths.quantile(0.75, interpolation="lower")]
@@ -302,6 +305,19 @@ class Federation(EnrolledClients, ABC):
                 "%s is excluded for the rest of the run: %d of its replies were malformed or out of range",
                 self.name_client(client), counts[client],
             )  # fmt: skip
+
+    def _say_once_that_none_is_used(self, name: str, noted: int) -> None:
+        """Logs that none of the replies noted since this entry is used, the first time that replies came in vain."""
+        reasons = Counter(entry.reason for entry in self.rejected[noted:] if entry.was_dropped)
+        if self.in_vain or not reasons:
+            return
+        self.in_vain = True
+        remedy = "; weights have diverged, or samples are not finite: a smaller training.lr is the usual remedy"
+        LOG.warning(
+            "round %d: no reply to '%s' could be used (%s)%s", self.round + 1, name,
+            ", ".join(f"{reason}: {count}" for reason, count in reasons.items()),
+            remedy if NOT_FINITE in reasons else "",
+        )  # fmt: skip
 
     def find_outliers(self, clients: Tensor, points: Tensor, there: Tensor | None = None) -> Tensor:
         """Which of these clients may form no cluster, by their points (`Aggregation.find_outliers`): bool [clients].

@@ -234,8 +234,8 @@ class Classification(OwnMetrics, LearningTask):
     def doubt_targets(self, y: Tensor) -> str:
         labels = y[is_known(y)]
         classes = len(labels.unique())
-        if classes <= MANY or len(labels) >= FEW_EACH * classes:
-            return ""
+        if len(labels) >= FEW_EACH * classes or classes <= MANY:
+            return doubt_gaps(labels)
         return (
             f"{classes} classes in {len(labels)} samples: where targets are numbers, such as ages or prices, set "
             "task.name = regression"
@@ -449,6 +449,29 @@ TASKS: dict[str, type[LearningTask]] = {
     "next_token": NextToken,
     "multi_label": MultiLabel,
 }
+
+
+def doubt_gaps(labels: Tensor) -> str:
+    """What is doubtful where most classes from 0 to the largest have no sample; empty: nothing."""
+    classes, used = int(labels.max()) + 1 if len(labels) else 0, len(labels.unique())
+    if classes <= MANY or 2 * used >= classes:
+        return ""
+    return (
+        f"{classes - used} of {classes} classes (labels 0 to {classes - 1}) have no sample, and each is an output of "
+        "the network: number labels 0, 1, 2, …, as by np.unique(y, return_inverse=True)[1], or give them as text"
+    )
+
+
+def check_task(task: object) -> None:
+    """Raises ConfigError unless this is a task with a metric."""
+    name = type(task).__name__
+    if not isinstance(task, LearningTask):
+        raise ConfigError(f"task: wanted a LearningTask, as Classification(), got a {name}")
+    if not isinstance(found := task.metric(), Metric):
+        raise ConfigError(
+            f"task '{name}': metric() must return a Metric, as in Metric('pinball', 'pinball loss', "
+            f"lower_is_better=True) of kinfed.quality, got a {type(found).__name__}"
+        )
 
 
 def is_built_in(task: LearningTask) -> bool:

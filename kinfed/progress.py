@@ -234,6 +234,8 @@ def percent(share: float | int | None) -> str:
 
 
 def in_bytes(count: float) -> str:
+    if count < 1e3:
+        return f"{count:.0f} bytes"
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 

@@ -77,6 +77,8 @@ class LocalTraining:
         self, client: Client, start: Params, gradient: GradientFn, rates: Tensor = SAME_RATE
     ) -> tuple[Params, Tensor]:
         """The weights after training from `start`, perhaps at a rate for each epoch, and the number of steps taken."""
+        if (rule := _parse_rule(gradient)) is not None:
+            rule.network.check_weights({**_find_fixed(gradient), **start}, rule.network.template)
         end = self._train_by_plan(client, start, gradient, rates)
         if isinstance(gradient, LabelledGradient):  # weight decay and batch statistics need no label
             has_label = client.train.has_label()

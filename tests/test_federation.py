@@ -90,6 +90,16 @@ def test_a_reply_that_is_not_finite_is_left_out_and_noted(engine, odd):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_replies_of_which_none_can_be_used_are_named_once_with_the_reason(engine, caplog):
+    fed = engine(Probe(), tiny_population())
+    fed.begin(4)
+    for _ in range(2):
+        fed.run(fed.method.sick, torch.tensor([1]))
+    (said,) = caplog.messages
+    assert said.startswith("round 5: no reply to 'sick' could be used (not finite: 1); weights have diverged")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_bytes_are_counted_per_task_client_and_round(engine):
     fed = probe(engine)
     fed.run(fed.method.look, torch.tensor([1, 3]), Offer(shared={"number": torch.zeros(10)}))

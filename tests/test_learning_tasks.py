@@ -145,6 +145,26 @@ def test_metrics_of_next_tokens_and_labels_by_hand():
     assert found["macro_f1"] == pytest.approx((2 / 3 + 1) / 2)
 
 
+def test_classes_of_which_most_have_no_sample_are_doubted():
+    task, few = Classification(), torch.tensor([0, 1000, 9000]).repeat(40)
+    assert task.doubt_targets(few).startswith("8998 of 9001 classes (labels 0 to 9000) have no sample")
+    assert "return_inverse=True" in task.doubt_targets(few)
+    assert not task.doubt_targets(few // 1000) and not task.doubt_targets(few[:0])
+    assert not task.doubt_targets(torch.arange(0, 60, 2).repeat(5)), "half of them have some"
+
+
+@pytest.mark.parametrize("make", [lambda task: Model(nn.Flatten, task=task), lambda task: OwnSettings(task=task)])
+def test_a_task_whose_metric_is_a_text_is_refused(make):
+    class Named(Classification):
+        def metric(self) -> Metric:
+            return "accuracy"  # type: ignore[return-value]
+
+    with pytest.raises(ConfigError, match=r"task 'Named': metric\(\) must return a Metric, as in .*, got a str"):
+        make(Named())
+    with pytest.raises(ConfigError, match=r"wanted a LearningTask, .* got a int"):
+        make(3)
+
+
 def test_label_smoothing_and_class_weights_are_in_the_loss_by_hand():
     task = Classification(label_smoothing=0.5, class_weights=(1.0, 3.0))
     loss = task.losses(torch.zeros(2, 2), torch.tensor([0, 1]))

@@ -163,7 +163,7 @@ def test_a_longer_run_measures_its_end_anew(tmp_path: Path):
         ("roles.look_alike_scale=[0.5, 0.2]", "two shares 0 < low <= high"),
         ("roles.look_alike_scale=0.5", "roles.look_alike_scale: wanted a list, got 0.5"),
         ("roles.look_alike=3", "did you mean 'roles.look_alikes'?"),
-        ("evaluation.correlation=1", "evaluation.correlation: wanted a boolean, got 1"),
+        ("evaluation.correlation=1", "evaluation.correlation: wanted true or false, got 1"),
     ],
 )
 def test_bad_settings_are_told(setting: str, told: str):

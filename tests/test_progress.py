@@ -4,7 +4,14 @@ import pytest
 from rich.console import Console
 
 from kinfed.experiment import RoundResult
-from kinfed.progress import Bars
+from kinfed.progress import Bars, in_bytes
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "0 bytes"), (816, "816 bytes"), (1000, "1 kB"), (52_400, "52 kB"), (1e6, "1.0 MB")]
+)
+def test_a_few_bytes_are_shown_as_such(count, shown):
+    assert in_bytes(count) == shown
 
 
 @pytest.fixture

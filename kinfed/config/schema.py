@@ -311,7 +311,7 @@ def want(error: ErrorDetails) -> str:
     words = error["msg"].replace("Input should be ", "").replace("a valid tuple", "a list").replace("'", '"')
     words = words.replace("a valid dictionary", "a table").replace("a valid integer", "an integer")
     words = words.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-    return words.replace("a valid ", "a ")
+    return words.replace("a valid boolean", "true or false").replace("a valid ", "a ")
 
 
 def find_path(error: ErrorDetails, table: object, at: str) -> str:

@@ -13,7 +13,7 @@ from kinfed.copies import find_originals
 from kinfed.data.changes import ChangeSettings, Redraw, choose_changed, plan_change
 from kinfed.data.dataset import Dataset, are_classes, labels_of
 from kinfed.data.drift import Drift
-from kinfed.data.partitions import PARTITIONS
+from kinfed.data.partitions import PARTITIONS, Natural, Writers
 from kinfed.data.partitions.split import (
     ANY_SPLIT,
     HasPromise,
@@ -235,7 +235,7 @@ class Supply:
         check_clients(partition, len(self.train))
         if not self.labels.has_classes:
             refuse_labels(partition)
-        split = partition(self.labels, rng)
+        split = self.split(partition, rng)
         check(split, self.labels, partition.promise if isinstance(partition, HasPromise) else ANY_SPLIT)
         train = [self.train[some(samples, tests.most.train_samples, rng)] for samples in split.train]
         if tests.own:
@@ -244,6 +244,19 @@ class Supply:
         return replace(
             split, train=train, test=[self.test[some(samples, tests.most.test_samples, rng)] for samples in given]
         )
+
+    def split(self, partition: Partition, rng: np.random.Generator) -> Split:
+        """What the partition makes of them; where it cannot, clients of the data's own may have been meant."""
+        try:
+            return partition(self.labels, rng)
+        except (ConfigError, DataError) as error:
+            name = next((name for name, kind in PARTITIONS.items() if type(partition) is kind), "")
+            if self.labels.writer_train is None or not name or isinstance(partition, Natural | Writers):
+                raise
+            raise type(error)(
+                f"partition '{name}': {error}; the data say whose each sample is: partition = natural takes these "
+                "clients, with partition.max_clients in place of partition.clients at most so many"
+            ) from error
 
     def pool(self, dataset: Dataset, split: Split, changes: tuple[Change, ...]) -> Population:
         """The population of a split."""

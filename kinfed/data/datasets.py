@@ -66,6 +66,7 @@ def load(name: str, root: str | Path | None = None, options: Mapping[str, object
         raise DataError(f"data.name = '{name}': a table is a file .csv, .tsv or .parquet; save it as one of these")
     if name not in DATASETS and Path(name).is_dir():
         raise DataError(f"data.name = '{name}': a folder of images is named with a slash, '{name}/'")
+    refuse_file(data_root(root))
     if name in NATURAL:
         return load_natural(name, data_root(root) / f"{name}.npz", options or {})
     if options:
@@ -91,8 +92,8 @@ def load_natural(name: str, path: Path, options: Mapping[str, object]) -> Datase
         raise ConfigError(f"data.options of '{name}': {error}") from None
     if not path.exists() and name not in FILES:
         raise DataError(
-            f"dataset '{name}' is not at {path}: put {name}.npz into {path.parent}, or set KINFED_DATA to the folder "
-            "that has it (docs/natural-data.md says where it comes from)"
+            f"dataset '{name}' is not at {path}{doubt_folder(path)}: put {name}.npz into {path.parent}, or set "
+            "KINFED_DATA to the folder that has it (docs/natural-data.md says where it comes from)"
         )
     if not path.exists():
         fetch(name, path)
@@ -162,6 +163,21 @@ def data_root(root: str | Path | None = None) -> Path:
     return cache_folder()
 
 
+def refuse_file(root: Path) -> None:
+    """Raise ConfigError where the folder of the .npz files is a file."""
+    if root.is_file():
+        name = f"{root.stem} --data-dir {root.parent}" if root.suffix == ".npz" else str(root)
+        raise ConfigError(
+            f"data.dir (--data-dir, KINFED_DATA) is the file '{root}', wanted the folder of .npz files; a file of your "
+            f"own is named by data.name={name}"
+        )
+
+
+def doubt_folder(path: Path) -> str:
+    """Words on a missing folder, behind the path of a dataset in it; empty where there is the folder."""
+    return "" if path.parent.is_dir() else f" (there is no folder '{path.parent}')"
+
+
 def cache_folder(kind: str = "") -> Path:
     """Where the operating system keeps caches: ours, or its folder for one kind of files."""
     return platformdirs.user_cache_path("kinfed") / kind
@@ -171,15 +187,17 @@ def fetch(name: str, path: Path) -> None:
     """Store a named dataset from the hub at this path."""
     if name not in DATASETS:
         raise ConfigError(
-            f"{explain_unknown(name, DATASETS, 'dataset')} (a dataset of your own: put it at {path}, with {FORMAT})"
+            f"{explain_unknown(name, DATASETS, 'dataset')} (a dataset of your own: put it at {path}"
+            f"{doubt_folder(path)}, with {FORMAT})"
         )
     arrays = "docs/natural-data.md says where it comes from" if name in FILES else f"arrays {FORMAT}"
     try:
         (fetch_files if name in FILES else hub.fetch)(name, path)
     except hub.Unreachable as error:
         raise DataError(
-            f"dataset '{name}' is not at {path} and cannot be fetched ({error}); put {name}.npz into {path.parent} "
-            f"({arrays}), or set KINFED_DATA to the folder that has it, or install kinfed[hub] and go online"
+            f"dataset '{name}' is not at {path}{doubt_folder(path)} and cannot be fetched ({error}); put {name}.npz "
+            f"into {path.parent} ({arrays}), or set KINFED_DATA to the folder that has it, or install kinfed[hub] and "
+            "go online"
         ) from error
 
 

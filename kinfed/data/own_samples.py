@@ -22,7 +22,7 @@ from kinfed.data.dataset import count_vocabulary, labels_of
 from kinfed.data.partitions.split import count_tests, draw_stratified, generator, others, samples_of_each
 from kinfed.data.population import Population
 from kinfed.errors import ConfigError, DataError
-from kinfed.learning_tasks import TASKS, LearningTask, MultiLabel, NextToken, Regression
+from kinfed.learning_tasks import TASKS, LearningTask, MultiLabel, NextToken, Regression, check_task
 from kinfed.registry import look_up, suggest
 
 
@@ -59,6 +59,8 @@ class OwnSettings:
         fraction(test=self.test)
         if isinstance(self.task, str):
             look_up(self.task, TASKS, "task")
+        else:
+            check_task(self.task)
         if self.clusters is not None and not is_whole(self.clusters):
             raise ConfigError(f"clusters must be whole numbers, one a client, got {shorten(self.clusters)}")
 

@@ -42,6 +42,7 @@ from kinfed.registry import explain_unknown
 
 TABLES = (".csv", ".tsv", ".parquet")
 NOBODY = ("", "nan")  # cells of a client column that name none
+WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list of names"}
 MISSING = " is missing"  # behind the name of a column: one that says where that has gaps
 Flags = npt.NDArray[np.bool_]
 
@@ -71,7 +72,8 @@ def refuse_types(defaults: "Table | ImageFolder", options: Mapping[str, object])
         wanted = type(getattr(defaults, key))
         kinds = {float: (float, int), tuple: (list, str), str: (str, list) if key == "target" else (str,)}
         if not isinstance(value, kinds.get(wanted, (wanted,))) or (isinstance(value, bool) and wanted is not bool):
-            raise ConfigError(f"data.options.{key}: wanted {wanted.__name__}, got {value!r}")
+            said = str(value).lower() if isinstance(value, bool) else repr(value)
+            raise ConfigError(f"data.options.{key}: wanted {WANTED[wanted]}, got {said}")
 
 
 AS_FOUND = ImageForm()

@@ -137,7 +137,7 @@ class Experiment(Generic[State]):
         self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
-        done, admitted, state = self._load_checkpoint() if resume else (0, self.fed.clients, self.method.init(self.fed))
+        done, admitted, state = self._load_checkpoint() if resume else (0, self.fed.clients, self._begin())
         for observer in self.observers:
             observer.on_start(self.rounds, done)
         for t in range(done, self.rounds):
@@ -145,7 +145,7 @@ class Experiment(Generic[State]):
             self.fed.begin(t)
             state = self._admit(state, admitted)
             admitted = self.fed.present
-            state = self.method.round(state, t, self.fed)
+            state = checkpoints.check_state(self.method, self.method.round(state, t, self.fed), "round")
             seconds = time.perf_counter() - began, self.fed.client_seconds - before_it
             before = checkpoints.Books.of(self.fed) if t + 1 == self.rounds else None
             served = self._admit_last(state, admitted) if t + 1 == self.rounds else state
@@ -257,6 +257,9 @@ class Experiment(Generic[State]):
             checkpoints.load_books(self.checkpoint, self.fed)
         return done, admitted, state
 
+    def _begin(self) -> State:
+        return checkpoints.check_state(self.method, self.method.init(self.fed), "init")
+
     def _admit_last(self, state: State, admitted: Tensor) -> State:
         """The state that serves all clients: those that join after training are admitted now."""
         self.fed.is_over = True
@@ -267,7 +270,9 @@ class Experiment(Generic[State]):
             return state
         here = self.fed.real
         unseen = here[~torch.isin(here, admitted)]
-        return self.method.admit(state, unseen, self.fed) if len(unseen) else state
+        if not len(unseen):
+            return state
+        return checkpoints.check_state(self.method, self.method.admit(state, unseen, self.fed), "admit")
 
     def _result(self, state: State, done: int, seconds: tuple[float, float]) -> RoundResult:
         scores, metrics = None, {}

@@ -4,6 +4,7 @@ Disjoint clusters are a block matrix of contributors; FLT's case I is the distin
 clients with the same neighbours share one model instead of holding copies.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ from kinfed.params import (
 from kinfed.per_client import Contributors, Labels, LastTrained
 from kinfed.ranges import LARGEST
 
+log = logging.getLogger("kinfed")
 Stale = Literal["aggregated", "last_local", "exclude"]
 
 
@@ -285,7 +287,14 @@ def draw_models(model: Model, number: int, device: torch.device, attempt: int = 
     """Independent first models, others at each attempt; the very first is the one that every method starts from."""
     seeds = [base_key("init", model.seed, i, attempt) % 2**32 for i in range(number)]
     first = [model.seed, *seeds[1:]] if attempt == 0 else seeds
-    return each_leaf(lambda w: w.to(device), stack([model.init(seed) for seed in first]))
+    models = stack([model.init(seed) for seed in first])
+    if number > 1 and not attempt and all(bool((w == w[:1]).all()) for w in models.values()):
+        log.warning(
+            "all %d first models are equal, for the model is built with the same weights whatever the seed: models "
+            "that clients select stay equal; let the weights be drawn by torch's generator, or use a method that "
+            "begins with one model, such as flt", number,
+        )  # fmt: skip
+    return each_leaf(lambda w: w.to(device), models)
 
 
 def require_signatures(clients: Tensor) -> None:

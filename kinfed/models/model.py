@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from kinfed.client import Batch
 from kinfed.errors import ModelError
-from kinfed.learning_tasks import FAR, Classification, LearningTask, OwnMetrics, is_built_in
+from kinfed.learning_tasks import FAR, Classification, LearningTask, OwnMetrics, check_task, is_built_in
 from kinfed.models.batch_operations import BatchOperations
 from kinfed.models.evaluation import in_evaluation
 from kinfed.models.inputs import TOKENS, count_tokens
@@ -35,6 +35,10 @@ class Model(Network):
 
     classes: int = 10
     task: LearningTask = Classification()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_task(self.task)
 
     @property
     def target_groups(self) -> int:

@@ -196,10 +196,12 @@ def refuse_unsupported(module: nn.Module) -> None:
     """Raises where a module cannot train as a function of its weights."""
     parts, named = list(module.named_modules()), list(module.named_parameters())
     if lazy := [name for name, w in named if is_lazy(w)]:
-        raise ModelError(f"{', '.join(lazy)} has no shape before the first call; give its layer the number of inputs")
+        have, layer = ("have", "their layers") if len(lazy) > 1 else ("has", "its layer")
+        raise ModelError(f"{', '.join(lazy)} {have} no shape before the first call; give {layer} the number of inputs")
     if unreal := [name for name, w in named if w.is_complex()]:
         raise ModelError(
-            f"{', '.join(unreal)} is complex, wanted real numbers; make it of two by torch.view_as_complex"
+            f"{', '.join(unreal)} {'are' if len(unreal) > 1 else 'is'} complex, wanted real numbers; make "
+            f"{'each' if len(unreal) > 1 else 'it'} of two by torch.view_as_complex"
         )
     if renormed := [name for name, part in parts if getattr(part, "max_norm", None) is not None]:
         raise ModelError(f"max_norm of {', '.join(renormed)} changes weights in forward; divide by the norm there")

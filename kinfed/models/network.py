@@ -110,9 +110,39 @@ class Network(ABC):
 
     def forward(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
         """The output of `module` with these weights."""
+        self.check_weights(params, module)
         whole = {name: b.clone() for name, b in module.named_buffers() if not b.is_floating_point()} | params
         output: Tensor = functional_call(module, whole, (self.inputs(x),))
         return output
+
+    def check_weights(self, params: Mapping[str, Tensor], module: nn.Module) -> None:
+        """Raises ModelError unless these are all weights of such a module: its own would fill gaps.
+
+        A network with an `init` of its own leaves out what it wants.
+        """
+        if _shapes_of(params) == self._shapes or type(self).init is not Network.init:
+            return
+        shapes = _shapes_of(weights_of(module))
+        if _shapes_of(params) == shapes:  # also with buffers that a forward pass added to this one
+            self._shapes.update({} if self._shapes else shapes)
+            return
+        lacks = [f"'{name}'" for name in shapes if name not in params]
+        other = [f"'{name}'" for name in params if name not in shapes]
+        odd = [
+            f"'{name}' has shape {list(params[name].shape)} in place of {list(shape)}"
+            for name, shape in shapes.items()
+            if name in params and params[name].shape != shape
+        ]
+        faults = [f"lacks {', '.join(lacks)}"] if lacks else []
+        faults += [f"has {', '.join(other)}, which the network does not know"] if other else []
+        raise ModelError(
+            f"a model that is to be used {'; '.join([*faults, *odd])}: client tasks and the server's rules must pass "
+            "on all weights of the network by their names, and `personalise` must add those that clients keep"
+        )
+
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
+        return {}
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean loss over the batch's real samples, in evaluation mode."""
@@ -338,6 +368,10 @@ def _lane_pass(
     weight = params.pop(WEIGHT, None)
     loss, buffers = network.training_pass(params, Batch(x, y, mask, mask.any(), key=key, weight=weight))
     return loss, tuple(buffers[name] for name in names if name in buffers)
+
+
+def _shapes_of(params: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: w.shape for name, w in params.items()}
 
 
 def _leave_apart() -> None:

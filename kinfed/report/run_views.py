@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kinfed.methods import title_of
 from kinfed.report.cluster_order import leaves
 from kinfed.runs.reader import TRAINS, Numbers, Run, Whole
 
@@ -104,15 +105,16 @@ def map_of(run: Run) -> SignatureMap | None:
     if len(clients) > MOST:
         some = np.sort(np.random.default_rng(SEED).choice(len(clients), MOST, replace=False))
         clients, points = clients[some], points[some]
-    flat, projection = (points.astype(float), "PCA") if len(points) < FEW else (umap(points), "UMAP")
+    flat, projection = (points.astype(float), "PCA") if len(points) < FEW else (umap(points, run), "UMAP")
     return SignatureMap(clients, rescale(flat), projection)
 
 
-def umap(points: "np.typing.NDArray[np.float32]") -> Numbers:
+def umap(points: "np.typing.NDArray[np.float32]", run: Run) -> Numbers:
     """UMAP's projection of these points: [n, 2]."""
     from kinfed.relatedness.embeddings import project
 
-    log.info("drawing the signature map of %d clients (UMAP)", len(points))
+    name = f"{title_of(run.method)} seed {run.seed}"
+    log.info("drawing the signature map of %s, %d clients (UMAP)", name, len(points))
     neighbours = min(NEIGHBOURS, max(4, len(points) // 4))  # clusters of few clients would be drawn into one
     return project(torch.from_numpy(points), 2, neighbours, MIN_DIST, SEED).double().numpy()
 

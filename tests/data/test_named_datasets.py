@@ -52,6 +52,21 @@ def test_digits_are_the_same_samples_every_time():
     )
 
 
+def test_a_data_root_that_is_a_file_or_is_not_there_is_said_to_be_so(tmp_path):
+    file = tmp_path / "mine.npz"
+    store(file, arrays())
+    with pytest.raises(ConfigError, match=r"is the file '.*mine\.npz', wanted the folder .*=mine --data-dir"):
+        load("mine", file)
+    (tmp_path / "table.csv").write_text("client,x,target")
+    with pytest.raises(ConfigError, match=r"is the file .*data\.name=.*table\.csv"):
+        load("heart", tmp_path / "table.csv")
+    with pytest.raises(ConfigError, match=r"unknown dataset 'mine'.*there is no folder '.*nowhere'"):
+        load("mine", tmp_path / "nowhere")
+    with pytest.raises(ConfigError) as caught:
+        load("mien", tmp_path)
+    assert "no folder" not in str(caught.value)
+
+
 def test_gray_images_get_one_channel_and_labels_become_int64(tmp_path):
     given = arrays()
     store(tmp_path / "mine.npz", given)

@@ -218,6 +218,8 @@ def test_wrong_lists_are_refused():
         from_torch([TensorDataset(torch.zeros(0, 2), torch.zeros(0))])
     with pytest.raises(ConfigError, match="fraction"):
         OwnSettings(test=1.5)
+    with pytest.raises(ConfigError, match="test must be a number, got 'a'"):
+        OwnSettings(test="a")
 
 
 def test_every_client_has_samples_of_its_own_and_as_many_labels():

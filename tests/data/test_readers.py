@@ -7,7 +7,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from kinfed.config import load_config
+from kinfed.config import DEMO, load_config
 from kinfed.config.assembly import assemble, make_population
 from kinfed.data import load
 from kinfed.data.arrays import SampleKind
@@ -216,16 +216,24 @@ def test_lists_of_whole_numbers_are_token_ids_or_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"test": "lots"}, "data.options.test: wanted float, got 'lots'"),
-        ({"scale": "no"}, "data.options.scale: wanted bool, got 'no'"),
-        ({"seed": True}, "data.options.seed: wanted int, got True"),
-        ({"client": 3}, "data.options.client: wanted str, got 3"),
+        ({"test": "lots"}, "data.options.test: wanted a number, got 'lots'"),
+        ({"scale": "no"}, "data.options.scale: wanted true or false, got 'no'"),
+        ({"seed": True}, "data.options.seed: wanted a whole number, got true"),
+        ({"client": 3}, "data.options.client: wanted text, got 3"),
         ({"test": 0}, "data.options.test = 0 leaves no samples to test clients on"),
     ],
 )
 def test_an_option_of_another_kind_is_refused(tmp_path, option, message):
     with pytest.raises(ConfigError, match=message):
         load(write(tmp_path, HEADER + "".join(ROWS)), options=OPTIONS | option)
+
+
+def test_clients_of_another_number_than_a_table_has_are_told_of_natural(tmp_path):
+    words = [f"data.name={write(tmp_path, HEADER + ''.join(ROWS))}", "data.options={client='hospital', target='ill'}"]
+    with pytest.raises((ConfigError, DataError)) as caught:
+        make_population(load_config(DEMO, [*words, "partition.clients=3"]))
+    assert "the data say whose each sample is: partition = natural takes these clients" in str(caught.value)
+    assert "partition.max_clients" in str(caught.value) and "'disjoint_classes'" in str(caught.value)
 
 
 def test_a_folder_is_named_with_a_slash(tmp_path, monkeypatch):

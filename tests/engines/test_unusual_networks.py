@@ -130,8 +130,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tuple": (lambda: Called(lambda net, x: (net.head(x.flatten(1)), x), head=nn.Linear(64, 3)), "returns a tuple"),
     "no weights": (lambda: Called(lambda net, x: x.flatten(1)[:, :3]), "no weights to train"),
     "lost samples": (lambda: Called(lambda net, x: net.a(x).squeeze(), a=nn.Conv2d(1, 3, 8)), "1 sample has shape"),
-    "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "no shape before the first call"),
-    "complex": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3, dtype=torch.cfloat)), "is complex"),
+    "lazy": (
+        lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)),
+        r"1\.weight, 1\.bias have no shape .* give their layers",
+    ),
+    "complex": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3, dtype=torch.cfloat)),
+        r"1\.weight, 1\.bias are complex",
+    ),
     "max norm": (lambda: read_words(nn.Embedding(4, 5, max_norm=1.0)), "max_norm of words"),
 }
 

@@ -1,5 +1,6 @@
 """What the methods that serve several models share."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from kinfed.errors import RoleError
 from kinfed.experiment import Experiment
 from kinfed.methods import METHODS
 from kinfed.methods.cluster_models import Clustered, ClusterModels, draw_models
+from kinfed.models import Model
 from kinfed.params import select
 from tests.methods.registry import make, population
 from tests.problems import assert_close, small_net
@@ -64,6 +66,18 @@ def test_first_models_are_independent_and_the_first_is_everybodys():
     assert_close(select(many, slice(2)), again)
     whole = torch.cat([many["1.weight"], other["1.weight"]]).flatten(1)
     assert len(whole.unique(dim=0)) == 5
+
+
+@pytest.mark.parametrize("name", ["ifca", "fedem", "clove", "flsc", "fedrc"])
+def test_first_models_that_are_all_equal_are_said_to_be_so_once(name, caplog):
+    net = small_net().build()
+    method = make(name)
+    method.init(Vectorised(method, population()))
+    assert not caplog.messages
+    method = replace(method, model=Model(lambda: copy.deepcopy(net), classes=3))
+    method.init(Vectorised(method, population()))
+    (said,) = caplog.messages
+    assert "first models are equal" in said and "whatever the seed" in said
 
 
 def test_a_cluster_is_pooled_into_the_model_it_contributes_to_or_else_the_mean_of_its_clients():

@@ -15,6 +15,7 @@ from kinfed.report.report_tables import escape_latex, latex_table, markdown_tabl
 from kinfed.report.run_views import umap
 from kinfed.report.series import gather
 from kinfed.report.vega import SCHEMA
+from kinfed.runs.reader import Run
 from tests.report.folders import MadeUp, write_run
 from tests.test_cli import assert_refused
 
@@ -101,10 +102,12 @@ def test_the_command_writes_the_page_and_the_tables(folder: Path, tmp_path: Path
     assert_refused(CliRunner().invoke(app, ["report", str(folder), "--figures", "pgn"]), "did you mean 'png'?")
 
 
-def test_what_takes_long_is_said_beforehand(monkeypatch: pytest.MonkeyPatch):
+def test_what_takes_long_is_said_beforehand_of_which_run(folder: Path, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     monkeypatch.setattr("kinfed.relatedness.embeddings.project", lambda points, *how: points[:, :2])
+    runs = [Run(folder / f"flt-{seed}") for seed in (0, 1)]
     with forward_log(said.append):
-        umap(np.zeros((20, 3), np.float32))
-    umap(np.zeros((20, 3), np.float32))
-    assert said == ["drawing the signature map of 20 clients (UMAP)"]
+        for run in runs:
+            umap(np.zeros((20, 3), np.float32), run)
+    umap(np.zeros((20, 3), np.float32), runs[0])
+    assert said == [f"drawing the signature map of FLT seed {seed}, 20 clients (UMAP)" for seed in (0, 1)]
