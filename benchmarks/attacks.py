@@ -5,31 +5,48 @@
     python -m benchmarks.attacks --liars 3 --seeds 0                      # three of twelve, in one cluster
     python -m benchmarks.attacks --rounds 20 --lr 0.05                    # training that has not converged
     python -m benchmarks.attacks --methods auto --liars 2 --clients 10    # two of ten
+    python -m benchmarks.attacks --methods clove --attacks none under --shift label_swap --clusters 3 --clients 15
+    python -m benchmarks.attacks --attacks none scaling --data emnist47 --data-dir DATA --by-cluster
 
-Twelve clients (or `--clients`) with the same labels, in two planted clusters of equal size whose images are upright or
-turned by 90 degrees; the liars are the first clients of the first cluster. They know the honest clients' replies.
-Prints one Markdown table for each method, means over seeds: how accurate honest clients are at the end on all test
-samples, turned as their own are. Beside the backdoor, and beside no attack, is how many per cent of the test samples of
-other labels the trigger turns into its label.
+Twelve clients (or `--clients`) with the same labels, in two planted clusters of equal size (or `--clusters`) whose
+images are upright or turned by 90 degrees, or which swap two labels each; the liars are the first clients of the first
+cluster. They know the honest clients' replies. Prints one Markdown table for each method, means over seeds: how
+accurate honest clients are at the end on all test samples, turned as their own are. Beside the backdoor, and beside no
+attack, is how many per cent of the test samples of other labels the trigger turns into its label. `--by-cluster` prints
+honest clients of the liars' own cluster / those of the others, and the ARI of the clusters found for honest clients.
 """
 
 import argparse
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isnan, nan
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
+from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
+from benchmarks.lies import (
+    ATTACKS,
+    CLUSTERED_BY,
+    SENT_BY,
+    TARGET,
+    USUAL_ATTACKS,
+    Attack,
+    Round,
+    copy_first,
+    move_half_way,
+    poison,
+    stamp,
+)
 from kinfed.aggregation import AGGREGATIONS, Aggregation
+from kinfed.capabilities import FindsClusters
 from kinfed.client import HasMemory
 from kinfed.client_tasks import find_client_model
 from kinfed.config import Config, make_population, read
 from kinfed.config.assembly import make_method, model_for
-from kinfed.data import Population
 from kinfed.engines import Vectorised
 from kinfed.engines.sequential import make_client
 from kinfed.errors import NetworkError
@@ -38,13 +55,7 @@ from kinfed.federation import Offer
 from kinfed.methods import Auto
 from kinfed.params import Payload, Stack, each_leaf, from_flat, select, to_flat
 
-CLIENTS, TARGET, CORNER = 12, 0, 3  # the label of the backdoor, and the side of its trigger in pixels
-BASE: dict[str, object] = {
-    "fraction": 1.0,
-    "data": {"name": "digits", "public": 0.15, "global_test": True},
-    "partition": {"name": "iid", "clients": CLIENTS},
-    "shift": {"name": "rotation", "degrees": [0.0, 90.0]},
-}
+SHIFTS = {"rotation": 4, "label_swap": 5}  # and the clusters they plant at most
 METHODS: dict[str, dict[str, object]] = {
     "fedavg": {},
     "flt": {  # its default has no threshold, and is not what the tables were measured with
@@ -59,6 +70,12 @@ METHODS: dict[str, dict[str, object]] = {
     "scaffold": {},
     "cfl": {"after": 5},
     "clove": {"clusters": 2},
+    "flt_default": {},
+    "fednova": {},
+    "pacfl": {},
+    "stocfl": {},
+    "flhc": {"rounds_before": 3},
+    "fedrc": {"components": 2},
 }
 USUAL_METHODS = ["fedavg", "flt", "repa", "ifca"]
 MODELS = ("params/", "models/", "common/", "own/")  # fields of replies that hold trained weights
@@ -72,85 +89,42 @@ class Setup:
     liars: int = 1
     rounds: int = 50
     lr: float = 0.2
-    clients: int = CLIENTS
+    clients: int = 12
+    clusters: int = 2
+    shift: str = "rotation"
+    data: str = "digits"
+    data_dir: str = ""
+
+    def table(self) -> dict[str, object]:
+        """The sections of a config about samples; of larger datasets clients have 120."""
+        pairs = [[2 * cluster, 2 * cluster + 1] for cluster in range(self.clusters)]
+        turned = [90.0 * cluster for cluster in range(self.clusters)]
+        few: dict[str, object] = {"public": 0.01, "train_samples": 120, "test_samples": 300, "dir": self.data_dir}
+        return {
+            "fraction": 1.0,
+            "data": {"name": self.data, "global_test": True} | ({"public": 0.15} if self.data == "digits" else few),
+            "partition": {"name": "iid", "clients": self.clients},
+            "shift": {"name": self.shift} | ({"pairs": pairs} if self.shift == "label_swap" else {"degrees": turned}),
+        }
+
+    def settings(self, method: str) -> dict[str, object]:
+        """The method's settings, with as many models as there are planted clusters."""
+        own = METHODS[method]
+        models = {name: self.clusters for name in ("clusters", "components") if name in own}
+        return own | models | ({"least_share": 0.4 / self.clusters} if "least_share" in own else {})
 
 
 USUAL = Setup()
 
 
-@dataclass(frozen=True)
-class Round:
-    """What liars know when they lie: the models they were sent, what they trained, and what honest clients did."""
+class Result(NamedTuple):
+    """What honest clients have at the end, as shares of test samples."""
 
-    start: Tensor  # [liars, d]
-    own: Tensor  # [liars, d] updates
-    honest: Tensor  # [honest, d] updates of those that were sent the same model as the first liar
-    draw: torch.Generator
-
-
-Lie = Callable[[Round], Tensor]  # updates [liars, d]
-
-
-def send_noise(now: Round) -> Tensor:
-    """Noise of a standard deviation of 1 in place of an update."""
-    return torch.randn(now.own.shape, generator=now.draw)
-
-
-def shift_a_little(now: Round) -> Tensor:
-    """A little is enough (Baruch et al., 2019): 1.5 standard deviations below the mean, coordinate by coordinate."""
-    return (now.honest.mean(0) - 1.5 * now.honest.std(0)).expand_as(now.own)
-
-
-def oppose_the_mean(now: Round) -> Tensor:
-    """Inner product manipulation (Xie et al., 2019): three times the mean update, backwards."""
-    return (-3 * now.honest.mean(0)).expand_as(now.own)
-
-
-@dataclass(frozen=True)
-class Attack:
-    """What liars do."""
-
-    says: str
-    lie: Lie | None = None  # about the models they train; None: they train honestly
-    flips_labels: bool = False  # they train on wrong labels
-    plants_trigger: bool = False  # they train on samples with a trigger
-    forges: str = ""  # what else they forge: signature, mimicry, choice, held_out, control, losses
-    claims: int = 1  # times their samples, how many they say they have
-
-
-ATTACKS = {
-    "none": Attack("nobody lies"),
-    "huge": Attack("weights of 9e11; beyond 1e12 replies are rejected", lambda now: torch.full_like(now.own, 9e11)),
-    "sign_flip": Attack("the update backwards", lambda now: -now.own),
-    "scaling": Attack("100 times the update backwards", lambda now: -100 * now.own),
-    "noise": Attack("noise of standard deviation 1", send_noise),
-    "alie": Attack("1.5 standard deviations below the mean of honest updates", shift_a_little),
-    "ipm": Attack("3 times the mean of honest updates, backwards", oppose_the_mean),
-    "label_flip": Attack("trains on labels 9 - y", flips_labels=True),
-    "backdoor": Attack("half its samples have a trigger and label 0; update times 12", lambda now: CLIENTS * now.own,
-                       plants_trigger=True),
-    "signature": Attack("a forged signature, far from all others", forges="signature"),
-    "mimicry": Attack("the signature of a client of the other cluster; update backwards", lambda now: -now.own,
-                      forges="mimicry"),
-    "choice": Attack("claims that the other cluster's model fits best; update backwards",
-                     lambda now: -now.own, forges="choice"),
-    "held_out": Attack("says that its own training is right on all held-out samples, and what it is served on none",
-                       forges="held_out"),
-    "collusion": Attack("the same, and 3 times the mean of honest updates, backwards", oppose_the_mean,
-                        forges="held_out"),
-    "control": Attack("says in each round that its control variate grew by 1 in every weight", forges="control"),
-    "losses": Attack("says that the first model fits badly, and the second one worse", forges="losses"),
-    "inflated": Attack("claims 1,000 times its samples; update backwards", lambda now: -now.own, claims=1000),
-}  # fmt: skip
-SENT_BY = {
-    "signature": ("flt", "repa", "auto"),
-    "mimicry": ("flt", "repa", "auto"),
-    "choice": ("ifca",),
-    "held_out": ("auto",),
-    "collusion": ("auto",),
-    "control": ("scaffold",),
-    "losses": ("clove",),
-}  # whose clients send it
+    accuracy: float  # mean over honest clients
+    trigger: float = nan  # how often the trigger works
+    own: float = nan  # mean over those of the liars' own cluster
+    others: float = nan
+    ari: float = nan  # of the clusters found, where there are any
 
 
 class Attacked(Vectorised):
@@ -158,6 +132,7 @@ class Attacked(Vectorised):
 
     attack: Attack
     liars: Tensor  # ids
+    models: int  # that IFCA offers
     draw: torch.Generator
 
     @property
@@ -171,7 +146,13 @@ class Attacked(Vectorised):
         if not bool(at.any()) or name.startswith("evaluate"):
             return send, keep
         flat = self._lie_about_models(to_flat(send), to_flat(offer.shared) | self.offers_to(offer), at)
-        return from_flat(self._forge(flat, at)), keep
+        flat = self._forge(flat, at)
+        if self.attack.forges == "copy":
+            flat = copy_first(flat, at)
+        if self.attack.forges == "half_way" and name in CLUSTERED_BY:
+            clusters = cast("Tensor", self.true_clusters)[cohort]
+            flat = {n: move_half_way(v, at, clusters) if v.is_floating_point() else v for n, v in flat.items()}
+        return from_flat(flat), keep
 
     def offers_to(self, offer: Offer) -> Stack:
         """What each client of a cohort is offered beside the others."""
@@ -186,6 +167,7 @@ class Attacked(Vectorised):
         start = torch.cat([self._start(name, sent, offered).flatten(1) for name in names], 1)
         updates = torch.cat([sent[name].flatten(1) for name in names], 1) - start
         peers = ~at & (start == start[at][:1]).all(1)
+        peers = peers if bool(peers.any()) else ~at
         lied = self.attack.lie(Round(start[at], updates[at], updates[peers], self.draw))
         parts = (start[at] + lied).split([sent[name][0].numel() for name in names], 1)
         return sent | {n: sent[n].index_put((at,), p.view_as(sent[n][at])) for n, p in zip(names, parts, strict=True)}
@@ -211,10 +193,10 @@ class Attacked(Vectorised):
         for name in [name for name in sent if name.startswith("change/") and self.attack.forges == "control"]:
             forged[name] = sent[name].index_put((at,), torch.ones_like(sent[name][at]))
         if "losses" in sent and self.attack.forges == "losses":
-            far = torch.tensor([500.0, 600.0]).to(sent["losses"])
+            far = 500 + 100 * torch.arange(sent["losses"].shape[1]).to(sent["losses"])
             forged["losses"] = sent["losses"].index_put((at,), far.expand_as(sent["losses"][at]))
         if "choice" in sent and self.attack.forges == "choice":
-            forged["choice"] = sent["choice"].index_put((at,), 1 - sent["choice"][at])
+            forged["choice"] = sent["choice"].index_put((at,), (sent["choice"][at] + 1) % self.models)
         for name in {"hits", "alone"} & sent.keys() if self.attack.forges == "held_out" else ():
             false = torch.zeros_like(sent[name][at])
             held = self.sizes[self.liars] // cast("Auto", self.method).hold_out  # more would be out of range
@@ -223,42 +205,21 @@ class Attacked(Vectorised):
         return forged
 
 
-def stamp(images: Tensor) -> Tensor:
-    """The same images with a white corner: the trigger."""
-    marked = images.clone()
-    marked[..., :CORNER, :CORNER] = 255
-    return marked
-
-
-def poison(population: Population, attack: Attack, liars: Iterable[int]) -> Population:
-    """The population whose liars train on what their attack says."""
-    if not attack.flips_labels and not attack.plants_trigger:
-        return population
-    x, y, train = [population.x], [population.y], list(population.train)
-    for liar in liars:
-        own = population.train[liar]
-        marked = torch.arange(len(own)) % 2 == 0
-        train[liar] = sum(map(len, y)) + torch.arange(len(own))
-        images, labels = population.x[own], population.y[own]
-        x.append(stamp(images).where(marked[:, None, None, None], images) if attack.plants_trigger else images)
-        y.append(labels.where(~marked, TARGET) if attack.plants_trigger else population.classes - 1 - labels)
-    return replace(population, x=torch.cat(x), y=torch.cat(y), train=tuple(train))
-
-
 def configure(method: str, seed: int, setup: Setup) -> Config:
     """The experiment that is attacked."""
     training = {"epochs": 2, "batch_size": 10, "lr": setup.lr}
-    own = {"method": method, "methods": {method: METHODS[method]}, "seed": seed}
-    own["partition"] = {"name": "iid", "clients": setup.clients}
-    return read(BASE | own | {"rounds": setup.rounds, "training": training})
+    name = method.removesuffix("_default")
+    own = {"method": name, "methods": {name: setup.settings(method)}, "seed": seed}
+    return read(setup.table() | own | {"rounds": setup.rounds, "training": training})
 
 
-def measure(method: str, attack: Attack, rule: Aggregation, seed: int, setup: Setup = USUAL) -> tuple[float, float]:
-    """The mean accuracy of honest clients at the end, and how often the trigger works on them."""
+def measure(method: str, attack: Attack, rule: Aggregation, seed: int, setup: Setup = USUAL) -> Result:
+    """What honest clients have at the end."""
     config, liars = configure(method, seed, setup), setup.liars
     population = poison(make_population(config), attack, range(liars))
     fed = Attacked(make_method(config, model_for(config, population)), population, seed=seed)
     fed.aggregation, fed.attack, fed.liars = rule, attack, torch.arange(liars)
+    fed.models = setup.clusters
     fed.draw = torch.Generator().manual_seed(seed)
     experiment: Experiment[object] = Experiment.over(fed, rounds=config.rounds, evaluation=Evaluation(every=10**6))
     with warnings.catch_warnings():
@@ -266,9 +227,22 @@ def measure(method: str, attack: Attack, rule: Aggregation, seed: int, setup: Se
         try:
             experiment.run()
         except NetworkError:  # no signature is finite any more
-            return nan, nan
-    accuracy = nan if experiment.scores is None else float(experiment.scores.main[liars:].mean())
-    return accuracy, trigger_success(experiment, liars)
+            return Result(nan)
+    return compare_clusters(experiment, trigger_success(experiment, liars), liars)
+
+
+def compare_clusters(experiment: Experiment[object], trigger: float, liars: int) -> Result:
+    """The accuracy of honest clients, by whether they are of the liars' own cluster."""
+    fed, clusters = experiment.fed, cast("Tensor", experiment.fed.true_clusters)
+    if experiment.scores is None:
+        return Result(nan)
+    accuracy, own = experiment.scores.main[liars:], (clusters == clusters[0])[liars:]
+    ari = nan
+    if isinstance(experiment.method, FindsClusters):
+        found = experiment.method.cluster_assignment(experiment.state)[liars : fed.count]
+        ari = float(adjusted_rand_score(clusters[liars:].tolist(), found.tolist()))
+    parts = [float(part.mean()) for part in (accuracy, accuracy[own], accuracy[~own])]
+    return Result(parts[0], trigger, parts[1], parts[2], ari)
 
 
 def trigger_success(experiment: Experiment[object], liars: int) -> float:
@@ -289,54 +263,82 @@ def trigger_success(experiment: Experiment[object], liars: int) -> float:
 
 def is_meant(method: str, attack: str) -> bool:
     """Whether clients of this method send what the attack forges."""
-    return method in SENT_BY.get(attack, (method,))
+    name = method.removesuffix("_default")
+    return name in SENT_BY.get(attack, (name,))
 
 
 Cell = tuple[str, str, str]  # method, attack, aggregation
 
 
-def table(method: str, found: Mapping[Cell, list[tuple[float, float]]], attacks: list[str], rules: list[str]) -> str:
+def table(method: str, found: Mapping[Cell, list[Result]], asked: argparse.Namespace) -> str:
     """The Markdown table of one method."""
     lines = [
-        f"| {method}: attack | " + " | ".join(f"`{rule}`" for rule in rules) + " |",
-        "|---" * (len(rules) + 1) + "|",
+        f"| {method}: attack | " + " | ".join(f"`{rule}`" for rule in asked.aggregations) + " |",
+        "|---" * (len(asked.aggregations) + 1) + "|",
     ]
-    for attack in attacks:
+    for attack in asked.attacks:
         if is_meant(method, attack):
-            cells = [cell_text(found[method, attack, rule], attack in ("none", "backdoor")) for rule in rules]
+            results = [found[method, attack, rule] for rule in asked.aggregations]
+            has_trigger = attack in ("none", "backdoor")
+            cells = [by_cluster(r) if asked.by_cluster else cell_text(r, has_trigger) for r in results]
             lines.append(f"| {attack}: {ATTACKS[attack].says} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def cell_text(found: list[tuple[float, float]], has_trigger: bool) -> str:
+def cell_text(found: list[Result], has_trigger: bool) -> str:
     """The mean accuracy in per cent, and where asked for how often the trigger works."""
-    accuracy, success = (100 * sum(part) / len(found) for part in zip(*found, strict=True))
-    if isnan(accuracy):
+    mean = average(found)
+    if isnan(mean.accuracy):
         return "no clusters"
-    return f"{accuracy:.1f} (trigger {success:.0f})" if has_trigger else f"{accuracy:.1f}"
+    trigger = f" (trigger {100 * mean.trigger:.0f})" if has_trigger else ""
+    return f"{100 * mean.accuracy:.1f}{trigger}"
+
+
+def by_cluster(found: list[Result]) -> str:
+    """The mean accuracies in per cent of the liars' own cluster and of the others, and the ARI."""
+    mean = average(found)
+    ari = "" if isnan(mean.ari) else f", ARI {mean.ari:.2f}"
+    return f"{100 * mean.own:.1f} / {100 * mean.others:.1f}{ari}"
+
+
+def average(found: list[Result]) -> Result:
+    """The mean over seeds."""
+    return Result(*(sum(part) / len(found) for part in zip(*found, strict=True)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    meanings = "\n".join(f"  {name:12} {attack.says}" for name, attack in ATTACKS.items())
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=f"attacks:\n{meanings}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--methods", nargs="+", default=USUAL_METHODS, choices=list(METHODS))
-    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
+    parser.add_argument("--attacks", nargs="+", default=list(USUAL_ATTACKS), choices=list(ATTACKS), metavar="ATTACK")
     parser.add_argument("--aggregations", nargs="+", default=list(AGGREGATIONS), choices=list(AGGREGATIONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--liars", type=int, default=USUAL.liars)
     parser.add_argument("--clients", type=int, default=USUAL.clients)
     parser.add_argument("--rounds", type=int, default=USUAL.rounds)
     parser.add_argument("--lr", type=float, default=USUAL.lr)
+    parser.add_argument("--clusters", type=int, default=USUAL.clusters, help="planted clusters")
+    parser.add_argument("--shift", default=USUAL.shift, choices=list(SHIFTS), help="how clusters differ")
+    parser.add_argument("--data", default=USUAL.data, help="digits, mnist, fashion_mnist, emnist47 or another dataset")
+    parser.add_argument("--data-dir", default="", help="folder with the datasets")
+    parser.add_argument("--by-cluster", action="store_true", help="the liars' own cluster, the others, and the ARI")
     asked, began = parser.parse_args(), time.perf_counter()
-    setup = Setup(asked.liars, asked.rounds, asked.lr, asked.clients)
+    if not 2 <= asked.clusters <= SHIFTS[asked.shift]:
+        parser.error(f"--clusters must be 2..{SHIFTS[asked.shift]} with {asked.shift}, got {asked.clusters}")
+    setup = Setup(
+        asked.liars, asked.rounds, asked.lr, asked.clients, asked.clusters, asked.shift, asked.data, asked.data_dir
+    )
     for method in asked.methods:
-        found: dict[Cell, list[tuple[float, float]]] = {
+        found: dict[Cell, list[Result]] = {
             (method, attack, rule): [
                 measure(method, ATTACKS[attack], AGGREGATIONS[rule](), seed, setup) for seed in asked.seeds
             ]
             for attack in asked.attacks if is_meant(method, attack)
             for rule in asked.aggregations
         }  # fmt: skip
-        print(table(method, found, asked.attacks, asked.aggregations), end="\n\n", flush=True)
+        print(table(method, found, asked), end="\n\n", flush=True)
     print(f"{asked.liars} of {asked.clients} clients lie; seeds {asked.seeds}; {time.perf_counter() - began:.0f} s")
 
 

@@ -1,20 +1,32 @@
 """What liars send, by hand, and what it costs honest clients."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.testing import assert_close
 
-from benchmarks.attacks import (
+from benchmarks.attacks import Result, Setup, by_cluster, cell_text, configure, measure
+from benchmarks.lies import (
     ATTACKS,
+    BOUND,
     Attack,
     Round,
-    cell_text,
-    measure,
+    copy_first,
+    flip,
+    minimise_the_maximum,
+    minimise_the_sum,
+    move_half_way,
     oppose_the_mean,
     poison,
+    push_one_way,
+    send_noise_at_the_bound,
     shift_a_little,
     stamp,
+    stay_under_the_bound,
 )
 from kinfed.aggregation import DEPLOYED, MEAN
+from kinfed.config import make_population
 from tests.problems import tiny_population
 
 NOW = Round(
@@ -31,6 +43,63 @@ def test_a_little_is_below_the_mean_by_standard_deviations():
 
 def test_inner_product_manipulation_is_the_mean_backwards():
     assert oppose_the_mean(NOW).tolist() == [[-6.0, -6.0]]
+
+
+def test_zero_sends_back_what_was_sent():
+    lie = ATTACKS["zero"].lie
+    assert lie is not None and lie(NOW).tolist() == [[0.0, 0.0]]
+
+
+def test_min_max_is_as_far_from_the_farther_update_as_honest_ones_are_apart():
+    # mean (2, 2), updates at (±1, 0) from it, 2 apart: (1 + γ/√2)² + γ²/2 = 4, so γ² + √2 γ = 3
+    step = (14**0.5 - 2**0.5) / 2
+    assert minimise_the_maximum(NOW).flatten().tolist() == pytest.approx([2 - step / 2**0.5] * 2)
+
+
+def test_min_sum_has_the_sum_of_squared_distances_of_the_farthest_update():
+    # 4 from either update to the other: 2 · (1 + γ²) = 4, so γ = 1
+    assert minimise_the_sum(NOW).flatten().tolist() == pytest.approx([2 - 0.5**0.5] * 2)
+
+
+def test_under_is_the_mean_backwards_just_below_twice_the_median_norm():
+    lie = stay_under_the_bound(NOW)  # norms √5 and √13, whose lower median is √5
+    assert lie.flatten().tolist() == pytest.approx([-BOUND * (5 / 2) ** 0.5] * 2)
+
+
+def test_noise_is_as_long_as_clipping_leaves_it():
+    assert float(send_noise_at_the_bound(NOW).norm()) == pytest.approx(BOUND * 5**0.5)
+
+
+def test_one_way_is_the_same_whenever_it_is_asked():
+    again = replace(NOW, honest=2 * NOW.honest)
+    assert float(push_one_way(NOW).norm()) == pytest.approx(BOUND * 5**0.5)
+    assert_close(push_one_way(again), 2 * push_one_way(NOW))
+
+
+def test_half_of_the_labels_are_flipped_among_themselves():
+    assert flip(torch.arange(6), 6, half=True).tolist() == [2, 1, 0, 3, 4, 5]
+    assert flip(torch.arange(6), 6, half=False).tolist() == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_copy_is_all_that_the_first_honest_client_sends():
+    sent = {"params/w": torch.tensor([[1.0], [2.0], [3.0]]), "count": torch.tensor([4, 5, 6])}
+    copied = copy_first(sent, torch.tensor([True, False, False]))
+    assert copied["params/w"].tolist() == [[2.0], [2.0], [3.0]] and copied["count"].tolist() == [5, 5, 6]
+
+
+def test_half_way_moves_by_half_of_what_lies_between_two_clusters():
+    values, liar = torch.tensor([[3.0], [1.0], [3.0], [6.0], [8.0], [50.0]]), torch.arange(6) == 0
+    moved = move_half_way(values, liar, torch.tensor([0, 0, 0, 1, 1, 2]))
+    assert moved.tolist() == [[5.5], [1.0], [3.0], [6.0], [8.0], [50.0]], "means 2 and 7"
+    assert torch.equal(move_half_way(values, liar, torch.tensor([0] * 6)), values)  # nobody of another cluster
+
+
+@pytest.mark.parametrize(("shift", "planted"), [("rotation", [0.0, 90.0, 180.0]), ("label_swap", 3)])
+def test_a_case_has_as_many_models_as_planted_clusters(shift, planted):
+    config = configure("ifca", 0, Setup(clients=6, clusters=3, shift=shift, rounds=1))
+    found = make_population(config).true_clusters
+    assert found is not None and found.tolist() == [0, 0, 1, 1, 2, 2]
+    assert config.methods["ifca"]["clusters"] == 3
 
 
 def test_a_liar_trains_on_other_labels_and_nobody_else_does():
@@ -56,8 +125,13 @@ def test_a_trigger_is_a_white_corner():
 
 
 def test_a_cell_is_the_mean_over_seeds_in_per_cent():
-    assert cell_text([(0.9, 0.1), (0.8, 0.2)], has_trigger=True) == "85.0 (trigger 15)"
-    assert cell_text([(float("nan"), 0.0)], has_trigger=False) == "no clusters"
+    assert cell_text([Result(0.9, 0.1), Result(0.8, 0.2)], has_trigger=True) == "85.0 (trigger 15)"
+    assert cell_text([Result(float("nan"))], has_trigger=False) == "no clusters"
+
+
+def test_a_cell_by_cluster_has_the_liars_own_the_others_and_the_ari():
+    assert by_cluster([Result(0.9, 0, 0.85, 0.95, 1), Result(0.9, 0, 0.95, 0.85, 0)]) == "90.0 / 90.0, ARI 0.50"
+    assert by_cluster([Result(0.9, 0, 0.8, 1.0)]) == "80.0 / 100.0"
 
 
 @pytest.mark.on_demand
