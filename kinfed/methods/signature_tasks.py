@@ -277,11 +277,12 @@ def drop_bridges(
         return known, clients
     own = known.of(clients)
     nearest, _ = measure_isolation(own.centroids, own.shares > 0)
-    remote, before = nearest.argsort(descending=True, stable=True)[:doubted], count_large(cluster(own))
+    remote, before = nearest.argsort(descending=True, stable=True)[:doubted], cluster(own)
     tried = [remote[at : at + 1] for at in range(doubted)] + [remote[:several] for several in range(2, doubted + 1)]
     for some in tried:
-        kept = clients[torch.isin(clients, clients[some], invert=True)]
-        if count_large(cluster(known.of(kept))) > before:
+        is_kept = torch.isin(clients, clients[some], invert=True)
+        kept = clients[is_kept]
+        if splits_some(before[is_kept], cluster(known.of(kept))):
             names = ", ".join(fed.name_client(client) for client in clients[some].tolist())
             log.warning("between clusters, which are found without them: %s (%d of %d clients)",
                         names, len(some), len(clients))  # fmt: skip
@@ -299,9 +300,11 @@ def label_clients(
     return by.compare(scaled).clusters(clusters)
 
 
-def count_large(labels: Tensor) -> int:
-    """How many clusters have so many clients that one of them is no quarter."""
-    return int((labels.unique(return_counts=True)[1] >= FEW).sum())
+def splits_some(before: Tensor, after: Tensor) -> bool:
+    """Whether a cluster is several by the labels after, each with so many clients that one of them is no quarter."""
+    parts, counts = torch.stack([before, after], 1).unique(dim=0, return_counts=True)
+    large = parts[counts >= FEW, 0]
+    return len(large) > len(large.unique())
 
 
 def relate_to_members(

@@ -151,6 +151,17 @@ def test_a_client_that_alone_joins_two_clusters_forms_none(caplog):
     assert drop_bridges(honest, HONEST - (HONEST > LIAR).long(), fed, cluster)[0] is honest, "two clusters stay two"
 
 
+def test_a_client_without_whom_clusters_become_one_is_no_bridge_between_them():
+    known, clients = Signatures(torch.arange(6.0)[:, None, None] ** 2, torch.ones(6, 1)), torch.arange(6)
+    fed = Vectorised(make("fedavg"), population())
+    fed.aggregation = DEPLOYED
+
+    def cluster(known):
+        return torch.tensor([0, 0, 0, 1, 2, 3]) if len(known.shares) == 6 else torch.zeros(5, dtype=torch.long)
+
+    assert drop_bridges(known, clients, fed, cluster)[1] is clients
+
+
 def send_weights(cohort, offer):
     def change(name, start):
         step = torch.ones(len(cohort), *start.shape[1:])
