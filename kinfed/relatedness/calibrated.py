@@ -29,6 +29,7 @@ from kinfed.relatedness.noise_model import (
     fit_labels,
     fit_ward,
     group_alike,
+    group_apart,
 )  # fmt: skip
 from kinfed.signatures import Signatures
 
@@ -37,6 +38,7 @@ AT_ONCE = 4096  # clients that are assigned in one go
 TESTS = (0.9, 0.1)  # of the level: in the directions in which clients differ, and in the others
 BY_DEGREES = 0.5  # within-cluster share of the variance above which clients differ by degrees
 ALIKE = 0.01  # p-value of the differences in all directions together below which clients are not alike
+APART = 3.0  # times the largest squared distance within groups of few clients: the least between these
 FEWEST = 8  # clients of a cluster that is split by labels, that are said to be alike, or that measure a spread
 UPPER = (0.9, 1.2816)  # the quantile that the scale of distances is measured at, and that quantile of a normal
 log = logging.getLogger("kinfed")
@@ -227,18 +229,26 @@ def nest_clusters(by: Calibrated, plain: Signatures, labelled: Signatures) -> tu
 
 
 def choose_among_few(seen: Observed, coordinates: Coordinates, pooled: PooledParts, most: int) -> Mixture:
-    """The mixture of so few clients that a spread within clusters is not measured: clusters differ by noise alone.
+    """The mixture of so few clients that a spread within clusters is hardly measured.
 
-    One cluster where less than half of the clients are like another. Where the clusters are not separate, those of
-    least BIC.
+    Clusters are groups of two clients at least that stand apart, whatever is between the clients of one; else groups
+    that differ by noise alone. One cluster where less than half of the clients are like another. Where the clusters are
+    not separate, those of least BIC.
     """
-    freedom = max(float(pooled.freedom.sum()), 1.0)
-    labels = group_alike(coordinates.transform(pooled), pooled.sizes, freedom, ALIKE)
-    if 2 * int((labels.bincount() == 1).sum()) > len(labels):
+    points, freedom = coordinates.transform(pooled), max(float(pooled.freedom.sum()), 1.0)
+    if (apart := group_apart(points, pooled.sizes, APART)) is not None and is_usable(seen, apart, most):
+        return fit_labels(seen, apart, free=False)
+    alike = group_alike(points, pooled.sizes, freedom, ALIKE)
+    if 2 * int((alike.bincount() == 1).sum()) > len(alike):
         return choose_mixture(seen, 1)
+    return fit_labels(seen, alike, free=False) if is_usable(seen, alike, most) else choose_mixture(seen, most)
+
+
+def is_usable(seen: Observed, labels: Tensor, most: int) -> bool:
+    """Whether these are several clusters, at most so many, that are separate."""
     found = fit_labels(seen, labels, free=False)
-    is_usable = 1 < len(found) <= most and found.within_share() <= BY_DEGREES
-    return found if is_usable and float(compare_clusters(seen, found).max()) < SEPARATE else choose_mixture(seen, most)
+    is_narrow = 1 < len(found) <= most and found.within_share() <= BY_DEGREES
+    return is_narrow and float(compare_clusters(seen, found).max()) < SEPARATE
 
 
 def find_usable(known: Signatures) -> Tensor:

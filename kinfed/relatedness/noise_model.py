@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from kinfed.clustering.hierarchy import Tree
+from kinfed.clustering.hierarchy import Tree, cut_distances
 from kinfed.signatures import Signatures
 
 LEAST_DIRECTIONS = 16  # that are looked at, where the signature has as many
@@ -168,6 +168,22 @@ def group_alike(points: Tensor, sizes: Tensor, freedom: float, level: float) -> 
     for name, members in enumerate(sorted(groups)):
         labels[members] = name
     return labels
+
+
+def group_apart(points: Tensor, sizes: Tensor, times: float) -> Tensor | None:
+    """Few clients [M, q] of these sizes [M] in groups of two at least that stand apart: [M]; None where none do.
+
+    The nearest clients of two groups are at least so many times as far from each other, squared, as any of one group.
+    """
+    apart = torch.cdist(points, points).square() / (1 / sizes[:, None] + 1 / sizes)
+    found, least = None, times
+    for groups in range(2, len(points) // 2 + 1):
+        labels = cut_distances(apart, groups, "complete")
+        same = labels[:, None] == labels
+        ratio = float(apart[~same].min() / apart[same].max())
+        if ratio >= least and int(labels.bincount().min()) > 1:
+            found, least = labels, ratio
+    return found
 
 
 def compare_members(points: Tensor, sizes: Tensor, freedom: float, members: list[int]) -> float:

@@ -12,7 +12,14 @@ from torch.testing import assert_close
 from kinfed.errors import ConfigError, DataError
 from kinfed.relatedness import Calibrated
 from kinfed.relatedness.calibrated import ALIKE, nest_clusters, observe
-from kinfed.relatedness.noise_model import PooledParts, choose_mixture, edge_of_noise, find_p_value, fit_coordinates
+from kinfed.relatedness.noise_model import (
+    PooledParts,
+    choose_mixture,
+    edge_of_noise,
+    find_p_value,
+    fit_coordinates,
+    group_apart,
+)
 from kinfed.signatures import Signatures
 from tests.problems import same_clusters
 
@@ -235,6 +242,24 @@ def test_few_clients_that_all_differ_are_one_cluster_and_the_run_says_so(clients
 
 def test_of_few_clients_one_chance_pair_is_no_cluster_among_others_that_all_differ():
     assert len(find(draw(place(torch.tensor([0, 0, 1, 2, 3]), 9.0), forty(5))).unique()) == 1
+
+
+def test_few_clients_stand_apart_by_the_nearest_of_two_groups_and_the_farthest_of_one():
+    points = torch.tensor([[0.0], [1.0], [3.0], [4.0]])  # squared distances 1 within groups, 4 between the nearest
+    sizes = torch.full((4,), 2.0)
+    found = group_apart(points, sizes, 4.0)
+    assert found is not None and same_clusters(found, torch.tensor([0, 0, 1, 1]))
+    assert group_apart(points, sizes, 4.1) is None
+    assert group_apart(points[:3], sizes[:3], 1.0) is None, "one client is no group"
+    heavy = group_apart(points, torch.tensor([2.0, 2.0, 2.0, 20.0]), 4.0)  # the same distance of more samples: 1.8
+    assert heavy is None
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1], [0, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2]])
+def test_few_clients_that_all_differ_are_clusters_where_these_differ_far_more(labels):
+    labels = torch.tensor(labels)
+    own = 0.5 * torch.randn(len(labels), WIDTH, generator=torch.Generator().manual_seed(5))  # ten times the noise
+    assert same_clusters(find(draw(place(labels, 9.0) + own, forty(len(labels)))), labels)
 
 
 def test_clients_of_one_sample_are_one_cluster():
