@@ -120,10 +120,11 @@ class Network(ABC):
 
         A network with an `init` of its own leaves out what it wants.
         """
-        if _shapes_of(params) == self._shapes or type(self).init is not Network.init:
+        given = _shapes_of(params)
+        if given == self._shapes or type(self).init is not Network.init:
             return
         shapes = _shapes_of(weights_of(module))
-        if _shapes_of(params) == shapes:  # also with buffers that a forward pass added to this one
+        if given == shapes:  # also with buffers that a forward pass added to this one
             self._shapes.update({} if self._shapes else shapes)
             return
         lacks = [f"'{name}'" for name in shapes if name not in params]
@@ -142,6 +143,7 @@ class Network(ABC):
 
     @cached_property
     def _shapes(self) -> dict[str, torch.Size]:
+        """Of all weights; filled by the first check, for building a template waits for a probe, and a probe checks."""
         return {}
 
     def loss(self, params: Params, batch: Batch) -> Tensor:

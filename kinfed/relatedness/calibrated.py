@@ -236,19 +236,20 @@ def choose_among_few(seen: Observed, coordinates: Coordinates, pooled: PooledPar
     not separate, those of least BIC.
     """
     points, freedom = coordinates.transform(pooled), max(float(pooled.freedom.sum()), 1.0)
-    if (apart := group_apart(points, pooled.sizes, APART)) is not None and is_usable(seen, apart, most):
-        return fit_labels(seen, apart, free=False)
+    apart = group_apart(points, pooled.sizes, APART)
+    if apart is not None and (found := fit_separate(seen, apart, most)):
+        return found
     alike = group_alike(points, pooled.sizes, freedom, ALIKE)
     if 2 * int((alike.bincount() == 1).sum()) > len(alike):
         return choose_mixture(seen, 1)
-    return fit_labels(seen, alike, free=False) if is_usable(seen, alike, most) else choose_mixture(seen, most)
+    return fit_separate(seen, alike, most) or choose_mixture(seen, most)
 
 
-def is_usable(seen: Observed, labels: Tensor, most: int) -> bool:
-    """Whether these are several clusters, at most so many, that are separate."""
+def fit_separate(seen: Observed, labels: Tensor, most: int) -> Mixture | None:
+    """The mixture of just these clusters, if they are several, at most so many, and separate."""
     found = fit_labels(seen, labels, free=False)
     is_narrow = 1 < len(found) <= most and found.within_share() <= BY_DEGREES
-    return is_narrow and float(compare_clusters(seen, found).max()) < SEPARATE
+    return found if is_narrow and float(compare_clusters(seen, found).max()) < SEPARATE else None
 
 
 def find_usable(known: Signatures) -> Tensor:

@@ -180,8 +180,11 @@ def take_jobs(line: Connection, part: Callable[[], AbstractContextManager[None]]
             line.send(ended)
 
 
-def take_jobs_together(lines: Sequence[Connection]) -> None:
-    """Takes the jobs of all lines at once; an interrupt stops each where it trains next."""
+def take_jobs_together(lines: Sequence[Connection]) -> int:
+    """Takes the jobs of all lines at once, and gives back how many trainings were parts of another one.
+
+    An interrupt stops each where it trains next.
+    """
     joint = JointTraining()
 
     def take(line: Connection) -> None:
@@ -199,6 +202,7 @@ def take_jobs_together(lines: Sequence[Connection]) -> None:
             thread.join()
     finally:
         joint.stop()
+    return joint.joined
 
 
 def has_lost_gpu() -> bool:

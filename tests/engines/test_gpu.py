@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from kinfed.models.convolutions import Windows2d, convolve_lanes
 from kinfed.models.inputs import Inputs
 from kinfed.params import to_flat
 from kinfed.progress import Silence
-from kinfed.runs.jobs import Job
+from kinfed.runs.jobs import Job, take_jobs_together
 from kinfed.runs.parallel import AtOnce, run_jobs
 from kinfed.signatures.pretraining import fit as fit_on_server
 from kinfed.training import LocalTraining
@@ -320,9 +321,13 @@ def test_runs_that_train_together_have_the_bits_they_have_alone(tmp_path, data, 
     }  # fmt: skip
     runs = [("fedavg", 0, 0.05), ("fedavg", 0, 0.02), ("fedavg", 1, 0.05), ("local", 0, 0.05), ("ifca", 1, 0.05)]
     configs = [read(table | {"method": m, "seed": s, "training": {"lr": lr, "momentum": 0.5}}) for m, s, lr in runs]
-    for at_once in (AtOnce(1, 5), AtOnce(1, 1)):
-        jobs = [Job(each, str(n), tmp_path / f"{at_once.together}-{n}") for n, each in enumerate(configs)]
-        assert not run_jobs(jobs, at_once, Silence(lambda text: None))
+    ours, theirs = zip(*(Pipe() for _ in configs), strict=True)
+    for number, (line, config) in enumerate(zip(ours, configs, strict=True)):
+        line.send(Job(config, str(number), tmp_path / f"together-{number}"))
+        line.send("no other job")
+    assert take_jobs_together(theirs) > len(runs)
+    jobs = [Job(config, str(number), tmp_path / f"alone-{number}") for number, config in enumerate(configs)]
+    assert not run_jobs(jobs, AtOnce(1, 1), Silence(lambda text: None))
     for number in range(len(runs)):
-        together, alone = ((tmp_path / f"{width}-{number}" / "rounds.csv").read_text() for width in (5, 1))
+        together, alone = ((tmp_path / f"{name}-{number}" / "rounds.csv").read_text() for name in ("together", "alone"))
         assert together == alone

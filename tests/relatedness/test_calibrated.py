@@ -9,6 +9,7 @@ from scipy.special import fdtrc
 from torch import Tensor
 from torch.testing import assert_close
 
+from kinfed.config import DEMO, assemble, load_config
 from kinfed.errors import ConfigError, DataError
 from kinfed.relatedness import Calibrated
 from kinfed.relatedness.calibrated import ALIKE, nest_clusters, observe
@@ -260,6 +261,14 @@ def test_few_clients_that_all_differ_are_clusters_where_these_differ_far_more(la
     labels = torch.tensor(labels)
     own = 0.5 * torch.randn(len(labels), WIDTH, generator=torch.Generator().manual_seed(5))  # ten times the noise
     assert same_clusters(find(draw(place(labels, 9.0) + own, forty(len(labels)))), labels)
+
+
+@pytest.mark.parametrize("clients", [4, 5, 6, 7])
+def test_few_clients_of_the_demo_are_told_apart_though_each_has_other_writers(clients):
+    settings = [f"partition.clients={clients}", "partition.clusters=2"]
+    for seed in range(4):
+        experiment = assemble(load_config(DEMO, ["method=flt", "rounds=1", f"seed={seed}", *settings]))
+        assert same_clusters(experiment.method.init(experiment.fed).clusters, experiment.fed.true_clusters), seed
 
 
 def test_clients_of_one_sample_are_one_cluster():
