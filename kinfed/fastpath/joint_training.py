@@ -10,6 +10,7 @@ differ. Lanes do not know of each other, so a run has the numbers that it has al
 """
 
 import logging
+import sys
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -61,6 +62,7 @@ class JointTraining(StepGraphs):
     turn: Condition = field(default_factory=lambda: Condition(cast("Lock", FairLock())))  # who holds it goes on
     runs: dict[int, Part] = field(default_factory=dict)  # by their threads
     pools: "dict[Hashable, SharedPool]" = field(default_factory=dict)  # by the shape of their samples
+    most: int = sys.maxsize  # runs for whose training there is room
     is_over: bool = False
     joined: int = 0  # trainings that were lanes of another one
 
@@ -132,21 +134,25 @@ class JointTraining(StepGraphs):
             return
         waiting = self._find_waiting()
         groups: dict[Hashable, list[Asked]] = {}
+        most = self.most
         for each in waiting:
             groups.setdefault((each.training.kind, each.tf32), []).append(each)
         try:
             for group in groups.values():
-                if len(group) > 1 and not self.is_over:
-                    self._train(group)
+                for begin in range(0, len(group), most):
+                    part = group[begin : begin + most]
+                    if len(part) > 1 and not self.is_over:
+                        self._train(part)
         finally:
             for each in waiting:
                 each.is_done = True
             self.turn.notify_all()
 
     def _train(self, group: Sequence[Asked]) -> None:
-        """Trains a group as one; where that fails, for want of memory say, each has to train by itself.
+        """Trains a group as one; where that fails, each has to train by itself.
 
-        No error of the group is that of the run whose thread this is.
+        No error of the group is that of the run whose thread this is. Where memory was short, half as many train
+        together from then on.
         """
         trainings = [each.training for each in group]
         x = trainings[0].x
@@ -154,6 +160,11 @@ class JointTraining(StepGraphs):
         try:
             with torch.no_grad(), torch.cuda.device_of(x), keep_precision(group[0].tf32):
                 ends = super().run(join(trainings, pool))
+        except torch.OutOfMemoryError:
+            self.most = max(1, len(group) // 2)
+            LOG.warning("no room for %d runs that train together; %d at once from now on", len(group), self.most)
+            self.clear()
+            return
         except Exception as error:  # kernels, compilers and networks of the user's own may raise anything
             LOG.debug("%d runs train one by one: %s", len(group), " ".join(str(error).split()) or type(error).__name__)
             self.clear()

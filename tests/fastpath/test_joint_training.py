@@ -154,6 +154,28 @@ def test_where_all_at_once_fail_each_trains_by_itself(monkeypatch: pytest.Monkey
     assert ends == [9.0, 9.0] and not joint.joined
 
 
+def test_where_memory_is_short_half_as_many_train_together_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse_many(graphs: StepGraphs, training: Training) -> list[Tensor]:
+        if len(training.taken) > 40:
+            raise torch.OutOfMemoryError("full")
+        return add_samples(graphs, training)
+
+    monkeypatch.setattr(StepGraphs, "run", refuse_many)
+    joint, x = JointTraining(), torch.ones(3)
+
+    def train() -> list[float]:
+        return [joint.run(make_training(0.0, x, lanes=16))[0].sum().item() for _ in range(3)]
+
+    alone = add_samples(joint, make_training(0.0, x, lanes=16))[0].sum().item()
+    assert run_together(joint, *[train] * 5) == [[alone] * 3] * 5
+    assert joint.joined == 2 * 4 and joint.most == 2, "two pairs in the second and in the third round"
+    assert [each.getMessage() for each in caplog.records] == [
+        "no room for 5 runs that train together; 2 at once from now on"
+    ]
+
+
 def test_an_error_reaches_the_run_whose_it_is_and_leaves_the_others():
     joint, x = JointTraining(), torch.ones(3)
     trainings = [make_training(0.0, x) for _ in range(3)]
