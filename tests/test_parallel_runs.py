@@ -203,6 +203,16 @@ def test_a_process_that_has_lost_its_gpu_says_why_and_leaves(monkeypatch: pytest
         parallel.run_in_turn([job, job], Silence(lambda text: None))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a process that sees no GPU")
+def test_a_process_that_sees_no_gpu_leaves_its_run_to_another(tmp_path: Path):
+    ours, theirs = Pipe()
+    ours.send(Job(read({"engine": {"device": "cuda"}}), "", tmp_path / "run")), ours.send(None)
+    taken.take_jobs(theirs)
+    ended = ours.recv()
+    assert ended.died and ended.failed == "engine.device is 'cuda', but torch sees no CUDA device; use cpu or auto"
+    assert not ours.poll(), "it takes no other run"
+
+
 def test_a_process_starts_all_devices_and_leaves_errors_to_its_runs(monkeypatch: pytest.MonkeyPatch):
     tried: list[str] = []
 

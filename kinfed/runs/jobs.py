@@ -173,7 +173,7 @@ def take_jobs(line: Connection, part: Callable[[], AbstractContextManager[None]]
                 runner.clients(job)  # others train meanwhile
             with part():
                 ended = run_to_end(runner, job, display)
-                is_lost = has_lost_gpu()
+                is_lost = has_lost_gpu(job.config.engine.device)
             if is_lost and ended.failed:
                 line.send(replace(ended, died=True))
                 return
@@ -205,8 +205,13 @@ def take_jobs_together(lines: Sequence[Connection]) -> int:
     return joint.joined
 
 
-def has_lost_gpu() -> bool:
-    """Whether an error of the GPU has made it useless for this process; else gives back the memory of the last run."""
+def has_lost_gpu(device: str = "cpu") -> bool:
+    """Whether an error has made the GPU useless for this process; else gives back the memory of the last run.
+
+    A process that sees no GPU where its run wants one lost it at its start: the one that began it saw one.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        return True
     gc.collect()  # what a run leaves may hold CUDA graphs
     try:
         torch.cuda.empty_cache()  # others may need it before this process does
