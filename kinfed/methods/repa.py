@@ -17,7 +17,8 @@ from kinfed.capabilities import AssignsUnseen, SendsNetworks
 from kinfed.client import Client, Reply, client_task
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Stale
-from kinfed.methods.signature_tasks import ENCODER_SUMMED, ClusteredByKMeans, KMeansState
+from kinfed.methods.kmeans_clusters import ClusteredByKMeans, KMeansState
+from kinfed.methods.signature_tasks import ENCODER_SUMMED
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.signatures import EmbeddingStatistics

@@ -17,7 +17,7 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import flatten_updates, train_update
 from kinfed.federation import Federation, Offer, Replies, run_fedavg
 from kinfed.methods.cluster_models import Stale
-from kinfed.methods.signature_tasks import ClusteredByKMeans
+from kinfed.methods.kmeans_clusters import ClusteredByKMeans
 from kinfed.models import Model
 from kinfed.params import Params
 from kinfed.training import LocalTraining
