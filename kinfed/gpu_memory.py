@@ -5,6 +5,7 @@ processes they have in all.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ PROCESSES = "KINFED_GPU_PROCESSES"
 CONTEXT = 2**29  # bytes of a process on a GPU beside its tensors, roughly
 NEARLY = 0.9
 SOME = 2**28  # bytes that are worth giving back
+INSIDE: Counter[int] = Counter()  # of each device: how many runs keep to the limit, one of which goes on at a time
 
 
 def count_processes() -> int:
@@ -56,16 +58,22 @@ def is_crowded(device: torch.device) -> bool:
 
 @contextmanager
 def keep_to_limit(device: torch.device) -> Iterator[None]:
-    """Inside it torch raises its out-of-memory error where this process takes more than its limit."""
+    """Inside it torch raises its out-of-memory error where this process takes more than its limit.
+
+    The limit is the process's: of runs that train together the last one that leaves lifts it.
+    """
     if device.type != "cuda" or count_processes() == 1:
         yield
         return
     number = torch.cuda.current_device() if device.index is None else device.index  # torch wants one here
     torch.cuda.set_per_process_memory_fraction(limit_of(device) / torch.cuda.mem_get_info(device)[1], number)
+    INSIDE[number] += 1
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, number)
+        INSIDE[number] -= 1
+        if not INSIDE[number]:
+            torch.cuda.set_per_process_memory_fraction(1.0, number)
 
 
 def give_back(device: torch.device) -> None:

@@ -44,6 +44,16 @@ def test_of_several_each_has_its_share_and_no_more_than_is_free(gpu, monkeypatch
     assert gpu["limits"][1:] == [1.0]
 
 
+def test_runs_of_a_process_keep_to_its_limit_until_the_last_one_leaves(gpu, monkeypatch):
+    monkeypatch.setenv(PROCESSES, "20")
+    first, second = keep_to_limit(GPU), keep_to_limit(GPU)
+    first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    assert 1.0 not in gpu["limits"]
+    second.__exit__(None, None, None)
+    assert gpu["limits"][2:] == [1.0]
+
+
 def test_a_process_whose_data_exceed_its_share_has_half_a_share_beside_them(gpu, monkeypatch):
     monkeypatch.setenv(PROCESSES, "20")
     gpu.update(kept=10 * GIB, used=10 * GIB)
