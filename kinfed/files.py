@@ -130,8 +130,15 @@ def read_metadata(path: Path) -> dict[str, str]:
         return dict(file.metadata() or {})
 
 
+def refuse_device(path: Path) -> None:
+    """Raise FileError where something else than a file is there: to read a pipe or a device may never end."""
+    if path.exists() and not path.is_file():
+        raise FileError("it is a folder, a pipe or a device, wanted a file")
+
+
 @contextmanager
 def _open_tensors(path: Path) -> Iterator[SafeFile]:
+    refuse_device(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield cast(SafeFile, file)

@@ -20,6 +20,7 @@ from kinfed.engines.flower.node import FolderMemory
 from kinfed.errors import BundleError, CheckpointError, DataError, FileError, KinfedError, UntrustedCode
 from kinfed.models import AutoEncoder, make_autoencoder
 from kinfed.report.vega import Chart
+from kinfed.runs.reader import read_runs
 from kinfed.serving.assignment import OutputFolder
 from kinfed.serving.bundle import TENSORS
 from kinfed.serving.run_export import export_run
@@ -288,6 +289,31 @@ def test_a_run_folder_with_links_in_it_changes_no_file_elsewhere(run: Path, tmp_
     (copy / "link").symlink_to(precious)
     files.write_bytes(copy / "link", b"new")
     assert precious.read_text() == "mine" and not (copy / "link").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["rounds.csv", "events.jsonl", "checkpoint.safetensors"])
+def test_a_run_folder_with_a_pipe_or_a_device_in_it_is_refused_before_it_is_read(run: Path, tmp_path: Path, name: str):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / name).unlink()
+    os.mkfifo(copy / name)  # nobody writes to it: to open it waits for ever
+    refused = f"{name} cannot be read: it is a folder, a pipe or a device"
+    with pytest.raises(CheckpointError, match=refused):
+        read_runs([copy])
+    with pytest.raises(CheckpointError, match=refused):
+        api.resume(copy, rounds=3, quiet=True)
+    (copy / name).unlink()
+    (copy / name).symlink_to("/dev/zero")  # it has no end
+    with pytest.raises(CheckpointError, match=refused):
+        read_runs([copy])
+
+
+@pytest.mark.parametrize("name", ["bundle.json", TENSORS])
+def test_a_bundle_with_a_pipe_in_it_is_refused_before_it_is_read(bundle: Path, tmp_path: Path, name: str):
+    copy = shutil.copytree(bundle, tmp_path / "bundle")
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    with pytest.raises(BundleError, match="it is a folder, a pipe or a device, wanted a file"):
+        serving.load(copy)
 
 
 def write_npz(path: Path, header: dict[str, object], content: bytes) -> Path:

@@ -17,11 +17,11 @@ from kinfed.config.schema import Table, build
 from kinfed.data.population import MOST_CLASSES
 from kinfed.errors import CheckpointError, FileError, KinfedError
 from kinfed.experiment import Summary
-from kinfed.files import Arrays, read_arrays
+from kinfed.files import Arrays, read_arrays, refuse_device
 from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import refuse_code
 from kinfed.runs.array_checks import FITS
-from kinfed.runs.logs import COMPARISON, CONFIG, SUMMARY, SWEEP, TASK, client_columns, whole_lines
+from kinfed.runs.logs import COMPARISON, CONFIG, FILES, SUMMARY, SWEEP, TASK, client_columns, whole_lines
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -327,13 +327,18 @@ def read_config(folder: Path, name: str = CONFIG, trust: bool = False) -> Config
 
 
 def check_format(folder: Path, name: str = CONFIG) -> None:
-    """Raises unless this version wrote the folder."""
+    """Raises unless this version wrote the folder, and its files are files."""
     if not (folder / name).is_file():
         raise CheckpointError(f"no run at {folder}: wanted a folder of `kinfed run`, `compare` or `sweep`")
     with open(folder / name, encoding="utf-8", errors="replace") as file:
         found = re.match(r"# kinfed run, format (\d{1,9})\b", file.readline())
     if not found or int(found[1]) != FORMAT:
         raise CheckpointError(explain_format(folder, found[1] if found else "1"))
+    for each in FILES:
+        try:
+            refuse_device(folder / each)
+        except FileError as error:
+            raise CheckpointError(f"{folder / each} cannot be read: {error}") from None
 
 
 def is_comparison(folder: Path) -> bool:
@@ -373,6 +378,7 @@ def runs_at(path: Path) -> list[Run]:
 def check_run(path: Path) -> Run:
     """The run; raises where nothing was evaluated yet, or a file is damaged."""
     run = Run(path)
+    check_format(path)
     read_part(run, "rounds.csv", "rounds")
     if run.has_ended and len(run.rounds) and np.isnan(run.main).all():
         raise CheckpointError(

@@ -31,6 +31,7 @@ from kinfed.files import (
     clear_unfinished,
     digest_content,
     load_tensors,
+    refuse_device,
     save_tensors,
     seal_text,
     write_bytes,
@@ -162,6 +163,8 @@ def check_bundle(bundle: Bundle) -> Bundle:
 
 def read_json(path: Path) -> Table:
     """The table in bundle.json, if it is of this format and undamaged."""
+    with explain_damage(path):
+        refuse_device(path)
     try:
         text = path.read_bytes().decode()
         table = json.loads(text)
