@@ -40,6 +40,7 @@ PRIVATE, USUAL = 0o600, 0o666  # permissions; the user's umask takes away from t
 BESIDE = ".new"  # ends the name of a file that is not whole yet
 SAFETENSORS = ".tmp??????"  # names of files that safetensors writes before it moves them
 SEAL = "sha256"  # of a file of tensors: what it says of all else in it
+MOST_TEXT = 2**31  # bytes of a table or another text that is read as a whole
 BLANK = "0" * 64  # in place of a text's own digest while that is computed
 
 
@@ -134,6 +135,12 @@ def refuse_device(path: Path) -> None:
     """Raise FileError where something else than a file is there: to read a pipe or a device may never end."""
     if path.exists() and not path.is_file():
         raise FileError("it is a folder, a pipe or a device, wanted a file")
+
+
+def refuse_large(path: Path) -> None:
+    """Raise FileError where a text is larger than any that kinfed writes: it is read as a whole."""
+    if path.exists() and (size := path.stat().st_size) > MOST_TEXT:
+        raise FileError(f"it has {size} bytes, wanted at most {MOST_TEXT}")
 
 
 @contextmanager

@@ -307,6 +307,14 @@ def test_a_run_folder_with_a_pipe_or_a_device_in_it_is_refused_before_it_is_read
         read_runs([copy])
 
 
+@pytest.mark.parametrize("name", ["config.toml", "rounds.csv", "events.jsonl"])
+def test_a_text_that_is_far_too_large_is_refused_before_it_is_read(run: Path, tmp_path: Path, name: str):
+    copy = shutil.copytree(run, tmp_path / "run")
+    os.truncate(copy / name, 2**40)  # sparse: it takes no room on the disk
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read: it has 1099511627776 bytes, wanted at most"):
+        read_runs([copy])
+
+
 @pytest.mark.parametrize("name", ["bundle.json", TENSORS])
 def test_a_bundle_with_a_pipe_in_it_is_refused_before_it_is_read(bundle: Path, tmp_path: Path, name: str):
     copy = shutil.copytree(bundle, tmp_path / "bundle")

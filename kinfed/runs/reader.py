@@ -17,11 +17,11 @@ from kinfed.config.schema import Table, build
 from kinfed.data.population import MOST_CLASSES
 from kinfed.errors import CheckpointError, FileError, KinfedError
 from kinfed.experiment import Summary
-from kinfed.files import Arrays, read_arrays, refuse_device
+from kinfed.files import Arrays, read_arrays, refuse_device, refuse_large
 from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import refuse_code
 from kinfed.runs.array_checks import FITS
-from kinfed.runs.logs import COMPARISON, CONFIG, FILES, SUMMARY, SWEEP, TASK, client_columns, whole_lines
+from kinfed.runs.logs import CHECKPOINT, COMPARISON, CONFIG, FILES, SUMMARY, SWEEP, TASK, client_columns, whole_lines
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -331,12 +331,14 @@ def check_format(folder: Path, name: str = CONFIG) -> None:
     if not (folder / name).is_file():
         raise CheckpointError(f"no run at {folder}: wanted a folder of `kinfed run`, `compare` or `sweep`")
     with open(folder / name, encoding="utf-8", errors="replace") as file:
-        found = re.match(r"# kinfed run, format (\d{1,9})\b", file.readline())
+        found = re.match(r"# kinfed run, format (\d{1,9})\b", file.readline(100))
     if not found or int(found[1]) != FORMAT:
         raise CheckpointError(explain_format(folder, found[1] if found else "1"))
     for each in FILES:
         try:
             refuse_device(folder / each)
+            if each != CHECKPOINT:  # whose header says how large it is
+                refuse_large(folder / each)
         except FileError as error:
             raise CheckpointError(f"{folder / each} cannot be read: {error}") from None
 
