@@ -135,7 +135,7 @@ class LocalTraining:
             return train_module(plan, batches, start, shift, fixed)
         at, mask = client.schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
         steps, own = torch.arange(len(at), device=at.device), client.train
-        keys, lr = client.step_key(steps), rate_at(steps) * mask.any(1)
+        keys, lr = client.step_key(steps), rate_at(steps) * mask[:, plan.rule.inner_size :].any(1)
         lane = Lane(own.index[at], mask, keys, lr, start, shift, fixed, own.weights_at(at))
         return train_by_autograd(plan, own.x, own.y, lane)
 
@@ -153,7 +153,8 @@ class LocalTraining:
             weights, buffers = gradient(params, batch)
             if self.mu:
                 weights = each_leaf(lambda g, w, w0: g + self.mu * (w - w0), weights, params, start)
-            lr = rate_at(step - 1) * batch.live  # an empty batch moves nothing
+            live = gradient.part(batch)[1].live if isinstance(gradient, MetaGradient) else batch.live
+            lr = rate_at(step - 1) * live  # an empty batch moves nothing
             weights = self._regularise(params, weights)
             if self.optimiser == "adamw":
                 params = params | {name: params[name] * (1 - lr * self.weight_decay) for name in weights}
@@ -292,28 +293,32 @@ class MetaGradient:
     size: int
 
     def __call__(self, params: Params, pair: Batch) -> Gradient:
-        first, second = pair.part(slice(self.size)), pair.part(slice(self.size, None))
+        first, second = self.part(pair)
         inner = self.gradient(params, first).weights
         if not len(second.x):
             return Gradient(each_leaf(torch.zeros_like, inner))
         return self.gradient(params | {name: params[name] - self.alpha * g for name, g in inner.items()}, second)
 
+    def part(self, pair: Batch) -> tuple[Batch, Batch]:
+        """The two mini-batches of a pair."""
+        return pair.part(slice(self.size)), pair.part(slice(self.size, None))
+
 
 def train_pairs(local: LocalTraining, client: Client, start: Params, meta: MetaGradient) -> Params:
     """The weights after Per-FedAvg's steps by one SGD: its momentum goes on from the inner step to the outer one."""
-    local = replace(local, weight_decay=0.0, clip_norm=0.0)
     plan = local.plan_autograd(client, start, meta)
     if plan:
         return local.train_by_autograd(plan, client, start)
     params, moment = start, each_leaf(torch.zeros_like, start)
     for pair in client.batches(*local.passes):
-        first, second = pair.part(slice(meta.size)), pair.part(slice(meta.size, None))
+        first, second = meta.part(pair)
         if not len(second.x):
             continue
         inner = each_leaf(lambda g, v: local.momentum * v + g, meta.gradient(params, first).weights, moment)
         ahead = params | {name: params[name] - meta.alpha * v for name, v in inner.items()}
         weights, buffers = meta.gradient(ahead, second)
         weights = each_leaf(lambda g, w, w0: g + local.mu * (w - w0), weights, params, start)
+        weights = local._regularise(params, weights)
         outer = each_leaf(lambda g, v: local.momentum * v + g, weights, inner)
         moment = each_leaf(lambda new, old, live=second.live: torch.where(live, new, old), outer, moment)
         params = params | _step(params, local.rate(client) * second.live, outer) | dict(buffers)

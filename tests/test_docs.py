@@ -1,6 +1,7 @@
 """What the docs say of the code is what the code says of itself."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,13 @@ def test_the_deployment_page_names_the_settings_that_an_app_has_from_the_demo():
     assert f"| `rounds`, `fraction` | {demo.rounds}, {demo.fraction} |" in page
     assert f"| {training.epochs} epoch, batches of {training.batch_size}, lr {training.lr} |" in page
     assert f"| `engine.timeout` | {demo.engine.timeout:.0f} |" in page
+
+
+def test_every_setting_of_a_method_that_pages_and_help_name_is_one():
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "kinfed" / "cli").glob("*.py")]
+    named = {key for path in texts for key in re.findall(r"\bmethods\.([a-z_]+)\.([a-z_]+)", path.read_text())}
+    known = {(name, field.name) for name, method in METHODS.items() for field in fields(method)}
+    assert len(named & known) > 10 and not {key for key in named - known if key[0] in METHODS}
 
 
 def test_every_example_is_a_valid_config():

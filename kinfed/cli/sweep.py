@@ -50,10 +50,10 @@ def sweep(
 
     `kinfed sweep training.lr=0.01,0.03,0.1 training.epochs=1,2,5 method=fedavg --seeds 0-2 --jobs 2` — a grid
 
-    `kinfed sweep mine.toml training.lr=0.001..0.1 methods.ditto.lam=0.01..10 method=ditto --random 20` — random
+    `kinfed sweep mine.toml training.lr=0.001..0.1 methods.ditto.pull=0.01..10 method=ditto --random 20` — random
     search, log-uniform; `1..10:linear` is uniform, and ranges of whole numbers give whole numbers
 
-    `kinfed sweep method=fedavg,ditto training.lr=0.01,0.1 methods.ditto.lam=0.1,1` — the best settings of each method
+    `kinfed sweep method=fedavg,ditto training.lr=0.01,0.1 methods.ditto.pull=0.1,1` — the best settings of each method
 
     **Selection** never sees test samples: clients are scored on training samples of their own that they did not train
     on. The best point of each method then trains on all training samples, and that alone is tested.

@@ -319,9 +319,10 @@ def train_lanes(
 
 def by_step(schedule: Schedule, lr: Tensor, inner_lr: float) -> StepBatches:
     """All batches, the steps first; with an inner learning rate the two halves of a batch are steps of their own."""
-    live = schedule.mask.any(2)
-    rates = lr * live
+    rates = lr * schedule.mask.any(2)
     if inner_lr:
-        schedule, rates = schedule.split_pairs(), torch.stack([inner_lr * live, rates], 2).flatten(1)
+        schedule = schedule.split_pairs()
+        live = schedule.mask.any(2).unflatten(1, (-1, 2))
+        rates = torch.stack([inner_lr * live[..., 0], lr * live[..., 1]], 2).flatten(1)
     whole = schedule.pick, schedule.y[schedule.pick].clamp(min=0), schedule.sample_weights(), rates, schedule.keys
     return StepBatches(*(t.transpose(0, 1).contiguous() for t in whole))

@@ -5,7 +5,8 @@ of consecutive mini-batches and leaves out an odd last one: a client with `batch
 A client uses the model after some epochs, or steps, at rate α on its own samples (paper: one step), or as it is
 without labels.
 Deviations: plain SGD; `momentum` and `uses="last"` are FLIS' code, which has one momentum for both steps, and scores a
-client by the model it trained last. `local` gives the epochs, the batch size, the decay of β and a proximal term.
+client by the model it trained last. `local` gives the epochs, the batch size, the decay of β, and what changes the
+gradient of the outer step: a proximal term, weight decay, clipping.
 """
 
 from dataclasses import dataclass, replace

@@ -34,9 +34,14 @@ def value_from(points: Points, x: float) -> float:
     return next((y for at, y in points if at >= x - ROUNDING), points[-1][1])
 
 
+def is_gain(difference: float, by: float) -> bool:
+    """Whether this is so much at least; more than nothing where that is zero: equal rows are not above each other."""
+    return difference >= by - ROUNDING if by else difference > ROUNDING
+
+
 def is_above(shape: Shape) -> bool:
     """At its end, or at an x, the row is above the other, or zero, by so much."""
-    return shape.difference >= shape.by - ROUNDING
+    return is_gain(shape.difference, shape.by)
 
 
 def is_at_most(shape: Shape) -> bool:
@@ -63,12 +68,12 @@ def dips(shape: Shape) -> bool:
 
 def rises(shape: Shape) -> bool:
     """The row ends so much above where it began."""
-    return shape.better[-1][1] - shape.better[0][1] >= shape.by - ROUNDING
+    return is_gain(shape.better[-1][1] - shape.better[0][1], shape.by)
 
 
 def falls(shape: Shape) -> bool:
     """The row ends so much below where it began."""
-    return shape.better[0][1] - shape.better[-1][1] >= shape.by - ROUNDING
+    return is_gain(shape.better[0][1] - shape.better[-1][1], shape.by)
 
 
 def settles(shape: Shape) -> bool:
@@ -85,7 +90,7 @@ def exceeds(shape: Shape) -> bool:
 def jumps(shape: Shape) -> bool:
     """Between two x the row rises by so much."""
     before, after = (value_from(shape.better, x) for x in shape.between)
-    return after - before >= shape.by - ROUNDING
+    return is_gain(after - before, shape.by)
 
 
 def is_highest(shape: Shape) -> bool:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,6 +27,12 @@ def test_with_an_inner_rate_halves_are_steps():
     assert batches.pick.tolist() == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]], [[8, 0]], [[1, 2]]]
     assert batches.sample_weight.tolist() == [[[0.5, 0.5]], [[0.5, 0.5]], [[0, 1]], [[1, 0]], [[0, 0]], [[0, 0]]]
     assert batches.lr.flatten().tolist() == [0.25, 0.5, 0.25, 0.5, 0, 0]
+
+
+def test_a_pair_without_a_second_half_moves_nothing():
+    mask = torch.tensor([[[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]]], dtype=torch.bool)  # the second epoch has one
+    batches = by_step(replace(SCHEDULE, mask=mask), torch.tensor(0.5), inner_lr=0.25)
+    assert batches.lr.flatten().tolist() == [0.25, 0.5, 0.25, 0, 0.25, 0.5]
 
 
 def test_padding_steps_move_nothing():

@@ -44,6 +44,31 @@ def test_an_odd_last_mini_batch_is_left_out(padded):
     assert trained((3,), padded=padded) == 0
 
 
+@pytest.mark.parametrize("padded", [0, 3])
+@pytest.mark.parametrize("pull", [{"mu": 1.0}, {"weight_decay": 1.0}])
+def test_no_proximal_term_or_weight_decay_moves_an_odd_last_mini_batch_either(padded, pull):
+    # both are 0 at w = 0, where the pair is trained
+    assert trained((3, 3, 3), replace(LOCAL, **pull), padded=padded) == pytest.approx(1.35)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_clients_without_a_second_mini_batch_leave_the_model_as_it_is(engine, momentum):
+    local = LocalTraining(2, 40, weight_decay=0.5)  # the largest client has 31 samples
+    method = PerFedAvg(small_net(), local, beta=0.5, momentum=momentum)
+    state, _ = fit(method, engine, rounds=1)
+    assert_close(state.params, method.model.init(), 1e-6)
+
+
+@pytest.mark.parametrize("padded", [0, 3])
+@pytest.mark.parametrize(("more", "ends"), [({"weight_decay": 1.0}, 1.9), ({"clip_norm": 1.0}, 2.0)])
+def test_weight_decay_and_clipping_count_with_a_momentum_too(padded, more, ends):
+    # from w = 1: v = -2, the probe is 1.2, its gradient -1.8, with decay -0.8, clipped -1; w = 1 + 0.5 * (1 + 0.8 or 1)
+    method = PerFedAvg(QUADRATIC, replace(LOCAL, **more), alpha=0.1, beta=0.5, momentum=0.5)
+    sent = method.train(client_with(3, 3, padded=padded), weight(1.0)).send
+    assert float(sent["params"]["w"]) == pytest.approx(ends, abs=1e-5)
+
+
 def test_epochs_go_on_from_each_other():
     # w1 = 1.35; the probe is 1.35 + 0.1 * 1.65 = 1.515, w2 = 1.35 + 0.5 * (3 - 1.515)
     assert trained((3, 3), replace(LOCAL, epochs=2)) == pytest.approx(2.0925)
@@ -61,7 +86,7 @@ def test_one_momentum_for_both_steps_by_hand(rows, padded):
 @pytest.mark.parametrize("kind", ["dense", "batch norm"])
 def test_one_momentum_for_both_steps_trains_in_blocks_as_alone(kind):
     norm = Model(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)), classes=3)
-    local = LocalTraining(3, 5, mu=0.1, decay=0.9)
+    local = LocalTraining(3, 5, mu=0.1, weight_decay=0.1, decay=0.9)
     method = PerFedAvg(norm if kind == "batch norm" else small_net(), local, alpha=0.05, beta=0.03, momentum=0.5)
     uneven = tiny_population((3, 14, 20, 31, 6))  # one has no second mini-batch, others miss it now and then
     (alone, _), (block, fed) = (fit(method, engine, uneven, 3, fraction=1.0) for engine in ENGINES)

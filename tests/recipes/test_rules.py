@@ -18,10 +18,15 @@ LOW, HIGH = [(0, 1.0), (1, 2.0), (2, 2.5)], [(0, 1.5), (1, 4.0), (2, 3.0)]
         ("above", LOW, (), 2.5, (), True),  # above zero
         ("above", HIGH, LOW, 2.0, (1,), True),  # at 1: 4.0 - 2.0
         ("above", HIGH, LOW, 2.1, (1,), False),
+        ("above", LOW, LOW, 0.0, (), False),  # equal is not above
+        ("above", HIGH, LOW, 0.0, (), True),
+        ("rises", LOW[:1], (), 0.0, (), False),
+        ("falls", LOW[:1], (), 0.0, (), False),
         ("exceeds", HIGH, (), 4.0, (), True),
         ("exceeds", LOW, (), 2.6, (), False),
         ("jumps", HIGH, (), 2.5, (0, 1), True),
         ("jumps", HIGH, (), 0.0, (1, 2), False),  # it falls there
+        ("jumps", HIGH, (), 0.0, (1, 1), False),
         ("at_most", LOW, (), 2.4, (), False),
         ("at_most", LOW, HIGH, -0.5, (), True),
         ("close", LOW, HIGH, 0.5, (), True),

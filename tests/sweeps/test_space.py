@@ -19,11 +19,11 @@ def test_a_grid_has_all_combinations_in_the_order_of_the_words():
 
 
 def test_settings_of_a_method_vary_for_that_method_alone():
-    points = Space({}, ("method=fedavg,ditto", "methods.ditto.lam=0.1,1")).points(0)
+    points = Space({}, ("method=fedavg,ditto", "methods.ditto.pull=0.1,1")).points(0)
     assert points == [
         {"method": "fedavg"},
-        {"method": "ditto", "methods.ditto.lam": 0.1},
-        {"method": "ditto", "methods.ditto.lam": 1},
+        {"method": "ditto", "methods.ditto.pull": 0.1},
+        {"method": "ditto", "methods.ditto.pull": 1},
     ]
 
 
