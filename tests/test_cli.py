@@ -173,6 +173,19 @@ def test_a_run_outside_a_terminal_prints_plain_lines():
     assert Path("runs/fedavg-digits-seed0-2/summary.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--lr", "0.1"], "no option --lr; a setting is key=value, as in method=fedavg training.lr=0.1"),
+        (["run", "--method=flt"], "no option --method; a setting is key=value"),
+        (["compare", "--method", "flt"], "no option --method: did you mean --methods?; a setting is key=value"),
+        (["sweep", "--sed", "3"], "no option --sed: did you mean --seeds?"),
+    ],
+)
+def test_a_setting_given_as_an_option_is_told_how_settings_are_written(words: list[str], said: str):
+    assert_refused(kinfed(*words), said)
+
+
 def test_options_are_settings():
     kinfed(
         "run", "method=fedavg", *TINY, "--rounds", "1", "--seed", "3", "--engine", "sequential", "--out", "here", "-q"

@@ -143,6 +143,17 @@ def test_of_many_clients_each_set_of_relatives_is_written_once(tmp_path: Path):
         assert np.array_equal(arrays["sets"][arrays["set_of"][3]], clusters == 1)
 
 
+@pytest.mark.parametrize(("name", "held"), [("compare.toml", "comparison"), ("sweep.toml", "sweep")])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_run_is_not_written_among_the_tables_of_a_comparison_or_a_sweep(
+    tmp_path: Path, name: str, held: str, force: bool
+):
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=f"already holds a {held}: choose another --out"):
+        api.run(config("rounds=1"), out=tmp_path, force=force, quiet=True)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
 def test_a_folder_that_holds_a_run_is_refused_unless_forced(finished: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="already holds a run: go on with `kinfed resume"):
         api.run(config(), out=finished, quiet=True)

@@ -41,7 +41,7 @@ def about(
 
     `kinfed run` runs FLT on 20 clients in five ground-truth clusters (digits, no download).
 
-    `kinfed compare` sets it against FedAvg and Local on the same clients.
+    `kinfed compare` sets it against FedAvg, Local and Auto on the same clients.
 
     `kinfed sweep training.lr=0.01,0.1` tries settings, selects the best on held-out training samples, and tests it.
 

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
@@ -22,6 +23,9 @@ class Command(TyperCommand):
     """A command whose paths may not be empty: an empty one would stand for the working folder."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        if any(param.name == "settings" for param in self.params):
+            known = [name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)]
+            refuse_unknown_options(args, known)
         given = self.make_parser(ctx).parse_args(list(args))[0]
         for param in self.params:
             value = given.get(param.name or "")
@@ -30,6 +34,16 @@ class Command(TyperCommand):
                 name = param.opts[-1] if param.opts[-1].startswith("-") else own
                 leave(f"error: {name}: wanted a path, got an empty one; the working folder is '.'", 2)
         return super().parse_args(ctx, args)
+
+
+def refuse_unknown_options(args: list[str], known: list[str]) -> None:
+    """Leaves where a long option is none of the known ones, and says how a setting is written."""
+    for word in args[: args.index("--")] if "--" in args else args:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in known:
+            close = get_close_matches(name[2:], [option[2:] for option in known], n=1)
+            meant = f": did you mean --{close[0]}?" if close else ""
+            leave(f"error: no option {name}{meant}; a setting is key=value, as in method=fedavg training.lr=0.1", 2)
 
 
 def takes_paths(param: object) -> bool:

@@ -26,7 +26,7 @@ from kinfed.method import Method
 from kinfed.methods import title_of
 from kinfed.progress import Display, Watcher, forward_log
 from kinfed.registry import as_file
-from kinfed.runs.logs import CHECKPOINT, FILES, SUMMARY, TRACKED, EventLog
+from kinfed.runs.logs import CHECKPOINT, COMPARISON, FILES, SUMMARY, SWEEP, TRACKED, EventLog
 from kinfed.runs.writer import RunWriter, refuse_damaged, write_config
 from kinfed.threads import Listeners, SharedChange
 from kinfed.trackers import check_trackers, make_trackers
@@ -252,9 +252,12 @@ def hold(folder: Path) -> AbstractContextManager[None]:
 
 
 def refuse_taken(folder: Path, force: bool) -> None:
-    """Raises if a run is there already."""
+    """Raises if a run is there already, or a comparison or a sweep, whose tables a run would stand among."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out for the run's folder")
+    for name, held in ((COMPARISON, "comparison"), (SWEEP, "sweep")):
+        if (folder / name).exists():
+            raise ConfigError(f"{folder} already holds a {held}: choose another --out")
     if not force and any((folder / name).exists() for name in ("rounds.csv", CHECKPOINT, SUMMARY)):
         raise ConfigError(
             f"{folder} already holds a run: go on with `kinfed resume {folder}`, choose another --out, "
