@@ -11,6 +11,7 @@ import pytest
 
 import kinfed
 from kinfed.config.assembly import name_method
+from kinfed.data import Role
 from kinfed.errors import CheckpointError, ConfigError, DataError, KinfedError
 from kinfed.training import LocalTraining
 from tests.problems import small_net, tiny_population
@@ -115,6 +116,27 @@ def test_own_data_and_a_method_object_write_a_folder_that_reports_and_resumes():
     assert longer.summary == again.summary
     more = kinfed.run(method, tiny_population(), rounds=5, fraction=1.0, out="whole", resume=True, quiet=True)
     assert more.to_frame()["round"].tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (
+            {"model": small_net()},
+            r"model: wanted a name or 'module:function', got a \w+: give .*FedAvg\(kinfed\.Model",
+        ),
+        ({"model": int}, "model: wanted a name or 'module:function', got a type"),
+        ({"evaluation": LocalTraining()}, "evaluation: wanted a table"),
+        ({"task": LocalTraining()}, "task: wanted a table with a name"),
+        ({"partition": Role()}, "partition: wanted a table with a name"),
+        ({"rounds": LocalTraining()}, "rounds: wanted an integer, got .LocalTraining"),
+        ({"training": LocalTraining}, "training: wanted a table"),
+        ({"trainin": LocalTraining()}, "unknown config key 'trainin': did you mean 'training'"),
+    ],
+)
+def test_an_object_that_a_setting_cannot_be_is_refused(settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        kinfed.run("fedavg", tiny_population(), quiet=True, **settings)
 
 
 def test_a_run_of_own_data_resumes_with_the_same_data_only():

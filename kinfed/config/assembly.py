@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from kinfed.methods import FLT, METHODS
 from kinfed.models import MODELS, TOKEN_MODELS, Model, Shape, make_model
 from kinfed.models.inputs import Inputs
 from kinfed.privacy import UNPROTECTED, Privacy
-from kinfed.registry import import_function, look_up
+from kinfed.registry import import_function, look_up, members_of
 from kinfed.signatures import Pretraining, Signature
 from kinfed.targets import is_known
 
@@ -262,7 +262,12 @@ def configure(method: MethodLike | None, data: DataLike | None, settings: Mappin
     """The config of these arguments: of a file or a table, else of the demo; of objects, over the defaults."""
     given = join_engine({name: value for name, value in settings.items() if value is not None})
     folder = given.pop("data_dir", None)  # as --data-dir of the commands
-    objects = {name: value for name, value in given.items() if is_dataclass(value)}
+    if "model" in given and not isinstance(given["model"], str):
+        raise ConfigError(
+            f"model: wanted a name or 'module:function', got a {type(given['model']).__name__}: give a network of your "
+            "own to a method, as in kinfed.run(kinfed.FedAvg(kinfed.Model(build, classes=10), kinfed.LocalTraining()))"
+        )
+    objects = {name: value for name, value in given.items() if can_hold(name, value)}  # of others the table complains
     table = base_table(method, data, has_partition="partition" in given)
     table = merge_tables(table, {name: v for name, v in given.items() if name not in objects})
     if isinstance(method, str) and not is_config(method):
@@ -274,6 +279,20 @@ def configure(method: MethodLike | None, data: DataLike | None, settings: Mappin
         table = merge_tables(table, {"data": {"dir": there}})
     config: Config = replace(read(table), **objects)  # type: ignore[arg-type]
     return put_method(config, method) if isinstance(method, Method) else config
+
+
+def can_hold(name: str, value: object) -> bool:
+    """Whether this setting of a config can be this object: of its class, or with all that its protocol asks for."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return False
+    hint = get_type_hints(Config).get(name)
+    kinds = [kind for kind in get_args(hint) or (hint,) if isinstance(kind, type)]
+    return any(
+        all(hasattr(value, member) for member in members_of(kind))
+        if getattr(kind, "_is_protocol", False)
+        else isinstance(value, kind)
+        for kind in kinds
+    )
 
 
 def data_table(data: DataLike) -> Table:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ def channels_first(x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
 
 Array = npt.ArrayLike | torch.Tensor
 Plain = npt.NDArray[np.generic]
+NUMBERS = (Real, np.bool_)
 
 
 def array_of(values: Array, name: str) -> Plain:
@@ -70,7 +72,7 @@ def check_alike(samples: Sequence[Plain], name: str) -> None:
 
 def as_features(x: Array, tokens: bool = False) -> Plain:
     """uint8 images with channels first; anything else as float32, or token ids as int64."""
-    array = array_of(x, "x")
+    array = unbox(array_of(x, "x"))
     if tokens:
         is_whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array % 1 == 0).all()))
         if not is_whole or array.ndim == 0 or (array.size and int(array.min()) < 0):
@@ -82,6 +84,22 @@ def as_features(x: Array, tokens: bool = False) -> Plain:
         raise DataError(f"x is {array.dtype} {list(array.shape)}, wanted numbers of one shape a sample")
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite then
         return array.astype(np.float32)
+
+
+def unbox(array: Plain) -> Plain:
+    """Objects as numbers: a list or array in each, or numbers of several kinds, as a DataFrame has them."""
+    if array.dtype != object or not array.size:
+        return array
+    boxed = stack_arrays(array, "samples of x") if array.ndim == 1 else array
+    if boxed.dtype != object:
+        return boxed
+    strange = ((i, cell) for i, row in enumerate(boxed) for cell in np.ravel(row) if not isinstance(cell, NUMBERS))
+    for sample, cell in strange:
+        raise DataError(
+            f"sample {sample} of x has a {type(cell).__name__} in it, {cell!r:.40}, wanted numbers: encode text and "
+            "dates as numbers, fill what is missing, or leave such columns out"
+        )
+    return boxed.astype(np.float64)
 
 
 def show_range(array: Plain) -> str:

@@ -222,6 +222,12 @@ class BatchOperations(TorchFunctionMode):
             answer: tuple[Tensor, Tensor | None] = MULTI_HEAD_ATTENTION(*args, **kwargs)
             return answer
 
+    def pack(self, *args: Any) -> tuple[Tensor, ...]:
+        """Sequences without their padding: as many numbers as they are long, which differs from client to client."""
+        if not self.is_exact:
+            raise SequentialOnly("packed sequences are not vectorised")
+        return torch._pack_padded_sequence(*args)
+
     def recur(self, kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         """Recurrent layers, step by step where they are in a `vmap`; by torch's own function otherwise."""
         self.used.add("written out")
@@ -392,6 +398,7 @@ RULES: dict[object, Callable[..., Any]] = {
     F.embedding_bag: BatchOperations.embedding_bag,
     F.scaled_dot_product_attention: BatchOperations.attention,
     F.multi_head_attention_forward: BatchOperations.multi_head_attention,
+    torch._pack_padded_sequence: BatchOperations.pack,
     **{native: _bind(BatchOperations.recur, kind) for kind, native in RECURRENT.items()},
     **{native: _bind(BatchOperations.cell, kind) for kind, (native, _) in CELLS.items()},
     **{native: _bind(BatchOperations.convolve, native, own) for native, own in CONVOLUTIONS.items()},

@@ -350,3 +350,22 @@ def test_class_labels_of_a_hub_table_may_be_numbers():
     assert from_hub(table, "h", "x").class_names == ("none", "mild", "severe")
     numbers = from_hub(table, "h", "x", settings=OwnSettings(task="regression"))
     assert numbers.y.dtype == torch.float32 and numbers.classes == 1 and numbers.class_names == ()
+
+
+def test_numbers_of_several_kinds_and_arrays_in_cells_are_features():
+    y, client = [0, 1, 0, 1], [0, 0, 1, 1]
+    table = np.array([[1, True, 0.5]] * 4, object)  # as a DataFrame of such columns gives them
+    assert from_arrays(table, y, client).x.tolist() == [[1.0, 1.0, 0.5]] * 4
+    cells = np.empty(4, object)
+    cells[:] = [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert from_arrays(cells, y, client).x.tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
+    cells[3] = [7]
+    with pytest.raises(DataError, match=r"samples of x must have one shape, got \[1\] and \[2\]: pad or cut them"):
+        from_arrays(cells, y, client)
+
+
+@pytest.mark.parametrize(("cell", "kind"), [("m", "str"), (None, "NoneType")])
+def test_what_is_no_number_among_features_is_shown(cell, kind):
+    table = np.array([[1.0, 2.0], [1.0, cell], [1.0, 2.0], [1.0, 2.0]], object)
+    with pytest.raises(DataError, match=f"sample 1 of x has a {kind} in it, {cell!r}, wanted numbers: encode text"):
+        from_arrays(table, [0, 1, 0, 1], [0, 0, 1, 1])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from kinfed.client_tasks import evaluate
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ModelError
 from kinfed.fastpath import autograd_training
@@ -159,6 +160,30 @@ def test_what_cannot_says_why_and_trains_sequentially(name):
     slow = fit(method, Sequential, population, 2)[0].params
     with pytest.warns(UserWarning, match=f"{reason}.*: clients train sequentially"):
         assert_same_bits(fit(method, Vectorised, population, 2)[0].params, slow)
+
+
+def repeat() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        counts = (x[:, 0].sum(2) > 0).sum(1)
+        owner = torch.arange(len(x)).repeat_interleave(counts)
+        return net.head(x.flatten(1)) + torch.zeros(len(x)).index_add(0, owner, torch.ones_like(owner) * 1.0)[:, None]
+
+    return Called(forward, head=nn.Linear(64, 3))
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"), [(pack, "packed sequences are not vectorised"), (repeat, "stack expects each tensor")]
+)
+def test_lengths_that_differ_between_clients_are_evaluated_sequentially(build, reason):
+    p = tiny_population((20, 20, 20, 20))
+    x = p.x.where(torch.arange(8)[:, None] < torch.arange(len(p.x))[:, None, None, None] % 7 + 1, 0)
+    method = FedAvg(Model(build, classes=3), LOCAL)
+    slow, fast = (engine(method, replace(p, x=x, train=p.test, test=p.train)) for engine in (Sequential, Vectorised))
+    offer = Offer({"params": method.init(slow).params})
+    expected = slow.run(evaluate, slow.clients, offer)
+    with pytest.warns(UserWarning, match=f"{reason}.*: clients run 'evaluate' sequentially"):
+        found = fast.run(evaluate, fast.clients, offer)
+    assert_same_bits(found.send, expected.send)
 
 
 @pytest.mark.filterwarnings("ignore:.*clients (train sequentially|run 'eval)")
