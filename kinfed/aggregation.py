@@ -238,7 +238,7 @@ class TrimmedMean(Aggregation):
 
 @dataclass(frozen=True)
 class GeometricMedian(Aggregation):
-    """The point with the least weighted sum of distances to all updates (smoothed Weiszfeld iteration)."""
+    """The point with the least weighted sum of distances to all updates (Weiszfeld iteration, by Vardi and Zhang)."""
 
     tolerance: float = 1e-6  # a step shorter than this share of the median norm ends the iteration
 
@@ -250,8 +250,11 @@ class GeometricMedian(Aggregation):
         centre = weighted_median(updates, weights)
         small = max(self.tolerance * median_norm(updates), torch.finfo(torch.float).tiny)
         for _ in range(ITERATIONS):
-            pull = weights / norms(updates - centre).clamp(min=small)
+            apart = norms(updates - centre)
+            pull = weights / apart.clamp(min=small)
             moved = (pull / pull.sum()).to(updates.dtype) @ updates
+            if bool((here := apart <= small).any()):
+                moved = leave_point(centre, updates - centre, torch.where(here, 0, pull), float(weights[here].sum()))
             if norms((moved - centre)[None]) <= small:
                 return moved
             centre = moved
@@ -307,6 +310,16 @@ AGGREGATIONS: dict[str, type[Aggregation]] = {
     "centred_clipping": CentredClipping,
 }
 MEAN, DEPLOYED = Mean(), NormClipping()  # the defaults of simulation and of deployment
+
+
+def leave_point(centre: Tensor, steps: Tensor, pull: Tensor, weight: float) -> Tensor:
+    """The next centre where one is at an update of this weight, which pulls nowhere; the same if the others pull less.
+
+    Vardi and Zhang 2000: there Weiszfeld's iteration would stay, though the update need not be the median.
+    """
+    force = pull @ steps.to(pull.dtype)
+    strength = float(force.norm())
+    return centre if strength <= weight else centre + ((1 - weight / strength) / pull.sum() * force).to(centre.dtype)
 
 
 def norms(updates: Tensor) -> Tensor:

@@ -85,6 +85,17 @@ def test_a_geometric_median_of_a_triangle_is_its_fermat_point():
     torch.testing.assert_close(found, torch.tensor([0.0, height / 3]), atol=1e-4, rtol=0)
 
 
+def test_a_geometric_median_does_not_stay_at_an_update_that_it_begins_at():
+    # coordinates' medians are those of the update at 0; the Fermat point lies on the axis of symmetry, the chord of
+    # the other two at (0.45, 0.45), its half 0.55 * sqrt(2) long: by 0.55 * sqrt(2 / 3) / sqrt(2) less each
+    found = GeometricMedian().combine(torch.tensor([[-0.1, 1.0], [0.0, 0.0], [1.0, -0.1]]), even(3))
+    torch.testing.assert_close(found, torch.full((2,), 0.45 - 0.55 / 3**0.5), atol=1e-4, rtol=0)
+
+
+def test_a_geometric_median_of_equal_updates_is_these():
+    assert GeometricMedian().combine(torch.full((3, 2), 0.25), even(3)).tolist() == [0.25, 0.25]
+
+
 def test_krum_keeps_the_update_nearest_to_its_neighbours():
     updates = column(0, 1, 1.1, 1.3, 9)  # one liar: two neighbours each; 1.1 has 0.01 + 0.04
     assert Krum(keep=1).combine(updates, even(5)).tolist() == [pytest.approx(1.1)]

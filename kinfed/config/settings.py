@@ -146,10 +146,7 @@ class Config:
     methods: Mapping[str, Table] = field(default_factory=dict)  # method -> settings; else its defaults
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.checkpoint_every < 1:
-            raise ConfigError(
-                f"rounds and checkpoint_every must be at least 1, got {self.rounds}, {self.checkpoint_every}"
-            )
+        at_least(1, rounds=self.rounds, checkpoint_every=self.checkpoint_every)
         if self.data.pooled and self.roles.look_alikes:
             raise ConfigError("data.pooled leaves no samples that nobody trains on, which look-alikes have; drop one")
         if not 0 < self.fraction <= 1:

@@ -43,6 +43,8 @@ from kinfed.registry import explain_unknown
 TABLES = (".csv", ".tsv", ".parquet")
 NOBODY = ("", "nan")  # cells of a client column that name none
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list of names"}
+GAPS = "fill them, leave the columns out by data.options.features, or set data.options.gaps = 'fill'"
+OWN_GAPS = "fill them; only a model that was trained with data.options.gaps = 'fill' takes some"
 MISSING = " is missing"  # behind the name of a column: one that says where that has gaps
 Flags = npt.NDArray[np.bool_]
 
@@ -155,7 +157,9 @@ class Table:
         ends = [name for name in self.features if name.endswith(MISSING) and name not in table]
         return tuple(name for name in ends if name.removesuffix(MISSING) in self.features)
 
-    def read_features(self, table: Mapping[str, Column], path: Path, images: ImageForm = AS_FOUND) -> Features:
+    def read_features(
+        self, table: Mapping[str, Column], path: Path, images: ImageForm = AS_FOUND, advice: str = GAPS
+    ) -> Features:
         """The columns of features as numbers: [n, columns]; or what one column of images or lists holds: [n, ...]."""
         chosen = {name: pick_column(table, name, "features", path) for name in self.list_columns(table)}
         if learnt := [name for name in self.targets if name in chosen]:
@@ -178,10 +182,7 @@ class Table:
         x = np.stack([read_numbers(column, name) for name, column in chosen.items()], 1)
         if not fills and (gaps := np.isnan(x).sum(0)).any():
             names = [f"{name} ({n})" for name, n in zip(chosen, gaps.tolist(), strict=True) if n]
-            raise DataError(
-                f"{path}: missing values in {', '.join(names[:5])}: fill them, leave the columns out by "
-                "data.options.features, or set data.options.gaps = 'fill'"
-            )
+            raise DataError(f"{path}: missing values in {', '.join(names[:5])}: {advice}")
         return x
 
     def complete(
@@ -241,7 +242,7 @@ def read_own_table(
 ) -> tuple[Features, npt.NDArray[np.generic] | None, Index]:
     """One client's features, targets (None: it has none) and samples for testing, of a table without other clients."""
     table = read_columns(path)
-    x = settings.read_features(table, path, images)
+    x = settings.read_features(table, path, images, OWN_GAPS)
     is_labelled = all(name in table for name in settings.targets)
     y, names = settings.read_targets(table, path, class_names) if is_labelled else (None, ())
     test, mine = np.empty(0, np.int64), np.zeros(len(x), np.int64)

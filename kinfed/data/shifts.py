@@ -303,7 +303,9 @@ def apply_views(
 def plant_clusters(population: Population, count: int) -> Population:
     """The population with `count` planted clusters: its own, or contiguous ones where it has none."""
     if population.true_clusters is None:
-        return replace(population, true_clusters=torch.from_numpy(contiguous_clusters(population.clients, count)))
+        return replace(
+            population, true_clusters=torch.from_numpy(contiguous_clusters(population.clients, count, "shift"))
+        )
     found = int(population.true_clusters.max()) + 1
     if found != count:
         raise DataError(

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from kinfed import checkpoint as checkpoints
 from kinfed.capabilities import require_labels, require_private_signatures, require_private_training, require_sums
+from kinfed.checks import at_least
 from kinfed.data.population import Population
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment.evaluation_settings import Evaluation
@@ -20,8 +21,7 @@ def check_experiment(
     method: Method[State], fed: Federation, rounds: int, checkpoint_every: int, evaluation: Evaluation
 ) -> None:
     """Raises ConfigError or ModelError where method, clients and settings cannot make an experiment."""
-    if rounds < 1 or checkpoint_every < 1:
-        raise ConfigError(f"rounds and checkpoint_every must be at least 1, got {rounds} and {checkpoint_every}")
+    at_least(1, rounds=rounds, checkpoint_every=checkpoint_every)
     if evaluation.correlation and not fed.sees_samples:
         raise ConfigError(
             "evaluation.correlation needs all clients' samples, which a deployed server does not have; leave it out"

@@ -405,7 +405,7 @@ def test_samples_that_rounding_leaves_go_to_clients_at_random():
         (Shards(101), "needs at least 202 samples, got 200"),
         (DisjointClasses(10, 5, 3), "need 15 labels, the data have 10"),
         (DisjointClasses(200, 5), "has 20 samples for the 40 clients of cluster"),
-        (DisjointClasses(3, 5), "5 clusters need at least as many clients, got 3"),
+        (DisjointClasses(3, 5), "5 clusters need at least as many clients, got 3; use fewer in partition.clusters"),
         (SharedClass(10, 6), "need 12 labels, the data have 10"),
         (SharedClass(10, sampling="random"), "has 20 samples, samples_per_class wants 250"),
         (Structured(30, 3, 5), "3 clusters of 5 labels need at least 11, the data have 10"),

@@ -13,7 +13,7 @@ from kinfed.data import load
 from kinfed.data.arrays import SampleKind
 from kinfed.data.columns import parse_targets
 from kinfed.data.image_files import ImageForm, read_images
-from kinfed.data.readers import Table
+from kinfed.data.readers import Table, read_own_table
 from kinfed.deployment import Plan, load_folder, load_node_data
 from kinfed.deployment.node_data import FileForm, load_alike, load_samples
 from kinfed.engines.flower.node import ClientData
@@ -140,6 +140,12 @@ def test_a_partition_that_deals_a_tables_samples_anew_is_said_so(tmp_path, caplo
     assert not caplog.records
     make_population(load_config(None, [*options, "partition.name=iid", "partition.clients=3"]))
     assert "says whose each sample is, which partition.name = natural takes" in caplog.text
+
+
+def test_an_unseen_client_is_not_told_of_settings_of_training(tmp_path):
+    path = write(tmp_path, "age,chol,ill\n40,200,no\n,180,ja\n")
+    with pytest.raises(DataError, match="in age .1.: fill them; only a model that was trained with data.options.gaps"):
+        read_own_table(path, settings=Table(target="ill"))
 
 
 def test_what_a_table_may_look_like(tmp_path):

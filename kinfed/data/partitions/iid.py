@@ -62,7 +62,7 @@ class LabelSwapped:
             raise DataError(
                 f"pairs exchange label {top}, the data have labels 0..{labels.classes - 1}; choose other pairs"
             )
-        clusters = contiguous_clusters(self.clients, len(self.pairs))
+        clusters = contiguous_clusters(self.clients, len(self.pairs), "partition.pairs")
         plain = IID(self.clients)(labels, rng)
         return Split(plain.train, plain.test, clusters, tuple((a, b) for a, b in self.pairs))
 

@@ -80,10 +80,13 @@ class SharedClass:
         return deal_blocks(labels, held, cluster_of, self.samples_per_class or per_class)
 
 
-def contiguous_clusters(clients: int, clusters: int) -> Index:
-    """Cluster of each client: the first clients are cluster 0, the next cluster 1, ..., sizes differ by one at most."""
+def contiguous_clusters(clients: int, clusters: int, key: str = "partition.clusters") -> Index:
+    """Cluster of each client: the first clients are cluster 0, the next cluster 1, ..., sizes differ by one at most.
+
+    The key is that of the setting by which there are so many, for a message.
+    """
     if clusters > clients:
-        raise ConfigError(f"{clusters} clusters need at least as many clients, got {clients}; use fewer clusters")
+        raise ConfigError(f"{clusters} clusters need at least as many clients, got {clients}; use fewer in {key}")
     return np.repeat(np.arange(clusters), [len(part) for part in np.array_split(np.arange(clients), clusters)])
 
 
