@@ -250,7 +250,7 @@ def test_methods_are_compared_in_one_table():
         (["run", "methods.flt.signature.pretraining.lr=-1"], ["lr must be a number above 0, got -1"]),
         (["run", "methods.flt.signature.pretraining.lr=inf"], ["pretraining.lr: wanted a finite number, got inf"]),
         (["run", "method=fedavg", "training.lr=inf"], ["training.lr: wanted a finite number, got inf"]),
-        (["run", "method=fedavg", "rounds=0"], ["error: rounds must be at least 1, got 0\n"]),
+        (["run", "method=fedavg", "rounds=0"], ["rounds must be at least 1, got 0"]),
         (["run", "method=fedavg", "roles.holdout=1.0"], ["clients would not train"]),
         (["resume", "nowhere"], ["no run at nowhere"]),
         (["resume", "nowhere", "--jobs", "4x"], ["--jobs: wanted how many runs at once", "got 4x"]),
