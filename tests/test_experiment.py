@@ -1,14 +1,15 @@
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from kinfed.client import Reply, client_task
-from kinfed.data import LATER, Role
+from kinfed.data import LATER, Population, Role
 from kinfed.engines import EngineSettings, Sequential, Vectorised
 from kinfed.errors import ConfigError, ModelError
-from kinfed.experiment import Evaluation, Experiment
+from kinfed.experiment import Evaluation, Experiment, doubts
 from kinfed.learning_tasks import Regression
 from kinfed.methods import FLHC, FedAvg, Local
 from kinfed.models import Model
@@ -164,6 +165,27 @@ def test_bytes_to_the_target_are_those_of_the_rounds_until_it_is_reached():
     assert summary["bytes_to_target"] == reached.down + reached.up
     never = watched(method, rounds=1, evaluation=Evaluation(target=1.0))[1]
     assert never["rounds_to_target"] is None and never["bytes_to_target"] is None
+
+
+def test_it_is_said_where_evaluation_goes_through_the_same_samples_again_and_again(caplog, monkeypatch):
+    monkeypatch.setattr(doubts, "MANY", 50)
+    caplog.set_level("INFO", logger="kinfed")
+    shared = torch.arange(20)
+    few = (torch.tensor([90]), torch.tensor([91]))  # to train on
+
+    def say(*test):
+        caplog.clear()
+        population = Population(torch.zeros(100, 1), torch.zeros(100, dtype=torch.long), few * 2, test, 1)
+        doubts.say_if_tests_are_many(SimpleNamespace(population=population))
+        return [record.getMessage() for record in caplog.records]
+
+    overlapping = [torch.cat([shared[:at], shared[at + 1 :]]) for at in range(4)]
+    assert say(*overlapping) == []  # 76 of 20 different ones: fewer than four times as many
+    longer = [torch.cat([shared[:20], torch.tensor([20 + at])]) for at in range(4)]
+    monkeypatch.setattr(doubts, "OFTEN", 3)
+    (said,) = say(*longer)
+    assert said.startswith("each evaluation goes through 84 test samples of all clients, 24 of them different")
+    assert say(*[shared] * 4) == [], "equal test samples are gone through once"
 
 
 def test_impossible_experiments_are_refused():

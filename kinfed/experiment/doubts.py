@@ -1,10 +1,11 @@
-"""What an experiment warns of: too few rounds, clusters too small to outvote a liar, weights that diverged."""
+"""What an experiment warns of: too few rounds, long evaluations, clusters too small to outvote a liar, divergence."""
 
 import logging
 import warnings
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from kinfed.capabilities import ClustersLater, StepsBySGD
@@ -14,6 +15,8 @@ from kinfed.metrics import is_stuck
 
 State = TypeVar("State")
 log = logging.getLogger("kinfed")
+OFTEN = 4  # times as many test samples as there are different ones, or samples to train on, from which on it is said
+MANY = 100_000  # test samples; fewer take no time to speak of
 OUTVOTED = 4  # replies of a model in a round from which on robust aggregation outvotes one liar
 
 
@@ -38,6 +41,19 @@ def warn_if_short(method: Method[State], fed: Federation, rounds: int) -> None:
             f"it will find none; use more rounds or a smaller {setting}",
             stacklevel=3,
         )
+
+
+def say_if_tests_are_many(fed: Federation) -> None:
+    """Logs where clients share so many test samples that evaluation may take longer than training."""
+    clients = fed.population
+    sets = {part.numpy().tobytes(): part for part in clients.test if len(part)}  # equal sets are gone through once
+    tested, trained = sum(map(len, sets.values())), sum(map(len, clients.train))
+    different = len(torch.cat(list(sets.values())).unique()) if sets else 0
+    if tested >= max(MANY, OFTEN * different, OFTEN * trained):
+        log.info(
+            "each evaluation goes through %d test samples of all clients, %d of them different, which may take longer "
+            "than training: data.test_samples=100 takes 100 of each client", tested, different,
+        )  # fmt: skip
 
 
 def warn_if_outvoted(fed: Federation, clusters: Tensor) -> None:

@@ -15,7 +15,7 @@ from kinfed.capabilities import FindsClusters
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError
-from kinfed.experiment.doubts import warn_if_outvoted, warn_if_short, warn_if_stuck
+from kinfed.experiment.doubts import say_if_tests_are_many, warn_if_outvoted, warn_if_short, warn_if_stuck
 from kinfed.experiment.evaluation_settings import EVALUATION, Evaluation
 from kinfed.experiment.observers import Observer, RoundResult, Summary
 from kinfed.experiment.preconditions import check_experiment
@@ -134,6 +134,7 @@ class Experiment(Generic[State]):
         if self.fed.is_over or self.fed.round:
             raise ConfigError("this federation has been through a run, and its clients remember it: make a new one")
         warn_if_short(self.method, self.fed, self.rounds)
+        say_if_tests_are_many(self.fed)
         self.fed.open()
         if self.evaluation.correlation:
             self.drift = drift_similarity(self.fed.population, self.fed.device)
