@@ -89,13 +89,13 @@ def line_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
 
 
 def line_rows(outcome: Outcome, lines: Mapping[Side, Points], style: str) -> Rows:
-    """A header of places on the axis, and a row for each line; of many rounds a dozen at most.
+    """A header of places on the axis, and a row for each line; of many rounds a dozen, and where a line ends.
 
     Where some line is a mean over seeds, the last column says of each over how many.
     """
     every = sorted({x for points in lines.values() for x, _ in points})
     step = -(-(len(every) - 1) // MOST) or 1
-    places = sorted({*every[::step], every[-1]})
+    places = sorted({*every[::step], *(max(x for x, _ in points) for points in lines.values())})
     axis = outcome.recipe.figure.x if outcome.recipe.figure else ""
     seeds = {side: count_seeds(outcome, side) for side in lines}
     are_means = any(count != "1" for count in seeds.values())

@@ -71,6 +71,21 @@ def test_a_table_of_lines_says_over_how_many_seeds_they_are_means_where_it_is_mo
     ]
 
 
+def test_a_table_of_lines_shows_where_each_line_ends_also_between_its_steps():
+    recipe = load_recipe("flis-figure-4")
+    cells = [cell for cell in cells_of(recipe, Wanted(columns=("fmnist",))) if cell.row.name in ("fedavg", "lg")]
+    ends = {"fedavg": 100, "lg": 150}
+    numbers = [{0: {f"{recipe.main}@{at}": at for at in range(10, ends[cell.row.name] + 1, 10)}} for cell in cells]
+    cells = [replace(cell, missing=()) for cell in cells]
+    found = Outcome(recipe, tuple(map(judge_numbers, [recipe] * len(cells), cells, numbers)))
+    (header, *rows), *_ = (rows for _, rows in line_tables(found))
+    assert header == ["round", "protocol", "10", "30", "50", "70", "90", "100", "110", "130", "150"]
+    assert {row[0]: row[-4:] for row in rows} == {
+        "FedAvg": ["100.00", "–", "–", "–"],
+        "LG": ["100.00", "110.00", "130.00", "150.00"],
+    }
+
+
 def panel_of(places, values, measure="ari"):
     rows = [{"x": x, "y": y, "low": y, "high": y} for x, y in zip(places, values, strict=True)]
     return Panel(MEASURES[measure], "", rows)
