@@ -13,15 +13,17 @@ images are upright or turned by 90 degrees, or which swap two labels each; the l
 cluster. They know the honest clients' replies. Prints one Markdown table for each method, means over seeds: how
 accurate honest clients are at the end on all test samples, turned as their own are. Beside the backdoor, and beside no
 attack, is how many per cent of the test samples of other labels the trigger turns into its label. `--by-cluster` prints
-honest clients of the liars' own cluster / those of the others, and the ARI of the clusters found for honest clients.
+honest clients of the liars' own cluster / those of the others, and the ARI of the clusters found for honest clients;
+`--spread` adds to each accuracy its standard deviation over seeds.
 """
 
 import argparse
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
+from statistics import fmean, stdev
 from typing import NamedTuple, cast
 
 import torch
@@ -73,6 +75,10 @@ METHODS: dict[str, dict[str, object]] = {
     "flt_default": {},
     "fednova": {},
     "pacfl": {},
+    "fedclust": {},
+    "flis_hc": {"beta_by": "silhouette"},
+    "fedgroup": {"clusters": 2},
+    "wd": {"clusters": 2},
     "stocfl": {},
     "flhc": {"rounds_before": 3},
     "fedrc": {"components": 2},
@@ -280,25 +286,34 @@ def table(method: str, found: Mapping[Cell, list[Result]], asked: argparse.Names
         if is_meant(method, attack):
             results = [found[method, attack, rule] for rule in asked.aggregations]
             has_trigger = attack in ("none", "backdoor")
-            cells = [by_cluster(r) if asked.by_cluster else cell_text(r, has_trigger) for r in results]
+            cells = [
+                by_cluster(r, asked.spread) if asked.by_cluster else cell_text(r, has_trigger, asked.spread)
+                for r in results
+            ]
             lines.append(f"| {attack}: {ATTACKS[attack].says} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def cell_text(found: list[Result], has_trigger: bool) -> str:
+def cell_text(found: list[Result], has_trigger: bool, has_spread: bool = False) -> str:
     """The mean accuracy in per cent, and where asked for how often the trigger works."""
     mean = average(found)
     if isnan(mean.accuracy):
         return "no clusters"
     trigger = f" (trigger {100 * mean.trigger:.0f})" if has_trigger else ""
-    return f"{100 * mean.accuracy:.1f}{trigger}"
+    return percent([r.accuracy for r in found], has_spread) + trigger
 
 
-def by_cluster(found: list[Result]) -> str:
+def by_cluster(found: list[Result], has_spread: bool = False) -> str:
     """The mean accuracies in per cent of the liars' own cluster and of the others, and the ARI."""
-    mean = average(found)
-    ari = "" if isnan(mean.ari) else f", ARI {mean.ari:.2f}"
-    return f"{100 * mean.own:.1f} / {100 * mean.others:.1f}{ari}"
+    ari = average(found).ari
+    own, others = percent([r.own for r in found], has_spread), percent([r.others for r in found], has_spread)
+    return f"{own} / {others}" + ("" if isnan(ari) else f", ARI {ari:.2f}")
+
+
+def percent(shares: Sequence[float], has_spread: bool) -> str:
+    """The mean of shares over seeds in per cent, and where asked for their standard deviation."""
+    spread = f" ± {100 * stdev(shares):.1f}" if has_spread and len(shares) > 1 else ""
+    return f"{100 * fmean(shares):.1f}{spread}"
 
 
 def average(found: list[Result]) -> Result:
@@ -324,6 +339,7 @@ def main() -> None:
     parser.add_argument("--data", default=USUAL.data, help="digits, mnist, fashion_mnist, emnist47 or another dataset")
     parser.add_argument("--data-dir", default="", help="folder with the datasets")
     parser.add_argument("--by-cluster", action="store_true", help="the liars' own cluster, the others, and the ARI")
+    parser.add_argument("--spread", action="store_true", help="the standard deviation over seeds beside each accuracy")
     asked, began = parser.parse_args(), time.perf_counter()
     if not 2 <= asked.clusters <= SHIFTS[asked.shift]:
         parser.error(f"--clusters must be 2..{SHIFTS[asked.shift]} with {asked.shift}, got {asked.clusters}")

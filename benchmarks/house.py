@@ -38,7 +38,7 @@ LAYERS = [  # a module may import its own name and the lines above it
     {"learning_tasks", "ranges", "copies"},
     {"client", "per_client", "ledger", "cuda_graphs", "aggregation", "kernels"},
     {"models", "data", "clustering"},
-    {"privacy"},
+    {"privacy", "replies"},
     {"fastpath", "enrolment"},
     {"training", "federation"},
     {"signatures"},
@@ -64,7 +64,7 @@ LAYERS = [  # a module may import its own name and the lines above it
 ]
 FORBIDDEN = {"engines": ("kinfed.methods",), "methods": ("kinfed.engines", "flwr")}  # though a layer may permit it
 LIMITS = {
-    "files": 272,
+    "files": 283,
     "duplicates": 0,
     "participles": 19,
     "ignores": 14,

@@ -148,7 +148,7 @@ SENT_BY = {
     "collusion": ("auto",),
     "control": ("scaffold",),
     "losses": ("clove",),
-    "half_way": ("flt", "repa", "auto", "cfl", "clove", "flhc", "stocfl"),
+    "half_way": ("flt", "repa", "auto", "cfl", "clove", "flhc", "fedgroup", "stocfl"),
 }  # whose clients send it
 CLUSTERED_BY = ("compute_signature", "compute_losses", "compute_update", "differ", "observe", "show")  # client tasks
 

@@ -9,6 +9,7 @@ writes the config of every cell into a folder, for `kinfed run FOLDER/METHOD-KIN
 """
 
 import argparse
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 
 from kinfed.config import Config, assemble, flatten, make_population, merge_tables, read, to_toml
+from kinfed.errors import KinfedError
 from kinfed.methods import METHODS
 from kinfed.metrics import agreement
 from kinfed.registry import explain_unknown
@@ -275,4 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KinfedError as error:  # no GPU, or no dataset
+        sys.exit(f"error: {error}")

@@ -10,13 +10,13 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from kinfed.aggregation import DEPLOYED, MEAN
-from kinfed.client import HasMemory
+from kinfed.client import Client, HasMemory
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError, RoleError
 from kinfed.federation import Federation
 from kinfed.models import Model
-from kinfed.params import Params
+from kinfed.params import Params, Payload
 from kinfed.per_client import cut_to
 from kinfed.privacy import UNPROTECTED, find_epsilon
 from kinfed.relatedness import Fit
@@ -114,6 +114,14 @@ class ServesNetwork(Protocol):
 
     def client_model(self) -> Model:
         """The network whose weights `personalise` makes, where it is another than the one that clients train."""
+
+
+@runtime_checkable
+class SelectsModel(Protocol):
+    """Each client uses one of the `models` that all are offered, as it is; layers of a `body` complete them all."""
+
+    def select_offered(self, client: Client, offer: Payload) -> Tensor:
+        """Client: which of the models it uses: a scalar."""
 
 
 @runtime_checkable
@@ -291,7 +299,7 @@ def neighbours_of(method: object, state: object) -> NeighbourSets | None:
 __all__ = [
     "NONE_SUMMED", "TRAIN_SUMMED", "AssignsUnseen", "ClustersLater", "Diagnoses", "ExplainsAssignment", "Exportable",
     "FindsClusters", "HasMemory", "HasSignatures", "HidesClients", "JudgesAssignment", "MergesClients", "NeedsLabels",
-    "NeedsServerSamples", "RelatesClients", "SendsNetworks", "ServesNetwork", "StepsBySGD", "SumsReplies", "diagnose",
-    "explain_assignment", "neighbours_of", "reason_for_labels", "require_labels",
+    "NeedsServerSamples", "RelatesClients", "SelectsModel", "SendsNetworks", "ServesNetwork", "StepsBySGD",
+    "SumsReplies", "diagnose", "explain_assignment", "neighbours_of", "reason_for_labels", "require_labels",
     "require_private_training", "require_sums", "summed_tasks_of", "takes_server_samples",
 ]  # fmt: skip

@@ -29,7 +29,9 @@ T = TypeVar("T")
 Tree = dict[str, "Tree"] | list["Tree"] | str | int | float | bool | None
 Parts = dict[str, dict[str, "Tree"]]  # of a checkpoint
 TENSOR = "$tensor"
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError)  # of trees
+MALFORMED = (  # of trees
+    KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError, OverflowError,
+)  # fmt: skip
 AT_ONCE = 1024  # samples that have one number in a fingerprint
 APART = 0.002  # of the size of numbers; another machine rounds scaled columns and turned images a little otherwise
 Fingerprint = dict[str, object]

@@ -48,6 +48,19 @@ class Reply(NamedTuple):
     keep: Payload = NOTHING  # stays on the client until its next task
 
 
+class KnownOutputs(NamedTuple):
+    """What models that several clients use make of test samples that several of them have, evaluated once."""
+
+    table: Tensor  # [models · different, ...]
+    place: Tensor  # [pool] where a sample is among the different ones
+    different: int
+    model: Tensor | None = None  # the model that a client uses: a scalar, or [clients]; None: it selects one
+
+    def look_up(self, model: Tensor, at: Tensor) -> Tensor:
+        """The outputs of this model for these samples of the pool."""
+        return self.table[model * self.different + self.place[at]]
+
+
 @dataclass(frozen=True)
 class Samples:
     """Samples of one client: sample i is x[index[i]], y[index[i]]; from `size` on they are padding."""
@@ -61,6 +74,7 @@ class Samples:
     longest: int = LAST // 2  # samples of the client that has most; the same for all clients of a federation
     weights: Tensor | None = None  # [n] how much each counts in the loss of training; None: 1
     names: Tensor | None = None  # [pool, 3] by which copies are found; None: there are none, or nobody asks
+    outputs: KnownOutputs | None = None  # of the models that its client may use; None: nobody has evaluated them
 
     def __len__(self) -> int:
         return len(self.index)
@@ -80,11 +94,22 @@ class Samples:
 
         Padded samples come in batches of exactly `width`: sums over batches then have the same bits for any padding.
         """
+        for position, mask in self._positions():
+            yield self.take(position, mask, mask.any())
+
+    def look_up(self, known: KnownOutputs, model: Tensor) -> Iterator[tuple[Batch, Tensor]]:
+        """The same batches, but without x, and what this model is known to make of each."""
+        for position, mask in self._positions():
+            raise_if_cancelled()
+            at = self.index[position]
+            yield Batch(self.x[:0], self.y[at], mask, mask.any(), self.exact), known.look_up(model, at)
+
+    def _positions(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions and masks of the batches of `in_order`."""
         for start in range(0, len(self), self.width):
             end = min(start + self.width, len(self)) if self.exact else start + self.width
             position = torch.arange(start, end, device=self.index.device)
-            mask = position < self.size
-            yield self.take(position.clamp(max=len(self) - 1), mask, mask.any())
+            yield position.clamp(max=len(self) - 1), position < self.size
 
     def clip(self, batch_size: int) -> int:
         """The batch size, at most the samples of the longest client; the same for any padding."""
@@ -316,6 +341,7 @@ class TaskMark(NamedTuple):
     key: str  # seeds the task's random numbers
     sequential: bool  # it is not a pure tensor program: engines loop over the clients
     ranges: Mapping[str, Range] = {}  # field of the reply -> its range
+    takes_outputs: bool = False  # all it takes of test samples is what `predict` of `kinfed.client_tasks` gives
 
 
 @overload
@@ -324,12 +350,17 @@ def client_task(task: F) -> F: ...
 
 @overload
 def client_task(
-    *, key: str = "", sequential: bool = False, ranges: Mapping[str, Range] | None = None
+    *, key: str = "", sequential: bool = False, ranges: Mapping[str, Range] | None = None, takes_outputs: bool = False
 ) -> Callable[[F], F]: ...
 
 
 def client_task(
-    task: F | None = None, *, key: str = "", sequential: bool = False, ranges: Mapping[str, Range] | None = None
+    task: F | None = None,
+    *,
+    key: str = "",
+    sequential: bool = False,
+    ranges: Mapping[str, Range] | None = None,
+    takes_outputs: bool = False,
 ) -> F | Callable[[F], F]:
     """Marks a function f(self, client, weights or tensors …) -> Reply as one that clients run.
 
@@ -339,7 +370,7 @@ def client_task(
 
     def mark(task: F) -> F:
         check_task(task)
-        vars(task)[MARK] = TaskMark(key or task.__name__, sequential, ranges or {})
+        vars(task)[MARK] = TaskMark(key or task.__name__, sequential, ranges or {}, takes_outputs)
         return task
 
     return mark if task is None else mark(task)

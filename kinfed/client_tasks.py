@@ -1,20 +1,22 @@
 """Client tasks that every method has: evaluation, and the update that a served model would get."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from kinfed.capabilities import SendsNetworks, ServesNetwork
-from kinfed.client import ASKS_GPU, Client, Reply, Samples, Task, client_task, mark_of
+from kinfed.capabilities import SelectsModel, SendsNetworks, ServesNetwork
+from kinfed.client import ASKS_GPU, Batch, Client, Reply, Samples, Task, client_task, mark_of
 from kinfed.errors import ConfigError
+from kinfed.fastpath import compute_logits, has_evaluation_kernels
 from kinfed.federation import Replies
 from kinfed.learning_tasks import MOST, LearningTask, OwnMetrics, is_built_in
 from kinfed.method import Method
 from kinfed.models import Model
-from kinfed.params import Params, Stack, Value, flatten, lanes_first, subtract
+from kinfed.params import NOTHING, Params, Payload, Stack, Value, count, flatten, lanes_first, select, subtract
 from kinfed.quality import MEASURED
 from kinfed.ranges import FLAG, SLACK, Facts, Range
 from kinfed.targets import fill_unknown
@@ -48,10 +50,13 @@ SCORES = {
 }
 
 
-@client_task(ranges=SCORES)
+@client_task(ranges=SCORES, takes_outputs=True)
 def evaluate(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: how its model does on its test samples."""
-    return Reply(score(find_client_model(method), method.personalise(client, offer), client.test))
+    model = find_client_model(method)
+    if client.test.outputs is None:
+        return Reply(score(model, method.personalise(client, offer), client.test))
+    return Reply(sum_scores(model, client.test, predict(method, client, offer)))
 
 
 @client_task(ranges=SCORES)
@@ -80,38 +85,51 @@ def find_limits(facts: Facts) -> tuple[Tensor, Tensor]:
 VALUES = Range(lambda facts: find_limits(facts)[0], lambda facts: find_limits(facts)[1])
 
 
-@client_task(ranges={"values": VALUES, "known": FLAG})
+@client_task(ranges={"values": VALUES, "known": FLAG}, takes_outputs=True)
 def evaluate_all(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: all metrics of the task on its test samples, and which of them are defined there."""
-    params, names, model = method.personalise(client, offer), measured_names(method), find_client_model(method)
+    names, model = measured_names(method), find_client_model(method)
     client.execution.reads.add(ASKS_GPU)
-    batches = list(client.test.in_order())
-    if not batches:
+    parts = [(output, batch.y, batch.mask) for batch, output in predict(method, client, offer)]
+    if not parts:
         nothing = torch.zeros(len(names), device=client.key.device)
         return Reply({"values": nothing, "known": nothing > 0})
-    output = torch.cat([model.logits(params, batch.x) for batch in batches])
-    y, mask = (torch.cat(parts) for parts in zip(*((batch.y, batch.mask) for batch in batches), strict=True))
     apply = cast("Callable[..., tuple[Tensor, Tensor]]", _Measure.apply)
-    values, known = apply(model.task, names, output, y, mask)
+    values, known = apply(model.task, names, *(torch.cat(part) for part in zip(*parts, strict=True)))
     return Reply({"values": values, "known": known})
 
 
-@client_task(ranges={"counts": Range(0, lambda facts: facts.test, total=(0, lambda facts: facts.test))})
+COUNTS = Range(0, lambda facts: facts.test, total=(0, lambda facts: facts.test))
+
+
+@client_task(ranges={"counts": COUNTS}, takes_outputs=True)
 def count_predictions(method: Method[object], client: Client, **offer: Value) -> Reply:
     """Client task: how many of its test samples of each class (row) are taken for each class (column).
 
     [classes, classes + 1]: the last column counts outputs that are not finite, which stand for no class.
     """
-    params, model = method.personalise(client, offer), find_client_model(method)
+    model = find_client_model(method)
     columns = torch.arange(model.classes + 1, device=client.key.device)
     classes = columns[:-1]
     counts = torch.zeros(len(classes), len(columns), device=columns.device)
-    for batch in client.test.in_order():
-        output = model.logits(params, batch.x)
+    for batch, output in predict(method, client, offer):
         said = torch.where(torch.isfinite(output).all(1), output.argmax(1), model.classes)
         held = (fill_unknown(batch.y)[:, None] == classes) & batch.mask[:, None]
         counts = counts + held.float().T @ (said[:, None] == columns).float()
     return Reply({"counts": counts})
+
+
+def predict(method: Method[object], client: Client, offer: Payload) -> Iterator[tuple[Batch, Tensor]]:
+    """A client's test samples in batches, and what the model that it uses makes of each.
+
+    Where an engine has evaluated the samples already, the batches have no x.
+    """
+    test, known = client.test, client.test.outputs
+    if known is None:
+        return compute_batches(find_client_model(method), method.personalise(client, offer), test)
+    if known.model is None:
+        return test.look_up(known, cast("SelectsModel", method).select_offered(client, offer))
+    return test.look_up(known, known.model)
 
 
 def measured_names(method: Method[State]) -> tuple[str, ...]:
@@ -221,11 +239,21 @@ def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
 
     The scores of a classifier are the samples classified rightly.
     """
+    found = sum_scores(model, samples, compute_batches(model, params, samples))
+    if len(samples):
+        return found
+    return {**found, "metric": found["metric"].to(type_of_scores(model, params, samples))}
+
+
+def compute_batches(model: Model, params: Params, samples: Samples) -> Iterator[tuple[Batch, Tensor]]:
+    """Samples in batches, and what a model makes of each."""
+    return ((batch, compute_logits(model, params, batch.x)) for batch in samples.in_order())
+
+
+def sum_scores(model: Model, samples: Samples, outputs: Iterable[tuple[Batch, Tensor]]) -> dict[str, Tensor]:
+    """The same of outputs for each batch of the samples."""
     total, loss = torch.zeros_like(samples.size), torch.zeros((), device=samples.size.device)
-    if not len(samples):
-        total = total.to(type_of_scores(model, params, samples))
-    for batch in samples.in_order():
-        output = model.logits(params, batch.x)
+    for batch, output in outputs:
         total = total + model.scores_of(output, batch).sum()
         loss = loss + (model.task.losses(output, fill_unknown(batch.y)) * batch.mask).sum()
     if total.is_floating_point():
@@ -235,6 +263,17 @@ def score(model: Model, params: Params, samples: Samples) -> dict[str, Tensor]:
     largest = torch.finfo().max  # that of double precision would be out of range
     finite = torch.nan_to_num(loss, nan=largest).clamp(-largest, largest)
     return {"metric": total, "samples": samples.size.clone(), "loss": finite}
+
+
+def score_each(
+    model: Model, models: Stack, samples: Samples, body: Mapping[str, Tensor] = NOTHING
+) -> dict[str, Tensor]:
+    """The same of each model of a stack, [models]; they may be some layers, and `body` the others."""
+    if has_evaluation_kernels(model, samples.x):
+        found: dict[str, Tensor] = vmap(lambda one: score(model, {**body, **one}, samples))(models)
+        return found
+    scores = [score(model, {**body, **select(models, m)}, samples) for m in range(count(models))]
+    return {name: torch.stack([one[name] for one in scores]) for name in scores[0]}
 
 
 def type_of_scores(model: Model, params: Params, samples: Samples) -> torch.dtype:

@@ -15,6 +15,7 @@ KinfedError
 └── SequentialOnly     a task is not vectorised; engines catch it and loop over the clients
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, local
@@ -74,6 +75,34 @@ class OutOfMemory(KinfedError):
 
 class SequentialOnly(KinfedError):
     """A task is not vectorised; engines catch it and loop over the clients."""
+
+
+OF_NEW_TENSORS = "in-place operations on new tensors (h = torch.zeros(2); h += x) are not vectorised"
+OF_SHAPES = "shapes that depend on values (boolean masks, nonzero, unique) are not vectorised"
+MEANINGS = {  # what torch says of a task that is not vectorised -> what that means
+    "data-dependent control flow": "deciding by values of samples or weights (if, while) is not vectorised",
+    "calling .item()": "reading numbers out of tensors (.item(), float(), int()) is not vectorised",
+    "dynamic shape": OF_SHAPES,
+    "differently shaped": OF_SHAPES,
+    "stack expects each tensor to be equal size": OF_SHAPES,
+    "called random operation": "drawing from torch's own generator is not vectorised",
+    "Cannot access data pointer": "reading tensors as NumPy arrays or lists is not vectorised",
+    "has more elements than `self`": OF_NEW_TENSORS,
+    "doesn't match the broadcast shape": OF_NEW_TENSORS,
+}
+OPERATION = re.compile(r"(?:not implemented for aten::|vmap over torch\.)(\w+)")
+
+
+def shorten_refusal(refusal: Exception) -> str:
+    """Why a task is not vectorised, in a sentence; of an error of torch that is not known, its first."""
+    said = str(refusal).strip()
+    for words, meaning in MEANINGS.items():
+        if words in said:
+            return meaning
+    if named := OPERATION.search(said):
+        return f"torch.{named[1]} is not vectorised"
+    first = said.splitlines()[0].split(". ")[0].rstrip(".")
+    return f"an operation is not vectorised ({first})" if "vmap" in first else first
 
 
 _work = local()

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 import os
+import shlex
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from kinfed.errors import ConfigError, FileError
 
+log = logging.getLogger("kinfed")
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 
@@ -42,6 +45,11 @@ SAFETENSORS = ".tmp??????"  # names of files that safetensors writes before it m
 SEAL = "sha256"  # of a file of tensors: what it says of all else in it
 MOST_TEXT = 2**31  # bytes of a table or another text that is read as a whole
 BLANK = "0" * 64  # in place of a text's own digest while that is computed
+
+
+def quote(path: Path) -> str:
+    """The path as a shell takes it in a command that is shown."""
+    return shlex.quote(f"{path}")
 
 
 def write_atomically(path: Path, write: Callable[[Path], None], private: bool = False) -> None:
@@ -248,23 +256,27 @@ def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[
 
 
 @contextmanager
-def lock(path: Path, busy: str = "") -> Iterator[None]:
-    """Holds a lock file: waits for others, or raises ConfigError with the message `busy`.
+def lock(path: Path, busy: str = "", waits: str = "") -> Iterator[None]:
+    """Holds a lock file. Where another process has it: raises ConfigError with `busy`, or logs `waits` and waits.
 
     Where the file system has no locks, as some network drives have none, it holds nothing.
     """
-    file = FileLock(path, timeout=0 if busy else -1)
+    file = FileLock(path)
     try:
         with suppress(OSError, NotImplementedError):
-            take(file, busy)
+            take(file, busy, waits)
         yield
     finally:
         file.release()
 
 
-def take(file: FileLock, busy: str) -> None:
-    """Takes the lock; raises ConfigError if another process has it."""
+def take(file: FileLock, busy: str, waits: str) -> None:
+    """Takes the lock; if another process has it, raises ConfigError or waits."""
     try:
-        file.acquire()
+        file.acquire(timeout=0)
     except Timeout:
-        raise ConfigError(busy) from None
+        if busy:
+            raise ConfigError(busy) from None
+        if waits:
+            log.info(waits)
+        file.acquire(timeout=-1)

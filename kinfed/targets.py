@@ -20,6 +20,8 @@ def as_classes(y: Array, name: str, most_dims: int = 1) -> Array:
             else ""
         )
         raise DataError(f"{name} is {y.dtype} {list(y.shape)}, wanted {wanted}{hint}")
+    if y.size and int(y.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{name} has a label {int(y.max())}; number labels 0, 1, 2, …")
     return y.astype(np.int64)
 
 
@@ -27,7 +29,8 @@ def as_numbers(y: Array, name: str) -> Array:
     """Numbers as float32 [n] or [n, k], all finite."""
     if y.dtype.kind not in "iubf" or y.ndim not in (1, 2):
         raise DataError(f"{name} is {y.dtype} {list(y.shape)}, wanted numbers [n] or [n, k]")
-    numbers = y.astype(np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite then
+        numbers = y.astype(np.float32)
     if not np.isfinite(numbers).all():
         sick = np.flatnonzero(~np.isfinite(numbers.reshape(len(numbers), -1)).all(1))
         raise DataError(

@@ -173,10 +173,10 @@ def test_it_is_said_where_evaluation_goes_through_the_same_samples_again_and_aga
     shared = torch.arange(20)
     few = (torch.tensor([90]), torch.tensor([91]))  # to train on
 
-    def say(*test):
+    def say(*test, evaluates_once=False):
         caplog.clear()
         population = Population(torch.zeros(100, 1), torch.zeros(100, dtype=torch.long), few * 2, test, 1)
-        doubts.say_if_tests_are_many(SimpleNamespace(population=population))
+        doubts.say_if_tests_are_many(SimpleNamespace(population=population, evaluates_once=evaluates_once))
         return [record.getMessage() for record in caplog.records]
 
     overlapping = [torch.cat([shared[:at], shared[at + 1 :]]) for at in range(4)]
@@ -185,6 +185,7 @@ def test_it_is_said_where_evaluation_goes_through_the_same_samples_again_and_aga
     monkeypatch.setattr(doubts, "OFTEN", 3)
     (said,) = say(*longer)
     assert said.startswith("each evaluation goes through 84 test samples of all clients, 24 of them different")
+    assert say(*longer, evaluates_once=True) == [], "each is evaluated once for all"
     assert say(*[shared] * 4) == [], "equal test samples are gone through once"
 
 

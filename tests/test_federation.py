@@ -9,11 +9,11 @@ from kinfed.client import Reply, client_task
 from kinfed.data import Change, Role
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ConfigError, NetworkError
-from kinfed.federation import EXCLUDED, Offer, Rejected
 from kinfed.keys import base_key, choose, uniform
 from kinfed.methods import FedAvg, Local
 from kinfed.metrics.dry_runs import dry_run
 from kinfed.ranges import Range
+from kinfed.replies import EXCLUDED, Offer, Rejected
 from kinfed.training import LocalTraining
 from tests.problems import ENGINES, assert_close, fit, small_net, tiny_population
 

@@ -6,8 +6,10 @@ import os
 import random
 import shutil
 import struct
+import time
 import zipfile
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -15,14 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kinfed import api, checkpoint, files, registry, serving
-from kinfed.config import DEMO, load_config
+from kinfed.config import DEMO, load_config, set_value
 from kinfed.engines.flower.node import FolderMemory
 from kinfed.errors import BundleError, CheckpointError, DataError, FileError, KinfedError, UntrustedCode
 from kinfed.models import AutoEncoder, make_autoencoder
 from kinfed.report.vega import Chart
 from kinfed.runs.reader import read_runs
 from kinfed.serving.assignment import OutputFolder
-from kinfed.serving.bundle import TENSORS
+from kinfed.serving.bundle import TENSORS, check_counts
 from kinfed.serving.run_export import export_run
 from kinfed.signatures.pretraining import Pretraining, from_file
 from kinfed.trackers.backends import Subject
@@ -182,13 +184,64 @@ OWN_CODE = {
 
 @pytest.mark.parametrize("part", OWN_CODE)
 def test_a_bundle_imports_nothing_uninvited(bundle: Path, maker: Path, part: str):
-    copy = shutil.copytree(bundle, maker / "bundle")
-    table = json.loads((copy / "bundle.json").read_text())
-    forged = table | {"digest": files.BLANK, "config": table["config"] | OWN_CODE[part]}
-    (copy / "bundle.json").write_text(files.seal_text(json.dumps(forged)))
+    config = json.loads((bundle / "bundle.json").read_text())["config"]
     with pytest.raises(BundleError):
-        serving.load(copy)
+        serving.load(rewrite(bundle, maker / "bundle", config=config | OWN_CODE[part]))
     assert not (maker / "ran").exists()
+
+
+def rewrite(bundle: Path, folder: Path, **parts: object) -> Path:
+    """A copy of the bundle with other parts, under a digest that is right."""
+    copy = shutil.copytree(bundle, folder)
+    table = json.loads((copy / "bundle.json").read_text()) | {"digest": files.BLANK, **parts}
+    (copy / "bundle.json").write_text(files.seal_text(json.dumps(table)))
+    return copy
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "training.epochs",
+        "training.adapt_epochs",
+        "training.steps",
+        "methods.repa.clusters",
+        "methods.repa.signature.encoder_rounds",
+        "methods.repa.signature.training.epochs",
+    ],
+)
+def test_a_bundle_with_a_count_that_would_take_for_ever_is_refused_unless_it_is_trusted(
+    bundle: Path, tmp_path: Path, key: str
+):
+    config = json.loads((bundle / "bundle.json").read_text())["config"]
+    forged = rewrite(bundle, tmp_path / "forged", config=set_value(config, key.split("."), 10**9))
+    with pytest.raises(BundleError, match=rf"{key} is 1,000,000,000, at most 10,000 is allowed.*--trust$"):
+        serving.load(forged)
+    assert serving.load(forged, trust=True).config.method == "repa"
+
+
+def test_a_bundle_may_hold_large_numbers_that_cost_nothing(bundle: Path, tmp_path: Path):
+    config = json.loads((bundle / "bundle.json").read_text())["config"]
+    large = set_value(set_value(config, ["training", "batch_size"], 10**9), ["seed"], 10**9)
+    assert serving.load(rewrite(bundle, tmp_path / "large", config=large)).method.local.batch_size == 10**9
+
+
+def test_a_bundle_whose_network_would_fill_memory_is_refused_before_it_is_built(bundle: Path, tmp_path: Path):
+    samples = {"shape": [1, 8192, 8192], "dtype": "uint8", "classes": 10}
+    with pytest.raises(BundleError, match=r"mlp_200 for samples of shape \[1, 8192, 8192\].*at most 268,435,456"):
+        serving.load(rewrite(bundle, tmp_path / "forged", samples=samples))
+
+
+@pytest.mark.parametrize("samples", [{"shape": [float("inf"), 8]}, {"classes": float("inf")}])
+def test_a_bundle_whose_sizes_are_infinite_is_refused(bundle: Path, tmp_path: Path, samples: dict[str, object]):
+    honest = json.loads((bundle / "bundle.json").read_text())["samples"]
+    with pytest.raises(BundleError, match="export it again"):
+        serving.load(rewrite(bundle, tmp_path / "forged", samples=honest | samples))
+
+
+def test_a_bundle_may_say_that_something_never_happens():
+    check_counts({"methods": {"cfl": {"after": 10**6}, "flt": {"recluster_every": 10**9}}})
+    with pytest.raises(BundleError, match=r"methods\.cfl\.epochs is 1,000,000"):
+        check_counts({"methods": {"cfl": {"epochs": 10**6}}})
 
 
 USES = [(use, part) for use in ("resume", "export", "load_run", "config") for part in (*OWN_CODE, "data")]
@@ -439,3 +492,25 @@ def test_a_link_in_place_of_a_file_that_is_not_whole_yet_is_not_followed(tmp_pat
     files.write_bytes(tmp_path / "one", b"new")
     assert (tmp_path / "elsewhere").read_text() == "mine" and (tmp_path / "one").read_bytes() == b"new"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_who_waits_for_a_lock_says_so_and_gets_it(tmp_path, caplog):
+    caplog.set_level("INFO", logger="kinfed")
+    held, order = Event(), []
+
+    def wait() -> None:
+        held.wait()
+        with files.lock(tmp_path / "it.lock", waits="waiting for it"):
+            order.append("second")
+
+    second = Thread(target=wait)
+    second.start()
+    with files.lock(tmp_path / "it.lock", waits="waiting for nobody"):
+        held.set()
+        began = time.monotonic()
+        while not caplog.messages and time.monotonic() < began + 60:
+            time.sleep(0.001)
+        order.append("first")
+    second.join(60)
+    assert order == ["first", "second"]
+    assert caplog.messages == ["waiting for it"]

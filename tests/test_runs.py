@@ -154,6 +154,16 @@ def test_a_run_is_not_written_among_the_tables_of_a_comparison_or_a_sweep(
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
+def test_commands_in_messages_quote_paths_with_spaces(tmp_path: Path):
+    folder = tmp_path / "ö  ä"
+    api.run(config("rounds=1"), out=folder, quiet=True)
+    with pytest.raises(ConfigError, match=r"go on with `kinfed resume '.*ö  ä'`, choose another"):
+        api.run(config("rounds=1"), out=folder, quiet=True)
+    (folder / "clients.csv").unlink()
+    with pytest.raises(CheckpointError, match=r"`kinfed run '.*ö  ä/config.toml' --out '.*ö  ä' --force`"):
+        api.load_run(folder)
+
+
 def test_a_folder_that_holds_a_run_is_refused_unless_forced(finished: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="already holds a run: go on with `kinfed resume"):
         api.run(config(), out=finished, quiet=True)

@@ -60,7 +60,7 @@ PHRASES = {
 }
 # `rows` are those of a table or a matrix; where samples are meant, they are banned
 ROWS_OF_TABLES = (
-    "kinfed/aggregation.py",
+    "kinfed/aggregation/",
     "kinfed/api/",
     "kinfed/clustering/",
     "kinfed/comparison/",
@@ -76,6 +76,7 @@ ROWS_OF_TABLES = (
     "kinfed/progress.py",
     "kinfed/recipes/",
     "kinfed/relatedness/",
+    "kinfed/replies.py",
     "kinfed/report/",
     "kinfed/runs/",
     "kinfed/sweeps/",

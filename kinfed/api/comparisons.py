@@ -23,6 +23,7 @@ from kinfed.config import Config, build, find_method, make_population, read_toml
 from kinfed.config.assembly import ConfigLike, DataLike, check_needs, configure, is_config, name_method, put_method
 from kinfed.data.population import Population
 from kinfed.errors import ConfigError, KinfedError
+from kinfed.files import quote
 from kinfed.method import Method
 from kinfed.methods import title_of
 from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display
@@ -114,8 +115,8 @@ def compare(
     if place.out and is_comparison(place.out) and not force:
         if not resume:
             raise ConfigError(
-                f"{place.out} already holds a comparison: go on with `kinfed resume {place.out}`, choose another "
-                "--out, or replace it with --force"
+                f"{place.out} already holds a comparison: go on with `kinfed resume {quote(place.out)}`, "
+                "choose another --out, or replace it with --force"
             )
         return resume_comparison(
             place.out, display=display, config=config, population=given.population, own=own, jobs=at_once

@@ -147,7 +147,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def leave(text: str, code: int) -> NoReturn:
-    print(" ".join(text.split()), file=sys.stderr)
+    print(" ".join(line.strip() for line in text.strip().splitlines()), file=sys.stderr)
     raise typer.Exit(code)
 
 

@@ -13,12 +13,12 @@ from torch.nn.functional import normalize
 from kinfed.checks import at_least
 from kinfed.clustering.micro_clusters import cut_into, link, refuse_too_many
 from kinfed.clustering.neighbour_sets import NeighbourSets
+from kinfed.clustering.silhouettes import WORTH, fit_to_most, silhouette
 from kinfed.errors import ConfigError
 
 Metric = Literal["l1", "l2", "cosine"]
 Linkage = Literal["single", "complete", "average", "ward"]
 Tree = npt.NDArray[np.float64]  # scipy's: one merge in a row, its height in column 2
-WORTH = 0.1  # a silhouette below this is what clients without clusters show too
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Hierarchy:
         if self.quantile is not None and (self.threshold is not None or not 0 <= self.quantile <= 1):
             raise ConfigError(f"quantile must be in [0, 1] and without a threshold, got {self.quantile}")
 
-    def merge(self, members: Tensor, points: Tensor) -> Dendrogram:
-        """The tree of these members, each one of the points, and where it is cut."""
+    def merge(self, members: Tensor, points: Tensor, doubted: int = 0) -> Dendrogram:
+        """The tree of these members, each one of the points, and where it is cut; so many of them may lie."""
         apart = distances(points, points, self.metric)
         tree = merges(apart, self.linkage)
         height = self.threshold if self.quantile is None else height_at(tree, self.quantile)
-        height = best_height(tree, apart, self.candidates) if height is None else height
+        height = search_height(apart, self.linkage, self.candidates, doubted) if height is None else height
         return Dendrogram(members.clone(), torch.from_numpy(tree).to(points.device), height)
 
     def predict(self, unseen: Tensor, points: Tensor, clusters: Tensor) -> Tensor:
@@ -127,6 +127,30 @@ def bipartition(points: Tensor) -> tuple[Tensor, Tensor]:
     return second, 1 - apart[second][:, ~second].min()
 
 
+def search_height(apart: Tensor, linkage: Linkage, candidates: int, doubted: int = 0) -> float:
+    """The best height to cut the tree of points that are so far apart ([m, m]); the doubted hide no clusters."""
+
+    def measure(some: Tensor) -> Tensor:
+        return apart[some][:, some]
+
+    def fit(some: Tensor) -> Tensor:
+        own = measure(some)
+        tree = merges(own, linkage)
+        return cut(tree, best_height(tree, own, candidates))
+
+    some, clusters = fit_to_most(len(apart), doubted, fit, measure)
+    heights = merges(measure(some), linkage)[:, 2]
+    made = len(some) - len(clusters.unique())  # merges, the lowest
+    if len(some) == len(apart):
+        return float(heights[made]) if made < len(heights) else math.inf
+    return step_above(merges(apart, linkage), heights[:made].max(initial=0.0))
+
+
+def step_above(tree: Tree, height: float) -> float:
+    """Half-way from this height to the next merge."""
+    return (height + float(tree[tree[:, 2] > height, 2].min(initial=np.inf))) / 2
+
+
 def best_height(tree: Tree, apart: Tensor, candidates: int) -> float:
     """The cut with the largest silhouette among quantiles of the merge heights; above all merges if none is good.
 
@@ -139,16 +163,6 @@ def best_height(tree: Tree, apart: Tensor, candidates: int) -> float:
         score = silhouette(apart, cut(tree, float(height)))
         best, chosen = (score, float(height)) if score > best else (best, chosen)
     return chosen
-
-
-def silhouette(apart: Tensor, clusters: Tensor) -> float:
-    """The silhouette of clusters of points with these distances ([m, m]), up to 1; 0 for one, or clusters of one."""
-    from sklearn.metrics import silhouette_score
-
-    if not 1 < len(clusters.unique()) < len(clusters):
-        return 0.0
-    square = ((apart + apart.T) / 2).cpu().double().fill_diagonal_(0).clamp(min=0)
-    return float(silhouette_score(square.numpy(), clusters.cpu().numpy(), metric="precomputed"))
 
 
 def nearest_cluster(unseen: Tensor, points: Tensor, clusters: Tensor, metric: Metric, linkage: Linkage) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import prod
 from numbers import Real
 from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,13 @@ def channels_first(x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     raise DataError(f"images have shape {list(x.shape)}, wanted [n, height, width] or [n, height, width, 1 or 3]")
 
 
+@runtime_checkable
+class Sparse(Protocol):
+    """What we use of scipy's sparse matrices; scipy takes long to load."""
+
+    def toarray(self) -> npt.NDArray[np.generic]: ...
+
+
 Array = npt.ArrayLike | torch.Tensor
 Plain = npt.NDArray[np.generic]
 NUMBERS = (Real, np.bool_)
@@ -39,16 +47,23 @@ NUMBERS = (Real, np.bool_)
 
 def array_of(values: Array, name: str) -> Plain:
     """The values as a numpy array; DataError where they are none, as with samples of different lengths."""
-    if isinstance(values, torch.Tensor):
-        own = values.detach().cpu()
-        return (own.float() if own.dtype == torch.bfloat16 else own).numpy()
+    if np.ma.is_masked(values):
+        raise DataError(f"{name} has masked values: fill them, or leave such samples out")
     try:
-        return np.asarray(values)
+        if isinstance(values, torch.Tensor):
+            return to_numpy(values)
+        return np.asarray(values.toarray() if isinstance(values, Sparse) else values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
             f"{name}: wanted an array, every sample of the same shape, got {type(values).__name__}: "
             "pad or cut series to one length"
         ) from error
+
+
+def to_numpy(values: Tensor) -> Plain:
+    """A tensor of any device, layout and precision as a numpy array."""
+    dense = values.detach().cpu().to_dense()
+    return (dense.float() if dense.is_floating_point() and dense.itemsize < 4 else dense).numpy(force=True)
 
 
 def stack_arrays(samples: Iterable[Array], name: str) -> Plain:
@@ -73,6 +88,8 @@ def check_alike(samples: Sequence[Plain], name: str) -> None:
 def as_features(x: Array, tokens: bool = False) -> Plain:
     """uint8 images with channels first; anything else as float32, or token ids as int64."""
     array = unbox(array_of(x, "x"))
+    if 0 in array.shape[1:]:
+        raise DataError(f"x has shape {list(array.shape)}, wanted at least one number a sample")
     if tokens:
         is_whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array % 1 == 0).all()))
         if not is_whole or array.ndim == 0 or (array.size and int(array.min()) < 0):
@@ -86,9 +103,15 @@ def as_features(x: Array, tokens: bool = False) -> Plain:
         return array.astype(np.float32)
 
 
+def labels_array(y: Array | Sequence[Array], name: str) -> Plain:
+    """Labels or ids as a numpy array; of a list of text each as it is, for numpy makes text of a NaN among them."""
+    array = array_of(cast(Array, y), name)
+    return np.array(y, object) if array.dtype.kind == "U" and isinstance(y, list | tuple) else array
+
+
 def unbox(array: Plain) -> Plain:
     """Objects as numbers: a list or array in each, or numbers of several kinds, as a DataFrame has them."""
-    if array.dtype != object or not array.size:
+    if array.dtype != object or not array.size or not array.ndim:
         return array
     boxed = stack_arrays(array, "samples of x") if array.ndim == 1 else array
     if boxed.dtype != object:
@@ -120,7 +143,7 @@ def check_finite(x: Plain) -> None:
 
 def as_owners(client: Array) -> Index:
     """Whose each sample is, as the place of its client's id among all ids in their order."""
-    array = array_of(client, "client")
+    array = labels_array(client, "client")
     if array.ndim != 1:
         raise DataError(f"client has shape {list(array.shape)}, wanted [n]: one id a sample")
     lost = sum(one is None or one != one for one in array.tolist()) if array.dtype == object else (array != array).sum()

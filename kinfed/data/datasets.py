@@ -15,7 +15,7 @@ import numpy.typing as npt
 import platformdirs
 
 from kinfed.data import hub
-from kinfed.data.arrays import FORMAT, as_samples, read
+from kinfed.data.arrays import as_samples, read
 from kinfed.data.dataset import Dataset
 from kinfed.data.hub_files import FILES, fetch_files
 from kinfed.data.natural import NATURAL, NaturalLoader
@@ -91,10 +91,7 @@ def load_natural(name: str, path: Path, options: Mapping[str, object]) -> Datase
     except ConfigError as error:
         raise ConfigError(f"data.options of '{name}': {error}") from None
     if not path.exists() and name not in FILES:
-        raise DataError(
-            f"dataset '{name}' is not at {path}{doubt_folder(path)}: put {name}.npz into {path.parent}, or set "
-            "KINFED_DATA to the folder that has it (docs/natural-data.md says where it comes from)"
-        )
+        raise DataError(explain_missing(name, path))
     if not path.exists():
         fetch(name, path)
     return cast("NaturalLoader", loader)(path)
@@ -187,18 +184,22 @@ def fetch(name: str, path: Path) -> None:
     """Store a named dataset from the hub at this path."""
     if name not in DATASETS:
         raise ConfigError(
-            f"{explain_unknown(name, DATASETS, 'dataset')} (a dataset of your own: put it at {path}"
-            f"{doubt_folder(path)}, with {FORMAT})"
+            f"{explain_unknown(name, DATASETS, 'dataset')}; one of your own would be at {path}{doubt_folder(path)}: "
+            "name its folder by --data-dir or KINFED_DATA (docs/own-data.md)"
         )
-    arrays = "docs/natural-data.md says where it comes from" if name in FILES else f"arrays {FORMAT}"
     try:
         (fetch_files if name in FILES else hub.fetch)(name, path)
     except hub.Unreachable as error:
-        raise DataError(
-            f"dataset '{name}' is not at {path}{doubt_folder(path)} and cannot be fetched ({error}); put {name}.npz "
-            f"into {path.parent} ({arrays}), or set KINFED_DATA to the folder that has it, or install kinfed[hub] and "
-            "go online"
-        ) from error
+        raise DataError(f"{explain_missing(name, path)}; or {error}") from error
+
+
+def explain_missing(name: str, path: Path) -> str:
+    """Where a dataset was looked for, and what to do."""
+    origin = " (docs/natural-data.md says where it comes from)" if name in NATURAL else ""
+    return (
+        f"dataset '{name}' is not at {path}{doubt_folder(path)}: name the folder that has {path.name} by --data-dir or "
+        f"KINFED_DATA{origin}"
+    )
 
 
 def from_file(name: str, path: Path) -> Dataset:

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -17,10 +18,16 @@ from kinfed.data.partitions.split import Index, draw_stratified, generator, othe
 from kinfed.files import Arrays
 
 log = logging.getLogger("kinfed")
+NO_LIBRARY = "fetch it by `pip install 'kinfed[hub]'`"
 
 
 class Unreachable(Exception):
-    """The hub, or the library that talks to it, is not there; internal, `datasets.fetch` turns it into a DataError."""
+    """What to do where a dataset cannot be fetched; internal, `datasets.fetch` makes a DataError of it."""
+
+    @classmethod
+    def at(cls, repository: str, error: Exception) -> "Unreachable":
+        """Of a repository of the hub."""
+        return cls(f"go online ({repository}: {shorten(f'{type(error).__name__}: {error}', 70, placeholder=' …')})")
 
 
 class Image(Protocol):
@@ -89,14 +96,14 @@ def download(source: Source, split: str) -> Table:
     try:
         import datasets
     except ImportError as error:
-        raise Unreachable(f"the `datasets` library is not installed: {error}") from error
+        raise Unreachable(NO_LIBRARY) from error
     save_time_when_offline()
     if source.revision is None:
         log.warning("%s is not pinned to a revision: what is there today is taken", source.repository)
     try:
         table: Table = datasets.load_dataset(source.repository, source.config, split=split, revision=source.revision)
     except (OSError, ValueError, RuntimeError) as error:
-        raise Unreachable(f"hub repository {source.repository}: {type(error).__name__}: {error}") from error
+        raise Unreachable.at(source.repository, error) from error
     return table
 
 

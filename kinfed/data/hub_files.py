@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfed.data.arrays import store
-from kinfed.data.hub import Unreachable, save_time_when_offline
+from kinfed.data.hub import NO_LIBRARY, Unreachable, save_time_when_offline
 from kinfed.data.partitions.split import Index, draw_stratified, generator, others
 from kinfed.errors import DataError
 from kinfed.files import Arrays
@@ -53,13 +53,13 @@ def download_file(source: FileSource, file: str) -> Path:
 
         save_time_when_offline()
     except ImportError as error:
-        raise Unreachable(f"a library that talks to the hub is not installed: {error}") from error
+        raise Unreachable(NO_LIBRARY) from error
     if source.revision is None and file == source.files[0]:
         log.warning("%s is not pinned to a revision: what is there today is taken", source.repository)
     try:
         return Path(hf_hub_download(source.repository, file, repo_type="dataset", revision=source.revision))
     except (OSError, ValueError, RuntimeError) as error:
-        raise Unreachable(f"hub repository {source.repository}: {type(error).__name__}: {error}") from error
+        raise Unreachable.at(source.repository, error) from error
 
 
 def read_numbers(path: Path, columns: int, delimiter: str | None = None) -> npt.NDArray[np.float64]:

@@ -1,14 +1,17 @@
 """A user's own data -> population: arrays, torch datasets, or a loaded Hugging Face table; for any task."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from numbers import Integral
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 
 from kinfed.checks import fraction
 from kinfed.data.arrays import (
+    NUMBERS,
     Array,
     Plain,
     array_of,
@@ -16,6 +19,7 @@ from kinfed.data.arrays import (
     as_owners,
     check_alike,
     check_finite,
+    labels_array,
     stack_arrays,
 )
 from kinfed.data.dataset import count_vocabulary, labels_of
@@ -24,6 +28,8 @@ from kinfed.data.population import Population
 from kinfed.errors import ConfigError, DataError
 from kinfed.learning_tasks import TASKS, LearningTask, MultiLabel, NextToken, Regression, check_task
 from kinfed.registry import look_up, suggest
+
+Given = TypeVar("Given")
 
 
 class Items(Protocol):
@@ -61,6 +67,12 @@ class OwnSettings:
             look_up(self.task, TASKS, "task")
         else:
             check_task(self.task)
+        if self.classes is not None and (not isinstance(self.classes, Integral) or self.classes < 1):
+            raise ConfigError(f"classes must be a whole number from 1 on, got {self.classes!r}")
+        if not isinstance(self.class_names, Iterable) or not all(isinstance(name, str) for name in self.class_names):
+            raise ConfigError(f"class_names must be text, one for each class, got {self.class_names!r:.60}")
+        if repeated := [name for name, times in Counter(self.class_names).items() if times > 1]:
+            raise ConfigError(f"class_names has {repeated[0]!r} more than once; give each class a name of its own")
         if self.clusters is not None and not is_whole(self.clusters):
             raise ConfigError(f"clusters must be whole numbers, one a client, got {shorten(self.clusters)}")
 
@@ -94,7 +106,9 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
     """
     if not isinstance(settings, OwnSettings):
         raise ConfigError(f"settings: wanted OwnSettings(test=0.2, …), got a {type(settings).__name__}")
-    given, settings = name_labels(array_of(y, "y"), settings)
+    given = labels_array(y, "y")
+    check_labels(given, settings.learning_task, labels_array(client, "client"))
+    given, settings = name_labels(unbox_numbers(given), settings)
     features, owner = as_features(x, settings.has_tokens), as_owners(client)
     targets = settings.learning_task.targets(given)
     if not len(features) == len(targets) == len(owner) or len(targets) == 0:
@@ -124,6 +138,29 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
     )
 
 
+def check_labels(y: Plain, task: LearningTask, client: Plain) -> None:
+    """Raise DataError for the first label that is none, as a NaN among text, where client[i] says whose sample i is."""
+    is_mixed = y.dtype == object or (y.dtype.kind == "f" and task.has_classes() and bool(np.isnan(y).any()))
+    if not is_mixed or y.ndim != 1 or client.shape != y.shape:
+        return
+    words = [one for one in y if isinstance(one, str)]
+    if words and not task.has_classes():
+        return  # text is refused as such
+    kinds, wanted = ((str,), f"text, as {words[0]!r}") if words else (NUMBERS, "a number")
+    for sample, (owner, one) in enumerate(zip(client.tolist(), y.tolist(), strict=True)):
+        if not isinstance(one, kinds) or one != one:
+            raise DataError(
+                f"client {owner!r}: the label of sample {sample} is {one!r:.40}, wanted {wanted}: fill it, or leave "
+                "such samples out"
+            )
+
+
+def unbox_numbers(y: Plain) -> Plain:
+    """Objects that are all numbers as these: whole ones where all are."""
+    is_boxed = y.dtype == object and y.size > 0 and all(isinstance(one, NUMBERS) for one in y.flat)
+    return np.array(y.tolist()) if is_boxed else y
+
+
 def name_labels(y: Plain, settings: OwnSettings) -> tuple[Plain, OwnSettings]:
     """Text as the numbers of classes, in the order of their names, which the settings then have; others as they are."""
     if y.ndim != 1 or not (y.dtype.kind == "U" or (y.dtype == object and all(isinstance(one, str) for one in y))):
@@ -138,23 +175,33 @@ def name_labels(y: Plain, settings: OwnSettings) -> tuple[Plain, OwnSettings]:
     return np.array([place[name] for name in y], np.int64), replace(settings, class_names=names, classes=classes)
 
 
-def from_clients(clients: Sequence[tuple[Array, Array]], settings: OwnSettings = DEFAULT) -> Population:
+def from_clients(clients: Iterable[tuple[Array, Array]], settings: OwnSettings = DEFAULT) -> Population:
     """The population of one (x, y) for each client."""
-    if not len(clients):
-        raise DataError("a population needs at least one client, got none")
-    x, y = zip(*(own_samples(client, pair) for client, pair in enumerate(clients)), strict=True)
+    pairs = list_clients(clients)
+    x, y = zip(*(own_samples(client, pair) for client, pair in enumerate(pairs)), strict=True)
+    for number, labels in enumerate(y):
+        check_labels(labels, settings.learning_task, np.full(len(labels), number))
     check_alike([part[0] for part in x], "samples of all clients")
-    owner = np.repeat(np.arange(len(clients)), [len(part) for part in y])
+    owner = np.repeat(np.arange(len(pairs)), [len(part) for part in y])
     return from_arrays(np.concatenate(x), np.concatenate(y), owner, settings)
 
 
+def list_clients(clients: Iterable[Given]) -> list[Given]:
+    """What is given for each client; it must be given for one at least."""
+    if not isinstance(clients, Iterable) and not hasattr(clients, "__getitem__"):
+        raise DataError(f"wanted one entry for each client, got a {type(clients).__name__}")
+    if not (listed := list(clients)):
+        raise DataError("a population needs at least one client, got none")
+    return listed
+
+
 def from_torch(
-    datasets: Items | Sequence[Items], client: Array | None = None, settings: OwnSettings = DEFAULT
+    datasets: Items | Iterable[Items], client: Array | None = None, settings: OwnSettings = DEFAULT
 ) -> Population:
     """The population of torch datasets of (features, label): one for each client, or one and whose each sample is."""
     if client is not None:
         return from_arrays(*in_arrays(cast(Items, datasets)), client, settings)
-    return from_clients([in_arrays(items) for items in cast(Sequence[Items], datasets)], settings)
+    return from_clients([in_arrays(items) for items in list_clients(cast(Iterable[Items], datasets))], settings)
 
 
 def from_hub(
@@ -200,7 +247,8 @@ def stack_columns(columns: Mapping[str, Plain]) -> Plain:
 
 def own_samples(client: int, pair: tuple[Array, Array]) -> tuple[Plain, Plain]:
     """The samples and targets of one client; it must have some, and as many of each."""
-    x, y = (array_of(part, f"client {client}") for part in as_pair(pair, f"client {client}"))
+    given, labels = as_pair(pair, f"client {client}")
+    x, y = array_of(given, f"client {client}"), labels_array(labels, f"client {client}")
     if x.ndim == 0 or y.ndim not in (1, 2) or len(x) != len(y):
         raise DataError(f"client {client}: x is {list(x.shape)} and y {list(y.shape)}, wanted [n, ...] and [n]")
     if len(y) == 0:
@@ -220,7 +268,9 @@ def in_arrays(items: Items) -> tuple[Plain, Plain]:
         raise DataError("a client's dataset is empty; leave such clients out")
     name = "a dataset's item (one dataset for all clients needs `client`: whose each sample is)"
     pairs = [as_pair(items[i], name) for i in range(len(items))]
-    labels = stack_arrays([y for _, y in pairs], "labels")
+    given = [y for _, y in pairs]
+    is_text = any(isinstance(label, str) for label in given)
+    labels = labels_array(given, "labels") if is_text else stack_arrays(given, "labels")
     return stack_arrays([x for x, _ in pairs], "samples"), labels.reshape(-1) if labels.size == len(pairs) else labels
 
 

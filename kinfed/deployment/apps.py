@@ -26,6 +26,7 @@ from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
 from kinfed.engines.flower.node import ClientData, ClientNode, draw_bits
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
+from kinfed.files import quote
 from kinfed.progress import Lines, forward_log
 from kinfed.runs import CHECKPOINT, can_resume, conduct_held, hold, refuse_links
 from kinfed.targets import is_known
@@ -78,7 +79,9 @@ def _run_held(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
         fed.load_state_dict(state)  # clients must be known before they come back
     display = Lines(sys.stdout)
     with StatusWriter(out, config.method, config.rounds, plan).watch(fed):
-        display.say(f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most; see `{SHOW} {out}`")
+        display.say(
+            f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most; see `{SHOW} {quote(out)}`"
+        )
         with forward_log(display.say):
             fed.wait_for_clients(plan.wait_for, plan.wait_seconds)
         display.say(f"{len(fed.nodes)} clients are connected")

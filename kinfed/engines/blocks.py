@@ -236,7 +236,8 @@ def bytes_of_activations(x: Tensor, width: int) -> int:
 TOO_LARGE = ("DefaultCPUAllocator", "ALLOC_FAILED", "canUse32BitIndexMath", "32-bit", "invalid configuration argument",
              "CUDNN_STATUS_NOT_SUPPORTED")  # fmt: skip
 NOT_VECTORISED = ("vmap", "functorch", "atching rule", "Cannot access data pointer",
-                  "stack expects each tensor to be equal size")  # what torch says of a task  # fmt: skip
+                  "stack expects each tensor to be equal size",
+                  "doesn't match the broadcast shape")  # what torch says of a task  # fmt: skip
 
 
 def is_too_large(error: RuntimeError) -> bool:

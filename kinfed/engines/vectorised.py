@@ -4,7 +4,8 @@ Data stay on the device as bytes; a block holds sample numbers only. Blocks are 
 bounded memory. On a CPU several workers may take blocks at once. On a GPU a block whose shape comes again becomes a
 CUDA graph; clients of uneven size that train by the fast path share one block, and a few of its steps become a graph.
 Nothing a client computes depends on its block: see `Samples` for how padding is kept out, and `run_at_once` for the
-cores. A task that reads test samples alone runs once for clients with the same test samples.
+cores. A task that reads test samples alone runs once for clients with the same test samples; on a CPU those that
+several clients have are evaluated once for each model (`shared_outputs`).
 """
 
 import gc
@@ -13,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Literal, cast, get_args
 
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from kinfed.client import ASKS_GPU, AUTOGRAD, FAST_PATH, Client, Execution, Samples, call_task
+from kinfed.client import ASKS_GPU, AUTOGRAD, FAST_PATH, Client, Execution, KnownOutputs, Samples, call_task, mark_of
 from kinfed.client_tasks import find_task, is_sequential
 from kinfed.cuda_graphs import CudaGraphs, finish_before_exit, reserve_for_captures
 from kinfed.data.population import Change, Population
@@ -37,6 +39,7 @@ from kinfed.engines.blocks import (
 )
 from kinfed.engines.resident import Resident
 from kinfed.engines.sequential import loop
+from kinfed.engines.shared_outputs import may_share, share_outputs
 from kinfed.engines.workers import (
     SAMPLES,
     SLOW,
@@ -48,10 +51,11 @@ from kinfed.engines.workers import (
     subset,
     time_plans,
 )
-from kinfed.errors import ConfigError, SequentialOnly
+from kinfed.errors import ConfigError, SequentialOnly, shorten_refusal
 from kinfed.fastpath import LEAST, JointTraining, StepGraphs, TrainingGraphs, find_step_graphs, supports
 from kinfed.federation import Offer
 from kinfed.gpu_memory import give_back, keep_to_limit
+from kinfed.method import Method
 from kinfed.models import Network
 from kinfed.models.network import BFLOAT16
 from kinfed.params import Params, Payload, Stack, from_flat, join_in_order, select, to_flat
@@ -122,12 +126,16 @@ class Vectorised(Resident):
         self.arrived: Tensor | None = None
         self.fallbacks: set[str] = set()  # tasks that vmap refuses
         self.reads: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it reads of a client
+        self.outputs: KnownOutputs | None = None  # of test samples that clients share, while they evaluate
         self.layouts: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
     def _run(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer) -> tuple[Payload, Payload]:
         here = torch.cuda.device(self.device) if self.on_gpu else nullcontext()  # where kernels are launched
         with here, multiply_in(self.precision):  # never for what the server does with the replies
-            answer = self._run_task(name, cohort, keys, offer)
+            try:
+                answer = self._run_task(name, cohort, keys, offer)
+            finally:
+                self.outputs = None
             give_back(self.device)
             return answer
 
@@ -135,10 +143,11 @@ class Vectorised(Resident):
         task, _ = find_task(self.method, name), self.names  # found before a CUDA graph is captured
         if name in self.fallbacks or is_sequential(task) or not len(cohort):
             return loop(self, name, cohort, keys, offer, serialises=False)
-        if name in self.slow and name not in self.tuned:  # what comes once is not tuned
+        self.outputs = self._share_outputs(name, cohort, offer)
+        if name in self.slow and name not in self.tuned and self.outputs is None:  # what comes once is not tuned
             self.tuned[name] = self._tune(name, cohort, keys, offer)
         plan = self._plan(name)
-        if plan.sequential:
+        if plan.sequential and self.outputs is None:
             return loop(self, name, cohort, keys, offer, plan.workers, serialises=False)
         began = time.process_time()  # others on the machine make no task slow
         try:
@@ -153,13 +162,28 @@ class Vectorised(Resident):
             return answer
         return self._fall_back(name, cohort, keys, offer, refusal)
 
+    def _share_outputs(self, name: str, cohort: Tensor, offer: Offer) -> KnownOutputs | None:
+        """What the models of a cohort make of test samples that it shares; the model of each client is [clients]."""
+        mark = mark_of(find_task(self.method, name))
+        if self.on_gpu or mark is None or not mark.takes_outputs:
+            return None
+        method, tests = cast("Method[object]", self.method), [self.test[i] for i in cohort.tolist()]
+        known = share_outputs(method, offer, self.x, tests, self._plan(name).workers)
+        if known is None or known.model is None:
+            return known
+        return known._replace(model=torch.zeros(self.count, dtype=torch.long).index_copy(0, cohort, known.model))
+
+    @property
+    def evaluates_once(self) -> bool:
+        return not self.on_gpu and may_share(cast("Method[object]", self.method))
+
     def _fall_back(
         self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, refusal: Exception
     ) -> tuple[Payload, Payload]:
         if isinstance(refusal, torch.OutOfMemoryError):
             self._drop_graphs()  # they hold memory; and what failed in its first call has not warmed up
         answer = loop(self, name, cohort, keys, offer, serialises=False)
-        reason = str(refusal).strip().splitlines()[0].split(". ")[0].rstrip(".")
+        reason = shorten_refusal(refusal)
         if self.on_gpu and isinstance(refusal, torch.OutOfMemoryError):
             reason = f"GPU memory is full even for blocks of {LEAST} clients"
         warnings.warn(f"{reason}: clients {_verb(name)} sequentially", stacklevel=5)
@@ -299,8 +323,11 @@ class Vectorised(Resident):
             inputs[part], inputs[f"{part} size"] = self._table(part).pad(clients, longest)
         inputs |= {f"memory {key}": t for key, t in self.memory_of(clients).items()}
         inputs |= self._offer_inputs(offer, block.positions)
+        shared = self.outputs if block.longest[1] else None  # of clients without test samples nothing is known
+        if shared is not None and shared.model is not None:
+            inputs["model"] = shared.model[clients]
         bounds = self._table("train").bounds, self._table("test").bounds
-        program = partial(self._answer, name, bounds, self.step_graphs if block.step_graphs else None)
+        program = partial(self._answer, name, bounds, self.step_graphs if block.step_graphs else None, shared)
         known = self.reads.get(_key(name, offer), set())  # by now, perhaps from the block before this one
         is_graph = self.on_gpu and not block.step_graphs and not {ASKS_GPU, AUTOGRAD} & known
         outputs = self.graphs.run((name, bounds), program, inputs) if is_graph else program(inputs)
@@ -318,8 +345,9 @@ class Vectorised(Resident):
         }
 
     def _answer(
-        self, name: str, bounds: tuple[Bounds, Bounds], step_graphs: StepGraphs | None, inputs: Params
-    ) -> Params:
+        self, name: str, bounds: tuple[Bounds, Bounds], step_graphs: StepGraphs | None,
+        shared: KnownOutputs | None, inputs: Params,
+    ) -> Params:  # fmt: skip
         """What a block's clients answer, as a function of nothing but tensors."""
         task = find_task(self.method, name)
         is_eager = self.on_gpu and not torch.cuda.is_current_stream_capturing()
@@ -338,6 +366,7 @@ class Vectorised(Resident):
                 )
                 for part, bound in zip(("train", "test"), bounds, strict=True)
             )
+            test = replace(test, outputs=None if shared is None else shared._replace(model=own.get("model")))
             memory, offered = from_flat(_part("memory ", own)), _part("shared ", own) | _part("each ", own)
             client = Client(train, test, own["key"], own["round"], own["since"], memory, execution)
             reply = call_task(task, client, from_flat(offered))

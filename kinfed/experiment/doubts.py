@@ -45,6 +45,8 @@ def warn_if_short(method: Method[State], fed: Federation, rounds: int) -> None:
 
 def say_if_tests_are_many(fed: Federation) -> None:
     """Logs where clients share so many test samples that evaluation may take longer than training."""
+    if fed.evaluates_once:
+        return
     clients = fed.population
     sets = {part.numpy().tobytes(): part for part in clients.test if len(part)}  # equal sets are gone through once
     tested, trained = sum(map(len, sets.values())), sum(map(len, clients.train))

@@ -1,19 +1,21 @@
 """The fast path of local training: mini-batch SGD of a block of clients without autograd.
 
 `plan_training` says whether it supports a training, or in words why not; `train` trains by such a plan. On a CPU the
-network must be a sequence of plain layers, on a GPU one of stages, for which there are Triton kernels. Nothing else of
-the package is used from outside: engines own a `StepGraphs` and hand it to their clients.
+network must be a sequence of plain layers, on a GPU one of stages, for which there are Triton kernels; these also
+evaluate (`compute_logits`). Nothing else of the package is used from outside: engines own a `StepGraphs` and hand it to
+their clients.
 """
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from kinfed.errors import SequentialOnly
+from kinfed.client import Batch
+from kinfed.errors import ModelError, SequentialOnly, shorten_refusal
 from kinfed.fastpath import autograd_training, cpu_training, gpu_training
 from kinfed.fastpath.autograd_training import (
     AutogradPlan,
@@ -24,36 +26,16 @@ from kinfed.fastpath.autograd_training import (
     train_module,
 )
 from kinfed.fastpath.cpu_training import LEAST, LayeredNetwork
-from kinfed.fastpath.gpu_training import StepGraphs, has_kernels
+from kinfed.fastpath.gpu_training import StepGraphs
 from kinfed.fastpath.joint_training import JointTraining, begin_round, find_step_graphs
+from kinfed.fastpath.kernel_evaluation import compute_each, compute_logits, has_evaluation_kernels
 from kinfed.fastpath.layers import Layers
 from kinfed.fastpath.optimiser import Optimiser, OptimiserName
-from kinfed.fastpath.sequences import augment_lanes, find_augmentation, parse_layers
-from kinfed.fastpath.stages import SGD, Schedule, Stage, parse_stages
+from kinfed.fastpath.parsed_networks import ParsedNetwork, find_obstacle, parse, supports
+from kinfed.fastpath.stages import SGD, Schedule
 from kinfed.models import Model, Network
-from kinfed.models.inputs import Inputs
+from kinfed.models.module_checks import NO_WEIGHTS
 from kinfed.params import NOTHING, Params, Stack, lanes_first
-
-
-@dataclass(frozen=True, eq=False)
-class ParsedNetwork:
-    """A classifier, and its layers and stages if it consists of such."""
-
-    network: Network
-    layers: Layers | None  # on a CPU
-    stages: tuple[Stage, ...]  # on a GPU
-    augmentation: Inputs = field(default_factory=Inputs)  # of samples in training
-
-    @property
-    def kind(self) -> Hashable:
-        """What networks share whose stages and samples are alike: they can train in one block."""
-        network = self.network
-        own = None if type(network).inputs is Network.inputs else id(network)
-        return self.stages, self.augmentation, network.mean, network.std, own
-
-    def inputs(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Samples [lanes · b, ...] as the network trains on them, augmented by the keys [lanes]."""
-        return augment_lanes(self.network.inputs(x), self.augmentation, keys)
 
 
 @dataclass(frozen=True)
@@ -92,45 +74,48 @@ def plan_training(
     if sgd.inner_lr and (device.type != "cuda" or sgd.momentum):
         return NotSupported("look-ahead steps are for GPUs, and without momentum")
     parsed = parse(network)
-    reason = _obstacle(parsed, device, axes)
+    reason = find_obstacle(parsed, device, axes)
     return NotSupported(reason) if reason else FastPlan(parsed, sgd, graphs)
 
 
-def _obstacle(parsed: ParsedNetwork, device: torch.device, axes: int = 1) -> str:
-    """What a network lacks for the fast path on a device; empty where it lacks nothing."""
-    if device.type == "cuda":
-        return "" if parsed.stages and has_kernels() else "there are no kernels for this network"
-    if device.type != "cpu" or not parsed.layers:
-        return "the network is not a sequence of plain layers"
-    return "a linear layer takes samples of several axes" if axes > 1 and parsed.layers.for_vectors else ""
+def explain(network: Network, x: Tensor | None = None) -> str:
+    """How clients train this network in one block on a CPU, in words; ModelError where it cannot train.
 
-
-def supports(network: Network, device: torch.device) -> bool:
-    """Whether the fast path can train this network there."""
-    return not _obstacle(parse(network), device)
-
-
-@lru_cache(maxsize=64)
-def parse(network: Network) -> ParsedNetwork:
-    """The network as the fast path sees it; one with a loss, forward or gradient of its own has no layers for it."""
-    own = type(network)
-    usual = isinstance(network, Model) and network.task.is_plain() and own.loss_of is Model.loss_of
-    usual = usual and own.forward is Network.forward and own.mean_loss is Network.mean_loss
-    if not usual or own.compute_gradient is not Network.compute_gradient:
-        return ParsedNetwork(network, None, ())
-    module = network.template
-    return ParsedNetwork(network, parse_layers(module), parse_stages(module), find_augmentation(module))
-
-
-def explain(network: Network) -> str:
-    """How clients train this network in one block on a CPU, in words."""
-    if network.refuses:
-        return f"sequentially: {network.refuses}"
+    With some samples x, also where that depends on samples: what a network does with those of a batch.
+    """
+    if not isinstance(network, Network):
+        raise ModelError(f"explain takes a kinfed.Model, got a {type(network).__name__}")
+    if not network.weights:
+        raise ModelError(NO_WEIGHTS)
+    if x is not None:
+        x = torch.as_tensor(x)
+        if isinstance(network, Model):
+            network.check(x)
+    reason = network.refuses or (network.probe(network.template, x).flaw if x is not None else "")
     layers = parse(network).layers
-    if layers is None:
-        plan = plan_autograd(GradientRule(network), torch.device("cpu"), Optimiser(), None)
-        return f"autograd, {'one client after the other' if plan.in_turn else 'a block in one vmap'}"
-    return "fast path, one client after the other" if layers.has_convolutions else "fast path, a block in one product"
+    if layers is not None and not reason:
+        return (
+            "fast path, one client after the other" if layers.has_convolutions else "fast path, a block in one product"
+        )
+    plan = plan_autograd(GradientRule(network), torch.device("cpu"), Optimiser(), None)
+    if not reason and x is not None and not plan.in_turn:
+        reason = find_refusal(network, x[:2])
+    if reason:
+        return f"sequentially: {reason}"
+    return f"autograd, {'one client after the other' if plan.in_turn else 'a block in one vmap'}"
+
+
+def find_refusal(network: Network, x: Tensor) -> str:
+    """Why a vmap over clients refuses the network; empty where it does not."""
+    mask = torch.ones(len(x), dtype=torch.bool)
+    batch = Batch(x, mask.long(), mask, mask.any(), key=torch.zeros((), dtype=torch.long))
+    lanes = {name: w[None] for name, w in network.init().items()}
+    try:
+        with torch.no_grad():
+            vmap(lambda own, params: network.training_output(params, batch._replace(x=own))[0])(x[None], lanes)
+    except RuntimeError as error:
+        return shorten_refusal(error)
+    return ""
 
 
 def train(
@@ -251,6 +236,7 @@ def train_lanes(plan: FastPlan, schedule: Schedule, lr: Tensor, start: Stack, sh
 
 __all__ = [
     "LEAST", "SGD", "AutogradPlan", "FastPlan", "GradientRule", "JointTraining", "Lane", "NotSupported", "Optimiser",
-    "OptimiserName", "Schedule", "StepGraphs", "TrainingGraphs", "begin_round", "explain", "find_step_graphs",
-    "plan_autograd", "plan_training", "supports", "train", "train_by_autograd", "train_module",
+    "OptimiserName", "Schedule", "StepGraphs", "TrainingGraphs", "begin_round", "compute_each", "compute_logits",
+    "explain", "find_step_graphs", "has_evaluation_kernels", "plan_autograd", "plan_training", "supports", "train",
+    "train_by_autograd", "train_module",
 ]  # fmt: skip

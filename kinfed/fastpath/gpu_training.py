@@ -151,12 +151,15 @@ class TrainingState:
 
     def _images(self, pick: Tensor, keys: Tensor) -> Tensor:
         """The samples of some steps for the first layer: [steps, lanes, b, height, width, channels], padded."""
-        first = self.buffers[0].shaped
         samples = self.network.inputs(gather(self.x, pick.flatten()), keys.flatten())
-        samples = samples.view(-1, first.input[2] - first.extra, *first.input[:2])
-        around = (first.stage.pad,) * 4
-        images: Tensor = pad(samples.permute(0, 2, 3, 1), (0, first.extra, *around)).contiguous()
+        images = frame_images(samples, self.buffers[0].shaped)
         return images.view(*pick.shape, *images.shape[1:])
+
+
+def frame_images(samples: Tensor, first: ShapedStage) -> Tensor:
+    """Samples [n, ...] as the first layer takes them: [n, height, width, channels], with zeros around."""
+    images = samples.reshape(-1, first.input[2] - first.extra, *first.input[:2]).permute(0, 2, 3, 1)
+    return pad(images, (0, first.extra, *(first.stage.pad,) * 4)).contiguous()
 
 
 def gather(pool: Tensor, pick: Tensor) -> Tensor:
@@ -306,15 +309,19 @@ def train_lanes(
     To every gradient the shift is added, if there is one. With an inner learning rate a batch is a
     pair of mini-batches: the gradient of the second is taken after a step at that rate on the first.
     """
-    shape = schedule.x.shape[1:]
-    image: Image = (shape[1], shape[2], shape[0]) if len(shape) == 3 else (1, 1, shape.numel())
-    shaped = shape_stages(network.stages, image)
+    shaped = shape_stages(network.stages, image_of(schedule.x))
     starts, shifts = [one.pack(start) for one in shaped], [one.pack(shift) for one in shaped if shift]
     batches, taken = by_step(schedule, lr, sgd.inner_lr), schedule.mask.any(2).sum(1)
     training = Training(network, schedule.x, shaped, starts, shifts, batches, taken, sgd)
     packed = graphs.run(training) if graphs else training.run()
     ends = [one.unpack(weight) for one, weight in zip(shaped, packed, strict=True)]
     return {name: next(end[name] for end in ends if name in end) for name in start}
+
+
+def image_of(samples: Tensor) -> Image:
+    """The shape of these samples [n, ...] as images; what is no image is one pixel of many channels."""
+    shape = samples.shape[1:]
+    return (shape[1], shape[2], shape[0]) if len(shape) == 3 else (1, 1, shape.numel())
 
 
 def by_step(schedule: Schedule, lr: Tensor, inner_lr: float) -> StepBatches:

@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.aggregation import Sent
 from kinfed.capabilities import NONE_SUMMED, TRAIN_SUMMED, Exportable, FindsClusters, MergesClients, RelatesClients
 from kinfed.client import Client, Reply, client_task
-from kinfed.client_tasks import score, train_update
+from kinfed.client_tasks import score_each, train_update
 from kinfed.clustering.hierarchy import Dendrogram, components, cut
 from kinfed.clustering.micro_clusters import link
 from kinfed.clustering.neighbour_sets import NeighbourSets
@@ -343,11 +343,10 @@ def select_model(
     The models may be some layers, and `body` the others; ties go to the first.
     """
     own = client.test if select_on == "test_accuracy" else client.train
-    scores = [score(model, {**body, **select(models, m)}, own) for m in range(count(models))]
+    found = score_each(model, models, own, body)
     if select_on == "test_accuracy":
-        found = torch.stack([s["metric"] for s in scores])
-        return found.argmin() if model.task.metric().lower_is_better else found.argmax()
-    return torch.stack([s["loss"] for s in scores]).argmin()
+        return found["metric"].argmin() if model.task.metric().lower_is_better else found["metric"].argmax()
+    return found["loss"].argmin()
 
 
 def model_at(models: Stack, choice: Tensor) -> Params:

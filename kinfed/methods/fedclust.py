@@ -45,7 +45,7 @@ class FedClust(ClusteredOnce[FedClustState]):
     def init(self, fed: Federation) -> FedClustState:
         replies = fed.run(self.train_head, fed.clients, self.first_offer(fed))
         replies, heads = drop_outlying(replies, flatten(replies.stack("head")), fed)
-        merges = self.hierarchy.merge(replies.cohort, heads)
+        merges = self.hierarchy.merge(replies.cohort, heads, fed.aggregation.count_doubted(len(heads)))
         served = ClusterModels.init(self.model, self.stale, fed)
         served = served.relate(replies.cohort, NeighbourSets.of_clusters(merges.clusters()), fed)
         kept = slice(None) if len(fed.clients) < fed.count else slice(0)

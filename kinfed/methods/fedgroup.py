@@ -20,6 +20,7 @@ from kinfed.checks import at_least, seed_of_numpy
 from kinfed.client_tasks import flatten_updates
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
+from kinfed.clustering.silhouettes import fit_to_most
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models, drop_outlying
 from kinfed.models import Model
@@ -53,11 +54,20 @@ class FedGroup(Clustered[FedGroupState]):
     def init(self, fed: Federation) -> FedGroupState:
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
         replies, updates = drop_outlying(*self.collect(fed.clients, fed), fed)
-        points = decompose(updates, self.clusters)
-        labels, _ = server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)
-        members = one_hot(labels, self.clusters).to(updates.dtype)
-        directions = members @ updates / members.sum(1, keepdim=True).clamp(min=1)
+        doubted = fed.aggregation.count_doubted(len(updates))
+        some, found = fit_to_most(
+            len(updates), doubted, lambda i: self.fit(updates[i]), lambda i: distances(updates[i], updates[i], "cosine")
+        )
+        members = one_hot(found, self.clusters).to(updates.dtype)
+        directions = members @ updates[some] / members.sum(1, keepdim=True).clamp(min=1)
+        nearest = distances(updates, directions, "cosine").argmin(1)
+        labels = nearest.index_copy(0, some, found)
         return FedGroupState(served.assign(fed.clients, replies.cohort, labels, fed), directions)
+
+    def fit(self, updates: Tensor) -> Tensor:
+        """Server: the cluster of each of these updates."""
+        points = decompose(updates, self.clusters)
+        return server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)[0]
 
     def collect(self, clients: Tensor, fed: Federation) -> tuple[Replies, Tensor]:
         """Server: the replies of these clients, and their updates of the first model: [replies, parameters]."""

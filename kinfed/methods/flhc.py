@@ -68,7 +68,7 @@ class FLHC(ClusteredOnce[FLHCState]):
         root = select(state.served.models, 0)
         replies = fed.run(self.differ, fed.clients, Offer(shared={"params": root}))
         replies, updates = drop_outlying(replies, self.points(root, replies), fed)
-        merges = self.hierarchy.merge(replies.cohort, updates)
+        merges = self.hierarchy.merge(replies.cohort, updates, fed.aggregation.count_doubted(len(updates)))
         served = state.served.relate(replies.cohort, NeighbourSets.of_clusters(merges.clusters()), fed)
         kept = slice(None) if len(fed.clients) < fed.count else slice(0)
         state = FLHCState(served, merges, root, replies.cohort[kept], updates[kept])

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from kinfed.client import Client, Reply
-from kinfed.clustering.hierarchy import Linkage, best_height, merges
+from kinfed.clustering.hierarchy import Linkage, search_height
 from kinfed.errors import ConfigError
+from kinfed.fastpath import compute_each, has_evaluation_kernels
 from kinfed.federation import Federation
 from kinfed.learning_tasks import LearningTask, MultiLabel
 from kinfed.method import Method
@@ -23,6 +24,7 @@ from kinfed.params import Params, Payload, Stack, count, each_leaf, select
 State = TypeVar("State")
 AT_ONCE = {"cuda": 1024}  # samples; a GPU waits for the launches of small products
 FEW = 256  # samples at once elsewhere
+SIDE_BY_SIDE = 16  # models
 CANDIDATES = 100  # similarities that are tried
 ROUNDING = 1e-9
 
@@ -45,9 +47,12 @@ def samples_at_once(x: Tensor) -> int:
 
 def predict(model: Model, models: Stack, x: Tensor, soft: bool = False) -> Tensor:
     """What each model predicts: [models, samples, classes], its class (bool) or its probabilities; or numbers."""
-    parts = x.split(samples_at_once(x))
-    each = (torch.cat([model.logits(select(models, m), part) for part in parts]) for m in range(count(models)))
-    said = [as_predictions(model.task, one, soft) for one in each]
+    together = SIDE_BY_SIDE if has_evaluation_kernels(model, x) else 1
+    said: list[Tensor] = []
+    for begin in range(0, count(models), together):
+        some = select(models, slice(begin, begin + together))
+        outputs = torch.cat([compute_each(model, some, part) for part in x.split(samples_at_once(x))], 1)
+        said += [as_predictions(model.task, output, soft) for output in outputs]
     return torch.stack(said) if said else torch.zeros(0, len(x), model.classes, device=x.device)
 
 
@@ -74,10 +79,9 @@ def compare_predictions(some: Tensor, others: Tensor) -> Tensor:
     )  # a model that predicts nothing finite is like no other
 
 
-def search_beta(alike: Tensor, linkage: Linkage) -> float:
+def search_beta(alike: Tensor, linkage: Linkage, doubted: int = 0) -> float:
     """The similarity at which clusters of these models ([m, m]) have the best silhouette; 0 where none is good."""
-    apart = 1 - alike
-    height = best_height(merges(apart, linkage), apart, CANDIDATES)  # the merge at it is not made
+    height = search_height(1 - alike, linkage, CANDIDATES, doubted)  # the merge at it is not made
     return max(0.0, 1 - height + ROUNDING)
 
 

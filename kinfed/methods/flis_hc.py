@@ -83,14 +83,15 @@ class FLISHC(ClusteredOnce[FLISHCState], NeedsServerSamples):
         replies = fed.run(self.show, fed.clients, Offer(shared={"params": select(served.models, 0)}))
         predicted = predict(self.model, replies.stack("params"), server_samples(fed), self.soft)
         replies, predicted = drop_outlying(replies, predicted, fed)
-        related, merges = self.cluster(replies.cohort, compare_predictions(predicted, predicted))  # A
+        doubted = fed.aggregation.count_doubted(len(predicted))
+        related, merges = self.cluster(replies.cohort, compare_predictions(predicted, predicted), doubted)  # A
         kept = slice(None) if len(fed.clients) < fed.count else slice(0)
         served = served.relate(replies.cohort, related, fed)
         return FLISHCState(served, merges, replies.cohort[kept], predicted[kept])
 
-    def cluster(self, clients: Tensor, alike: Tensor) -> tuple[NeighbourSets, Dendrogram]:
+    def cluster(self, clients: Tensor, alike: Tensor, doubted: int = 0) -> tuple[NeighbourSets, Dendrogram]:
         """Who belongs together of these clients, by their similarity [m, m], and how they were merged."""
-        beta = self.beta if self.beta_by == "given" else search_beta(alike, self.linkage)
+        beta = self.beta if self.beta_by == "given" else search_beta(alike, self.linkage, doubted)
         if self.variant == "code":
             similar = (alike >= beta) | torch.eye(len(alike), dtype=torch.bool, device=alike.device)
             return NeighbourSets.of_matrix(similar), Dendrogram.none(alike.device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import Sent
-from kinfed.capabilities import Exportable, FindsClusters, require_labels
+from kinfed.capabilities import Exportable, FindsClusters, SelectsModel, require_labels
 from kinfed.client import Client, Reply, client_task
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation, Offer
@@ -37,7 +37,7 @@ class IFCAState:
 
 
 @dataclass(frozen=True)
-class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState]):
+class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState], SelectsModel):
     """Clients are offered all models, select the one with the least loss on their samples, and train it."""
 
     model: Model
@@ -87,8 +87,12 @@ class IFCA(Method[IFCAState], FindsClusters[IFCAState], Exportable[IFCAState]):
         return Offer(shared={"models": state.models, "body": state.body})
 
     def personalise(self, client: Client, offer: Payload) -> Params:
+        own = model_at(model_in(offer, "models"), self.select_offered(client, offer))
+        return model_in({"body": NOTHING, **offer}, "body") | own
+
+    def select_offered(self, client: Client, offer: Payload) -> Tensor:
         models, body = model_in(offer, "models"), model_in({"body": NOTHING, **offer}, "body")
-        return body | model_at(models, select_model(client, self.model, models, self.select_on, body))
+        return select_model(client, self.model, models, self.select_on, body)
 
     def admit(self, state: IFCAState, unseen: Tensor, fed: Federation) -> IFCAState:
         require_labels(self, unseen, fed)

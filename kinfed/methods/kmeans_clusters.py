@@ -11,6 +11,7 @@ from kinfed.capabilities import NONE_SUMMED, HasSignatures, require_labels
 from kinfed.checks import at_least, seed_of_numpy
 from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import server_kmeans
+from kinfed.clustering.silhouettes import fit_to_most
 from kinfed.federation import Federation, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, require_signatures
 from kinfed.params import Params, select
@@ -51,8 +52,20 @@ class ClusteredByKMeans(Clustered[KMeansState], HasSignatures[KMeansState]):
         replies, points = self.collect(root, fed.clients, fed)
         require_signatures(replies.cohort)
         usual = points[~fed.find_outliers(replies.cohort, points)]  # the others join the clusters that these form
-        _, centres = server_kmeans(usual, min(self.clusters, len(usual)), usual[:0], self.seed, runs=10)
+        if doubted := fed.aggregation.count_doubted(len(usual)):
+            usual = usual[self.find_most(usual, doubted)]
+        centres = self.fit(usual)[1]
         return self.assign(KMeansState(served, root, centres), fed.clients, replies, points, fed)
+
+    def find_most(self, points: Tensor, doubted: int) -> Tensor:
+        """Server: which of these points clusters are fitted to, where so many clients may lie."""
+        return fit_to_most(
+            len(points), doubted, lambda i: self.fit(points[i])[0], lambda i: distances(points[i], points[i], "l2")
+        )[0]
+
+    def fit(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Server: the cluster of each of these points, and the centres."""
+        return server_kmeans(points, min(self.clusters, len(points)), points[:0], self.seed, runs=10)
 
     def round(self, state: KMeansState, t: int, fed: Federation) -> KMeansState:
         return replace(state, served=self.train_clusters(state.served, fed.sample(), fed))

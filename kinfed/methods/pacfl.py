@@ -19,7 +19,7 @@ from torch import Tensor
 from kinfed.capabilities import TRAIN_SUMMED, AssignsUnseen, require_labels
 from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
-from kinfed.clustering.hierarchy import Dendrogram, best_height, merges
+from kinfed.clustering.hierarchy import Dendrogram, search_height
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.clustering.subspaces import Angle, Labelled, find_angles, find_bases
 from kinfed.federation import Federation, Replies
@@ -62,9 +62,9 @@ class PACFL(ClusteredOnce[PACFLState], AssignsUnseen[PACFLState]):
     def init(self, fed: Federation) -> PACFLState:
         replies, bases = drop_outlying(*self.collect(fed.clients, fed), fed)
         apart = find_angles(bases, bases, self.angle)  # A
-        tree = merges(apart, "average")
-        height = best_height(tree, apart, candidates=100) if self.threshold is None else self.threshold
-        found = Dendrogram(replies.cohort.clone(), torch.from_numpy(tree).to(fed.device), height)
+        doubted = fed.aggregation.count_doubted(len(bases))
+        height = search_height(apart, "average", 100, doubted) if self.threshold is None else self.threshold
+        found = Dendrogram.of(replies.cohort, apart, "average", height)
         served = ClusterModels.init(self.model, self.stale, fed)
         served = served.relate(replies.cohort, NeighbourSets.of_clusters(found.clusters()), fed)
         kept = slice(None) if len(fed.clients) < fed.count else slice(0)

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from kinfed.federation import EXCLUDED, LONG_UPDATE, OUTLYING, Rejected
 from kinfed.ledger import Ledger
+from kinfed.replies import EXCLUDED, LONG_UPDATE, OUTLYING, Rejected
 
 QUESTIONS = ("evaluate", "evaluate_adapted", "evaluate_all", "count_predictions")  # of the experiment, not of a method
 

@@ -18,6 +18,7 @@ from kinfed.learning_tasks import FAR, Classification, LearningTask, OwnMetrics,
 from kinfed.models.batch_operations import BatchOperations
 from kinfed.models.evaluation import in_evaluation
 from kinfed.models.inputs import TOKENS, count_tokens
+from kinfed.models.module_checks import NO_WEIGHTS
 from kinfed.models.network import Gradient, GradientFn, Network
 from kinfed.params import Params
 from kinfed.ranges import SLACK
@@ -94,16 +95,14 @@ class Model(Network):
 
     def _check(self, x: Tensor) -> None:
         if not any(w.requires_grad for w in self.evaluation_template.parameters()):
-            raise ModelError("the network has no weights to train; wanted some that require a gradient")
+            raise ModelError(NO_WEIGHTS)
         weights = self.init()
         try:
             output = self.logits(weights, x[:2])
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            hint = "" if x.is_floating_point() or x.dtype == torch.uint8 else (
-                ", which are token ids (take char_cnn or char_lstm; numbers of a table: data.options.tokens = false)"
-            )  # fmt: skip
+            hint = explain_type(self.inputs(x[:1]).dtype, weights, f"{error}")
             raise ModelError(f"the model does not take samples of shape {tuple(x.shape[1:])}{hint}: {error}") from error
         if not isinstance(output, Tensor):
             raise ModelError(f"the network returns a {type(output).__name__}, wanted one tensor: return that alone")
@@ -181,6 +180,16 @@ class Model(Network):
     def parameters(self) -> int:
         """The number of weights."""
         return sum(w.numel() for w in self.init().values())
+
+
+def explain_type(samples: torch.dtype, weights: Params, error: str) -> str:
+    """What may be wrong with the type of samples that a network does not take; empty where nothing is known."""
+    if not samples.is_floating_point:
+        return ", which are token ids (take char_cnn or char_lstm; numbers of a table: data.options.tokens = false)"
+    types = sorted({f"{w.dtype}" for w in weights.values()})
+    if f"{samples}" in types or "type" not in error:
+        return ""
+    return f", which are {samples} where its weights are {', '.join(types)} (convert one of them)"
 
 
 def are_probabilities(output: Tensor) -> bool:

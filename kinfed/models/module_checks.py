@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.overrides import TorchFunctionMode
 
 from kinfed.client import Batch
@@ -20,6 +22,7 @@ Forward = Callable[[Params, Tensor], Tensor]  # weights and samples -> the modul
 MIXES = "the network mixes the samples of a batch, padding would enter its output"
 MOVES = "the network's buffers change in training, which is not vectorised"
 DRAWS = "the network draws random numbers of its own in training, which is not vectorised"
+NO_WEIGHTS = "the network has no weights to train; wanted some that require a gradient"
 REFUSALS = (RuntimeError, ValueError, IndexError)  # of a module that cannot take the probes
 
 
@@ -49,7 +52,10 @@ def probe_module(module: nn.Module, forward: Forward, shape: torch.Size, dtype: 
                 batch = Batch(x, mask.long(), mask, mask.any()) if module.training else None
                 seeded = torch.default_generator.get_state()
                 with BatchOperations(batch, moved) as operations:
-                    outer.append(forward(weights | moved, x)[::2])
+                    output = forward(weights | moved, x)
+                if not isinstance(output, Tensor):
+                    return Probe()
+                outer.append(output[::2])
                 draws = not torch.equal(seeded, torch.default_generator.get_state())
     except SequentialOnly as reason:
         return Probe(str(reason))
@@ -192,9 +198,20 @@ def _find_frozen_buffers(module: nn.Module) -> Params:
     }
 
 
+def check_module(built: object) -> nn.Module:
+    """The same, where it is a module; else raises ModelError."""
+    if not isinstance(built, nn.Module):
+        raise ModelError(
+            f"the function that builds the network returns a {type(built).__name__}, wanted a torch module"
+        )
+    return built
+
+
 def refuse_unsupported(module: nn.Module) -> None:
     """Raises where a module cannot train as a function of its weights."""
     parts, named = list(module.named_modules()), list(module.named_parameters())
+    if any(isinstance(part, torch.jit.ScriptModule) for _, part in parts):
+        raise ModelError("the network is TorchScript, whose weights cannot be replaced: give the module it was made of")
     if lazy := [name for name, w in named if is_lazy(w)]:
         have, layer = ("have", "their layers") if len(lazy) > 1 else ("has", "its layer")
         raise ModelError(f"{', '.join(lazy)} {have} no shape before the first call; give {layer} the number of inputs")
@@ -217,6 +234,36 @@ def refuse_computed(module: nn.Module) -> None:
             f"{', '.join(computed)} was computed from weights when the network was built and would not follow them; "
             "compute it in forward, and use torch.nn.utils.parametrizations.weight_norm for nn.utils.weight_norm"
         )
+
+
+@torch.no_grad()
+def moves_buffers(module: nn.Module) -> bool:
+    """Whether it changes buffers to compute weights in training, whatever the samples are: spectral_norm does."""
+    if not any(_computes_weights(part) for part in module.modules()):
+        return False
+    own = copy.deepcopy(module).train()
+    before = {name: b.clone() for name, b in own.named_buffers()}
+    for w in own.parameters():
+        w.add_(torch.linspace(0, 1, w.numel(), device=w.device).view_as(w))  # its first weights may suit the buffers
+    try:
+        for part in own.modules():
+            _compute_weights(part)
+    except REFUSALS:
+        return False
+    return any(not torch.equal(b, before[name]) for name, b in own.named_buffers())
+
+
+def _computes_weights(part: nn.Module) -> bool:
+    return is_parametrized(part) or any(isinstance(hook, SpectralNorm) for hook in part._forward_pre_hooks.values())
+
+
+def _compute_weights(part: nn.Module) -> None:
+    """What its forward pass begins with, where weights are computed from others."""
+    for name in cast("nn.ModuleDict", part.parametrizations) if is_parametrized(part) else ():
+        getattr(part, name)
+    for hook in part._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm):
+            hook(part, None)
 
 
 def weights_of(module: nn.Module) -> Params:

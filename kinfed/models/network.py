@@ -28,10 +28,13 @@ from kinfed.models.evaluation import Evaluate, evaluate_in_parts, in_evaluation
 from kinfed.models.inputs import TOKENS
 from kinfed.models.module_checks import (
     MIXES,
+    MOVES,
     Probe,
+    check_module,
     from_module,
     measure_activations,
     measure_largest,
+    moves_buffers,
     probe_module,
     refuse_unsupported,
     weights_of,
@@ -75,7 +78,7 @@ class Network(ABC):
         """Fresh weights, drawn by the module's own rules."""
         with BUILDING, torch.random.fork_rng(devices=[]):
             seed_generators(self.seed if seed is None else seed)
-            module = self.build()
+            module = check_module(self.build())
             refuse_unsupported(module)
             return weights_of(module)
 
@@ -83,7 +86,7 @@ class Network(ABC):
         """A new module; what it draws beside its weights (a mask, an order) is drawn by the seed, always the same."""
         with BUILDING, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # not a GPU's, which clients may be drawing from
-            return self.build()
+            return check_module(self.build())
 
     def inputs(self, x: Tensor) -> Tensor:
         """Samples as the network wants them: float, scaled."""
@@ -101,8 +104,13 @@ class Network(ABC):
         return self.in_parts(self._evaluate, params, x)
 
     def _evaluate(self, params: Params, x: Tensor) -> Tensor:
+        own = self._own_buffers(params) if self.buffers and self.probe_evaluation(x).flaw == MOVES else {}
         with self.borrow(self.evaluation_template) as module, in_evaluation():
-            return self.forward(module, params, x)
+            return self.forward(module, {**params, **own}, x)
+
+    def _own_buffers(self, params: Params) -> Params:
+        """Copies of the buffers, which a pass may change in place: clients of a block share those they are served."""
+        return {name: w.clone() for name, w in params.items() if name in self.buffers}
 
     def in_parts(self, evaluate: Evaluate, params: Params, x: Tensor) -> Tensor:
         """What `evaluate` gives for samples x: on a CPU of as many at once as its caches hold."""
@@ -172,10 +180,15 @@ class Network(ABC):
 
     def training_pass(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """The mean loss over the batch's real samples in training mode, and what the pass makes of the buffers."""
+        output, buffers = self.training_output(params, batch)
+        return self.mean_loss(output, batch), buffers
+
+    def training_output(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """The output for the batch in training mode, and what the pass makes of the buffers."""
         buffers = {name: params[name] for name in self.buffers}
         with self.borrow(self.template) as module, BatchOperations(batch, buffers) as operations:
             output = self.forward(module, params, batch.x)
-        return self.mean_loss(output, batch), buffers | operations.moved
+        return output, buffers | operations.moved
 
     def mean_loss(self, output: Tensor, batch: Batch) -> Tensor:
         """The mean loss of these outputs over the batch's real samples."""
@@ -259,7 +272,8 @@ class Network(ABC):
         """Why no batch of this network is vectorised; empty where it depends on the samples, or is."""
         if any(part._backward_hooks or part._backward_pre_hooks for part in self.template.modules()):
             return "a backward hook is not vectorised"
-        return ""
+        with ThreadPoolExecutor(1) as thread:  # outside of this thread's vmap
+            return MOVES if thread.submit(moves_buffers, self.template).result() else ""
 
     @cached_property
     def template(self) -> nn.Module:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from kinfed.checks import at_least, seed_of_numpy
-from kinfed.clustering.hierarchy import average_linkage, silhouette
+from kinfed.clustering.hierarchy import average_linkage
 from kinfed.clustering.neighbour_sets import NeighbourSets
+from kinfed.clustering.silhouettes import silhouette
 from kinfed.errors import ConfigError
 from kinfed.relatedness.clusterer import Clusterer, ComparedClients, Matrix, Pairs, Points, share_neighbours
 from kinfed.relatedness.embeddings import fit_kernel, project, project_more

@@ -20,7 +20,7 @@ from kinfed.data.population import Population
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError, FileError, OutOfMemory
 from kinfed.experiment import Experiment
-from kinfed.files import clear_unfinished, lock
+from kinfed.files import clear_unfinished, lock, quote
 from kinfed.learning_tasks import OwnMetrics
 from kinfed.method import Method
 from kinfed.methods import title_of
@@ -242,7 +242,7 @@ def resume_command(folder: Path, config: Config) -> str:
     metrics = config.task.metrics if isinstance(config.task, OwnMetrics) else ()
     named = map(str, (config.method, config.model, *config.methods, *config.compare, *parts, *metrics))
     is_own = any(":" in name and not name.startswith(OWN) for name in named)
-    return f"kinfed resume {folder}{' --trust' if is_own else ''}"
+    return f"kinfed resume {quote(folder)}{' --trust' if is_own else ''}"
 
 
 def hold(folder: Path) -> AbstractContextManager[None]:
@@ -260,7 +260,7 @@ def refuse_taken(folder: Path, force: bool) -> None:
             raise ConfigError(f"{folder} already holds a {held}: choose another --out")
     if not force and any((folder / name).exists() for name in ("rounds.csv", CHECKPOINT, SUMMARY)):
         raise ConfigError(
-            f"{folder} already holds a run: go on with `kinfed resume {folder}`, choose another --out, "
+            f"{folder} already holds a run: go on with `kinfed resume {quote(folder)}`, choose another --out, "
             "or replace it with --force"
         )
 

@@ -45,10 +45,11 @@ from kinfed.config import Config, to_toml
 from kinfed.data.population import LATER, Population, Role
 from kinfed.errors import CheckpointError
 from kinfed.experiment import Experiment, RoundResult, Summary
-from kinfed.federation import EXCLUDED, LONG_UPDATE, OUTLYING, Federation, Rejected
-from kinfed.files import write_arrays, write_bytes
+from kinfed.federation import Federation
+from kinfed.files import quote, write_arrays, write_bytes
 from kinfed.metrics import Scores, collect_confusions, collect_signatures, current_clusters
 from kinfed.quality import ACCURACY, Metric
+from kinfed.replies import EXCLUDED, LONG_UPDATE, OUTLYING, Rejected
 from kinfed.runs.logs import (
     CONFIG,
     SUMMARY,
@@ -269,9 +270,8 @@ def refuse_missing(folder: Path, names: Sequence[str]) -> None:
 
 def refuse_table(folder: Path, path: Path, why: str) -> NoReturn:
     """Raises for a table that is not as the run wrote it."""
-    raise CheckpointError(
-        f"{path} {why}: a damaged folder; start again with `kinfed run {folder / CONFIG} --out {folder} --force`"
-    )
+    again = f"kinfed run {quote(folder / CONFIG)} --out {quote(folder)} --force"
+    raise CheckpointError(f"{path} {why}: a damaged folder; start again with `{again}`")
 
 
 def ledger_rows(fed: Federation, upto: int | None = None) -> Iterator[tuple[Cell, ...]]:

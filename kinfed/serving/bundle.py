@@ -37,6 +37,7 @@ from kinfed.files import (
     write_bytes,
 )
 from kinfed.method import Method
+from kinfed.models import MODELS, make_model
 from kinfed.params import NOTHING, Params, model_in, select
 from kinfed.registry import refuse_code
 from kinfed.serving.assignment import Assignment, UnseenClientFederation
@@ -45,6 +46,19 @@ from kinfed.targets import forget_targets, is_known
 FORMAT = 3
 JSON, TENSORS = "bundle.json", "bundle.safetensors"
 CONFIG = ("method", "model", "seed", "task", "inputs", "training")  # and the method's own settings
+MOST = 10_000  # of whatever a setting counts: epochs, steps, clusters, dimensions
+ROUNDS = (  # when something happens
+    "after",
+    "every",
+    "isolation",
+    "recluster_every",
+    "rounds_before",
+    "stable_rounds",
+    "step_rounds",
+    "warm_rounds",
+)
+HARMLESS = ("seed", "batch_size", "tuning_batch_size", "samples", "schedule_rounds", "warm_up", *ROUNDS)  # of any size
+MOST_WEIGHTS = 2**28  # of a built-in network
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,12 @@ def load(folder: str | Path, trust: bool = False) -> Bundle:
     tensors = read_tensors(folder / TENSORS, table.get("tensors"))
     try:
         with refuse_code(f"the bundle {folder}", trust):
+            if not trust:
+                check_counts(table["config"])
             config, kind = read(cast("Table", table["config"])), SampleKind.read(table["samples"])
+            if not trust:
+                check_weights(config, kind)
+            check_server_samples(tensors["server_samples"], kind)
             method = method_of(config, kind)
             state = state_of(method, cast(Tree, table["state"]), tensors)
         about = {name: table[name] for name in table if name not in ("format", "digest", "config", "tensors", "state")}
@@ -149,13 +168,44 @@ def load(folder: str | Path, trust: bool = False) -> Bundle:
         raise BundleError(f"{folder / JSON} is incomplete, {error} is missing or invalid: export it again") from error
 
 
+def check_counts(settings: object, key: str = "") -> None:
+    """Raise BundleError for the first setting whose count would keep `assign` busy for ever, or fill memory."""
+    name = key.rpartition(".")[2]
+    if isinstance(settings, dict):
+        for inner, value in settings.items():
+            check_counts(value, f"{key}.{inner}" if key else str(inner))
+    elif isinstance(settings, list):
+        for value in settings:
+            check_counts(value, key)
+    elif isinstance(settings, int) and settings > MOST and name not in HARMLESS:
+        raise BundleError(f"{key} is {settings:,}, at most {MOST:,} is allowed; if you trust its maker, use --trust")
+
+
+def check_weights(config: Config, kind: SampleKind) -> None:
+    """Raise BundleError where samples are so large that the built-in network for them would fill memory."""
+    if config.model not in MODELS:
+        return
+    with torch.device("meta"):
+        network = make_model(config.model, kind.shape, kind.classes, task=config.task).build()
+    weights = sum(weight.numel() for weight in network.parameters())
+    if weights > MOST_WEIGHTS:
+        raise BundleError(
+            f"model {config.model} for samples of shape {list(kind.shape)} and {kind.classes} classes has {weights:,} "
+            f"weights, at most {MOST_WEIGHTS:,} are allowed; if you trust its maker, use --trust"
+        )
+
+
+def check_server_samples(samples: Tensor, kind: SampleKind) -> None:
+    """Raise BundleError unless these are samples of this kind: before a network is built for them."""
+    if samples.shape[1:] != kind.shape or samples.dtype != kind.nothing().dtype:
+        raise BundleError(f"the server's samples are {samples.dtype} {list(samples.shape)}, unlike those of clients")
+
+
 def check_bundle(bundle: Bundle) -> Bundle:
     """The same; raises BundleError where its parts do not fit together."""
-    sizes, server, about = bundle.sizes, bundle.server_samples, bundle.about
+    sizes, about = bundle.sizes, bundle.about
     if sizes.dtype != torch.int64 or sizes.ndim != 1 or not bool((sizes >= 0).all()):
         raise BundleError(f"sizes are {sizes.dtype} {list(sizes.shape)}, wanted a number of samples for each client")
-    if server.shape[1:] != bundle.kind.shape or server.dtype != bundle.kind.nothing().dtype:
-        raise BundleError(f"the server's samples are {server.dtype} {list(server.shape)}, unlike those of clients")
     if not isinstance(about.get("assignment_rule"), str) or not isinstance(about.get("clusters"), list):
         raise BundleError("it does not say how clients are assigned, and to which clusters")
     return bundle

@@ -15,7 +15,7 @@ from kinfed.data.arrays import SampleKind
 from kinfed.data.population import Population
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
-from kinfed.files import clear_unfinished
+from kinfed.files import clear_unfinished, quote
 from kinfed.method import Method
 from kinfed.params import Params
 from kinfed.registry import refuse_code
@@ -42,7 +42,9 @@ def export_run(
     bundle.save(target.folder)
     clusters = cast("list[Table]", bundle.about["clusters"])
     size = sum((target.folder / name).stat().st_size for name in (JSON, TENSORS)) / 1e6
-    yield f"{bundle.about['method']} of {len(bundle.sizes)} clients in {len(clusters)} clusters, {size:.2f} MB"
+    clients, found = len(bundle.sizes), len(clusters)
+    held = f"{clients} client{'s' * (clients != 1)} in {found} cluster{'s' * (found != 1)}"
+    yield f"{bundle.about['method']} of {held}, {size:.2f} MB"
     yield f"assignment: {bundle.about['assignment_rule']}"
     yield f"written to {target.folder}"
     if form:
@@ -99,7 +101,7 @@ def read_ended(run: Path, trust: bool = False) -> tuple[Config, SampleKind]:
         raise CheckpointError(f"{run} is a comparison: export one of the runs in it, such as {run}/METHOD-seed0")
     config = read_config(run, trust=trust)
     if not Run(run).has_ended:
-        raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {run}`")
+        raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {quote(run)}`")
     refuse_incomplete(run)
     saved = read_about(run, config)
     if "samples" not in saved:

@@ -110,7 +110,7 @@ class Pretraining:
         path = cache_folder("encoders") / f"{'+'.join(names)}-{digest}.safetensors"
         if not is_whole(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with lock(path.with_suffix(".lock")):
+            with lock(path.with_suffix(".lock"), waits="waiting for another process, which pre-trains this encoder"):
                 if not is_whole(path):  # another process may have trained it meanwhile
                     save_tensors(path, self._train(autoencoder, self.load(public)))
         return from_file(path, autoencoder.init(), public.device)

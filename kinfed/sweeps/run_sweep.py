@@ -9,6 +9,7 @@ from kinfed.checkpoint import FORMAT
 from kinfed.config import DEMO, Table, make_population, read_base, to_toml
 from kinfed.config.assembly import ConfigLike, check_needs, configure
 from kinfed.errors import ConfigError, KinfedError
+from kinfed.files import quote
 from kinfed.processes import Spawned
 from kinfed.progress import Display, Silence, choose_display
 from kinfed.registry import refuse_code
@@ -146,7 +147,9 @@ def run_points(found: Sweep, todo: Sequence[Job], workers: Workers, display: Dis
         failed |= workers.run(found.jobs("test", found.selected), Silence(display.say))
     except KeyboardInterrupt:
         workers.close()
-        raise Interrupted(f"interrupted; the same command, or kinfed resume {found.path}, goes on from here") from None
+        raise Interrupted(
+            f"interrupted; the same command, or kinfed resume {quote(found.path)}, goes on from here"
+        ) from None
     finally:
         write_sweep(Sweep(found.path, found.definition), failed)
     return failed

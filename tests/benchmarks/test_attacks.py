@@ -134,9 +134,29 @@ def test_a_cell_by_cluster_has_the_liars_own_the_others_and_the_ari():
     assert by_cluster([Result(0.9, 0, 0.8, 1.0)]) == "80.0 / 100.0"
 
 
+def test_a_cell_has_the_spread_over_seeds_where_asked():
+    seeds = [Result(0.9, 0.1, 0.85, 0.5, 1), Result(0.8, 0.2, 0.75, 0.5, 1), Result(0.7, 0.3, 0.65, 0.5, 1)]
+    assert cell_text(seeds, has_trigger=True, has_spread=True) == "80.0 ± 10.0 (trigger 20)"
+    assert by_cluster(seeds, has_spread=True) == "75.0 ± 10.0 / 50.0 ± 0.0, ARI 1.00"
+    assert cell_text(seeds[:1], has_trigger=False, has_spread=True) == "90.0"
+
+
 @pytest.mark.on_demand
 @pytest.mark.parametrize("method", ["fedavg", "flt", "repa", "ifca"])
 def test_with_the_default_of_deployment_a_liar_costs_at_most_two_points(method):
     usual = measure(method, ATTACKS["none"], MEAN, 0)[0]
     for attack in ("huge", "scaling", "inflated"):
         assert measure(method, ATTACKS[attack], DEPLOYED, 0)[0] >= usual - 0.02, attack
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["bound_noise", "one_way"])
+def test_noise_of_usual_length_keeps_no_clusters_from_being_found(attack):
+    setup = Setup(rounds=4, clients=15, clusters=3)
+    assert measure("flhc", ATTACKS[attack], DEPLOYED, 0, setup).ari == 1
+
+
+@pytest.mark.slow
+def test_noise_of_usual_length_takes_no_cluster_of_fedgroup():
+    setup = Setup(rounds=2, clients=15, clusters=3)
+    assert measure("fedgroup", ATTACKS["one_way"], DEPLOYED, 0, setup).ari == 1

@@ -10,8 +10,9 @@ from kinfed.clustering.hierarchy import (
     distances,
     merges,
     nearest_cluster,
-    silhouette,
+    search_height,
 )
+from kinfed.clustering.silhouettes import silhouette
 from kinfed.errors import ConfigError
 from tests.problems import same_clusters
 
@@ -64,6 +65,48 @@ def test_the_search_finds_blobs_and_leaves_a_cloud_whole(linkage):
         apart = distances(seen, seen, "l2")
         tree = merges(apart, linkage)
         assert same_clusters(cut(tree, best_height(tree, apart, 100)), wanted)
+
+
+GROUPS = torch.tensor([[0.0], [3.0], [7.0], [10.0], [14.0], [17.0]])  # of silhouettes 0.52 as three, 0.48 as two
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete", "average", "ward"])
+@pytest.mark.parametrize("far", [[100.0], [100.0, 101.0]])
+def test_a_few_in_doubt_do_not_keep_the_others_together(linkage, far):
+    points = torch.cat([torch.tensor(far)[:, None], GROUPS])
+    apart, doubted = distances(points, points, "l2"), len(far)
+    tree, alone = merges(apart, linkage), [0] * doubted
+    trusting, doubting = (cut(tree, search_height(apart, linkage, 100, n)) for n in (0, doubted))
+    assert same_clusters(trusting, torch.tensor([*alone, 1, 1, 1, 1, 1, 1]))
+    assert same_clusters(doubting[doubted:], torch.tensor([1, 1, 2, 2, 3, 3]))
+    assert not torch.isin(doubting[:doubted], doubting[doubted:]).any()
+
+
+def test_the_cut_is_below_the_merge_of_the_others_clusters_however_that_rounds_among_all():
+    near = [[9, 2, 1], [11, 2, 1], [8, 5, -2], [12, 1, 2]]
+    far = [[6, 9, 6], [4, 7, 7], [4, 7, 4], [5, 7, 6], [4, 5, 6], [1, 7, 4], [3, 6, 7], [1, 6, 6]]
+    points = torch.tensor([[-13, 1, -2], *near, *far], dtype=torch.double)
+    apart = distances(points, points, "l2")
+    found = cut(merges(apart, "ward"), search_height(apart, "ward", 100, doubted=2))
+    assert same_clusters(found, torch.tensor([0] + [1] * 4 + [2] * 8))
+
+
+@pytest.mark.parametrize("far", [5.0, 18.0, 40.0, 100.0])
+def test_a_cut_that_hangs_on_nobody_in_doubt_stays_as_it_is(far):
+    points = torch.cat([torch.tensor([[far]]), GROUPS + 40 * torch.tensor([[0.0], [0], [0], [1], [1], [1]])])
+    apart = distances(points, points, "l2")
+    tree = merges(apart, "ward")
+    trusting, doubting = (cut(tree, search_height(apart, "ward", 100, n)) for n in (0, 1))
+    assert same_clusters(doubting, trusting)
+
+
+def test_who_is_alone_among_others_without_clusters_stays_alone():
+    noise = torch.randn(12, 2000, generator=torch.Generator().manual_seed(0))
+    points = torch.cat([noise, 3 * noise[:1].roll(1, 1)])
+    apart = distances(points, points, "l2")
+    height = search_height(apart, "ward", 100, doubted=2)
+    assert height == search_height(apart, "ward", 100)
+    assert same_clusters(cut(merges(apart, "ward"), height), torch.tensor([0] * 12 + [1]))
 
 
 def test_the_linkage_decides_where_a_stranger_goes():

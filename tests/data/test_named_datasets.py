@@ -31,7 +31,7 @@ def arrays(samples=6, shape=(28, 28), classes=3):
 
 
 def message(root, name="mine"):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises((DataError, ConfigError)) as caught:
         load(name, root)
     return str(caught.value)
 
@@ -199,8 +199,19 @@ def test_storing_leaves_no_half_file_behind(tmp_path):
 
 def test_without_the_library_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    expected = message(tmp_path, "mnist")
-    assert "kinfed[hub]" in expected and "KINFED_DATA" in expected and f"put mnist.npz into {tmp_path}" in expected
+    assert message(tmp_path, "mnist") == (
+        f"dataset 'mnist' is not at {tmp_path}/mnist.npz: name the folder that has mnist.npz by --data-dir or "
+        "KINFED_DATA; or fetch it by `pip install 'kinfed[hub]'`"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"] + ["mine"])
+def test_a_missing_dataset_is_a_short_message_with_what_helps(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    said = message(tmp_path, name).replace(str(tmp_path), "FOLDER")
+    assert name in said and "FOLDER" in said and "--data-dir or KINFED_DATA" in said
+    assert len(said) < 320
 
 
 def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):
@@ -210,7 +221,7 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    assert "no route" in message(tmp_path, "svhn")
+    assert "or go online (ufldl-stanford/svhn: ConnectionError: no route)" in message(tmp_path, "svhn")
 
 
 def test_every_dataset_of_images_but_digits_has_a_place_on_the_hub():

@@ -129,7 +129,7 @@ def test_unknown_options_and_missing_files_say_what_to_do(tmp_path):
         load("har", tmp_path, {"splitt": "windows"})
     with pytest.raises(ConfigError, match=r"data\.options of 'har': split must be"):
         load("har", tmp_path, {"split": "halves"})
-    with pytest.raises(DataError, match=r"put shakespeare\.npz into .*, or set KINFED_DATA"):
+    with pytest.raises(DataError, match=r"folder that has shakespeare\.npz by --data-dir or KINFED_DATA"):
         load("shakespeare", tmp_path)
     np.savez(tmp_path / "heart.npz", x=np.zeros(3))
     with pytest.raises(DataError, match="has no array y, y_raw"):

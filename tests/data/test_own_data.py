@@ -154,6 +154,26 @@ def test_labels_that_are_text_name_the_classes():
         from_arrays(np.ones((2, 2)), ["sick", "well"], np.zeros(2), OwnSettings(class_names=("well", "ill")))
 
 
+GAPS = [
+    (["u", "v", float("nan"), "u"], r"nan, wanted text, as 'u'"),
+    (np.array(["u", "v", None, "u"], object), r"None, wanted text, as 'u'"),
+    (["u", "v", 3, "u"], r"3, wanted text, as 'u'"),
+    ([0, 1, None, 0], r"None, wanted a number"),
+    ([0, 1, float("nan"), 0], r"nan, wanted a number"),
+]
+
+
+@pytest.mark.parametrize(("y", "message"), GAPS)
+def test_a_label_that_is_none_is_named_with_its_client_and_sample(y, message):
+    x, client = np.random.default_rng(0).random((4, 3)), ["a", "a", "b", "b"]
+    with pytest.raises(DataError, match=rf"^client 'b': the label of sample 2 is {message}: fill it"):
+        from_arrays(x, y, client)
+    with pytest.raises(DataError, match=rf"^client 1: the label of sample 1 is {message}: fill it"):
+        from_clients([(x[:1], y[:1]), (x[1:], [y[0], *y[2:]])])
+    with pytest.raises(DataError, match=rf"^client 'b': the label of sample 2 is {message}: fill it"):
+        from_torch(list(zip(x, y, strict=True)), client)
+
+
 def test_columns_of_numbers_of_a_hub_table_are_features_and_class_labels_have_names():
     features = {
         "age": datasets.Value("int64"), "pulse": datasets.Value("float32"),

@@ -16,13 +16,16 @@ from kinfed.config import read
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.data import Population, is_stored
 from kinfed.engines import Sequential, SeveralDevices, Vectorised, blocks
+from kinfed.fastpath import kernel_evaluation
+from kinfed.federation import Offer
 from kinfed.gpu_memory import CONTEXT, PROCESSES
 from kinfed.methods import METHODS, FedAvg, Local
+from kinfed.methods.flis import predict
 from kinfed.models import Model, make_autoencoder, make_model
 from kinfed.models.batch_operations import draw_kept
 from kinfed.models.convolutions import Windows2d, convolve_lanes
 from kinfed.models.inputs import Inputs
-from kinfed.params import to_flat
+from kinfed.params import stack, to_flat
 from kinfed.progress import Silence
 from kinfed.runs.jobs import Job, take_jobs_together
 from kinfed.runs.parallel import AtOnce, run_jobs
@@ -47,6 +50,10 @@ class Eager(CudaGraphs):
 
 def on_cpu(tree):
     return {name: t.cpu() for name, t in tree.items()}
+
+
+def on_gpu(tree):
+    return {name: t.cuda() for name, t in tree.items()}
 
 
 def trained(method, engine=Vectorised, population=None, rounds=4, graphs=None, **settings):
@@ -125,6 +132,32 @@ def test_what_clients_compute_with_one_model_agrees_with_the_reference(name):
         ends += [{"loss": fed.run(evaluate, fed.clients, offer)["loss"].cpu()} for _ in range(3)]  # captured, replayed
     for got in ends[1:]:
         assert_close(ends[0], got, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mlp_200", "lenet5", "flhc_cnn", "resnet9"])
+def test_what_clients_compute_with_models_of_their_own_agrees_with_the_reference(monkeypatch, name):
+    shape, called = (3, 32, 32) if name in ("resnet9", "lenet5") else (1, 28, 28), []
+    compute = kernel_evaluation.compute_outputs
+    monkeypatch.setattr(kernel_evaluation, "compute_outputs", lambda *given: called.append(name) or compute(*given))
+    population, ends = tiny_population((4, 9, 23, 7), shape=shape), []
+    method = FedAvg(make_model(name, shape, 3), LOCAL)
+    models = stack([method.model.init(seed) for seed in range(4)])
+    for engine, how, to in ((Sequential, {}, on_cpu), (Vectorised, {"device": "cuda"}, on_gpu)):
+        fed = engine(method, population, **how)
+        for _ in range(3):  # captured, replayed
+            replies = fed.run(evaluate, fed.clients, Offer(each={"params": to(models)}))
+            ends.append({name: replies[name].cpu().float() for name in ("loss", "metric")})
+    for got in ends[1:]:
+        assert_close(ends[0], got, atol=1e-3 if name == "resnet9" else 1e-4)
+    assert bool(called) == (name != "resnet9")
+
+
+def test_predictions_of_many_models_are_those_of_each():
+    model = make_model("lenet5", (3, 32, 32), 3)
+    models = stack([model.init(seed) for seed in range(19)])
+    x = torch.randint(0, 256, (1100, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    there = predict(model, on_gpu(models), x.cuda(), soft=True)
+    torch.testing.assert_close(there.cpu(), predict(model, models, x, soft=True), atol=1e-5, rtol=0)
 
 
 def test_two_parts_of_a_cohort_on_a_gpu_change_no_bit():

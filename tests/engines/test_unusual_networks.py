@@ -66,15 +66,16 @@ class Scaled(nn.Module):
 class Counted(nn.Module):
     """Steps are counted in a buffer, in place or by another tensor, and change the output."""
 
-    def __init__(self, dtype: torch.dtype, in_place: bool) -> None:
+    def __init__(self, dtype: torch.dtype, in_place: bool, always: bool = False) -> None:
         super().__init__()
-        self.head, self.in_place = nn.Linear(64, 3), in_place
+        self.head, self.in_place, self.always = nn.Linear(64, 3), in_place, always
         self.register_buffer("steps", torch.zeros((), dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.in_place:
+        counts = self.training or self.always
+        if counts and self.in_place:
             self.steps += 1
-        elif self.training:
+        elif counts:
             self.steps = self.steps + 1
         return self.head(x.flatten(1)) / (1 + 0.1 * self.steps)
 
@@ -104,6 +105,16 @@ def normalise_weights() -> nn.Module:
     return flat(nn.utils.parametrizations.weight_norm(nn.Linear(64, 8)), nn.Tanh(), width=8)
 
 
+def flatten_then(forward: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:
+    return Called(lambda net, x: net.head(forward(net, x.flatten(1))), head=nn.Linear(64, 3))
+
+
+def add_in_place(net: nn.Module, x: Tensor) -> Tensor:
+    h = torch.zeros(len(x), 64)
+    h += x
+    return h
+
+
 VECTORISED: dict[str, Callable[[], nn.Module]] = {
     "frozen convolution": freeze,
     "padding token": lambda: read_words(nn.Embedding(4, 5, padding_idx=-3)),
@@ -126,9 +137,24 @@ SEQUENTIAL: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "draws of its own": (Skipped, "draws random numbers of its own in training"),
     "packed sequences": (pack, "packed sequences are not vectorised"),
     "counted tokens": (lambda: read_words(nn.Embedding(4, 5, scale_grad_by_freq=True)), "scale_grad_by_freq"),
+    "sums in place": (lambda: flatten_then(add_in_place), "in-place operations on new tensors"),
+    "branches": (lambda: flatten_then(lambda _, x: x if x.sum() > 1e9 else -x), "deciding by values of samples"),
+    "numbers": (lambda: flatten_then(lambda _, x: x + 0 * x.sum().item()), "reading numbers out of tensors"),
+    "NumPy": (lambda: flatten_then(lambda _, x: x + 0 * float(x.numpy()[0, 0])), "reading tensors as NumPy arrays"),
+    "masks": (lambda: flatten_then(lambda _, x: x + 0 * x[x > 0].sum()), "shapes that depend on values"),
+    "comparisons": (
+        lambda: flatten_then(lambda _, x: x + 0 * torch.allclose(x, x)),
+        "torch.allclose is not vectorised",
+    ),
 }
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tuple": (lambda: Called(lambda net, x: (net.head(x.flatten(1)), x), head=nn.Linear(64, 3)), "returns a tuple"),
+    "dict, with buffers": (
+        lambda: Called(
+            lambda net, x: {"y": net.head(net.norm(x.flatten(1)))}, norm=nn.BatchNorm1d(64), head=nn.Linear(64, 3)
+        ),
+        "returns a dict",
+    ),
     "no weights": (lambda: Called(lambda net, x: x.flatten(1)[:, :3]), "no weights to train"),
     "lost samples": (lambda: Called(lambda net, x: net.a(x).squeeze(), a=nn.Conv2d(1, 3, 8)), "1 sample has shape"),
     "lazy": (
@@ -138,6 +164,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "complex": (
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3, dtype=torch.cfloat)),
         r"1\.weight, 1\.bias are complex",
+    ),
+    "double weights": (
+        lambda: flat(nn.Linear(64, 8), width=8).double(),
+        r"are torch\.float32 where its weights are torch\.float64",
     ),
     "max norm": (lambda: read_words(nn.Embedding(4, 5, max_norm=1.0)), "max_norm of words"),
 }
@@ -172,7 +202,7 @@ def repeat() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("build", "reason"), [(pack, "packed sequences are not vectorised"), (repeat, "stack expects each tensor")]
+    ("build", "reason"), [(pack, "packed sequences are not vectorised"), (repeat, "shapes that depend on values")]
 )
 def test_lengths_that_differ_between_clients_are_evaluated_sequentially(build, reason):
     p = tiny_population((20, 20, 20, 20))
@@ -193,6 +223,21 @@ def test_a_counter_that_forward_replaces_begins_anew_with_every_client():
         model = Model(lambda way=in_place: Counted(torch.long, in_place=way), classes=3)
         ends.append(fit(FedAvg(model, LOCAL), Sequential, tiny_population((3, 14, 9)), 2)[0].params)
     assert_same_bits(*ends)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_buffer_that_evaluation_changes_begins_anew_with_every_client(in_place):
+    method = FedAvg(Model(lambda: Counted(torch.float, in_place, always=True), classes=3), LOCAL)
+    slow, fast = (engine(method, tiny_population()) for engine in (Sequential, Vectorised))
+    served = method.init(slow).params
+    first, second, found = (
+        fed.run(evaluate, fed.clients, Offer({"params": served})).send for fed in (slow, slow, fast)
+    )
+    assert_same_bits(first, second)
+    assert_close(found, first)
+    assert served["steps"] == 0
+    outputs = (method.model.logits(served, slow.x[:3]) for _ in range(2))
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:.*clients train sequentially")

@@ -136,4 +136,4 @@ def test_networks_of_many_activations_train_one_client_after_the_other(monkeypat
             for engine in (Sequential, Vectorised)
         )
         assert plans[-1].in_turn == in_turn
-        assert_close(fast, slow)
+        assert_close(fast, slow, atol=1e-4)  # sums of 4,096 terms: last bits differ from CPU to CPU

@@ -12,10 +12,13 @@ import threading
 import time
 from types import SimpleNamespace
 import torch
+from functools import partial
 from torch import nn
+from torch.func import vmap
 from kinfed.client import Batch
 from kinfed import cuda_graphs
-from kinfed.fastpath import SGD, FastPlan, JointTraining, Schedule, StepGraphs, gpu_training, parse, train_lanes
+from kinfed.fastpath import SGD, FastPlan, JointTraining, Schedule, StepGraphs
+from kinfed.fastpath import gpu_training, kernel_evaluation, parse, train_lanes
 from kinfed.models import Model
 from kinfed.models.inputs import Inputs
 from kinfed.models.convolutions import Windows2d, _KernelProduct, _Product
@@ -58,6 +61,22 @@ def check(model, size, momentum, mu, shifts=False, seed=0, graphs=None, decay=0.
         assert not torch.equal(got[name], start[name]), name
         torch.testing.assert_close(got[name], expected[name], atol=1e-6, rtol=0)
 
+def evaluate_each(model, models, x):
+    return torch.stack([model.logits({name: w[lane] for name, w in models.items()}, x) for lane in range(3)])
+
+def check_evaluation(model):
+    models, own = starts(model, 5), X[:27].unflatten(0, (3, 9))
+    compute = partial(kernel_evaluation.compute_logits, model)
+    def check(got, expected):
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
+    check(vmap(compute)(models, own), torch.stack([evaluate_each(model, models, own[i])[i] for i in range(3)]))
+    each = vmap(lambda x: vmap(compute, (0, None))(models, x))(own)  # clients that compare models
+    check(each, torch.stack([evaluate_each(model, models, x) for x in own]))
+    several = {name: torch.stack([w, w.flip(0)]) for name, w in models.items()}
+    each = vmap(lambda some: vmap(compute, (0, None))(some, X[:4]))(several)  # models of each client's own
+    check(each[0], evaluate_each(model, models, X[:4]))
+    check(each[1], each[0].flip(0))
+
 def check_lookahead(model, seed=1, graphs=None):
     draw = torch.Generator().manual_seed(seed)
     pick, mask = torch.randint(0, 40, (3, 2, 8), generator=draw), torch.ones(3, 2, 8, dtype=torch.bool)
@@ -74,6 +93,16 @@ def check_lookahead(model, seed=1, graphs=None):
                 params = {n: w - 0.05 * (g[n] + 0.1 * (w - first[n])) for n, w in params.items()}
         for name in params:
             torch.testing.assert_close(got[name][lane], params[name], atol=1e-6, rtol=0)
+
+FLAT = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(98, 12), nn.ReLU(), nn.Linear(12, 3)), classes=3)
+calls, compute_outputs = [], kernel_evaluation.compute_outputs
+kernel_evaluation.has_evaluation_kernels = lambda model, x: True
+kernel_evaluation.compute_outputs = lambda *given: calls.append(given[1].shape[:2]) or compute_outputs(*given)
+for model in (POOLED, PADDED, DROPPED, AUGMENTED, FLAT):
+    check_evaluation(model)
+assert calls[:3] == [(3, 9), (3, 27), (6, 4)], calls
+kernel_evaluation.LARGEST = 1  # lane by lane
+check_evaluation(PADDED)
 
 check(POOLED, 4, 0.9, 0.1, decay=0.05)
 def check_convolution(size, padding, image, channels, out):

@@ -7,12 +7,12 @@ from kinfed.aggregation import DEPLOYED, MEAN
 from kinfed.clustering.hierarchy import Hierarchy, components
 from kinfed.engines import Vectorised
 from kinfed.errors import NetworkError
-from kinfed.federation import LONG_UPDATE, OUTLYING, Offer, Replies, measure_changes
 from kinfed.methods import FLHC, FLISHC
 from kinfed.methods.signature_tasks import drop_bridges
 from kinfed.methods.split_tree import SplitRule
 from kinfed.metrics import count_unused
 from kinfed.params import from_flat, to_flat
+from kinfed.replies import LONG_UPDATE, OUTLYING, Offer, Replies, measure_changes
 from kinfed.runs.writer import name_event
 from kinfed.signatures import EmbeddingStatistics, Signatures
 from tests.methods.planted import LOCAL, net, renamed

@@ -47,6 +47,10 @@ def repa(runs, folder_of, tmp_path):
     return tmp_path / "bundle", folder_of(make_population(load_config(run / "config.toml")), 0, labelled=False)
 
 
+def test_export_counts_one_cluster_as_one(runs, tmp_path):
+    assert " clients in 1 cluster, " in kinfed("export", runs("fedavg"), tmp_path / "bundle").output
+
+
 def test_a_run_is_exported_and_a_client_gets_its_model(runs, repa, tmp_path):
     bundle, data = repa
     shown = kinfed("export", runs("repa"), tmp_path / "other").output.splitlines()

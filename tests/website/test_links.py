@@ -1,5 +1,6 @@
 """Links of the docs hold in the repository and on the site."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -93,3 +94,15 @@ def test_anchors_of_links_are_headings_of_their_pages(name):
 
 def test_the_menu_names_the_pages_new_readers_look_for():
     assert "glossary.md" in SECTIONS["Reference"] and "coming-from.md" in SECTIONS["Start"]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_each_name_that_a_module_exports_is_assigned_by_itself(name):
+    """The pages of the API show no names that are assigned several at once."""
+    path = ROOT / "kinfed" / name / "__init__.py"
+    body = ast.parse((path if path.exists() else ROOT / "kinfed" / f"{name}.py").read_text()).body
+    targets = [(target, node.value) for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    together = {name.id for target, _ in targets if isinstance(target, ast.Tuple) for name in target.elts}
+    for target, value in targets:
+        if ast.unparse(target) == "__all__":
+            assert not together & set(ast.literal_eval(value))
