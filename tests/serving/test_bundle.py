@@ -2,14 +2,16 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kinfed import checkpoint
 from kinfed.capabilities import reason_for_labels
 from kinfed.config import load_config, make_population
-from kinfed.errors import RoleError
+from kinfed.errors import BundleError, RoleError
 from kinfed.methods import METHODS
 from kinfed.serving import Bundle, export, load
 from kinfed.serving.assignment import OutputFolder
@@ -106,6 +108,13 @@ def test_a_bundle_comes_back_as_it_was_written(method, runs, tmp_path):
         method == "flis_hc"
     )
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize("samples", [torch.zeros(3, 9, dtype=torch.uint8), torch.zeros(3, 1, 8, 8)])
+def test_a_bundle_whose_samples_of_the_server_are_no_clients_samples_is_refused(runs, tmp_path, samples):
+    replace(export(runs("flis_hc")), server_samples=samples).save(tmp_path)
+    with pytest.raises(BundleError, match="unlike those of clients"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("method", ["flt", "repa", "pca_km_hc", "auto"])
