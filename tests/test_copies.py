@@ -125,8 +125,9 @@ def test_a_signature_is_that_of_the_client_without_its_copies(labels, padding):
             samples_of("abcdebbbe", padding=padding), samples_of("aaaabcadee", padding=padding),
         )
     ]  # fmt: skip
-    for means, counts in found[1:]:
-        assert torch.equal(means, found[0].points) and torch.equal(counts, found[0].shares)
+    for means, counts in found[1:]:  # a CPU's products of more rows may have other last bits
+        torch.testing.assert_close(means, found[0].points, atol=1e-6, rtol=0)
+        assert torch.equal(counts, found[0].shares)
     assert int(found[0].shares.sum()) == 5
 
 

@@ -27,6 +27,7 @@ FEATURES = 1024  # random Fourier features of the kernel
 SEEN = 1000  # centroids that the kernel's width is measured on
 FITTED = 20_000  # clients that the map is fitted on, drawn where there are more
 AT_ONCE = 2048  # clients in feature space
+ROUNDING = 64 * torch.finfo(torch.float).eps  # of the largest number: nearer centroids are equal, but for last bits
 STRENGTH = 0.5  # of chance's strongest directions; below it k-means' own accidents look like clusters
 
 
@@ -61,7 +62,8 @@ def fit_kernel(known: Signatures, width: float, seed: int) -> KernelMap:
     phases = (2 * torch.pi * torch.rand(FEATURES, generator=draw, dtype=torch.double)).to(device)
     if len(known) > FITTED:
         known = known.of(torch.randperm(len(known), generator=draw)[:FITTED].to(device))
-    apart = max(median_distance(known, draw), torch.finfo(torch.float).tiny)
+    rounding = ROUNDING * float(known.centroids.abs().amax()) if known.centroids.numel() else 0.0
+    apart = max(median_distance(known, draw), rounding, torch.finfo(torch.float).tiny)
     nothing = torch.zeros(FEATURES, dtype=torch.double, device=device)
     plain = KernelMap(frequencies / (width * apart), phases, nothing, torch.diag(nothing))
     centre = sum((plain.means(part).mean(0) * (len(part) / len(known)) for part in known.split(AT_ONCE)), nothing)
