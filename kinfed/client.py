@@ -3,8 +3,9 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
+from functools import lru_cache, partial
+from itertools import islice, repeat
+from types import MethodType
 from typing import NamedTuple, Protocol, TypeVar, get_origin, overload, runtime_checkable
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from kinfed.copies import Copies, find_copies
 from kinfed.errors import ConfigError, raise_if_cancelled
-from kinfed.keys import LAST, base_key, fold, normal
+from kinfed.keys import LAST, base_key, fold, fold_number, normal, permute
 from kinfed.params import NOTHING, Params, Payload
 from kinfed.ranges import Range
 from kinfed.targets import is_known
@@ -37,6 +38,8 @@ class Batch(NamedTuple):
 
     def mean(self, each: Tensor) -> Tensor:
         """The mean over real samples of what each has ([b]), times the weights of samples."""
+        if self.exact and self.weight is None and not each.is_cuda and bool(self.mask.all()):
+            return each.mean()  # the same number, by fewer operations
         weighted = each if self.weight is None else each * self.weight
         return (weighted * self.mask).sum() / self.mask.sum().clamp(min=1)
 
@@ -240,17 +243,22 @@ class Client:
         """The same client with other training samples."""
         return Client(samples, self._test, self._key, self._round, self._since, self._memory, self.execution)
 
-    def batches(self, epochs: int, batch_size: int, steps: int = 0, drop_last: bool = False) -> Iterator[Batch]:
+    def batches(
+        self, epochs: int, batch_size: int, steps: int = 0, drop_last: bool = False, draws: bool = True
+    ) -> Iterator[Batch]:
         """Mini-batches of the training samples, reshuffled every epoch; the last, incomplete one is kept.
 
         With `steps`, so many, for as many epochs as that takes; with `drop_last` incomplete ones are left out, but for
-        a client that has no other. With padding, all real batches of all epochs come first and empty ones last, so that
-        an optimiser's momentum never meets an empty batch between two real ones.
+        a client that has no other. Without `draws` those without padding have no key: the network needs none. With
+        padding, all real batches of all epochs come first and empty ones last, so that an optimiser's momentum never
+        meets an empty batch between two real ones.
         """
         if self.train.exact:
             picks = self._exact_picks(steps or epochs, self.train.clip(batch_size), drop_last)
             exact = list(islice(picks, steps or None))
-            keys = self.step_key(torch.arange(len(exact), device=self.key.device))
+            keys = (
+                self.step_key(torch.arange(len(exact), device=self.key.device)) if draws else repeat(None, len(exact))
+            )
             for pick, key in zip(exact, keys, strict=True):
                 whole = torch.ones_like(pick, dtype=torch.bool)
                 yield self.train.take(pick, whole, whole.any(), key)
@@ -261,8 +269,9 @@ class Client:
 
     def _exact_picks(self, epochs: int, batch_size: int, drop_last: bool) -> Iterator[Tensor]:
         """Positions of the samples of each batch, where there is no padding."""
-        for epoch in range(epochs if len(self.train) else 0):
-            order = self.train.shuffle(fold(self.key, epoch))
+        key, count = int(self.key), len(self.train)
+        for epoch in range(epochs if count else 0):
+            order = permute(fold_number(key, epoch), count, self.key.device)
             whole = len(order) // batch_size * batch_size if drop_last else 0
             yield from order[: whole or len(order)].split(batch_size)
 
@@ -394,16 +403,23 @@ def check_task(task: Task) -> None:
         raise ConfigError(f"{says}: annotate what it returns as Reply")
 
 
+@lru_cache(maxsize=256)
+def signature_of(function: Callable[..., object]) -> inspect.Signature:
+    """What a function takes, found out once: it is asked of every client."""
+    return inspect.signature(function)
+
+
 def call_task(task: Task, client: Client, offered: Payload) -> Reply:
     """The reply of a task to this offer; ConfigError where the task does not take the offer, or gives no such reply."""
     says = f"client task '{getattr(task, '__qualname__', task)}'"
-    takes = inspect.signature(task)
+    bound = (task.__self__,) if isinstance(task, MethodType) else ()
+    takes = signature_of(task.__func__) if isinstance(task, MethodType) else inspect.signature(task)
     try:
-        takes.bind(client, **offered)
+        takes.bind(*bound, client, **offered)
     except TypeError as error:
+        wanted = ", ".join(list(takes.parameters)[len(bound) :])
         raise ConfigError(
-            f"{says} takes ({', '.join(takes.parameters)}), and is offered ({', '.join(offered)}): name its arguments "
-            "as the offer does"
+            f"{says} takes ({wanted}), and is offered ({', '.join(offered)}): name its arguments as the offer does"
         ) from error
     reply = task(client, **offered)
     if not isinstance(reply, Reply):

@@ -5,6 +5,7 @@ A key is one int64 number, fixed by (seed, task, n-th call of that task, client)
 """
 
 import hashlib
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -47,6 +48,22 @@ def _hash_number(number: int) -> int:
         x = (x ^ (x >> shift)) * multiplier % 2**64
     x ^= x >> 31
     return x - 2**64 if x > LAST else x
+
+
+def fold_number(key: int, number: int) -> int:
+    """`fold` of numbers, without a tensor."""
+    return _hash_number(key + _hash_number(number * 2 + 1))
+
+
+def permute(key: int, count: int, device: torch.device) -> Tensor:
+    """The numbers below `count` in a random order: as `Samples.shuffle` orders samples without padding."""
+    hashed = _hash_positions(1 << max(0, count - 1).bit_length(), device)[:count]
+    return (hash_bits(hashed + key) >> 1).argsort(stable=True)
+
+
+@lru_cache(maxsize=64)  # a table for each power of two
+def _hash_positions(count: int, device: torch.device) -> Tensor:
+    return hash_bits(torch.arange(count, device=device) * 2 + 1)
 
 
 def uniform(key: Tensor, count: int) -> Tensor:

@@ -131,7 +131,9 @@ class LocalTraining:
         client.execution.reads.add(AUTOGRAD)
         rate_at = self._rate_by_step(client, rates)
         if client.train.exact:
-            batches = ((batch, rate_at(step)) for step, batch in enumerate(client.batches(*self.passes)))
+            network = plan.rule.network
+            draws = bool(network.probe(network.template, client.train.x).draws)
+            batches = ((b, rate_at(step)) for step, b in enumerate(client.batches(*self.passes, draws=draws)))
             return train_module(plan, batches, start, shift, fixed)
         at, mask = client.schedule(self.epochs, self.batch_size, plan.batches_a_step, self.steps, self.drop_last)
         steps, own = torch.arange(len(at), device=at.device), client.train
