@@ -51,10 +51,26 @@ def test_every_epoch_shows_every_row_once_and_keeps_the_short_last_batch():
     assert batches[:3] != batches[3:]
 
 
-def test_padding_changes_neither_batches_nor_their_order():
-    exact = seen(client_of(7, 7, exact=True), 3, 3)
-    assert seen(client_of(7, 7), 3, 3) == exact
-    assert seen(client_of(7, 19), 3, 3) == exact
+@pytest.mark.parametrize("size", [1, 7, 8])
+@pytest.mark.parametrize("key", [5, -(2**63), 2**63 - 1])
+def test_padding_changes_neither_batches_nor_their_order(key, size):
+    exact = seen(client_of(size, size, key, exact=True), 3, 3)
+    assert seen(client_of(size, size, key), 3, 3) == exact
+    assert seen(client_of(size, 19, key), 3, 3) == exact
+
+
+def test_keys_of_steps_are_those_of_padded_batches_and_left_out_where_nothing_draws():
+    exact = client_of(7, 7, exact=True)
+    assert [int(b.key) for b in exact.batches(1, 3)] == [int(b.key) for b in client_of(7, 7).batches(1, 3)]
+    assert [b.key for b in exact.batches(1, 3, draws=False)] == [None] * 3
+
+
+@pytest.mark.parametrize("mask", [[True] * 3, [True, False, True], [False] * 3])
+def test_the_mean_of_a_batch_is_that_of_its_real_samples_with_and_without_padding(mask):
+    (batch,), each = client_of(3, 3, exact=True).batches(1, 3), torch.tensor([1.0, 3.0, 8.0])
+    wanted = each[torch.tensor(mask)].sum() / max(1, sum(mask))
+    for exact in (True, False):
+        assert batch._replace(mask=torch.tensor(mask), exact=exact).mean(each) == wanted
 
 
 def test_a_batch_is_no_wider_than_the_longest_client():
