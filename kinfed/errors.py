@@ -87,6 +87,8 @@ MEANINGS = {  # what torch says of a task that is not vectorised -> what that me
     "stack expects each tensor to be equal size": OF_SHAPES,
     "called random operation": "drawing from torch's own generator is not vectorised",
     "Cannot access data pointer": "reading tensors as NumPy arrays or lists is not vectorised",
+    "escaped from inside a function": "running a part again in the backward pass (checkpoint) is not vectorised",
+    "override the setup_context": "an autograd.Function without setup_context is not vectorised",
     "has more elements than `self`": OF_NEW_TENSORS,
     "doesn't match the broadcast shape": OF_NEW_TENSORS,
 }

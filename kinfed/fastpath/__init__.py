@@ -109,10 +109,12 @@ def find_refusal(network: Network, x: Tensor) -> str:
     """Why a vmap over clients refuses the network; empty where it does not."""
     mask = torch.ones(len(x), dtype=torch.bool)
     batch = Batch(x, mask.long(), mask, mask.any(), key=torch.zeros((), dtype=torch.long))
-    lanes = {name: w[None] for name, w in network.init().items()}
+    lanes = {name: w[None].requires_grad_(name in network.weights) for name, w in network.init().items()}
+    moving = [lanes[name] for name in network.weights]
     try:
-        with torch.no_grad():
-            vmap(lambda own, params: network.training_output(params, batch._replace(x=own))[0])(x[None], lanes)
+        with torch.enable_grad():
+            output = vmap(lambda own, params: network.training_output(params, batch._replace(x=own))[0])(x[None], lanes)
+            torch.autograd.grad(output.sum(), moving, allow_unused=True)  # checkpoints refuse no earlier
     except RuntimeError as error:
         return shorten_refusal(error)
     return ""

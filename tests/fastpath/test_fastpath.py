@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 from kinfed.client import FAST_PATH
 from kinfed.engines import Vectorised
@@ -108,13 +109,38 @@ def branch(net, x):
     return net.head(x.flatten(1)) if x.sum() > 0 else -net.head(x.flatten(1))
 
 
+def run_again(net, x):
+    return checkpoint(net.head, x.flatten(1), use_reentrant=False)
+
+
+class Doubled(torch.autograd.Function):
+    """A function whose gradient is its own, without `setup_context`."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def double(net, x):
+    return Doubled.apply(net.head(x.flatten(1)))
+
+
 @pytest.mark.filterwarnings("ignore:.*clients run .eval")
-def test_a_network_that_branches_on_data_is_said_to_train_as_training_says():
-    model, population = Model(lambda: Called(branch, head=nn.Linear(64, 3)), classes=3), tiny_population((4, 5, 6))
+@pytest.mark.parametrize(
+    ("forward", "why"),
+    [(branch, "deciding by values"), (run_again, "(checkpoint) is"), (double, "without setup_context is")],
+)
+def test_a_network_that_no_block_can_train_is_said_to_train_as_training_says(forward, why):
+    model, population = Model(lambda: Called(forward, head=nn.Linear(64, 3)), classes=3), tiny_population((4, 5, 6))
     with pytest.warns(UserWarning, match="clients train sequentially") as caught:
         fit(FedAvg(model, LocalTraining(1, 2)), Vectorised, population, rounds=1)
     told = next(str(w.message) for w in caught if "train sequentially" in str(w.message))
     assert explain(model, population.x[:5]) == f"sequentially: {told.removesuffix(': clients train sequentially')}"
+    assert why in told
 
 
 UNTRAINED = {
