@@ -21,6 +21,7 @@ ABSENT = -1.0  # both moments of a label that a client has not
 LEVEL = 2.0  # how much the mean of a number counts, where its covariance with a feature counts 1
 NOISIEST = 100.0  # times the usual noise: what one client counts at most, lest a lying one hides a difference
 FAR = 100.0  # times the noise of labels: features whose noise is less, or more, by as much are in a unit of their own
+OFFSET = 10.0  # times the noise of features about the usual ones: where that about zero is more, these are subtracted
 LEAST_NOISE = 1e-6  # of the deviation between clients: with less, noise is no unit
 
 
@@ -91,20 +92,44 @@ def standardise_moments(known: Signatures, like: Signatures, width: int) -> Sign
 
 
 def balance_features(known: Signatures, like: Signatures, width: int) -> Signatures:
-    """Signatures by label with features whose noise in `like` is 1, as that of labels is at most, if it is far from it.
+    """Signatures by label whose features are near zero, and in a unit near that of labels, as they are in `like`.
 
     Signatures have `width` columns for each label, the first of which is its share. Directions are looked for where
-    signatures vary most: features in a small unit would not be seen beside these shares. All have one unit, since
-    samples of some size, such as pixels, are comparable; where it suits, as that of all images does, nothing changes.
+    signatures vary most, so that all others are hidden by features far from zero, which vary with their labels' shares,
+    and features in a small unit by the shares themselves. The former are taken about the usual features, the latter in
+    units of their noise. All have one unit, since samples of some size, such as pixels, are comparable. Where both
+    suit, as of images, nothing changes.
     """
     usual = like.of((like.shares.sum(1) > 0) & like.centroids.isfinite().all(2).all(1))
     if not len(usual):
         return known
-    noise = float(pool_variance(usual.centroids.double(), usual.shares).view(-1, width)[:, 1:].sum().sqrt())
+    centre = pool_parts(split_labels(usual, width).sum(2), usual.shares).median(0).values
+    centre[0] = 0.0  # shares stay
+    noise, about = (sum_feature_noise(each, width) for each in (usual, centre_features(usual, centre)))
+    if noise > OFFSET * about > LEAST_NOISE * noise:
+        known, noise = centre_features(known, centre), about
     if 1 / FAR <= noise <= FAR or not noise:
         return known
-    by_label = known.centroids.double().unflatten(2, (-1, width))
+    by_label = split_labels(known, width)
     return Signatures(torch.cat([by_label[..., :1], by_label[..., 1:] / noise], 3).flatten(2), known.shares)
+
+
+def split_labels(known: Signatures, width: int) -> Tensor:
+    """Signatures by label, `width` columns of each: [M, parts, labels, width]; double."""
+    by_label: Tensor = known.centroids.double().unflatten(2, (-1, width))
+    return by_label
+
+
+def centre_features(known: Signatures, centre: Tensor) -> Signatures:
+    """Signatures by label about these features [width], the first of which, for the share, is 0."""
+    by_label = split_labels(known, len(centre))
+    return Signatures((by_label - by_label[..., :1] * centre).flatten(2), known.shares)
+
+
+def sum_feature_noise(known: Signatures, width: int) -> float:
+    """The noise of all features of one sample of each label together."""
+    variance = pool_variance(known.centroids.double(), known.shares).view(-1, width)
+    return float(variance[:, 1:].sum().sqrt())
 
 
 def centre_moments(moments: Tensor, centre: Tensor) -> Tensor:

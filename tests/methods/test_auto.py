@@ -404,6 +404,20 @@ def test_clusters_by_labels_do_not_hang_on_the_unit_of_samples(unit, seed):
     assert len({(int(c), i % 2) for i, c in enumerate(found)}) == 2 == found.unique().numel()
 
 
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("level", [100.0, 1e4])
+def test_clusters_by_labels_do_not_hang_on_where_samples_have_their_zero(level, constant):
+    """All columns are far from zero, or one is that has the same number in all samples."""
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(2400, 20, generator=draw), torch.arange(2400) % 24
+    y = ((x @ torch.randn(20, 3, generator=draw)).argmax(1) + client % 2) % 3
+    far = torch.cat([x, torch.full((2400, 1), 10 * level)], 1) if constant else x + level
+    population = from_arrays(far.numpy(), y.numpy(), client.numpy(), OwnSettings())
+    method = Auto(make_model("linear", (far.shape[1],), 3), LOCAL)
+    found = method.init(Vectorised(method, population, fraction=0.5)).clusters
+    assert len({(int(c), i % 2) for i, c in enumerate(found)}) == 2 == found.unique().numel()
+
+
 @pytest.mark.parametrize("unit", [1e15, 1e25])
 def test_numbers_in_a_huge_unit_are_compared_in_that_of_the_task(unit):
     """A signature beyond 1e12 is not used; in the units that the network learns it is what it was."""

@@ -181,6 +181,21 @@ def test_features_of_labels_in_a_far_unit_have_noise_one_by_hand():
         assert_close(balance_features(near, far, 2).centroids[..., 1], parts[..., 1].double() / noise / unit)
 
 
+def test_features_of_labels_far_from_zero_are_taken_about_the_usual_ones_by_hand():
+    """The same client, whose usual feature is 8, and others whose features are 1000 more."""
+    parts = torch.tensor([[[0.25, 1.0, 0.75, 2.0], [0.5, 5.0, 0.5, 8.0]]])
+    counts = torch.full((1, 2), 4.0)
+    about = torch.tensor([[[0.25, -1.0, 0.75, -4.0], [0.5, 1.0, 0.5, 4.0]]], dtype=torch.double)
+    noise = (4 * (2 * 1**2 + 2 * 4**2)) ** 0.5
+    level = torch.tensor([[0.0, 250.0, 0.0, 750.0], [0.0, 500.0, 0.0, 500.0]])
+    for unit in (1.0, 1e6):
+        far = Signatures((parts + level) * torch.tensor([1, unit, 1, unit]), counts)
+        expected = about if unit == 1 else about / torch.tensor([1, noise, 1, noise])
+        assert_close(balance_features(far, far, 2).centroids, expected, rtol=1e-5, atol=1e-4)
+    moved = balance_features(Signatures(parts, counts), Signatures(parts + level, counts), 2)
+    assert_close(moved.centroids, about - level, rtol=1e-5, atol=1e-4)
+
+
 def test_features_without_noise_or_a_client_to_measure_it_by_stay():
     constant = Signatures(torch.full((3, 2, 4), 1e9), torch.full((3, 2), 4.0))
     assert balance_features(constant, constant, 2) is constant
