@@ -110,9 +110,11 @@ def find_refusal(network: Network, x: Tensor) -> str:
     mask = torch.ones(len(x), dtype=torch.bool)
     batch = Batch(x, mask.long(), mask, mask.any(), key=torch.zeros((), dtype=torch.long))
     lanes = {name: w[None] for name, w in network.init().items()}
+    leaves = [lanes[name].requires_grad_() for name in network.weights]
     try:
-        with torch.no_grad():
-            vmap(lambda own, params: network.training_output(params, batch._replace(x=own))[0])(x[None], lanes)
+        with torch.enable_grad():  # what the backward pass does may be refused, too
+            output = vmap(lambda own, params: network.training_output(params, batch._replace(x=own))[0])(x[None], lanes)
+        torch.autograd.grad(output.sum(), leaves, materialize_grads=True)
     except RuntimeError as error:
         return shorten_refusal(error)
     return ""
