@@ -447,3 +447,18 @@ def test_a_comparison_counts_nothing_twice():
 @pytest.mark.parametrize("seeds", ["3-1", "0,3-1", ",", ""])
 def test_seeds_that_name_none_are_refused(seeds: str):
     assert_refused(kinfed("compare", *TINY, "--seeds", seeds), "--seeds: wanted whole numbers as in 0,1,2 or 0-4")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rounds", "=", "3"], "wanted key=value without spaces, got 'rounds = 3'"),
+        (["method=fedavg", "training.lr", "=", "0.1"], "without spaces, got 'method=fedavg training.lr = 0.1'"),
+        (["."], ". is a folder, wanted a TOML file"),
+        (["rounds="], 'rounds: wanted an integer, got ""\n'),
+        (["training.lr.x=5"], "'training.lr' is not a table, so 'training.lr.x' cannot be set: write training.lr=…"),
+    ],
+)
+def test_a_setting_that_cannot_be_read_says_why(words: list[str], message: str):
+    result = kinfed("run", *words)
+    assert result.exit_code == 2 and message in result.output
