@@ -79,20 +79,28 @@ class SequentialOnly(KinfedError):
 
 OF_NEW_TENSORS = "in-place operations on new tensors (h = torch.zeros(2); h += x) are not vectorised"
 OF_SHAPES = "shapes that depend on values (boolean masks, nonzero, unique) are not vectorised"
+OF_FUNCTIONS = "an autograd.Function without setup_context and generate_vmap_rule = True is not vectorised"
 MEANINGS = {  # what torch says of a task that is not vectorised -> what that means
     "data-dependent control flow": "deciding by values of samples or weights (if, while) is not vectorised",
     "calling .item()": "reading numbers out of tensors (.item(), float(), int()) is not vectorised",
     "dynamic shape": OF_SHAPES,
     "differently shaped": OF_SHAPES,
+    "for aten::nonzero": OF_SHAPES,
     "stack expects each tensor to be equal size": OF_SHAPES,
     "called random operation": "drawing from torch's own generator is not vectorised",
     "Cannot access data pointer": "reading tensors as NumPy arrays or lists is not vectorised",
-    "escaped from inside a function": "running a part again in the backward pass (checkpoint) is not vectorised",
-    "override the setup_context": "an autograd.Function without setup_context is not vectorised",
     "has more elements than `self`": OF_NEW_TENSORS,
     "doesn't match the broadcast shape": OF_NEW_TENSORS,
+    "accessing `data`": "reading .data of a tensor is not vectorised (.detach() is)",
+    "call Tensor.requires_grad_()": "requires_grad_() of a tensor in forward is not vectorised (torch.func.grad is)",
+    "In order to use an autograd.Function": OF_FUNCTIONS,
+    "does not have vmap support": OF_FUNCTIONS,
+    "escaped from inside a function being vmapped": (
+        "tensors that are kept from one call to the next, or computed again in the backward pass "
+        "(torch.utils.checkpoint), are not vectorised"
+    ),
 }
-OPERATION = re.compile(r"(?:not implemented for aten::|vmap over torch\.)(\w+)")
+OPERATION = re.compile(r"(?:not implemented for aten::|not yet support aten::|vmap over torch\.)(\w+)")
 
 
 def shorten_refusal(refusal: Exception) -> str:

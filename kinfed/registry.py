@@ -53,7 +53,7 @@ def suggest(name: str, names: Collection[str], least: float = 0.6) -> str:
     """ ": did you mean …?" when a name comes close, by this share of its characters at least, else nothing."""
     meant = [known for known in MEANT.get(name.lower(), ()) if known in names]
     meant = meant or sorted(known for known in names if name and name.lower() in re.split("[_-]", known))
-    close = meant or get_close_matches(name, names, n=1, cutoff=least)
+    close = meant or get_close_matches(name, list(filter(None, names)), n=1, cutoff=least)
     return f": did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 

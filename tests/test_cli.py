@@ -1,5 +1,6 @@
 """The command line as its users meet it: real runs, real files, real processes."""
 
+import io
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from kinfed import api, checkpoint
 from kinfed.api.arguments import change
-from kinfed.cli import app
+from kinfed.cli import app, main
 from kinfed.config import load_config
 from kinfed.errors import ConfigError
 
@@ -447,3 +448,28 @@ def test_a_comparison_counts_nothing_twice():
 @pytest.mark.parametrize("seeds", ["3-1", "0,3-1", ",", ""])
 def test_seeds_that_name_none_are_refused(seeds: str):
     assert_refused(kinfed("compare", *TINY, "--seeds", seeds), "--seeds: wanted whole numbers as in 0,1,2 or 0-4")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rounds", "=", "3"], "wanted key=value without spaces, got 'rounds = 3'"),
+        (["method=fedavg", "training.lr", "=", "0.1"], "without spaces, got 'method=fedavg training.lr = 0.1'"),
+        (["."], ". is a folder, wanted a TOML file"),
+        (["rounds="], 'rounds: wanted an integer, got ""\n'),
+        (["training.lr.x=5"], "'training.lr' is not a table, so 'training.lr.x' cannot be set: write training.lr=…"),
+    ],
+)
+def test_a_setting_that_cannot_be_read_says_why(words: list[str], message: str):
+    result = kinfed("run", *words)
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_output_that_cannot_show_every_character_shows_question_marks(monkeypatch: pytest.MonkeyPatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["kinfed", "run", "method=fedavg", "rounds=1"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out.flush()
+    assert not end.value.code and b"rounds to target" in out.buffer.getvalue() and b"?" in out.buffer.getvalue()

@@ -19,7 +19,7 @@ from kinfed.methods import FedAvg
 from kinfed.runs import Interrupted, RunWriter, free_folder, hold
 from kinfed.runs.logs import CsvLog, EventLog
 from kinfed.runs.reader import is_comparison
-from kinfed.runs.writer import write_relatedness
+from kinfed.runs.writer import write_config, write_relatedness
 from tests.problems import small_net, tiny_population
 
 TINY = ["method=fedavg", "partition.clients=10", "fraction=0.5", "rounds=4", "checkpoint_every=2"]
@@ -173,6 +173,33 @@ def test_a_folder_that_holds_a_run_is_refused_unless_forced(finished: Path, tmp_
     api.run(short, out=tmp_path, force=True, quiet=True)
     assert len(table(tmp_path, "rounds")) == 1
     assert (tmp_path / "mine.txt").exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("name", ["config.toml", "labels.csv", "wandb/notes", "nodes/client-00.toml"])
+def test_what_no_run_wrote_is_not_removed(tmp_path: Path, name: str, force: bool):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine = 1")
+    top = name.partition("/")[0]
+    for write, settings in ((api.run, ["rounds=1"]), (api.compare, ["rounds=1", 'compare=["fedavg"]'])):
+        with pytest.raises(ConfigError, match=rf" has {top}, which no run wrote and a run would replace: choose anoth"):
+            write(config(*settings), out=tmp_path, force=force, quiet=True)
+    assert (tmp_path / name).read_text() == "mine = 1" and [file.name for file in tmp_path.iterdir()] == [top]
+
+
+def test_a_run_that_was_stopped_before_its_first_round_is_replaced(tmp_path: Path):
+    short = config("rounds=1")
+    write_config(tmp_path, short)
+    (tmp_path / "events.jsonl").write_text("{}\n")
+    api.run(short, out=tmp_path, quiet=True)
+    assert len(table(tmp_path, "rounds")) == 1
+
+
+def test_a_comparison_replaces_a_comparison_where_it_is_forced(tmp_path: Path):
+    for rounds in (1, 2):
+        compared = config(f"rounds={rounds}", 'compare=["fedavg"]')
+        api.compare(compared, out=tmp_path, force=True, quiet=True)
+        assert len(table(tmp_path / "fedavg-seed0", "rounds")) == rounds
 
 
 def test_a_new_folder_gets_a_number_when_the_name_is_taken(tmp_path: Path):

@@ -111,7 +111,10 @@ def compare(
     named = {"compare": [name_method(each) for each in several] or None, "seeds": None if seeds is None else [*seeds]}
     config = configure(None if several else cast("ConfigLike", methods), data, named | settings)
     given = give(None, data)
-    display, place = display or choose_display(quiet=quiet), Place(None if out is None else to_path(out), force)
+    display, place = (
+        display or choose_display(quiet=quiet),
+        Place(None if out is None else to_path(out), force, COMPARISON),
+    )
     if place.out and is_comparison(place.out) and not force:
         if not resume:
             raise ConfigError(

@@ -1,6 +1,8 @@
 """The command line. Everything heavy is imported inside the commands, so that `kinfed --help` answers at once."""
 
+import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -20,6 +22,8 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """The entry point of the script `kinfed`."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show "–" shows "?"
     app(prog_name="kinfed")
 
 

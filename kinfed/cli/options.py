@@ -162,6 +162,8 @@ def read_words(settings: list[str] | None, options: dict[str, object]) -> "Confi
 
 def split_words(settings: list[str] | None) -> tuple[str, list[str]]:
     """The file, if there is one, and the settings that go over it."""
+    if "=" in (settings or []):
+        raise ConfigError(f"wanted key=value without spaces, got '{' '.join(settings or [])}'")
     first, *rest = settings or [""]
     is_file = bool(first) and "=" not in first
     if is_file and any("=" not in text for text in rest):

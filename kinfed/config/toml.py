@@ -41,6 +41,8 @@ def read_toml(path: Path) -> Table:
         return tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"no config file at {path}; give an existing one, or key=value settings alone") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder, wanted a TOML file") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a readable TOML file: {error}") from error
     except RecursionError:
@@ -94,15 +96,16 @@ def get_value(table: object, path: list[str]) -> object:
     return table
 
 
-def set_value(table: Table, path: list[str], value: object) -> Table:
-    """A copy of the table with one value set."""
+def set_value(table: Table, path: list[str], value: object, above: tuple[str, ...] = ()) -> Table:
+    """A copy of the table, which is at the keys above, with one value set."""
     name, *rest = path
     if not rest:
         return table | {name: value}
     inner = table.get(name, {})
     if not isinstance(inner, dict):
-        raise ConfigError(f"'{name}' is not a table, so '{'.'.join(path)}' cannot be set: write {name}=…")
-    return table | {name: set_value(inner, rest, value)}
+        key = ".".join((*above, name))
+        raise ConfigError(f"'{key}' is not a table, so '{'.'.join((*above, *path))}' cannot be set: write {key}=…")
+    return table | {name: set_value(inner, rest, value, (*above, name))}
 
 
 def merge_tables(under: Table, over: Table) -> Table:

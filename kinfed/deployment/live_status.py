@@ -24,9 +24,8 @@ from kinfed.engines.flower.network_federation import now_text
 from kinfed.errors import CheckpointError, ConfigError, FileError
 from kinfed.methods import title_of
 from kinfed.progress import as_html, as_text
-from kinfed.runs.logs import whole_lines, write_text
+from kinfed.runs.logs import STATUS, whole_lines, write_text
 
-STATUS = "status.json"
 EVERY = 5.0  # seconds between two writes where nothing changed
 WAITING, RUNNING, ENDED, FAILED, GONE = "waiting for clients", "running", "ended", "failed", "stopped"
 Clock = Callable[[], float]

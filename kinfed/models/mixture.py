@@ -1,12 +1,12 @@
 """A mixture of networks of one kind as a network of its own: what a client uses that belongs to several components."""
 
-import copy
 from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from kinfed.models.model import Model
+from kinfed.models.module_copies import copy_module
 from kinfed.params import Params, Stack, count, select
 
 
@@ -17,7 +17,7 @@ class MixtureModule(nn.Module):
 
     def __init__(self, model: Model, number: int) -> None:
         super().__init__()
-        self.components = nn.ModuleList(copy.deepcopy(model.build()) for _ in range(number))
+        self.components = nn.ModuleList(copy_module(model.build()) for _ in range(number))
         self.task = model.task
         self.register_buffer("shares", torch.full((number,), 1 / number))
 

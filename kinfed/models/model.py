@@ -112,6 +112,7 @@ class Model(Network):
         if self.task.has_classes() and self.classes > 1 and are_probabilities(output):
             log.warning("the network's outputs sum to 1, as after a softmax, and the loss takes logits: leave it out")
         self.check_independence(x)
+        self.check_ownership(x)
         if self.probe_evaluation(x).draws_always:
             log.warning(
                 "the network draws random numbers when it is evaluated, too, which engines do not alike: have them "

@@ -1,6 +1,5 @@
 """Checks of torch modules: can they train at all, and do samples keep apart, so that padding changes nothing?"""
 
-import copy
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple, cast
@@ -16,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from kinfed.client import Batch
 from kinfed.errors import ModelError, SequentialOnly
 from kinfed.models.batch_operations import BatchOperations
+from kinfed.models.module_copies import copy_module
 from kinfed.params import Params
 
 Forward = Callable[[Params, Tensor], Tensor]  # weights and samples -> the module's output
@@ -138,6 +138,26 @@ def _count_kept(module: nn.Module, forward: Forward, x: Tensor) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+def find_other_weights(forward: Forward, weights: Params, x: Tensor) -> list[Tensor]:
+    """Weights that its output depends on beside these, which nobody would train."""
+    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    try:
+        with torch.enable_grad():
+            output = forward(leaves, x)
+    except REFUSALS:
+        return []
+    ahead, seen, found = [output.grad_fn], {output.grad_fn, None}, list[Tensor]()
+    while ahead:
+        node = ahead.pop()
+        if isinstance(held := getattr(node, "variable", None), nn.Parameter):  # own ones are tensors by now
+            found.append(held)
+        for before, _ in node.next_functions if node else ():
+            if before not in seen:
+                seen.add(before)
+                ahead.append(before)
+    return found
+
+
 def _uniform_counters(module: nn.Module) -> frozenset[str]:
     """Names of the counters of batches on which no running mean depends, since these have a momentum."""
     norms = ((name, part) for name, part in module.named_modules() if isinstance(part, _NormBase))
@@ -174,7 +194,7 @@ def from_module(module: nn.Module) -> Callable[[], nn.Module]:
         )
 
     def build() -> nn.Module:
-        fresh = copy.deepcopy(module)
+        fresh = copy_module(module)
         for part in fresh.modules():
             draw = getattr(part, "reset_parameters", None)
             if callable(draw):
@@ -241,7 +261,7 @@ def moves_buffers(module: nn.Module) -> bool:
     """Whether it changes buffers to compute weights in training, whatever the samples are: spectral_norm does."""
     if not any(_computes_weights(part) for part in module.modules()):
         return False
-    own = copy.deepcopy(module).train()
+    own = copy_module(module).train()
     before = {name: b.clone() for name, b in own.named_buffers()}
     for w in own.parameters():
         w.add_(torch.linspace(0, 1, w.numel(), device=w.device).view_as(w))  # its first weights may suit the buffers

@@ -4,7 +4,6 @@ The weights are a `Params` dict of all parameters and floating buffers (batch-no
 like weights). The module itself is only a template and is never changed.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from kinfed.models.module_checks import (
     MOVES,
     Probe,
     check_module,
+    find_other_weights,
     from_module,
     measure_activations,
     measure_largest,
@@ -39,6 +39,7 @@ from kinfed.models.module_checks import (
     refuse_unsupported,
     weights_of,
 )
+from kinfed.models.module_copies import copy_module
 from kinfed.params import NOTHING, Params, lanes_first
 
 
@@ -228,7 +229,7 @@ class Network(ABC):
     def module_with(self, params: Params) -> nn.Module:
         """A module of its own with these weights, where they are."""
         device = next(iter(params.values())).device
-        module = copy.deepcopy(self.template).to(device)
+        module = copy_module(self.template).to(device)
         module.load_state_dict(dict(params), strict=False)
         return module
 
@@ -239,6 +240,20 @@ class Network(ABC):
                 "the network's output for a sample depends on the other samples of its batch, in evaluation mode too; "
                 "make it independent of them: softmax, means and norms over dim 1, batch_first=True, BatchNorm with "
                 "running statistics"
+            )
+
+    def check_ownership(self, x: Tensor) -> None:
+        """Raises ModelError where the output for such samples depends on weights that are not the network's own."""
+        buffers = self.init()
+        weights = {name: buffers.pop(name) for name in self.weights}
+        with self.borrow(self.evaluation_template) as module, in_evaluation():
+            others = find_other_weights(lambda own, x: self.forward(module, own | buffers, x), weights, x)
+        if others:
+            shapes = ", ".join(str(list(w.shape)) for w in others)
+            raise ModelError(
+                f"the network uses weights that are not its own and would not train, of shape {shapes}: hold layers as "
+                "attributes or in an nn.ModuleList of the module whose forward uses them; or freeze them by "
+                "requires_grad_(False)"
             )
 
     def probe_evaluation(self, x: Tensor) -> Probe:
@@ -294,7 +309,7 @@ class Network(ABC):
         """A copy that shares nothing, should `build` give the same module each time."""
         module = self.build_module()
         refuse_unsupported(module)
-        own = copy.deepcopy(module)
+        own = copy_module(module)
         for part in own.modules():
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters = _leave_apart  # type: ignore[method-assign]
@@ -310,7 +325,7 @@ class Network(ABC):
             module = spare.pop()
         except IndexError:
             with ThreadPoolExecutor(1) as thread:  # outside of this thread's vmap
-                module = thread.submit(copy.deepcopy, template).result()
+                module = thread.submit(copy_module, template).result()
         yield module
         spare.append(module)  # unless an error, or Ctrl-C, left other weights in it
 

@@ -26,7 +26,18 @@ from kinfed.method import Method
 from kinfed.methods import title_of
 from kinfed.progress import Display, Watcher, forward_log
 from kinfed.registry import as_file
-from kinfed.runs.logs import CHECKPOINT, COMPARISON, FILES, SUMMARY, SWEEP, TRACKED, EventLog
+from kinfed.runs.logs import (
+    CHECKPOINT,
+    COMPARISON,
+    CONFIG,
+    FILES,
+    STATUS,
+    SUMMARY,
+    SWEEP,
+    TRACKED,
+    EventLog,
+    read_format,
+)
 from kinfed.runs.writer import RunWriter, refuse_damaged, write_config
 from kinfed.threads import Listeners, SharedChange
 from kinfed.trackers import check_trackers, make_trackers
@@ -51,16 +62,17 @@ class Place:
     """Where a run or a comparison is written."""
 
     out: Path | None = None  # None: a new folder under runs/
-    force: bool = False  # replace a run that is there
+    force: bool = False  # replace what is there
+    kind: str = ""  # what is written: a run, or COMPARISON
 
     def check(self) -> None:
         """Raises if something is there that must not be replaced; before any work is done."""
         if self.out:
-            refuse_taken(self.out, self.force)
+            refuse_taken(self.out, self.force, self.kind)
 
     def make(self, stem: str) -> Path:
         """The folder, ready to be written to."""
-        return make_folder(self.out, self.force) if self.out else free_folder(Path("runs") / stem)
+        return make_folder(self.out, self.force, self.kind) if self.out else free_folder(Path("runs") / stem)
 
 
 @dataclass(frozen=True)
@@ -217,9 +229,9 @@ def forward_warnings(events: EventLog, watcher: Watcher) -> Iterator[None]:
         yield
 
 
-def make_folder(wanted: Path, force: bool) -> Path:
+def make_folder(wanted: Path, force: bool, kind: str) -> Path:
     """The folder, empty of any earlier run; one that holds a run is refused unless forced."""
-    refuse_taken(wanted, force)
+    refuse_taken(wanted, force, kind)
     wanted.mkdir(parents=True, exist_ok=True)
     with hold(wanted):
         for name in FILES:
@@ -251,14 +263,23 @@ def hold(folder: Path) -> AbstractContextManager[None]:
     return lock(folder / ".lock", busy)
 
 
-def refuse_taken(folder: Path, force: bool) -> None:
-    """Raises if a run is there already, or a comparison or a sweep, whose tables a run would stand among."""
+def refuse_taken(folder: Path, force: bool, kind: str) -> None:
+    """Raises if a run is there already, or a comparison or a sweep, whose tables a run would stand among.
+
+    And where files have names of a run's without being a run's: it would remove them.
+    """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out for the run's folder")
     for name, held in ((COMPARISON, "comparison"), (SWEEP, "sweep")):
-        if (folder / name).exists():
+        if (folder / name).exists() and not (force and name == kind):
             raise ConfigError(f"{folder} already holds a {held}: choose another --out")
-    if not force and any((folder / name).exists() for name in ("rounds.csv", CHECKPOINT, SUMMARY)):
+    has_results = any((folder / name).exists() for name in ("rounds.csv", CHECKPOINT, SUMMARY))
+    removed = [name for name in (*FILES, NODES, *TRACKED) if name != STATUS and (folder / name).exists()]
+    if removed and not has_results and not read_format(folder / CONFIG):
+        raise ConfigError(
+            f"{folder} has {', '.join(removed)}, which no run wrote and a run would replace: choose another --out"
+        )
+    if has_results and not force:
         raise ConfigError(
             f"{folder} already holds a run: go on with `kinfed resume {quote(folder)}`, choose another --out, "
             "or replace it with --force"

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from kinfed.files import reason_of, write_bytes
 Cell = str | int | float | None
 CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
 COMPARISON, SWEEP = "compare.toml", "sweep.toml"
+STATUS = "status.json"  # of a deployed run, also before it begins
 TASK = "task.json"  # the main metric and the names of the classes, where they are not plain
 METRICS = (
     "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_unseen",
@@ -22,6 +24,15 @@ METRICS = (
     "clusters", "clustering_error", "clustering_accuracy", "uniformity", "correlation_labels", "correlation_labels_se",
     "correlation_drift", "correlation_drift_se",
 )  # fmt: skip
+
+
+def read_format(config: Path) -> str:
+    """The number of the format that the first line of a run's config names; empty where it names none."""
+    if not config.is_file():
+        return ""
+    with open(config, encoding="utf-8", errors="replace") as file:
+        found = re.match(r"# kinfed run, format (\d{1,9})\b", file.readline(100))
+    return found[1] if found else ""
 
 
 def metrics_of(main: str) -> tuple[str, ...]:
@@ -42,7 +53,7 @@ def client_columns(main: str) -> tuple[str, ...]:
 
 FILES = (
     CONFIG, CHECKPOINT, SUMMARY, "rounds.csv", "clients.csv", "clusters.csv", "ledger.csv", "ledger_clients.csv",
-    "timing.csv", "events.jsonl", "status.json", "relatedness.npz", "tree.npz", "signatures.npz", "confusion.npz",
+    "timing.csv", "events.jsonl", STATUS, "relatedness.npz", "tree.npz", "signatures.npz", "confusion.npz",
     "labels.csv", "drift.csv", TASK,
     "mlflow_run.txt", "wandb_run.txt",
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,18 @@ from kinfed.files import Arrays, quote, read_arrays, refuse_device, refuse_large
 from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import refuse_code
 from kinfed.runs.array_checks import FITS
-from kinfed.runs.logs import CHECKPOINT, COMPARISON, CONFIG, FILES, SUMMARY, SWEEP, TASK, client_columns, whole_lines
+from kinfed.runs.logs import (
+    CHECKPOINT,
+    COMPARISON,
+    CONFIG,
+    FILES,
+    SUMMARY,
+    SWEEP,
+    TASK,
+    client_columns,
+    read_format,
+    whole_lines,
+)
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -330,10 +340,8 @@ def check_format(folder: Path, name: str = CONFIG) -> None:
     """Raises unless this version wrote the folder, and its files are files."""
     if not (folder / name).is_file():
         raise CheckpointError(f"no run at {folder}: wanted a folder of `kinfed run`, `compare` or `sweep`")
-    with open(folder / name, encoding="utf-8", errors="replace") as file:
-        found = re.match(r"# kinfed run, format (\d{1,9})\b", file.readline(100))
-    if not found or int(found[1]) != FORMAT:
-        raise CheckpointError(explain_format(folder, found[1] if found else "1"))
+    if int(found := read_format(folder / name) or "1") != FORMAT:
+        raise CheckpointError(explain_format(folder, found))
     for each in FILES:
         try:
             refuse_device(folder / each)

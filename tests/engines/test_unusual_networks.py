@@ -1,5 +1,6 @@
 """Networks that few people train: both engines agree to 1e-5, or one line says why they cannot."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -7,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 from kinfed.client_tasks import evaluate
 from kinfed.engines import Sequential, Vectorised
 from kinfed.errors import ModelError
-from kinfed.fastpath import autograd_training
+from kinfed.fastpath import autograd_training, explain
 from kinfed.federation import Offer
 from kinfed.methods import METHODS, FedAvg, FedRep
 from kinfed.models import Model
@@ -115,6 +117,37 @@ def add_in_place(net: nn.Module, x: Tensor) -> Tensor:
     return h
 
 
+class Hooked(nn.Module):
+    """A forward hook keeps what the first layer gives, and another scales it: both hold the network itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.scale = nn.Linear(64, 8), nn.Linear(8, 3), nn.Parameter(torch.ones(8))
+        self.kept: dict[str, Tensor] = {}
+        self.first.register_forward_hook(lambda _, inputs, output: self.kept.update(first=output))
+        self.first.register_forward_hook(lambda _, inputs, output: output * self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x.flatten(1)).relu()) + self.kept["first"].mean(1, keepdim=True)
+
+
+class Sign(torch.autograd.Function):
+    """Its gradient goes straight through."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def forget_layers() -> nn.Module:
+    hidden = [nn.Linear(64, 8)]
+    return Called(lambda net, x: net.head(hidden[0](x.flatten(1)).relu()), head=nn.Linear(8, 3))
+
+
 VECTORISED: dict[str, Callable[[], nn.Module]] = {
     "frozen convolution": freeze,
     "padding token": lambda: read_words(nn.Embedding(4, 5, padding_idx=-3)),
@@ -125,6 +158,7 @@ VECTORISED: dict[str, Callable[[], nn.Module]] = {
     "tied embedding": tie,
     "scalar and spectrum": Scaled,
     "weight norm": normalise_weights,
+    "hooks that hold it": Hooked,
     "linear on rows": lambda: sequence(nn.Linear(8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)),
     "linear on channels": lambda: sequence(
         nn.Conv2d(1, 2, 3, padding=1), nn.Linear(8, 5), nn.Flatten(), nn.Linear(80, 3)
@@ -142,6 +176,24 @@ SEQUENTIAL: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "numbers": (lambda: flatten_then(lambda _, x: x + 0 * x.sum().item()), "reading numbers out of tensors"),
     "NumPy": (lambda: flatten_then(lambda _, x: x + 0 * float(x.numpy()[0, 0])), "reading tensors as NumPy arrays"),
     "masks": (lambda: flatten_then(lambda _, x: x + 0 * x[x > 0].sum()), "shapes that depend on values"),
+    "experts by index": (
+        lambda: flatten_then(lambda _, x: x.index_add(0, (x > 9).nonzero(as_tuple=True)[0], x[:0])),
+        "shapes that depend on values",
+    ),
+    "recomputed": (
+        lambda: Called(
+            lambda net, x: net.head(checkpoint(net.inner, x.flatten(1), use_reentrant=False)),
+            inner=nn.Sequential(nn.Linear(64, 8), nn.Tanh()),
+            head=nn.Linear(8, 3),
+        ),
+        r"computed again in the backward pass \(torch.utils.checkpoint\), are not vectorised",
+    ),
+    "gradients of samples": (
+        lambda: flatten_then(lambda _, x: x.clone().requires_grad_()),
+        r"requires_grad_\(\) of a tensor in forward is not vectorised",
+    ),
+    "function of its own": (lambda: flatten_then(lambda _, x: Sign.apply(x)), "an autograd.Function without"),
+    "data": (lambda: flatten_then(lambda _, x: x.data), r"reading \.data of a tensor is not vectorised"),
     "comparisons": (
         lambda: flatten_then(lambda _, x: x + 0 * torch.allclose(x, x)),
         "torch.allclose is not vectorised",
@@ -169,6 +221,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: flat(nn.Linear(64, 8), width=8).double(),
         r"are torch\.float32 where its weights are torch\.float64",
     ),
+    "layers in a list": (forget_layers, r"weights that are not its own and would not train, of shape \[8, 64\], \[8\]"),
     "max norm": (lambda: read_words(nn.Embedding(4, 5, max_norm=1.0)), "max_norm of words"),
 }
 
@@ -188,6 +241,7 @@ def test_what_cannot_says_why_and_trains_sequentially(name):
     build, reason = SEQUENTIAL[name]
     method, population = FedAvg(Model(build, classes=3), LOCAL), tiny_population((3, 14, 9, 6))
     slow = fit(method, Sequential, population, 2)[0].params
+    assert re.search(f"sequentially: .*{reason}", explain(method.model, population.x[:4]))
     with pytest.warns(UserWarning, match=f"{reason}.*: clients train sequentially"):
         assert_same_bits(fit(method, Vectorised, population, 2)[0].params, slow)
 

@@ -119,7 +119,8 @@ def test_a_network_is_probed_once():
     model, _ = images(lambda parts, x: calls.append(len(x)) or parts[0](x.flatten(1)), nn.Linear(64, 3))
     model.check(IMAGES)
     model.check(IMAGES)
-    assert calls == [2, 3, 3, 3, 1, 1], "a check, two probes of padding, two of activations, and one sample alone"
+    expected = [2, 3, 3, 3, 1, 2, 1]
+    assert calls == expected, "a check, two probes of padding, two of activations, one of weights, and one sample alone"
 
 
 def test_probing_a_network_leaves_the_global_generator_alone():
