@@ -16,6 +16,7 @@ class Facts(NamedTuple):
     train: Tensor  # [clients] training samples
     test: Tensor  # [clients] test samples
     models: int = 0  # that they were offered to select from
+    variances: frozenset[str] = frozenset()  # fields of replies that hold running variances of models
 
 
 Limit = float | Callable[[Facts], float | Tensor]
@@ -51,6 +52,7 @@ class Range(NamedTuple):
 
 LARGEST = 1e12  # squares of a million such numbers still have a sum in float32
 NUMBERS = Range(-LARGEST, LARGEST)  # of floats without a range of their own: weights, updates, signatures
+VARIANCES = Range(0, LARGEST)  # of BatchNorm, running ones
 FLAG = Range(0, 1)
 PARTS = Range(0, 1, total=(0, 1))  # of one whole
 CHOICE = Range(0, lambda facts: facts.models - 1)  # of one of the models that were offered
@@ -65,7 +67,8 @@ def resolve(limit: Limit, facts: Facts) -> float | Tensor:
 def check_numbers(send: Stack, clients: int, ranges: Mapping[str, Range], facts: Facts) -> tuple[Tensor, Tensor]:
     """Which clients' replies are finite where that is all that is asked, and which are inside of declared ranges.
 
-    Both bool [clients]. Weights beyond NUMBERS count as not finite: those of an honest client that diverged are.
+    Both bool [clients]. Weights beyond NUMBERS count as not finite: those of an honest client that diverged are. So do
+    negative variances, whose root is NaN: one such weight of the server's model spoils it for everybody.
     """
     finite, inside = torch.ones(2, clients, dtype=torch.bool, device=facts.train.device)
     for name, tensor in send.items():
@@ -73,5 +76,5 @@ def check_numbers(send: Stack, clients: int, ranges: Mapping[str, Range], facts:
         if field in ranges:
             inside &= ranges[field].contains(tensor, facts)
         elif tensor.is_floating_point():
-            finite &= NUMBERS.contains(tensor, facts)
+            finite &= (VARIANCES if name in facts.variances else NUMBERS).contains(tensor, facts)
     return finite, inside

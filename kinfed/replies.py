@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kinfed.aggregation import norms
-from kinfed.params import NOTHING, Payload, Stack, bytes_of, each_leaf, flatten, from_flat, to_flat, to_matrix
+from kinfed.params import NOTHING, Params, Payload, Stack, bytes_of, each_leaf, flatten, from_flat, to_flat, to_matrix
 
 NOT_FINITE, NO_ANSWER, FAILED, REFUSED = "not finite", "no answer", "failed", "refused"
 NOT_ASKED = "not asked"  # a client that was silent before, and is asked again later
@@ -21,6 +21,7 @@ OFFENCES = (  # no honest client's
 )  # fmt: skip
 OUTLYING = "outlying"  # what a client sent is far from what all others did: it forms no cluster
 LONG_UPDATE = "long update"  # what a client changed is far longer than what others did; the rule bounds it
+VARIANCE, MEAN = "running_var", "running_mean"  # of torch's norms
 EXCLUDED = "excluded"  # a client that is asked nothing for the rest of the run
 
 
@@ -118,6 +119,29 @@ def count_models(offer: Offer) -> int:
     """How many models a cohort was offered to select from."""
     models = to_flat({"models": offer.shared["models"]}) if "models" in offer.shared else {}
     return next((len(stacked) for stacked in models.values()), 0)
+
+
+def find_variances(offer: Offer) -> frozenset[str]:
+    """Fields of replies that hold running variances, as BatchNorm's: those of the models that a cohort was offered.
+
+    Who selects one of several `models` replies it as `params`. What only changes them has other names.
+    """
+    offered = to_flat(offer.shared).keys() | to_flat(offer.each).keys()
+    found = {name for name in offered if is_variance(name) and name.removesuffix(VARIANCE) + MEAN in offered}
+    selected = {"params/" + name.removeprefix("models/") for name in found if name.startswith("models/")}
+    return frozenset(found | selected)
+
+
+def keep_variances(params: Params, steps: Stack, sign: int = 1) -> Stack:
+    """What clients changed in a model [K], so that no running variance of params + sign · step is negative."""
+    limits = {name: -sign * w for name, w in params.items() if is_variance(name)}
+    keep = torch.maximum if sign > 0 else torch.minimum
+    return steps | {name: keep(steps[name], limit) for name, limit in limits.items()}
+
+
+def is_variance(name: str) -> bool:
+    """Whether a weight of this name is a running variance of one of torch's norms."""
+    return name.replace("/", ".").endswith("." + VARIANCE)
 
 
 def select_flat(which: Tensor, payload: Payload) -> Stack:

@@ -524,3 +524,8 @@ def test_a_file_or_a_table_that_names_no_partition_takes_the_clients_of_its_data
     assert named.partition == IID()
     assert configure("fedavg", "heart", {}).partition == Natural()
     assert configure("fedavg", "heart", {"partition": {"name": "iid"}}).partition == IID()
+
+
+def test_a_setting_whose_bytes_are_no_text_is_refused():
+    with pytest.raises(ConfigError, match="must be text in UTF-8"):
+        load_config(DEMO, ["task.name=\udced"])

@@ -1,5 +1,6 @@
 """Run folders as reports read them, and runs that differ in nothing but the seed."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,48 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str):
     (run / name).write_text(damaged.get(name, f"{head}\n{wrong}\n"))
     with pytest.raises(CheckpointError, match=name):
         read_runs([run])
+
+
+def replace_row(text: str, cell: str) -> str:
+    """The table with all cells of its first row replaced."""
+    head, row, *rest = text.splitlines()
+    return "\n".join([head, ",".join([cell] * len(row.split(","))), *rest, ""])
+
+
+FORGERIES = {
+    "a number that no float holds": (
+        "summary.json",
+        lambda text: text.replace("{", '{"bytes_up": 1' + "0" * 400 + ", ", 1),
+    ),
+    "bytes that are text": ("summary.json", lambda text: json.dumps(json.loads(text) | {"bytes_up": "many"})),
+    "half a character": ("summary.json", lambda text: json.dumps(json.loads(text) | {"diagnosis": "\ud800"})),
+    "an endless round": ("rounds.csv", lambda text: replace_row(text, "inf")),
+    "rounds in disorder": ("rounds.csv", lambda text: replace_row(text, "9999")),
+    "a client in another round": ("clusters.csv", lambda text: replace_row(text, "1000")),
+    "a column twice": ("clusters.csv", lambda text: text.replace("client", "round", 1)),
+    "a score of a round that was not": ("clients.csv", lambda text: replace_row(text, "7777")),
+}
+
+
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_a_table_whose_numbers_cannot_be_is_named(tmp_path: Path, kind: str):
+    name, forge = FORGERIES[kind]
+    run = write_run(tmp_path / "run", MadeUp("flt"))
+    text = (run / name).read_text()
+    if kind == "a number that no float holds":
+        text = json.dumps({key: value for key, value in json.loads(text).items() if key != "bytes_up"})
+    (run / name).write_text(forge(text))
+    with pytest.raises(CheckpointError, match=name):
+        [found.history for found in read_runs([run])]
+
+
+def test_scores_that_are_ahead_of_the_rounds_of_a_run_that_goes_on_wait(tmp_path: Path):
+    run = write_run(tmp_path / "run", MadeUp("flt"))
+    rounds = read_runs([run])[0].history.rounds.tolist()
+    (run / "summary.json").unlink()
+    *lines, _ = (run / "rounds.csv").read_text().splitlines()
+    (run / "rounds.csv").write_text("\n".join([*lines, ""]))
+    assert read_runs([run])[0].history.rounds.tolist() == rounds[:-1]
 
 
 def test_a_finished_run_without_its_rounds_does_not_ask_to_wait(tmp_path: Path):

@@ -58,6 +58,8 @@ def refuse_deep(text: str) -> None:
 def apply_overrides(table: Table, overrides: Iterable[str]) -> Table:
     """A copy of the table with `dotted.key=value` settings."""
     for text in overrides:
+        if any("\ud800" <= character <= "\udfff" for character in text):  # bytes of a shell that are no UTF-8
+            raise ConfigError(f"a setting must be text in UTF-8, got {text!a}")
         key, _, value = text.partition("=")
         table = override(table, split_key(key, text), parse_value(value.strip()))
     return table

@@ -21,6 +21,7 @@ from kinfed.federation import (
 )
 from kinfed.params import Payload, Stack, each_leaf, put, repeat, to_flat
 from kinfed.ranges import Facts, Range, check_numbers
+from kinfed.replies import find_variances
 
 
 class Resident(Federation):
@@ -33,7 +34,7 @@ class Resident(Federation):
 
     def _answers(self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, ranges: Mapping[str, Range]) -> Replies:
         send, keep = self._run(name, cohort, keys, offer)
-        good = self._check(name, cohort, send, ranges, count_models(offer))
+        good = self._check(name, cohort, send, ranges, offer)
         if keep:
             self._keep(cohort[good], select_flat(good, keep))
         up = sum(t[0].numel() * t.element_size() for t in to_flat(send).values())
@@ -60,10 +61,10 @@ class Resident(Federation):
         for name, values in kept.items():  # in place: a copy of what all clients remember would cost every round
             self.memory[name].index_copy_(0, cohort, values)
 
-    def _check(self, name: str, cohort: Tensor, send: Payload, ranges: Mapping[str, Range], models: int) -> Tensor:
+    def _check(self, name: str, cohort: Tensor, send: Payload, ranges: Mapping[str, Range], offer: Offer) -> Tensor:
         """Positions of the replies that can be used; the others are noted."""
         train, test = (self._lengths(part, cohort, ranges) for part in (self.train, self.test))
-        facts = Facts(self.method, train, test, models)
+        facts = Facts(self.method, train, test, count_models(offer), find_variances(offer))
         finite, inside = check_numbers(to_flat(send), len(cohort), ranges, facts)
         faulty = zip(cohort[~(finite & inside)].tolist(), inside[~(finite & inside)].tolist(), strict=True)
         self.rejected += [

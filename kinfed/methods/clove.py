@@ -86,10 +86,10 @@ class CLoVE(Clustered[CLoVEState]):
 
     @client_task(ranges={"losses": Range(least_loss, LARGEST)})
     def compute_losses(self, client: Client, models: Stack) -> Reply:
-        """Client task: the mean loss on its training samples under each model; NaN where it is beyond all bounds."""
+        """Client task: the mean loss on its training samples under each model; the largest where it is beyond that."""
         totals = [score(self.model, select(models, m), client.train)["loss"] for m in range(count(models))]
         losses = torch.stack(totals) / client.train.size.clamp(min=1)
-        return Reply({"losses": losses.where(losses < LARGEST, torch.nan)})
+        return Reply({"losses": losses.clamp(max=LARGEST)})  # a model that diverged is none to take, and no lie
 
     def admit(self, state: CLoVEState, unseen: Tensor, fed: Federation) -> CLoVEState:
         require_labels(self, unseen, fed)

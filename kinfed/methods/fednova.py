@@ -19,6 +19,7 @@ from kinfed.methods.one_model import OneModel, OneModelState
 from kinfed.models import Model
 from kinfed.params import Params, subtract
 from kinfed.ranges import Facts, Range
+from kinfed.replies import keep_variances
 from kinfed.training import LocalTraining
 
 
@@ -47,7 +48,8 @@ class FedNova(OneModel):
     def absorb(self, state: OneModelState, replies: Replies, fed: Federation) -> OneModelState:
         weights = fed.weights[replies.cohort]
         effective = fed.aggregation.average_numbers(replies["steps"], weights)  # τ_eff
-        direction = fed.aggregation.average(replies.stack("direction"), weights)
+        sent = keep_variances(state.params, replies.stack("direction"), -1)
+        direction = fed.aggregation.average(sent, weights)
         return replace(state, params=subtract(state.params, self._scaled(direction, effective)))
 
     def _scaled(self, step: Params, factor: Tensor) -> Params:

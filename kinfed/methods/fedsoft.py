@@ -74,9 +74,9 @@ class FedSoft(KeepsOwn, Method[FedSoftState], FindsClusters[FedSoftState], Expor
         wins = torch.full((count(models),), SMALL, device=client.key.device) * client.train.size
         for batch in client.train.in_order():
             outputs = [self.model.logits(select(models, s), batch.x) for s in range(count(models))]
-            best = torch.stack([self.model.task.losses(output, fill_unknown(batch.y)) for output in outputs]).argmin(0)
-            found = best[:, None] == torch.arange(count(models), device=best.device)
-            wins = wins + (found & batch.mask[:, None]).sum(0)
+            losses = torch.stack([self.model.task.losses(output, fill_unknown(batch.y)) for output in outputs])
+            best = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin(0)  # a NaN would be the least
+            wins = wins + ((best == torch.arange(count(models), device=best.device)[:, None]) & batch.mask).sum(1)
         return Reply({"shares": wins / wins.sum().clamp(min=SMALL)})
 
     @client_task

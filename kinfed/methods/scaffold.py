@@ -21,6 +21,7 @@ from kinfed.method import Method
 from kinfed.models import Model
 from kinfed.params import Params, Stack, each_leaf, flatten, put, repeat, select, subtract
 from kinfed.per_client import LastTrained
+from kinfed.replies import keep_variances
 from kinfed.training import SMALLEST, LocalTraining, ShiftedGradient
 
 
@@ -58,7 +59,7 @@ class Scaffold(Method[ScaffoldState], Exportable[ScaffoldState]):
         if not len(replies.cohort):
             return state
         weights = fed.weights[replies.cohort] if self.weighting == "samples" else torch.ones_like(replies.cohort)
-        step = fed.aggregation.average(replies.stack("step"), weights)
+        step = fed.aggregation.average(keep_variances(state.params, replies.stack("step")), weights)
         rates = dict.fromkeys(self.model.weights, self.server_lr)  # batch-norm statistics become their means
         params = {name: w + rates.get(name, 1.0) * step[name] for name, w in state.params.items()}
         return ScaffoldState(params, *self.update_controls(state, replies, fed))

@@ -36,6 +36,8 @@ from kinfed.runs.logs import (
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 ABSURD = 10**7  # clients, rounds or samples of one: no run has as many
+MOST = 2**63  # of a whole number of a summary
+BYTES = ("bytes_down", "bytes_up")  # every run counts them
 TEXT = ("role", "task")  # columns that are not numbers
 PARTS = {
     CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
@@ -110,7 +112,10 @@ class Run:
     @cached_property
     def rounds(self) -> Columns:
         """Metrics and bytes by round."""
-        return columns(whole_lines(self.path / "rounds.csv"), ("round", self.metric.name))
+        table = columns(whole_lines(self.path / "rounds.csv"), ("round", self.metric.name))
+        if len(table) and (np.diff(table.whole("round", 0)) <= 0).any():
+            raise ValueError("its rounds must grow from row to row")
+        return table
 
     @cached_property
     def task(self) -> Table:
@@ -172,7 +177,10 @@ class Run:
             return []
         rounds, found = table.whole("round"), table.whole("cluster")
         starts = np.flatnonzero(np.diff(rounds, prepend=-1))
-        return [(int(rounds[at]), part) for at, part in zip(starts, np.split(found, starts[1:]), strict=True)]
+        parts = np.split(found, starts[1:])
+        if len({len(part) for part in parts}) > 1:
+            raise ValueError("rounds differ in how many clients they have")
+        return [(int(rounds[at]), part) for at, part in zip(starts, parts, strict=True)]
 
     @cached_property
     def labels(self) -> Whole | None:
@@ -215,7 +223,12 @@ class Run:
         """The last metrics and the cost; of a run that has not ended, those of its last evaluated round."""
         if (self.path / SUMMARY).exists():
             whole = read_json(self.path / SUMMARY)
-            return {name: v for name, v in whole.items() if v is None or isinstance(v, int | float)}
+            found: Summary = {name: v for name, v in whole.items() if v is None or isinstance(v, int | float)}
+            for name in {*BYTES, *({self.metric.name} & whole.keys())} - found.keys():
+                raise CheckpointError(f"{self.path / SUMMARY} is damaged: {name} must be a number, or null")
+            for name in [name for name, v in found.items() if isinstance(v, int) and abs(v) > MOST]:
+                raise CheckpointError(f"{self.path / SUMMARY} is damaged: {name} is beyond {MOST:.0e}")
+            return found
         last = int(np.flatnonzero(~np.isnan(self.main))[-1])
         numbers = {name: float(column[last]) for name, column in self.rounds.numbers.items() if name != "round"}
         return {name: None if np.isnan(value) else value for name, value in numbers.items()}
@@ -224,7 +237,7 @@ class Run:
     def diagnosis(self) -> str:
         """What the method found of the clients, in words; empty where it says nothing, or the run has not ended."""
         path = self.path / SUMMARY
-        return str(json.loads(path.read_text(encoding="utf-8")).get("diagnosis", "")) if path.exists() else ""
+        return str(read_json(path).get("diagnosis", "")) if path.exists() else ""
 
     def final(self, metric: str) -> float | None:
         """A metric at the end; None where it was not measured."""
@@ -296,9 +309,12 @@ class Run:
             values = np.full((2, len(rounds), max(self.count, int(clients.max(initial=-1)) + 1)), np.nan)
             for which, name in enumerate(names[2:]):
                 values[which, at, clients] = table[name]
+            known = np.isin(rounds, self.rounds["round"])  # of a run that goes on one may not be there yet
+            if self.has_ended and not known.all():
+                raise ValueError(f"round {rounds[~known][0]} is not in rounds.csv")
         except (ValueError, KeyError, csv.Error) as error:
             raise CheckpointError(f"{path} is missing, damaged or incomplete: {error}") from None
-        return History(rounds, values[0], values[1])
+        return History(rounds[known], values[0, known], values[1, known])
 
     def arrays(self, name: str) -> Arrays | None:
         """The arrays of NAME.npz."""
@@ -322,6 +338,7 @@ def read_json(path: Path) -> Table:
     """The table in a JSON file."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(table, ensure_ascii=False).encode()  # half of a character that takes two can be written nowhere
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(table, dict):
@@ -359,6 +376,8 @@ def is_comparison(folder: Path) -> bool:
 def columns(lines: list[str], wanted: Sequence[str] = (), kept: Sequence[str] = ()) -> Columns:
     """The columns of a CSV table with a header, or the `kept` ones; ValueError where one that is wanted is missing."""
     header, *rows = csv.reader(lines) if lines else [[]]
+    if len(set(header)) < len(header):
+        raise ValueError("two of its columns have the same name")
     if lines and (missing := [name for name in wanted if name not in header]):
         raise ValueError(f"it has no column {', '.join(missing)}")
     whole = [row for row in rows if len(row) == len(header)]

@@ -1,5 +1,7 @@
 """CLoVE's matching by hand, its freezing, and who is assigned how."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
 from kinfed.methods import CLoVE
 from kinfed.methods.clove import match_models
+from kinfed.ranges import LARGEST
 from tests.methods.by_hand import client_with
 from tests.methods.planted import LOCAL, net, renamed
 from tests.methods.registry import make, population
@@ -30,6 +33,20 @@ def test_a_client_replies_its_mean_loss_under_each_model():
     client = client.with_train(type(client.train)(image, torch.tensor([1]), torch.tensor([0, 0]), torch.tensor(2)))
     losses = clove.compute_losses(client, models=models).send["losses"]
     assert float(losses[1]) == pytest.approx(1.0986123), "log 3: all classes are alike to a model of zeros"
+
+
+def test_a_model_that_diverged_has_the_largest_loss_and_excludes_nobody():
+    clove = make("clove", clusters=2)
+    fed = Vectorised(clove, population())
+    state = clove.init(fed)
+    models = {name: w.clone() for name, w in state.served.models.items()}
+    for w in models.values():
+        w[1] = torch.nan
+    state = replace(state, served=replace(state.served, models=models))
+    for _ in range(3):
+        replies, losses = clove.collect(state, fed.clients, fed)
+        assert replies.cohort.tolist() == list(range(12)) and not fed.rejected
+        assert bool((losses[:, 1] == LARGEST).all()) and bool((losses[:, 0] < 10).all())
 
 
 def test_planted_clusters_are_found_and_then_frozen():

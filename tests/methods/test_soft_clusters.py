@@ -81,6 +81,14 @@ def test_fedsoft_counts_on_which_samples_a_centre_is_best():
     assert float(shares.sum()) == pytest.approx(1) and float(shares.min()) > 0
 
 
+def test_a_centre_of_fedsoft_that_diverged_is_best_on_no_sample():
+    method, people = make("fedsoft"), population()
+    models, client = draw_models(method.model, 2, CPU), make_client(Vectorised(method, people), 0, torch.tensor(3), {})
+    broken = {name: torch.stack([w[0] * torch.nan, w[1]]) for name, w in models.items()}
+    shares = method.estimate(client, broken).send["shares"]
+    assert float(shares[0]) < 1e-3 and float(shares[1]) > 0.99
+
+
 def test_fedsoft_pulls_a_client_to_the_mean_of_its_centres_and_keeps_its_model():
     people = population(roles=tuple(Role(holdout=i > 0) for i in range(12)))
     free, held = (make("fedsoft", local=ONE_STEP, pull=pull, clusters=1) for pull in (0.0, 4.0))

@@ -50,6 +50,7 @@ from kinfed.federation import (
 from kinfed.method import Method
 from kinfed.params import Stack, from_flat, select, stack, to_flat
 from kinfed.ranges import Facts, Range, check_numbers
+from kinfed.replies import find_variances
 
 if TYPE_CHECKING:
     from kinfed.engines.flower.transport import Transport
@@ -240,7 +241,7 @@ class NetworkFederation(Federation):
         self.tasks += 1
         self.task = (name, len(cohort), 0)
         self.on_change()
-        judge = self._make_judge(ranges, count_models(offer))
+        judge = self._make_judge(ranges, offer)
         replies = ReplyCollector(self.last_call, self._find_specs(name, offer), judge, earlier=dict(self.unanswered))
         left_out, asked = self._find_resting(cohort), set[int]()
         for _ in range(1 if self.has_begun else self.patience.attempts):
@@ -261,8 +262,9 @@ class NetworkFederation(Federation):
         ids = torch.tensor(clients, dtype=torch.long, device=self.device)
         return Replies(ids, from_flat(self._stack_replies(replies, clients)))
 
-    def _make_judge(self, ranges: Mapping[str, Range], models: int) -> Judge:
+    def _make_judge(self, ranges: Mapping[str, Range], offer: Offer) -> Judge:
         """What says why the numbers of a client's reply cannot be used, one reply at a time."""
+        models, variances = count_models(offer), find_variances(offer)
 
         def judge(client: int, reply: AcceptedReply) -> str | None:
             sizes = self._check_sizes(client, *reply.sizes)
@@ -271,7 +273,7 @@ class NetworkFederation(Federation):
             if not sizes[0] and len(self.train[client]):  # it would weigh nothing: 0 of 0, where it is alone
                 return NO_SAMPLES
             train, test = torch.tensor(sizes)[:, None]
-            facts = Facts(self.method, train, test, models)
+            facts = Facts(self.method, train, test, models, variances)
             finite, inside = check_numbers({name: t[None] for name, t in reply.send.items()}, 1, ranges, facts)
             return OUT_OF_RANGE if not bool(inside) else None if bool(finite) else NOT_FINITE
 

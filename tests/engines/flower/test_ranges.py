@@ -106,11 +106,11 @@ def test_a_lying_evaluation_neither_ends_a_run_nor_enters_its_checkpoint(tmp_pat
 class Spy(Vectorised):
     """Notes the fields of all replies that have no range of their own."""
 
-    def _check(self, name, cohort, send, ranges, models):
+    def _check(self, name, cohort, send, ranges, offer):
         for field, value in send.items():
             is_weights = not isinstance(value, torch.Tensor) or field in SIGNATURES
             assert is_weights or field in ranges, f"{name}: '{field}' has no range"
-        good = super()._check(name, cohort, send, ranges, models)
+        good = super()._check(name, cohort, send, ranges, offer)
         assert len(good) == len(cohort), f"{name}: an honest reply is out of range"
         return good
 
