@@ -434,9 +434,9 @@ def test_the_folder_of_a_method_of_ones_own_has_no_colon():
 
 def test_a_folder_that_cannot_be_made_is_one_line():
     Path("file").write_text("")
-    assert_refused(kinfed("run", "method=fedavg", *TINY, "--out", "file/run", "-q"), "file/run", "Not a directory")
+    assert_refused(kinfed("run", "method=fedavg", *TINY, "--out", "file/run", "-q"), "file/run", "wanted a folder")
     kinfed("run", "method=fedavg", *TINY, "--out", "one", "-q")
-    assert_refused(kinfed("report", "one", "--out", "file"), "file", "File exists")
+    assert_refused(kinfed("report", "one", "--out", "file"), "file", "wanted a folder")
     assert_refused(kinfed("bench", "--json", "nowhere/x.json"), "there is no folder nowhere")
 
 

@@ -140,6 +140,8 @@ def plain_errors() -> Iterator[None]:
         leave(f"error: {error}", 2)
     except BrokenPipeError:  # the reader of our output has left
         raise
+    except (FileExistsError, NotADirectoryError) as error:
+        leave(f"error: {error.filename} is a file, or within one: wanted a folder", 2)
     except OSError as error:
         leave(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", 2)
     except KeyboardInterrupt as stop:
