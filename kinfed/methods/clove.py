@@ -86,10 +86,11 @@ class CLoVE(Clustered[CLoVEState]):
 
     @client_task(ranges={"losses": Range(least_loss, LARGEST)})
     def compute_losses(self, client: Client, models: Stack) -> Reply:
-        """Client task: the mean loss on its training samples under each model; the largest where it is beyond that."""
+        """Client task: the mean loss on its training samples under each model; the largest under one that diverged."""
         totals = [score(self.model, select(models, m), client.train)["loss"] for m in range(count(models))]
         losses = torch.stack(totals) / client.train.size.clamp(min=1)
-        return Reply({"losses": losses.clamp(max=LARGEST)})  # a model that diverged is none to take, and no lie
+        usable = losses < LARGEST  # a model that diverged is none to take, and no lie, but samples suit one of them
+        return Reply({"losses": losses.where(usable, torch.where(usable.any(), LARGEST, torch.nan))})
 
     def admit(self, state: CLoVEState, unseen: Tensor, fed: Federation) -> CLoVEState:
         require_labels(self, unseen, fed)

@@ -244,11 +244,12 @@ class Network(ABC):
 
     def check_ownership(self, x: Tensor) -> None:
         """Raises ModelError where the output for such samples depends on weights that are not the network's own."""
-        buffers = self.init()
-        weights = {name: buffers.pop(name) for name in self.weights}
+        params = self.init()  # a subclass may leave some out, which the module then keeps
+        weights = {name: params.pop(name) for name in self.weights if name in params}
         with self.borrow(self.evaluation_template) as module, in_evaluation():
-            others = find_other_weights(lambda own, x: self.forward(module, own | buffers, x), weights, x)
-        if others:
+            found = find_other_weights(lambda own, x: self.forward(module, own | params, x), weights, x)
+            kept = set(map(id, module.parameters()))
+        if others := [w for w in found if id(w) not in kept]:
             shapes = ", ".join(str(list(w.shape)) for w in others)
             raise ModelError(
                 f"the network uses weights that are not its own and would not train, of shape {shapes}: hold layers as "
