@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise, product
+from math import inf
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from kinfed.recipes.measures import MEASURES, Measure
 from kinfed.recipes.outcome import AT_ROUND, Outcome, Result, values_of
@@ -20,6 +21,7 @@ OF_A_RUN: dict[str, Callable[[Path], Chart]] = {
 }
 LINE = {"width": 420, "height": 260}
 MOST_POINTS = 25  # on a line
+LONG = 5  # times as long as most lines: such a one asks for an axis by powers
 MARGIN = 8  # pixels between the ends of an axis and the points nearest to them
 DASHES = {"symbolType": "stroke", "symbolSize": 400, "symbolStrokeColor": "#555", "symbolStrokeWidth": 2}  # in a legend
 
@@ -98,11 +100,22 @@ class Panel:
 
     @property
     def widths(self) -> Spec:
-        """The scale of the axis: by powers where each place is a multiple of the one before."""
+        """The scale of the axis: by powers where each place is a multiple of the one before, or one line is far longer
+        than most.
+        """
         places = self.places
         ratios = [after / before for before, after in pairwise(places)] if places[0] > 0 else []
         is_by_powers = len(ratios) > 3 and max(ratios) < 1.01 * min(ratios)
-        return {"nice": False, "padding": MARGIN} | ({"type": "log"} if is_by_powers else {"zero": False})
+        is_log = is_by_powers or 0 < LONG * median(self.ends) < places[-1]
+        return {"nice": False, "padding": MARGIN} | ({"type": "log"} if is_log else {"zero": False})
+
+    @property
+    def ends(self) -> list[float]:
+        """Where each line ends on the axis."""
+        found: dict[object, float] = {}
+        for row in self.rows:
+            found[row["line"]] = max(float(str(row["x"])), found.get(row["line"], -inf))
+        return list(found.values())
 
 
 def draw_panels(outcome: Outcome) -> Chart | None:
@@ -125,14 +138,17 @@ def list_panels(outcome: Outcome) -> Iterator[Panel]:
 
 
 def point_rows(outcome: Outcome, columns: Sequence[str], measure: str) -> Iterator[dict[str, object]]:
-    """One row for each point of a line: its place, its mean, and the mean less and plus one standard deviation."""
+    """One row for each point of a line: its place, its mean, and the mean less and plus one standard deviation, which
+    does not go below 0 where no number does.
+    """
     for result in outcome.results:
         if result.cell.column.name not in columns or not result.numbers:
             continue
         row, protocol = result.cell.row.title, " = ".join(result.cell.protocols)
         for x, values in points_of(outcome, result, measure):
             spread = stdev(values) if len(values) > 1 else 0.0
-            low, middle, high = (digits(mean(values) + sign * spread) for sign in (-1, 0, 1))
+            least = 0.0 if min(values) >= 0 else -inf
+            low, middle, high = (digits(max(mean(values) + sign * spread, least)) for sign in (-1, 0, 1))
             line = f"{row}, {protocol}"
             yield {"line": line, "row": row, "protocol": protocol, "x": x, "y": middle, "low": low, "high": high}
 

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import mean
 
 from kinfed.progress import as_markdown as in_markdown
@@ -89,13 +89,10 @@ def line_tables(outcome: Outcome) -> Iterator[tuple[str, Rows]]:
 
 
 def line_rows(outcome: Outcome, lines: Mapping[Side, Points], style: str) -> Rows:
-    """A header of places on the axis, and a row for each line; of many rounds a dozen, and where a line ends.
-
-    Where some line is a mean over seeds, the last column says of each over how many.
+    """A header of places on the axis, and a row for each line; where some line is a mean over seeds, the last column
+    says of each over how many.
     """
-    every = sorted({x for points in lines.values() for x, _ in points})
-    step = -(-(len(every) - 1) // MOST) or 1
-    places = sorted({*every[::step], *(max(x for x, _ in points) for points in lines.values())})
+    places = choose_places(lines.values())
     axis = outcome.recipe.figure.x if outcome.recipe.figure else ""
     seeds = {side: count_seeds(outcome, side) for side in lines}
     are_means = any(count != "1" for count in seeds.values())
@@ -105,6 +102,14 @@ def line_rows(outcome: Outcome, lines: Mapping[Side, Points], style: str) -> Row
         shown = [f"{at[x]:{style}}" if x in at else NOTHING for x in places]
         rows.append([outcome.recipe.rows[side.row].title, side.protocol, *shown, *[seeds[side]] * are_means])
     return rows
+
+
+def choose_places(lines: Collection[Points]) -> list[float]:
+    """A dozen of the places that half of the lines have, so that one long line leaves the others theirs; all ends."""
+    counts = Counter(x for points in lines for x, _ in points)
+    shared = sorted(x for x, count in counts.items() if 2 * count >= len(lines))
+    step = -(-(len(shared) - 1) // MOST) or 1
+    return sorted({*shared[::step], *(max(x for x, _ in points) for points in lines)})
 
 
 def count_seeds(outcome: Outcome, side: Side) -> str:

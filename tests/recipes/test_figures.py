@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from kinfed.recipes import Outcome, Wanted, cells_of, load_recipe
 from kinfed.recipes.figures import MARGIN, Panel, draw_panels, embed_figures, list_files
 from kinfed.recipes.measures import MEASURES
@@ -86,8 +88,19 @@ def test_a_table_of_lines_shows_where_each_line_ends_also_between_its_steps():
     }
 
 
+def test_one_long_line_leaves_the_rounds_of_the_others_in_a_table():
+    recipe = load_recipe("flis-figure-4")
+    rows = ("fedavg", "lg", "ifca")
+    cells = [replace(c, missing=()) for c in cells_of(recipe, Wanted(columns=("fmnist",))) if c.row.name in rows]
+    ends = {"fedavg": 60, "lg": 60, "ifca": 900}
+    numbers = [{0: {f"{recipe.main}@{at}": at for at in range(10, ends[cell.row.name] + 1, 10)}} for cell in cells]
+    found = Outcome(recipe, tuple(map(judge_numbers, [recipe] * len(cells), cells, numbers)))
+    (header, *_), *_ = (rows for _, rows in line_tables(found))
+    assert header == ["round", "protocol", "10", "20", "30", "40", "50", "60", "900"]
+
+
 def panel_of(places, values, measure="ari"):
-    rows = [{"x": x, "y": y, "low": y, "high": y} for x, y in zip(places, values, strict=True)]
+    rows = [{"line": "FLT", "x": x, "y": y, "low": y, "high": y} for x, y in zip(places, values, strict=True)]
     return Panel(MEASURES[measure], "", rows)
 
 
@@ -106,9 +119,26 @@ def test_an_axis_is_logarithmic_where_each_place_is_the_same_multiple_of_the_one
     assert all("type" not in panel_of(places, values).widths for places in ([0, 0.5, 1, 2, 4], [1, 5, 10, 20, 30]))
 
 
+def test_an_axis_is_logarithmic_where_one_line_is_far_longer_than_most():
+    """IFCA's 1500 rounds beside a hundred of all others would leave these a fifteenth of the panel."""
+    others = [{"line": name, "x": x, "y": 1.0, "low": 1.0, "high": 1.0} for name in "abc" for x in range(10, 101, 10)]
+    long = [{"line": "d", "x": x, "y": 1.0, "low": 1.0, "high": 1.0} for x in range(10, 1501, 10)]
+    assert Panel(MEASURES["accuracy"], "", others + long).widths["type"] == "log"
+    assert "type" not in Panel(MEASURES["accuracy"], "", others + long[:40]).widths
+
+
 def test_no_point_lies_on_the_end_of_an_axis():
     for places in ([10, 30], [0.25, 0.5, 1, 2, 4]):
         assert panel_of(places, [1.0] * len(places)).widths["padding"] == MARGIN
+
+
+def test_the_band_of_a_line_does_not_go_below_zero_where_no_number_does():
+    recipe = load_recipe("flt-figure-k")
+    cells = [replace(cell, missing=()) for cell in cells_of(recipe, Wanted())]
+    seeds = {0: {"ari": -0.5, "clusters": 1}, 1: {"ari": 0.5, "clusters": 17}}
+    chart = draw_panels(Outcome(recipe, tuple(judge_numbers(recipe, cell, seeds) for cell in cells)))
+    lows = [min(row["low"] for row in rows) for rows in chart.tables.values()]
+    assert lows == [pytest.approx(-0.7071, abs=1e-3), 0.0]
 
 
 def test_one_panel_has_the_legend_of_all():
