@@ -17,7 +17,7 @@ from kinfed.aggregation import MEAN
 from kinfed.capabilities import takes_server_samples
 from kinfed.config.schema import Table
 from kinfed.config.settings import DEMO, GIVEN, Config, find_method, leave_partition, read
-from kinfed.config.toml import merge_tables, read_toml
+from kinfed.config.toml import merge_tables, override, read_toml, split_key
 from kinfed.data.build import build_population, score_on_training
 from kinfed.data.datasets import load
 from kinfed.data.partitions import Natural, Writers
@@ -281,7 +281,9 @@ def configure(method: MethodLike | None, data: DataLike | None, settings: Mappin
         )
     objects = {name: value for name, value in given.items() if can_hold(name, value)}  # of others the table complains
     table = base_table(method, data, has_partition="partition" in given)
-    table = merge_tables(table, {name: v for name, v in given.items() if name not in objects})
+    table = merge_tables(table, {name: v for name, v in given.items() if name not in objects and "." not in name})
+    for name in (name for name in given if "." in name):  # {"training.lr": 0.1}
+        table = override(table, split_key(name, f"{name}="), given[name])
     if isinstance(method, str) and not is_config(method):
         table = merge_tables(table, {"method": method})
     if data is not None:
