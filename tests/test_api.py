@@ -161,6 +161,22 @@ def test_load_run_gives_what_run_gave():
         kinfed.load_run("nowhere")
 
 
+def test_the_settings_of_methods_are_given_to_a_comparison_as_to_a_run():
+    clusters = {"methods": {"ifca": {"clusters": 3}}}
+    by_place = kinfed.compare(["ifca"], tiny_population(), rounds=1, quiet=True, out="place", **clusters)
+    by_name = kinfed.compare(methods=["ifca"], data=tiny_population(), rounds=1, quiet=True, out="name")
+    assert [each.runs[0].config.methods["ifca"]["clusters"] for each in (by_place, by_name)] == [3, 2]
+
+
+def test_dotted_keys_are_settings_as_in_a_sweep():
+    dotted = {"training.lr": 0.2, "methods.ifca.clusters": 3, "partition.clients": 5}
+    config = kinfed.run("ifca", **SMALL | dotted).config
+    assert (config.training.lr, config.training.batch_size, config.methods["ifca"]["clusters"]) == (0.2, 10, 3)
+    assert config.partition.clients == 5, "a dotted key goes over the section"
+    with pytest.raises(ConfigError, match=r"unknown config key 'training.lrr': did you mean 'training.lr'\?"):
+        kinfed.run("ifca", **SMALL | {"training.lrr": 0.2})
+
+
 def test_methods_are_compared_by_name_or_as_objects():
     people = tiny_population()
     methods = [kinfed.FedAvg(small_net()), kinfed.Local(small_net())]

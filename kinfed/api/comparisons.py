@@ -96,15 +96,18 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[str | Method[object]] | ConfigLike | None = None, data: DataLike | None = None, *,
+    methods: Sequence[str | Method[object]] | ConfigLike | None = None, /, data: DataLike | None = None, *,
     seeds: Sequence[int] | None = None, jobs: int | str = 1, out: Text | None = None, force: bool = False,
     resume: bool = False, quiet: bool = False, display: Display | None = None, **settings: object,
 ) -> Comparison:  # fmt: skip
     """Runs several methods on the same clients and seeds, and writes one folder with a run folder for each.
 
     `jobs` runs go on at once, each in a process of its own; "4x8" is four processes, in each of which eight runs train
-    together on a GPU. Methods and data that are objects run one at a time.
+    together on a GPU. Methods and data that are objects run one at a time. `settings` are those of `kinfed.run`, as in
+    methods={"ifca": {"clusters": 2}}.
     """
+    if "methods" in settings and not isinstance(settings["methods"], Mapping):  # compare(methods=["fedavg", "flt"])
+        methods = cast("Sequence[str | Method[object]]", settings.pop("methods"))
     at_once = AtOnce.parse(jobs)
     several = () if methods is None or is_config(methods) else tuple(cast("Sequence[str | Method[object]]", methods))
     own = {name_method(each): each for each in several if isinstance(each, Method)}

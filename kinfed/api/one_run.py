@@ -102,7 +102,8 @@ def run(
     """Runs one method and writes its folder (`out`, else a new one under runs/).
 
     `settings` are those of a config: rounds=50, seed=1, fraction=0.2, model="leaf_cnn", partition={"clients": 20},
-    training=LocalTraining(lr=0.1), engine="sequential", device="cuda", data_dir="data".
+    training=LocalTraining(lr=0.1), engine="sequential", device="cuda", data_dir="data"; or by dotted keys, as in
+    **{"training.lr": 0.1, "methods.ifca.clusters": 3}.
     With `resume` a run in `out` goes on.
     """
     config, given = configure(method, data, settings), give(method, data)

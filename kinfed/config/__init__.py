@@ -1,6 +1,6 @@
 """Config: one TOML file <-> nested frozen dataclasses, their JSON schema, and the experiment they hold."""
 
-from kinfed.config.assembly import POPULATION, assemble, make_population
+from kinfed.config.assembly import POPULATION, assemble, check_encoders, make_population
 from kinfed.config.schema import Table, build, to_table
 from kinfed.config.settings import (
     DEMO,
@@ -24,6 +24,7 @@ __all__ = [
     "Table",
     "assemble",
     "build",
+    "check_encoders",
     "find_method",
     "flatten",
     "json_schema",

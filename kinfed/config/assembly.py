@@ -17,7 +17,7 @@ from kinfed.aggregation import MEAN
 from kinfed.capabilities import takes_server_samples
 from kinfed.config.schema import Table
 from kinfed.config.settings import DEMO, GIVEN, Config, find_method, leave_partition, read
-from kinfed.config.toml import merge_tables, read_toml
+from kinfed.config.toml import merge_tables, override, read_toml, split_key
 from kinfed.data.build import build_population, score_on_training
 from kinfed.data.datasets import load
 from kinfed.data.partitions import Natural, Writers
@@ -33,7 +33,7 @@ from kinfed.models import MODELS, TOKEN_MODELS, Model, Shape, make_model
 from kinfed.models.inputs import Inputs
 from kinfed.privacy import UNPROTECTED, Privacy
 from kinfed.registry import import_function, look_up, members_of
-from kinfed.signatures import Pretraining, Signature
+from kinfed.signatures import EmbeddingStatistics, Pretraining, Signature
 from kinfed.targets import is_known
 
 T = TypeVar("T")
@@ -73,10 +73,22 @@ def check_needs(config: Config, population: Population, method: Method[object] |
             f"method '{config.method}' takes samples that the server owns, and there are none: set data.public = 0.1 "
             "(in Python: Population.public)"
         )
-    for pretraining in find_all(Pretraining, experiment.method):
-        pretraining.check(population.x.shape[1:])
+    check_encoders(experiment.method, population)
     if config.privacy.training.is_on:
         config.privacy.training.spend(1, config.fraction)  # the accountant may be an extra
+
+
+def check_encoders(method: Method[object], population: Population) -> None:
+    """Raises where an encoder of the method's settings is not here, or does not take the clients' samples."""
+    signature = getattr(method, "signature", None)
+    if isinstance(signature, Signature):
+        name = getattr(signature, "autoencoder", type(signature).__name__)
+        with in_one_line(f"auto-encoder '{name}' failed on samples of shape {list(population.x.shape[1:])}"):
+            signature.check(pick_samples(population.x).clone())
+    for statistics in find_all(EmbeddingStatistics, method):
+        statistics.check()
+    for pretraining in find_all(Pretraining, method):
+        pretraining.check(population.x.shape[1:])
 
 
 def find_all(kind: type[T], settings: object) -> Iterator[T]:
@@ -269,7 +281,9 @@ def configure(method: MethodLike | None, data: DataLike | None, settings: Mappin
         )
     objects = {name: value for name, value in given.items() if can_hold(name, value)}  # of others the table complains
     table = base_table(method, data, has_partition="partition" in given)
-    table = merge_tables(table, {name: v for name, v in given.items() if name not in objects})
+    table = merge_tables(table, {name: v for name, v in given.items() if name not in objects and "." not in name})
+    for name in (name for name in given if "." in name):  # {"training.lr": 0.1}
+        table = override(table, split_key(name, f"{name}="), given[name])
     if isinstance(method, str) and not is_config(method):
         table = merge_tables(table, {"method": method})
     if data is not None:

@@ -89,12 +89,10 @@ def make_model(name: str, shape: Sizes, classes: int, seed: int = 0, task: Learn
 
 def make_autoencoder(name: str, shape: Sizes, latent: int = 128, seed: int = 0) -> AutoEncoder:
     """The auto-encoder of this name, or a function (shape, latent) of one's own; `auto` chooses by the shape."""
-    if name == "auto":
-        name = choose_autoencoder(shape)
+    name = choose_autoencoder(shape) if name == "auto" else name
+    build = find_autoencoder(name)
     if ":" in name:
-        own = cast("Callable[..., nn.Module]", import_function(name, "auto-encoder"))
-        return _share_network(seed, build_own, name, own, tuple(shape), latent)
-    build = look_up(name, AUTOENCODERS, "auto-encoder")
+        return _share_network(seed, build_own, name, build, tuple(shape), latent)
     if name in ("conv_ae", "residual_ae") and (len(shape) != 3 or shape[1] % 4 or shape[2] % 4):
         raise ConfigError(
             f"auto-encoder '{name}' needs images whose sides 4 divides, got samples of shape {list(shape)}: use 'auto'"
@@ -102,6 +100,13 @@ def make_autoencoder(name: str, shape: Sizes, latent: int = 128, seed: int = 0) 
     if name == "series_ae" and not is_series(shape):
         raise ConfigError(f"series_ae needs series [channels, 28 or more], got samples of shape {list(shape)}")
     return _share_network(seed, build, tuple(shape), latent)
+
+
+def find_autoencoder(name: str) -> Callable[..., nn.Module]:
+    """What builds the auto-encoder of this name; ConfigError where there is none of it."""
+    if ":" in name:
+        return cast("Callable[..., nn.Module]", import_function(name, "auto-encoder"))
+    return look_up(name, AUTOENCODERS, "auto-encoder")
 
 
 @lru_cache(maxsize=8)
@@ -131,7 +136,8 @@ def build_own(name: str, build: Callable[..., object], shape: Sizes, latent: int
 __all__ = [
     "AUTOENCODERS", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork", "FixedGradient",
     "Gradient", "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes", "SupervisedAutoEncoder",
-    "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes", "fix_weights",
+    "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes", "find_autoencoder",
+    "fix_weights",
     "from_module", "is_last_layer", "is_normalisation", "make_autoencoder", "make_mixture", "make_model",
     "mix_models", "repa_ae", "repa_series",
 ]  # fmt: skip

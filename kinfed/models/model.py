@@ -262,6 +262,17 @@ class AutoEncoder(EncoderNetwork):
     def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
         return (output - self.inputs(batch.x)).square().flatten(1).mean(1)
 
+    def check(self, x: Tensor, latent: int) -> None:
+        """Raises ModelError unless it embeds such samples as so many numbers, and gives them back in their shape."""
+        weights = self.init()
+        got = [tuple(each(weights, x).shape) for each in (self.embed, self.apply)]
+        wanted = [(len(x), latent), tuple(self.inputs(x).shape)]
+        for part, shape, needed in zip(("encoder", "whole"), got, wanted, strict=True):
+            if shape != needed:
+                raise ModelError(
+                    f"the auto-encoder's output ({part}) for {len(x)} samples has shape {shape}, wanted {needed}"
+                )
+
 
 @dataclass(frozen=True)
 class SupervisedAutoEncoder(EncoderNetwork):

@@ -11,6 +11,7 @@ from string import Template
 
 from kinfed.comparison import columns_for, headline, make_cell
 from kinfed.config import Table, to_toml
+from kinfed.config.assembly import OWN
 from kinfed.errors import ConfigError
 from kinfed.registry import suggest
 from kinfed.report.diagnosis import find_all
@@ -231,7 +232,7 @@ def title(series: Sequence[Series]) -> str:
     """The methods and the data in words."""
     methods = list(dict.fromkeys(one.title for one in series))
     listed = methods[0] if len(methods) == 1 else f"{', '.join(methods[:-1])} and {methods[-1]}"
-    return f"{listed} on {either(series, 'data', 'name')}"
+    return f"{listed} on {'own data' if has_own_data(series) else either(series, 'data', 'name')}"
 
 
 def facts(series: Sequence[Series]) -> str:
@@ -241,11 +242,16 @@ def facts(series: Sequence[Series]) -> str:
     said = [
         f"{clients} clients",
         f"{either(series, 'rounds')} rounds",
-        f"partition {either(series, 'partition', 'name')}",
+        *([] if has_own_data(series) else [f"partition {either(series, 'partition', 'name')}"]),
         f"model {either(series, 'model')}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
     ]
     return " · ".join(f"<span>{escape(words)}</span>" for words in said)
+
+
+def has_own_data(series: Sequence[Series]) -> bool:
+    """Whether all clients came from Python as objects, which no partition divides."""
+    return all(name.startswith(OWN) for name in either(series, "data", "name").split(" or "))
 
 
 def either(series: Sequence[Series], *path: str) -> str:
@@ -314,7 +320,7 @@ def caption_results(series: Sequence[Series]) -> str:
     """What the numbers of the results are."""
     spread = " Numbers are means ± standard deviations over seeds." if has_seeds(series) else ""
     samples = "validation" if is_scored_on_training(series) else "test"
-    return f"Accuracies are means over the clients that train, each tested on its own {samples} samples.{spread}"
+    return f"Scores are means over the clients that train, each tested on its own {samples} samples.{spread}"
 
 
 def has_seeds(series: Sequence[Series]) -> bool:

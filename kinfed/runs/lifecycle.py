@@ -13,7 +13,7 @@ from types import TracebackType
 import torch
 
 from kinfed import checkpoint
-from kinfed.config import Config, assemble, flatten
+from kinfed.config import Config, assemble, check_encoders, flatten
 from kinfed.config.assembly import OWN
 from kinfed.config.schema import Table
 from kinfed.data.population import Population
@@ -90,6 +90,7 @@ def start(config: Config, place: Place, display: Display, given: Given = CONFIGU
     """Runs from the first round on; gives back the folder."""
     with explain_full_gpu():
         experiment = assemble(config, given.population, given.method)  # bad input shows before a folder is made
+        check_encoders(experiment.method, experiment.fed.population)
     check_trackers(config.trackers)
     path = place.make(f"{as_file(config.method)}-{config.data.folder_name}-seed{config.seed}")
     return conduct(config, path, display, experiment, resume=False)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kinfed.client import Client, Task
 from kinfed.clustering.kmeans import Part
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, DataError
 from kinfed.federation import Federation, run_fedavg
 from kinfed.models import Model, SupervisedAutoEncoder, encoder_of, encoder_shape, encoder_shapes, repa_ae, repa_series
 from kinfed.params import Params, each_leaf
@@ -191,12 +191,18 @@ class EmbeddingStatistics:
     def learn(self, model: Model, task: Task, fed: Federation) -> Params:
         """The encoder's weights: FedAvg of the whole network among the training clients, or a file's."""
         self.check_targets(fed.y)
-        log.info("signatures: %s of samples embedded by an encoder that clients learn", ", ".join(self.statistics))
+        origin = f"of {self.encoder}" if self.encoder else "that clients learn"
+        log.info("signatures: %s of samples embedded by an encoder %s", ", ".join(self.statistics), origin)
         whole = self.network(model, encoder_shape(fed.x)).init()
         if self.encoder:
             return from_file(Path(self.encoder), encoder_of(whole), fed.device)
         whole = each_leaf(lambda w: w.to(fed.device), whole)
         return encoder_of(run_fedavg(task, whole, self.encoder_rounds, fed))
+
+    def check(self) -> None:
+        """Raises DataError where the file with the encoder's weights is not here."""
+        if self.encoder and not Path(self.encoder).is_file():
+            raise DataError(f"no encoder at {self.encoder}: give an existing .safetensors file, or leave it out")
 
     def train(self, model: Model, client: Client, params: Params) -> Params:
         """The weights of encoder and heads after some epochs on the client's samples."""

@@ -80,6 +80,10 @@ class EncoderCentroids(Signature):
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
         return tuple(self.network(each).init() for each in encoder_shapes(shape))
 
+    def check(self, x: Tensor) -> None:
+        if self.autoencoder != "auto":
+            self.network(encoder_shape(x)).check(x, self.latent)
+
     def tunes_in_turn(self) -> bool:
         return self.tuning == "sequential"
 

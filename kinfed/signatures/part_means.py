@@ -28,6 +28,7 @@ from kinfed.models import (
     encoder_of,
     encoder_shape,
     encoder_shapes,
+    find_autoencoder,
     make_autoencoder,
 )
 from kinfed.params import Params
@@ -122,6 +123,12 @@ class PartMeans(Signature):
                 known.append(encoder_of(self.network(each, width).init()))
         return tuple(known)
 
+    def check(self, x: Tensor) -> None:
+        shape = encoder_shape(x)
+        if self.autoencoder != "auto" and self.has_network(shape):
+            width = self.width(tuple(x.shape[1:]))
+            self.network(shape, width).check(x, width)
+
     def needs_server_samples(self) -> bool:
         return self.pretraining.source == "public" and self.embedding in ("pca", "autoencoder")
 
@@ -139,7 +146,9 @@ class PartMeans(Signature):
         return make_autoencoder(self.autoencoder, shape, width or self.width(shape), self.seed)
 
     def has_network(self, shape: tuple[int, ...]) -> bool:
-        """Whether the auto-encoder takes samples of this shape."""
+        """Whether the auto-encoder takes samples of this shape; ConfigError where there is none of its name."""
+        if self.autoencoder != "auto":
+            find_autoencoder(self.autoencoder)
         try:
             self.network(shape)
         except ConfigError:

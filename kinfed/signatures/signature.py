@@ -42,6 +42,9 @@ class Signature(Protocol):
         """Client: the networks whose weights `encoder` holds, for samples of this shape."""
         return ()
 
+    def check(self, x: Tensor) -> None:
+        """Raises where the encoder that its settings name cannot be had, or does not take such samples."""
+
     def tune(self, client: Client, encoder: Params, rates: Tensor = SAME_RATE) -> Params:
         """Client: the encoder that the next client goes on from, where clients tune it in turn."""
         return encoder

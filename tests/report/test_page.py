@@ -52,6 +52,13 @@ def test_the_page_says_what_was_run_and_what_came_of_it(folder: Path):
     assert "method = &quot;flt&quot;" in html
 
 
+def test_clients_that_python_gave_are_own_data_of_no_partition(tmp_path: Path):
+    write_run(tmp_path / "own", MadeUp("flt", clients=5, settings=("data.name=own:9fb727c1258daa84",)))
+    html = make_page(gather([tmp_path]))
+    assert "<title>FLT on own data · kinfed report</title>" in html
+    assert "<span>partition " not in html
+
+
 def test_contents_of_runs_cannot_become_markup(tmp_path: Path):
     run = write_run(tmp_path / "one", MadeUp("flt", clients=5))
     config = (run / "config.toml").read_text()

@@ -84,6 +84,12 @@ def test_samples_that_an_auto_encoder_does_not_take_are_embedded_by_principal_co
     assert PartMeans().choose((1, 8, 8), torch.zeros(2000, 1, 8, 8)) == "autoencoder"
 
 
+def test_an_auto_encoder_that_there_is_not_is_an_error_and_not_principal_components():
+    for name, meant in (("conv_aee", "did you mean 'conv_ae'"), ("json:dumbs", "cannot be imported")):
+        with pytest.raises(ConfigError, match=meant):
+            PartMeans(autoencoder=name).choose((1, 8, 8), torch.zeros(2000, 1, 8, 8))
+
+
 def test_signatures_with_numbers_are_moments_and_without_them_the_same_as_ever():
     plain = PartMeans(latent=3, embedding="random")
     numbers = torch.arange(10.0) - 4
