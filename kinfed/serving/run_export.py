@@ -64,12 +64,13 @@ def write_models(bundle: Bundle, models: dict[int | None, Params], folder: Path,
     return f"{len(files)} models as {form} written to {folder}, with {CARD}"
 
 
-def export(run: Path, population: Population | None = None, trust: bool = False) -> Bundle:
+def export(run: str | Path, population: Population | None = None, trust: bool = False) -> Bundle:
     """The bundle of a run that has ended; RoleError where its method has no model for unseen clients.
 
     Own data that the run was given as an object are given again, where the method needs samples of the server. Only
     with `trust` is code imported that the run's config names.
     """
+    run = Path(run)
     with refuse_code(f"{run / CONFIG}", trust):
         return make_bundle(run, population, *read_ended(run, trust))
 
