@@ -13,7 +13,7 @@ from types import TracebackType
 import torch
 
 from kinfed import checkpoint
-from kinfed.config import Config, assemble, flatten
+from kinfed.config import Config, assemble, flatten, list_own_parts
 from kinfed.config.assembly import OWN
 from kinfed.config.schema import Table
 from kinfed.data.population import Population
@@ -21,7 +21,6 @@ from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError, FileError, OutOfMemory
 from kinfed.experiment import Experiment
 from kinfed.files import clear_unfinished, lock, quote
-from kinfed.learning_tasks import OwnMetrics
 from kinfed.method import Method
 from kinfed.methods import title_of
 from kinfed.progress import Display, Watcher, forward_log
@@ -250,10 +249,7 @@ def refuse_links(folder: Path) -> None:
 
 def resume_command(folder: Path, config: Config) -> str:
     """The command that resumes a run or a comparison; one of the user's own code says that it is trusted."""
-    parts = [value for key, value in flatten(config.resolve()).items() if key.endswith(".name")]
-    metrics = config.task.metrics if isinstance(config.task, OwnMetrics) else ()
-    named = map(str, (config.method, config.model, *config.methods, *config.compare, *parts, *metrics))
-    is_own = any(":" in name and not name.startswith(OWN) for name in named)
+    is_own = any(not name.startswith(OWN) for name in list_own_parts(config.resolve()))
     return f"kinfed resume {quote(folder)}{' --trust' if is_own else ''}"
 
 
