@@ -20,7 +20,7 @@ from kinfed.data.population import Population
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError, FileError, OutOfMemory
 from kinfed.experiment import Experiment
-from kinfed.files import clear_unfinished, lock, quote
+from kinfed.files import clear_unfinished, lock
 from kinfed.method import Method
 from kinfed.methods import title_of
 from kinfed.progress import Display, Watcher, forward_log
@@ -35,6 +35,7 @@ from kinfed.runs.logs import (
     SWEEP,
     TRACKED,
     EventLog,
+    name_resume,
     read_format,
 )
 from kinfed.runs.writer import RunWriter, refuse_damaged, write_config
@@ -96,6 +97,11 @@ def start(config: Config, place: Place, display: Display, given: Given = CONFIGU
 
 def resume(config: Config, path: Path, display: Display, given: Given = CONFIGURED) -> Path:
     """Runs from the checkpoint on, or from the start if there is none yet."""
+    if (path / STATUS).exists():
+        raise CheckpointError(
+            f"the run at {path} is of a deployment, whose clients only its server reaches: go on with "
+            f"`{name_resume(path)}`"
+        )
     resuming = can_resume(path, config)
     with explain_full_gpu():
         experiment = assemble(config, given.population, given.method)
@@ -250,7 +256,7 @@ def refuse_links(folder: Path) -> None:
 def resume_command(folder: Path, config: Config) -> str:
     """The command that resumes a run or a comparison; one of the user's own code says that it is trusted."""
     is_own = any(not name.startswith(OWN) for name in list_own_parts(config.resolve()))
-    return f"kinfed resume {quote(folder)}{' --trust' if is_own else ''}"
+    return name_resume(folder, trust=is_own)
 
 
 def hold(folder: Path) -> AbstractContextManager[None]:
@@ -277,7 +283,7 @@ def refuse_taken(folder: Path, force: bool, kind: str) -> None:
         )
     if has_results and not force:
         raise ConfigError(
-            f"{folder} already holds a run: go on with `kinfed resume {quote(folder)}`, choose another --out, "
+            f"{folder} already holds a run: go on with `{name_resume(folder)}`, choose another --out, "
             "or replace it with --force"
         )
 
