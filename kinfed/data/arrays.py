@@ -168,13 +168,15 @@ class ServerSamples:
     y: Tensor  # [n]
     classes: int
     class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
 
     def population(self, clients: int) -> Population:
         """So many clients of which nothing is known yet."""
         empty, public = (NO_SAMPLES,) * clients, torch.arange(len(self.y))
         roles = (Role(holdout=True),) * clients
         return Population(
-            self.x, self.y, empty, empty, self.classes, roles=roles, public=public, class_names=self.class_names
+            self.x, self.y, empty, empty, self.classes, roles=roles, public=public, class_names=self.class_names,
+            feature_names=self.feature_names,
         )  # fmt: skip
 
 

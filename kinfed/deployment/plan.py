@@ -69,12 +69,12 @@ class Plan:
         """The server's own samples; none, but of the right kind, where it has no folder."""
         if not self.server_samples:
             x = torch.empty(0, *self.shape, dtype=KINDS[self.dtype])
-            return ServerSamples(x, torch.empty(0).long(), self.classes, self.class_names)
+            return ServerSamples(x, torch.empty(0).long(), self.classes, self.class_names, self.feature_names)
         try:
             data = self.check(load_folder(Path(self.server_samples)))
         except DataError as error:
             raise DataError(f"server_samples of plan.toml is '{self.server_samples}', but {error}") from error
-        return ServerSamples(data.x, data.y, self.classes, self.class_names)
+        return ServerSamples(data.x, data.y, self.classes, self.class_names, self.feature_names)
 
     def targets(self, y: Tensor, task: LearningTask) -> Tensor:
         """Targets as this task has them; of a client that has none for some samples, as they are."""

@@ -15,6 +15,7 @@ from kinfed.config import load_config
 from kinfed.deployment import ClientData, Plan, load_node_data, make_client_app
 from kinfed.errors import ConfigError, DataError
 from kinfed.learning_tasks import Classification, Regression
+from kinfed.serving import export
 from tests.deployment.test_apps import serve
 from tests.engines.flower.loopback import Loopback
 from tests.problems import tiny_population
@@ -141,6 +142,7 @@ def test_tables_of_whole_numbers_are_nodes_of_a_federation_that_learns_numbers_o
     summary = serve(grid, tmp_path / "out", config, plan)
     assert summary["rejected_replies"] == 0
     assert summary["mae"] > 3 if task == "regression" else 0 <= summary["label_accuracy"] <= 1
+    assert export(tmp_path / "out").about["table"] == {"features": ["age", "pulse"]}  # which a new client's table has
 
 
 def test_targets_of_a_node_are_those_of_the_task(tmp_path):

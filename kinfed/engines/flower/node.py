@@ -194,8 +194,8 @@ def reply_or_refuse(
         LOG.warning("refused: %s", refusal)
         return echo | {"refusal": int(refusal.code)}, {}
     except Exception as error:  # whatever a task raises: Flower would send its text
-        is_explained = isinstance(error, KinfedError)  # its text says what to do; where it was raised does not help
-        LOG.error("'%s' failed: %s", config.get("task", "enrol"), error, exc_info=not is_explained)
+        at = None if isinstance(error, KinfedError) else error.__traceback__  # its text says what to do
+        LOG.error("'%s' failed", config.get("task", "enrol"), exc_info=(type(error), error, at))
         text = {"text": clean_text(error)} if reports_errors else {}
         return echo | {"refusal": int(find_code(error)), "error": name_error(error)} | text, {}
 

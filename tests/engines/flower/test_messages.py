@@ -141,12 +141,13 @@ def test_the_text_of_an_error_stays_on_the_node(tmp_path, caplog):
     assert "patient" in caplog.text  # its own log has it
 
 
-def test_an_error_of_kinfeds_own_is_one_line_in_the_log_of_the_node(caplog):
+def test_an_error_of_kinfeds_own_has_no_traceback_in_the_log_of_the_node(caplog):
     def work():
         raise DataError("1 of 4 samples of x have a NaN or an infinity")
 
     reply_or_refuse({}, work)
-    assert caplog.messages == ["'enrol' failed: 1 of 4 samples of x have a NaN or an infinity"]
+    assert caplog.messages == ["'enrol' failed"]  # which alone is forwarded
+    assert "DataError: 1 of 4 samples of x have a NaN or an infinity" in caplog.text
     assert "Traceback" not in caplog.text
 
 
