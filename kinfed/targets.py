@@ -46,6 +46,18 @@ def is_known(y: Tensor) -> Tensor:
     return known if y.dim() == 1 else known.flatten(1).all(1)
 
 
+def require_targets(y: Tensor, what: str, or_none: bool = True) -> None:
+    """Raise DataError where some samples have no target; with `or_none` all of them may have none."""
+    unknown = (~is_known(y)).nonzero().flatten()
+    if not len(unknown) or (or_none and len(unknown) == len(y)):
+        return
+    remedy = "leave them out" + (", or give no sample a label" if or_none else "")
+    raise DataError(
+        f"{what}: {len(unknown)} of {len(y)} have no label (-1, of numbers NaN), the first is sample "
+        f"{int(unknown[0])}; {remedy}"
+    )
+
+
 def fill_unknown(y: Tensor) -> Tensor:
     """The targets, and 0 where there is none: what a loss can take."""
     return y.nan_to_num(0.0) if y.is_floating_point() else y.clamp(min=0)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from kinfed import api, checkpoint
 from kinfed.api.arguments import change
 from kinfed.cli import app, main
+from kinfed.cli.options import BEFORE_RUN, plain_errors
 from kinfed.config import load_config
 from kinfed.errors import ConfigError
 
@@ -473,3 +475,12 @@ def test_output_that_cannot_show_every_character_shows_question_marks(monkeypatc
         main()
     out.flush()
     assert not end.value.code and b"rounds to target" in out.buffer.getvalue() and b"?" in out.buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [((), "interrupted"), ((BEFORE_RUN,), "interrupted before the run started")]
+)
+def test_control_c_speaks_of_a_run_only_where_the_command_runs_one(given, said, capsys):
+    with pytest.raises(typer.Exit) as left, plain_errors(*given):
+        raise KeyboardInterrupt
+    assert left.value.exit_code == 130 and capsys.readouterr().err.strip() == said

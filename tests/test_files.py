@@ -290,6 +290,10 @@ def test_a_run_of_ones_own_method_resumes_on_trust_and_the_interrupt_says_so(mak
 
     assert resume_command(folder, config) == f"kinfed resume {folder} --trust"
     assert resume_command(folder, load_config(DEMO)) == f"kinfed resume {folder}"
+    signature, relatedness = "methods.flt.signature", "methods.flt.relatedness"
+    words = [f"{signature}.name=encoder_centroids", f"{signature}.autoencoder=makers_code:Small"]
+    encoder = load_config(DEMO, [*words, f"{relatedness}.name=relatedness"])
+    assert resume_command(folder, encoder) == f"kinfed resume {folder} --trust"
     registry.INVITED.clear()  # another process
     with pytest.raises(UntrustedCode, match=r"config\.toml names code of its maker, the method 'makers_code:Mine'"):
         api.resume(folder, rounds=2, quiet=True)

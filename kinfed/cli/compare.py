@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from kinfed.cli.options import (
+    BEFORE_RUN,
     DataDir,
     Device,
     Engine,
@@ -58,7 +59,7 @@ def compare(
     A comparison that was stopped goes on with `kinfed resume FOLDER`: finished runs are not run again.
     """
     options = {"data.dir": absolute(data_dir), "engine.device": device, "engine.name": engine, "rounds": rounds}
-    with plain_errors():
+    with plain_errors(BEFORE_RUN):
         from kinfed import api
         from kinfed.progress import choose_display
 

@@ -131,8 +131,11 @@ Verbose = Annotated[
 ]
 
 
+BEFORE_RUN = "interrupted before the run started"
+
+
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def plain_errors(interrupted: str = "interrupted") -> Iterator[None]:
     """Inside it an error of kinfed's own, or of a file, is one line and exit code 2; Ctrl-C is exit code 130."""
     try:
         yield
@@ -145,7 +148,7 @@ def plain_errors() -> Iterator[None]:
     except OSError as error:
         leave(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", 2)
     except KeyboardInterrupt as stop:
-        leave(str(stop) or "interrupted before the run started", 130)
+        leave(str(stop) or interrupted, 130)
 
 
 def leave(text: str, code: int) -> NoReturn:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kinfed.cli.options import DataDir, Device, Jobs, Plain, Quiet, Trust, Verbose, app, plain_errors
+from kinfed.cli.options import BEFORE_RUN, DataDir, Device, Jobs, Plain, Quiet, Trust, Verbose, app, plain_errors
 
 
 @app.command()
@@ -28,7 +28,7 @@ def resume(
 
     `kinfed resume runs/flt-mnist-seed0 --data-dir /data --device cpu` — on another machine
     """
-    with plain_errors():
+    with plain_errors(BEFORE_RUN):
         from kinfed import api
         from kinfed.errors import ConfigError
         from kinfed.progress import choose_display

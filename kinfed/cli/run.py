@@ -1,6 +1,7 @@
 """`kinfed run`"""
 
 from kinfed.cli.options import (
+    BEFORE_RUN,
     DataDir,
     Device,
     Engine,
@@ -48,7 +49,7 @@ def run(
     A run that was stopped goes on with `kinfed resume FOLDER`.
     """
     options = {"data.dir": absolute(data_dir), "engine.device": device, "engine.name": engine}
-    with plain_errors():
+    with plain_errors(BEFORE_RUN):
         from kinfed import api
         from kinfed.progress import choose_display
 

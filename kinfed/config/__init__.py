@@ -12,7 +12,7 @@ from kinfed.config.settings import (
     read,
     read_base,
 )
-from kinfed.config.toml import flatten, merge_tables, read_toml, set_value, to_toml
+from kinfed.config.toml import flatten, list_own_parts, merge_tables, read_toml, set_value, to_toml
 from kinfed.engines import EngineSettings
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "find_method",
     "flatten",
     "json_schema",
+    "list_own_parts",
     "load_config",
     "make_population",
     "merge_tables",

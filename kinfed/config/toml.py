@@ -148,3 +148,17 @@ def shorten_keys(keys: Sequence[str]) -> dict[str, str]:
         key: end if ends.count(end) == 1 and end != "name" else key.removesuffix(".name")
         for key, end in zip(keys, ends, strict=True)
     }
+
+
+OWN_PART = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.\w+)*")
+COLUMNS = "data.options."  # their names may have colons
+
+
+def list_own_parts(settings: Table, without: str = "") -> list[str]:
+    """What a resolved config names as package.module:name, but under keys that begin with `without`."""
+    methods = settings.get("methods", {})
+    named: list[object] = [*methods] if isinstance(methods, dict) else []
+    for key, value in flatten(settings).items():
+        if not key.startswith(COLUMNS) and not (without and key.startswith(without)):
+            named += value if isinstance(value, list) else [value]
+    return list(dict.fromkeys(name for name in named if isinstance(name, str) and OWN_PART.fullmatch(name)))

@@ -168,13 +168,15 @@ class ServerSamples:
     y: Tensor  # [n]
     classes: int
     class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
 
     def population(self, clients: int) -> Population:
         """So many clients of which nothing is known yet."""
         empty, public = (NO_SAMPLES,) * clients, torch.arange(len(self.y))
         roles = (Role(holdout=True),) * clients
         return Population(
-            self.x, self.y, empty, empty, self.classes, roles=roles, public=public, class_names=self.class_names
+            self.x, self.y, empty, empty, self.classes, roles=roles, public=public, class_names=self.class_names,
+            feature_names=self.feature_names,
         )  # fmt: skip
 
 
@@ -234,8 +236,15 @@ class SampleKind:
             if given.dtype.kind == "f" and bool(np.isnan(given).all()):
                 return torch.from_numpy(given.astype(np.float32))
             if task.has_classes() or given.ndim != 1 or not bool((given == -1).all()):  # -1: no target
-                return torch.from_numpy(task.targets(given))
+                return self._check_width(torch.from_numpy(task.targets(given)))
         return torch.full((samples,), -1) if task.has_classes() else torch.full((samples, self.classes), torch.nan)
+
+    def _check_width(self, y: Tensor) -> Tensor:
+        """The same; raises DataError where numbers are not as many a sample as the model's outputs."""
+        width = 1 if y.dim() == 1 else y.shape[1]
+        if y.is_floating_point() and width != self.classes:
+            raise DataError(f"y has {width} numbers a sample, wanted {self.classes}: as many as the model has outputs")
+        return y
 
 
 def refuse_unknown_tokens(x: Tensor, known: int, what: str, task: LearningTask | None) -> None:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kinfed.capabilities import takes_server_samples
-from kinfed.config import Config, to_toml
+from kinfed.config import Config, list_own_parts, to_toml
 from kinfed.config.schema import to_table
 from kinfed.data.population import Population
 from kinfed.deployment.node_data import save_folder
@@ -208,9 +208,9 @@ def write_with_parents(path: Path, text: str) -> None:
 
 
 def own_modules(config: Config) -> list[str]:
-    """The top modules of what the config names as package.module:name."""
-    plugins = [name for name in (config.model, config.method) if ":" in name]
-    return list(dict.fromkeys(name.partition(":")[0].split(".")[0] for name in plugins))
+    """The top modules of what the config names as package.module:name; nodes have samples of their own."""
+    parts = list_own_parts(config.resolve(), without="data.")
+    return list(dict.fromkeys(name.partition(":")[0].split(".")[0] for name in parts))
 
 
 def copy_modules(config: Config, folder: Path) -> list[str]:

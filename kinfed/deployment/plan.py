@@ -13,7 +13,7 @@ from kinfed.client_tasks import networks_of
 from kinfed.config import Config, read_toml
 from kinfed.config.assembly import make_method, model_for
 from kinfed.config.schema import build
-from kinfed.data.arrays import LARGEST_SAMPLE, SampleKind, ServerSamples, refuse_unknown_tokens
+from kinfed.data.arrays import LARGEST_SAMPLE, SampleKind, ServerSamples, check_finite, refuse_unknown_tokens
 from kinfed.data.population import check_classes
 from kinfed.deployment.node_data import load_folder
 from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
@@ -21,7 +21,7 @@ from kinfed.engines.flower.node import ClientData
 from kinfed.errors import ConfigError, DataError
 from kinfed.learning_tasks import LearningTask
 from kinfed.method import Method
-from kinfed.targets import is_known
+from kinfed.targets import is_known, require_targets
 
 KINDS = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
 
@@ -69,12 +69,12 @@ class Plan:
         """The server's own samples; none, but of the right kind, where it has no folder."""
         if not self.server_samples:
             x = torch.empty(0, *self.shape, dtype=KINDS[self.dtype])
-            return ServerSamples(x, torch.empty(0).long(), self.classes, self.class_names)
+            return ServerSamples(x, torch.empty(0).long(), self.classes, self.class_names, self.feature_names)
         try:
             data = self.check(load_folder(Path(self.server_samples)))
         except DataError as error:
             raise DataError(f"server_samples of plan.toml is '{self.server_samples}', but {error}") from error
-        return ServerSamples(data.x, data.y, self.classes, self.class_names)
+        return ServerSamples(data.x, data.y, self.classes, self.class_names, self.feature_names)
 
     def targets(self, y: Tensor, task: LearningTask) -> Tensor:
         """Targets as this task has them; of a client that has none for some samples, as they are."""
@@ -85,6 +85,8 @@ class Plan:
         """The same data, with targets as this task has them; raises DataError where the samples are not as planned."""
         if task:
             data = data._replace(y=self.targets(data.y, task), test_y=self.targets(data.test_y, task))
+            require_targets(data.y, "training samples")
+            require_targets(data.test_y, "test samples", or_none=False)
         if self.dtype == "int64":
             data = data._replace(x=as_tokens(data.x), test_x=as_tokens(data.test_x))
         for x, y in ((data.x, data.y), (data.test_x, data.test_y)):
@@ -93,6 +95,7 @@ class Plan:
                     f"wanted samples {self.dtype} {list(self.shape)} and as many labels, got {x.dtype} "
                     f"{list(x.shape[1:])}, {len(x)} samples and {len(y)} labels"
                 )
+            check_finite(x.numpy())
             refuse_unknown_tokens(x, self.classes, "samples", task)
             if not y.is_floating_point() and len(y) and not (int(y.min()) >= -1 and int(y.max()) < self.classes):
                 raise DataError(f"wanted labels 0..{self.classes - 1}, -1 for none, got {int(y.min())}..{int(y.max())}")

@@ -13,15 +13,14 @@ from types import TracebackType
 import torch
 
 from kinfed import checkpoint
-from kinfed.config import Config, assemble, check_encoders, flatten
+from kinfed.config import Config, assemble, check_encoders, flatten, list_own_parts
 from kinfed.config.assembly import OWN
 from kinfed.config.schema import Table
 from kinfed.data.population import Population
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError, FileError, OutOfMemory
 from kinfed.experiment import Experiment
-from kinfed.files import clear_unfinished, lock, quote
-from kinfed.learning_tasks import OwnMetrics
+from kinfed.files import clear_unfinished, lock
 from kinfed.method import Method
 from kinfed.methods import title_of
 from kinfed.progress import Display, Watcher, forward_log
@@ -36,6 +35,7 @@ from kinfed.runs.logs import (
     SWEEP,
     TRACKED,
     EventLog,
+    name_resume,
     read_format,
 )
 from kinfed.runs.writer import RunWriter, refuse_damaged, write_config
@@ -98,6 +98,11 @@ def start(config: Config, place: Place, display: Display, given: Given = CONFIGU
 
 def resume(config: Config, path: Path, display: Display, given: Given = CONFIGURED) -> Path:
     """Runs from the checkpoint on, or from the start if there is none yet."""
+    if (path / STATUS).exists():
+        raise CheckpointError(
+            f"the run at {path} is of a deployment, whose clients only its server reaches: go on with "
+            f"`{name_resume(path)}`"
+        )
     resuming = can_resume(path, config)
     with explain_full_gpu():
         experiment = assemble(config, given.population, given.method)
@@ -251,11 +256,8 @@ def refuse_links(folder: Path) -> None:
 
 def resume_command(folder: Path, config: Config) -> str:
     """The command that resumes a run or a comparison; one of the user's own code says that it is trusted."""
-    parts = [value for key, value in flatten(config.resolve()).items() if key.endswith(".name")]
-    metrics = config.task.metrics if isinstance(config.task, OwnMetrics) else ()
-    named = map(str, (config.method, config.model, *config.methods, *config.compare, *parts, *metrics))
-    is_own = any(":" in name and not name.startswith(OWN) for name in named)
-    return f"kinfed resume {quote(folder)}{' --trust' if is_own else ''}"
+    is_own = any(not name.startswith(OWN) for name in list_own_parts(config.resolve()))
+    return name_resume(folder, trust=is_own)
 
 
 def hold(folder: Path) -> AbstractContextManager[None]:
@@ -282,7 +284,7 @@ def refuse_taken(folder: Path, force: bool, kind: str) -> None:
         )
     if has_results and not force:
         raise ConfigError(
-            f"{folder} already holds a run: go on with `kinfed resume {quote(folder)}`, choose another --out, "
+            f"{folder} already holds a run: go on with `{name_resume(folder)}`, choose another --out, "
             "or replace it with --force"
         )
 

@@ -11,7 +11,7 @@ from operator import eq
 from pathlib import Path
 
 from kinfed.errors import CheckpointError, FileError
-from kinfed.files import reason_of, write_bytes
+from kinfed.files import quote, reason_of, write_bytes
 
 Cell = str | int | float | None
 CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
@@ -33,6 +33,13 @@ def read_format(config: Path) -> str:
     with open(config, encoding="utf-8", errors="replace") as file:
         found = re.match(r"# kinfed run, format (\d{1,9})\b", file.readline(100))
     return found[1] if found else ""
+
+
+def name_resume(folder: Path, trust: bool = False) -> str:
+    """The command that takes a stopped run on; the clients of a deployment only its server reaches."""
+    if (folder / STATUS).exists():
+        return f"flwr run . SUPERLINK --run-config 'out=\"{folder}\"'"
+    return f"kinfed resume {quote(folder)}{' --trust' if trust else ''}"
 
 
 def metrics_of(main: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from kinfed.config.schema import Table, build
 from kinfed.data.population import MOST_CLASSES
 from kinfed.errors import CheckpointError, FileError, KinfedError
 from kinfed.experiment import Summary
-from kinfed.files import Arrays, quote, read_arrays, refuse_device, refuse_large
+from kinfed.files import Arrays, read_arrays, refuse_device, refuse_large
 from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import refuse_code
 from kinfed.runs.array_checks import FITS
@@ -29,6 +29,7 @@ from kinfed.runs.logs import (
     SWEEP,
     TASK,
     client_columns,
+    name_resume,
     read_format,
     whole_lines,
 )
@@ -414,7 +415,7 @@ def check_run(path: Path) -> Run:
             f"{path} has no scores: no training client has test samples; give them some, run it again"
         )
     if not len(run.rounds) or np.isnan(run.main).all():
-        remedy = "its rounds.csv is lost" if run.has_ended else f"wait, or go on with `kinfed resume {quote(path)}`"
+        remedy = "its rounds.csv is lost" if run.has_ended else f"wait, or go on with `{name_resume(path)}`"
         raise CheckpointError(f"{path} has no evaluated round yet: {remedy}")
     for file, part in PARTS.items():
         read_part(run, file, part)

@@ -41,7 +41,7 @@ from kinfed.models import MODELS, make_model
 from kinfed.params import NOTHING, Params, model_in, select
 from kinfed.registry import refuse_code
 from kinfed.serving.assignment import Assignment, UnseenClientFederation
-from kinfed.targets import forget_targets, is_known
+from kinfed.targets import forget_targets, is_known, require_targets
 
 FORMAT = 3
 JSON, TENSORS = "bundle.json", "bundle.safetensors"
@@ -83,10 +83,12 @@ class Bundle:
         `test` (x, y) are samples that it does not learn from; the assignment has the model's main metric on them.
         """
         samples, labels = self.kind.check(x, y, "the client's samples", self.config.task)
+        require_targets(labels, "the client's samples")
         reason = reason_for_labels(self.method)
         if reason and not bool(is_known(labels).all()):
             raise DataError(f"labels are missing, but {reason}; give y, or export a run of flt")
         tests = self.kind.check(*test, "its test samples", self.config.task) if test else (samples[:0], labels[:0])
+        require_targets(tests[1], "its test samples", or_none=False)
         fed = UnseenClientFederation(self.method, self.sizes, self.server_samples, (samples, labels), tests)
         try:
             return fed.assign(self.state, self.kind)
@@ -123,8 +125,9 @@ class Bundle:
             )
         return found
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Writes both files."""
+        folder = Path(folder)
         tensors: dict[str, Tensor] = {"sizes": self.sizes, "server_samples": self.server_samples}
         tree = take_apart(self.state, "state", tensors)
         folder.mkdir(parents=True, exist_ok=True)

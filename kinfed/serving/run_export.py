@@ -15,12 +15,12 @@ from kinfed.data.arrays import SampleKind
 from kinfed.data.population import Population
 from kinfed.engines.flower.deployed import ROSTER
 from kinfed.errors import CheckpointError, RoleError
-from kinfed.files import clear_unfinished, quote
+from kinfed.files import clear_unfinished
 from kinfed.method import Method
 from kinfed.params import Params
 from kinfed.registry import refuse_code
 from kinfed.runs.lifecycle import read_about
-from kinfed.runs.logs import CHECKPOINT, COMPARISON, CONFIG
+from kinfed.runs.logs import CHECKPOINT, COMPARISON, CONFIG, name_resume
 from kinfed.runs.reader import Run, read_config
 from kinfed.runs.writer import refuse_incomplete
 from kinfed.serving.assignment import OutputFolder
@@ -64,12 +64,13 @@ def write_models(bundle: Bundle, models: dict[int | None, Params], folder: Path,
     return f"{len(files)} models as {form} written to {folder}, with {CARD}"
 
 
-def export(run: Path, population: Population | None = None, trust: bool = False) -> Bundle:
+def export(run: str | Path, population: Population | None = None, trust: bool = False) -> Bundle:
     """The bundle of a run that has ended; RoleError where its method has no model for unseen clients.
 
     Own data that the run was given as an object are given again, where the method needs samples of the server. Only
     with `trust` is code imported that the run's config names.
     """
+    run = Path(run)
     with refuse_code(f"{run / CONFIG}", trust):
         return make_bundle(run, population, *read_ended(run, trust))
 
@@ -101,7 +102,7 @@ def read_ended(run: Path, trust: bool = False) -> tuple[Config, SampleKind]:
         raise CheckpointError(f"{run} is a comparison: export one of the runs in it, such as {run}/METHOD-seed0")
     config = read_config(run, trust=trust)
     if not Run(run).has_ended:
-        raise CheckpointError(f"the run at {run} has not ended: take it to its end with `kinfed resume {quote(run)}`")
+        raise CheckpointError(f"the run at {run} has not ended: take it to its end with `{name_resume(run)}`")
     refuse_incomplete(run)
     saved = read_about(run, config)
     if "samples" not in saved:

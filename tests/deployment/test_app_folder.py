@@ -200,6 +200,51 @@ def test_methods_and_models_of_the_users_own_travel_with_the_app(place, tmp_path
     assert str(tmp_path / "far") in sys.modules[module].__file__
 
 
+PARTS = {
+    "own_task": """
+from dataclasses import dataclass
+from kinfed.learning_tasks import Classification
+
+@dataclass(frozen=True)
+class Mine(Classification):
+    pass
+""",
+    "own_metric": "def share(output, y):\n    return 1.0\n",
+    "own_network": """
+from math import prod
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self, shape, latent):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), latent))
+        self.decoder = nn.Sequential(nn.Linear(latent, prod(shape)), nn.Unflatten(1, shape))
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x))
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("own_task", ["method=fedavg", "task.name=own_task:Mine"]),
+        ("own_metric", ["method=fedavg", "task.metrics=['own_metric:share']"]),
+        ("own_network", ["method=flt", "methods.flt.signature.name=encoder_centroids",
+                         "methods.flt.signature.autoencoder=own_network:Small",
+                         "methods.flt.relatedness.name=relatedness"]),
+    ],
+)  # fmt: skip
+def test_tasks_metrics_and_encoders_of_the_users_own_travel_with_the_app(module, words, monkeypatch):
+    Path(f"{module}.py").write_text(PARTS[module])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = write_app(*SMALL, *words)
+    assert (folder / f"{module}.py").read_text() == PARTS[module]
+    assert f'fab-include = ["{module}.py", ' in (folder / "pyproject.toml").read_text()
+    monkeypatch.delitem(sys.modules, module)
+
+
 def test_modules_that_are_installed_must_be_installed_on_the_nodes():
     folder = write_app(*SMALL, "method=kinfed.methods.fedavg:FedAvg")
     assert "`kinfed[flower]` and `kinfed` must be installed" in (folder / "README.md").read_text()

@@ -12,13 +12,14 @@ pytest.importorskip("flwr")
 
 from flwr.app import Context, RecordDict
 
+from kinfed import api
 from kinfed.aggregation import DEPLOYED
 from kinfed.client import Client, Reply, client_task
 from kinfed.config import assemble, load_config
 from kinfed.deployment import Plan, load_folder, make_client_app, make_server_app
 from kinfed.engines import workers as progress_log
 from kinfed.engines.flower.transport import read_config
-from kinfed.errors import ConfigError, DataError, NetworkError
+from kinfed.errors import CheckpointError, ConfigError, DataError, NetworkError
 from kinfed.learning_tasks import Classification
 from kinfed.methods import FedAvg
 from kinfed.params import Params
@@ -87,6 +88,22 @@ def test_a_restarted_server_resumes_from_its_checkpoint(folders):
     serve(back, out)
     for name in ("rounds.csv", "clients.csv", "summary.json"):
         assert (out / name).read_text() == (folders / "whole" / name).read_text(), name
+
+
+def test_only_the_server_of_a_deployment_takes_its_run_on(folders):
+    out = folders / "run"
+    serve(federation(folders), out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(
+        CheckpointError, match=r"is of a deployment, .*: go on with `flwr run \. SUPERLINK --run-config"
+    ):
+        api.resume(out, rounds=6, quiet=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    (out / "summary.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has not ended: take it to its end with `flwr run"):
+        export(out)
+    with pytest.raises(ConfigError, match="already holds a run: go on with `flwr run"):
+        api.run("fedavg", out=out, quiet=True)
 
 
 def test_a_folder_without_labels_is_a_client_that_wants_a_model(folders):

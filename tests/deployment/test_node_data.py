@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -14,6 +15,7 @@ from kinfed.config import load_config
 from kinfed.deployment import ClientData, Plan, load_node_data, make_client_app
 from kinfed.errors import ConfigError, DataError
 from kinfed.learning_tasks import Classification, Regression
+from kinfed.serving import export
 from tests.deployment.test_apps import serve
 from tests.engines.flower.loopback import Loopback
 from tests.problems import tiny_population
@@ -140,6 +142,7 @@ def test_tables_of_whole_numbers_are_nodes_of_a_federation_that_learns_numbers_o
     summary = serve(grid, tmp_path / "out", config, plan)
     assert summary["rejected_replies"] == 0
     assert summary["mae"] > 3 if task == "regression" else 0 <= summary["label_accuracy"] <= 1
+    assert export(tmp_path / "out").about["table"] == {"features": ["age", "pulse"]}  # which a new client's table has
 
 
 def test_targets_of_a_node_are_those_of_the_task(tmp_path):
@@ -153,6 +156,38 @@ def test_targets_of_a_node_are_those_of_the_task(tmp_path):
     numbers = own._replace(y=own.y + 0.5)
     with pytest.raises(DataError, match="for numbers, set task"):
         plan.check(numbers, Classification())
+
+
+NUMBERS = Plan(clients=1, shape=(2,), classes=2, dtype="float32")
+
+
+@pytest.mark.parametrize("part", ["", "test_"])
+@pytest.mark.parametrize("sick", [np.nan, np.inf, 1e300])
+def test_samples_that_are_not_finite_are_refused(part, sick, tmp_path):
+    arrays = {"x": np.zeros((4, 2)), "y": np.zeros(4, int), "test_x": np.zeros((4, 2)), "test_y": np.zeros(4, int)}
+    arrays[f"{part}x"][1, 0] = sick
+    np.savez(tmp_path / "samples.npz", **arrays)
+    with pytest.raises(DataError, match="1 of 4 samples of x have a NaN or an infinity, the first is sample 1"):
+        read({"data": str(tmp_path)}, NUMBERS)
+
+
+def test_a_client_has_labels_for_all_training_samples_or_for_none_and_for_all_test_samples():
+    x, y = torch.zeros(4, 2), torch.tensor([0, -1, 1, 0])
+    known, none = y.clamp(min=0), torch.full((4,), -1)
+    assert NUMBERS.check(ClientData(x, none, x, known), Classification()).y.tolist() == [-1] * 4
+    with pytest.raises(
+        DataError, match=r"training samples: 1 of 4 have no label .*, the first is sample 1; leave them"
+    ):
+        NUMBERS.check(ClientData(x, y, x, known), Classification())
+    for labels in (y, none):
+        with pytest.raises(DataError, match=r"test samples: . of 4 have no label"):
+            NUMBERS.check(ClientData(x, known, x, labels), Classification())
+
+
+def test_targets_are_as_many_numbers_as_the_plan_says():
+    x, y = torch.zeros(4, 2), torch.zeros(4, 3)
+    with pytest.raises(DataError, match="y has 3 numbers a sample, wanted 2"):
+        NUMBERS.check(ClientData(x, y, x[:0], y[:0]), Regression())
 
 
 @pytest.mark.parametrize("form", ["images", "parquet", "csv"])

@@ -11,7 +11,7 @@ import torch
 from kinfed import checkpoint
 from kinfed.capabilities import reason_for_labels
 from kinfed.config import load_config, make_population
-from kinfed.errors import BundleError, RoleError
+from kinfed.errors import BundleError, DataError, RoleError
 from kinfed.methods import METHODS
 from kinfed.serving import Bundle, export, load
 from kinfed.serving.assignment import OutputFolder
@@ -126,3 +126,21 @@ def test_the_distances_say_how_sure_a_cluster_is(method, runs):
     assert mine.cluster == mine.nearest[0] and len(mine.distances) == len(bundle.about["clusters"])
     assert mine.margin == pytest.approx(1 - first / second) and 0 < mine.margin <= 1
     assert export(runs("fedavg")).assign(population.x[:3]).summary()["margin"] is None
+
+
+def test_a_client_with_some_labels_is_refused_and_so_are_test_samples_without(runs):
+    population, bundle = population_of(runs("flt")), export(runs("flt"))
+    own = population.train[0]
+    x, y = population.x[own], population.y[own].clone()
+    y[2] = -1
+    with pytest.raises(
+        DataError, match=rf"the client's samples: 1 of {len(y)} have no label .*, the first is sample 2"
+    ):
+        bundle.assign(x, y)
+    with pytest.raises(DataError, match=r"its test samples: .* have no label"):
+        bundle.assign(x, None, (x, y))
+
+
+def test_folders_are_paths_or_text(runs, tmp_path):
+    export(str(runs("flt"))).save(str(tmp_path / "bundle"))
+    assert load(str(tmp_path / "bundle")).config.method == "flt"

@@ -38,7 +38,7 @@ from kinfed.engines.flower.messages import (
 )
 from kinfed.engines.resident import name_copies
 from kinfed.engines.sequential import ask, copy_method
-from kinfed.errors import ConfigError, DataError, ModelError, OutOfMemory
+from kinfed.errors import ConfigError, DataError, KinfedError, ModelError, OutOfMemory
 from kinfed.files import separate, write_bytes
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, from_flat, tensor_in, to_flat
@@ -194,7 +194,8 @@ def reply_or_refuse(
         LOG.warning("refused: %s", refusal)
         return echo | {"refusal": int(refusal.code)}, {}
     except Exception as error:  # whatever a task raises: Flower would send its text
-        LOG.exception("'%s' failed", config.get("task", "enrol"))
+        at = None if isinstance(error, KinfedError) else error.__traceback__  # its text says what to do
+        LOG.error("'%s' failed", config.get("task", "enrol"), exc_info=(type(error), error, at))
         text = {"text": clean_text(error)} if reports_errors else {}
         return echo | {"refusal": int(find_code(error)), "error": name_error(error)} | text, {}
 

@@ -19,7 +19,7 @@ from kinfed.engines.flower.messages import (
 )
 from kinfed.engines.flower.node import ClientNode, FolderMemory, TaskRequest, reply_or_refuse, run_task
 from kinfed.engines.flower.simulation import select_data
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, DataError
 from tests.methods.registry import CASES, make
 from tests.problems import assert_same_bits, small_net, tiny_population
 
@@ -139,6 +139,16 @@ def test_the_text_of_an_error_stays_on_the_node(tmp_path, caplog):
     )
     assert config == {"call": 3, "client": 1, "refusal": 8, "error": "RuntimeError"} and arrays == {}
     assert "patient" in caplog.text  # its own log has it
+
+
+def test_an_error_of_kinfeds_own_has_no_traceback_in_the_log_of_the_node(caplog):
+    def work():
+        raise DataError("1 of 4 samples of x have a NaN or an infinity")
+
+    reply_or_refuse({}, work)
+    assert caplog.messages == ["'enrol' failed"]  # which alone is forwarded
+    assert "DataError: 1 of 4 samples of x have a NaN or an infinity" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_enrolment_says_which_client_it_is_and_how_many_samples_it_has():
