@@ -40,6 +40,7 @@ from benchmarks.lies import (
     Round,
     copy_first,
     move_half_way,
+    move_to_middle,
     poison,
     stamp,
 )
@@ -81,6 +82,7 @@ METHODS: dict[str, dict[str, object]] = {
     "wd": {"clusters": 2},
     "stocfl": {},
     "flhc": {"rounds_before": 3},
+    "flux": {},
     "fedrc": {"components": 2},
 }
 USUAL_METHODS = ["fedavg", "flt", "repa", "ifca"]
@@ -158,6 +160,8 @@ class Attacked(Vectorised):
         if self.attack.forges == "half_way" and name in CLUSTERED_BY:
             clusters = cast("Tensor", self.true_clusters)[cohort]
             flat = {n: move_half_way(v, at, clusters) if v.is_floating_point() else v for n, v in flat.items()}
+        if self.attack.forges == "middle" and name in CLUSTERED_BY:
+            flat = {n: move_to_middle(v, at) if v.is_floating_point() else v for n, v in flat.items()}
         return from_flat(flat), keep
 
     def offers_to(self, offer: Offer) -> Stack:

@@ -99,7 +99,7 @@ class Attack:
     flips_labels: bool = False  # they train on wrong labels
     flips_half: bool = False  # the same, with labels of the lower half alone
     plants_trigger: bool = False  # they train on samples with a trigger
-    forges: str = ""  # what else they forge: signature, mimicry, choice, held_out, control, losses, copy, half_way
+    forges: str = ""  # what else: signature, mimicry, choice, held_out, control, losses, copy, middle, half_way
     claims: int = 1  # times their samples, how many they say they have
 
 
@@ -137,9 +137,11 @@ MORE_ATTACKS = {
     "one_way": Attack("one random direction in all rounds, just below the bound of clipping", push_one_way),
     "half_flip": Attack("trains on labels 4 - y where y is below 5", flips_half=True),
     "copy": Attack("all that the first honest client of the cohort sends", forges="copy"),
+    "middle": Attack("what it is clustered by is the mean of all others", forges="middle"),
     "half_way": Attack("what it is clustered by is moved half-way to the next cluster", forges="half_way"),
 }  # fmt: skip
 ATTACKS = USUAL_ATTACKS | MORE_ATTACKS
+CLUSTERED = ("flt", "repa", "auto", "cfl", "clove", "flhc", "fedgroup", "stocfl", "flux")  # by what clients send
 SENT_BY = {
     "signature": ("flt", "repa", "auto"),
     "mimicry": ("flt", "repa", "auto"),
@@ -148,15 +150,21 @@ SENT_BY = {
     "collusion": ("auto",),
     "control": ("scaffold",),
     "losses": ("clove",),
-    "half_way": ("flt", "repa", "auto", "cfl", "clove", "flhc", "fedgroup", "stocfl"),
+    "half_way": CLUSTERED,
+    "middle": CLUSTERED,
 }  # whose clients send it
-CLUSTERED_BY = ("compute_signature", "compute_losses", "compute_update", "differ", "observe", "show")  # client tasks
+CLUSTERED_BY = ("compute_signature", "compute_moments", "compute_losses", "compute_update", "differ", "observe", "show")
 
 
 def copy_first(sent: Stack, at: Tensor) -> Stack:
     """The replies where liars send what the first honest client does."""
     first = int((~at).nonzero()[0])
     return {name: value.index_put((at,), value[first].expand_as(value[at])) for name, value in sent.items()}
+
+
+def move_to_middle(values: Tensor, at: Tensor) -> Tensor:
+    """The values where liars send the mean of all others."""
+    return values.index_put((at,), values[~at].mean(0).expand_as(values[at]))
 
 
 def move_half_way(values: Tensor, at: Tensor, clusters: Tensor) -> Tensor:

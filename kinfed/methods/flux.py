@@ -73,7 +73,7 @@ class FLUX(Clustered[FLUXState], AssignsUnseen[FLUXState]):
         limits = find_limits(moments)
         scaled = scale_moments(moments, limits)
         copies = fed.aggregation.find_copies(scaled.flatten(1))
-        found = link_within_knee(scaled.flatten(1), self.radius, copies)
+        found = link_within_knee(scaled.flatten(1), self.radius, copies, fed.aggregation.count_doubted(len(scaled)))
         served = state.served.relate(replies.cohort, NeighbourSets.of_clusters(found), fed)
         members = served.contributors[:, replies.cohort].float()
         centroids = torch.einsum("cm,mlsd->clsd", members / members.sum(1, keepdim=True).clamp(min=1), scaled)

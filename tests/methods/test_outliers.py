@@ -95,6 +95,26 @@ def test_a_forged_update_changes_no_cluster_of_flhc():
     assert int((robust == robust[LIAR]).sum()) == 1
 
 
+def test_who_sends_the_mean_of_all_descriptors_joins_no_clusters_of_flux():
+    def find_clusters(rule):
+        method = make("flux", rounds_before=0, radius=1.5)
+        fed = Vectorised(method, population())
+        honest, fed.aggregation = fed._run, rule
+
+        def run(name, cohort, keys, offer):
+            send, keep = honest(name, cohort, keys, offer)
+            if name == "compute_moments":
+                mean = send["moments"][cohort != LIAR].mean(0)
+                send = {"moments": send["moments"].index_put((cohort == LIAR,), mean)}
+            return send, keep
+
+        fed._run = run
+        return method.cluster_assignment(method.form_clusters(method.init(fed), fed))[HONEST]
+
+    assert same_clusters(find_clusters(DEPLOYED), population().true_clusters[HONEST])
+    assert len(find_clusters(MEAN).unique()) == 1
+
+
 def test_forged_predictions_change_no_cluster_of_flis():
     people = population()
     method = make("flis_hc")
