@@ -204,13 +204,13 @@ def link_within_knee(points: Tensor, radius: float = 1.0, copies: Tensor | None 
     (bool [m]) to their nearest neighbours do not count. Where some points are in doubt, clusters are also looked for at
     the knees of all points but one, where none of the doubted links two; those of the largest silhouette are taken.
     """
-    apart = distances(points.double(), points.double(), "l2")
-    copies = torch.zeros_like(apart[0], dtype=torch.bool) if copies is None else copies
+    apart = distances(points.double(), points.double(), "l2").cpu()  # many small steps follow
+    copies = torch.zeros_like(apart[0], dtype=torch.bool) if copies is None else copies.cpu()
     knee = find_knee(apart, copies)
     linked = components(apart <= radius * knee)
     if not doubted or len(points) > MANY:
         return linked.to(points.device)
-    others = ~torch.eye(len(points), dtype=torch.bool, device=points.device)
+    others = ~torch.eye(len(points), dtype=torch.bool)
     knees = {knee} | {find_knee(apart[some][:, some], copies[some]) for some in others}
     found = [linked] + [components(part_joined(apart, radius * each, doubted)) for each in sorted(knees)]
     return max(found, key=lambda clusters: silhouette(apart, clusters)).to(points.device)
@@ -225,7 +225,7 @@ def find_knee(apart: Tensor, copies: Tensor) -> float:
     nearest = (apart + torch.diag(torch.full_like(apart[0], torch.inf))).amin(1)
     counts = (nearest > 0) & ~copies
     nearest = (nearest[counts] if bool(counts.any()) else nearest).sort().values
-    below = torch.linspace(0, 1, len(nearest), device=apart.device) * (nearest[-1] - nearest[0]) - nearest
+    below = torch.linspace(0, 1, len(nearest)) * (nearest[-1] - nearest[0]) - nearest
     return float(nearest[below.argmax()])
 
 
@@ -242,7 +242,7 @@ def part_joined(apart: Tensor, radius: float, doubted: int) -> Tensor:
         point = int(joined.argmax())
         if joined[point] < FEWEST:
             break
-        own = apart[point].index_fill(0, torch.tensor([point], device=apart.device), torch.inf)
+        own = apart[point].index_fill(0, torch.tensor([point]), torch.inf)
         kept = near[point] & (parts[point] == parts[point][own.argmin()])
         near[point], near[:, point] = kept, kept
         near[point, point] = True
@@ -253,7 +253,7 @@ def link_others(near: Tensor, point: int) -> Tensor:
     """The connected component of each point in the graph without the edges of this one: [m]."""
     others = near.clone()
     others[point], others[:, point] = False, False
-    return components(others).to(near.device)
+    return components(others)
 
 
 def count_joined(near: Tensor, parts: Tensor, point: int) -> int:

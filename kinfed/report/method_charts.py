@@ -24,6 +24,7 @@ from kinfed.report.series import (
 from kinfed.report.vega import BESIDE, DASHES, FAINT, Chart, Rows, Spec, digits, mark_line, number, show
 from kinfed.runs.reader import Numbers
 
+FEW_ROUNDS = 10  # of which an axis names each
 HEIGHT, LINE = 340, 15  # pixels: of curves, and of a name beside them
 Runs = Iterable[Place] | Sequence[Series] | Place
 
@@ -33,7 +34,8 @@ def plot_convergence(runs: Runs, metric: str = "") -> Chart:
     series = as_series(runs)
     of = metric_named(metric, series)
     found = curves(series, of)
-    x = number("x", title="round", axis={"tickMinStep": 1, "grid": False, "format": "d"}, scale=from_first(found))
+    rounds = [int(round) for curve in found for round in curve.rounds] or [1]
+    x = number("x", title="round", axis=round_axis(min(rounds), max(rounds)), scale=from_first(found))
     over: Spec = {"type": "point", "fields": ["x"], "on": "pointerover", "clear": "pointerout"}
     chosen: Spec = {"condition": {"param": "round", "empty": False, "value": 0.15}, "value": 0}
     tips = show(x="round", **{f"m{at}": curve.name for at, curve in enumerate(found)})
@@ -203,6 +205,12 @@ def value_text(mean: float, spread: float, curve: Curve, metric: Metric) -> str:
     """A value of a curve in words."""
     band = f" ± {spread:.2f}" if curve.seeds > 1 else ""
     return f"{mean:.2f}{band} {metric.unit}".strip()
+
+
+def round_axis(first: int, last: int) -> Spec:
+    """An axis of rounds: of few each is named, for else a tick between two is named as one of them."""
+    values: Spec = {"values": list(range(first, last + 1))} if last - first < FEW_ROUNDS else {}
+    return {"tickMinStep": 1, "grid": False, "format": "d", **values}
 
 
 def from_first(found: Sequence[Curve]) -> Spec:

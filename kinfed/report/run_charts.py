@@ -7,7 +7,7 @@ import numpy as np
 
 from kinfed.errors import ConfigError
 from kinfed.report.cluster_order import BANDS, Membership, color_clusters, membership_of
-from kinfed.report.method_charts import LINE, spread_apart
+from kinfed.report.method_charts import LINE, round_axis, spread_apart
 from kinfed.report.run_views import ClusterCurves, Tree, curves_of, map_of, tree_of
 from kinfed.report.series import Place, change_rounds, folder_of
 from kinfed.report.vega import BESIDE, CLUSTERS, FAINT, SHAPES, Chart, Rows, Spec, digits, mark_line, number, show
@@ -79,7 +79,7 @@ def plot_membership(run: Place) -> Chart:
     domain = [str(name) for name in color_clusters(run).names[:BANDS]]
     last = int(bands.clusters[bands.clusters < BANDS].max(initial=-1))
     domain += [f"ended {at}" for at in range(len(domain), last + 1)]
-    rounds: Spec = {"tickMinStep": 1, "grid": False, "format": "d"}
+    rounds = round_axis(int(bands.rounds[0]), max(bands.last, int(bands.rounds[-1])) + 1)
     panel: Spec = {
         "description": f"Clusters over rounds: {bands.changes} changes", "width": 640, "height": 280,
     }  # fmt: skip
@@ -107,7 +107,8 @@ def plot_cluster_curves(run: Place) -> Chart:
     curves = require(found, run, "clusters whose clients were scored")
     names = color_domain(coloring.found, run.found)
     metric = run.metric
-    x = number("round", axis={"tickMinStep": 1, "grid": False, "format": "d"}, scale={"zero": False, "nice": False})
+    rounds = round_axis(int(curves.rounds[0]), int(curves.rounds[-1]))
+    x = number("round", axis=rounds, scale={"zero": False, "nice": False})
     y = number("y", title=f"Mean {metric.column}", scale={"zero": False})
     color = cluster_color(names, "cluster", cluster_legend(names, "cluster"))
     tips = show(cluster="cluster", clients="clients", round="round", y=metric.column)

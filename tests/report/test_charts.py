@@ -14,7 +14,7 @@ import torch
 import kinfed.report
 from kinfed import report
 from kinfed.errors import ConfigError
-from kinfed.report.method_charts import HEIGHT, LINE, span_of, spread_apart
+from kinfed.report.method_charts import HEIGHT, LINE, round_axis, span_of, spread_apart
 from kinfed.report.page import all_charts, write_charts
 from kinfed.report.vega import CLUSTER_COLOURS, COLOURS, PADDING, THEMES, VERSION, WIDER, load_renderer
 from kinfed.runs.writer import write_confusions
@@ -57,6 +57,11 @@ def test_curves_show_what_the_data_say(folder: Path):
     last = {"x": 4, "from": 3.5, "to": 4, "m0": "85.83 %", "m1": "85.78 ± 0.07 %", "m2": "85.83 %"}
     assert chart.tables["rounds"][-1] == last
     assert chart.panels[0]["description"].startswith("Mean accuracy by round: FedAvg ends at 85.83")
+
+
+def test_an_axis_of_few_rounds_names_each_of_them_once():
+    assert round_axis(1, 2)["values"] == [1, 2] and round_axis(0, 9)["values"] == list(range(10))
+    assert "values" not in round_axis(1, 100)
 
 
 def kinds_of(chart: report.Chart) -> list[str]:
