@@ -72,6 +72,7 @@ METHODS: dict[str, dict[str, object]] = {
     "auto": {},
     "scaffold": {},
     "cfl": {"after": 5},
+    "fesem": {"clusters": 2},
     "clove": {"clusters": 2},
     "flt_default": {},
     "fednova": {},

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from kinfed.clustering.silhouettes import fit_to_most
 from kinfed.keys import fold, uniform
 from kinfed.params import Stack, to_matrix
 
@@ -106,6 +107,35 @@ def server_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int, runs:
     shares = torch.where(member.any(1, keepdim=True), member, nearest)  # no member: where the centre is, some point is
     shares = (shares / shares.sum(1, keepdim=True)).to(points)
     return labels.to(points.device), shares @ points
+
+
+def cluster_again(points: Tensor, start: Tensor, before: Tensor, clusters: int, seed: int, doubted: int = 0) -> Tensor:
+    """The cluster of each point, from the centres it had before (`start`, [0] the first time) on.
+
+    Where some points are in doubt, a few that have a cluster to themselves join those that the others form without
+    them, if these are clearer: from such centres on the others' clusters would stay joined. They keep their names.
+    """
+
+    def fit(some: Tensor) -> Tensor:
+        warm = start if len(some) == len(points) else start[:0]
+        return server_kmeans(points[some], min(clusters, len(some)), warm, seed)[0]
+
+    if not doubted:
+        return fit(torch.arange(len(points)))
+    kept, found = fit_to_most(len(points), doubted, fit, lambda some: torch.cdist(points[some], points[some]))
+    if len(kept) == len(points):
+        return found
+    centres = torch.stack([points[kept[found == cluster]].mean(0) for cluster in found.unique()])
+    return rename(torch.cdist(points, centres).argmin(1), before, clusters)
+
+
+def rename(found: Tensor, before: Tensor, clusters: int) -> Tensor:
+    """These clusters under other numbers, so that as many points as can be are where they were before."""
+    from scipy.optimize import linear_sum_assignment
+
+    names = torch.arange(clusters)[:, None]
+    common = (found == names).float() @ (before == names).float().T  # [found, before]
+    return torch.from_numpy(linear_sum_assignment(common.numpy(), maximize=True)[1])[found]
 
 
 def _fit_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int, runs: int) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from kinfed.capabilities import NONE_SUMMED, require_labels
 from kinfed.checks import at_least, seed_of_numpy
 from kinfed.client_tasks import flatten_updates, select_weights
 from kinfed.clustering.hierarchy import distances
-from kinfed.clustering.kmeans import place_models, server_kmeans
+from kinfed.clustering.kmeans import cluster_again, place_models
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.keys import base_key, uniform
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models
@@ -81,10 +81,10 @@ class FeSEM(Clustered[FeSEMState]):
         theirs, start = points[whose[clients].cpu()], points[len(points) - count(centres) :]
         if self.assignment == "nearest":
             return before.index_copy(0, clients, distances(theirs, start, "l2").argmin(1).to(fed.device)), state.centres
-        found = server_kmeans(theirs, self.clusters, start, self.seed)[0].to(fed.device)
-        holders = one_hot(whose[clients], sum(count(models) for models in held))
-        means = mix_contributors(state.served.models, one_hot(found, self.clusters) @ holders.T, *held)
-        return before.index_copy(0, clients, found), means
+        doubted = fed.aggregation.count_doubted(len(clients))
+        found = cluster_again(theirs, start, before[clients].cpu(), self.clusters, self.seed, doubted).to(fed.device)
+        holders = one_hot(found, self.clusters) @ one_hot(whose[clients], sum(count(models) for models in held)).T
+        return before.index_copy(0, clients, found), mix_contributors(state.served.models, holders, *held)
 
     def hold(self, served: ClusterModels, replies: Replies, fed: Federation) -> tuple[tuple[Stack, ...], Tensor]:
         """The models that clients hold, each once, and which of them is whose."""

@@ -156,6 +156,12 @@ def test_noise_of_usual_length_keeps_no_clusters_from_being_found(attack):
     assert measure("flhc", ATTACKS[attack], DEPLOYED, 0, setup).ari == 1
 
 
+@pytest.mark.parametrize("attack", ["bound_noise", "one_way"])
+def test_noise_of_usual_length_takes_no_cluster_of_fesem(attack):
+    setup = Setup(rounds=6, clients=15, clusters=3, shift="label_swap")
+    assert measure("fesem", ATTACKS[attack], DEPLOYED, 0, setup).ari == 1
+
+
 @pytest.mark.slow
 def test_noise_of_usual_length_takes_no_cluster_of_fedgroup():
     setup = Setup(rounds=2, clients=15, clusters=3)

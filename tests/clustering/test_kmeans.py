@@ -4,7 +4,7 @@ from sklearn.cluster import KMeans
 from torch.func import vmap
 
 from kinfed.clustering import kmeans as kmeans_module
-from kinfed.clustering.kmeans import Part, kmeans, server_kmeans
+from kinfed.clustering.kmeans import Part, cluster_again, kmeans, rename, server_kmeans
 
 
 def blobs(rows: int, seed: int = 0) -> torch.Tensor:
@@ -99,3 +99,22 @@ def test_a_cluster_without_members_has_its_centre_at_a_point(monkeypatch):
     two = torch.eye(2, 8).repeat(3, 1)
     labels, centres = server_kmeans(two, 3, two[:0], seed=0)
     assert len(labels.unique()) == 2 and (torch.cdist(centres, two).min(1).values < 1e-6).all()
+
+
+def test_a_point_with_a_cluster_to_itself_joins_those_that_the_others_form_where_one_may_lie():
+    """Ten points near 0 and ten near 8 of two dimensions, the last of them far away: two centres are one for it."""
+    draw = torch.Generator().manual_seed(0)
+    points = 0.1 * torch.randn(20, 2, generator=draw) + torch.tensor([[0.0, 0.0]] * 10 + [[8.0, 0.0]] * 10)
+    points[-1] = torch.tensor([8.0, 30.0])
+    start = torch.tensor([[4.0, 0.0], [8.0, 30.0]])
+    before = torch.tensor([1] * 10 + [0] * 10)
+    trusting = cluster_again(points, start, before, 2, seed=0)
+    assert trusting.tolist() == [0] * 19 + [1]
+    assert cluster_again(points, start, before, 2, seed=0, doubted=1).tolist() == before.tolist()
+    honest = cluster_again(points[:-1], start, before[:-1], 2, seed=0, doubted=1)
+    assert torch.equal(honest, cluster_again(points[:-1], start, before[:-1], 2, seed=0))
+
+
+def test_clusters_keep_the_numbers_that_most_of_their_points_had():
+    assert rename(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([2, 2, 0, 2, 1]), 3).tolist() == [2, 2, 0, 0, 1]
+    assert sorted(rename(torch.tensor([0, 1]), torch.tensor([-1, -1]), 3).tolist()) == [0, 1]
