@@ -137,7 +137,6 @@ __all__ = [
     "AUTOENCODERS", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork", "FixedGradient",
     "Gradient", "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes", "SupervisedAutoEncoder",
     "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes", "find_autoencoder",
-    "fix_weights",
-    "from_module", "is_last_layer", "is_normalisation", "make_autoencoder", "make_mixture", "make_model",
-    "mix_models", "repa_ae", "repa_series",
+    "fix_weights", "from_module", "is_last_layer", "is_normalisation", "make_autoencoder", "make_mixture",
+    "make_model", "mix_models", "repa_ae", "repa_series",
 ]  # fmt: skip
