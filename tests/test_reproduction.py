@@ -268,6 +268,23 @@ def test_a_table_says_what_it_costs_to_reach_the_published_accuracy_and_how_long
     assert "about 0 min for 2 runs, 1 at once, if they take as long as" in result.output
 
 
+def test_the_estimate_takes_what_a_run_took_of_the_machine_or_its_share_of_its_seconds():
+    reproduce("tiny.toml", "--rows", "fedavg", "--protocol", "paper", "--keep", "kept.csv")
+    lines = list(csv.DictReader(Path("kept.csv").read_text(encoding="utf-8").splitlines()))
+    assert len(lines) == 1 and 0 < float(lines[0]["numbers"].rsplit(" machine=", 1)[1]) < 600
+
+    def estimate(numbers: str, jobs: int) -> str:
+        with open("kept.csv", "w", encoding="utf-8") as file:
+            table = csv.DictWriter(file, list(lines[0]))
+            table.writeheader()
+            table.writerow(lines[0] | {"numbers": numbers})
+        words = ("--seeds", "2", "--rows", "fedavg", "--protocol", "paper", "--keep", "kept.csv", "--jobs", str(jobs))
+        return reproduce("tiny.toml", "--show", *words).output
+
+    assert "about 12 min for 1 runs, 4 at once" in estimate("accuracy=1 seconds=2880", jobs=4)
+    assert "about 5 min for 1 runs, 4 at once" in estimate("accuracy=1 seconds=2880 machine=300", jobs=4)
+
+
 def test_a_target_that_is_not_reached_is_said():
     text = TINY.replace('measures = ["accuracy", "variance"]', 'measures = ["accuracy", "variance"]\ntarget = "local"')
     Path("tiny.toml").write_text(text, encoding="utf-8")

@@ -3,10 +3,17 @@
 The target is the main number of the recipe's row `target`, less its allowance, so that all methods of a column run for
 the same. A run that never gets there costs infinitely much. Seconds are those of the simulation,
 without evaluation; the server's are those beside clients' tasks: of averages, distances, clusters.
+
+And what a run costs the machine, evaluation included: where several go on at once, each has an equal share of the time.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from math import inf, isinf
+from pathlib import Path
 from statistics import mean
 
 import numpy as np
@@ -15,6 +22,7 @@ from kinfed.config import Config
 from kinfed.recipes.cells import Cell
 from kinfed.recipes.measures import MEASURES
 from kinfed.recipes.recipe import Recipe
+from kinfed.runs.logs import whole_lines
 from kinfed.runs.reader import Numbers, Run
 
 COSTS = {
@@ -25,6 +33,8 @@ COSTS = {
     "cost_server": ("server s", ".1f"),
 }
 SCORING = "evaluate"  # how tasks begin that only measure
+MACHINE = "machine"  # seconds of the machine
+BEGINS, ENDS = ("started", "resumed"), ("ended", "interrupted", "failed")  # events of a run
 
 
 def find_target(recipe: Recipe, column: str) -> float | None:
@@ -75,3 +85,34 @@ def show_costs(numbers: Mapping[str, Sequence[float]]) -> list[str]:
     elif reached < seeds:
         shown[0] += f" ({reached} of {seeds} seeds)"
     return shown
+
+
+def share_machine(runs: Path) -> dict[str, float]:
+    """The seconds that each run of a folder took of the machine, by its name: those going on at once share the time."""
+    folders = sorted(runs.iterdir()) if runs.is_dir() else []
+    changes = sorted((at, begins, folder.name) for folder in folders for at, begins in read_spans(folder))
+    shares, active, last = defaultdict[str, float](float), set[str](), 0.0
+    for at, begins, name in changes:
+        for each in active:
+            shares[each] += (at - last) / len(active)
+        (active.add if begins else active.discard)(name)
+        last = at
+    return dict(shares)
+
+
+def read_spans(folder: Path) -> Iterator[tuple[float, bool]]:
+    """When a run began and ceased to go on, in turns: one that was killed ceased with its last event."""
+    last: float | None = None  # of a run that goes on
+    for line in whole_lines(folder / "events.jsonl"):
+        with suppress(ValueError, KeyError, TypeError):  # a line that a run did not write
+            event = json.loads(line)
+            at, kind = datetime.fromisoformat(event["time"]).timestamp(), event["event"]
+            if last is not None and kind in BEGINS:
+                yield last, False
+            if kind in BEGINS:
+                yield at, True
+            if last is not None and kind in ENDS:
+                yield at, False
+            last = None if kind in ENDS or (last is None and kind not in BEGINS) else at
+    if last is not None:
+        yield last, False

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kinfed.config import Config
 from kinfed.recipes.cells import Cell
-from kinfed.recipes.costs import measure_costs
+from kinfed.recipes.costs import MACHINE, measure_costs
 from kinfed.recipes.measures import MEASURES, Found, Measure, metric_after
 from kinfed.recipes.recipe import Claim, Recipe
 from kinfed.recipes.rules import OF_ALL_ROWS, RULES, Points, Shape
@@ -19,7 +19,7 @@ HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "not run"
 NO_DATA = "data not here"  # how the state of a cell begins that could not run
 
 
-Numbers = Mapping[str, float]  # of one run, by measure; SECONDS too
+Numbers = Mapping[str, float]  # of one run, by measure; SECONDS and MACHINE too
 SECONDS = "seconds"
 AT_ROUND = "@"  # between a measure and a round
 ROUND = "round"  # the axis of rounds
@@ -224,6 +224,7 @@ def read_numbers(recipe: Recipe, cell: Cell, config: Config, seeds: Sequence[int
             known = {name: value for name, value in values.items() if value is not None}
             curves = read_curves(recipe, run, cell.row.round) if has_curves(recipe) else {}
             costs = {**measure_costs(recipe, cell, run, mine), SECONDS: run.seconds}
+            costs |= {MACHINE: run.machine_seconds} if run.machine_seconds is not None else {}
             found[mine.seed] = {**known, **curves, **costs}
     return found
 

@@ -15,6 +15,7 @@ from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes, load_recipe, refuse_unknown, result_of
+from kinfed.recipes.costs import MACHINE
 from kinfed.recipes.figures import embed_figures, save_figures
 from kinfed.recipes.kept import KeptNumbers
 from kinfed.recipes.outcome import NO_DATA, SECONDS, judge_numbers
@@ -78,6 +79,7 @@ def reproduce(order: Order, display: Display) -> list[Outcome]:
     except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on from here") from None
     finally:
+        store.measure_shares()
         outcomes = [outcome_of(recipe, cells, order, store, kept) for recipe, cells in planned]
         for outcome in outcomes:
             write_outcome(order, outcome)
@@ -158,10 +160,14 @@ def run_all(planned: Planned, order: Order, store: Store, kept: KeptNumbers, dis
 
 
 def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumbers, todo: set[Path]) -> str:
-    """How long the runs that are left will take, by the kept seconds of their cells or table; else empty."""
+    """How long the runs that are left will take, by the kept numbers of their cells or table; else empty.
+
+    A run takes what it took of the machine before, or else its share of its seconds.
+    """
     known: dict[Path, float] = {}
     for recipe, cells in planned:
-        seconds = [[n[SECONDS] for n in kept.find(recipe.name, cell).values() if SECONDS in n] for cell in cells]
+        kept_of = [kept.find(recipe.name, cell).values() for cell in cells]
+        seconds = [[n.get(MACHINE, n[SECONDS] / order.jobs.runs) for n in each if SECONDS in n] for each in kept_of]
         others = [value for values in seconds for value in values]
         for cell, own in zip(cells, seconds, strict=True) if others else ():
             asked = map(store.find_richer, cell.configs(order.wanted.seeds))
@@ -169,7 +175,7 @@ def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumber
             known |= dict.fromkeys(left, mean(own or others))
     if not known:
         return ""
-    minutes = sum(known.values()) / order.jobs.runs / 60
+    minutes = sum(known.values()) / 60
     said = f"about {minutes:.0f} min for {len(known)} runs, {order.jobs.runs} at once"
     return f"{said}, if they take as long as those of which --keep has numbers did, maybe on another machine"
 

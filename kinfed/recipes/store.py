@@ -7,6 +7,7 @@ from pathlib import Path
 from kinfed.config import Config, flatten
 from kinfed.recipes import Cell, Recipe, Wanted, digest, references
 from kinfed.recipes.cells import NO_DATASET
+from kinfed.recipes.costs import share_machine
 from kinfed.recipes.kept import KeptNumbers
 from kinfed.registry import as_file
 from kinfed.runs import SUMMARY
@@ -23,6 +24,7 @@ class Store:
     folder: Path
     failed: dict[str, str] = field(default_factory=dict)  # run folder -> why
     richer: dict[str, Config] = field(default_factory=dict)  # by digest of a run: another that has all of its numbers
+    shares: dict[str, float] = field(default_factory=dict)  # seconds of the machine, by the name of a run's folder
 
     def path(self, config: Config) -> Path:
         """Where the run of a config is: the same for all tables that need it."""
@@ -38,8 +40,12 @@ class Store:
             return None
         for each in (config, self.find_richer(config)):
             if self.has(each):
-                return Run(self.path(each))
+                return Run(path := self.path(each), machine_seconds=self.shares.get(path.name))
         return None
+
+    def measure_shares(self) -> None:
+        """Notes what each run took of the machine so far."""
+        self.shares = share_machine(self.folder / "runs")
 
     def share(self, wanted: Sequence[tuple[Recipe, Config]]) -> None:
         """Notes for each run the one of all that has its numbers, too: clients also adapt, or there are more rounds.

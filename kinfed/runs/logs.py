@@ -103,7 +103,7 @@ class EventLog:
 
     def note(self, event: str, **details: Cell) -> None:
         """Adds an event."""
-        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **details}
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **details}
         append_text(self.path, json.dumps(line, ensure_ascii=False) + "\n")
 
     def repair(self) -> None:

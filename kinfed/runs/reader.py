@@ -83,6 +83,7 @@ class Run:
 
     path: Path
     trust: bool = False
+    machine_seconds: float | None = None  # that it took of a machine which it shared; None: not known
 
     @cached_property
     def config(self) -> Table:
