@@ -23,13 +23,13 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isnan, nan, prod
 from statistics import fmean, stdev
 from typing import NamedTuple, cast
 
 import torch
 from sklearn.metrics import adjusted_rand_score
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.lies import (
     ATTACKS,
@@ -73,6 +73,7 @@ METHODS: dict[str, dict[str, object]] = {
     "auto": {},
     "scaffold": {},
     "cfl": {"after": 5},
+    "oracle": {},
     "fesem": {"clusters": 2},
     "fesem_updates": {"clusters": 2, "start": "updates"},
     "clove": {"clusters": 2},
@@ -91,7 +92,14 @@ METHODS: dict[str, dict[str, object]] = {
 VARIANTS = {"flt_default": "flt", "fesem_updates": "fesem"}  # methods with other settings
 USUAL_METHODS = ["fedavg", "flt", "repa", "ifca"]
 MODELS = ("params/", "models/", "common/", "own/")  # fields of replies that hold trained weights
+STATISTICS = ("running_mean", "running_var")
 UPDATES = ("step/", "change/", "update/")  # and what clients changed
+
+
+def make_norm_net(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """An MLP of 100 units with BatchNorm."""
+    first = nn.Linear(prod(shape), 100)
+    return nn.Sequential(nn.Flatten(), first, nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, classes))
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,7 @@ class Setup:
     data: str = "digits"
     data_dir: str = ""
     fraction: float = 1.0
+    model: str = "mlp_200"
 
     def table(self) -> dict[str, object]:
         """The sections of a config about samples; of larger datasets clients have 120."""
@@ -115,6 +124,7 @@ class Setup:
         few: dict[str, object] = {"public": 0.01, "train_samples": 120, "test_samples": 300, "dir": self.data_dir}
         return {
             "fraction": self.fraction,
+            "model": self.model,
             "data": {"name": self.data, "global_test": True} | ({"public": 0.15} if self.data == "digits" else few),
             "partition": {"name": "iid", "clients": self.clients},
             "shift": {"name": self.shift} | ({"pairs": pairs} if self.shift == "label_swap" else {"degrees": turned}),
@@ -183,7 +193,8 @@ class Attacked(Vectorised):
         updates = torch.cat([sent[name].flatten(1) for name in names], 1) - start
         peers = ~at & (start == start[at][:1]).all(1)
         peers = peers if bool(peers.any()) else ~at
-        lied = self.attack.lie(Round(start[at], updates[at], updates[peers], self.draw))
+        kinds = [torch.full((sent[name][0].numel(),), name.endswith(STATISTICS)) for name in names]
+        lied = self.attack.lie(Round(start[at], updates[at], updates[peers], self.draw, torch.cat(kinds)))
         parts = (start[at] + lied).split([sent[name][0].numel() for name in names], 1)
         return sent | {n: sent[n].index_put((at,), p.view_as(sent[n][at])) for n, p in zip(names, parts, strict=True)}
 
@@ -349,6 +360,7 @@ def main() -> None:
     parser.add_argument("--data", default=USUAL.data, help="digits, mnist, fashion_mnist, emnist47 or another dataset")
     parser.add_argument("--data-dir", default="", help="folder with the datasets")
     parser.add_argument("--fraction", type=float, default=USUAL.fraction, help="of the clients that train in a round")
+    parser.add_argument("--model", default=USUAL.model, help="mlp_200, benchmarks.attacks:make_norm_net or another")
     parser.add_argument("--by-cluster", action="store_true", help="the liars' own cluster, the others, and the ARI")
     parser.add_argument("--spread", action="store_true", help="the standard deviation over seeds beside each accuracy")
     asked, began = parser.parse_args(), time.perf_counter()
@@ -356,7 +368,7 @@ def main() -> None:
         parser.error(f"--clusters must be 2..{SHIFTS[asked.shift]} with {asked.shift}, got {asked.clusters}")
     setup = Setup(
         asked.liars, asked.rounds, asked.lr, asked.clients, asked.clusters, asked.shift, asked.data, asked.data_dir,
-        asked.fraction,
+        asked.fraction, asked.model,
     )  # fmt: skip
     for method in asked.methods:
         found: dict[Cell, list[Result]] = {
