@@ -7,6 +7,7 @@
     python -m benchmarks.attacks --methods auto --liars 2 --clients 10    # two of ten
     python -m benchmarks.attacks --methods clove --attacks none under --shift label_swap --clusters 3 --clients 15
     python -m benchmarks.attacks --attacks none scaling --data emnist47 --data-dir DATA --by-cluster
+    python -m benchmarks.attacks --methods fesem fesem_updates --attacks none --clients 30 --fraction 0.3
 
 Twelve clients (or `--clients`) with the same labels, in two planted clusters of equal size (or `--clusters`) whose
 images are upright or turned by 90 degrees, or which swap two labels each; the liars are the first clients of the first
@@ -22,13 +23,13 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isnan, nan, prod
 from statistics import fmean, stdev
 from typing import NamedTuple, cast
 
 import torch
 from sklearn.metrics import adjusted_rand_score
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.lies import (
     ATTACKS,
@@ -72,7 +73,9 @@ METHODS: dict[str, dict[str, object]] = {
     "auto": {},
     "scaffold": {},
     "cfl": {"after": 5},
+    "oracle": {},
     "fesem": {"clusters": 2},
+    "fesem_updates": {"clusters": 2, "start": "updates"},
     "clove": {"clusters": 2},
     "flt_default": {},
     "fednova": {},
@@ -86,9 +89,17 @@ METHODS: dict[str, dict[str, object]] = {
     "flux": {},
     "fedrc": {"components": 2},
 }
+VARIANTS = {"flt_default": "flt", "fesem_updates": "fesem"}  # methods with other settings
 USUAL_METHODS = ["fedavg", "flt", "repa", "ifca"]
 MODELS = ("params/", "models/", "common/", "own/")  # fields of replies that hold trained weights
+STATISTICS = ("running_mean", "running_var")
 UPDATES = ("step/", "change/", "update/")  # and what clients changed
+
+
+def make_norm_net(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """An MLP of 100 units with BatchNorm."""
+    first = nn.Linear(prod(shape), 100)
+    return nn.Sequential(nn.Flatten(), first, nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, classes))
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,8 @@ class Setup:
     shift: str = "rotation"
     data: str = "digits"
     data_dir: str = ""
+    fraction: float = 1.0
+    model: str = "mlp_200"
 
     def table(self) -> dict[str, object]:
         """The sections of a config about samples; of larger datasets clients have 120."""
@@ -110,7 +123,8 @@ class Setup:
         turned = [90.0 * cluster for cluster in range(self.clusters)]
         few: dict[str, object] = {"public": 0.01, "train_samples": 120, "test_samples": 300, "dir": self.data_dir}
         return {
-            "fraction": 1.0,
+            "fraction": self.fraction,
+            "model": self.model,
             "data": {"name": self.data, "global_test": True} | ({"public": 0.15} if self.data == "digits" else few),
             "partition": {"name": "iid", "clients": self.clients},
             "shift": {"name": self.shift} | ({"pairs": pairs} if self.shift == "label_swap" else {"degrees": turned}),
@@ -179,7 +193,8 @@ class Attacked(Vectorised):
         updates = torch.cat([sent[name].flatten(1) for name in names], 1) - start
         peers = ~at & (start == start[at][:1]).all(1)
         peers = peers if bool(peers.any()) else ~at
-        lied = self.attack.lie(Round(start[at], updates[at], updates[peers], self.draw))
+        kinds = [torch.full((sent[name][0].numel(),), name.endswith(STATISTICS)) for name in names]
+        lied = self.attack.lie(Round(start[at], updates[at], updates[peers], self.draw, torch.cat(kinds)))
         parts = (start[at] + lied).split([sent[name][0].numel() for name in names], 1)
         return sent | {n: sent[n].index_put((at,), p.view_as(sent[n][at])) for n, p in zip(names, parts, strict=True)}
 
@@ -219,7 +234,7 @@ class Attacked(Vectorised):
 def configure(method: str, seed: int, setup: Setup) -> Config:
     """The experiment that is attacked."""
     training = {"epochs": 2, "batch_size": 10, "lr": setup.lr}
-    name = method.removesuffix("_default")
+    name = VARIANTS.get(method, method)
     own = {"method": name, "methods": {name: setup.settings(method)}, "seed": seed}
     return read(setup.table() | own | {"rounds": setup.rounds, "training": training})
 
@@ -228,7 +243,8 @@ def measure(method: str, attack: Attack, rule: Aggregation, seed: int, setup: Se
     """What honest clients have at the end."""
     config, liars = configure(method, seed, setup), setup.liars
     population = poison(make_population(config), attack, range(liars))
-    fed = Attacked(make_method(config, model_for(config, population)), population, seed=seed)
+    attacked = make_method(config, model_for(config, population))
+    fed = Attacked(attacked, population, seed=seed, fraction=setup.fraction)
     fed.aggregation, fed.attack, fed.liars = rule, attack, torch.arange(liars)
     fed.models = setup.clusters
     fed.draw = torch.Generator().manual_seed(seed)
@@ -274,7 +290,7 @@ def trigger_success(experiment: Experiment[object], liars: int) -> float:
 
 def is_meant(method: str, attack: str) -> bool:
     """Whether clients of this method send what the attack forges."""
-    name = method.removesuffix("_default")
+    name = VARIANTS.get(method, method)
     return name in SENT_BY.get(attack, (name,))
 
 
@@ -343,14 +359,17 @@ def main() -> None:
     parser.add_argument("--shift", default=USUAL.shift, choices=list(SHIFTS), help="how clusters differ")
     parser.add_argument("--data", default=USUAL.data, help="digits, mnist, fashion_mnist, emnist47 or another dataset")
     parser.add_argument("--data-dir", default="", help="folder with the datasets")
+    parser.add_argument("--fraction", type=float, default=USUAL.fraction, help="of the clients that train in a round")
+    parser.add_argument("--model", default=USUAL.model, help="mlp_200, benchmarks.attacks:make_norm_net or another")
     parser.add_argument("--by-cluster", action="store_true", help="the liars' own cluster, the others, and the ARI")
     parser.add_argument("--spread", action="store_true", help="the standard deviation over seeds beside each accuracy")
     asked, began = parser.parse_args(), time.perf_counter()
     if not 2 <= asked.clusters <= SHIFTS[asked.shift]:
         parser.error(f"--clusters must be 2..{SHIFTS[asked.shift]} with {asked.shift}, got {asked.clusters}")
     setup = Setup(
-        asked.liars, asked.rounds, asked.lr, asked.clients, asked.clusters, asked.shift, asked.data, asked.data_dir
-    )
+        asked.liars, asked.rounds, asked.lr, asked.clients, asked.clusters, asked.shift, asked.data, asked.data_dir,
+        asked.fraction, asked.model,
+    )  # fmt: skip
     for method in asked.methods:
         found: dict[Cell, list[Result]] = {
             (method, attack, rule): [

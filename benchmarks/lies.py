@@ -22,6 +22,7 @@ class Round:
     own: Tensor  # [liars, d] updates
     honest: Tensor  # [honest, d] updates of those that were sent the same model as the first liar
     draw: torch.Generator
+    statistics: Tensor = torch.tensor(False)  # [d] bool: running statistics of norms
 
 
 Lie = Callable[[Round], Tensor]  # updates [liars, d]
@@ -67,6 +68,13 @@ def split_the_mean(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def stay_under_the_bound(now: Round) -> Tensor:
     """The mean update backwards, as long as clipping leaves it."""
     return (-bound(now) * unit(now.honest.mean(0))).expand_as(now.own)
+
+
+def spend_the_bound_on_weights(now: Round) -> Tensor:
+    """Its own running statistics, and of weights the mean backwards, as long as clipping leaves the whole."""
+    kept = now.own.where(now.statistics, 0.0)
+    room = (bound(now).square() - kept.square().sum(1, keepdim=True)).clamp(min=0).sqrt()
+    return kept - room * unit(now.honest.mean(0).where(~now.statistics, 0.0))
 
 
 def send_noise_at_the_bound(now: Round) -> Tensor:
@@ -133,6 +141,8 @@ MORE_ATTACKS = {
                       minimise_the_maximum),
     "min_sum": Attack("the same by the sum of squared distances", minimise_the_sum),
     "under": Attack("the mean of honest updates backwards, just below the bound of clipping", stay_under_the_bound),
+    "weights": Attack("of weights the mean backwards, and its own running statistics, just below the bound",
+                      spend_the_bound_on_weights),
     "bound_noise": Attack("noise just below the bound of clipping", send_noise_at_the_bound),
     "one_way": Attack("one random direction in all rounds, just below the bound of clipping", push_one_way),
     "half_flip": Attack("trains on labels 4 - y where y is below 5", flips_half=True),

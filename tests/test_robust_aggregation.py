@@ -115,6 +115,16 @@ def test_centred_clipping_moves_by_what_is_clipped_around_the_last_point():
     assert rule.combine(column(1, 3, 1e30), even(3)).tolist() == [pytest.approx(5 / 3 + 8 / 9)]
 
 
+def test_weights_take_no_part_of_what_norm_clipping_leaves_to_running_statistics():
+    weight, mean = column(1.0, 1.0, 1.0, -12.0), column(6.0, 6.0, 6.0, 0.0)  # the last sends weights alone
+    updates = {"0.weight": weight, "0.running_mean": mean, "0.running_var": torch.zeros(4, 1)}
+    kept = NormClipping().mix(even(4)[None], None, updates)
+    assert kept["0.weight"].item() == (3 - 2) / 4, "cut to twice the median of weights, which is 1"
+    assert kept["0.running_mean"].item() == 18 / 4 and list(kept) == list(updates)
+    together = NormClipping(bound=37**0.5).mix(even(4)[None], None, updates)
+    assert together["0.weight"].item() == pytest.approx((3 - 37**0.5) / 4), "a bound that is set is for all together"
+
+
 def test_norm_clipping_cuts_to_the_median_norm_of_the_round():
     updates = torch.tensor([[3.0, 4.0], [0.0, 1.0], [-8.0, 6.0]])  # norms 5, 1, 10
     expected = torch.tensor([[3.0, 4.0], [0.0, 1.0], [-4.0, 3.0]])

@@ -55,6 +55,10 @@ class Aggregation(ABC):
         """The updates of all clients of a round [K, d], before those of each model are combined."""
         return updates
 
+    def prepare_models(self, updates: Stack) -> Tensor:
+        """The same of what clients changed in models, each as one long vector: [K, d]."""
+        return self.prepare(flatten(updates))
+
     def find_outliers(self, points: Tensor, there: Tensor | None = None) -> Tensor:
         """Clients that may form no cluster, by their points ([m, k, d], or one each), of those that count: bool [m]."""
         if not self.is_robust or len(points) < FEW:
@@ -108,7 +112,7 @@ class Aggregation(ABC):
     def clean(self, sent: Sent, trained: Stack) -> Stack:
         """The models that clients trained, each changed no more than the rule believes."""
         start, _ = sent.find_start(trained)
-        updates = self.prepare(flatten(subtract(trained, start)))
+        updates = self.prepare_models(subtract(trained, start))
         return each_leaf(torch.add, start, to_models(updates, trained))
 
     def mix(self, weights: Tensor, sent: Sent | None, trained: Stack, *held: Stack) -> Stack:
@@ -117,9 +121,9 @@ class Aggregation(ABC):
         What clients changed is combined by the rule. Without `sent`, what they trained are updates.
         """
         if sent is None:
-            return to_models(self._combine_rows(weights, flatten(trained)), trained)
+            return to_models(self._combine_rows(weights, trained), trained)
         (own, others), (start, shares) = weights.tensor_split([count(trained)], 1), sent.find_start(trained)
-        changes = to_models(self._combine_rows(own, flatten(subtract(trained, start))), trained)
+        changes = to_models(self._combine_rows(own, subtract(trained, start)), trained)
         served = torch.cat([own @ shares.to(own.dtype), others], 1)
         return each_leaf(torch.add, mix(served, sent.models, *held), changes)
 
@@ -146,11 +150,11 @@ class Aggregation(ABC):
         means = self.mix(some / some.sum(1, keepdim=True), sent, trained, *held)
         return means if len(updated) == len(weights) else put(models, updated, means)
 
-    def _combine_rows(self, weights: Tensor, updates: Tensor) -> Tensor:
+    def _combine_rows(self, weights: Tensor, updates: Stack) -> Tensor:
         """The update of each row, as large as the row's weights: [m, d]."""
         count_at_all = (weights > 0).any(0)
-        prepared, weights = self.prepare(updates[count_at_all]), weights[:, count_at_all].to(updates.dtype)
-        rows = updates.new_zeros(len(weights), updates.shape[1])
+        prepared = self.prepare_models(select(updates, count_at_all))
+        weights, rows = weights[:, count_at_all].to(prepared.dtype), prepared.new_zeros(len(weights), prepared.shape[1])
         for row, each in enumerate(weights):
             there, share = each > 0, each.sum()
             if share > 0:

@@ -4,7 +4,8 @@ A rule sees updates, what each client changed in the model it was sent, and neve
 counts are claims too, and are capped. Papers: norm clipping, Sun et al., 2019; median and trimmed mean, Yin et al.,
 ICML 2018; geometric median, Pillutla et al., 2022; Krum, Blanchard et al., NeurIPS 2017; centred clipping, Karimireddy
 et al., ICML 2021. Deviations: clients weigh by their capped sample counts, the share of liars is one of each model's
-contributors, rounded up, and a radius is the median norm of the round where none is given.
+contributors, rounded up, a radius is the median norm of the round where none is given, and norm clipping cuts running
+statistics of norms apart from weights.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from torch import Tensor
 from kinfed.aggregation.aggregation import Aggregation, count_liars
 from kinfed.checks import above_zero, at_least, within
 from kinfed.errors import ConfigError
+from kinfed.params import Stack, flatten, unflatten
 
+STATISTICS = ("running_mean", "running_var")  # of torch's norms
 HALF = 1e-6  # how near to one half a sum of weights is one half
 ITERATIONS = 100  # of the geometric median, at most
 
@@ -34,6 +37,17 @@ class NormClipping(Aggregation):
 
     def prepare(self, updates: Tensor) -> Tensor:
         return clip(updates, self.bound or self.factor * median_norm(updates))
+
+    def prepare_models(self, updates: Stack) -> Tensor:
+        """Running statistics are clipped by themselves: they change as much as weights, which could take their part."""
+        statistics = {name: w for name, w in updates.items() if name.endswith(STATISTICS)}
+        if self.bound or not statistics:
+            return super().prepare_models(updates)
+        weights = {name: w for name, w in updates.items() if name not in statistics}
+        clipped = unflatten(self.prepare(flatten(statistics)), statistics)
+        if weights:
+            clipped |= unflatten(self.prepare(flatten(weights)), weights)
+        return flatten({name: clipped[name] for name in updates})
 
     def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
         return weights @ updates

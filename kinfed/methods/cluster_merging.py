@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kinfed.clustering.hierarchy import Dendrogram
 from kinfed.methods.cluster_models import ClusterModels
-from kinfed.methods.held_out import LIKELY, Evidence
+from kinfed.methods.held_out import Evidence
 from kinfed.params import Stack, count, each_leaf, flatten, mix, one_hot, select
 
 
@@ -38,7 +38,7 @@ def share_models(
     Also which model each has now: [models].
     """
     alone = torch.arange(len(partners), device=sizes.device)
-    fits, better = evidence.is_no_worse(1), evidence.pool(partners).choose(LIKELY) == 1
+    fits, better = evidence.is_no_worse(1), evidence.pool(partners).prefers_merged()
     better = better & fits & fits[partners]
     names = torch.where(better, partners.minimum(alone), alone)
     models = each_leaf(

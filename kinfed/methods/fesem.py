@@ -3,8 +3,10 @@
 Default is FLT's implementation: k-means on the latest models of all clients, warm-started at the last centres; all
 start from one model. `assignment="nearest"` is the paper's E-step: the nearest of centres that start from different
 inits; each client's first model is one of them at random (they are far apart: clients hardly ever change sides).
-Deviation: centres are means weighted by samples (paper: plain). Not in the paper: an unseen client trains the mean
-of all centres once and joins the one nearest to what it gets; holdout clients do so again when others change sides.
+Deviation: centres are means weighted by samples (paper: plain). Not in the paper: `start="updates"`, where all clients
+train the first model once, and clusters begin as k-means of the directions of their updates, each with the mean of its
+clients' models; an unseen client trains the mean of all centres once and joins the one nearest to what it gets; holdout
+clients do so again when others change sides.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from kinfed.aggregation import Sent
 from kinfed.capabilities import NONE_SUMMED, require_labels
@@ -21,9 +24,9 @@ from kinfed.clustering.hierarchy import distances
 from kinfed.clustering.kmeans import cluster_again, place_models
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.keys import base_key, uniform
-from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models
+from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models, drop_outlying
 from kinfed.models import Model
-from kinfed.params import Stack, average, count, flatten, mix_contributors, one_hot, put, repeat, select
+from kinfed.params import Stack, average, count, each_leaf, flatten, mix_contributors, one_hot, put, repeat, select
 from kinfed.training import LocalTraining
 
 
@@ -41,6 +44,7 @@ class FeSEM(Clustered[FeSEMState]):
     local: LocalTraining = LocalTraining()
     clusters: int = 5  # C, it must be given
     assignment: Literal["kmeans", "nearest"] = "kmeans"  # FLT's code, or the paper's E-step
+    start: Literal["one_model", "updates"] = "one_model"  # FLT's code; or clusters of first updates, by direction
     stale: Stale = "exclude"  # what a client that was not sampled contributes
     seed: int = 43  # of k-means
 
@@ -54,11 +58,26 @@ class FeSEM(Clustered[FeSEMState]):
     def init(self, fed: Federation) -> FeSEMState:
         served = ClusterModels.init(self.model, self.stale, fed, self.clusters)
         none = select(served.models, slice(0))
+        if self.start == "updates":
+            served = self.cluster_updates(served, fed)
+            return FeSEMState(served, served.models if self.assignment == "kmeans" else none)
         if self.assignment == "kmeans":
             return FeSEMState(served, none)
         luck = uniform(torch.tensor(base_key(fed.seed, "fesem")), fed.count).to(fed.device)[fed.clients]
         served = replace(served, models=draw_models(self.model, self.clusters, fed.device))
         return FeSEMState(served.assign(fed.clients, fed.clients, (luck * self.clusters).long(), fed), none)
+
+    def cluster_updates(self, served: ClusterModels, fed: Federation) -> ClusterModels:
+        """Clusters of the directions in which clients change the first model, each with the mean of what they train."""
+        first = select(served.models, 0)
+        replies = fed.run(self.differ, fed.clients, Offer(shared={"params": first}))
+        usual, updates = drop_outlying(replies, flatten_updates(self.model, replies), fed)
+        points, doubted = normalize(updates.double()), fed.aggregation.count_doubted(len(updates))
+        names = torch.zeros(len(points), dtype=torch.long)
+        found = cluster_again(points, points[:0], names, self.clusters, self.seed, doubted)
+        trained = each_leaf(torch.add, usual.stack("update"), first)
+        after = served.assign(fed.clients, usual.cohort, found.to(fed.device), fed)
+        return after.average(Replies(usual.cohort, {"params": trained}), fed, self.stale)
 
     def round(self, state: FeSEMState, t: int, fed: Federation) -> FeSEMState:
         cohort, before = fed.sample(), state.served

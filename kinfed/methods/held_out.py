@@ -45,12 +45,13 @@ class Evidence:
     gain: Tensor  # [models, candidates, 2] summed over replies
     square: Tensor  # [models, candidates, 2] its squares, by which chance is judged
     total: Tensor  # [models, 2] what a candidate would have that is always right
+    replies: Tensor  # [models] that say so
 
     @staticmethod
     def none(models: int, device: torch.device, candidates: int = len(AMOUNTS)) -> "Evidence":
         """No client has replied yet."""
         zero = torch.zeros(models, candidates, 2, device=device)
-        return Evidence(zero, zero.clone(), zero[:, 0].clone())
+        return Evidence(zero, zero.clone(), zero[:, 0].clone(), zero[:, 0, 0].clone())
 
     def add(self, hits: Tensor, models: Tensor, aggregation: Aggregation = MEAN) -> "Evidence":
         """With the hits of clients [m, candidates + 1, 2], each for one of the models [m]; the last are the totals.
@@ -60,23 +61,29 @@ class Evidence:
         reported, whose = torch.cat([hits[:, :-1] - hits[:, :1], hits[:, -1:]], 1), one_hot(models, len(self.gain))
         reported = aggregation.limit_reported(reported, models)
         gain, total = reported[:, :-1], reported[:, -1]
-        sums = [torch.einsum("mj,m...->j...", whose.float(), value) for value in (gain, gain.square(), total)]
+        said = (gain, gain.square(), total, torch.ones_like(total[:, 0]))
+        sums = [torch.einsum("mj,m...->j...", whose.float(), value) for value in said]
         return Evidence(*(REMEMBERED * old + new for old, new in zip(self.sums(), sums, strict=True)))
 
-    def sums(self) -> tuple[Tensor, Tensor, Tensor]:
+    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All that is summed over replies."""
-        return self.gain, self.square, self.total
+        return self.gain, self.square, self.total, self.replies
 
     def pool(self, partners: Tensor) -> "Evidence":
         """The evidence of each model and its partner together ([models]; itself: none, so no evidence)."""
         paired = partners != torch.arange(len(partners), device=partners.device)
         return Evidence(*(torch.einsum("j,j...->j...", paired, sums + sums[partners]) for sums in self.sums()))
 
-    def choose(self, errors: float = CERTAIN) -> Tensor:
+    def choose(self, errors: float | Tensor = CERTAIN) -> Tensor:
         """The candidate that gains most in the worse of both ways, if by so many errors; else the first: [models]."""
         gains = (self.gain > errors * self.square.sqrt()).all(2)
         worse = (self.gain / self.total.clamp(min=TINY)[:, None]).amin(2)
         return worse.where(gains, 0.0).argmax(1)
+
+    def prefers_merged(self) -> Tensor:
+        """Whether candidate 1 gains, beyond chance where few say so, who may all be lucky: bool [models]."""
+        errors = torch.where(self.replies < FEWEST, CERTAIN, LIKELY)
+        return self.choose(errors[:, None, None]) == 1
 
     def prefers_first(self, candidates: Tensor) -> Tensor:
         """Whether the first has clearly more than the candidate of each model ([models]), both ways: bool [models]."""

@@ -22,6 +22,7 @@ from benchmarks.lies import (
     push_one_way,
     send_noise_at_the_bound,
     shift_a_little,
+    spend_the_bound_on_weights,
     stamp,
     stay_under_the_bound,
 )
@@ -48,6 +49,13 @@ def test_inner_product_manipulation_is_the_mean_backwards():
 def test_zero_sends_back_what_was_sent():
     lie = ATTACKS["zero"].lie
     assert lie is not None and lie(NOW).tolist() == [[0.0, 0.0]]
+
+
+def test_weights_alone_take_what_clipping_leaves_to_statistics_too():
+    now = replace(NOW, own=torch.tensor([[7.0, 1.0]]), statistics=torch.tensor([False, True]))  # means (2, 2)
+    lied = spend_the_bound_on_weights(now)
+    assert lied[0, 1].item() == 1.0 and lied[0, 0].item() < 0
+    assert lied.norm().item() == pytest.approx(BOUND * 5**0.5)
 
 
 def test_min_max_is_as_far_from_the_farther_update_as_honest_ones_are_apart():

@@ -68,7 +68,7 @@ def test_a_gain_within_chance_is_none():
 def test_a_model_loses_beyond_two_standard_errors():
     assert evidence_of((5, 1), (1, 1), (5, 1), (5, 1), (5, 1)).loses(1).tolist() == [False], "12 of √48 = 6.93"
     gain, square = torch.tensor([[[0.0, 0.0], [-20.0, 0.0]]]), torch.tensor([[[0.0, 0.0], [80.0, 0.0]]])
-    many = Evidence(gain, square, torch.ones(1, 2))
+    many = Evidence(gain, square, torch.ones(1, 2), torch.ones(1))
     assert many.loses(1).tolist() == [True], "20 is more than 2 · √80 = 17.9"
 
 
@@ -278,26 +278,39 @@ def test_clusters_share_the_mean_of_their_models_only_where_both_do_better():
     stacked, labels = {"w": torch.tensor([[0.0], [2.0], [5.0]])}, torch.tensor([1, 1, 2, -1])
     first, sizes = ClusterModels(stacked, labels, one_hot(labels, 3).bool(), {}), torch.tensor([1.0, 1.0, 1.0, 1.0])
     pair, gain, total = torch.tensor([0, 2, 1]), torch.zeros(3, 5, 2), torch.full((3, 2), 100.0)
+    replies = torch.tensor([0.0, 4.0, 5.0])
     gain[1, 1], gain[2, 1] = 30.0, 10.0
-    after, names = share_models(first, pair, Evidence(gain, gain.square() / 4, total), sizes)
+    after, names = share_models(first, pair, Evidence(gain, gain.square() / 4, total, replies), sizes)
     assert names.tolist() == [0, 1, 1] and after.assignment.tolist() == [1, 1, 1, -1]
     assert after.models["w"].tolist() == [[0.0], [3.0], [3.0]], "two clients with 2, one with 5"
     gain[2, 1] = -10.0  # of √(10²/5) = 4.5: the second cluster loses, the two together gain
-    assert share_models(first, pair, Evidence(gain, gain.square() / 5, total), sizes)[1].tolist() == [0, 1, 2]
+    assert share_models(first, pair, Evidence(gain, gain.square() / 5, total, replies), sizes)[1].tolist() == [0, 1, 2]
 
 
 def test_a_small_cluster_shares_no_model_that_it_likely_loses_by_or_does_not_know():
     labels = torch.tensor([1, 1, 1, 2])
     first = ClusterModels({"w": torch.zeros(3, 1)}, labels, one_hot(labels, 3).bool(), {})
     pair, gain, total = torch.tensor([0, 2, 1]), torch.zeros(3, 5, 2), torch.full((3, 2), 100.0)
+    replies = torch.tensor([0.0, 9.0, 1.0])
     gain[1, 1], gain[2, 1] = 30.0, -3.0  # one reply of the small cluster: never beyond two errors
     square, sizes = gain.square().clamp(max=9), torch.ones(4)
-    assert not Evidence(gain, square, total).loses(1).any()
-    assert share_models(first, pair, Evidence(gain, square, total), sizes)[1].tolist() == [0, 1, 2]
+    assert not Evidence(gain, square, total, replies).loses(1).any()
+    assert share_models(first, pair, Evidence(gain, square, total, replies), sizes)[1].tolist() == [0, 1, 2]
     gain[2, 1] = 0.0
-    assert share_models(first, pair, Evidence(gain, square, total), sizes)[1].tolist() == [0, 1, 1]
+    assert share_models(first, pair, Evidence(gain, square, total, replies), sizes)[1].tolist() == [0, 1, 1]
     total[2] = 0.0  # none of its clients was asked
-    assert share_models(first, pair, Evidence(gain, square, total), sizes)[1].tolist() == [0, 1, 2]
+    assert share_models(first, pair, Evidence(gain, square, total, replies), sizes)[1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("replies", "shared"), [(2, [0, 1, 2]), (5, [0, 1, 1]), (7, [0, 1, 2]), (8, [0, 1, 1])])
+def test_clusters_share_a_model_by_what_few_replies_say_only_beyond_chance(replies, shared):
+    labels = torch.tensor([1, 2])
+    first = ClusterModels({"w": torch.zeros(3, 1)}, labels, one_hot(labels, 3).bool(), {})
+    hits = torch.zeros(replies, 6, 2)
+    hits[:, 1], hits[:, -1] = (1.0 if replies < 7 else torch.tensor([1.0, 0.0]).repeat(4)[:replies, None]), 10.0
+    own = torch.arange(replies) % 2 + 1  # each reply gains one held-out sample; of seven and eight every second does
+    evidence = Evidence.none(3, torch.device("cpu")).add(hits, own)
+    assert share_models(first, torch.tensor([0, 2, 1]), evidence, torch.ones(2))[1].tolist() == shared
 
 
 def test_a_cluster_that_signatures_split_in_two_is_made_one_again():

@@ -7,6 +7,7 @@ from kinfed.clustering.kmeans import server_kmeans
 from kinfed.data import Role
 from kinfed.engines import Vectorised
 from kinfed.errors import ConfigError
+from kinfed.federation import Replies
 from kinfed.methods import FeSEM
 from kinfed.metrics import fedavg_parameters, method_bytes
 from kinfed.params import flatten, put, select
@@ -30,6 +31,38 @@ class Largest(TorchDispatchMode):
 def test_it_finds_clusters_that_swap_labels(stale):
     state, fed = fit(FeSEM(net(), LOCAL, clusters=4, stale=stale), population=renamed(FOUR), rounds=5)
     assert same_clusters(state.served.assignment, fed.true_clusters)
+
+
+@pytest.mark.parametrize("assignment", ["kmeans", "nearest"])
+def test_first_updates_part_clients_of_which_few_train_in_a_round(assignment):
+    clients = renamed(FOUR, clients=24)
+    one, many = (
+        fit(FeSEM(net(), LOCAL, clusters=4, assignment=assignment, start=start), population=clients, rounds=5,
+            fraction=0.25)[0].served.assignment
+        for start in ("one_model", "updates")
+    )  # fmt: skip
+    assert same_clusters(many, clients.true_clusters) and not same_clusters(one, clients.true_clusters)
+
+
+def test_first_clusters_are_of_directions_and_begin_with_the_mean_of_what_their_clients_trained(monkeypatch):
+    fesem, clients = FeSEM(net(), LOCAL, clusters=2, start="updates"), renamed()
+    fed, plain = Vectorised(fesem, clients), FeSEM(net(), LOCAL, clusters=2)
+    run, sent = fed.run, {}
+
+    def lengthen(task, cohort, offer):
+        replies = run(task, cohort, offer)
+        times = torch.ones(12).index_fill(0, torch.tensor([0]), 6.0)  # the first client's update is six times as long
+        sent.update({n: w * times.view(-1, *[1] * (w.dim() - 1)) for n, w in replies.stack("update").items()})
+        return Replies(replies.cohort, {"update": sent})
+
+    monkeypatch.setattr(fed, "run", lengthen)
+    state = fesem.init(fed)
+    by_length, _ = server_kmeans(flatten(sent), 2, torch.zeros(0, 1), plain.seed)
+    assert same_clusters(state.served.assignment, fed.true_clusters) and not same_clusters(by_length, fed.true_clusters)
+    first = plain.init(fed).served.models["1.weight"][0]
+    for cluster in (0, 1):
+        members = state.served.assignment == cluster
+        torch.testing.assert_close(state.served.models["1.weight"][cluster], first + sent["1.weight"][members].mean(0))
 
 
 @pytest.mark.parametrize("assignment", ["kmeans", "nearest"])
@@ -117,6 +150,12 @@ def test_late_and_holdout_clients_join_their_kin():
 def test_the_ledger_equals_the_formula():
     _, fed = fit(make("fesem"), population=population(), rounds=4, fraction=0.5)
     assert method_bytes(fed.ledger) == 4 * fedavg_parameters(6, small_net().parameters(), 4)
+
+
+def test_a_start_from_updates_sends_one_more_model_each_way():
+    _, fed = fit(make("fesem", start="updates"), population=population(), rounds=4, fraction=0.5)
+    more = fedavg_parameters(12, small_net().parameters(), 1)
+    assert method_bytes(fed.ledger) == 4 * (fedavg_parameters(6, small_net().parameters(), 4) + more)
 
 
 def test_fewer_different_models_than_clusters_leave_some_clusters_as_they_are():
