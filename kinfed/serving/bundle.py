@@ -45,6 +45,7 @@ from kinfed.targets import forget_targets, is_known, require_targets
 
 FORMAT = 3
 JSON, TENSORS = "bundle.json", "bundle.safetensors"
+BEGINS = '{\n "format": '  # bundle.json
 CONFIG = ("method", "model", "seed", "task", "inputs", "training")  # and the method's own settings
 MOST = 10_000  # of whatever a setting counts: epochs, steps, clusters, dimensions
 ROUNDS = (  # when something happens
