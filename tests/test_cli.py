@@ -477,6 +477,29 @@ def test_output_that_cannot_show_every_character_shows_question_marks(monkeypatc
     assert not end.value.code and b"rounds to target" in out.buffer.getvalue() and b"?" in out.buffer.getvalue()
 
 
+INTERRUPTED = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+except KeyboardInterrupt:
+    raise AttributeError("half imported")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "word"), [("typer", "run"), ("typer", "--help"), ("torch", "run"), ("torch", "list"), ("torch", "sweep")]
+)
+def test_control_c_while_python_imports_ends_quietly(module: str, word: str, tmp_path: Path):
+    (tmp_path / f"{module}.py").write_text(INTERRUPTED)
+    path = os.pathsep.join([f"{tmp_path}", f"{Path(__file__).parents[1]}"])
+    for code in (["-m", "kinfed"], ["-c", "from kinfed.__main__ import main; main()"]):
+        done = subprocess.run(
+            [sys.executable, *code, word], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("given", "said"), [((), "interrupted"), ((BEFORE_RUN,), "interrupted before the run started")]
 )
