@@ -111,7 +111,7 @@ class UnseenClientFederation(Sequential):
         super().__init__(method, population, seed=method.model.seed)
         self.roles = (*(Role(),) * len(sizes), unseen)
         self.known_sizes = torch.cat([sizes, torch.tensor([len(mine)])])
-        self.is_over = True
+        self.is_over = self.in_vain = True  # what cannot be used is an error of its own, no matter of training
 
     @property
     def sizes(self) -> Tensor:
@@ -122,7 +122,11 @@ class UnseenClientFederation(Sequential):
         method, unseen = self.method, torch.tensor([self.count - 1])
         state = method.admit(state, unseen, self)
         if self.rejected:
-            raise DataError("the method cannot assign this client: what it computes of its samples is not finite")
+            largest = float(self.population.x[self.population.train[int(unseen)]].abs().max())
+            raise DataError(
+                "the method cannot assign this client: what it computes of its samples, of up to "
+                f"{largest:.2g}, is not finite; give samples in the units of training"
+            )
         client = self.make_client(unseen)
         params = self.personalise(method, client, state, unseen)
         clusters = method.cluster_assignment(state) if isinstance(method, FindsClusters) else None
