@@ -233,7 +233,7 @@ def test_methods_are_compared_in_one_table():
         (["run", "method=fedavg", "partition.clients=5000"], ["samples for the 1000 clients of cluster 0"]),
         (["run", "method=fedavg", "partition.name=iid", "partition.clients=5000"], ["needs at least 5000 samples"]),
         (["run", "method=fedavg", "partition.name=writers"], ["writers", "femnist"]),
-        (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["samples of shape (1, 8, 8)"]),
+        (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["sides of at least 16, got 8x8"]),
         (["run", "method=fedavg", "engine.name=vectorized"], ["did you mean 'vectorised'?"]),
         (["run", "method=fedavg", "--device", "mps"], ["engine.device: 'mps' is not supported: sums are in double"]),
         (["compare", "--jobs", "0"], ["--jobs: wanted how many runs at once, at least 1, got 0"]),
