@@ -8,7 +8,6 @@ Names are imported when they are first used, so that `import kinfed` loads nothi
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return version("kinfed")
+        return import_module("importlib.metadata").version("kinfed")
     if name == "report":
         return import_module("kinfed.report")
     for place, names in PLACES.items():

@@ -7,7 +7,7 @@ import os
 import shlex
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
@@ -143,6 +143,23 @@ def refuse_device(path: Path) -> None:
     """Raise FileError where something else than a file is there: to read a pipe or a device may never end."""
     if path.exists() and not path.is_file():
         raise FileError("it is a folder, a pipe or a device, wanted a file")
+
+
+def begins_with(path: Path, *starts: str) -> bool:
+    """Whether a text file begins in one of these ways: so are files known that kinfed wrote."""
+    if not path.is_file():
+        return False
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(max(map(len, starts))).startswith(starts)
+
+
+def refuse_foreign(folder: Path, names: Iterable[str], what: str) -> None:
+    """Raise ConfigError where files or folders of these names are there: they are the user's own."""
+    if there := [name for name in dict.fromkeys(names) if os.path.lexists(folder / name)]:
+        raise ConfigError(
+            f"{folder} has {', '.join(there)}, which kinfed did not write and would replace: choose another folder for "
+            f"{what}"
+        )
 
 
 def refuse_large(path: Path) -> None:

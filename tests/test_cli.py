@@ -233,7 +233,7 @@ def test_methods_are_compared_in_one_table():
         (["run", "method=fedavg", "partition.clients=5000"], ["samples for the 1000 clients of cluster 0"]),
         (["run", "method=fedavg", "partition.name=iid", "partition.clients=5000"], ["needs at least 5000 samples"]),
         (["run", "method=fedavg", "partition.name=writers"], ["writers", "femnist"]),
-        (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["samples of shape (1, 8, 8)"]),
+        (["run", "method=fedavg", "model=lenet5", "partition.clients=10"], ["sides of at least 16, got 8x8"]),
         (["run", "method=fedavg", "engine.name=vectorized"], ["did you mean 'vectorised'?"]),
         (["run", "method=fedavg", "--device", "mps"], ["engine.device: 'mps' is not supported: sums are in double"]),
         (["compare", "--jobs", "0"], ["--jobs: wanted how many runs at once, at least 1, got 0"]),
@@ -475,6 +475,29 @@ def test_output_that_cannot_show_every_character_shows_question_marks(monkeypatc
         main()
     out.flush()
     assert not end.value.code and b"rounds to target" in out.buffer.getvalue() and b"?" in out.buffer.getvalue()
+
+
+INTERRUPTED = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+except KeyboardInterrupt:
+    raise AttributeError("half imported")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "word"), [("typer", "run"), ("typer", "--help"), ("torch", "run"), ("torch", "list"), ("torch", "sweep")]
+)
+def test_control_c_while_python_imports_ends_quietly(module: str, word: str, tmp_path: Path):
+    (tmp_path / f"{module}.py").write_text(INTERRUPTED)
+    path = os.pathsep.join([f"{tmp_path}", f"{Path(__file__).parents[1]}"])
+    for code in (["-m", "kinfed"], ["-c", "from kinfed.__main__ import main; main()"]):
+        done = subprocess.run(
+            [sys.executable, *code, word], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import torch
 from torch import nn
 
 from kinfed.client import Reply, client_task
+from kinfed.config import DEMO, assemble, load_config
 from kinfed.data import LATER, Population, Role
 from kinfed.engines import EngineSettings, Sequential, Vectorised
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Evaluation, Experiment, doubts
+from kinfed.experiment.doubts import count_moved, warn_if_unsettled
 from kinfed.learning_tasks import Regression
 from kinfed.methods import FLHC, FedAvg, Local
 from kinfed.models import Model
@@ -309,3 +311,26 @@ def test_a_run_without_any_mean_has_not_converged():
     people = tiny_population((8, 8), roles=(Role(), Role(holdout=True)))
     alone = replace(people, test=(people.test[0][:0], people.test[1]))
     assert watched(FedAvg(small_net()), alone, rounds=4)[1]["converged_at"] is None
+
+
+def test_clusters_that_still_change_at_the_end_are_said_to_be_unsettled(caplog: pytest.LogCaptureFixture):
+    first, renamed = torch.arange(20) % 3, (torch.arange(20) + 1) % 3
+    moved = renamed.clone()
+    moved[:2] = renamed[1:3]  # two of twenty clients
+    late = torch.where(torch.arange(20) < 10, renamed, -1)
+    for now in (first, renamed, late):
+        warn_if_unsettled((first, moved, moved, now))
+    warn_if_unsettled((first, moved))  # too few rounds to tell
+    warn_if_unsettled(())
+    assert not caplog.text
+    warn_if_unsettled((moved, first, first, first, moved))
+    assert "2 of 20 clients changed their cluster in the last 3 rounds" in caplog.text
+    assert count_moved(first, renamed) == 0 and count_moved(renamed, moved) == 2
+
+
+@pytest.mark.parametrize(("rounds", "settled"), [(4, False), (12, True)])
+def test_a_run_of_clove_with_too_few_rounds_says_so(rounds: int, settled: bool, caplog: pytest.LogCaptureFixture):
+    slow = ["method=clove", "methods.clove.clusters=3", "partition.clients=15", "partition.clusters=3"]
+    config = load_config(DEMO, [*slow, "model=linear", "training.lr=0.003", f"rounds={rounds}"])
+    summary = assemble(config).run()
+    assert (summary["ari"] == 1) is settled and ("more rounds may find others" not in caplog.text) is settled

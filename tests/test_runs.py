@@ -182,7 +182,7 @@ def test_what_no_run_wrote_is_not_removed(tmp_path: Path, name: str, force: bool
     (tmp_path / name).write_text("mine = 1")
     top = name.partition("/")[0]
     for write, settings in ((api.run, ["rounds=1"]), (api.compare, ["rounds=1", 'compare=["fedavg"]'])):
-        with pytest.raises(ConfigError, match=rf" has {top}, which no run wrote and a run would replace: choose anoth"):
+        with pytest.raises(ConfigError, match=rf" has {top}, which kinfed did not write and would replace"):
             write(config(*settings), out=tmp_path, force=force, quiet=True)
     assert (tmp_path / name).read_text() == "mine = 1" and [file.name for file in tmp_path.iterdir()] == [top]
 

@@ -1,11 +1,13 @@
 """Run folders as reports read them, and runs that differ in nothing but the seed."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kinfed.api import load_run
 from kinfed.checkpoint import FORMAT
 from kinfed.errors import CheckpointError
 from kinfed.report.series import gather
@@ -81,7 +83,8 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path):
 def test_a_run_without_test_samples_says_why_it_has_no_scores(tmp_path: Path):
     run = write_run(tmp_path / "run", MadeUp("flt"))
     lines = (run / "rounds.csv").read_text().splitlines()
-    blank = [f"{line.partition(',')[0]}{',' * line.count(',')}" for line in lines[1:]]
+    rows = [line.split(",") for line in lines[1:]]
+    blank = [",".join([row[0], *[""] * (len(row) - 3), *row[-2:]]) for row in rows]
     (run / "rounds.csv").write_text("\n".join([lines[0], *blank]) + "\n")
     with pytest.raises(CheckpointError, match="has no scores: no training client has test samples"):
         read_runs([run])
@@ -106,6 +109,13 @@ def replace_row(text: str, cell: str) -> str:
     return "\n".join([head, ",".join([cell] * len(row.split(","))), *rest, ""])
 
 
+def replace_last(text: str, column: str, cell: str) -> str:
+    """The table with one cell of its last row replaced."""
+    head, *rows, last = text.splitlines()
+    cells = dict(zip(head.split(","), last.split(","), strict=True)) | {column: cell}
+    return "\n".join([head, *rows, ",".join(cells.values()), ""])
+
+
 FORGERIES = {
     "a number that no float holds": (
         "summary.json",
@@ -113,6 +123,32 @@ FORGERIES = {
     ),
     "bytes that are text": ("summary.json", lambda text: json.dumps(json.loads(text) | {"bytes_up": "many"})),
     "half a character": ("summary.json", lambda text: json.dumps(json.loads(text) | {"diagnosis": "\ud800"})),
+    "negative bytes of a summary": ("summary.json", lambda text: json.dumps(json.loads(text) | {"bytes_down": -5})),
+    "endless bytes of a summary": ("summary.json", lambda text: json.dumps(json.loads(text) | {"bytes_up": math.inf})),
+    "bytes that fall": ("rounds.csv", lambda text: replace_last(text, "bytes_up", "1")),
+    "negative bytes of a round": ("rounds.csv", lambda text: replace_last(text, "bytes_down", "-1")),
+    "negative bytes of a task": ("ledger.csv", lambda text: replace_last(text, "bytes_down", "-5")),
+    "endless bytes of a task": ("ledger.csv", lambda text: replace_last(text, "bytes_up", "inf")),
+    "a task without bytes": ("ledger.csv", lambda text: replace_last(text, "bytes_up", "")),
+    "a task in half a round": ("ledger.csv", lambda text: replace_last(text, "round", "1.5")),
+    "a task of fewer clients than none": ("ledger.csv", lambda text: replace_last(text, "clients", "-1")),
+    "negative bytes of a client": ("ledger_clients.csv", lambda text: replace_last(text, "bytes_up", "-5")),
+    "an endless client": ("ledger_clients.csv", lambda text: replace_last(text, "client", "inf")),
+    "a negative time": ("timing.csv", lambda text: replace_last(text, "seconds", "-3")),
+    "an endless time": ("timing.csv", lambda text: replace_last(text, "clients", "inf")),
+    "a time of a round in disorder": ("timing.csv", lambda text: replace_last(text, "round", "1")),
+    "negative test samples": ("clients.csv", lambda text: replace_last(text, "test_samples", "-1")),
+    "negative samples of a label": ("labels.csv", lambda text: replace_last(text, "samples", "-1")),
+    "an endless score": ("rounds.csv", lambda text: replace_last(text, "variance", "inf")),
+    "more than all samples": ("rounds.csv", lambda text: replace_last(text, "accuracy", "7")),
+    "a negative share": ("rounds.csv", lambda text: replace_last(text, "purity", "-1")),
+    "an endless loss": ("clients.csv", lambda text: replace_last(text, "loss", "-inf")),
+    "a client's negative accuracy": ("clients.csv", lambda text: replace_last(text, "accuracy", "-7")),
+    "a negative cluster": ("clients.csv", lambda text: replace_last(text, "true_cluster", "-7")),
+    "a client without a cluster": ("clients.csv", lambda text: replace_last(text, "client", "99")),
+    "a cluster of a client that is not": ("clusters.csv", lambda text: replace_last(text, "client", "99")),
+    "a time of a round that was not": ("timing.csv", lambda text: replace_last(text, "round", "99")),
+    "a task of a round that was not": ("ledger.csv", lambda text: replace_last(text, "round", "99")),
     "an endless round": ("rounds.csv", lambda text: replace_row(text, "inf")),
     "rounds in disorder": ("rounds.csv", lambda text: replace_row(text, "9999")),
     "a client in another round": ("clusters.csv", lambda text: replace_row(text, "1000")),
@@ -131,6 +167,8 @@ def test_a_table_whose_numbers_cannot_be_is_named(tmp_path: Path, kind: str):
     (run / name).write_text(forge(text))
     with pytest.raises(CheckpointError, match=name):
         [found.history for found in read_runs([run])]
+    with pytest.raises(CheckpointError, match=name):
+        print(load_run(run).run.history)
 
 
 def test_scores_that_are_ahead_of_the_rounds_of_a_run_that_goes_on_wait(tmp_path: Path):

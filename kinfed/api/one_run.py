@@ -20,7 +20,7 @@ from kinfed.registry import refuse_code
 from kinfed.runs import lifecycle
 from kinfed.runs.lifecycle import Given, Place
 from kinfed.runs.logs import CONFIG
-from kinfed.runs.reader import Run, check_format, is_comparison, read_config
+from kinfed.runs.reader import Run, check_format, check_parts, is_comparison, read_config, read_part
 from kinfed.runs.writer import refuse_incomplete
 
 if TYPE_CHECKING:
@@ -156,6 +156,10 @@ def load_run(folder: Text, trust: bool = False) -> RunResult:
         raise CheckpointError(f"{path} is a comparison: use kinfed.load_comparison, or name one of the runs in it")
     check_format(path)
     refuse_incomplete(path)
+    found = Run(path, trust)
+    read_part(found, "rounds.csv", "rounds")
+    if found.has_ended or len(found.rounds):
+        check_parts(found)
     return RunResult(path, trust=trust)
 
 

@@ -29,7 +29,7 @@ from kinfed.experiment import Experiment, Loop
 from kinfed.learning_tasks import LearningTask
 from kinfed.method import Method
 from kinfed.methods import FLT, METHODS
-from kinfed.models import MODELS, TOKEN_MODELS, Model, Shape, make_model
+from kinfed.models import MODELS, TAKES, TOKEN_MODELS, Model, Shape, explain_layout, make_model
 from kinfed.models.inputs import Inputs
 from kinfed.privacy import UNPROTECTED, Privacy
 from kinfed.registry import import_function, look_up, members_of
@@ -149,8 +149,11 @@ def model_for(config: Config, population: Population) -> Model:
         build = partial(own_network, config.model, own, shape, population.classes)
         model = Model(build, seed=config.seed, classes=population.classes, task=config.task)
     else:
+        check_tokens(config.model, population.x)
         check_vocabulary(config.model, population)
         model = make_model(config.model, shape, population.classes, seed=config.seed, task=config.task)
+        if said := explain_layout(config.model, shape):
+            log.warning("model '%s' is for images [channels, height, width]: %s", config.model, said)
     if population.x.dtype == torch.int64 and (config.inputs.mean or config.inputs.augment):
         raise ConfigError("inputs.mean, std and augment are for numbers, and samples are token ids: leave them out")
     model = put_inputs(model, config.inputs, shape)
@@ -177,6 +180,20 @@ def check_targets(population: Population, task: LearningTask) -> None:
         raise ConfigError(
             f"the targets of these clients are {some.dtype}, this task wants {wanted.dtype}: set task.name to what is "
             "learnt, or make the clients with OwnSettings(task=...)"
+        )
+
+
+def check_tokens(model: str, x: Tensor) -> None:
+    """Raise ConfigError where samples in a row are token ids and the built-in network takes numbers, or vice versa."""
+    if x.dim() == 2 and x.dtype == torch.int64 and TAKES.get(model) == "":
+        raise ConfigError(
+            f"model '{model}' is for numbers, and samples are {x.shape[1]} token ids: take char_cnn or char_lstm; of "
+            "numbers in a table set data.options.tokens = false, in Python OwnSettings(tokens=False)"
+        )
+    if x.dim() == 2 and x.dtype != torch.int64 and model in TOKEN_MODELS:
+        raise ConfigError(
+            f"model '{model}' is for token ids, and samples are {x.shape[1]} numbers: take mlp_200; token ids are "
+            "integers in an .npz file or lists of them in a table, in Python OwnSettings(tokens=True)"
         )
 
 

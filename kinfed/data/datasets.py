@@ -70,7 +70,10 @@ def load(name: str, root: str | Path | None = None, options: Mapping[str, object
     if name in NATURAL:
         return load_natural(name, data_root(root) / f"{name}.npz", options or {})
     if options:
-        raise ConfigError(f"data.options are for datasets of your own (module:name), '{name}' has none")
+        raise ConfigError(
+            f"data.options.{next(iter(options))}: '{name}' has no options; tables, folders of images, natural datasets "
+            "and datasets of your own (module:name) have"
+        )
     if name == "digits":
         return digits()
     path = data_root(root) / f"{name}.npz"
@@ -100,15 +103,28 @@ def load_natural(name: str, path: Path, options: Mapping[str, object]) -> Datase
 def load_own(name: str, options: Mapping[str, object]) -> Dataset:
     """What the user's own loader returns."""
     loader = cast("Callable[..., object]", import_function(name, "dataset"))
-    try:
-        inspect.signature(loader).bind(**options)
-    except TypeError as error:
-        raise ConfigError(f"data.options of '{name}': {error}") from error
+    refuse_options(name, inspect.signature(loader), options)
     found = loader(**options)
     found = found() if isinstance(loader, type) and callable(found) else found
     if not isinstance(found, Dataset):
         raise DataError(f"dataset '{name}' must return a kinfed.data.Dataset, got a {type(found).__name__}")
     return found
+
+
+def refuse_options(name: str, takes: inspect.Signature, options: Mapping[str, object]) -> None:
+    """Raise ConfigError where a loader does not take these options, or wants more."""
+    known = [
+        key for key, each in takes.parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.parameters.values())
+    if (unknown := [key for key in options if key not in known]) and not takes_any:
+        none = f"unknown option '{unknown[0]}'; it has none"
+        said = explain_unknown(unknown[0], known, "option") if known else none
+        raise ConfigError(f"data.options of '{name}': {said}")
+    try:
+        takes.bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"data.options of '{name}': {error}") from error
 
 
 def is_stored(name: str, root: str | Path | None = None) -> bool:

@@ -15,14 +15,15 @@ from kinfed.deployment.plan import KINDS, Plan, choose_aggregation, make_planned
 from kinfed.deployment.run_settings import list_run_keys
 from kinfed.engines.flower.simulation import OFFLINE
 from kinfed.errors import ConfigError
-from kinfed.files import clear_unfinished
+from kinfed.files import begins_with, clear_unfinished, refuse_foreign
 from kinfed.runs.logs import as_csv, write_text
 
 TEMPLATE = Path(__file__).with_name("template")
 APP, DATA, SERVER = "kinfed_app", "data", "server"
 SCRIPTS = ("certificates.sh", "try.sh")
-PLAN_HEADER = """\
-# What server and nodes agree on. Nobody sees all the samples, so it has to be said here.
+PLAN_BEGINS = "# What server and nodes agree on."
+PLAN_HEADER = f"""\
+{PLAN_BEGINS} Nobody sees all the samples, so it has to be said here.
 #   clients        at most, late-joining ones included   wait_for, wait_seconds  enrolled before training begins
 #   shape, dtype   of one sample                         server_samples          a folder of the server's own, or ""
 #   quorum         share of the asked clients; when it has replied, the others have grace_seconds left, or as long again
@@ -63,6 +64,7 @@ def write_app_folder(config: Config, folder: Path, source: Population | Plan, fo
     plan = source if isinstance(source, Plan) else make_plan(source)
     nodes = [Node(name) for name in client_names(plan.clients)] if isinstance(source, Plan) else list_nodes(source)
     config, plan = adapt_config(config), adapt_plan(config, plan, has_data=isinstance(source, Population))
+    refuse_other_files(folder, config, has_data=isinstance(source, Population))
     shutil.rmtree(folder / "nodes", ignore_errors=True)  # of an earlier number of clients
     folder.mkdir(parents=True, exist_ok=True)
     for inner in (folder, folder / APP, folder / DATA, *(folder / DATA).glob("*/")):
@@ -87,6 +89,15 @@ def require_free_folder(folder: Path, force: bool) -> None:
         raise ConfigError(f"{folder} is a file; choose another folder for the app")
     if not force and folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: choose another folder, or write over what is there with --force")
+
+
+def refuse_other_files(folder: Path, config: Config, has_data: bool) -> None:
+    """Raises where an app would replace files in a folder that is none."""
+    if not begins_with(folder / APP / "plan.toml", PLAN_BEGINS):
+        own = [str(file.relative_to(module.parent)) for module in find_modules(config) for file in list_files(module)
+               if file.resolve() != (folder / file.relative_to(module.parent)).resolve()]  # fmt: skip
+        written = (*list_template(), f"{APP}/config.toml", f"{APP}/plan.toml", "offline.sh", "nodes")
+        refuse_foreign(folder, [*written, *(DATA,) * has_data, *own], "the app")
 
 
 def adapt_config(config: Config) -> Config:
@@ -144,15 +155,20 @@ def client_names(clients: int) -> list[str]:
     return [f"client-{client:0{width}}" for client in range(clients)]
 
 
+def list_template() -> dict[str, Path]:
+    """The files that hardly depend on the config: where they go in an app, and where they are."""
+    paths = (path for path in sorted(TEMPLATE.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    names = {path: path.relative_to(TEMPLATE) for path in paths}
+    return {".gitignore" if name.name == "gitignore" else str(name): path for path, name in names.items()}
+
+
 def copy_template(folder: Path, values: dict[str, str]) -> None:
     """Writes all files that hardly depend on the config."""
-    for path in sorted(TEMPLATE.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            text = path.read_text(encoding="utf-8")
-            for word, value in values.items():
-                text = text.replace(word, value)
-            target = path.relative_to(TEMPLATE)
-            write_with_parents(folder / (".gitignore" if target.name == "gitignore" else target), text)
+    for name, path in list_template().items():
+        text = path.read_text(encoding="utf-8")
+        for word, value in values.items():
+            text = text.replace(word, value)
+        write_with_parents(folder / name, text)
     for name in SCRIPTS:
         (folder / name).chmod(0o755)
 
@@ -215,14 +231,24 @@ def own_modules(config: Config) -> list[str]:
 
 def copy_modules(config: Config, folder: Path) -> list[str]:
     """Copies the user's own modules in the working folder into the app's; gives patterns of what was copied."""
-    modules = [module for module in map(find_module, own_modules(config)) if module]
+    modules = find_modules(config)
     for module in modules:
-        for file in list(module.rglob("*.py")) if module.is_dir() else [module]:
+        for file in list_files(module):
             target = folder / file.relative_to(module.parent)
             if target.resolve() != file.resolve():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, target)
     return [f"{module.name}/**/*.py" if module.is_dir() else module.name for module in modules]
+
+
+def find_modules(config: Config) -> list[Path]:
+    """The user's own modules in the working folder that the config names."""
+    return [module for module in map(find_module, own_modules(config)) if module]
+
+
+def list_files(module: Path) -> list[Path]:
+    """The files of a module, which may be a package."""
+    return list(module.rglob("*.py")) if module.is_dir() else [module]
 
 
 def find_module(name: str) -> Path | None:

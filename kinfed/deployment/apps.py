@@ -28,7 +28,7 @@ from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
 from kinfed.files import quote
 from kinfed.progress import Lines, forward_log
-from kinfed.runs import CHECKPOINT, can_resume, conduct_held, hold, refuse_links
+from kinfed.runs import CHECKPOINT, can_resume, conduct_held, hold, refuse_links, refuse_unknown_files
 from kinfed.targets import is_known
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
     """Takes the experiment to its end over the nodes of this grid; refuses a folder that another server writes."""
     out.mkdir(parents=True, exist_ok=True)
     refuse_links(out)
+    refuse_unknown_files(out)
     with hold(out):
         _run_held(replace(config, aggregation=choose_aggregation(config)), out, plan, grid)  # config.toml names it
 

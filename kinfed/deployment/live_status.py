@@ -42,7 +42,7 @@ class ClientStatus:
     train: int  # samples
     test: int
     missed: int  # tasks in a row without a reply
-    problem: str = ""  # the last one
+    problem: str = ""  # the last one, where it has not replied since
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,10 @@ class StatusWriter:
 
     def collect(self, fed: DeployedFederation, state: str, error: str) -> RunStatus:
         """The status now."""
-        last = {problem.node: problem.text for problem in fed.problems}
         clients = tuple(
             ClientStatus(
                 client, known.name, client in fed.nodes, known.train, known.test, fed.misses.get(client, 0),
-                last.get(known.name, ""),
+                fed.failing.get(known.name, ""),
             )
             for client, known in sorted(fed.roster.items())
         )  # fmt: skip

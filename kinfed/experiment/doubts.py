@@ -17,6 +17,8 @@ State = TypeVar("State")
 log = logging.getLogger("kinfed")
 OFTEN = 4  # times as many test samples as there are different ones, or samples to train on, from which on it is said
 MANY = 100_000  # test samples; fewer take no time to speak of
+SETTLED = 3  # rounds without a change
+FEW = 0.05  # share of the clients that may change their cluster
 OUTVOTED = 4  # replies of a model in a round from which on robust aggregation outvotes one liar
 
 
@@ -68,6 +70,31 @@ def warn_if_outvoted(fed: Federation, clusters: Tensor) -> None:
             "%d of %d clusters have fewer than %d replies in a round: there no aggregation tells who lies; larger "
             "clusters or a larger fraction do", few, int((sizes > 0).sum()), OUTVOTED,
         )  # fmt: skip
+
+
+def warn_if_unsettled(recent: Sequence[Tensor]) -> None:
+    """Logs where clients have other clusters ([clients], -1: none) at the end than so many rounds before."""
+    if len(recent) <= SETTLED:
+        return
+    before, now = (clusters.cpu() for clusters in (recent[-1 - SETTLED], recent[-1]))
+    both = (before >= 0) & (now >= 0)
+    moved, clients = count_moved(before[both], now[both]), int(both.sum())
+    if moved > FEW * clients:
+        log.warning(
+            "%d of %d clients changed their cluster in the last %d rounds: the clusters are not settled, and more "
+            "rounds may find others", moved, clients, SETTLED,
+        )  # fmt: skip
+
+
+def count_moved(before: Tensor, now: Tensor) -> int:
+    """How many clients have another cluster, once clusters are renamed so that they are as few as can be."""
+    if torch.equal(before, now):
+        return 0
+    from scipy.optimize import linear_sum_assignment  # seconds: not for every run
+
+    shared = torch.zeros(int(before.max()) + 1, int(now.max()) + 1, dtype=torch.long)
+    shared.index_put_((before, now), torch.ones_like(now), accumulate=True)
+    return len(now) - int(shared[linear_sum_assignment(shared.numpy(), maximize=True)].sum())
 
 
 def warn_if_stuck(method: Method[State], means: Sequence[tuple[int, float]]) -> None:

@@ -15,7 +15,14 @@ from kinfed.capabilities import FindsClusters
 from kinfed.data.population import Population
 from kinfed.engines import EngineSettings, make_federation
 from kinfed.errors import ConfigError
-from kinfed.experiment.doubts import say_if_tests_are_many, warn_if_outvoted, warn_if_short, warn_if_stuck
+from kinfed.experiment.doubts import (
+    SETTLED,
+    say_if_tests_are_many,
+    warn_if_outvoted,
+    warn_if_short,
+    warn_if_stuck,
+    warn_if_unsettled,
+)
 from kinfed.experiment.evaluation_settings import EVALUATION, Evaluation
 from kinfed.experiment.observers import Observer, RoundResult, Summary
 from kinfed.experiment.preconditions import check_experiment
@@ -109,6 +116,7 @@ class Experiment(Generic[State]):
         self.scores: Scores | None = None  # every client's, of the last evaluation
         self.final: dict[str, float] = {}  # metrics that are measured once, after the last round
         self.found: tuple[FoundClusters, dict[str, float]] | None = None  # the latest clusters and their metrics
+        self.recent: tuple[Tensor, ...] = ()  # the clusters after the latest rounds
         self.error: float | None = None  # standard error at the checkpoint that the run was resumed from
         self.saved: tuple[float, float] = (0.0, 0.0)  # seconds that the last checkpoint took, and when it was written
         self.drift: Tensor | None = None  # similarity of clients' images, where correlations are measured
@@ -287,6 +295,10 @@ class Experiment(Generic[State]):
         clusters = current_clusters(self.method, state, self.fed) if done < self.rounds else self._close(state)
         if done in (1, self.rounds) and clusters is not None:
             warn_if_outvoted(self.fed, clusters)
+        if clusters is not None and not self.fed.population.changes:
+            self.recent = (*self.recent[-SETTLED:], clusters)
+        if done == self.rounds:
+            warn_if_unsettled(self.recent)
         if self.fed.population.changes:
             self.drift_log = self.drift_log.note(self.fed, clusters, scores, self.metric.lower_is_better)
         return RoundResult(

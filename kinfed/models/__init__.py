@@ -65,6 +65,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "char_lstm_each": char_lstm_each,
 }
 IMAGES = "images [channels, height, width]"
+CHANNELS = (1, 3)  # of images
+LEAST = {  # sides of images
+    "leaf_cnn": 4, "flhc_cnn": 4, "vit": 4, "resnet9": 8, "lenet5": 16, "lenet5_dropout": 16, "repa_cnn": 16,
+}  # fmt: skip
 TOKEN_MODELS = ("char_cnn", "char_lstm", "char_lstm_each")
 TAKES = {"mlp_200": "", "linear": "", "har_cnn": "series [channels, length]"}
 TAKES |= dict.fromkeys(TOKEN_MODELS, "token ids [length]")
@@ -81,10 +85,25 @@ def make_model(name: str, shape: Sizes, classes: int, seed: int = 0, task: Learn
     build = look_up(name, MODELS, "model")
     wanted = TAKES.get(name, IMAGES)
     if wanted and len(shape) != wanted.count(",") + 1:
+        remedy = "give grey images as x[:, None], " if wanted == IMAGES and len(shape) == 2 else ""
         raise ConfigError(
-            f"model '{name}' is for {wanted}, got samples of shape {list(shape)}: take mlp_200, or a model of your own"
+            f"model '{name}' is for {wanted}, got samples of shape {list(shape)}: {remedy}take mlp_200, or a model of "
+            "your own"
+        )
+    if min(shape[1:], default=0) < LEAST.get(name, 0):
+        remedy = explain_layout(name, shape) or "take mlp_200, or a model of your own"
+        raise ConfigError(
+            f"model '{name}' needs image sides of at least {LEAST[name]}, got {shape[1]}x{shape[2]}: {remedy}"
         )
     return Model(partial(build, shape, classes), seed=seed, classes=classes, task=task or Classification())
+
+
+def explain_layout(name: str, shape: Sizes) -> str:
+    """What to do where samples look like images [height, width, channels], and the network wants others; else empty."""
+    if TAKES.get(name, IMAGES) != IMAGES or ":" in name or len(shape) != 3:
+        return ""
+    is_last = shape[2] in CHANNELS and shape[0] not in CHANNELS
+    return f"{list(shape)} looks like [height, width, channels], so give x.transpose(0, 3, 1, 2)" if is_last else ""
 
 
 def make_autoencoder(name: str, shape: Sizes, latent: int = 128, seed: int = 0) -> AutoEncoder:
@@ -134,9 +153,9 @@ def build_own(name: str, build: Callable[..., object], shape: Sizes, latent: int
 
 
 __all__ = [
-    "AUTOENCODERS", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork", "FixedGradient",
-    "Gradient", "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes", "SupervisedAutoEncoder",
-    "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes", "find_autoencoder",
-    "fix_weights", "from_module", "is_last_layer", "is_normalisation", "make_autoencoder", "make_mixture",
-    "make_model", "mix_models", "repa_ae", "repa_series",
+    "AUTOENCODERS", "LEAST", "MODELS", "TAKES", "TOKENS", "TOKEN_SHAPE", "AutoEncoder", "EncoderNetwork",
+    "FixedGradient", "Gradient", "GradientFn", "Model", "Network", "NetworkGradient", "Shape", "Sizes",
+    "SupervisedAutoEncoder", "choose_autoencoder", "count_tokens", "encoder_of", "encoder_shape", "encoder_shapes",
+    "explain_layout", "find_autoencoder", "fix_weights", "from_module", "is_last_layer", "is_normalisation",
+    "make_autoencoder", "make_mixture", "make_model", "mix_models", "repa_ae", "repa_series",
 ]  # fmt: skip

@@ -90,7 +90,7 @@ def measure_largest(forward: Forward, weights: Params, shape: torch.Size, dtype:
     x, _ = _probes(shape, dtype)
     try:
         with torch.random.fork_rng(devices=[]):
-            several, single = (_list_sizes(forward, weights, part) for part in (x, x[:1]))
+            several, single = (list_sizes(forward, weights, part) for part in (x, x[:1]))
     except REFUSALS:
         return 0
     if len(several) != len(single):
@@ -98,7 +98,7 @@ def measure_largest(forward: Forward, weights: Params, shape: torch.Size, dtype:
     return max((more - one) // (len(x) - 1) for more, one in zip(several, single, strict=True))
 
 
-def _list_sizes(forward: Forward, weights: Params, x: Tensor) -> list[int]:
+def list_sizes(forward: Forward, weights: Params, x: Tensor) -> list[int]:
     """Bytes of what each operation makes."""
     sizes = _Sizes()
     with sizes:

@@ -40,8 +40,6 @@ def flhc_cnn(shape: Shape, classes: int) -> nn.Module:
 def repa_cnn(shape: Shape, classes: int) -> nn.Module:
     """REPA's CNN for its clusters: as FL+HC's without padding (its authors' later code)."""
     channels, height, width = shape
-    if min(height, width) < 16:
-        raise ConfigError(f"repa_cnn needs image sides of at least 16, got {height}x{width}: use another model")
     flat = 64 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -53,7 +51,7 @@ def repa_cnn(shape: Shape, classes: int) -> nn.Module:
 def lenet5(shape: Shape, classes: int) -> nn.Module:
     """LeNet-5 for 1 or 3 channels (FLIS, FLT's CNN for CIFAR)."""
     channels, height, width = shape
-    flat = 16 * ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)
+    flat = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     return nn.Sequential(
         nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -184,12 +182,14 @@ def lenet5_dropout(shape: Shape, classes: int) -> nn.Module:
 
 def resnet9(shape: Shape, classes: int) -> nn.Module:
     """ResNet-9 with GroupNorm (FLIS on CIFAR-100)."""
+    channels, height, width = shape
+    last = height // 8 if height == width else (height // 8, width // 8)
     return nn.Sequential(
-        _block(shape[0], 64), _block(64, 128, pool=True),
+        _block(channels, 64), _block(64, 128, pool=True),
         Residual(nn.Sequential(_block(128, 128), _block(128, 128))),
         _block(128, 256, pool=True), _block(256, 512, pool=True),
         Residual(nn.Sequential(_block(512, 512), _block(512, 512))),
-        nn.MaxPool2d(shape[1] // 8), nn.Flatten(), nn.Linear(512, classes),
+        nn.MaxPool2d(last), nn.Flatten(), nn.Linear(512, classes),
     )  # fmt: skip
 
 

@@ -31,7 +31,13 @@ class KeptNumbers:
     def read(cls, path: Path) -> "KeptNumbers":
         """Those of a file; none where it is not there."""
         kept = cls()
-        for line in csv.DictReader(io.StringIO(path.read_text(encoding="utf-8") if path.exists() else "")):
+        table = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8") if path.exists() else ""))
+        if table.fieldnames and set(table.fieldnames) != set(FIELDS):  # other columns would be lost
+            raise FileError(
+                f"{path} holds no kept numbers: wanted the columns {', '.join(FIELDS)}, got "
+                f"{', '.join(table.fieldnames)}"
+            )
+        for line in table:
             try:
                 key = (line["table"], line["row"], line["column"], line["data"], line["settings"])
                 kept.cells.setdefault(key, {})[int(line["seed"])] = parse_numbers(line["numbers"])

@@ -13,10 +13,11 @@ from statistics import mean
 
 from kinfed.data import load
 from kinfed.errors import ConfigError, DataError, KinfedError
+from kinfed.files import begins_with, refuse_foreign
 from kinfed.progress import Display
 from kinfed.recipes import Cell, Outcome, Recipe, Wanted, cells_of, list_recipes, load_recipe, refuse_unknown, result_of
 from kinfed.recipes.costs import MACHINE
-from kinfed.recipes.figures import embed_figures, save_figures
+from kinfed.recipes.figures import embed_figures, list_files, save_figures
 from kinfed.recipes.kept import KeptNumbers
 from kinfed.recipes.outcome import NO_DATA, SECONDS, judge_numbers
 from kinfed.recipes.outcome_tables import (
@@ -38,7 +39,8 @@ from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
 from kinfed.runs.parallel import AtOnce, run_jobs
 
-WRITERS = {"md": as_markdown, "csv": as_csv, "json": as_json, "tex": as_latex}
+JSON_BEGINS = '{\n "title": '  # as_json's
+WRITERS = {"json": as_json, "md": as_markdown, "csv": as_csv, "tex": as_latex}  # the JSON says whose they are
 Planned = list[tuple[Recipe, list[Cell]]]
 
 
@@ -71,6 +73,7 @@ class Order:
 def reproduce(order: Order, display: Display) -> list[Outcome]:
     """Runs all wanted cells, writes and shows their tables; what has ended is not run again."""
     began, store = time.monotonic(), Store(order.folder)
+    refuse_other_files(order)
     kept = KeptNumbers.read(order.keep) if order.keep and not order.wanted.quick else KeptNumbers()
     planned = plan(order, kept, display)
     try:
@@ -96,6 +99,15 @@ def reproduce(order: Order, display: Display) -> list[Outcome]:
     if store.failed:
         raise KinfedError(f"{len(store.failed)} runs failed: {next(iter(store.failed.values()))}")
     return outcomes
+
+
+def refuse_other_files(order: Order) -> None:
+    """Raises where files have names of a table's and are not of an earlier run of it."""
+    for recipe in map(load_recipe, order.tables):
+        if not begins_with(order.folder / f"{recipe.name}.json", JSON_BEGINS):
+            figures = [ending for ending, _ in list_files(recipe)] if recipe.figure else []
+            endings = (*(f".{form}" for form in WRITERS), *figures)
+            refuse_foreign(order.folder, [f"{recipe.name}{ending}" for ending in endings], "the tables")
 
 
 def plan(order: Order, kept: KeptNumbers, display: Display) -> Planned:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
@@ -13,6 +13,7 @@ from kinfed.comparison import columns_for, headline, make_cell
 from kinfed.config import Table, to_toml
 from kinfed.config.assembly import OWN
 from kinfed.errors import ConfigError
+from kinfed.files import refuse_foreign
 from kinfed.registry import suggest
 from kinfed.report.diagnosis import find_all
 from kinfed.report.matrix_charts import plot_confusion, plot_distances, plot_labels, plot_relatedness
@@ -38,7 +39,8 @@ from kinfed.runs.logs import write_text
 from kinfed.runs.reader import Run
 
 log = logging.getLogger("kinfed")
-PAGE = "index.html"
+PAGE, FIGURES = "index.html", "figures"
+MOST_HEAD = 2**16  # characters of a page before the end of its title
 KINDS = ("png", "svg")
 ENOUGH = 20_000  # clients of all runs that are shown one by one; of more only each method's first seed is
 BYTES_CAPTION = "Bytes by task, mean over seeds; evaluation (evaluate) is no cost of the method"
@@ -96,25 +98,37 @@ def write_report(
     wanted: dict[str, Callable[[Sequence[Series]], str]] = {PAGE: make_page}
     wanted |= {"results.tex": latex_table} if latex else {}
     wanted |= {"results.md": markdown_table} if markdown else {}
+    charts = {f"{FIGURES}/{name}.{kind}": chart for name, chart in list_charts(series, figures) for kind in figures}
+    if not is_report(folder):
+        refuse_foreign(folder, [*wanted, *charts], "the report")
     texts = {name: make(series) for name, make in wanted.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         write_text(folder / name, text)
-    return [*(folder / name for name in wanted), *write_charts(series, folder / "figures", figures)]
+    draw_charts(charts, folder, figures)
+    return [folder / name for name in (*wanted, *charts)]
 
 
-def write_charts(series: Sequence[Series], folder: Path, kinds: Sequence[str]) -> list[Path]:
-    """Writes all charts of these series as files; of each series' first seed those of one run."""
-    if not kinds:
-        return []
-    log.info("drawing the charts as %s", " and ".join(kinds))
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, chart in all_charts(series):
-        for kind in kinds:
-            written.append(folder / f"{name}.{kind}")
-            chart.save(written[-1])
-    return written
+def is_report(folder: Path) -> bool:
+    """Whether the page in a folder is one of ours: its title says so."""
+    if not (folder / PAGE).is_file():
+        return False
+    with open(folder / PAGE, encoding="utf-8", errors="replace") as file:
+        return "kinfed report</title>" in file.read(MOST_HEAD)
+
+
+def draw_charts(charts: Mapping[str, Chart], folder: Path, kinds: Sequence[str]) -> None:
+    """Draws charts as files of these names in a folder."""
+    if kinds:
+        log.info("drawing the charts as %s", " and ".join(kinds))
+        (folder / FIGURES).mkdir(exist_ok=True)
+    for name, chart in charts.items():
+        chart.save(folder / name)
+
+
+def list_charts(series: Sequence[Series], kinds: Sequence[str]) -> list[tuple[str, Chart]]:
+    """The charts to be drawn as files, by name; of each series' first seed those of one run."""
+    return list(all_charts(series)) if kinds else []
 
 
 def all_charts(series: Sequence[Series]) -> Iterator[tuple[str, Chart]]:

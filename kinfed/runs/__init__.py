@@ -10,6 +10,7 @@ from kinfed.runs.lifecycle import (
     free_folder,
     hold,
     refuse_links,
+    refuse_unknown_files,
     resume,
     start,
 )
@@ -19,6 +20,7 @@ from kinfed.runs.writer import RunWriter, write_config
 
 __all__ = [
     "CHECKPOINT", "COMPARISON", "CONFIG", "CONFIGURED", "SUMMARY", "Given", "Interrupted", "Place", "Run", "RunWriter",
-    "can_resume", "conduct_held", "free_folder", "hold", "read_config", "read_runs", "refuse_links", "resume", "start",
+    "can_resume", "conduct_held", "free_folder", "hold", "read_config", "read_runs", "refuse_links",
+    "refuse_unknown_files", "resume", "start",
     "write_config",
 ]  # fmt: skip

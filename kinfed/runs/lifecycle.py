@@ -20,17 +20,19 @@ from kinfed.data.population import Population
 from kinfed.engines import NODES
 from kinfed.errors import CheckpointError, ConfigError, FileError, OutOfMemory
 from kinfed.experiment import Experiment
-from kinfed.files import clear_unfinished, lock
+from kinfed.files import begins_with, clear_unfinished, lock, refuse_foreign
 from kinfed.method import Method
 from kinfed.methods import title_of
 from kinfed.progress import Display, Watcher, forward_log
 from kinfed.registry import as_file
 from kinfed.runs.logs import (
     CHECKPOINT,
+    COMPARED,
     COMPARISON,
     CONFIG,
     FILES,
     STATUS,
+    STATUS_BEGINS,
     SUMMARY,
     SWEEP,
     TRACKED,
@@ -240,10 +242,10 @@ def make_folder(wanted: Path, force: bool, kind: str) -> Path:
     refuse_taken(wanted, force, kind)
     wanted.mkdir(parents=True, exist_ok=True)
     with hold(wanted):
-        for name in FILES:
-            (wanted / name).unlink(missing_ok=True)
         for inner in (NODES, *TRACKED):
             shutil.rmtree(wanted / inner, ignore_errors=True)
+        for name in reversed(FILES):  # last of all the config, which says whose they are
+            (wanted / name).unlink(missing_ok=True)
     return wanted
 
 
@@ -273,20 +275,24 @@ def refuse_taken(folder: Path, force: bool, kind: str) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another --out for the run's folder")
+    if kind == COMPARISON and not read_format(folder / COMPARISON):
+        refuse_foreign(folder, COMPARED, "the comparison")
     for name, held in ((COMPARISON, "comparison"), (SWEEP, "sweep")):
         if (folder / name).exists() and not (force and name == kind):
             raise ConfigError(f"{folder} already holds a {held}: choose another --out")
-    has_results = any((folder / name).exists() for name in ("rounds.csv", CHECKPOINT, SUMMARY))
-    removed = [name for name in (*FILES, NODES, *TRACKED) if name != STATUS and (folder / name).exists()]
-    if removed and not has_results and not read_format(folder / CONFIG):
-        raise ConfigError(
-            f"{folder} has {', '.join(removed)}, which no run wrote and a run would replace: choose another --out"
-        )
-    if has_results and not force:
+    refuse_unknown_files(folder)
+    if any((folder / name).exists() for name in ("rounds.csv", CHECKPOINT, SUMMARY)) and not force:
         raise ConfigError(
             f"{folder} already holds a run: go on with `{name_resume(folder)}`, choose another --out, "
             "or replace it with --force"
         )
+
+
+def refuse_unknown_files(folder: Path) -> None:
+    """Raises where files have names of a run's in a folder whose config no run wrote."""
+    if not read_format(folder / CONFIG):
+        is_waiting = begins_with(folder / STATUS, STATUS_BEGINS)  # a deployed run that has not begun
+        refuse_foreign(folder, [n for n in (*FILES, NODES, *TRACKED) if n != STATUS or not is_waiting], "the run")
 
 
 def free_folder(stem: Path) -> Path:

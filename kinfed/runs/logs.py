@@ -16,7 +16,9 @@ from kinfed.files import quote, reason_of, write_bytes
 Cell = str | int | float | None
 CONFIG, CHECKPOINT, SUMMARY = "config.toml", "checkpoint.safetensors", "summary.json"
 COMPARISON, SWEEP = "compare.toml", "sweep.toml"
+COMPARED = (COMPARISON, "compare.csv", "compare.md", "runs.csv", "pairs.csv")  # what a comparison writes
 STATUS = "status.json"  # of a deployed run, also before it begins
+STATUS_BEGINS = '{\n "state": "'
 TASK = "task.json"  # the main metric and the names of the classes, where they are not plain
 METRICS = (
     "accuracy", "variance", "worst_decile", "at_target", "accuracy_adapted", "accuracy_unseen",

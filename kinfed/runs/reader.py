@@ -17,7 +17,8 @@ from kinfed.data.population import MOST_CLASSES
 from kinfed.errors import CheckpointError, FileError, KinfedError
 from kinfed.experiment import Summary
 from kinfed.files import Arrays, read_arrays, refuse_device, refuse_large
-from kinfed.quality import ACCURACY, Metric
+from kinfed.quality import ACCURACY, MEASURED, Metric
+from kinfed.ranges import SLACK
 from kinfed.registry import refuse_code
 from kinfed.runs.array_checks import FITS
 from kinfed.runs.logs import (
@@ -29,6 +30,7 @@ from kinfed.runs.logs import (
     SWEEP,
     TASK,
     client_columns,
+    metrics_of,
     name_resume,
     read_format,
     whole_lines,
@@ -36,14 +38,18 @@ from kinfed.runs.logs import (
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
+LARGEST = 1e100  # score: those of models that diverged are far below
+SHARES = ("at_target", "nmi", "purity", "clustering_accuracy")  # columns within 0..1
+ROUNDING = 2 * SLACK  # of shares that nodes sent
 ABSURD = 10**7  # clients, rounds or samples of one: no run has as many
 MOST = 2**63  # of a whole number of a summary
 BYTES = ("bytes_down", "bytes_up")  # every run counts them
 TEXT = ("role", "task")  # columns that are not numbers
-PARTS = {
-    CONFIG: "method", "clusters.csv": "clusters", "clients.csv": "roles", "labels.csv": "labels",
-    "ledger.csv": "ledger",    "timing.csv": "seconds", SUMMARY: "summary",
-}  # fmt: skip
+PARTS = (
+    (CONFIG, "method"), ("clusters.csv", "clusters"), ("clients.csv", "roles"), ("clients.csv", "true_clusters"),
+    ("labels.csv", "labels"), ("ledger.csv", "ledger"), ("ledger_clients.csv", "client_ledger"),
+    ("timing.csv", "timing"), (SUMMARY, "summary"),
+)  # fmt: skip
 TRAINS = ("trains", "late", "leaves")  # roles whose scores the means are of; not "too late"
 
 
@@ -66,6 +72,22 @@ class Columns:
         if len(found) and not (least <= found.min() and found.max() < ABSURD and (found % 1 == 0).all()):
             raise ValueError(f"{name} must be whole numbers from {least} on, got {found.min():g}..{found.max():g}")
         return found.astype(np.int64)
+
+    def check_amounts(self, *names: str) -> None:
+        """Raises ValueError for a column of bytes, seconds or samples that is not finite, or below 0."""
+        for name in names:
+            found = self.numbers[name]
+            if len(found) and not (found.min() >= 0 and found.max() < MOST):
+                raise ValueError(f"{name} must be numbers from 0 on, got {found.min():g}..{found.max():g}")
+
+    def check_scores(self, metric: Metric) -> None:
+        """Raises ValueError for a number that no run measures: an infinite one, or a share below 0 or above 1."""
+        shares = metrics_of(metric.name) if metric.name in MEASURED and metric.unit == "%" else ()
+        for name, column in self.numbers.items():
+            is_share = name in SHARES or (name in shares and name.startswith(metric.name))
+            low, high = (0.0, 1.0) if is_share else (-LARGEST, LARGEST)
+            for value in column[(column < low - ROUNDING) | (column > high + ROUNDING)]:
+                raise ValueError(f"{name} must be within {low:g}..{high:g}, got {value:g}")
 
 
 @dataclass(frozen=True)
@@ -117,6 +139,12 @@ class Run:
         table = columns(whole_lines(self.path / "rounds.csv"), ("round", self.metric.name))
         if len(table) and (np.diff(table.whole("round", 0)) <= 0).any():
             raise ValueError("its rounds must grow from row to row")
+        counted = [name for name in BYTES if name in table.numbers]
+        table.check_amounts(*counted)
+        for name in counted:
+            if (np.diff(table[name]) < 0).any():
+                raise ValueError(f"{name} counts all bytes so far, and must not fall")
+        table.check_scores(self.metric)
         return table
 
     @cached_property
@@ -169,7 +197,10 @@ class Run:
         lines = whole_lines(self.path / "clients.csv")
         last = lines[-1].split(",", 1)[0] + "," if len(lines) > 1 else ""
         first = next((i for i in range(len(lines) - 1, 0, -1) if not lines[i].startswith(last)), 0) + 1
-        return columns([*lines[:1], *lines[first:]], client_columns(self.metric.name))
+        table = columns([*lines[:1], *lines[first:]], client_columns(self.metric.name))
+        table.check_amounts(*("test_samples",) * bool(lines))
+        table.check_scores(self.metric)
+        return table
 
     @cached_property
     def clusters(self) -> list[tuple[int, Whole]]:
@@ -179,9 +210,11 @@ class Run:
             return []
         rounds, found = table.whole("round"), table.whole("cluster")
         starts = np.flatnonzero(np.diff(rounds, prepend=-1))
-        parts = np.split(found, starts[1:])
+        parts, clients = np.split(found, starts[1:]), table.whole("client", 0)
         if len({len(part) for part in parts}) > 1:
             raise ValueError("rounds differ in how many clients they have")
+        if (clients != np.tile(np.arange(len(parts[0])), len(parts))).any():
+            raise ValueError("the clients of a round must be 0, 1, …")
         return [(int(rounds[at]), part) for at, part in zip(starts, parts, strict=True)]
 
     @cached_property
@@ -194,28 +227,49 @@ class Run:
         if label.max() >= MOST_CLASSES:
             raise ValueError(f"label {label.max()} is beyond the most classes, {MOST_CLASSES}")
         held = np.zeros((max(self.count, int(client.max()) + 1), int(label.max()) + 1), dtype=np.int64)
-        held[client, label] = table.whole("samples")
+        held[client, label] = table.whole("samples", 0)
         return held
 
     @cached_property
     def ledger(self) -> Columns:
         """Bytes by round and task."""
-        return columns(whole_lines(self.path / "ledger.csv"))
+        table = columns(whole_lines(self.path / "ledger.csv"), ("round", "task", "clients", *BYTES))
+        if len(table):
+            self._check_last_round(table)
+            table.check_amounts("clients", *BYTES)
+        return table
+
+    @cached_property
+    def client_ledger(self) -> Columns:
+        """Bytes by task and client."""
+        table = columns(whole_lines(self.path / "ledger_clients.csv"), ("task", "client", *BYTES))
+        if len(table):
+            table.whole("client", 0)
+            table.check_amounts(*BYTES)
+        return table
+
+    @cached_property
+    def timing(self) -> Columns:
+        """Seconds without evaluation by round; of the clients' tasks, unless an earlier version wrote it."""
+        table = columns(whole_lines(self.path / "timing.csv"), ("round", "seconds"))
+        if len(table) and (np.diff(self._check_last_round(table)) <= 0).any():
+            raise ValueError("its rounds must grow from row to row")
+        table.check_amounts(*(name for name in ("seconds", "clients") if name in table.numbers))
+        return table
 
     @cached_property
     def seconds(self) -> float:
         """How long it took, without evaluation."""
-        table = columns(whole_lines(self.path / "timing.csv"))
-        return float(table["seconds"].sum()) if len(table) else 0.0
+        return float(self.timing["seconds"].sum()) if len(self.timing) else 0.0
 
     def seconds_until(self, round: int) -> float:
         """How long it took to the end of this round, without evaluation."""
-        table = columns(whole_lines(self.path / "timing.csv"))
+        table = self.timing
         return float(table["seconds"][table["round"] <= round].sum()) if len(table) else 0.0
 
     def server_seconds_until(self, round: int) -> float | None:
         """How much of that the server's own work took; None of a run that an earlier version wrote."""
-        table = columns(whole_lines(self.path / "timing.csv"))
+        table = self.timing
         if not len(table) or "clients" not in table.numbers:
             return None
         return float((table["seconds"] - table["clients"])[table["round"] <= round].sum())
@@ -230,6 +284,8 @@ class Run:
                 raise CheckpointError(f"{self.path / SUMMARY} is damaged: {name} must be a number, or null")
             for name in [name for name, v in found.items() if isinstance(v, int) and abs(v) > MOST]:
                 raise CheckpointError(f"{self.path / SUMMARY} is damaged: {name} is beyond {MOST:.0e}")
+            for name in [name for name in BYTES if not 0 <= (found[name] or 0) < MOST]:
+                raise CheckpointError(f"{self.path / SUMMARY} is damaged: {name} must be from 0 on, got {found[name]}")
             return found
         last = int(np.flatnonzero(~np.isnan(self.main))[-1])
         numbers = {name: float(column[last]) for name, column in self.rounds.numbers.items() if name != "round"}
@@ -264,6 +320,8 @@ class Run:
     def count(self) -> int:
         """How many clients there are."""
         scored = int(self.clients.whole("client", 0).max()) + 1 if len(self.clients) else 0
+        if self.clusters and scored > len(self.clusters[-1][1]):
+            raise ValueError(f"client {scored - 1} is not in clusters.csv")
         return max(scored, len(self.clusters[-1][1]) if self.clusters else 0)
 
     @cached_property
@@ -306,6 +364,7 @@ class Run:
         path, names = self.path / "clients.csv", ("round", "client", self.metric.name, "loss")
         try:
             table = columns(whole_lines(path), names, names)
+            table.check_scores(self.metric)
             rounds, at = np.unique(table.whole("round"), return_inverse=True)
             clients = table.whole("client", 0)
             values = np.full((2, len(rounds), max(self.count, int(clients.max(initial=-1)) + 1)), np.nan)
@@ -329,6 +388,13 @@ class Run:
             return arrays
         except (FileError, KeyError) as error:
             raise CheckpointError(f"{path} is damaged or incomplete: {error}") from None
+
+    def _check_last_round(self, table: Columns) -> Whole:
+        """The rounds of a table; ValueError where the run that has ended had no such round."""
+        found = table.whole("round", 0)
+        if self.has_ended and len(self.rounds) and found.max() > self.rounds["round"][-1]:
+            raise ValueError(f"round {found.max()} is not in rounds.csv")
+        return found
 
     def _by_client(self, name: str) -> Whole | None:
         every = np.full(self.count, -1, dtype=np.int64)
@@ -418,9 +484,15 @@ def check_run(path: Path) -> Run:
     if not len(run.rounds) or np.isnan(run.main).all():
         remedy = "its rounds.csv is lost" if run.has_ended else f"wait, or go on with `{name_resume(path)}`"
         raise CheckpointError(f"{path} has no evaluated round yet: {remedy}")
-    for file, part in PARTS.items():
-        read_part(run, file, part)
+    check_parts(run)
     return run
+
+
+def check_parts(run: Run) -> None:
+    """Reads the parts of a run that has rounds; raises for the first whose file is missing or damaged."""
+    for file, part in PARTS:
+        if file != SUMMARY or run.has_ended:
+            read_part(run, file, part)
 
 
 def read_part(run: Run, file: str, part: str) -> None:

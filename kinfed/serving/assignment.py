@@ -1,6 +1,7 @@
 """An unseen client is assigned and served: by the method's own rules, with no other client there."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from kinfed.client_tasks import find_client_model, score
 from kinfed.data.arrays import Array, SampleKind
 from kinfed.data.population import NO_SAMPLES, Population, Role
 from kinfed.engines.sequential import Sequential, make_client, unpack_offer
-from kinfed.errors import ConfigError, DataError
-from kinfed.files import save_tensors
+from kinfed.errors import ConfigError, DataError, FileError
+from kinfed.files import SEAL, begins_with, read_metadata, refuse_foreign, save_tensors
 from kinfed.keys import base_key, fold, seed_generators
 from kinfed.method import Method
 from kinfed.models import Model
@@ -24,6 +25,7 @@ from kinfed.targets import forget_targets, is_known
 
 LabelledSamples = tuple[Tensor, Tensor]  # x and y
 MODEL, ASSIGNMENT = "model.safetensors", "assignment.json"
+ASSIGNMENT_BEGINS = '{\n "cluster": '
 BATCH = 256  # samples
 
 
@@ -109,7 +111,7 @@ class UnseenClientFederation(Sequential):
         super().__init__(method, population, seed=method.model.seed)
         self.roles = (*(Role(),) * len(sizes), unseen)
         self.known_sizes = torch.cat([sizes, torch.tensor([len(mine)])])
-        self.is_over = True
+        self.is_over = self.in_vain = True  # what cannot be used is an error of its own, no matter of training
 
     @property
     def sizes(self) -> Tensor:
@@ -120,7 +122,11 @@ class UnseenClientFederation(Sequential):
         method, unseen = self.method, torch.tensor([self.count - 1])
         state = method.admit(state, unseen, self)
         if self.rejected:
-            raise DataError("the method cannot assign this client: what it computes of its samples is not finite")
+            largest = float(self.population.x[self.population.train[int(unseen)]].abs().max())
+            raise DataError(
+                "the method cannot assign this client: what it computes of its samples, of up to "
+                f"{largest:.2g}, is not finite; give samples in the units of training"
+            )
         client = self.make_client(unseen)
         params = self.personalise(method, client, state, unseen)
         clusters = method.cluster_assignment(state) if isinstance(method, FindsClusters) else None
@@ -170,9 +176,22 @@ class OutputFolder:
     folder: Path
     force: bool = False
 
-    def check(self, name: str) -> None:
-        """Raises if there is such a file already, and it must not be replaced."""
+    def check(self, name: str, begins: str, others: Sequence[str], what: str) -> None:
+        """Raises if there is such a file already and it must not be replaced, or others are there without it.
+
+        It `begins` so where kinfed wrote it; with --force such a folder is written anew, and no other one.
+        """
         if self.folder.exists() and not self.folder.is_dir():
             raise ConfigError(f"{self.folder} is a file; choose another folder")
-        if (self.folder / name).exists() and not self.force:
+        is_own = begins_with(self.folder / name, begins)
+        if is_own and not self.force:
             raise ConfigError(f"{self.folder / name} is there already: choose another folder, or use --force")
+        if not is_own:
+            refuse_foreign(self.folder, [name, *(each for each in others if not self.has_sealed(each))], what)
+
+    def has_sealed(self, name: str) -> bool:
+        """Whether a file of tensors has kinfed's digest, as one that an interrupted command left."""
+        try:
+            return name.endswith(".safetensors") and SEAL in read_metadata(self.folder / name)
+        except (FileError, FileNotFoundError):
+            return False

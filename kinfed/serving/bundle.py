@@ -7,10 +7,11 @@ JSON names that of the tensors.
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from kinfed.capabilities import FindsClusters, reason_for_labels
 from kinfed.checkpoint import MALFORMED, Tree, state_of, take_apart
-from kinfed.config import Config, Table, read
+from kinfed.config import Config, Table, flatten, read
 from kinfed.config.assembly import make_method, model_for
 from kinfed.data.arrays import Array, SampleKind
 from kinfed.engines.sequential import unpack_offer
@@ -37,7 +38,8 @@ from kinfed.files import (
     write_bytes,
 )
 from kinfed.method import Method
-from kinfed.models import MODELS, make_model
+from kinfed.models import MODELS, encoder_shape, make_model
+from kinfed.models.module_checks import list_sizes
 from kinfed.params import NOTHING, Params, model_in, select
 from kinfed.registry import refuse_code
 from kinfed.serving.assignment import Assignment, UnseenClientFederation
@@ -45,6 +47,7 @@ from kinfed.targets import forget_targets, is_known, require_targets
 
 FORMAT = 3
 JSON, TENSORS = "bundle.json", "bundle.safetensors"
+BEGINS = '{\n "format": '  # bundle.json
 CONFIG = ("method", "model", "seed", "task", "inputs", "training")  # and the method's own settings
 MOST = 10_000  # of whatever a setting counts: epochs, steps, clusters, dimensions
 ROUNDS = (  # when something happens
@@ -57,8 +60,22 @@ ROUNDS = (  # when something happens
     "step_rounds",
     "warm_rounds",
 )
-HARMLESS = ("seed", "batch_size", "tuning_batch_size", "samples", "schedule_rounds", "warm_up", *ROUNDS)  # of any size
-MOST_WEIGHTS = 2**28  # of a built-in network
+HARMLESS = (
+    "seed",
+    "batch_size",
+    "tuning_batch_size",
+    "samples",
+    "schedule_rounds",
+    "tuning_decay_epochs",
+    "warm_up",
+    *ROUNDS,
+)  # of any size
+MOST_EPOCHS = 1_000
+MOST_A_SAMPLE = 100  # steps of training for each sample of a client
+MOST_WEIGHTS = 2**26  # of a built-in network of which the bundle does not hold a quarter
+MOST_TOKENS = 2**16  # of a sample
+MOST_ACTIVATIONS = 2**25  # bytes of its largest output for a sample
+TRUST = "if you trust its maker, use --trust"
 
 
 @dataclass(frozen=True)
@@ -159,7 +176,8 @@ def load(folder: str | Path, trust: bool = False) -> Bundle:
                 check_counts(table["config"])
             config, kind = read(cast("Table", table["config"])), SampleKind.read(table["samples"])
             if not trust:
-                check_weights(config, kind)
+                check_epochs(config)
+                check_size(config, kind, sum(tensor.numel() for tensor in tensors.values()))
             check_server_samples(tensors["server_samples"], kind)
             method = method_of(config, kind)
             state = state_of(method, cast(Tree, table["state"]), tensors)
@@ -181,21 +199,46 @@ def check_counts(settings: object, key: str = "") -> None:
         for value in settings:
             check_counts(value, key)
     elif isinstance(settings, int) and settings > MOST and name not in HARMLESS:
-        raise BundleError(f"{key} is {settings:,}, at most {MOST:,} is allowed; if you trust its maker, use --trust")
+        raise BundleError(f"{key} is {settings:,}, at most {MOST:,} is allowed; {TRUST}")
 
 
-def check_weights(config: Config, kind: SampleKind) -> None:
-    """Raise BundleError where samples are so large that the built-in network for them would fill memory."""
+def check_epochs(config: Config) -> None:
+    """Raise BundleError for the first setting by which a client would train for hours."""
+    batch = config.training.batch_size
+    most = min(MOST_EPOCHS, MOST_A_SAMPLE * batch)
+    for key, value in flatten(config.resolve()).items():
+        name, is_own = key.rpartition(".")[2], key.startswith(("training.", f"methods.{config.method}."))
+        if not is_own or not name.endswith("epochs") or name in HARMLESS or ".pretraining." in key:
+            continue
+        if isinstance(value, int) and value > most:
+            raise BundleError(
+                f"{key} is {value:,}, at most {most:,} are allowed with {batch} samples in a batch: a client would "
+                f"train for long; {TRUST}"
+            )
+
+
+def check_size(config: Config, kind: SampleKind, held: int) -> None:
+    """Raise BundleError where networks for samples of this shape fill memory; the bundle holds so many numbers."""
+    x, most = kind.nothing(), max(MOST_WEIGHTS, 4 * held)
+    latent = flatten(config.resolve()).get(f"methods.{config.method}.signature.latent")
+    if isinstance(latent, int):
+        refuse_more(f"an encoder to {latent} numbers", prod(encoder_shape(x)) * latent, "weights", most)
+    if x.dtype == torch.int64:
+        refuse_more("a sample", prod(kind.shape), "token ids", MOST_TOKENS)
     if config.model not in MODELS:
         return
-    with torch.device("meta"):
-        network = make_model(config.model, kind.shape, kind.classes, task=config.task).build()
-    weights = sum(weight.numel() for weight in network.parameters())
-    if weights > MOST_WEIGHTS:
-        raise BundleError(
-            f"model {config.model} for samples of shape {list(kind.shape)} and {kind.classes} classes has {weights:,} "
-            f"weights, at most {MOST_WEIGHTS:,} are allowed; if you trust its maker, use --trust"
-        )
+    with torch.device("meta"), torch.no_grad(), suppress(RuntimeError):  # of networks that do not take such samples
+        network = make_model(config.model, kind.shape, kind.classes, task=config.task).build().eval()
+        what = f"model {config.model} for samples of shape {list(kind.shape)} and {kind.classes} classes"
+        refuse_more(what, sum(weight.numel() for weight in network.parameters()), "weights", most)
+        one = torch.zeros(1, *kind.shape, dtype=x.dtype if x.dtype == torch.int64 else torch.float32)
+        refuse_more(what, max(list_sizes(lambda _, x: network(x), {}, one)), "bytes in an output", MOST_ACTIVATIONS)
+
+
+def refuse_more(what: str, number: int, kind: str, most: int) -> None:
+    """Raise BundleError where something has more than is allowed."""
+    if number > most:
+        raise BundleError(f"{what} has {number:,} {kind}, at most {most:,} are allowed; {TRUST}")
 
 
 def check_server_samples(samples: Tensor, kind: SampleKind) -> None:

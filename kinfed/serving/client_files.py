@@ -12,9 +12,9 @@ from kinfed.deployment.node_data import FileForm, load_alike, load_samples
 from kinfed.errors import DataError
 from kinfed.learning_tasks import LearningTask
 from kinfed.runs.logs import as_csv, write_text
-from kinfed.serving.assignment import ASSIGNMENT, MODEL, Assignment, OutputFolder
+from kinfed.serving.assignment import ASSIGNMENT, ASSIGNMENT_BEGINS, MODEL, Assignment, OutputFolder
 from kinfed.serving.bundle import Bundle, load
-from kinfed.serving.model_formats import SUFFIXES, require_format, write_card, write_model
+from kinfed.serving.model_formats import CARD, SUFFIXES, require_format, write_card, write_model
 
 PREDICTIONS = "predictions.csv"
 HEADER = ("sample", "class", "probability")
@@ -30,9 +30,10 @@ def assign_client(
     With `strict`, raises DataError for a client that fits no cluster, and writes nothing. `form` is another format to
     write the model in.
     """
-    target.check(ASSIGNMENT)
     if form:
         require_format(form)
+    others = (PREDICTIONS,) * bool(predict) + ((f"model{SUFFIXES[form]}", CARD) if form else ())
+    target.check(ASSIGNMENT, ASSIGNMENT_BEGINS, (MODEL, *others), "the model")
     bundle = load(bundle_folder, trust)
     names = tuple(map(str, cast("list[str]", bundle.about.get("class_names", []))))
     table = build(Table, cast("dict[str, object]", bundle.about.get("table", {})), "table")

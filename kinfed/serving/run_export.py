@@ -24,7 +24,7 @@ from kinfed.runs.logs import CHECKPOINT, COMPARISON, CONFIG, name_resume
 from kinfed.runs.reader import Run, read_config
 from kinfed.runs.writer import refuse_incomplete
 from kinfed.serving.assignment import OutputFolder
-from kinfed.serving.bundle import JSON, TENSORS, Bundle, method_of
+from kinfed.serving.bundle import BEGINS, JSON, TENSORS, Bundle, method_of
 from kinfed.serving.model_formats import CARD, SUFFIXES, list_preprocessing, require_format, write_card, write_model
 
 MODELS = "models"  # in a bundle's folder, for other programs
@@ -34,9 +34,11 @@ def export_run(
     run: Path, target: OutputFolder, population: Population | None = None, trust: bool = False, form: str = ""
 ) -> Iterator[str]:
     """Writes the bundle of a run, and its models in another format where one is named; says what is in it."""
-    target.check(JSON)
     if form:
         require_format(form)
+    there = [path.name for path in (target.folder / MODELS).glob(f"*{SUFFIXES[form]}")] if form else []
+    others = [f"{MODELS}/{name}" for name in (*there, CARD)] if form else []
+    target.check(JSON, BEGINS, (TENSORS, *others), "the bundle")
     bundle = export(run, population, trust)
     models = bundle.list_models() if form else {}
     bundle.save(target.folder)

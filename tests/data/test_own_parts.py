@@ -125,7 +125,7 @@ def test_a_part_that_cannot_be_used_is_one_line(setting, message):
         ("data.name=my_parts:NUMBER", "dataset 'my_parts:NUMBER' must be callable, got a int"),
         ("data.name=my_parts:nothing", "dataset 'my_parts:nothing' cannot be imported"),
         ("data.name=my_parts:three", "dataset 'my_parts:three' must return a kinfed.data.Dataset, got a int"),
-        ("data.options.size=3", "data.options of 'my_parts:make': got an unexpected keyword argument 'size'"),
+        ("data.options.counts=3", "data.options of 'my_parts:make': unknown option 'counts': did you mean 'count'?"),
         ("partition.name=my_parts:Wrong", "a partition must return a kinfed.data.Split, got a int"),
         ("shift.name=my_parts:Wrong", "a shift must return a kinfed.data.Population, got a int"),
     ],
@@ -137,5 +137,5 @@ def test_a_part_that_returns_something_else_is_one_line(setting, message):
 
 
 def test_options_of_a_named_dataset_are_refused():
-    with pytest.raises(ConfigError, match=r"data\.options are for datasets of your own"):
+    with pytest.raises(ConfigError, match=r"data\.options\.count: 'digits' has no options; tables, folders"):
         make_population(load_config(None, ["data.options.count=3"]))

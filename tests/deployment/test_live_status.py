@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import Error, Message
 from typer.testing import CliRunner
 
 from kinfed.cli import app
@@ -150,3 +151,21 @@ def test_a_port_that_is_taken_or_is_none_is_an_error_in_one_line(tmp_path):
         for port in (server.server_port, 99999, -1):
             result = CliRunner().invoke(app, ["deploy", "status", str(tmp_path), "--serve", str(port)])
             assert result.exit_code == 2 and len(result.output.splitlines()) == 1 and str(port) in result.output
+
+
+def test_the_last_error_of_a_client_goes_once_it_replies_again(folders):  # noqa: F811
+    seen = []
+
+    def fail_once(request, reply):
+        config = read_config(request)
+        if config.get("task") != "train":
+            return [reply]
+        if config["client"] == 0:
+            seen.append(read_status(folders / "run").clients[2].problem)
+        is_first = config["client"] == 2 and config["round"] == 0
+        return [Message(Error(0, "out of memory"), reply_to=request) if is_first else reply]
+
+    serve(federation(folders, CONFIG, tamper=fail_once), folders / "run", CONFIG)
+    status = read_status(folders / "run")
+    assert seen[0] == "" and "failed at 'train'" in status.problems[0].text and status.problems[0].node == "clinic-2"
+    assert status.clients[2].problem == "" and status.clients[2].missed == 0

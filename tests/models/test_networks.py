@@ -1,10 +1,15 @@
+import re
+
 import pytest
 import torch
 from torch.testing import assert_close
 
+from kinfed.config import load_config
+from kinfed.config.assembly import model_for
+from kinfed.data import OwnSettings, from_arrays
 from kinfed.errors import ConfigError, ModelError
 from kinfed.learning_tasks import NextToken
-from kinfed.models import MODELS, TAKES, TOKEN_SHAPE, count_tokens, make_autoencoder, make_model
+from kinfed.models import LEAST, MODELS, TAKES, TOKEN_SHAPE, count_tokens, make_autoencoder, make_model
 from kinfed.models.autoencoders import Tiles, Windows
 from kinfed.models.networks import SeriesConv
 
@@ -191,3 +196,44 @@ def test_samples_that_are_no_images_are_for_the_plain_network_alone():
     make_model("mlp_200", (9,), 2).check(torch.rand(2, 9))
     with pytest.raises(ConfigError, match=r"'lenet5' is for images .* got samples of shape \[9\]: take mlp_200"):
         make_model("lenet5", (9,), 2)
+
+
+@pytest.mark.parametrize(("name", "least"), LEAST.items())
+def test_image_networks_take_all_sides_from_their_least_on_and_no_smaller_ones(name: str, least: int):
+    sides = [least, least + 4, least + 8] if name == "vit" else [least, least + 1, least + 2, least + 3, 2 * least]
+    for side in sides:
+        make_model(name, (1, side, sides[-1]), 3).check(torch.rand(2, 1, side, sides[-1]))
+    with pytest.raises(
+        ConfigError, match=rf"'{name}' needs image sides of at least {least}, got \d+x{least - 1}: take"
+    ):
+        make_model(name, (1, 2 * least, least - 1), 3)
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3)])
+def test_images_with_channels_last_are_told_to_be_transposed(shape: tuple[int, ...], caplog: pytest.LogCaptureFixture):
+    said = r"looks like \[height, width, channels\], so give x\.transpose\(0, 3, 1, 2\)"
+    for name in LEAST:
+        with pytest.raises(ConfigError, match=said):
+            make_model(name, shape, 3)
+    x = torch.rand(20, *shape)
+    samples = from_arrays(x, torch.arange(20) % 2, [0] * 10 + [1] * 10)
+    model_for(load_config(None, ["model=resnet18"]), samples)
+    assert re.search(said, caplog.text)
+    caplog.clear()
+    model_for(load_config(None, ["model=mlp_200"]), samples)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("model", ["char_cnn", "char_lstm", "mlp_200", "linear"])
+def test_token_ids_and_numbers_are_told_apart_in_kinfeds_words(model: str):
+    x, y, owner = torch.arange(100).view(20, 5) % 7, torch.arange(20) % 2, [0] * 10 + [1] * 10
+    wants_tokens = model.startswith("char")
+    samples = from_arrays(x, y, owner, OwnSettings(tokens=not wants_tokens, classes=7))
+    got, wanted = ("numbers", "token ids") if wants_tokens else ("token ids", "numbers")
+    with pytest.raises(ConfigError, match=f"model '{model}' is for {wanted}, and samples are 5 {got}: take "):
+        model_for(load_config(None, [f"model={model}"]), samples)
+
+
+def test_grey_images_without_an_axis_of_channels_are_told_to_get_one():
+    with pytest.raises(ConfigError, match=r"got samples of shape \[28, 28\]: give grey images as x\[:, None\], take"):
+        make_model("leaf_cnn", (28, 28), 2)

@@ -15,7 +15,7 @@ import kinfed.report
 from kinfed import report
 from kinfed.errors import ConfigError
 from kinfed.report.method_charts import HEIGHT, LINE, round_axis, span_of, spread_apart
-from kinfed.report.page import all_charts, write_charts
+from kinfed.report.page import all_charts, write_report
 from kinfed.report.vega import CLUSTER_COLOURS, COLOURS, PADDING, THEMES, VERSION, WIDER, load_renderer
 from kinfed.runs.writer import write_confusions
 from tests.report.folders import MadeUp, write_run, write_sweep
@@ -186,7 +186,7 @@ def test_a_run_without_the_data_says_what_it_lacks(folder: Path):
 
 
 def test_charts_are_written_as_files_for_what_there_is(folder: Path, tmp_path: Path):
-    written = write_charts(report.gather([folder / "fedavg"]), tmp_path / "figures", ["png", "svg"])
+    _, *written = write_report([folder / "fedavg"], tmp_path, ["png", "svg"])
     names = {path.name for path in written}
     assert {"convergence-accuracy.png", "cost.svg", "accuracies.svg", "labels-fedavg-seed0.png"} <= names
     assert not [name for name in names if name.startswith(("dendrogram", "signatures", "membership"))]

@@ -144,3 +144,12 @@ def test_a_client_with_some_labels_is_refused_and_so_are_test_samples_without(ru
 def test_folders_are_paths_or_text(runs, tmp_path):
     export(str(runs("flt"))).save(str(tmp_path / "bundle"))
     assert load(str(tmp_path / "bundle")).config.method == "flt"
+
+
+def test_samples_too_large_to_be_assigned_by_are_told_so_and_nothing_of_training(runs, caplog):
+    bundle = export(runs("flt"))
+    bundle = replace(bundle, kind=replace(bundle.kind, dtype="float32"), server_samples=bundle.server_samples.float())
+    huge = torch.full((5, *bundle.kind.shape), 1e38)
+    with pytest.raises(DataError, match=r"its samples, of up to 1e\+38, is not finite; give samples in the un"):
+        bundle.assign(huge)
+    assert "training.lr" not in caplog.text

@@ -99,6 +99,7 @@ class NetworkFederation(Federation):
         self.nodes: dict[int, int] = {}  # client -> node
         self.enrolling: dict[str, int] = {}  # id of an enrolment message without a reply -> node
         self.refused: dict[int, tuple[int, float]] = {}  # node -> how often it could not enrol, when it is asked again
+        self.failing: dict[str, str] = {}  # what went wrong last with a node that has not replied since
         self.problems: list[Problem] = []  # each logged once, the latest last
         self.on_change: Callable[[], None] = ignore_change  # called whenever nodes, tasks or problems may have changed
         self.task = ("", 0, 0)  # the one that is going on: its name, clients asked, clients that replied
@@ -196,6 +197,7 @@ class NetworkFederation(Federation):
 
     def _report(self, node: str, text: str) -> None:
         """Logs what went wrong with a node, once; no node can fill the log."""
+        self.failing[node] = text
         known = {problem.text for problem in self.problems if problem.node == node}
         if text not in known and len(known) < MOST_OF_ONE:
             self.problems.append(Problem(now_text(), node, text))
@@ -286,6 +288,8 @@ class NetworkFederation(Federation):
 
     def _update_rests(self, name: str, replies: ReplyCollector) -> None:
         """Leaves silent clients out of the next tasks, the more of them the longer they are silent."""
+        for client in replies.accepted:
+            self.failing.pop(self.name_client(client), None)
         for client in replies.accepted.keys() & self.misses.keys():
             LOG.info("%s replies again", self.name_client(client))
             del self.misses[client]
