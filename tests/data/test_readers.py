@@ -216,7 +216,7 @@ def test_lists_of_whole_numbers_are_token_ids_or_numbers(tmp_path):
     shown = [*options, "data.options.tokens=false", "task.name=regression"]
     numbers = make_population(load_config(None, shown))
     assert numbers.x.dtype == torch.float32 and numbers.y.dtype == torch.float32 and numbers.classes == 2
-    with pytest.raises(ModelError, match=r"token ids .take char_cnn.*data.options.tokens = false"):
+    with pytest.raises(ConfigError, match=r"token ids: take char_cnn.*data.options.tokens = false"):
         assemble(load_config(None, [*options, "task.name=next_token", "model=linear"]))
 
 

@@ -324,7 +324,7 @@ def test_what_is_there_is_not_written_over_unless_forced():
         (["mine", "--shape", "3,32,32"], "--shape, --classes and --clients are needed"),
         (["mine", "--shape", "3x32", "--classes", "2", "--clients", "2"], "wanted whole numbers as in 3,32,32"),
         (["mine", "--shape", "-1,8,8", "--classes", "2", "--clients", "2"], "at least 1 as in 3,32,32, got [-1, 8, 8]"),
-        (["mine", "model=lenet5"], "of shape (1, 8, 8)"),
+        (["mine", "model=lenet5"], "needs image sides of at least 16, got 8x8"),
         (["mine", "evaluation.correlation=true"], "which a deployed server has not"),
         (
             ["mine", "model=har_cnn", "--shape", "3,30,30", "--classes", "2", "--clients", "2"],

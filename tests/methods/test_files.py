@@ -15,6 +15,7 @@ MOST = {
     "auto": 195,
     "flt": 97,
     "flis_hc": 90,
+    "fesem": 90,
     "ifca": 90,
     "flis_dc": 90,
     "stocfl": 107,
