@@ -35,6 +35,7 @@ def test_a_table_is_run_judged_and_written():
     result = reproduce("tiny.toml", "--seeds", "2")
     assert result.exit_code == 0, result.output
     assert "Photographs: data not here (cifar10); 2 rows were left out." in result.output
+    assert "left out: 3 cells whose data are not here (cifar10)" in result.output.split("run 1 of")[0]
     found = numbers()
     alone = found["local", "digits", "paper", "accuracy"]
     assert alone == found["local", "digits", "fair", "accuracy"] | {"protocol": "paper"}

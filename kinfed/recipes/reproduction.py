@@ -164,11 +164,20 @@ def run_all(planned: Planned, order: Order, store: Store, kept: KeptNumbers, dis
     jobs = jobs_of(planned, order.wanted, store, kept if order.lacking else None)
     todo = [job for job in jobs if not store.has(job.config)]
     display.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before; all in {order.folder}")
+    if (said := explain_missing(planned)) and not order.show:
+        display.say(said)
     if said := estimate_time(planned, order, store, kept, {job.path for job in todo}):
         display.say(said)
     if not order.show:
         failed = run_jobs(todo, order.jobs, display, threads=1 if order.wanted.quick else 0)
         store.failed |= {path.name: why for path, why in failed.items()}
+
+
+def explain_missing(planned: Planned) -> str:
+    """Which cells are left out for want of data; else empty."""
+    missing = [cell.missing for _, cells in planned for cell in cells if cell.missing]
+    names = ", ".join(sorted({name for each in missing for name in each}))
+    return f"left out: {len(missing)} cells whose data are not here ({names})" if missing else ""
 
 
 def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumbers, todo: set[Path]) -> str:
