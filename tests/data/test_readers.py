@@ -18,7 +18,7 @@ from kinfed.data.readers import Table, read_own_table
 from kinfed.deployment import Plan, load_folder, load_node_data
 from kinfed.deployment.node_data import FileForm, load_alike, load_samples
 from kinfed.engines.flower.node import ClientData
-from kinfed.errors import ConfigError, DataError, ModelError
+from kinfed.errors import ConfigError, DataError
 
 HEADER = "hospital,age,chol,ill\n"
 ROWS = [f"{'AB'[i % 2]},{40 + i},{200 + 3 * i},{'yes' if i % 3 else 'no'}\n" for i in range(20)]
