@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfed.capabilities import ClustersLater, StepsBySGD
+from kinfed.clustering.kmeans import rename
 from kinfed.federation import Federation
 from kinfed.method import Method
 from kinfed.metrics import is_stuck
@@ -90,11 +91,7 @@ def count_moved(before: Tensor, now: Tensor) -> int:
     """How many clients have another cluster, once clusters are renamed so that they are as few as can be."""
     if torch.equal(before, now):
         return 0
-    from scipy.optimize import linear_sum_assignment  # seconds: not for every run
-
-    shared = torch.zeros(int(before.max()) + 1, int(now.max()) + 1, dtype=torch.long)
-    shared.index_put_((before, now), torch.ones_like(now), accumulate=True)
-    return len(now) - int(shared[linear_sum_assignment(shared.numpy(), maximize=True)].sum())
+    return int((rename(now, before, int(torch.maximum(before, now).max()) + 1) != before).sum())
 
 
 def warn_if_stuck(method: Method[State], means: Sequence[tuple[int, float]]) -> None:

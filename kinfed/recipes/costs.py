@@ -90,9 +90,12 @@ def show_costs(numbers: Mapping[str, Sequence[float]]) -> list[str]:
 def share_machine(runs: Path) -> dict[str, float]:
     """The seconds that each run of a folder took of the machine, by its name: those going on at once share the time."""
     folders = sorted(runs.iterdir()) if runs.is_dir() else []
-    changes = sorted((at, begins, folder.name) for folder in folders for at, begins in read_spans(folder))
+    spans = [(folder.name, *span) for folder in folders for span in read_spans(folder)]
+    changes = [
+        change for name, begin, end in spans if begin < end for change in ((begin, True, name), (end, False, name))
+    ]
     shares, active, last = defaultdict[str, float](float), set[str](), 0.0
-    for at, begins, name in changes:
+    for at, begins, name in sorted(changes):
         for each in active:
             shares[each] += (at - last) / len(active)
         (active.add if begins else active.discard)(name)
@@ -100,19 +103,25 @@ def share_machine(runs: Path) -> dict[str, float]:
     return dict(shares)
 
 
-def read_spans(folder: Path) -> Iterator[tuple[float, bool]]:
-    """When a run began and ceased to go on, in turns: one that was killed ceased with its last event."""
-    last: float | None = None  # of a run that goes on
+def read_spans(folder: Path) -> Iterator[tuple[float, float]]:
+    """From when to when a run went on, each time: one that was killed until its last event."""
+    begin, last = None, 0.0
+    for at, kind in read_events(folder):
+        if begin is not None and kind in BEGINS:
+            yield begin, last
+        if kind in BEGINS:
+            begin = at
+        elif begin is not None and kind in ENDS:
+            yield begin, at
+            begin = None
+        last = at
+    if begin is not None:
+        yield begin, last
+
+
+def read_events(folder: Path) -> Iterator[tuple[float, str]]:
+    """When each event of a run was, and which; lines that a run did not write are left out."""
     for line in whole_lines(folder / "events.jsonl"):
-        with suppress(ValueError, KeyError, TypeError):  # a line that a run did not write
+        with suppress(ValueError, KeyError, TypeError):
             event = json.loads(line)
-            at, kind = datetime.fromisoformat(event["time"]).timestamp(), event["event"]
-            if last is not None and kind in BEGINS:
-                yield last, False
-            if kind in BEGINS:
-                yield at, True
-            if last is not None and kind in ENDS:
-                yield at, False
-            last = None if kind in ENDS or (last is None and kind not in BEGINS) else at
-    if last is not None:
-        yield last, False
+            yield datetime.fromisoformat(event["time"]).timestamp(), event["event"]

@@ -31,6 +31,12 @@ def test_a_killed_run_took_time_until_its_last_event(tmp_path):
     assert share_machine(tmp_path) == {"a": 4 + 3, "b": 7}
 
 
+def test_a_run_that_was_killed_at_once_takes_nothing_from_the_others(tmp_path):
+    write_events(tmp_path / "a", (0, "started"))
+    write_events(tmp_path / "b", (0, "started"), (9, "ended"), (20, "warning"))
+    assert share_machine(tmp_path) == {"b": 9}
+
+
 @pytest.mark.parametrize("line", ["", "no JSON", "[]", '{"time": 3, "event": "ended"}', '{"event": "ended"}'])
 def test_a_line_that_no_run_wrote_is_left_out(tmp_path, line):
     write_events(tmp_path / "a", (0, "started"), (30, "ended"))
