@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.fastpath.stages import SGD, Schedule, ShapedStage, Stage, shape_stages
-from kinfed.kernels.layout import Image, PackedWeight, PaddedImages, precision
+from kinfed.kernels.layout import Image, PackedWeight, PaddedImages, find_anchor, precision, sums_pooled
 from kinfed.params import Params, Stack
 from kinfed.registry import is_installed
 
@@ -52,17 +52,22 @@ class LayerBuffers:
 
     shaped: ShapedStage
     x: PaddedImages  # its input; that of the first stage is only a placeholder of its shape
-    output: PaddedImages  # of its layer; the next one's input, unless a pooling comes between
     pooled: PaddedImages  # the next one's input
     argmax: Tensor  # which of its window a pooling took
     output_gradient: PaddedImages
-    pooled_gradient: PaddedImages  # the same as of `output`, unless a pooling or a flattening comes between
+    pooled_gradient: PaddedImages  # the same, unless a pooling or a flattening comes between
     input_is_relu: bool
 
     @property
     def input(self) -> PaddedImages:
         """Its input, as its layer takes it."""
         return self.x.flat() if self.shaped.stage.is_linear else self.x
+
+    @property
+    def is_summed_pooled(self) -> bool:
+        """Whether its weight's gradient is made of that of what was pooled."""
+        stage = self.shaped.stage
+        return sums_pooled(stage, stage.size**2 * self.shaped.input[2])
 
 
 def allocate_buffers(shaped: list[ShapedStage], like: Tensor) -> list[LayerBuffers]:
@@ -72,13 +77,12 @@ def allocate_buffers(shaped: list[ShapedStage], like: Tensor) -> list[LayerBuffe
     last = PaddedImages.of(like, shaped[-1].pooled)
     for i, (one, pooled) in enumerate(zip(shaped, [*inputs[1:], last], strict=True)):
         pools = one.stage.pool > 1
-        output = PaddedImages.of(like, one.output) if pools else pooled
         argmax = like.new_empty(*like.shape, *one.pooled, dtype=torch.uint8) if pools else like
-        gradient = PaddedImages.of(like, one.output, one.margin if i else 0) if one is not shaped[-1] else output
+        gradient = PaddedImages.of(like, one.output, one.margin if i else 0) if one is not shaped[-1] else pooled
         is_same = not pools and (gradient.pad == 0 or not shaped[i + 1].stage.is_linear)
         after = gradient if is_same else PaddedImages.of(like, one.pooled)
         is_relu = i > 0 and shaped[i - 1].stage.relu
-        buffers.append(LayerBuffers(one, inputs[i], output, pooled, argmax, gradient, after, is_relu))
+        buffers.append(LayerBuffers(one, inputs[i], pooled, argmax, gradient, after, is_relu))
     return buffers
 
 
@@ -115,21 +119,21 @@ class TrainingState:
     lookahead: list[PackedWeight]  # where the inner step leads, from which the real one is taken; empty: none
 
     @classmethod
-    def at(
-        cls, network: StagedNetwork, x: Tensor, shaped: list[ShapedStage], starts: list[Tensor], shifts: list[Tensor],
-        batch_size: int, sgd: SGD,
-    ) -> "TrainingState":  # fmt: skip
-        """A training from these starts, which it takes over."""
-        rule = {"momentum": sgd.momentum, "pull": sgd.pull, "share": sgd.anchor}
-        weights = [PackedWeight.at(w, by, **rule) for w, by in zip_longest(starts, shifts)]
-        lookahead = [PackedWeight.at(w.clone()) for w in starts if sgd.inner_lr]
-        like = starts[0].new_empty(len(starts[0]), batch_size)
-        return cls(network, x, weights, allocate_buffers(shaped, like), lookahead)
+    def of(cls, training: "Training") -> "TrainingState":
+        """The state of a training before its first step; it takes the starts over."""
+        pull = training.pull if training.terms else None
+        weights = [
+            PackedWeight.at(start, training.momentum, beside, pull)
+            for start, beside in zip_longest(training.starts, training.terms)
+        ]
+        lookahead = [PackedWeight.at(w.clone()) for w in training.starts if training.looks_ahead]
+        like = training.starts[0].new_empty(len(training.starts[0]), training.batches.pick.shape[2])
+        return cls(training.network, training.x, weights, allocate_buffers(training.shaped, like), lookahead)
 
-    def reset(self, starts: list[Tensor], shifts: list[Tensor]) -> None:
+    def reset(self, training: "Training") -> None:
         """Restarts from other weights, where the buffers are."""
-        for weight, start, shift in zip_longest(self.weights, starts, shifts):
-            weight.reset(start, shift)
+        for weight, start, beside in zip_longest(self.weights, training.starts, training.terms):
+            weight.reset(start, beside, training.pull)
 
     def train(self, batches: StepBatches) -> None:
         """Takes these steps."""
@@ -187,14 +191,18 @@ def sgd_step(
     layers = [replace(buffers[0], x=PaddedImages(images, buffers[0].x.pad)), *buffers[1:]]
     factors: list[Tensor | None] = []  # of each layer's dropout
     for layer, here in zip(layers, at, strict=True):
-        kernels.convolve(layer.shaped.stage, layer.input, here.now, layer.output, lr)
-        if layer.shaped.stage.pool > 1:
-            kernels.pool(layer.shaped.stage, layer.output, layer.pooled, layer.argmax)
+        stage = layer.shaped.stage
+        if stage.pool > 1:
+            kernels.convolve_and_pool(stage, layer.input, here.now, layer.pooled, layer.argmax, lr)
+        else:
+            kernels.convolve(stage, layer.input, here.now, layer.pooled, lr)
         factors.append(_apply_drop(layer, keys))
     kernels.cross_entropy_gradient(layers[-1].pooled.images, y, sample_weight)
     for i, layer in reversed(list(enumerate(layers))):
         stage, before = layer.shaped.stage, layers[i - 1] if i else None
-        if stage.pool > 1:
+        if layer.is_summed_pooled and not before:
+            pass  # nothing needs the gradient of its output
+        elif stage.pool > 1:
             kernels.unpool(stage, layer.pooled_gradient, layer.argmax, layer.output_gradient)
         elif layer.pooled_gradient is not layer.output_gradient:
             layer.output_gradient.fill(layer.pooled_gradient)
@@ -204,7 +212,10 @@ def sgd_step(
             kernels.convolve_back(stage, layer.output_gradient, at[i].now, onto, relu, lr)
             if (kept := factors[i - 1]) is not None:
                 before.pooled_gradient.inside.mul_(kept)
-        kernels.update_weights(stage, layer.input, layer.output_gradient, weights[i], lr)
+        if layer.is_summed_pooled:
+            kernels.update_pooled_weights(stage, layer.input, layer.pooled_gradient, layer.argmax, weights[i], lr)
+        else:
+            kernels.update_weights(stage, layer.input, layer.output_gradient, weights[i], lr)
 
 
 def _apply_drop(layer: LayerBuffers, keys: Tensor) -> Tensor | None:
@@ -227,32 +238,23 @@ class Training:
     x: Tensor  # the pool
     shaped: list[ShapedStage]
     starts: list[Tensor]  # of each stage: [lanes, ...]
-    shifts: list[Tensor]  # added to the gradients; empty: nothing is
+    terms: list[Tensor]  # beside the gradients: what each lane is pulled to, or its shift; empty: no lane has one
+    pull: Tensor  # [lanes]; zero: the term is a shift
     batches: StepBatches
     taken: Tensor  # steps that each lane takes: [lanes]; the rest move nothing
-    sgd: SGD
+    momentum: float
+    looks_ahead: bool
 
     @property
     def kind(self) -> Hashable:
-        """What trainings share that run the same kernels, but for the lanes."""
-        return (
-            self.network.kind,
-            self.x.shape[1:],
-            self.x.dtype,
-            self.batches.pick.shape[2],
-            self.sgd,
-            bool(self.shifts),
-        )
+        """What trainings share that run the same kernels, but for the lanes and their terms."""
+        own = self.x.shape[1:], self.x.dtype, self.batches.pick.shape[2], self.momentum, self.looks_ahead
+        return self.network.kind, *own
 
     @property
     def steps_at_once(self) -> int:
         """Steps whose samples are prepared at once; even: pairs stay together."""
         return max(2, AT_ONCE // (self.batches.pick[0].numel() * self.x.shape[1:].numel()) // 2 * 2)
-
-    def begin(self) -> TrainingState:
-        """The state before the first step; it takes the starts over."""
-        size = self.batches.pick.shape[2]
-        return TrainingState.at(self.network, self.x, self.shaped, self.starts, self.shifts, size, self.sgd)
 
     def end(self, state: TrainingState, steps: int) -> list[Tensor]:
         """The weights of all lanes after so many steps, padding included: of each stage [lanes, ...]."""
@@ -260,7 +262,7 @@ class Training:
 
     def run(self) -> list[Tensor]:
         """The weights of all lanes after all steps."""
-        state = self.begin()
+        state = TrainingState.of(self)
         for part in self.batches.split_steps(self.steps_at_once):
             state.train(part)
         return self.end(state, len(self.batches.lr))
@@ -277,7 +279,7 @@ class StepGraphs:
         """The weights of all lanes after all steps, a few steps at a time."""
         steps, lanes, _ = training.batches.pick.shape
         at_once = min(training.steps_at_once, GRAPH_STEPS[steps > LONG])
-        key = training.kind, precision(), training.x.data_ptr(), lanes, at_once
+        key = training.kind, bool(training.terms), precision(), training.x.data_ptr(), lanes, at_once
         batches = training.batches.pad_steps(at_once)
         self._prepare(key, training)
         for part in batches.split_steps(at_once):
@@ -288,8 +290,8 @@ class StepGraphs:
         """Sets the state of this key to a training's start; it is a new one if there is none."""
         state = self.states.pop(key, None)
         if state:
-            state.reset(training.starts, training.shifts)
-        self.states[key] = state or training.begin()
+            state.reset(training)
+        self.states[key] = state or TrainingState.of(training)
         for old in list(self.states)[:-MOST]:
             del self.states[old]
             self.graphs.discard(old)
@@ -310,9 +312,12 @@ def train_lanes(
     pair of mini-batches: the gradient of the second is taken after a step at that rate on the first.
     """
     shaped = shape_stages(network.stages, image_of(schedule.x))
-    starts, shifts = [one.pack(start) for one in shaped], [one.pack(shift) for one in shaped if shift]
+    starts, terms = [one.pack(start) for one in shaped], [one.pack(shift) for one in shaped if shift]
+    if sgd.pull:
+        terms = [find_anchor(*each, sgd.pull, sgd.anchor) for each in zip_longest(starts, terms)]
     batches, taken = by_step(schedule, lr, sgd.inner_lr), schedule.mask.any(2).sum(1)
-    training = Training(network, schedule.x, shaped, starts, shifts, batches, taken, sgd)
+    pull, looks_ahead = starts[0].new_full(taken.shape, sgd.pull), bool(sgd.inner_lr)
+    training = Training(network, schedule.x, shaped, starts, terms, pull, batches, taken, sgd.momentum, looks_ahead)
     packed = graphs.run(training) if graphs else training.run()
     ends = [one.unpack(weight) for one, weight in zip(shaped, packed, strict=True)]
     return {name: next(end[name] for end in ends if name in end) for name in start}

@@ -5,8 +5,9 @@ the GPU's time; here they share its kernels.
 
 Each run has a thread, and one of them goes on at a time: it hands the turn on where its clients train, until all runs
 have come that far (but for those that train in other ways, which hand it on once a round). Then those that train alike,
-with the same layers, batch size and momentum, become lanes of one training. Learning rates, samples and lengths may
-differ. Lanes do not know of each other, so a run has the numbers that it has alone.
+with the same layers, batch size and momentum, become lanes of one training. Learning rates, samples, lengths and terms
+beside the gradient (of FedProx, SCAFFOLD) may differ. Lanes do not know of each other, so a run has the numbers that
+it has alone.
 """
 
 import logging
@@ -218,12 +219,14 @@ def join(trainings: Sequence[Training], pool: SharedPool) -> Training:
     whole = StepBatches(*(join_lanes(parts, 1) for parts in zip(*batches, strict=True)))
     if spare:
         whole = whole._replace(lr=pad(whole.lr[:, :-spare], (0, spare)))
-    starts, shifts = (
-        [join_lanes(parts) for parts in zip(*each, strict=True)]
-        for each in ([t.starts for t in trainings], [t.shifts for t in trainings])
+    have_terms = any(each.terms for each in trainings)
+    own_terms = [each.terms or [torch.zeros_like(w) for w in each.starts] for each in trainings if have_terms]
+    starts, terms = (
+        [join_lanes(parts) for parts in zip(*each, strict=True)] for each in ([t.starts for t in trainings], own_terms)
     )
     taken = pad(torch.cat([each.taken for each in trainings]), (0, spare))
-    return replace(trainings[0], x=x, starts=starts, shifts=shifts, batches=whole, taken=taken)
+    pull = join_lanes([each.pull for each in trainings])
+    return replace(trainings[0], x=x, starts=starts, terms=terms, pull=pull, batches=whole, taken=taken)
 
 
 @contextmanager

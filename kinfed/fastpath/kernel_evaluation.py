@@ -107,11 +107,10 @@ def _apply_stage(shaped: ShapedStage, x: PaddedImages, weight: Tensor, around: i
     from kinfed.kernels import products as kernels  # Triton's own import is heavy, and needs a GPU
 
     stage, like = shaped.stage, x.images[:, :, 0, 0, 0]
-    pools, every = stage.pool > 1, weight.new_ones(len(weight))
-    y = PaddedImages.of(like, shaped.output, 0 if pools else around)
-    kernels.convolve(stage, x.flat() if stage.is_linear else x, weight, y, every)
-    if not pools:
-        return y
-    pooled = PaddedImages.of(like, shaped.pooled, around)
-    kernels.pool(stage, y, pooled, like.new_empty(*like.shape, *shaped.pooled, dtype=torch.uint8))
-    return pooled
+    y, every = PaddedImages.of(like, shaped.pooled, around), weight.new_ones(len(weight))
+    if stage.pool > 1:
+        where = like.new_empty(*like.shape, *shaped.pooled, dtype=torch.uint8)
+        kernels.convolve_and_pool(stage, x, weight, y, where, every)
+    else:
+        kernels.convolve(stage, x.flat() if stage.is_linear else x, weight, y, every)
+    return y

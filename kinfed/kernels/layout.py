@@ -75,34 +75,31 @@ class PaddedImages:
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A packed weight, its value a step ago, what it is pulled to and the gradient's shift, where they are needed.
+    """A packed weight, its value a step ago, and a term beside its gradient, where they are needed.
 
-    Without momentum a step changes `now`; with it, the new value is written over `previous`, and the two are swapped.
+    The term of a lane with a pull is pull · (w - beside), of others `beside` itself. Without momentum a step changes
+    `now`; with it, the new value is written over `previous`, and the two are swapped.
     """
 
     now: Tensor
     previous: Tensor | None
-    anchor: Tensor | None  # a share of the start; where there is a shift, moved so that the pull is the shift as well
-    shift: Tensor | None  # where nothing pulls
     momentum: float = 0.0
-    pull: float = 0.0  # towards the anchor
-    share: float = 0.0
+    beside: Tensor | None = None  # None: no lane has a term
+    pull: Tensor | None = None  # [lanes]
 
     @classmethod
     def at(
-        cls, start: Tensor, shift: Tensor | None = None, *, momentum: float = 0.0, pull: float = 0.0, share: float = 0.0
+        cls, start: Tensor, momentum: float = 0.0, beside: Tensor | None = None, pull: Tensor | None = None
     ) -> "PackedWeight":
         """A weight at `start`, which it takes over."""
-        anchor = find_anchor(start, shift, pull, share) if pull else None
-        return cls(start, start.clone() if momentum else None, anchor, None if pull else shift, momentum, pull, share)
+        return cls(start, start.clone() if momentum else None, momentum, beside, pull)
 
-    def reset(self, start: Tensor, shift: Tensor | None) -> None:
-        """Restarts at another start, with another shift if it has one."""
-        for own, t in ((self.now, start), (self.previous, start), (self.shift, shift)):
+    def reset(self, start: Tensor, beside: Tensor | None, pull: Tensor | None) -> None:
+        """Restarts at another start, with another term if it has one."""
+        news = (self.now, start), (self.previous, start), (self.beside, beside), (self.pull, pull)
+        for own, t in news:
             if own is not None and t is not None:
                 own.copy_(t)
-        if self.anchor is not None:
-            self.anchor.copy_(find_anchor(start, shift, self.pull, self.share))
 
     def swap(self) -> "PackedWeight":
         """The weight after a step."""
@@ -122,6 +119,7 @@ def find_anchor(start: Tensor, shift: Tensor | None, pull: float, share: float) 
 
 # how the kernels cut their work: by tables of what was fastest on an H200, not by a rule
 Tile = tuple[tuple[int, int, int], int, int]  # rows, columns and depth of a tile of products; warps; loads ahead
+BLOCK = 2  # the side of the blocks of pixels that are one row of a product where channels are few
 
 
 def precision() -> str:
@@ -133,7 +131,7 @@ def product_tile(rows: int, depth: int, out: int) -> Tile:
     """How a product of so many rows and columns, over such a depth, is cut."""
     across, tf32 = _across(out), precision() == "tf32"
     if rows <= 16:
-        return (16, across, 64 if out >= 512 or depth <= 64 else 32), 4, 4
+        return (16, across if out >= 512 else min(32, across), 64 if out >= 512 or depth <= 64 else 32), 2, 4
     if depth <= 32:
         return (128, across, 32), 4, 2
     if 128 < rows <= 1024 and out >= 256:
@@ -151,7 +149,7 @@ def gradient_tile(rows: int, total: int, out: int, lanes: int) -> Tile:
     """How the gradient of a weight [total, out] is cut, whose depth are the rows."""
     across = _across(out)
     if rows <= 16:
-        return (32, across, 16), 4, 2
+        return ((64, min(32, across), 16), 4, 1) if total > 512 else ((32, min(32, across), 16), 2, 2)
     if total <= 33:
         return (32, across, 32), 2, 4
     if across == 16:
@@ -160,6 +158,45 @@ def gradient_tile(rows: int, total: int, out: int, lanes: int) -> Tile:
     return ((128, across, 32), 4, 3) if many else ((32, across, 64), 4, 3)
 
 
+def has_few_channels(layer: LayerShape, channels: int) -> bool:
+    """Whether blocks of pixels are rows of a product that makes so many channels, not single pixels."""
+    return layer.size > 1 and channels <= 8
+
+
+def pools_at_once(layer: LayerShape, channels: int) -> bool:
+    """Whether one kernel makes so many channels and pools them."""
+    return layer.pool == BLOCK and has_few_channels(layer, channels)
+
+
+def sums_pooled(layer: LayerShape, seen: int) -> bool:
+    """Whether the gradient of a weight with so many rows is made of that of what was pooled."""
+    return layer.pool > 1 and seen <= 128
+
+
+def block_columns(channels: int) -> int:
+    """Columns of a row that is a block of pixels."""
+    return BLOCK**2 * max(4, _next_power(channels))
+
+
+def block_tile(depth: int, columns: int) -> Tile:
+    """How a product whose rows are blocks of pixels, over such a depth, is cut."""
+    return ((64, columns, 64), 4, 3) if depth > 256 else ((64, columns, 16), 4, 1)
+
+
+def pooled_tile(seen: int, out: int, image: tuple[int, int]) -> tuple[tuple[int, int, int], int]:
+    """How a weight's gradient is summed up from pooled images of this size, and how many of them a program takes.
+
+    A tile has so many of their pixels, in rows of so many, and all rows of the weight.
+    """
+    span, deep = _next_power(image[1]), max(16, _next_power(seen))
+    return (max(span, 4096 // deep), span, deep), -(-(2**14) * max(1, out // 8) // (image[0] * image[1] * deep))
+
+
 def _across(out: int) -> int:
     """Columns of a tile: a power of two."""
-    return min(64, max(16, 1 << (out - 1).bit_length()))
+    return min(64, max(16, _next_power(out)))
+
+
+def _next_power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()

@@ -5,6 +5,9 @@ with zeros, so that no window needs to ask where an image ends; a linear layer i
 is [lanes, size * size * channels (+ 1), out]; the last row is the bias. No product is laid out in memory (no
 unfolding), and a weight is updated where its gradient is computed. Numbers are multiplied as three TF32 products,
 whose error is that of float32, or as one (`tf32`), which is faster and less accurate.
+
+A product fills its tile best with many columns. So where a layer has few channels, the four pixels of a block of 2x2
+are columns of one row (`_block_products`), and a pooling of such blocks takes its maxima where they were computed.
 """
 
 from typing import Any
@@ -14,21 +17,50 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from kinfed.kernels.layout import LayerShape, PackedWeight, PaddedImages, gradient_tile, precision, product_tile
+from kinfed.kernels.layout import (
+    BLOCK,
+    LayerShape,
+    PackedWeight,
+    PaddedImages,
+    block_columns,
+    block_tile,
+    gradient_tile,
+    has_few_channels,
+    pooled_tile,
+    pools_at_once,
+    precision,
+    product_tile,
+)
 
 MANY_PIXELS = 512  # of a lane that one program sums up for a gradient; where there are more, several share them
 
 
 def convolve(layer: LayerShape, x: PaddedImages, weight: Tensor, y: PaddedImages, lr: Tensor) -> None:
     """Makes y of x, after the ReLU if no pooling comes before it; undefined where a lane's learning rate is zero."""
-    _multiply(layer, x, weight, y, y, lr, back=False, relu=layer.relu and layer.pool == 1)
+    multiply = _multiply_blocks if has_few_channels(layer, y.images.shape[4]) else _multiply
+    multiply(layer, x, weight, y, y, lr, relu=layer.relu and layer.pool == 1)
+
+
+def convolve_and_pool(
+    layer: LayerShape, x: PaddedImages, weight: Tensor, y: PaddedImages, where: Tensor, lr: Tensor
+) -> None:
+    """Makes y of the largest of each window, after the ReLU if there is one, and notes which it was."""
+    lanes, batch, high, wide, _ = x.images.shape
+    out = y.images.shape[4]
+    if pools_at_once(layer, out):
+        _multiply_blocks(layer, x, weight, y, y, lr, where, relu=layer.relu, pools=True)
+        return
+    whole = PaddedImages(weight.new_empty(lanes, batch, high - layer.size + 1, wide - layer.size + 1, out))
+    convolve(layer, x, weight, whole, lr)
+    _take_largest(layer, whole, y, where)
 
 
 def convolve_back(
     layer: LayerShape, gradient: PaddedImages, weight: Tensor, before: PaddedImages, x: PaddedImages | None, lr: Tensor
 ) -> None:
     """Makes the gradient before a layer of that after it; it is zero where x, if given, came out of a ReLU as zero."""
-    _multiply(layer, gradient, weight, before, x or before, lr, back=True, mask=x is not None)
+    multiply = _multiply_blocks if has_few_channels(layer, before.images.shape[4]) else _multiply
+    multiply(layer, gradient, weight, before, x or before, lr, back=True, mask=x is not None)
 
 
 def update_weights(
@@ -37,24 +69,51 @@ def update_weights(
     """One SGD step of a layer's weights, from its input and the gradient of its output."""
     parts = _count_parts(weight.now, gradient.pixels)
     partial = weight.now.new_empty(parts, *weight.now.shape) if parts > 1 else weight.now
-    previous = weight.now if weight.previous is None else weight.previous
-    beside = next((t for t in (weight.anchor, weight.shift) if t is not None), previous)
-    pulls = (weight.previous is not None, weight.anchor is not None, weight.shift is not None)
-    steps = lr, weight.momentum, weight.pull
-    _sum_windows(layer, x, gradient, (weight.now, previous, beside, partial, *steps), pulls, parts, split=parts > 1)
+    tensors, pulls = _rule_of(weight, lr)
+    _sum_windows(layer, x, gradient, (*tensors[:3], partial, *tensors[3:]), pulls, parts, split=parts > 1)
     if parts > 1:
-        numbers = weight.now[0].numel()
-        _apply_partial_sums[(triton.cdiv(numbers, 1024), len(weight.now))](
-            partial, weight.now, previous, beside, *steps, len(weight.now), parts, numbers, *pulls, 1024
-        )
+        _apply(partial, weight, lr)
+
+
+def update_pooled_weights(
+    layer: LayerShape, x: PaddedImages, gradient: PaddedImages, where: Tensor, weight: PackedWeight, lr: Tensor
+) -> None:
+    """The same from the gradient of what was pooled, and where that came from: most of its output's is zero."""
+    lanes, total, out = weight.now.shape
+    seen = total - layer.bias
+    (rows, span, deep), each = pooled_tile(seen, out, gradient.size)
+    parts = triton.cdiv(where.shape[1], each)
+    partial = weight.now.new_empty(parts, lanes, total, out)
+    _pooled_gradient[(out, lanes, parts)](
+        x.images, gradient.images, where, partial, lr, lanes, where.shape[1], each, total, x.images.stride(0),
+        *x.images.shape[2:], *gradient.size, out, layer.size, layer.pool, layer.bias, rows, span, deep, num_warps=4,
+    )  # fmt: skip
+    _apply(partial, weight, lr)
+
+
+def _apply(partial: Tensor, weight: PackedWeight, lr: Tensor) -> None:
+    """An SGD step by the sum of a gradient's parts."""
+    tensors, pulls = _rule_of(weight, lr)
+    numbers = weight.now[0].numel()
+    _apply_partial_sums[(triton.cdiv(numbers, 1024), len(weight.now))](
+        partial, *tensors, len(weight.now), len(partial), numbers, *pulls, 1024
+    )
+
+
+def _rule_of(weight: PackedWeight, lr: Tensor) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
+    """What a step of this weight reads and writes, and whether it has momentum and a term."""
+    has_momentum, has_term = weight.previous is not None, weight.beside is not None
+    previous = weight.previous if has_momentum else weight.now
+    beside, pull = (weight.beside, weight.pull) if has_term else (weight.now, lr)
+    return (weight.now, previous, beside, lr, weight.momentum, pull), (has_momentum, has_term)
 
 
 def compute_gradient(layer: LayerShape, x: PaddedImages, gradient: PaddedImages, weight: Tensor, lr: Tensor) -> Tensor:
     """The gradient of a layer's weights, from its input and the gradient of its output."""
     parts = _count_parts(weight, gradient.pixels)
     partial = weight.new_empty(parts, *weight.shape)
-    tensors = (weight, weight, weight, partial, lr, 0.0, 0.0)
-    _sum_windows(layer, x, gradient, tensors, (False, False, False), parts, split=True)
+    tensors = (weight, weight, weight, partial, lr, 0.0, lr)
+    _sum_windows(layer, x, gradient, tensors, (False, False), parts, split=True)
     return partial[0] if parts == 1 else partial.sum(0)
 
 
@@ -81,8 +140,7 @@ def _sum_windows(
     )  # fmt: skip
 
 
-def pool(layer: LayerShape, x: PaddedImages, y: PaddedImages, where: Tensor) -> None:
-    """Makes y of the largest of each window, after the ReLU if there is one, and notes which it was."""
+def _take_largest(layer: LayerShape, x: PaddedImages, y: PaddedImages, where: Tensor) -> None:
     numbers, shape = where.numel(), (*x.images.shape[2:], *y.size, y.images.shape[3], y.pad)
     _pool[(triton.cdiv(numbers, 512),)](x.images, y.images, where, numbers, *shape, layer.pool, layer.relu, 512)
 
@@ -103,8 +161,8 @@ def cross_entropy_gradient(logits: Tensor, y: Tensor, sample_weight: Tensor) -> 
 
 
 def _multiply(
-    layer: LayerShape, x: PaddedImages, weight: Tensor, y: PaddedImages, by: PaddedImages, lr: Tensor, *, back: bool,
-    relu: bool = False, mask: bool = False,
+    layer: LayerShape, x: PaddedImages, weight: Tensor, y: PaddedImages, by: PaddedImages, lr: Tensor, *,
+    back: bool = False, relu: bool = False, mask: bool = False,
 ) -> None:  # fmt: skip
     lanes, out = len(weight), y.images.shape[4]
     tile, warps, ahead = product_tile(y.pixels, layer.size**2 * x.images.shape[4], out)
@@ -113,6 +171,22 @@ def _multiply(
         x.images, weight, y.images, by.images, lr, y.pixels, x.images.stride(0), weight.stride(0), y.images.stride(0),
         by.images.stride(0), *x.images.shape[2:], *y.size, out, *y.images.shape[2:4], y.pad, *by.images.shape[2:4],
         by.pad, layer.size, layer.bias, back, relu, mask, precision(), *tile, num_warps=warps, num_stages=ahead,
+    )  # fmt: skip
+
+
+def _multiply_blocks(
+    layer: LayerShape, x: PaddedImages, weight: Tensor, y: PaddedImages, by: PaddedImages, lr: Tensor,
+    where: Tensor | None = None, *, back: bool = False, relu: bool = False, mask: bool = False, pools: bool = False,
+) -> None:  # fmt: skip
+    high, wide = y.size
+    down, along = (high, wide) if pools else (triton.cdiv(high, BLOCK), triton.cdiv(wide, BLOCK))
+    rows, columns = y.images.shape[1] * down * along, block_columns(y.images.shape[4])
+    tile, warps, ahead = block_tile((layer.size + BLOCK - 1) ** 2 * x.images.shape[4], columns)
+    _block_products[(triton.cdiv(rows, tile[0]), len(weight))](
+        x.images, weight, y.images, by.images, y.images if where is None else where, lr, rows,
+        x.images.stride(0), weight.stride(0), y.images.stride(0), by.images.stride(0), *x.images.shape[2:],
+        down, along, high, wide, *y.images.shape[4:], *y.images.shape[2:4], y.pad, *by.images.shape[2:4], by.pad,
+        layer.size, layer.bias, back, relu, mask, pools, BLOCK, precision(), *tile, num_warps=warps, num_stages=ahead,
     )  # fmt: skip
 
 
@@ -165,12 +239,124 @@ def _products(
 
 
 @triton.jit
+def _block_products(
+    x, weight, y, by, where, lr,
+    rows: constexpr, x_lane: constexpr, weight_lane: constexpr, y_lane: constexpr, by_lane: constexpr,
+    xh: constexpr, xw: constexpr, xc: constexpr, down: constexpr, along: constexpr,
+    high: constexpr, wide: constexpr, yc: constexpr, yh: constexpr, yw: constexpr, y_pad: constexpr,
+    bh: constexpr, bw: constexpr, by_pad: constexpr,
+    size: constexpr, bias: constexpr, back: constexpr, relu: constexpr, mask: constexpr, pools: constexpr,
+    block: constexpr, input_precision: constexpr, tall: constexpr, across: constexpr, deep: constexpr,
+):  # fmt: skip
+    """A tile of y whose rows are blocks of pixels, and its columns the channels of each pixel of a block.
+
+    What a block sees is larger than a window: beyond a pixel's own window its weights are zero.
+    """
+    lane = tl.program_id(1).to(tl.int64)
+    if tl.load(lr + lane) == 0:
+        return  # its batch is empty
+    pixels: constexpr = block * block
+    channels: constexpr = across // pixels
+    side: constexpr = size + block - 1
+    total: constexpr = side * side * xc
+    row, column = tl.program_id(0) * tall + tl.arange(0, tall), tl.arange(0, across)
+    image, i, j = row // (down * along), row % (down * along) // along, row % along
+    n, up, left = column // pixels, column % pixels // block, column % block
+    seen = x + lane * x_lane + ((image * xh + i * block) * xw + j * block) * xc
+    weight += lane * weight_lane
+    sums = tl.zeros((tall, across), tl.float32)
+    for begin in range(0, total, deep):
+        k = begin + tl.arange(0, deep)
+        r, s, c = k // xc // side, k // xc % side, k % xc
+        real = (row < rows)[:, None] & (k < total)[None, :]
+        if not pools and (high % block > 0 or wide % block > 0):  # the last blocks reach beyond the image
+            real &= ((i * block)[:, None] + r[None, :] < xh) & ((j * block)[:, None] + s[None, :] < xw)
+        images = tl.load(seen[:, None] + ((r * xw + s) * xc + c)[None, :], mask=real, other=0.0)
+        tap_r, tap_s = r[:, None] - up[None, :], s[:, None] - left[None, :]
+        inside = (tap_r >= 0) & (tap_r < size) & (tap_s >= 0) & (tap_s < size)
+        inside &= (k < total)[:, None] & (n < yc)[None, :]
+        tap = tap_r * size + tap_s
+        if back:
+            spot = ((size * size - 1 - tap) * yc + n[None, :]) * xc + c[:, None]
+        else:
+            spot = (tap * xc + c[:, None]) * yc + n[None, :]
+        sums = tl.dot(images, tl.load(weight + spot, mask=inside, other=0.0), sums, input_precision=input_precision)
+    if bias and not back:
+        sums += tl.load(weight + size * size * xc * yc + n, mask=n < yc, other=0.0)[None, :]
+    if pools:
+        every = tl.zeros((tall, channels, pixels), tl.int32) + tl.arange(0, pixels)[None, None, :]
+        best, place = tl.reduce((tl.reshape(sums, (tall, channels, pixels)), every), 2, _take_larger)
+        if relu:
+            best = tl.where(best < 0, 0.0, best)
+        m = tl.arange(0, channels)
+        whole = (row < rows)[:, None] & (m < yc)[None, :]
+        at = y + lane * y_lane + ((image * yh + i + y_pad) * yw + j + y_pad) * yc
+        tl.store(at[:, None] + m[None, :], best, mask=whole)
+        tl.store(where + (lane * rows + row)[:, None] * yc + m[None, :], place.to(tl.uint8), mask=whole)
+    else:
+        if relu:
+            sums = tl.where(sums < 0, 0.0, sums)
+        h, w = (i * block)[:, None] + up[None, :], (j * block)[:, None] + left[None, :]
+        whole = (row < rows)[:, None] & (n < yc)[None, :] & (h < high) & (w < wide)
+        if mask:
+            there = by + lane * by_lane + ((image[:, None] * bh + h + by_pad) * bw + w + by_pad) * yc + n[None, :]
+            sums = tl.where(tl.load(there, mask=whole, other=1.0) <= 0, 0.0, sums)
+        tl.store(
+            y + lane * y_lane + ((image[:, None] * yh + h + y_pad) * yw + w + y_pad) * yc + n[None, :], sums, mask=whole
+        )
+
+
+@triton.jit
+def _take_larger(value, place, other, other_place):
+    """The larger number and its place; of equal ones the first, and always what is not a number."""
+    stays = (value > other) | ((value == other) & (place < other_place)) | (value != value)
+    return tl.where(stays, value, other), tl.where(stays, place, other_place)
+
+
+@triton.jit
+def _pooled_gradient(
+    x, gradient, where, partial, lr, lanes,
+    batch: constexpr, each: constexpr, total: constexpr, x_lane: constexpr,
+    xh: constexpr, xw: constexpr, xc: constexpr, high: constexpr, wide: constexpr, yc: constexpr,
+    size: constexpr, pool: constexpr, bias: constexpr, rows: constexpr, span: constexpr, deep: constexpr,
+):  # fmt: skip
+    """A channel's gradient of a weight, of some images: each pooled pixel's counts for the window that it came from."""
+    lane, n, first = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.program_id(2)
+    if tl.load(lr + lane) == 0:
+        return  # its batch is empty
+    seen: constexpr = size * size * xc
+    k, cell = tl.arange(0, deep), tl.arange(0, rows)
+    look = (k // xc // size * xw + k // xc % size) * xc + k % xc
+    x += lane * x_lane
+    gradient += lane * (batch * high * wide * yc) + n
+    where += lane * (batch * high * wide * yc) + n
+    down, along = cell // span, cell % span  # some rows of an image at once, each as wide as a power of two
+    flat, corner = (down * wide + along) * yc, (down * xw + along) * (pool * xc)
+    sums, every = tl.zeros((rows, deep), tl.float32), tl.zeros((rows,), tl.float32)
+    for nth in range(each):
+        image = first * each + nth
+        for i in range(0, high, rows // span):
+            real = (i + down < high) & (along < wide) & (image < batch)
+            there = (image * high + i) * (wide * yc) + flat
+            value = tl.load(gradient + there, mask=real, other=0.0)
+            place = tl.load(where + there, mask=real, other=0).to(tl.int32)
+            at = (image * xh + i * pool) * (xw * xc) + corner + (place // pool * xw + place % pool) * xc
+            window = tl.load(x + at[:, None] + look[None, :], mask=real[:, None] & (k < seen)[None, :], other=0.0)
+            sums += value[:, None] * window
+            every += value
+    spot = partial + (first.to(tl.int64) * lanes + lane) * (total * yc) + n
+    tl.store(spot + k * yc, tl.sum(sums, 0), mask=k < seen)
+    if bias:
+        tl.store(spot + seen * yc, tl.sum(every, 0))
+
+
+@triton.jit
 def _weight_gradient(
     x, gradient, weight, previous, beside, partial, lr, momentum, pull, lanes,
     pixels: constexpr, part: constexpr, total: constexpr, x_lane: constexpr, gradient_lane: constexpr,
     xh: constexpr, xw: constexpr, xc: constexpr, high: constexpr, wide: constexpr,
     yh: constexpr, yw: constexpr, yc: constexpr, pad: constexpr, size: constexpr,
-    has_momentum: constexpr, has_pull: constexpr, has_shift: constexpr, split: constexpr,
+    has_momentum: constexpr, has_term: constexpr, split: constexpr,
     input_precision: constexpr, tall: constexpr, across: constexpr, deep: constexpr,
 ):  # fmt: skip
     """A tile of a weight's gradient, and its SGD step unless several programs sum it up."""
@@ -182,7 +368,7 @@ def _weight_gradient(
     seen: constexpr = size * size * xc
     k = (tl.program_id(0) // tiles) * tall + tl.arange(0, tall)
     n = (tl.program_id(0) % tiles) * across + tl.arange(0, across)
-    own, rate = lane * (total * yc), tl.load(lr + lane)
+    own, rate, pull = lane * (total * yc), tl.load(lr + lane), pull + lane
     partial += first.to(tl.int64) * lanes * (total * yc)
     gradient += lane * gradient_lane
     if tl.program_id(0) // tiles == (seen + tall - 1) // tall:  # beyond all windows: the bias
@@ -194,7 +380,7 @@ def _weight_gradient(
             every += tl.load(gradient + where[:, None] + n[None, :], mask=real[:, None] & (n < yc)[None, :], other=0.0)
         spot = own + seen * yc + n
         _apply_or_store(tl.sum(every, 0), weight + spot, previous + spot, beside + spot, partial + spot, rate, momentum,
-                        pull, n < yc, has_momentum, has_pull, has_shift, split)  # fmt: skip
+                        pull, n < yc, has_momentum, has_term, split)  # fmt: skip
         return
     look = (k // xc // size * xw + k // xc % size) * xc + k % xc
     x += lane * x_lane
@@ -215,7 +401,7 @@ def _weight_gradient(
         sums = tl.dot(left, right, sums, input_precision=input_precision)
     spot = own + k[:, None] * yc + n[None, :]
     _apply_or_store(sums, weight + spot, previous + spot, beside + spot, partial + spot, rate, momentum, pull,
-             (k < seen)[:, None] & (n < yc)[None, :], has_momentum, has_pull, has_shift, split)  # fmt: skip
+             (k < seen)[:, None] & (n < yc)[None, :], has_momentum, has_term, split)  # fmt: skip
 
 
 @triton.jit
@@ -228,19 +414,19 @@ def _offset(at, high: constexpr, wide: constexpr, h: constexpr, w: constexpr, c:
 @triton.jit
 def _apply_or_store(
     gradient, weight, previous, beside, partial, rate, momentum, pull, whole,
-    has_momentum: constexpr, has_pull: constexpr, has_shift: constexpr, split: constexpr,
+    has_momentum: constexpr, has_term: constexpr, split: constexpr,
 ):  # fmt: skip
     """An SGD step of a part of a weight, or its partial gradient stored, if several programs sum it up."""
     if split:
         tl.store(partial, gradient, mask=whole)
     else:
-        _sgd_step(gradient, weight, previous, beside, rate, momentum, pull, whole, has_momentum, has_pull, has_shift)
+        _sgd_step(gradient, weight, previous, beside, rate, momentum, pull, whole, has_momentum, has_term)
 
 
 @triton.jit
 def _apply_partial_sums(
     partial, weight, previous, beside, lr, momentum, pull, lanes,
-    parts: constexpr, numbers: constexpr, has_momentum: constexpr, has_pull: constexpr, has_shift: constexpr,
+    parts: constexpr, numbers: constexpr, has_momentum: constexpr, has_term: constexpr,
     block: constexpr,
 ):  # fmt: skip
     """An SGD step of a weight by the sum of its partial gradients."""
@@ -252,37 +438,24 @@ def _apply_partial_sums(
     gradient = tl.zeros((block,), tl.float32)
     for first in range(parts):
         gradient += tl.load(partial + first * lanes * numbers + there, mask=whole, other=0.0)
-    rate = tl.load(lr + lane)
-    _sgd_step(
-        gradient,
-        weight + there,
-        previous + there,
-        beside + there,
-        rate,
-        momentum,
-        pull,
-        whole,
-        has_momentum,
-        has_pull,
-        has_shift,
-    )
+    _sgd_step(gradient, weight + there, previous + there, beside + there, tl.load(lr + lane), momentum, pull + lane,
+              whole, has_momentum, has_term)  # fmt: skip
 
 
 @triton.jit
 def _sgd_step(
     gradient, weight, previous, beside, lr, momentum, pull, whole,
-    has_momentum: constexpr, has_pull: constexpr, has_shift: constexpr,
+    has_momentum: constexpr, has_term: constexpr,
 ):  # fmt: skip
     """w - lr · (gradient + term) + momentum · (w - previous), stored over `previous` where there is momentum.
 
-    The term is pull · (w - anchor), or a shift. That is w - lr · v with v = momentum · v + gradient + term: the last
-    update was lr · v. It reads and writes less.
+    The term is pull · (w - beside), or `beside` where nothing pulls. That is w - lr · v with v = momentum · v +
+    gradient + term: the last update was lr · v. It reads and writes less.
     """
     now = tl.load(weight, mask=whole, other=0.0)
-    if has_pull:
-        gradient += pull * (now - tl.load(beside, mask=whole, other=0.0))
-    if has_shift:
-        gradient += tl.load(beside, mask=whole, other=0.0)
+    if has_term:
+        strength, other = tl.load(pull), tl.load(beside, mask=whole, other=0.0)
+        gradient += tl.where(strength != 0, strength * (now - other), other)
     if has_momentum:
         moved = momentum * (now - tl.load(previous, mask=whole, other=0.0)) - lr * gradient
         tl.store(previous, now + moved, mask=whole)

@@ -11,8 +11,8 @@ from torch import Tensor
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.engines import Sequential, Vectorised
 from kinfed.engines.resident import Resident
-from kinfed.fastpath import SGD, JointTraining, StepGraphs, find_step_graphs
-from kinfed.fastpath.gpu_training import StepBatches, Training
+from kinfed.fastpath import JointTraining, StepGraphs, find_step_graphs
+from kinfed.fastpath.gpu_training import StepBatches, Training, TrainingState
 from kinfed.fastpath.joint_training import CURRENT, LANES, SharedPool, join, keep_precision
 from kinfed.methods import FedAvg
 from tests.problems import small_net, tiny_population
@@ -28,14 +28,17 @@ class Network:
 
 
 def make_training(
-    start: float, x: Tensor, steps: int = 2, lanes: int = 3, lr: float = 1.0, kind: str = "plain"
-) -> Training:
+    start: float, x: Tensor, steps: int = 2, lanes: int = 3, lr: float = 1.0, kind: str = "plain", pull: float = 0.0,
+    momentum: float = 0.0,
+) -> Training:  # fmt: skip
     """Lanes whose weights are numbers from `start` on; every step takes the samples 0, 1 and 2."""
     pick = torch.arange(lanes)[None, :, None].expand(steps, lanes, 1) % len(x)
     ones = torch.ones(steps, lanes)
     batches = StepBatches(pick, pick, ones[..., None], lr * ones, pick[..., 0])
     weights = [start + torch.arange(lanes * 1.0)[:, None]]
-    return Training(Network(kind), x, [], weights, [], batches, torch.full((lanes,), steps), SGD())
+    terms = [10 + w for w in weights if pull]
+    taken, pulls = torch.full((lanes,), steps), torch.full((lanes,), pull)
+    return Training(Network(kind), x, [], weights, terms, pulls, batches, taken, momentum, looks_ahead=False)
 
 
 def add_samples(graphs: StepGraphs, training: Training) -> list[Tensor]:
@@ -92,6 +95,22 @@ def test_runs_that_train_otherwise_are_not_joined():
     kinds = [make_training(0.0, x, kind=kind) for kind in ("plain", "plain", "normalised")]
     ends = run_together(joint, *(lambda each=each: joint.run(each)[0].sum().item() for each in kinds))
     assert joint.joined == 2 and ends == [9.0] * 3
+
+
+def test_runs_with_and_without_a_term_are_joined_but_not_those_with_other_momentum():
+    joint, x = JointTraining(), torch.ones(3)
+    trainings = [make_training(0.0, x), make_training(5.0, x, pull=0.5), make_training(0.0, x, momentum=0.9)]
+    run_together(joint, *(lambda each=each: joint.run(each) for each in trainings))
+    assert joint.joined == 2
+
+
+def test_a_lane_without_a_term_has_one_of_zero():
+    x = torch.arange(4.0)
+    plain, pulled = make_training(0.0, x), make_training(5.0, x, pull=0.5)
+    whole = join([plain, pulled], SharedPool())
+    assert whole.terms[0][:6, 0].tolist() == [0.0, 0.0, 0.0, 15.0, 16.0, 17.0]
+    assert whole.pull[:6].tolist() == [0.0, 0.0, 0.0, 0.5, 0.5, 0.5] and len(whole.pull) == LANES
+    assert not join([plain, plain], SharedPool()).terms
 
 
 def test_a_run_that_ends_or_fails_is_not_waited_for():
@@ -255,14 +274,14 @@ def test_while_a_run_waits_the_precision_is_that_of_the_server():
 class State:
     """A stand-in for weights and buffers."""
 
-    def reset(self, starts: list[Tensor], shifts: list[Tensor]) -> None: ...
+    def reset(self, training: Training) -> None: ...
 
     def train_on(self, batches: dict[str, Tensor]) -> dict[str, Tensor]:
         return {}
 
 
 def test_graphs_of_one_precision_do_not_serve_the_other(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Training, "begin", lambda training: State())
+    monkeypatch.setattr(TrainingState, "of", lambda training: State())
     monkeypatch.setattr(Training, "end", lambda *given: [])
     graphs, training = StepGraphs(graphs=CudaGraphs(4, warm_up=99)), make_training(0.0, torch.ones(3))
     for tf32, states in [(False, 1), (True, 2), (True, 2), (False, 2)]:

@@ -138,18 +138,21 @@ for seed in range(2):  # the second time from other starts
     check_lookahead(POOLED, seed, graphs)
 assert len(graphs.states) == len(graphs.graphs.graphs) == 3
 
-def training_of(seed, size, steps, x, lr, momentum=0.9):
+def training_of(seed, size, steps, x, lr, momentum=0.9, run=0):
     draw = torch.Generator().manual_seed(seed)
     pick = torch.randint(0, len(x), (3, steps, size), generator=draw)
     mask = torch.ones(3, steps, size, dtype=torch.bool)
     mask[1, 1:] = False
     schedule = Schedule(x, Y[: len(x)], pick, mask, torch.arange(3 * steps).view(3, steps) * 7919 + seed)
-    return parse(DROPPED), schedule, torch.tensor(lr), starts(DROPPED, seed), {}, SGD(momentum)
+    start, shift = starts(DROPPED, seed), {}
+    if run == 1:  # the others have no term, or a pull
+        shift = {name: torch.randn(w.shape, generator=draw) / 10 for name, w in start.items()}
+    return parse(DROPPED), schedule, torch.tensor(lr), start, shift, SGD(momentum, 0.1 * (run == 2))
 
-# rounds of three runs: other samples, lengths and learning rates; the third's second round has another momentum
+# rounds of three runs: other samples, lengths, learning rates and terms; the third's second round has another momentum
 def round_of(run, t):
     x, momentum = X[: 40 - 5 * run].clone(), 0.5 if run + t == 3 else 0.9
-    return training_of(10 * run + t, 4, 2 + run, x, 0.05 / (1 + run), momentum)
+    return training_of(10 * run + t, 4, 2 + run, x, 0.05 / (1 + run), momentum, run)
 
 ROUNDS = [[round_of(run, t) for t in range(2)] for run in range(3)]
 joint, ends = JointTraining(), {}

@@ -4,7 +4,15 @@ from torch import nn
 
 from kinfed.fastpath import parse
 from kinfed.fastpath.stages import parse_stages, shape_stages
-from kinfed.kernels.layout import PaddedImages, gradient_tile, precision, product_tile
+from kinfed.kernels.layout import (
+    PaddedImages,
+    block_columns,
+    block_tile,
+    gradient_tile,
+    pooled_tile,
+    precision,
+    product_tile,
+)
 from kinfed.models import MODELS, Model, make_model
 from tests.problems import assert_same_bits
 
@@ -106,4 +114,13 @@ def test_tiles_are_what_a_kernel_can_multiply(pixels, out, tf32, monkeypatch):
     tiles += [gradient_tile(pixels, total, out, lanes) for total in (26, 151, 801) for lanes in (1, 100)]
     for sides, warps, ahead in tiles:
         assert all(side >= 16 and side & (side - 1) == 0 for side in sides)
-        assert sides[1] >= min(out, 64) and warps in (2, 4, 8) and ahead >= 2
+        assert sides[1] >= min(out, 64 if pixels > 16 else 32) and warps in (2, 4, 8) and ahead >= 1
+
+
+@pytest.mark.parametrize("channels", [1, 6, 8])
+@pytest.mark.parametrize(("seen", "image"), [(9, (14, 14)), (25, (1, 1)), (100, (14, 14)), (128, (30, 70))])
+def test_tiles_of_few_channels_hold_whole_rows_of_pixels_and_of_the_weight(channels, seen, image):
+    sides, _, _ = block_tile(4 * seen, block_columns(channels))
+    assert all(side >= 16 and side & (side - 1) == 0 for side in sides) and sides[1] >= 4 * channels
+    (rows, span, deep), images = pooled_tile(seen, channels, image)
+    assert span >= image[1] and rows % span == 0 and deep >= seen and images >= 1
