@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +21,8 @@ from kinfed.config import load_config, make_population
 from kinfed.config.assembly import make_method, model_for
 from kinfed.engines import Vectorised, shared_outputs
 
+Result = TypeVar("Result")
+WARM_UP = 2  # rounds that are not counted: in the second one a GPU captures its graphs
 HEADER = (
     "| method | partition | test samples | different | training, s | each client's own, s | together, s | times as fast"
     " |\n|---|---|---:|---:|---:|---:|---:|---:|"
@@ -36,6 +39,7 @@ def main() -> None:
     asked.add_argument("--settings", nargs="*", default=[], help="further settings, as of kinfed run")
     asked.add_argument("--repeats", type=int, default=5)
     asked.add_argument("--threads", type=int, default=1)
+    asked.add_argument("--device", default="cpu")
     said = asked.parse_args()
     torch.set_num_threads(said.threads)
     print(HEADER)
@@ -44,34 +48,33 @@ def main() -> None:
             common = [f"data={said.data}", f"data.dir={said.data_dir}", f"partition={partition}", "fraction=0.2"]
             beta = ["partition.beta=0.1"] if partition == "dirichlet" else []
             settings = [f"method={method}", *common, "partition.clients=100", *beta, *said.settings]
-            print(row(settings, method, partition, said.repeats), flush=True)
+            print(row(settings, method, partition, said.repeats, said.device), flush=True)
 
 
 @torch.no_grad()
-def row(settings: list[str], method: str, partition: str, repeats: int) -> str:
+def row(settings: list[str], method: str, partition: str, repeats: int, device: str) -> str:
     """What evaluations of one run cost, both ways."""
     config = load_config(None, settings)
     population = make_population(config)
     made = make_method(config, model_for(config, population))
-    fed = Vectorised(made, population, fraction=config.fraction, workers=torch.get_num_threads())
+    fed = Vectorised(made, population, fraction=config.fraction, device=device, workers=torch.get_num_threads())
     state, trained, taken = made.init(fed), [], []
-    for t in range(1 + repeats):
+    for t in range(WARM_UP + repeats):
         fed.begin(t)
-        began = time.perf_counter()
-        state = made.round(state, t, fed)
-        trained.append(time.perf_counter() - began)
+        state, seconds = measure(lambda: made.round(state, t, fed), device)  # noqa: B023 - called at once
+        trained.append(seconds)
         offer = made.offer(state, fed.real, fed)
         with evaluate_alone():
-            alone, before = measure(lambda: fed.run(evaluate, fed.real, offer).send)  # noqa: B023 - called at once
-        together, now = measure(lambda: fed.run(evaluate, fed.real, offer).send)  # noqa: B023 - called at once
+            alone, before = measure(lambda: fed.run(evaluate, fed.real, offer).send, device)  # noqa: B023 - called at once
+        together, now = measure(lambda: fed.run(evaluate, fed.real, offer).send, device)  # noqa: B023 - called at once
         torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-2)
         taken.append((before, now))
-    ratios = sorted(before / now for before, now in taken[1:])
-    times = [median(column) for column in (trained[1:], *zip(*taken[1:], strict=True))]
+    ratios = sorted(before / now for before, now in taken[WARM_UP:])
+    times = [median(column) for column in (trained[WARM_UP:], *zip(*taken[WARM_UP:], strict=True))]
     tested, different = sum(map(len, population.test)), len(torch.cat(population.test).unique())
-    seconds = " | ".join(f"{value:.2f}" for value in times)
+    shown = " | ".join(f"{value:.3f}" if device != "cpu" else f"{value:.2f}" for value in times)
     said = f"{median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
-    return f"| {method} | {partition} | {tested} | {different} | {seconds} | {said} |"
+    return f"| {method} | {partition} | {tested} | {different} | {shown} | {said} |"
 
 
 @contextmanager
@@ -84,10 +87,13 @@ def evaluate_alone() -> Iterator[None]:
         shared_outputs.OFTEN = often
 
 
-def measure(run: Callable[[], object]) -> tuple[object, float]:
+def measure(run: Callable[[], Result], device: str) -> tuple[Result, float]:
     """What it gives, and the seconds that it takes."""
     began = time.perf_counter()
-    return run(), time.perf_counter() - began
+    result = run()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Whether that is done depends on the cohort, its samples and its models alone, ne
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,31 @@ from kinfed.params import NOTHING, Payload, Stack, count, each_leaf, from_flat, 
 OFTEN = 2  # times as many samples as pairs of a model and a sample, from which on each pair is evaluated once
 LARGEST = 2**30  # bytes of all outputs
 AT_ONCE = 1024  # samples that a worker evaluates in one go
+MOST = 64  # groups of clients whose test samples are kept
+GPU_BYTES = 2**28  # of the largest activation that a GPU computes at once
 NOBODY = Client.__new__(Client)  # it has nothing: whoever reads of it gets an AttributeError
+
+
+@dataclass
+class TestSamples:
+    """The test samples of all clients; those of a group of them are kept, as it hardly changes from round to round."""
+
+    of_clients: Sequence[Tensor]
+    device: torch.device
+    known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+
+    def count(self, clients: Sequence[int]) -> int:
+        """How many these clients have together."""
+        return sum(len(self.of_clients[i]) for i in clients)
+
+    def find_different(self, clients: Sequence[int]) -> Tensor:
+        """The different ones of these clients, in order."""
+        group = tuple(clients)
+        if group not in self.known:
+            if len(self.known) >= MOST:
+                self.known.clear()
+            self.known[group] = torch.cat([self.of_clients[i] for i in group]).unique().to(self.device)
+        return self.known[group]
 
 
 class UsedModels(NamedTuple):
@@ -35,27 +60,27 @@ class UsedModels(NamedTuple):
     rows: list[int]  # those of the stack that are used
     number: Tensor | None  # [cohort] which of the rows each client uses; None: it selects one
 
-    def group(self, tests: Sequence[Tensor]) -> list[Tensor]:
-        """The different test samples of each row's clients, who have these."""
+    def group(self, tests: TestSamples, cohort: Sequence[int]) -> list[Tensor]:
+        """The different test samples of each row's clients."""
         if self.number is None:
-            return [torch.cat(list(tests)).unique()] * len(self.rows)
-        whose: list[list[Tensor]] = [[] for _ in self.rows]
-        for own, row in zip(tests, self.number.tolist(), strict=True):
-            whose[row].append(own)
-        return [torch.cat(own).unique() for own in whose]
+            return [tests.find_different(cohort)] * len(self.rows)
+        whose: list[list[int]] = [[] for _ in self.rows]
+        for client, row in zip(cohort, self.number.tolist(), strict=True):
+            whose[row].append(client)
+        return [tests.find_different(clients) for clients in whose]
 
 
 def share_outputs(
-    method: Method[object], offer: Offer, x: Tensor, tests: Sequence[Tensor], workers: int
+    method: Method[object], offer: Offer, x: Tensor, tests: TestSamples, cohort: Sequence[int], workers: int
 ) -> KnownOutputs | None:
-    """Outputs of the models that clients with these test samples use; the model of each is [clients].
+    """Outputs of the models that these clients use for their test samples; the model of each is [clients].
 
     None where each client is to evaluate its own: its model is its own, few samples are shared, or outputs are many.
     """
-    used, tested = find_used(method, offer, len(tests)), sum(map(len, tests))
+    used, tested = find_used(method, offer, len(cohort)), tests.count(cohort)
     if used is None or not tested:
         return None
-    samples = used.group(tests)
+    samples = used.group(tests, cohort)
     if tested < OFTEN * sum(map(len, samples)):
         return None
     return evaluate_pairs(find_client_model(method), used, samples, x, workers)
@@ -117,12 +142,15 @@ def evaluate_pairs(
     if len(used.rows) * len(different) * one.numel() * one.element_size() > LARGEST:
         return None
     table = one.new_zeros(len(used.rows), len(different), *one.shape[1:])  # clients without samples see an output, too
-    place = torch.zeros(len(x), dtype=torch.long).index_copy(0, different, torch.arange(len(different)))
+    place = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    place[different] = torch.arange(len(different), device=x.device)
 
     def evaluate(row: int, part: Tensor) -> None:
         raise_if_cancelled()
         table[row, place[part]] = model.logits(select(used.models, used.rows[row]), x[part])
 
-    parts = [(row, part) for row, own in enumerate(samples) for part in own.split(AT_ONCE)]
-    run_at_once(lambda part: evaluate(*part), parts, max(workers, cores()))  # a core each, whatever the plan says
+    at_once = max(AT_ONCE, GPU_BYTES // max(1, facts.largest)) if x.is_cuda else AT_ONCE
+    parts = [(row, part) for row, own in enumerate(samples) for part in own.split(at_once)]
+    at_work = 1 if x.is_cuda else max(workers, cores())  # a core each, whatever the plan says
+    run_at_once(lambda part: evaluate(*part), parts, at_work)
     return KnownOutputs(table.flatten(0, 1), place, len(different), used.number)

@@ -39,7 +39,7 @@ from kinfed.engines.blocks import (
 )
 from kinfed.engines.resident import Resident
 from kinfed.engines.sequential import loop
-from kinfed.engines.shared_outputs import may_share, share_outputs
+from kinfed.engines.shared_outputs import TestSamples, may_share, share_outputs
 from kinfed.engines.workers import (
     SAMPLES,
     SLOW,
@@ -126,6 +126,7 @@ class Vectorised(Resident):
         self.arrived: Tensor | None = None
         self.fallbacks: set[str] = set()  # tasks that vmap refuses
         self.reads: dict[tuple[str, ...], set[str]] = {}  # task and what it is offered -> what it reads of a client
+        self.tests: TestSamples | None = None
         self.outputs: KnownOutputs | None = None  # of test samples that clients share, while they evaluate
         self.layouts: dict[str, str] = {}  # task -> how its latest cohort was cut, in words
 
@@ -165,17 +166,22 @@ class Vectorised(Resident):
     def _share_outputs(self, name: str, cohort: Tensor, offer: Offer) -> KnownOutputs | None:
         """What the models of a cohort make of test samples that it shares; the model of each client is [clients]."""
         mark = mark_of(find_task(self.method, name))
-        if self.on_gpu or mark is None or not mark.takes_outputs:
+        if mark is None or not mark.takes_outputs:
             return None
-        method, tests = cast("Method[object]", self.method), [self.test[i] for i in cohort.tolist()]
-        known = share_outputs(method, offer, self.x, tests, self._plan(name).workers)
+        method, workers = cast("Method[object]", self.method), self._plan(name).workers
+        self.tests = self.tests or TestSamples(self.test, self.device)
+        try:
+            known = share_outputs(method, offer, self.x, self.tests, cohort.tolist(), workers)
+        except torch.OutOfMemoryError:  # each client evaluates its own, in blocks
+            return None
         if known is None or known.model is None:
             return known
-        return known._replace(model=torch.zeros(self.count, dtype=torch.long).index_copy(0, cohort, known.model))
+        model = torch.zeros(self.count, dtype=torch.long, device=self.device)
+        return known._replace(model=model.index_copy(0, cohort, known.model.to(self.device)))
 
     @property
     def evaluates_once(self) -> bool:
-        return not self.on_gpu and may_share(cast("Method[object]", self.method))
+        return may_share(cast("Method[object]", self.method))
 
     def _fall_back(
         self, name: str, cohort: Tensor, keys: Tensor, offer: Offer, refusal: Exception
@@ -306,7 +312,7 @@ class Vectorised(Resident):
     def _change(self, change: Change) -> None:
         super()._change(change)
         self.tables.clear()
-        self.arrived = None
+        self.tests = self.arrived = None
 
     def _captures_steps(self, reads: set[str] | frozenset[str]) -> bool:
         """Whether CUDA graphs are of steps, not of blocks: by autograd, with other runs, or of uneven clients."""
@@ -329,7 +335,7 @@ class Vectorised(Resident):
         bounds = self._table("train").bounds, self._table("test").bounds
         program = partial(self._answer, name, bounds, self.step_graphs if block.step_graphs else None, shared)
         known = self.reads.get(_key(name, offer), set())  # by now, perhaps from the block before this one
-        is_graph = self.on_gpu and not block.step_graphs and not {ASKS_GPU, AUTOGRAD} & known
+        is_graph = self.on_gpu and not (block.step_graphs or shared) and not {ASKS_GPU, AUTOGRAD} & known
         outputs = self.graphs.run((name, bounds), program, inputs) if is_graph else program(inputs)
         return {key: t[: len(block.order)] for key, t in outputs.items()}
 

@@ -15,7 +15,7 @@ from kinfed.client_tasks import evaluate
 from kinfed.config import read
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.data import Population, is_stored
-from kinfed.engines import Sequential, SeveralDevices, Vectorised, blocks
+from kinfed.engines import Sequential, SeveralDevices, Vectorised, blocks, shared_outputs
 from kinfed.fastpath import kernel_evaluation
 from kinfed.federation import Offer
 from kinfed.gpu_memory import CONTEXT, PROCESSES
@@ -150,6 +150,27 @@ def test_what_clients_compute_with_models_of_their_own_agrees_with_the_reference
     for got in ends[1:]:
         assert_close(ends[0], got, atol=1e-3 if name == "resnet9" else 1e-4)
     assert bool(called) == (name != "resnet9")
+
+
+@pytest.mark.parametrize("pick", [None, (0, 0, 0, 1)])
+def test_test_samples_that_clients_share_are_evaluated_once(monkeypatch, pick):
+    population, ends, pairs = tiny_population((4, 9, 23, 7), shape=(1, 28, 28)), [], []
+    everybodys = torch.cat(population.test)
+    population = replace(population, test=(everybodys, everybodys.flip(0)) * 2)
+    real = shared_outputs.evaluate_pairs
+    monkeypatch.setattr(shared_outputs, "evaluate_pairs", lambda *given: pairs.append(given[2]) or real(*given))
+    method = FedAvg(make_model("lenet5", (1, 28, 28), 3), LOCAL)
+    models = stack([method.model.init(seed) for seed in range(2)])
+    for engine, how, to in ((Sequential, {}, on_cpu), (Vectorised, {"device": "cuda"}, on_gpu)):
+        fed = engine(method, population, **how)
+        one, several = Offer({"params": to(method.model.init())}), Offer(each={"params": to(models)})
+        offer = one if pick is None else several._replace(pick=torch.tensor(pick, device=fed.device))
+        for _ in range(3):
+            replies = fed.run(evaluate, fed.clients, offer)
+            ends.append({name: replies[name].cpu().float() for name in ("loss", "metric")})
+    assert len(pairs) == 3 and len(pairs[0]) == (1 if pick is None else 2)
+    for got in ends[1:]:
+        assert_close(ends[0], got, atol=1e-4)
 
 
 def test_predictions_of_many_models_are_those_of_each():
@@ -353,6 +374,7 @@ def test_runs_that_train_together_have_the_bits_they_have_alone(tmp_path, data, 
         "data": {"name": data, "train_samples": 60}, "fraction": 0.5, "evaluation": {"every": 1},
     }  # fmt: skip
     runs = [("fedavg", 0, 0.05), ("fedavg", 0, 0.02), ("fedavg", 1, 0.05), ("local", 0, 0.05), ("ifca", 1, 0.05)]
+    runs += [("fedprox", 0, 0.05), ("scaffold", 0, 0.05)]
     configs = [read(table | {"method": m, "seed": s, "training": {"lr": lr, "momentum": 0.5}}) for m, s, lr in runs]
     ours, theirs = zip(*(Pipe() for _ in configs), strict=True)
     for number, (line, config) in enumerate(zip(ours, configs, strict=True)):
