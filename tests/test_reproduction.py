@@ -269,6 +269,23 @@ def test_a_table_says_what_it_costs_to_reach_the_published_accuracy_and_how_long
     assert "about 0 min for 2 runs, 1 at once, if they take as long as" in result.output
 
 
+def test_numbers_are_kept_as_runs_end_and_not_at_the_end_of_the_command(monkeypatch):
+    def die(*given: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduction, "outcome_of", die)  # what comes after the runs
+        assert reproduce("tiny.toml", "--only", "digits", "--keep", "kept.csv").exit_code
+    killed = list(csv.DictReader(Path("kept.csv").read_text(encoding="utf-8").splitlines()))
+    reproduce("tiny.toml", "--only", "digits", "--keep", "whole.csv")
+    whole = list(csv.DictReader(Path("whole.csv").read_text(encoding="utf-8").splitlines()))
+
+    def without_machine(lines: list[dict[str, str]]) -> set[tuple[str, ...]]:
+        return {tuple(line.values())[:-1] + tuple(line["numbers"].split(" machine=")[:1]) for line in lines}
+
+    assert len(killed) == len(whole) > 2 and without_machine(killed) == without_machine(whole)
+
+
 def test_the_estimate_takes_what_a_run_took_of_the_machine_or_its_share_of_its_seconds():
     reproduce("tiny.toml", "--rows", "fedavg", "--protocol", "paper", "--keep", "kept.csv")
     lines = list(csv.DictReader(Path("kept.csv").read_text(encoding="utf-8").splitlines()))

@@ -6,12 +6,15 @@ numbers of a row whose settings have changed since are not taken for those of th
 """
 
 import csv
+import hashlib
 import io
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kinfed.errors import FileError
+from kinfed.files import lock
 from kinfed.recipes.cells import Cell
 from kinfed.recipes.outcome import Numbers, Outcome
 from kinfed.runs.logs import write_text
@@ -60,6 +63,19 @@ class KeptNumbers:
                     (table, row, column, self.protocols[key], data, settings, seed, format_numbers(numbers))
                 )
         write_text(path, text.getvalue())
+
+    @classmethod
+    def add(cls, path: Path, outcomes: Iterable[Outcome]) -> "KeptNumbers":
+        """Those of a file with the numbers of what has run, which are in the file then, too.
+
+        Several commands may add to one file.
+        """
+        name = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
+        with lock(Path(tempfile.gettempdir()) / f"kinfed-{name}.lock"):
+            kept = cls.read(path)
+            kept.update(outcomes)
+            kept.write(path)
+        return kept
 
     def find(self, table: str, cell: Cell) -> Mapping[int, Numbers]:
         """The kept numbers of a cell, by seed."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import mean
@@ -35,6 +36,7 @@ from kinfed.recipes.outcome_tables import (
 from kinfed.recipes.recipe_files import tables_of
 from kinfed.recipes.store import Store, jobs_of
 from kinfed.registry import look_up
+from kinfed.runs.jobs import Job
 from kinfed.runs.lifecycle import Interrupted
 from kinfed.runs.logs import write_text
 from kinfed.runs.parallel import AtOnce, run_jobs
@@ -69,12 +71,17 @@ class Order:
         if not 0 <= self.minutes < inf:
             raise ConfigError(f"--minutes: wanted after how many to stop, 0 for never, got {self.minutes}")
 
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a file of kept numbers: those of quick runs are not kept."""
+        return bool(self.keep) and not self.wanted.quick
+
 
 def reproduce(order: Order, display: Display) -> list[Outcome]:
     """Runs all wanted cells, writes and shows their tables; what has ended is not run again."""
     began, store = time.monotonic(), Store(order.folder)
     refuse_other_files(order)
-    kept = KeptNumbers.read(order.keep) if order.keep and not order.wanted.quick else KeptNumbers()
+    kept = KeptNumbers.read(order.keep) if order.keep and order.keeps else KeptNumbers()
     planned = plan(order, kept, display)
     try:
         with stop_after(order.minutes, display):
@@ -88,10 +95,8 @@ def reproduce(order: Order, display: Display) -> list[Outcome]:
             write_outcome(order, outcome)
         if order.page:
             fill_checks(order.page, outcomes)
-        if order.keep and not order.wanted.quick:
-            kept = KeptNumbers.read(order.keep)  # another command may have added to it meanwhile
-            kept.update(outcomes)
-            kept.write(order.keep)
+        if order.keep and order.keeps:
+            KeptNumbers.add(order.keep, outcomes)
     for outcome in outcomes:
         show(outcome, display)
     written = ", ".join(f"{outcome.recipe.name}.md" for outcome in outcomes)
@@ -169,8 +174,34 @@ def run_all(planned: Planned, order: Order, store: Store, kept: KeptNumbers, dis
     if said := estimate_time(planned, order, store, kept, {job.path for job in todo}):
         display.say(said)
     if not order.show:
-        failed = run_jobs(todo, order.jobs, display, threads=1 if order.wanted.quick else 0)
+        keep = partial(keep_run, find_users(planned, order, store), order, store)
+        failed = run_jobs(todo, order.jobs, display, threads=1 if order.wanted.quick else 0, note=keep)
         store.failed |= {path.name: why for path, why in failed.items()}
+
+
+def find_users(planned: Planned, order: Order, store: Store) -> dict[Path, Planned]:
+    """The cells that have numbers of a run, by its folder."""
+    users: dict[Path, Planned] = {}
+    for recipe, cells in planned if order.keeps else ():
+        for cell in cells:
+            for path in {store.path(store.find_richer(config)) for config in cell.configs(order.wanted.seeds)}:
+                users.setdefault(path, []).append((recipe, [cell]))
+    return users
+
+
+def keep_run(users: dict[Path, Planned], order: Order, store: Store, job: Job) -> None:
+    """Adds the numbers of a run that has ended to the kept ones, so that a command that is killed loses none."""
+    if not order.keep or job.path not in users:
+        return
+    store.measure_shares()
+    seeds, quick = order.wanted.seeds, order.wanted.quick
+    KeptNumbers.add(
+        order.keep,
+        [
+            Outcome(recipe, tuple(result_of(recipe, cell, seeds, store.run, "") for cell in cells), quick)
+            for recipe, cells in users[job.path]
+        ],
+    )
 
 
 def explain_missing(planned: Planned) -> str:

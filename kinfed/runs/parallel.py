@@ -55,13 +55,23 @@ class AtOnce:
         return AtOnce(processes, min(together, -(-count // max(1, processes))))
 
 
-def run_jobs(jobs: Sequence[Job], at_once: AtOnce, display: Display, threads: int = 0) -> dict[Path, str]:
-    """Takes all runs to their end, so many at once; gives back why runs failed, by their folders."""
+def ignore(job: Job) -> None:
+    """Notes nothing of a run that has ended."""
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    at_once: AtOnce,
+    display: Display,
+    threads: int = 0,
+    note: Callable[[Job], None] = ignore,
+) -> dict[Path, str]:
+    """Takes all runs to their end, so many at once, and notes each; gives back why runs failed, by their folders."""
     with Workers(at_once, threads) as workers:
-        return workers.run(jobs, display)
+        return workers.run(jobs, display, note)
 
 
-def run_in_turn(jobs: Sequence[Job], display: Display) -> dict[Path, str]:
+def run_in_turn(jobs: Sequence[Job], display: Display, note: Callable[[Job], None]) -> dict[Path, str]:
     """Takes all runs to their end in this process, one after the other; gives back why runs failed."""
     runner, failed = Runner(), {}
     with display.live():
@@ -72,6 +82,8 @@ def run_in_turn(jobs: Sequence[Job], display: Display) -> dict[Path, str]:
                 display.say(f"failed: {why}")
                 if has_lost_gpu():
                     raise KinfedError(f"this process cannot use the GPU any more; run the command again: {why}")
+            else:
+                note(job)
     return failed
 
 
@@ -190,14 +202,14 @@ class Workers:
         else:
             self.dismiss_early()
 
-    def run(self, jobs: Sequence[Job], display: Display) -> dict[Path, str]:
-        """Takes all runs to their end; gives back why runs failed, by their folders."""
+    def run(self, jobs: Sequence[Job], display: Display, note: Callable[[Job], None] = ignore) -> dict[Path, str]:
+        """Takes all runs to their end and notes each; gives back why runs failed, by their folders."""
         if self.serves(jobs):
             self.prepare(jobs)
             jobs = group_by_training(jobs) if self.setup and self.setup.together > 1 else jobs
-            return run_parallel(Pool(deque(enumerate(jobs, 1)), self.free, self.start_another), display)
+            return run_parallel(Pool(deque(enumerate(jobs, 1)), self.free, self.start_another), display, note)
         with limit_threads(self.threads == 1):
-            return run_in_turn(jobs, display)
+            return run_in_turn(jobs, display, note)
 
     def serves(self, jobs: Sequence[Job]) -> bool:
         """Whether these runs go to processes: several at once, or one whose GPU a process has started already."""
@@ -254,7 +266,7 @@ def find_device(jobs: Sequence[Job]) -> str:
     return next((device for device in devices if "cuda" in device), "cpu")
 
 
-def run_parallel(pool: Pool, display: Display) -> dict[Path, str]:
+def run_parallel(pool: Pool, display: Display, note: Callable[[Job], None] = ignore) -> dict[Path, str]:
     """Takes all runs of a pool to their end, or as many at once as the GPU has room for; gives back why runs failed."""
     began, count = time.monotonic(), len(pool.todo)
     failed: dict[Path, str] = {}
@@ -277,6 +289,8 @@ def run_parallel(pool: Pool, display: Display) -> dict[Path, str]:
             failed |= {job.path: message.failed} if message.failed else {}
             left = outlook(count, len(pool.todo) + len(pool.busy), time.monotonic() - began)
             display.say(f"run {number}: {message}{left}")
+            if not message.failed:
+                note(job)
     if pool.todo:
         raise KinfedError(f"all processes died, {len(pool.todo)} runs are left: {last}")
     return failed
