@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfed.runs.reader import Numbers, Run, Whole
+from kinfed.runs.reader import Run
+from kinfed.runs.run_tables import Numbers, Whole
 
 BANDS = 48  # clusters that have a band of their own; the others share one
 COLUMNS = 60  # changes that are shown
