@@ -178,11 +178,16 @@ def interpolate(start: Params, end: Params, amount: Tensor | float) -> Params:
 
 def mix_contributors(models: Stack, weights: Tensor, *replies: Stack) -> Stack:
     """Models replaced by the weighted mean of their contributors' ones; one without contributors stays as it is."""
+    return put_mixes(models, weights, lambda shares: mix(shares, *replies))
+
+
+def put_mixes(models: Stack, weights: Tensor, mix_shares: Callable[[Tensor], Stack]) -> Stack:
+    """Models replaced by what is mixed of their contributors' shares; one without contributors stays as it is."""
     updated = (weights.sum(1) > 0).nonzero()[:, 0]
     if not len(updated):
         return models
     some = weights[updated]
-    means = mix(some / some.sum(1, keepdim=True), *replies)
+    means = mix_shares(some / some.sum(1, keepdim=True))
     return means if len(updated) == len(weights) else put(models, updated, means)
 
 

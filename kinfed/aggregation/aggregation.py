@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kinfed.aggregation.outliers import find_usual_distance, measure_isolation, pass_over_copies
 from kinfed.checks import at_least
-from kinfed.params import Params, Stack, count, each_leaf, flatten, mix, one_hot, put, repeat, select, subtract
+from kinfed.params import Params, Stack, count, each_leaf, flatten, mix, one_hot, put_mixes, repeat, select, subtract
 from kinfed.params import unflatten as to_models
 
 ISOLATED = 3.0  # times the usual distance to the nearest other client: an outlier is farther from all others,
@@ -143,12 +143,7 @@ class Aggregation(ABC):
 
     def mix_contributors(self, models: Stack, weights: Tensor, sent: Sent, trained: Stack, *held: Stack) -> Stack:
         """Models replaced by the mix of their contributors' ones; one without contributors stays as it is."""
-        updated = (weights.sum(1) > 0).nonzero()[:, 0]
-        if not len(updated):
-            return models
-        some = weights[updated]
-        means = self.mix(some / some.sum(1, keepdim=True), sent, trained, *held)
-        return means if len(updated) == len(weights) else put(models, updated, means)
+        return put_mixes(models, weights, lambda shares: self.mix(shares, sent, trained, *held))
 
     def _combine_rows(self, weights: Tensor, updates: Stack) -> Tensor:
         """The update of each row, as large as the row's weights: [m, d]."""

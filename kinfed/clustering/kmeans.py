@@ -131,11 +131,16 @@ def cluster_again(points: Tensor, start: Tensor, before: Tensor, clusters: int, 
 
 def rename(found: Tensor, before: Tensor, clusters: int) -> Tensor:
     """These clusters under other numbers, so that as many points as can be are where they were before."""
-    from scipy.optimize import linear_sum_assignment
-
     names = torch.arange(clusters)[:, None]
     common = (found == names).float() @ (before == names).float().T  # [found, before]
-    return torch.from_numpy(linear_sum_assignment(common.numpy(), maximize=True)[1])[found]
+    return match_columns(common)[found]
+
+
+def match_columns(values: Tensor) -> Tensor:
+    """A column for each row, each taken once, so that the sum of their values is largest; no more rows than columns."""
+    from scipy.optimize import linear_sum_assignment
+
+    return torch.from_numpy(linear_sum_assignment(values.cpu().numpy(), maximize=True)[1]).to(values.device)
 
 
 def _fit_kmeans(points: Tensor, clusters: int, start: Tensor, seed: int, runs: int) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from kinfed.capabilities import require_labels
 from kinfed.checks import at_least, seed_of_numpy
 from kinfed.client import Client, Reply, client_task
 from kinfed.client_tasks import least_loss, score
-from kinfed.clustering.kmeans import server_kmeans
+from kinfed.clustering.kmeans import match_columns, server_kmeans
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, draw_models
 from kinfed.models import Model
@@ -100,8 +100,6 @@ class CLoVE(Clustered[CLoVEState]):
 
 def match_models(losses: Tensor, labels: Tensor) -> Tensor:
     """The model of each cluster, one each, with which the total loss is least: [clusters]; losses: [clients, C]."""
-    from scipy.optimize import linear_sum_assignment
-
     totals = torch.zeros(int(labels.max()) + 1, losses.shape[1], dtype=torch.double, device=losses.device)
     totals.index_add_(0, labels, losses.double())
-    return torch.from_numpy(linear_sum_assignment(totals.cpu().numpy())[1]).to(labels.device)
+    return match_columns(-totals)

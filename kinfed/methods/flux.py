@@ -19,7 +19,8 @@ from torch import Tensor
 from kinfed.capabilities import TRAIN_SUMMED, AssignsUnseen
 from kinfed.checks import above_zero, at_least
 from kinfed.client import Client, Reply, client_task
-from kinfed.clustering.hierarchy import distances, link_within_knee
+from kinfed.clustering.hierarchy import distances
+from kinfed.clustering.knee_linkage import link_within_knee
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.federation import Federation, Offer, Replies
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, drop_outlying

@@ -23,7 +23,8 @@ from kinfed.recipes.cells import Cell
 from kinfed.recipes.measures import MEASURES
 from kinfed.recipes.recipe import Recipe
 from kinfed.runs.logs import whole_lines
-from kinfed.runs.reader import Numbers, Run
+from kinfed.runs.reader import Run
+from kinfed.runs.run_tables import Numbers
 
 COSTS = {
     "cost_rounds": ("rounds", ".0f"),

@@ -12,6 +12,9 @@ A recipe is a TOML file:
                                     each: configs laid over it, of which a cell runs all and has the mean;
                                     incomparable: why its numbers cannot be compared;
                                     PROTOCOL.config: what is laid over it under that protocol
+    [datasets.NAME]                 config, quick, PROTOCOL.config: what columns of this dataset are laid over;
+                                    PROTOCOL may be patterns, as in "fair|paper*", later ones over earlier ones; those
+                                    that fit none of the recipe's protocols are left out
     [protocols.NAME]                says, config; sweep: a key and values, of which the best is reported;
                                     judged = false: not how the published numbers were made
     [rows.NAME]                     title, config; at.COLUMN: config in that column; published.COLUMN: the numbers;
@@ -28,11 +31,14 @@ A row's `incomparable` is a text, or one for each of some columns: { "fmnist-*|s
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import cast
 
 from kinfed.config import Table, build, merge_tables, read_toml, set_value
+from kinfed.data import DATASETS
 from kinfed.errors import ConfigError
+from kinfed.recipes.cells import data_of
 from kinfed.recipes.measures import MEASURES, Printed
 from kinfed.recipes.recipe import Claim, Column, Figure, Protocol, Recipe, Row, StandIn, Sweep, Under
 from kinfed.recipes.rules import PLACES, RULES
@@ -85,16 +91,12 @@ def join_claims(under: Table, over: Table) -> list[object]:
 
 def read_recipe(name: str, table: Table) -> Recipe:
     """The recipe of a TOML file's table."""
-    check_keys(table, [f.name for f in fields(Recipe) if f.name != "name"], name)
+    check_keys(table, ["datasets", *(f.name for f in fields(Recipe) if f.name != "name")], name)
     figure = build(Figure, table["figure"], f"{name}: figure") if "figure" in table else None
     protocols = {
         key: read_protocol(key, inner, f"{name}: protocols.{key}") for key, inner in sections(table, "protocols", name)
     }
-    columns = {
-        key: read_column(key, inner, tuple(protocols), f"{name}: columns.{key}")
-        for key, inner in sections(table, "columns", name)
-    }
-    columns |= make_axis(figure) if figure else {}
+    columns = read_columns(table, tuple(protocols), name) | (make_axis(figure) if figure else {})
     measures = read_texts(table, "measures", name)
     if not measures:
         raise ConfigError(f"{name}.measures: wanted at least one of {', '.join(MEASURES)}, got none")
@@ -124,6 +126,34 @@ class TableShape:
     columns: tuple[str, ...]
     protocols: tuple[str, ...]
     measures: int
+
+
+def read_columns(table: Table, protocols: Sequence[str], at: str) -> dict[str, Column]:
+    """The columns by name, each over what the recipe says of its dataset."""
+    columns, datasets = sections(table, "columns", at), dict(sections(table, "datasets", at))
+    config = inner_table(table, "config", at)
+    data = {
+        key: data_of(merge_tables(config, inner_table(inner, "config", f"{at}: columns.{key}")))
+        for key, inner in columns
+    }
+    for name in datasets.keys() - data.values():  # a recipe that this one extends may have more columns
+        look_up(name, DATASETS, f"{at}: dataset")
+    shared = {name: expand_protocols(inner, protocols, f"{at}: datasets.{name}") for name, inner in datasets.items()}
+    return {
+        key: read_column(key, merge_tables(shared.get(data[key], {}), inner), protocols, f"{at}: columns.{key}")
+        for key, inner in columns
+    }
+
+
+def expand_protocols(table: Table, protocols: Sequence[str], at: str) -> Table:
+    """What is said of a dataset, with the name of each protocol in the place of patterns."""
+    plain = ("config", "quick")
+    found: Table = {key: table[key] for key in plain if key in table}
+    for patterns in (key for key in table if key not in plain):
+        under: Table = {"config": read_under(table[patterns], f"{at}.{patterns}").config}
+        fit = [name for name in protocols if any(fnmatch(name, pattern) for pattern in patterns.split("|"))]
+        found = merge_tables(found, dict.fromkeys(fit, under))
+    return found
 
 
 def read_column(name: str, table: Table, protocols: Sequence[str], at: str) -> Column:

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from kinfed.runs.reader import Numbers, Run, Whole
+from kinfed.clustering.kmeans import match_columns
+from kinfed.runs.reader import Run
+from kinfed.runs.run_tables import Numbers, Whole
 
 BANDS = 48  # clusters that have a band of their own; the others share one
 COLUMNS = 60  # changes that are shown
@@ -61,13 +64,11 @@ def match_colours(clusters: Whole, colours: Whole) -> Whole:
 
     Each colour is given once; clusters for which none is left have further ones.
     """
-    from scipy.optimize import linear_sum_assignment
-
     names, places = rank_by_size(clusters)
     common = np.zeros((len(names), max(len(names), int(colours.max(initial=-1)) + 1)))
     both = (places >= 0) & (colours >= 0)
     np.add.at(common, (places[both], colours[both]), 1)
-    _, chosen = linear_sum_assignment(-common)
+    chosen = match_columns(torch.from_numpy(common)).numpy()
     return np.where(places >= 0, np.append(chosen, -1)[places], -1).astype(np.int64)
 
 

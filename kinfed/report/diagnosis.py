@@ -12,7 +12,8 @@ from kinfed.methods import FAMILIES
 from kinfed.quality import Metric
 from kinfed.report.run_views import find_related, measure_pairs
 from kinfed.report.series import Series, curve_of, main_metric, metrics_by
-from kinfed.runs.reader import TRAINS, Numbers, Run
+from kinfed.runs.reader import TRAINS, Run
+from kinfed.runs.run_tables import Numbers
 
 Kind = Literal["warning", "note", "good"]
 CHANCE = 0.05  # that a client is named who does not lose

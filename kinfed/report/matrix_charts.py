@@ -9,7 +9,8 @@ from kinfed.report.run_charts import FRAME, as_run, name_of, require
 from kinfed.report.run_views import Confusion, Distances, confusion_of, distances_of, labels_of, matrix_of
 from kinfed.report.series import Place
 from kinfed.report.vega import CLUSTERS, DISTANCES, FAINT, Chart, Rows, Spec, digits, mark_line, number, show
-from kinfed.runs.reader import Numbers, Run, Whole
+from kinfed.runs.reader import Run
+from kinfed.runs.run_tables import Numbers, Whole
 
 RELATED = "#3b8fc4"
 ABOVE = 50  # the tones of related pairs are above it, those of others below

@@ -22,7 +22,7 @@ from kinfed.report.series import (
     spreads,
 )
 from kinfed.report.vega import BESIDE, DASHES, FAINT, Chart, Rows, Spec, digits, mark_line, number, show
-from kinfed.runs.reader import Numbers
+from kinfed.runs.run_tables import Numbers
 
 FEW_ROUNDS = 10  # of which an axis names each
 HEIGHT, LINE = 340, 15  # pixels: of curves, and of a name beside them

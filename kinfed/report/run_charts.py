@@ -11,7 +11,8 @@ from kinfed.report.method_charts import LINE, round_axis, spread_apart
 from kinfed.report.run_views import ClusterCurves, Tree, curves_of, map_of, tree_of
 from kinfed.report.series import Place, change_rounds, folder_of
 from kinfed.report.vega import BESIDE, CLUSTERS, FAINT, SHAPES, Chart, Rows, Spec, digits, mark_line, number, show
-from kinfed.runs.reader import Numbers, Run, Whole
+from kinfed.runs.reader import Run
+from kinfed.runs.run_tables import Numbers, Whole
 
 T = TypeVar("T")
 NONE = "none"

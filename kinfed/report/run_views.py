@@ -8,7 +8,8 @@ import torch
 
 from kinfed.methods import title_of
 from kinfed.report.cluster_order import leaves
-from kinfed.runs.reader import TRAINS, Numbers, Run, Whole
+from kinfed.runs.reader import TRAINS, Run
+from kinfed.runs.run_tables import Numbers, Whole
 
 log = logging.getLogger("kinfed")
 NEIGHBOURS, MIN_DIST, SEED = 15, 0.3, 42

@@ -14,7 +14,8 @@ from kinfed.errors import ConfigError
 from kinfed.methods import title_of
 from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import explain_unknown
-from kinfed.runs.reader import TRAINS, Numbers, Run, Whole, read_runs
+from kinfed.runs.reader import TRAINS, Run, read_runs
+from kinfed.runs.run_tables import Numbers, Whole
 
 SAME = ("seed", "seeds", "compare", "checkpoint_every", "data.dir", "trackers", "evaluation.signatures")
 SOME = ("engine.",)  # how it was computed, not what

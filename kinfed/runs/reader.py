@@ -1,24 +1,20 @@
-"""The reader of run folders: tables as columns of numbers, arrays as they are; what is missing is None or empty."""
+"""The reader of run folders: a run and its files (`run_tables` reads tables); what is missing is None or empty."""
 
 import csv
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from kinfed.checkpoint import FORMAT, explain_format
 from kinfed.config import Config, flatten, load_config, read_toml
 from kinfed.config.schema import Table, build
-from kinfed.data.population import MOST_CLASSES
 from kinfed.errors import CheckpointError, FileError, KinfedError
 from kinfed.experiment import Summary
 from kinfed.files import Arrays, read_arrays, refuse_device, refuse_large
-from kinfed.quality import ACCURACY, MEASURED, Metric
-from kinfed.ranges import SLACK
+from kinfed.quality import ACCURACY, Metric
 from kinfed.registry import refuse_code
 from kinfed.runs.array_checks import FITS
 from kinfed.runs.logs import (
@@ -29,74 +25,32 @@ from kinfed.runs.logs import (
     SUMMARY,
     SWEEP,
     TASK,
-    client_columns,
-    metrics_of,
     name_resume,
     read_format,
-    whole_lines,
+)
+from kinfed.runs.run_tables import (
+    BYTES,
+    Columns,
+    History,
+    Numbers,
+    Whole,
+    check_growth,
+    read_clusters,
+    read_history,
+    read_json,
+    read_labels,
+    read_last_clients,
+    read_rounds,
+    read_summary,
+    read_table,
 )
 
-Numbers = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
-LARGEST = 1e100  # score: those of models that diverged are far below
-SHARES = ("at_target", "nmi", "purity", "clustering_accuracy")  # columns within 0..1
-ROUNDING = 2 * SLACK  # of shares that nodes sent
-ABSURD = 10**7  # clients, rounds or samples of one: no run has as many
-MOST = 2**63  # of a whole number of a summary
-BYTES = ("bytes_down", "bytes_up")  # every run counts them
-TEXT = ("role", "task")  # columns that are not numbers
 PARTS = (
     (CONFIG, "method"), ("clusters.csv", "clusters"), ("clients.csv", "roles"), ("clients.csv", "true_clusters"),
     ("labels.csv", "labels"), ("ledger.csv", "ledger"), ("ledger_clients.csv", "client_ledger"),
     ("timing.csv", "timing"), (SUMMARY, "summary"),
 )  # fmt: skip
 TRAINS = ("trains", "late", "leaves")  # roles whose scores the means are of; not "too late"
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A table by column; what is not a number is NaN."""
-
-    numbers: dict[str, Numbers]
-    text: dict[str, list[str]]
-
-    def __getitem__(self, name: str) -> Numbers:
-        return self.numbers[name]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.numbers.values()), ()))
-
-    def whole(self, name: str, least: int = -1) -> Whole:
-        """A column of whole numbers; -1 where there is none. ValueError where they are not, or absurdly large."""
-        found = np.nan_to_num(self.numbers[name], nan=-1)
-        if len(found) and not (least <= found.min() and found.max() < ABSURD and (found % 1 == 0).all()):
-            raise ValueError(f"{name} must be whole numbers from {least} on, got {found.min():g}..{found.max():g}")
-        return found.astype(np.int64)
-
-    def check_amounts(self, *names: str) -> None:
-        """Raises ValueError for a column of bytes, seconds or samples that is not finite, or below 0."""
-        for name in names:
-            found = self.numbers[name]
-            if len(found) and not (found.min() >= 0 and found.max() < MOST):
-                raise ValueError(f"{name} must be numbers from 0 on, got {found.min():g}..{found.max():g}")
-
-    def check_scores(self, metric: Metric) -> None:
-        """Raises ValueError for a number that no run measures: an infinite one, or a share below 0 or above 1."""
-        shares = metrics_of(metric.name) if metric.name in MEASURED and metric.unit == "%" else ()
-        for name, column in self.numbers.items():
-            is_share = name in SHARES or (name in shares and name.startswith(metric.name))
-            low, high = (0.0, 1.0) if is_share else (-LARGEST, LARGEST)
-            for value in column[(column < low - ROUNDING) | (column > high + ROUNDING)]:
-                raise ValueError(f"{name} must be within {low:g}..{high:g}, got {value:g}")
-
-
-@dataclass(frozen=True)
-class History:
-    """How clients did over rounds; not a number where one was not scored."""
-
-    rounds: Whole  # [k]
-    scores: Numbers  # [k, clients] main metric
-    losses: Numbers  # [k, clients]
 
 
 @dataclass(frozen=True)
@@ -136,16 +90,7 @@ class Run:
     @cached_property
     def rounds(self) -> Columns:
         """Metrics and bytes by round."""
-        table = columns(whole_lines(self.path / "rounds.csv"), ("round", self.metric.name))
-        if len(table) and (np.diff(table.whole("round", 0)) <= 0).any():
-            raise ValueError("its rounds must grow from row to row")
-        counted = [name for name in BYTES if name in table.numbers]
-        table.check_amounts(*counted)
-        for name in counted:
-            if (np.diff(table[name]) < 0).any():
-                raise ValueError(f"{name} counts all bytes so far, and must not fall")
-        table.check_scores(self.metric)
-        return table
+        return read_rounds(self.path / "rounds.csv", self.metric)
 
     @cached_property
     def task(self) -> Table:
@@ -166,20 +111,17 @@ class Run:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes, where they are known."""
-        names = self.task.get("class_names", [])
-        return tuple(map(str, names)) if isinstance(names, list) else ()
+        return self._names("class_names")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """The columns of a table that samples are made of, where they are known."""
-        names = self.task.get("feature_names", [])
-        return tuple(map(str, names)) if isinstance(names, list) else ()
+        return self._names("feature_names")
 
     @property
     def client_names(self) -> tuple[str, ...]:
         """The names of the first clients, where they are known."""
-        names = self.task.get("client_names", [])
-        return tuple(map(str, names)) if isinstance(names, list) else ()
+        return self._names("client_names")
 
     def name_client(self, client: int) -> str:
         """The number of a client, and its name where it has one."""
@@ -194,46 +136,23 @@ class Run:
     @cached_property
     def clients(self) -> Columns:
         """Every client at the last evaluated round."""
-        lines = whole_lines(self.path / "clients.csv")
-        last = lines[-1].split(",", 1)[0] + "," if len(lines) > 1 else ""
-        first = next((i for i in range(len(lines) - 1, 0, -1) if not lines[i].startswith(last)), 0) + 1
-        table = columns([*lines[:1], *lines[first:]], client_columns(self.metric.name))
-        table.check_amounts(*("test_samples",) * bool(lines))
-        table.check_scores(self.metric)
-        return table
+        return read_last_clients(self.path / "clients.csv", self.metric)
 
     @cached_property
     def clusters(self) -> list[tuple[int, Whole]]:
         """The clusters whenever they changed: the round, and the cluster of each client (-1: none)."""
-        table = columns(whole_lines(self.path / "clusters.csv"))
-        if not len(table):
-            return []
-        rounds, found = table.whole("round"), table.whole("cluster")
-        starts = np.flatnonzero(np.diff(rounds, prepend=-1))
-        parts, clients = np.split(found, starts[1:]), table.whole("client", 0)
-        if len({len(part) for part in parts}) > 1:
-            raise ValueError("rounds differ in how many clients they have")
-        if (clients != np.tile(np.arange(len(parts[0])), len(parts))).any():
-            raise ValueError("the clients of a round must be 0, 1, …")
-        return [(int(rounds[at]), part) for at, part in zip(starts, parts, strict=True)]
+        return read_clusters(self.path / "clusters.csv")
 
     @cached_property
     def labels(self) -> Whole | None:
         """How many training samples of each label each client has ([clients, labels])."""
-        table = columns(whole_lines(self.path / "labels.csv"))
-        if not len(table):
-            return None
-        client, label = table.whole("client", 0), table.whole("label", 0)
-        if label.max() >= MOST_CLASSES:
-            raise ValueError(f"label {label.max()} is beyond the most classes, {MOST_CLASSES}")
-        held = np.zeros((max(self.count, int(client.max()) + 1), int(label.max()) + 1), dtype=np.int64)
-        held[client, label] = table.whole("samples", 0)
-        return held
+        held = read_labels(self.path / "labels.csv")
+        return None if held is None else np.pad(held, ((0, max(0, self.count - len(held))), (0, 0)))
 
     @cached_property
     def ledger(self) -> Columns:
         """Bytes by round and task."""
-        table = columns(whole_lines(self.path / "ledger.csv"), ("round", "task", "clients", *BYTES))
+        table = read_table(self.path / "ledger.csv", ("round", "task", "clients", *BYTES))
         if len(table):
             self._check_last_round(table)
             table.check_amounts("clients", *BYTES)
@@ -242,7 +161,7 @@ class Run:
     @cached_property
     def client_ledger(self) -> Columns:
         """Bytes by task and client."""
-        table = columns(whole_lines(self.path / "ledger_clients.csv"), ("task", "client", *BYTES))
+        table = read_table(self.path / "ledger_clients.csv", ("task", "client", *BYTES))
         if len(table):
             table.whole("client", 0)
             table.check_amounts(*BYTES)
@@ -251,9 +170,9 @@ class Run:
     @cached_property
     def timing(self) -> Columns:
         """Seconds without evaluation by round; of the clients' tasks, unless an earlier version wrote it."""
-        table = columns(whole_lines(self.path / "timing.csv"), ("round", "seconds"))
-        if len(table) and (np.diff(self._check_last_round(table)) <= 0).any():
-            raise ValueError("its rounds must grow from row to row")
+        table = read_table(self.path / "timing.csv", ("round", "seconds"))
+        if len(table):
+            check_growth(self._check_last_round(table))
         table.check_amounts(*(name for name in ("seconds", "clients") if name in table.numbers))
         return table
 
@@ -278,15 +197,7 @@ class Run:
     def summary(self) -> Summary:
         """The last metrics and the cost; of a run that has not ended, those of its last evaluated round."""
         if (self.path / SUMMARY).exists():
-            whole = read_json(self.path / SUMMARY)
-            found: Summary = {name: v for name, v in whole.items() if v is None or isinstance(v, int | float)}
-            for name in {*BYTES, *({self.metric.name} & whole.keys())} - found.keys():
-                raise CheckpointError(f"{self.path / SUMMARY} is damaged: {name} must be a number, or null")
-            for name in [name for name, v in found.items() if isinstance(v, int) and abs(v) > MOST]:
-                raise CheckpointError(f"{self.path / SUMMARY} is damaged: {name} is beyond {MOST:.0e}")
-            for name in [name for name in BYTES if not 0 <= (found[name] or 0) < MOST]:
-                raise CheckpointError(f"{self.path / SUMMARY} is damaged: {name} must be from 0 on, got {found[name]}")
-            return found
+            return read_summary(self.path / SUMMARY, self.metric)
         last = int(np.flatnonzero(~np.isnan(self.main))[-1])
         numbers = {name: float(column[last]) for name, column in self.rounds.numbers.items() if name != "round"}
         return {name: None if np.isnan(value) else value for name, value in numbers.items()}
@@ -359,23 +270,17 @@ class Run:
         return found
 
     @cached_property
-    def history(self) -> "History":
+    def history(self) -> History:
         """Every client's main metric and loss at every evaluated round."""
-        path, names = self.path / "clients.csv", ("round", "client", self.metric.name, "loss")
+        path = self.path / "clients.csv"
         try:
-            table = columns(whole_lines(path), names, names)
-            table.check_scores(self.metric)
-            rounds, at = np.unique(table.whole("round"), return_inverse=True)
-            clients = table.whole("client", 0)
-            values = np.full((2, len(rounds), max(self.count, int(clients.max(initial=-1)) + 1)), np.nan)
-            for which, name in enumerate(names[2:]):
-                values[which, at, clients] = table[name]
-            known = np.isin(rounds, self.rounds["round"])  # of a run that goes on one may not be there yet
+            every = read_history(path, self.metric, self.count)
+            known = np.isin(every.rounds, self.rounds["round"])  # of a run that goes on one may not be there yet
             if self.has_ended and not known.all():
-                raise ValueError(f"round {rounds[~known][0]} is not in rounds.csv")
+                raise ValueError(f"round {every.rounds[~known][0]} is not in rounds.csv")
         except (ValueError, KeyError, csv.Error) as error:
             raise CheckpointError(f"{path} is missing, damaged or incomplete: {error}") from None
-        return History(rounds[known], values[0, known], values[1, known])
+        return History(every.rounds[known], every.scores[known], every.losses[known])
 
     def arrays(self, name: str) -> Arrays | None:
         """The arrays of NAME.npz."""
@@ -389,6 +294,10 @@ class Run:
         except (FileError, KeyError) as error:
             raise CheckpointError(f"{path} is damaged or incomplete: {error}") from None
 
+    def _names(self, key: str) -> tuple[str, ...]:
+        names = self.task.get(key, [])
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
     def _check_last_round(self, table: Columns) -> Whole:
         """The rounds of a table; ValueError where the run that has ended had no such round."""
         found = table.whole("round", 0)
@@ -400,18 +309,6 @@ class Run:
         every = np.full(self.count, -1, dtype=np.int64)
         every[self.clients.whole("client", 0)] = self.clients.whole(name)
         return every if (every >= 0).any() else None
-
-
-def read_json(path: Path) -> Table:
-    """The table in a JSON file."""
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(table, ensure_ascii=False).encode()  # half of a character that takes two can be written nowhere
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
-    if not isinstance(table, dict):
-        raise CheckpointError(f"{path} is damaged: wanted a table, got {type(table).__name__}")
-    return table
 
 
 def read_config(folder: Path, name: str = CONFIG, trust: bool = False) -> Config:
@@ -439,20 +336,6 @@ def check_format(folder: Path, name: str = CONFIG) -> None:
 def is_comparison(folder: Path) -> bool:
     """Whether a folder holds a comparison."""
     return (folder / COMPARISON).exists()
-
-
-def columns(lines: list[str], wanted: Sequence[str] = (), kept: Sequence[str] = ()) -> Columns:
-    """The columns of a CSV table with a header, or the `kept` ones; ValueError where one that is wanted is missing."""
-    header, *rows = csv.reader(lines) if lines else [[]]
-    if len(set(header)) < len(header):
-        raise ValueError("two of its columns have the same name")
-    if lines and (missing := [name for name in wanted if name not in header]):
-        raise ValueError(f"it has no column {', '.join(missing)}")
-    whole = [row for row in rows if len(row) == len(header)]
-    by_name = dict(zip(header, zip(*whole, strict=True), strict=True)) if whole else {name: () for name in header}
-    by_name = {name: by_name[name] for name in kept if name in by_name} if kept else by_name
-    text = {name: list(by_name.pop(name)) for name in TEXT if name in by_name}
-    return Columns({name: np.array([float(c or "nan") for c in column]) for name, column in by_name.items()}, text)
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:

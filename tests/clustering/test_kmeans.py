@@ -4,7 +4,7 @@ from sklearn.cluster import KMeans
 from torch.func import vmap
 
 from kinfed.clustering import kmeans as kmeans_module
-from kinfed.clustering.kmeans import Part, cluster_again, kmeans, rename, server_kmeans
+from kinfed.clustering.kmeans import Part, cluster_again, kmeans, match_columns, rename, server_kmeans
 
 
 def blobs(rows: int, seed: int = 0) -> torch.Tensor:
@@ -118,3 +118,8 @@ def test_a_point_with_a_cluster_to_itself_joins_those_that_the_others_form_where
 def test_clusters_keep_the_numbers_that_most_of_their_points_had():
     assert rename(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([2, 2, 0, 2, 1]), 3).tolist() == [2, 2, 0, 0, 1]
     assert sorted(rename(torch.tensor([0, 1]), torch.tensor([-1, -1]), 3).tolist()) == [0, 1]
+
+
+def test_each_row_has_a_column_of_its_own_with_the_largest_sum():
+    values = torch.tensor([[9.0, 8.0, 0.0], [7.0, 1.0, 0.0]])  # 8 + 7 is more than 9 + 1
+    assert match_columns(values).tolist() == [1, 0] and match_columns(-values).tolist() == [2, 1]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kinfed.clustering.hierarchy import count_joined, find_knee, link_others, link_within_knee, part_joined
+from kinfed.clustering.knee_linkage import count_joined, find_knee, link_others, link_within_knee, part_joined
 from tests.problems import same_clusters
 
 GRID = torch.tensor([[x, y] for x in (0.0, 1.0) for y in (0.0, 1.0, 2.0)])

@@ -676,7 +676,7 @@ def recipe_cases(rng: Luck) -> Iterator[Case]:
                     "rows": {"r": {"title": "r", "published": {"c": [1.0]}}},
                 },
             )
-            key = luck.choice([*table, "extends", "main", "claims", "stand_ins"])
+            key = luck.choice([*table, "extends", "main", "claims", "stand_ins", "datasets"])
             table = table | {
                 key: luck.choice(
                     [

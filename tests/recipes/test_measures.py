@@ -8,7 +8,8 @@ import pytest
 from kinfed.config import Config, read
 from kinfed.recipes import MEASURES, Wanted, cells_of, load_recipe, result_of
 from kinfed.recipes.outcome import FAILS, HOLDS, Outcome, read_curves, reference
-from kinfed.runs.reader import Columns, Run
+from kinfed.runs.reader import Run
+from kinfed.runs.run_tables import Columns
 
 FLHC = read({"method": "flhc", "methods": {"flhc": {"rounds_before": 2}}, "evaluation": {"target": 0.8}})
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kinfed.config import assemble, make_population
+from kinfed.config import assemble, make_population, read_toml
 from kinfed.data import PARTITIONS, SHIFTS
 from kinfed.errors import ConfigError
 from kinfed.recipes import MEASURES, Wanted, cells_of, digest, list_recipes, load_recipe, references
 from kinfed.recipes.cells import digest_tables
 from kinfed.recipes.measures import Printed
-from kinfed.recipes.recipe_files import read_number, read_recipe
+from kinfed.recipes.recipe_files import FOLDER, extend, read_number, read_recipe
 from kinfed.recipes.store import Store, jobs_of
 from tests.recipes.made_up import NAMES_OF_DATA, TINY, store_all
 
@@ -326,6 +326,49 @@ def test_a_claim_or_target_that_could_not_be_looked_at_is_refused_when_it_is_rea
     with pytest.raises(ConfigError, match=message):
         read_recipe("tiny", tomllib.loads(TINY) | change)
     assert read_recipe("tiny", tomllib.loads(TINY) | {"target": "local"}).target == "local"
+
+
+OF_DATASETS = """
+[datasets.digits."fair|other*".config]
+inputs = { mean = [0.5], std = [0.2] }
+
+[datasets.digits.fair.config]
+inputs.mean = [0.4]
+
+[datasets.cifar10]
+config = { model = "cnn", data.public = 0.1 }
+elsewhere.config.rounds = 7
+"""
+
+
+def test_columns_of_a_dataset_have_its_settings_below_their_own():
+    columns = read_recipe("tiny", tomllib.loads(TINY + OF_DATASETS)).columns
+    assert columns["photos"].config == {"data": {"name": "cifar10", "public": 0.1}, "model": "lenet5"}
+    assert columns["photos"].under == {}
+    assert columns["digits"].config == {}  # whose dataset all columns have, but for those that name another
+    assert columns["digits"].under == {"fair": {"inputs": {"mean": [0.4], "std": [0.2]}}}
+
+
+@pytest.mark.parametrize(
+    ("datasets", "message"),
+    [
+        ({"cifar": {}}, "tiny: dataset 'cifar': did you mean 'cifar10'"),
+        ({"digits": {"fair": {"rounds": 3}}}, "tiny: datasets.digits.fair: unknown key 'rounds'"),
+        ({"digits": {"title": "Digits"}}, "tiny: datasets.digits.title: wanted a table, got 'Digits'"),
+    ],
+)
+def test_a_slip_in_the_settings_of_a_dataset_is_refused(datasets, message):
+    with pytest.raises(ConfigError, match=message):
+        read_recipe("tiny", tomllib.loads(TINY) | {"datasets": datasets})
+
+
+def test_settings_of_a_dataset_are_for_protocols_that_some_table_has():
+    said, known = set(), set()
+    for table in (extend(read_toml(FOLDER / f"{name}.toml")) for name in NAMES):
+        if "datasets" in table:
+            said |= {part for inner in table["datasets"].values() for key in inner for part in key.split("|")}
+            known |= {"config", "quick", *table["protocols"]}
+    assert said and said <= known
 
 
 def test_a_recipe_that_extends_itself_is_refused(tmp_path):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from kinfed.aggregation import Mean, Median
-from kinfed.clustering.hierarchy import link_within_knee
+from kinfed.clustering.knee_linkage import link_within_knee
 from kinfed.engines import Vectorised
 from kinfed.errors import ModelError
 from kinfed.models import Model

@@ -14,7 +14,16 @@ import numpy as np
 
 from kinfed.checks import at_least
 from kinfed.data.partitions.planted_clusters import contiguous_clusters
-from kinfed.data.partitions.split import IgnoresLabels, Index, Labels, Promise, Split, even_parts, need_samples
+from kinfed.data.partitions.split import (
+    IgnoresLabels,
+    Index,
+    Labels,
+    Promise,
+    Split,
+    SplitsSamples,
+    even_parts,
+    need_samples,
+)
 from kinfed.errors import ConfigError, DataError
 
 log = logging.getLogger("kinfed")
@@ -68,7 +77,7 @@ class LabelSwapped:
 
 
 @dataclass(frozen=True)
-class LabelSets:
+class LabelSets(SplitsSamples):
     """IID parts, of which each client keeps the labels of one of a few random sets (ANDA's P(Y), which FLUX uses)."""
 
     clients: int = 10  # M, how many there are
@@ -77,10 +86,6 @@ class LabelSets:
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, sets=self.sets, labels_per_set=self.labels_per_set)
-
-    @property
-    def promise(self) -> Promise:
-        return Promise()
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
         if self.labels_per_set > labels.classes:
@@ -99,7 +104,7 @@ class LabelSets:
 
 
 @dataclass(frozen=True)
-class Writers(IgnoresLabels):
+class Writers(IgnoresLabels, SplitsSamples):
     """One client for each writer that has training and test samples."""
 
     max_writers: int | None = None  # clients at most; none: all writers
@@ -108,10 +113,6 @@ class Writers(IgnoresLabels):
 
     def __post_init__(self) -> None:
         at_least(1, min_samples=self.min_samples, max_writers=1 if self.max_writers is None else self.max_writers)
-
-    @property
-    def promise(self) -> Promise:
-        return Promise()
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
         if labels.writer_train is None or labels.writer_test is None:
@@ -122,7 +123,7 @@ class Writers(IgnoresLabels):
 
 
 @dataclass(frozen=True)
-class Natural(IgnoresLabels):
+class Natural(IgnoresLabels, SplitsSamples):
     """The dataset's own clients: subjects, roles, hospitals, writers, or a column of a table."""
 
     max_clients: int | None = None  # clients at most; none: all
@@ -131,10 +132,6 @@ class Natural(IgnoresLabels):
 
     def __post_init__(self) -> None:
         at_least(1, min_samples=self.min_samples, max_clients=1 if self.max_clients is None else self.max_clients)
-
-    @property
-    def promise(self) -> Promise:
-        return Promise()
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
         if labels.writer_train is None or labels.writer_test is None:

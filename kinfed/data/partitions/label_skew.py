@@ -12,6 +12,7 @@ from kinfed.data.partitions.split import (
     Labels,
     Promise,
     Split,
+    SplitsSamples,
     draw_alike,
     need_samples,
     samples_of_each,
@@ -25,7 +26,7 @@ TRIES = 1000
 
 
 @dataclass(frozen=True)
-class LabelSkew:
+class LabelSkew(SplitsSamples):
     """Each client holds the same share of the labels, chosen at random (FLIS, NIID-Bench)."""
 
     clients: int = 100  # M, how many there are
@@ -37,10 +38,6 @@ class LabelSkew:
         fraction(share=self.share)
         if self.share == 0:
             raise ConfigError("share must be above 0, got 0; a client needs at least one label")
-
-    @property
-    def promise(self) -> Promise:
-        return Promise()
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
         need_samples(self.clients, len(labels.train), f"label_skew with {self.clients} clients")
@@ -81,7 +78,7 @@ def draw_labels(first: int, count: int, classes: int, rng: np.random.Generator) 
 
 
 @dataclass(frozen=True)
-class Pathological:
+class Pathological(SplitsSamples):
     """Labels in order to clients in order, a few labels each, in parts of random size (PFLlib's pathological split)."""
 
     clients: int = 20  # M, how many there are
@@ -91,10 +88,6 @@ class Pathological:
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, labels_per_client=self.labels_per_client, least=self.least)
-
-    @property
-    def promise(self) -> Promise:
-        return Promise()
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
         if self.labels_per_client > labels.classes:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfed.checks import at_least, one_of
-from kinfed.data.partitions.split import Index, Labels, Promise, Split, need_samples, samples_of_labels
+from kinfed.data.partitions.split import Index, Labels, Promise, Split, SplitsSamples, need_samples, samples_of_labels
 from kinfed.errors import ConfigError, DataError
 
 TABLE_V_SAMPLES = 250  # CIFAR-10; MNIST would be 300
@@ -141,7 +141,7 @@ def tests_of_clusters(labels: Labels, held: Iterable[Index], cluster_of: Index) 
 
 
 @dataclass(frozen=True)
-class Structured:
+class Structured(SplitsSamples):
     """Planted clusters of consecutive labels with exponential quantity skew inside each (FLT scenario 4)."""
 
     clients: int = 2400  # M, how many there are
@@ -152,10 +152,6 @@ class Structured:
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, clusters=self.clusters, labels_per_cluster=self.labels_per_cluster)
-
-    @property
-    def promise(self) -> Promise:
-        return Promise()
 
     def __call__(self, labels: Labels, rng: np.random.Generator) -> Split:
         cluster_of = contiguous_clusters(self.clients, self.clusters)

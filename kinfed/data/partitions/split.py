@@ -163,6 +163,14 @@ class HasPromise(Protocol):
     def promise(self) -> Promise: ...
 
 
+class SplitsSamples:
+    """A partition that promises of all its splits: no training sample is at two clients, and no client has none."""
+
+    @property
+    def promise(self) -> Promise:
+        return Promise()
+
+
 class IgnoresLabels:
     """A partition that never looks at labels, so that it also deals samples whose targets are no classes."""
 
