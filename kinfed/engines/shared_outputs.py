@@ -75,10 +75,11 @@ def share_outputs(
 ) -> KnownOutputs | None:
     """Outputs of the models that these clients use for their test samples; the model of each is [clients].
 
-    None where each client is to evaluate its own: its model is its own, few samples are shared, or outputs are many.
+    None where each client is to evaluate its own: its model is its own, few samples are shared, or outputs are many;
+    on a GPU also where it selects a model, since a CUDA graph of that is faster.
     """
     used, tested = find_used(method, offer, len(cohort)), tests.count(cohort)
-    if used is None or not tested:
+    if used is None or not tested or (x.is_cuda and used.number is None):  # it loses more by selecting eagerly
         return None
     samples = used.group(tests, cohort)
     if tested < OFTEN * sum(map(len, samples)):

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from kinfed.capabilities import SelectsModel
 from kinfed.client import ASKS_GPU, AUTOGRAD, FAST_PATH, Client, Execution, KnownOutputs, Samples, call_task, mark_of
 from kinfed.client_tasks import find_task, is_sequential
 from kinfed.cuda_graphs import CudaGraphs, finish_before_exit, reserve_for_captures
@@ -181,6 +182,8 @@ class Vectorised(Resident):
 
     @property
     def evaluates_once(self) -> bool:
+        if self.on_gpu and isinstance(self.method, SelectsModel):
+            return False
         return may_share(cast("Method[object]", self.method))
 
     def _fall_back(
