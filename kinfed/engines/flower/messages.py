@@ -125,6 +125,7 @@ class Refusal(IntEnum):
     INVALID_CONFIG = 10
     OUT_OF_MEMORY = 11
     INVALID_MODEL = 12
+    NOT_WRITTEN = 13
 
 
 FAILURES = {  # of a node's own, and what the server says of them
@@ -133,6 +134,7 @@ FAILURES = {  # of a node's own, and what the server says of them
     Refusal.INVALID_CONFIG: "its config is not valid",
     Refusal.OUT_OF_MEMORY: "its memory is full",
     Refusal.INVALID_MODEL: "the network does not fit its samples, or scores leave the task's range least() to most()",
+    Refusal.NOT_WRITTEN: "what it remembers cannot be written: its disk is full, or `home` of its config no folder",
 }
 FLOWER_FAILURES = {  # by Flower's own code
     1: "its app cannot be loaded; is the same version of kinfed installed there, and all modules of your own?",
