@@ -144,6 +144,7 @@ FLOWER_FAILURES = {  # by Flower's own code
     8: "the process of its app died, maybe for lack of memory",
 }
 EXPIRED = (3, 4)  # Flower's codes of a request, or its reply, that was not there in time: as if nobody had replied
+TOO_SLOW = "no reply within engine.timeout: raise that, where a node takes longer to load torch and its samples"
 LONGEST_TEXT = 300  # characters of a node's own that are shown
 
 
@@ -241,6 +242,8 @@ class ReplyMessage(NamedTuple):
 
     def explain_failure(self) -> str:
         """Why a node did not do what it was asked, in words; of its own text what it chose to send."""
+        if self.has_failed and self.code in EXPIRED:
+            return TOO_SLOW
         if self.has_failed:
             return FLOWER_FAILURES.get(self.code, f"Flower's error {self.code}") + "; its own log says more"
         code = self.config.get("refusal")
