@@ -5,10 +5,12 @@ every node, register a key) asks for no account, and the Runtime API is for a ru
 loopback, and this gate listens for nodes and forwards what the Fleet API takes, where every request is signed.
 """
 
+import logging
 import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +19,16 @@ from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
     import httpx
+    from cryptography.x509 import Certificate
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
+LOG = logging.getLogger("kinfed")
 CALL = re.compile(r"[a-z]+(-[a-z]+)*")  # of the Fleet API, such as push-object
 OF_ONE_CONNECTION = {"connection", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}  # headers
 SECONDS = 600.0  # that SuperLink has for a request
+SOON = 30  # days before its end from which on a certificate is warned of
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,69 @@ class OversizedRequest(Exception):
     """A request is longer than the gate lets through."""
 
 
+@dataclass
+class ConnectionLog:
+    """Logs once that SuperLink cannot be reached and why, and once that it can again."""
+
+    superlink: str
+    problem: str = ""
+
+    def note(self, problem: str) -> None:
+        """Takes note of why a request failed; empty: it did not."""
+        if problem and problem != self.problem:
+            LOG.warning(
+                "SuperLink at %s is not reached (%s): nodes get 502 until it is; start it, or correct --superlink or "
+                "--root-certificates", self.superlink, problem,
+            )  # fmt: skip
+        elif self.problem and not problem:
+            LOG.warning("SuperLink at %s is reached again", self.superlink)
+        self.problem = problem
+
+
+def check_certificate(settings: GateSettings, now: datetime) -> str:
+    """Whom the gate's certificate is for, and until when; ConfigError where no node would accept it."""
+    certificate = load_certificate(settings)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begin <= now < end:
+        raise ConfigError(
+            f"{settings.certificate} is valid from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC, and now it is "
+            f"{now:%Y-%m-%d %H:%M}: nodes would refuse it; take a new one from your authority"
+        )
+    soon = f" ({(end - now).days} days left: replace it in time)" if (end - now).days < SOON else ""
+    return f"{list_names(certificate)} until {end:%Y-%m-%d}{soon}"
+
+
+def load_certificate(settings: GateSettings) -> "Certificate":
+    """The gate's certificate; ConfigError where it and its key do not belong together."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key)
+        return load_pem_x509_certificate(settings.certificate.read_bytes())
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"{settings.key} is not the private key of {settings.certificate}, or one of them is no PEM file "
+            f"({error}): wanted both as the authority gave them"
+        ) from None
+
+
+def list_names(certificate: "Certificate") -> str:
+    """The addresses that nodes may know the server by."""
+    from cryptography.x509 import ExtensionNotFound, SubjectAlternativeName
+
+    try:
+        names = certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
+    except ExtensionNotFound:
+        return "no address, since it has no subjectAltName,"
+    return ", ".join(dict.fromkeys(str(name.value) for name in names))
+
+
 def serve(settings: GateSettings) -> None:
     """Forwards nodes' requests until the process ends."""
     import uvicorn
 
+    valid = check_certificate(settings, datetime.now(UTC))
+    print(f"nodes connect to port {settings.port}; the certificate is for {valid}", flush=True)
     uvicorn.run(
         build_app(settings), host=settings.host, port=settings.port, log_level="warning",
         ssl_certfile=str(settings.certificate), ssl_keyfile=str(settings.key), server_header=False,
@@ -66,18 +130,24 @@ def build_app(settings: GateSettings, transport: "httpx.AsyncBaseTransport | Non
     from starlette.applications import Starlette
     from starlette.routing import Route
 
-    verify = ssl.create_default_context(cafile=str(settings.root_certificates))
+    try:
+        verify = ssl.create_default_context(cafile=str(settings.root_certificates))
+    except ssl.SSLError as error:
+        raise ConfigError(f"{settings.root_certificates}: wanted certificates in PEM, got: {error}") from None
+    connection = ConnectionLog(settings.superlink)
     client = httpx.AsyncClient(
         base_url=f"https://{settings.superlink}", verify=verify, timeout=SECONDS, transport=transport, trust_env=False
     )
 
     async def forward(request: "Request") -> "Response":
-        return await forward_request(client, request, settings.max_megabytes * 10**6)
+        return await forward_request(client, request, settings.max_megabytes * 10**6, connection)
 
     return Starlette(routes=[Route("/v1/fleet/{call}", forward, methods=["POST"])])
 
 
-async def forward_request(client: "httpx.AsyncClient", request: "Request", max_bytes: int) -> "Response":
+async def forward_request(
+    client: "httpx.AsyncClient", request: "Request", max_bytes: int, connection: ConnectionLog
+) -> "Response":
     """What SuperLink's Fleet API replies to a request; an error where it is not one of its calls."""
     import httpx
     from starlette.background import BackgroundTask
@@ -93,8 +163,10 @@ async def forward_request(client: "httpx.AsyncClient", request: "Request", max_b
         reply = await client.send(forwarded, stream=True)
     except OversizedRequest:
         return Response(status_code=413)
-    except httpx.TransportError:
+    except httpx.TransportError as error:
+        connection.note(str(error) or type(error).__name__)
         return Response(status_code=502)
+    connection.note("")
     return StreamingResponse(
         reply.aiter_raw(), reply.status_code, keep_headers(reply.headers), background=BackgroundTask(reply.aclose)
     )

@@ -18,6 +18,7 @@ from kinfed.client import Client, Reply, client_task
 from kinfed.config import assemble, load_config
 from kinfed.deployment import Plan, load_folder, make_client_app, make_server_app
 from kinfed.engines import workers as progress_log
+from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.transport import read_config
 from kinfed.errors import CheckpointError, ConfigError, DataError, NetworkError
 from kinfed.learning_tasks import Classification
@@ -88,6 +89,28 @@ def test_a_restarted_server_resumes_from_its_checkpoint(folders):
     serve(back, out)
     for name in ("rounds.csv", "clients.csv", "summary.json"):
         assert (out / name).read_text() == (folders / "whole" / name).read_text(), name
+
+
+def test_a_run_is_not_resumed_with_classes_or_columns_in_another_order(folders):
+    out, short = folders / "run", replace(CONFIG, rounds=2)
+    plan = replace(PLAN, class_names=("a", "b", "c"))
+    serve(federation(folders, short), out, short, plan)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "status.json"}
+    for changed in (replace(plan, class_names=("b", "a", "c")), replace(plan, feature_names=("age", "chol"))):
+        with pytest.raises(CheckpointError, match=r"plan.toml has changed .* was \[.*\], is \[.*\]. Set it back, or"):
+            serve(federation(folders), out, plan=changed)
+    assert before == {path.name: path.read_bytes() for path in out.iterdir() if path.name != "status.json"}
+    assert serve(federation(folders), out, plan=plan)["accuracy"] > 0.5
+
+
+def test_a_run_whose_checkpoint_does_not_say_the_columns_yet_is_resumed(folders, monkeypatch):
+    out, short, state_dict = folders / "run", replace(CONFIG, rounds=2), DeployedFederation.state_dict
+    monkeypatch.setattr(
+        DeployedFederation, "state_dict", lambda fed: {n: v for n, v in state_dict(fed).items() if n != "samples"}
+    )
+    serve(federation(folders, short), out, short)
+    serve(federation(folders), out)
+    assert "resumed" in (out / "events.jsonl").read_text()
 
 
 def test_only_the_server_of_a_deployment_takes_its_run_on(folders):

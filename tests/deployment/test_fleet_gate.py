@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from kinfed.cli import app as kinfed
 from kinfed.deployment import fleet_gate
-from kinfed.deployment.fleet_gate import GateSettings, build_app
+from kinfed.deployment.fleet_gate import GateSettings, build_app, check_certificate
 from kinfed.errors import ConfigError
 
 
@@ -22,7 +23,8 @@ from kinfed.errors import ConfigError
 def settings(tmp_path_factory) -> GateSettings:
     folder = tmp_path_factory.mktemp("gate")
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-keyout", "key", "-out", "ca"],
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-keyout", "key", "-out", "ca",
+         "-days", "90", "-addext", "subjectAltName=DNS:fl.example.org,IP:10.0.0.7,IP:10.0.0.7"],
         cwd=folder, check=True, capture_output=True,
     )  # fmt: skip
     return GateSettings("127.0.0.1", 8443, "127.0.0.1:8000", folder / "ca", folder / "ca", folder / "key", 1)
@@ -72,14 +74,39 @@ def test_the_gate_takes_no_other_verb_and_no_endless_body(settings):
     assert ask(settings, "POST", "/v1/fleet/push-object", content=bytes(10**6))[0].status_code == 401
 
 
-def test_without_superlink_the_gate_says_so(settings):
+def test_without_superlink_the_gate_says_so_once(settings, caplog):
     gate = httpx.ASGITransport(build_app(replace(settings, superlink="127.0.0.1:9")))  # a port that nobody has
 
     async def run() -> httpx.Response:
         async with httpx.AsyncClient(transport=gate, base_url="https://server") as client:
+            await client.post("/v1/fleet/pull-messages")
             return await client.post("/v1/fleet/pull-messages")
 
     assert asyncio.run(run()).status_code == 502
+    assert len(caplog.messages) == 1 and "correct --superlink or --root-certificates" in caplog.messages[0]
+
+
+def test_the_gate_says_for_whom_its_certificate_is_and_until_when(settings):
+    now = datetime.now(UTC)
+    assert check_certificate(settings, now) == f"fl.example.org, 10.0.0.7 until {now + timedelta(90):%Y-%m-%d}"
+    assert "9 days left: replace it" in check_certificate(settings, now + timedelta(80, 60))
+
+
+@pytest.mark.parametrize("days", [-1, 91])
+def test_a_certificate_that_nodes_would_refuse_is_refused_when_the_gate_starts(settings, days):
+    with pytest.raises(ConfigError, match=r"valid from .* nodes would refuse it; take a new one"):
+        check_certificate(settings, datetime.now(UTC) + timedelta(days))
+
+
+def test_a_key_of_another_certificate_and_a_file_that_is_no_certificate_are_refused(settings, tmp_path):
+    key, text = tmp_path / "key", tmp_path / "text"
+    subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+    text.write_text("no PEM")
+    for wrong in (replace(settings, key=key), replace(settings, certificate=text)):
+        with pytest.raises(ConfigError, match=r"is not the private key of .* wanted both as the authority gave them"):
+            check_certificate(wrong, datetime.now(UTC))
+    with pytest.raises(ConfigError, match=r"text: wanted certificates in PEM"):
+        build_app(replace(settings, root_certificates=text))
 
 
 def test_the_command_needs_certificates_and_listens_on_loopback_unless_told(settings, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from kinfed.config import DEMO, load_config, make_population
-from kinfed.deployment.app_folder import write_app_folder
+from kinfed.deployment.app_folder import TEMPLATE, write_app_folder
 from kinfed.runs import SUMMARY
 from tests.deployment.loopback_federation import LoopbackFederation, NetworkNamespace, isolate_network
 
@@ -88,6 +88,62 @@ def test_a_run_that_did_not_end_is_not_mistaken_for_an_earlier_one(fed):
     (fed / "runs" / "first" / SUMMARY).write_text("{}")
     ran = step(fed, "run")
     assert ran.returncode == 2 and "the run did not come to its end" in ran.stdout
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """A folder with nothing but the script that makes certificates, and one node."""
+    shutil.copy(TEMPLATE / "certificates.sh", tmp_path)
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "client-00.toml").touch()
+    return tmp_path
+
+
+def make_certificates(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["./certificates.sh", *words], cwd=folder, capture_output=True, text=True)
+
+
+def openssl(folder: Path, *words: str) -> str:
+    return subprocess.run(["openssl", *words], cwd=folder / "certificates", capture_output=True, text=True).stdout
+
+
+def sign(folder: Path, ca: str, days: int) -> bytes:
+    """A certificate of the server by this authority, in place of the one that is there; gives its key."""
+    openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-keyout", "server.key", "-out", "csr")
+    openssl(folder, "x509", "-req", "-in", "csr", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days",
+            str(days), "-out", "server.crt")  # fmt: skip
+    return (folder / "certificates" / "server.key").read_bytes()
+
+
+def test_certificates_are_made_anew_for_another_address_or_when_they_have_expired(keys):
+    key = keys / "certificates" / "server.key"
+    assert make_certificates(keys, "10.0.0.7").returncode == 0
+    made = key.read_bytes()
+    assert "for 10.0.0.7" in make_certificates(keys).stdout and key.read_bytes() == made
+    assert make_certificates(keys, "10.0.0.8").returncode == 0 and key.read_bytes() != made
+    expired = sign(keys, "ca", days=0)
+    assert make_certificates(keys).returncode == 0 and key.read_bytes() != expired
+    assert "IP Address:10.0.0.8" in openssl(keys, "x509", "-in", "server.crt", "-noout", "-text")
+    openssl(keys, "x509", "-in", "ca.crt", "-signkey", "ca.key", "-days", "-1", "-out", "ca.crt")
+    assert "ca.crt has expired: remove it" in make_certificates(keys).stderr
+
+
+def test_a_certificate_of_ones_own_authority_and_its_key_are_kept(keys):
+    assert make_certificates(keys).returncode == 0
+    openssl(keys, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=own", "-keyout", "own.key", "-out",
+            "own.crt")  # fmt: skip
+    own = sign(keys, "own", days=9)
+    (keys / "certificates" / "address").unlink()  # also where no certificate was made here before
+    assert make_certificates(keys, "10.0.0.7").returncode == 0
+    assert (keys / "certificates" / "server.key").read_bytes() == own
+
+
+def test_without_the_authoritys_key_no_certificate_is_made_and_the_servers_key_is_kept(keys):
+    assert make_certificates(keys).returncode == 0
+    (keys / "certificates" / "ca.key").unlink()
+    made = (keys / "certificates" / "server.key").read_bytes()
+    assert "certificates/ca.key is needed" in make_certificates(keys, "10.0.0.7").stderr
+    assert (keys / "certificates" / "server.key").read_bytes() == made
 
 
 @pytest.mark.flower

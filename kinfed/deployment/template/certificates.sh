@@ -1,24 +1,36 @@
 #!/usr/bin/env bash
 # Makes what trying out needs: an authority, a certificate of the server at ADDRESS, a secret that SuperLink and SuperExec
 # share, and a key for each node.
-#   ./certificates.sh [ADDRESS]     an IP address or a name of the server; 127.0.0.1 unless given
-# In earnest each node makes its own key, and only keys/NAME.pub leaves it. What is there already is kept.
+#   ./certificates.sh [ADDRESS]     an IP address or a name of the server; the last one, or 127.0.0.1, unless given
+# In earnest each node makes its own key, and only keys/NAME.pub leaves it. What is there already is kept. A certificate
+# that was made here is made anew when it has expired or is for another address; one of your own authority never is.
 set -euo pipefail
 umask 077
 cd "$(dirname "${BASH_SOURCE[0]}")"
-address=${1:-127.0.0.1}
-for tool in openssl ssh-keygen; do
-    command -v "$tool" >/dev/null || { echo "error: $tool is not installed" >&2; exit 2; }
-done
+address=${1:-$(cat certificates/address 2>/dev/null || echo 127.0.0.1)}
+authority="kinfed try-out authority"
+fail() { echo "error: $*" >&2; exit 2; }
+for tool in openssl ssh-keygen; do command -v "$tool" >/dev/null || fail "$tool is not installed"; done
 mkdir -p certificates keys
 
+if [ -e certificates/ca.crt ] && ! openssl x509 -checkend 0 -noout -in certificates/ca.crt >/dev/null; then
+    fail "certificates/ca.crt has expired: remove it, run this again, and give nodes the new ca.crt"
+fi
+
 if [ ! -e certificates/ca.crt ]; then
-    openssl req -x509 -newkey rsa:3072 -nodes -sha256 -days 365 -subj "/CN=kinfed try-out authority" \
+    openssl req -x509 -newkey rsa:3072 -nodes -sha256 -days 365 -subj "/CN=$authority" \
         -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign" \
         -keyout certificates/ca.key -out certificates/ca.crt 2>/dev/null
 fi
 
-if [ ! -e certificates/server.crt ] || [ "$(cat certificates/address 2>/dev/null)" != "$address" ]; then
+is_usable() { # the certificate that is there: of another authority, or for this address and still valid
+    openssl x509 -noout -issuer -in certificates/server.crt | grep -q "$authority" || return 0
+    [ "$(cat certificates/address 2>/dev/null)" = "$address" ] &&
+        openssl verify -CAfile certificates/ca.crt certificates/server.crt >/dev/null 2>&1
+}
+
+if [ ! -e certificates/server.crt ] || ! is_usable; then
+    [ -e certificates/ca.key ] || fail "certificates/ca.key is needed to make a certificate for $address: put it back"
     case $address in
         *:*) name="IP:$address" ;;
         *[!0-9.]*) name="DNS:$address" ;;

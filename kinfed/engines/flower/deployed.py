@@ -173,9 +173,28 @@ class DeployedFederation(NetworkFederation):
 
     def state_dict(self) -> dict[str, object]:
         roster = {str(client): asdict(enrolment) for client, enrolment in self.roster.items()}
-        return super().state_dict() | {"roster": roster}
+        return super().state_dict() | {"roster": roster, "samples": self._summarise_samples()}
+
+    def _summarise_samples(self) -> dict[str, object]:
+        """What plan.toml says of samples and their classes, by its keys."""
+        planned = self.population
+        return {
+            "shape": list(planned.x.shape[1:]), "dtype": str(planned.x.dtype).removeprefix("torch."),
+            "classes": planned.classes, "class_names": list(planned.class_names),
+            "feature_names": list(planned.feature_names),
+        }  # fmt: skip
+
+    def _refuse_other_samples(self, before: object) -> None:
+        """Raises where the models of a checkpoint were trained on other columns or classes than nodes have now."""
+        now = self._summarise_samples()
+        if isinstance(before, dict) and (changed := [name for name in now if before.get(name) != now[name]]):
+            listed = "; ".join(f"{name} was {before.get(name)}, is {now[name]}" for name in changed)
+            raise CheckpointError(
+                f"plan.toml has changed since this run began: {listed}. Set it back, or start a new run (another `out`)"
+            )
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        self._refuse_other_samples(state_dict.get("samples"))  # earlier checkpoints do not say
         super().load_state_dict(state_dict)
         roster = state_dict.get("roster", {})
         if not isinstance(roster, dict) or any(int(client) >= self.count for client in roster):

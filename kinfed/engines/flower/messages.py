@@ -125,6 +125,7 @@ class Refusal(IntEnum):
     INVALID_CONFIG = 10
     OUT_OF_MEMORY = 11
     INVALID_MODEL = 12
+    NOT_WRITTEN = 13
 
 
 FAILURES = {  # of a node's own, and what the server says of them
@@ -133,6 +134,7 @@ FAILURES = {  # of a node's own, and what the server says of them
     Refusal.INVALID_CONFIG: "its config is not valid",
     Refusal.OUT_OF_MEMORY: "its memory is full",
     Refusal.INVALID_MODEL: "the network does not fit its samples, or scores leave the task's range least() to most()",
+    Refusal.NOT_WRITTEN: "what it remembers cannot be written: its disk is full, or `home` of its config no folder",
 }
 FLOWER_FAILURES = {  # by Flower's own code
     1: "its app cannot be loaded; is the same version of kinfed installed there, and all modules of your own?",
@@ -142,6 +144,7 @@ FLOWER_FAILURES = {  # by Flower's own code
     8: "the process of its app died, maybe for lack of memory",
 }
 EXPIRED = (3, 4)  # Flower's codes of a request, or its reply, that was not there in time: as if nobody had replied
+TOO_SLOW = "no reply within engine.timeout: raise that, where a node takes longer to load torch and its samples"
 LONGEST_TEXT = 300  # characters of a node's own that are shown
 
 
@@ -239,6 +242,8 @@ class ReplyMessage(NamedTuple):
 
     def explain_failure(self) -> str:
         """Why a node did not do what it was asked, in words; of its own text what it chose to send."""
+        if self.has_failed and self.code in EXPIRED:
+            return TOO_SLOW
         if self.has_failed:
             return FLOWER_FAILURES.get(self.code, f"Flower's error {self.code}") + "; its own log says more"
         code = self.config.get("refusal")

@@ -139,9 +139,10 @@ class NetworkFederation(Federation):
             progress.update(connected)
             self.on_change()
             if is_over:
+                why = "".join(f"; {number} {text}" for text, number in Counter(self.failing.values()).most_common())
                 raise NetworkError(
                     f"{len(self.nodes)} of {wanted} clients enrolled within {seconds:.0f} s: "
-                    "start the others, or wait for fewer"
+                    f"start the others, or wait for fewer{why}"
                 )
             time.sleep(pause)
             pause = min(0.5, 1.3 * pause)
@@ -190,6 +191,7 @@ class NetworkFederation(Federation):
         if isinstance(client, int):
             self.nodes[client] = node
             self.refused.pop(node, None)
+            self.failing.pop(identity.name or f"node {node}", None)
         else:
             times = self.refused.get(node, (0, 0.0))[0]
             self.refused[node] = times + 1, time.monotonic() + min(2.0 ** min(times, 10), MOST_PAUSE)
@@ -373,7 +375,7 @@ class NetworkFederation(Federation):
             found = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
             raise NetworkError(
                 f"no client sent a reply that can be used to {self.silent_calls} tasks in a row, the last was '{name}' "
-                f"({found}): check that nodes are connected, and their logs, then resume the run"
+                f"({found}): check that nodes are connected, and their logs, and engine.timeout, then resume the run"
             )
 
     def _count_bytes(self, name: str, cohort: Tensor, offer: Offer, replies: ReplyCollector, asked: set[int]) -> None:

@@ -38,8 +38,8 @@ from kinfed.engines.flower.messages import (
 )
 from kinfed.engines.resident import name_copies
 from kinfed.engines.sequential import ask, copy_method
-from kinfed.errors import ConfigError, DataError, KinfedError, ModelError, OutOfMemory
-from kinfed.files import separate, write_bytes
+from kinfed.errors import ConfigError, DataError, FileError, KinfedError, ModelError, OutOfMemory
+from kinfed.files import reason_of, separate, write_bytes
 from kinfed.method import Method
 from kinfed.params import NOTHING, Params, from_flat, tensor_in, to_flat
 from kinfed.privacy import OPEN, Privacy
@@ -154,13 +154,17 @@ class FolderMemory:
             return None
 
     def save(self, version: int, memory: Params) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{version}.new"
-        save_file(separate({name: t.detach().cpu().contiguous() for name, t in memory.items()}), temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o600)
-        os.replace(temporary, self._path(version))
+        self._make_folder()
+        try:
+            save_file(separate({name: t.detach().cpu().contiguous() for name, t in memory.items()}), temporary)
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o600)
+            os.replace(temporary, self._path(version))
+        except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            raise FileError(f"{self._path(version)} cannot be written: {reason_of(error)}") from error
 
     def keep_only(self, versions: Collection[int]) -> None:
         for path in self.folder.glob("memory-*.safetensors"):
@@ -171,9 +175,15 @@ class FolderMemory:
         path = self.folder / "samples.json"
         known = DataVersion(**json.loads(path.read_text())) if path.exists() else DataVersion(digest, round, 0)
         now = known.advance(digest, round)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         write_bytes(path, json.dumps(asdict(now)).encode())
         return now.since
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{self.folder} cannot be written: {reason_of(error)}") from error
 
     def _path(self, version: int) -> Path:
         return self.folder / f"memory-{version}.safetensors"
@@ -208,6 +218,8 @@ def find_code(error: Exception) -> Refusal:
         return Refusal.INVALID_SAMPLES
     if isinstance(error, ModelError):
         return Refusal.INVALID_MODEL
+    if isinstance(error, FileError):
+        return Refusal.NOT_WRITTEN
     return Refusal.INVALID_CONFIG if isinstance(error, ConfigError) else Refusal.TASK_FAILED
 
 

@@ -71,7 +71,7 @@ class NamedNodes(Loopback):
         return ClientNode(config["name"], method, unlabelled, labelled=False)
 
 
-def make_server(method, nodes, max_clients=12, wait=12, known=None, timeout=0.5, **settings):
+def make_server(method, nodes, max_clients=12, wait=12, known=None, timeout=0.5, seconds=60, **settings):
     public = POPULATION.public
     fed = DeployedFederation(
         method,
@@ -81,7 +81,7 @@ def make_server(method, nodes, max_clients=12, wait=12, known=None, timeout=0.5,
         **({"patience": Patience(timeout)} | settings),
     )
     fed.load_state_dict(known or {})
-    fed.wait_for_clients(wait, 60)
+    fed.wait_for_clients(wait, seconds)
     return fed
 
 
@@ -299,6 +299,18 @@ def change_enrolment(clinic, **values):
         return [Message(to_records(own | values, {}), reply_to=request)] if own.get("name") == clinic else [reply]
 
     return tamper
+
+
+def test_nodes_that_take_longer_than_the_time_for_a_task_are_not_said_to_be_missing(caplog):
+    def expire(request, reply):
+        return [Message(Error(3, "expired"), reply_to=request)] if request.metadata.dst_node_id != 103 else [reply]
+
+    method = make("fedavg")
+    with pytest.raises(NetworkError) as ended:
+        make_server(method, NamedNodes(method, tamper=expire), seconds=2)
+    late = "cannot take part: no reply within engine.timeout: raise that, where a node takes longer to load torch"
+    assert f"1 of 12 clients enrolled within 2 s: start the others, or wait for fewer; 11 {late}" in str(ended.value)
+    assert f"node 100 {late}" in caplog.text and "Flower's error" not in caplog.text
 
 
 @pytest.mark.parametrize(

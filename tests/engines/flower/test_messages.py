@@ -1,16 +1,20 @@
 """A client trusts nobody: it runs tasks of its own method, with what they take, and replies a code otherwise."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from kinfed.client import Reply, client_task
 from kinfed.engines import Sequential
+from kinfed.engines.flower import node
 from kinfed.engines.flower.messages import (
     PackedTensor,
     Refusal,
     RefusedRequest,
+    ReplyMessage,
     check_request,
     is_finite,
     pack,
@@ -139,6 +143,25 @@ def test_the_text_of_an_error_stays_on_the_node(tmp_path, caplog):
     )
     assert config == {"call": 3, "client": 1, "refusal": 8, "error": "RuntimeError"} and arrays == {}
     assert "patient" in caplog.text  # its own log has it
+
+
+def test_a_node_whose_disk_is_full_says_so_and_leaves_nothing_half_written(tmp_path, monkeypatch, caplog):
+    def save_half(tensors, path):
+        Path(path).write_bytes(b"half")
+        raise SafetensorError("Error while serializing: No space left on device")
+
+    method, home = make("scaffold"), tmp_path / "home"
+    sent = pack(weights() | weights("control"))
+    ask_node = partial(run_task, make_node(method), TaskRequest.parse(REQUEST), sent)
+    monkeypatch.setattr(node, "save_file", save_half)
+    config, _ = reply_or_refuse(REQUEST, lambda: ask_node(FolderMemory(home)))
+    reply = ReplyMessage("7", config, {})
+    assert reply.explain_failure().startswith("what it remembers cannot be written: its disk is full, or `home` of its")
+    assert "memory-3.safetensors cannot be written: Error while serializing: No space" in caplog.text
+    assert not list(home.iterdir())
+    (tmp_path / "file").touch()
+    config, _ = reply_or_refuse(REQUEST, lambda: ask_node(FolderMemory(tmp_path / "file" / "home")))
+    assert config["refusal"] == Refusal.NOT_WRITTEN
 
 
 def test_an_error_of_kinfeds_own_has_no_traceback_in_the_log_of_the_node(caplog):
