@@ -183,7 +183,7 @@ def block_tile(depth: int, columns: int) -> Tile:
     return ((64, columns, 64), 4, 3) if depth > 256 else ((64, columns, 16), 4, 1)
 
 
-def pooled_tile(seen: int, out: int, image: tuple[int, int]) -> tuple[tuple[int, int, int], int]:
+def window_tile(seen: int, out: int, image: tuple[int, int]) -> tuple[tuple[int, int, int], int]:
     """How a weight's gradient is summed up from pooled images of this size, and how many of them a program takes.
 
     A tile has so many of their pixels, in rows of so many, and all rows of the weight.

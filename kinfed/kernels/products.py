@@ -26,10 +26,10 @@ from kinfed.kernels.layout import (
     block_tile,
     gradient_tile,
     has_few_channels,
-    pooled_tile,
     pools_at_once,
     precision,
     product_tile,
+    window_tile,
 )
 
 MANY_PIXELS = 512  # of a lane that one program sums up for a gradient; where there are more, several share them
@@ -81,10 +81,10 @@ def update_pooled_weights(
     """The same from the gradient of what was pooled, and where that came from: most of its output's is zero."""
     lanes, total, out = weight.now.shape
     seen = total - layer.bias
-    (rows, span, deep), each = pooled_tile(seen, out, gradient.size)
+    (rows, span, deep), each = window_tile(seen, out, gradient.size)
     parts = triton.cdiv(where.shape[1], each)
     partial = weight.now.new_empty(parts, lanes, total, out)
-    _pooled_gradient[(out, lanes, parts)](
+    _window_gradient[(out, lanes, parts)](
         x.images, gradient.images, where, partial, lr, lanes, where.shape[1], each, total, x.images.stride(0),
         *x.images.shape[2:], *gradient.size, out, layer.size, layer.pool, layer.bias, rows, span, deep, num_warps=4,
     )  # fmt: skip
@@ -314,7 +314,7 @@ def _take_larger(value, place, other, other_place):
 
 
 @triton.jit
-def _pooled_gradient(
+def _window_gradient(
     x, gradient, where, partial, lr, lanes,
     batch: constexpr, each: constexpr, total: constexpr, x_lane: constexpr,
     xh: constexpr, xw: constexpr, xc: constexpr, high: constexpr, wide: constexpr, yc: constexpr,

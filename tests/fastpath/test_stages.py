@@ -9,9 +9,9 @@ from kinfed.kernels.layout import (
     block_columns,
     block_tile,
     gradient_tile,
-    pooled_tile,
     precision,
     product_tile,
+    window_tile,
 )
 from kinfed.models import MODELS, Model, make_model
 from tests.problems import assert_same_bits
@@ -122,5 +122,5 @@ def test_tiles_are_what_a_kernel_can_multiply(pixels, out, tf32, monkeypatch):
 def test_tiles_of_few_channels_hold_whole_rows_of_pixels_and_of_the_weight(channels, seen, image):
     sides, _, _ = block_tile(4 * seen, block_columns(channels))
     assert all(side >= 16 and side & (side - 1) == 0 for side in sides) and sides[1] >= 4 * channels
-    (rows, span, deep), images = pooled_tile(seen, channels, image)
+    (rows, span, deep), images = window_tile(seen, channels, image)
     assert span >= image[1] and rows % span == 0 and deep >= seen and images >= 1
