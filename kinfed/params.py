@@ -72,7 +72,8 @@ def join_in_order(orders: Sequence[list[int]], stacks: Iterable[Stack]) -> Stack
 def _put_in_place(models: Stack, index: Tensor, values: Stack) -> None:
     """Replaces rows `index` of the stack by `values`."""
     for name, t in values.items():
-        models[name].index_copy_(0, index.to(t.device), t)
+        index = index.to(t.device)  # once: each copy to a GPU waits for it
+        models[name].index_copy_(0, index, t)
 
 
 def count(models: Stack) -> int:
