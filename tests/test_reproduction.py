@@ -291,16 +291,18 @@ def test_the_estimate_takes_what_a_run_took_of_the_machine_or_its_share_of_its_s
     lines = list(csv.DictReader(Path("kept.csv").read_text(encoding="utf-8").splitlines()))
     assert len(lines) == 1 and 0 < float(lines[0]["numbers"].rsplit(" machine=", 1)[1]) < 600
 
-    def estimate(numbers: str, jobs: int) -> str:
+    def estimate(*numbers: str, jobs: int) -> str:
         with open("kept.csv", "w", encoding="utf-8") as file:
             table = csv.DictWriter(file, list(lines[0]))
             table.writeheader()
-            table.writerow(lines[0] | {"numbers": numbers})
+            table.writerows(lines[0] | {"seed": str(seed), "numbers": each} for seed, each in enumerate(numbers))
         words = ("--seeds", "2", "--rows", "fedavg", "--protocol", "paper", "--keep", "kept.csv", "--jobs", str(jobs))
         return reproduce("tiny.toml", "--show", *words).output
 
     assert "about 12 min for 1 runs, 4 at once" in estimate("accuracy=1 seconds=2880", jobs=4)
     assert "about 5 min for 1 runs, 4 at once" in estimate("accuracy=1 seconds=2880 machine=300", jobs=4)
+    known = "accuracy=1 seconds=2880", "accuracy=1 seconds=2880 machine=300"
+    assert "about 5 min for 1 runs, 4 at once" in estimate(*known, jobs=4)
 
 
 def test_a_target_that_is_not_reached_is_said():

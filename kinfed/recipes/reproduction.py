@@ -183,7 +183,7 @@ def find_users(planned: Planned, order: Order, store: Store) -> dict[Path, Plann
     """The cells that have numbers of a run, by its folder."""
     users: dict[Path, Planned] = {}
     for recipe, cells in planned if order.keeps else ():
-        for cell in cells:
+        for cell in (each for each in cells if not each.missing):
             for path in {store.path(store.find_richer(config)) for config in cell.configs(order.wanted.seeds)}:
                 users.setdefault(path, []).append((recipe, [cell]))
     return users
@@ -214,12 +214,15 @@ def explain_missing(planned: Planned) -> str:
 def estimate_time(planned: Planned, order: Order, store: Store, kept: KeptNumbers, todo: set[Path]) -> str:
     """How long the runs that are left will take, by the kept numbers of their cells or table; else empty.
 
-    A run takes what it took of the machine before, or else its share of its seconds.
+    A run takes what those of its cell took of the machine before, or else their share of their seconds.
     """
     known: dict[Path, float] = {}
     for recipe, cells in planned:
         kept_of = [kept.find(recipe.name, cell).values() for cell in cells]
-        seconds = [[n.get(MACHINE, n[SECONDS] / order.jobs.runs) for n in each if SECONDS in n] for each in kept_of]
+        seconds = [
+            [n[MACHINE] for n in each if MACHINE in n] or [n[SECONDS] / order.jobs.runs for n in each if SECONDS in n]
+            for each in kept_of
+        ]
         others = [value for values in seconds for value in values]
         for cell, own in zip(cells, seconds, strict=True) if others else ():
             asked = map(store.find_richer, cell.configs(order.wanted.seeds))
