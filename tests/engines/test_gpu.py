@@ -19,7 +19,7 @@ from kinfed.engines import Sequential, SeveralDevices, Vectorised, blocks, share
 from kinfed.fastpath import kernel_evaluation
 from kinfed.federation import Offer
 from kinfed.gpu_memory import CONTEXT, PROCESSES
-from kinfed.methods import METHODS, FedAvg, Local
+from kinfed.methods import IFCA, METHODS, FedAvg, Local
 from kinfed.methods.flis import predict
 from kinfed.models import Model, make_autoencoder, make_model
 from kinfed.models.batch_operations import draw_kept
@@ -171,6 +171,20 @@ def test_test_samples_that_clients_share_are_evaluated_once(monkeypatch, pick):
     assert len(pairs) == 3 and len(pairs[0]) == (1 if pick is None else 2)
     for got in ends[1:]:
         assert_close(ends[0], got, atol=1e-4)
+
+
+def test_clients_that_select_a_model_evaluate_their_own_test_samples(monkeypatch):
+    population = tiny_population((4, 9, 23, 7), shape=(1, 28, 28))
+    population = replace(population, test=(torch.cat(population.test),) * 4)
+    monkeypatch.setattr(shared_outputs, "evaluate_pairs", None)  # calling it would fail
+    method = IFCA(make_model("lenet5", (1, 28, 28), 3), LOCAL, clusters=2)
+    ends = []
+    for engine, how in ((Sequential, {}), (Vectorised, {"device": "cuda"})):
+        fed = engine(method, population, **how)
+        replies = fed.run(evaluate, fed.clients, method.offer(method.init(fed), fed.clients, fed))
+        ends.append({name: replies[name].cpu().float() for name in ("loss", "metric")})
+    assert not fed.evaluates_once
+    assert_close(*ends, atol=1e-4)
 
 
 def test_predictions_of_many_models_are_those_of_each():
