@@ -179,6 +179,7 @@ check(PADDED, 4, 0.5, 0.0, shifts=True, decay=0.001)
 """
 
 
+@pytest.mark.slow  # minutes, where Triton is installed
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install triton")
 def test_interpreted_kernels_train_as_the_cpu_does():
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
