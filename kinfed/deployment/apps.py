@@ -19,7 +19,7 @@ from kinfed.data.arrays import ServerSamples
 from kinfed.deployment.live_status import StatusWriter
 from kinfed.deployment.node_data import NodeConfig, load_node_data
 from kinfed.deployment.plan import Plan, choose_aggregation, make_planned_method
-from kinfed.deployment.run_settings import OUT, apply_run_config
+from kinfed.deployment.run_settings import OUT, apply_run_config, write_run_config
 from kinfed.engines import choose_device
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.deployed import DEPLOYED_PATIENCE
@@ -28,7 +28,7 @@ from kinfed.errors import ConfigError, KinfedError
 from kinfed.experiment import Experiment
 from kinfed.files import quote
 from kinfed.progress import Lines, forward_log
-from kinfed.runs import CHECKPOINT, can_resume, conduct_held, hold, refuse_links, refuse_unknown_files
+from kinfed.runs import CHECKPOINT, can_resume, conduct_held, hold, refuse_begun, refuse_links, refuse_unknown_files
 from kinfed.targets import is_known
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def make_server_app(config: Config, out: Path, plan: Plan) -> "ServerApp":
     def main(grid: "Grid", context: "Context") -> None:
         logging.getLogger("flwr").addFilter(shorten_traceback)
         chosen = apply_run_config(config, plan, context.run_config)
-        run_server(chosen[0], Path(str(context.run_config.get(OUT) or out)), chosen[1], grid)
+        folder = Path(str(context.run_config.get(OUT) or out))
+        run_server(chosen[0], folder, chosen[1], grid, write_run_config(config, context.run_config))
 
     return build_server_app(main)
 
@@ -62,24 +63,31 @@ def shorten_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-def run_server(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
-    """Takes the experiment to its end over the nodes of this grid; refuses a folder that another server writes."""
+def run_server(config: Config, out: Path, plan: Plan, grid: "Grid", run_config: str = "") -> None:
+    """Takes the experiment to its end over the nodes of this grid; refuses a folder that another server writes.
+
+    `run_config` is what `--run-config` set beside `out`: the status says it, for who resumes the run.
+    """
     out.mkdir(parents=True, exist_ok=True)
     refuse_links(out)
     refuse_unknown_files(out)
     with hold(out):
-        _run_held(replace(config, aggregation=choose_aggregation(config)), out, plan, grid)  # config.toml names it
+        named = replace(config, aggregation=choose_aggregation(config))  # config.toml names it
+        _run_held(named, StatusWriter(out, config.method, config.rounds, plan, run_config), grid)
 
 
-def _run_held(config: Config, out: Path, plan: Plan, grid: "Grid") -> None:
+def _run_held(config: Config, status: StatusWriter, grid: "Grid") -> None:
+    out, plan = status.folder, status.plan
     resuming = can_resume(out, config)
+    if not resuming:
+        refuse_begun(out, config)
     fed = make_deployed_federation(config, plan, grid)
     fed.load_keys(out)
     if resuming:
         state = checkpoint.read_engine_state(out / CHECKPOINT)
         fed.load_state_dict(state)  # clients must be known before they come back
     display = Lines(sys.stdout)
-    with StatusWriter(out, config.method, config.rounds, plan).watch(fed):
+    with status.watch(fed):
         display.say(
             f"waiting for {plan.wait_for} clients, {plan.wait_seconds:.0f} s at most; see `{SHOW} {quote(out)}`"
         )

@@ -73,6 +73,7 @@ class RunStatus:
     clients: tuple[ClientStatus, ...] = ()
     problems: tuple[ProblemStatus, ...] = ()
     error: str = ""  # why the run failed
+    run_config: str = ""  # what `--run-config` set beside the folder
 
     @property
     def is_over(self) -> bool:
@@ -93,6 +94,7 @@ class StatusWriter:
     method: str
     rounds: int
     plan: Plan
+    run_config: str = ""  # what `--run-config` set beside the folder
     clock: Clock = time.monotonic
     started: str = field(default_factory=now_text)
     written: tuple[float, object] = (float("-inf"), None)  # when, and what
@@ -132,6 +134,7 @@ class StatusWriter:
             state, self.method, self.rounds, fed.round + 1 if fed.has_begun else 0, self.plan.wait_for, self.started,
             now_text(), os.getpid(), psutil.Process().create_time(), task, asked, replied, clients,
             tuple(ProblemStatus(*problem) for problem in fed.problems[-20:]), error,
+            self.run_config,
         )  # fmt: skip
 
 
@@ -179,7 +182,7 @@ def summarise_status(status: RunStatus, metric: str = "") -> list[str]:
     waits = f", {status.wanted} wanted" if status.state == WAITING else ""
     lines.append(f"{status.connected} of {len(status.clients)} clients connected{waits}; as of {status.updated}")
     if status.state == GONE:
-        lines.append("its server is gone: `flwr run` again resumes it from its checkpoint")
+        lines.append("its server is gone: `flwr run` with the same --run-config resumes it from its checkpoint")
     return lines + ([f"error: {status.error}"] if status.error else [])
 
 

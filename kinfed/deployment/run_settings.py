@@ -46,6 +46,12 @@ def apply_run_config(config: Config, plan: Plan, given: RunConfig) -> tuple[Conf
     return read(apply_overrides(config.resolve(), others)), change_plan(plan, planned)
 
 
+def write_run_config(config: Config, given: RunConfig) -> str:
+    """What the run sets beside its folder, as `--run-config` takes it; empty where that is nothing."""
+    values = {key: value for key, value in given.items() if value != "" and key != OUT}
+    return " ".join(f"{quote_method(key, config)}={quote_value(value)}" for key, value in values.items())
+
+
 def change_plan(plan: Plan, words: list[str]) -> Plan:
     """The plan with these values; ConfigError for one on which nodes and server must agree beforehand."""
     table: Table = apply_overrides(to_table(plan), words)
@@ -58,6 +64,13 @@ def change_plan(plan: Plan, words: list[str]) -> Plan:
 def quote_method(key: str, config: Config) -> str:
     """The key, with the name of an own method in quotes: it has dots in it."""
     return key.replace(f"methods.{config.method}.", f'methods."{config.method}".', 1)
+
+
+def quote_value(value: object) -> str:
+    """A value as Flower reads it: text is in quotes that it does not hold."""
+    if not isinstance(value, str):
+        return to_text(value)
+    return f"'{value}'" if '"' in value or "\\" in value else f'"{value}"'
 
 
 def to_text(value: object) -> str:

@@ -9,6 +9,7 @@ from kinfed.runs.lifecycle import (
     conduct_held,
     free_folder,
     hold,
+    refuse_begun,
     refuse_links,
     refuse_unknown_files,
     resume,
@@ -20,7 +21,7 @@ from kinfed.runs.writer import RunWriter, write_config
 
 __all__ = [
     "CHECKPOINT", "COMPARISON", "CONFIG", "CONFIGURED", "SUMMARY", "Given", "Interrupted", "Place", "Run", "RunWriter",
-    "can_resume", "conduct_held", "free_folder", "hold", "read_config", "read_runs", "refuse_links",
+    "can_resume", "conduct_held", "free_folder", "hold", "read_config", "read_runs", "refuse_begun", "refuse_links",
     "refuse_unknown_files", "resume", "start",
     "write_config",
 ]  # fmt: skip

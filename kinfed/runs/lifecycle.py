@@ -13,7 +13,7 @@ from types import TracebackType
 import torch
 
 from kinfed import checkpoint
-from kinfed.config import Config, assemble, check_encoders, flatten, list_own_parts
+from kinfed.config import Config, assemble, check_encoders, flatten, list_own_parts, read_toml
 from kinfed.config.assembly import OWN
 from kinfed.config.schema import Table
 from kinfed.data.population import Population
@@ -317,6 +317,14 @@ def can_resume(folder: Path, config: Config) -> bool:
     refuse_damaged(folder, read_round(folder, config))
     checkpoint.check(folder / CHECKPOINT)
     return True
+
+
+def refuse_begun(folder: Path, config: Config) -> None:
+    """Raises where a run of another config was begun in the folder: this one would replace its tables."""
+    if (folder / CONFIG).exists():
+        refuse_other(
+            read_toml(folder / CONFIG), config, f"{folder} holds a run of another config, without a checkpoint"
+        )
 
 
 def read_round(folder: Path, config: Config) -> int:

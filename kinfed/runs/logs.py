@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,8 +41,18 @@ def read_format(config: Path) -> str:
 def name_resume(folder: Path, trust: bool = False) -> str:
     """The command that takes a stopped run on; the clients of a deployment only its server reaches."""
     if (folder / STATUS).exists():
-        return f"flwr run . SUPERLINK --run-config 'out=\"{folder}\"'"
+        given = f'out="{folder}" {read_run_config(folder)}'.rstrip()
+        return f"flwr run . SUPERLINK --run-config {shlex.quote(given)}"
     return f"kinfed resume {quote(folder)}{' --trust' if trust else ''}"
+
+
+def read_run_config(folder: Path) -> str:
+    """What `--run-config` set for a deployed run beside its folder; empty where its status does not say."""
+    try:
+        given = json.loads((folder / STATUS).read_text(encoding="utf-8")).get("run_config", "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return given if isinstance(given, str) and given.isprintable() else ""
 
 
 def metrics_of(main: str) -> tuple[str, ...]:

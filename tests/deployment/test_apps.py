@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,12 +12,14 @@ from torch import Tensor
 pytest.importorskip("flwr")
 
 from flwr.app import Context, RecordDict
+from flwr.common.config import parse_config_args
 
 from kinfed import api
 from kinfed.aggregation import DEPLOYED
 from kinfed.client import Client, Reply, client_task
 from kinfed.config import assemble, load_config
 from kinfed.deployment import Plan, load_folder, make_client_app, make_server_app
+from kinfed.deployment.run_settings import write_run_config
 from kinfed.engines import workers as progress_log
 from kinfed.engines.flower import DeployedFederation
 from kinfed.engines.flower.transport import read_config
@@ -24,6 +27,7 @@ from kinfed.errors import CheckpointError, ConfigError, DataError, NetworkError
 from kinfed.learning_tasks import Classification
 from kinfed.methods import FedAvg
 from kinfed.params import Params
+from kinfed.runs.logs import name_resume
 from kinfed.serving import export
 from tests.engines.flower.loopback import Loopback
 from tests.problems import assert_close, tiny_population
@@ -59,8 +63,9 @@ def federation(folders, config=CONFIG, clients=range(6), **more) -> Loopback:
     return grid
 
 
-def serve(grid, out, config=CONFIG, plan=PLAN):
-    make_server_app(config, out, plan)(grid, Context(1, 0, {}, RecordDict(), {}))
+def serve(grid, out, config=CONFIG, plan=PLAN, given=None):
+    grid.run_config = given or {}
+    make_server_app(config, out, plan)(grid, Context(1, 0, {}, RecordDict(), grid.run_config))
     return json.loads((out / "summary.json").read_text())
 
 
@@ -127,6 +132,48 @@ def test_only_the_server_of_a_deployment_takes_its_run_on(folders):
         export(out)
     with pytest.raises(ConfigError, match="already holds a run: go on with `flwr run"):
         api.run("fedavg", out=out, quiet=True)
+
+
+class Killed(RuntimeError):
+    """The server's process is gone."""
+
+
+def kill_in_round_two(request, reply):
+    if read_config(request).get("round") == 1:
+        raise Killed
+    return [reply]
+
+
+@pytest.mark.parametrize("settings", ["inputs.mean=[0.5]", 'task.name="x"', ""])
+def test_what_resumes_a_deployed_run_names_all_that_its_run_config_set(tmp_path, settings):
+    given = {"seed": "", "rounds": 3, "training.lr": 0.01, "model": "a b", "inputs.scale": True, "settings": settings}
+    out = tmp_path / "it's a run"
+    out.mkdir()
+    (out / "status.json").write_text(json.dumps({"run_config": write_run_config(CONFIG, given)}))
+    command = shlex.split(name_resume(out))
+    assert command[:5] == ["flwr", "run", ".", "SUPERLINK", "--run-config"]
+    assert parse_config_args(command[5:]) == {name: v for name, v in given.items() if v != ""} | {"out": str(out)}
+
+
+@pytest.mark.parametrize("status", ["{", "[]", '{"run_config": 3}', '{"run_config": "a\\nb"}', "{}"])
+def test_a_status_that_does_not_say_what_was_set_leaves_the_folder_to_name(tmp_path, status):
+    (tmp_path / "status.json").write_text(status)
+    assert name_resume(tmp_path) == f"flwr run . SUPERLINK --run-config 'out=\"{tmp_path}\"'"
+
+
+def test_a_run_without_a_checkpoint_is_not_started_again_with_other_settings(folders):
+    out, given = folders / "run", {"rounds": 3, "training.lr": 0.02}
+    with pytest.raises(Killed):
+        serve(federation(folders, tamper=kill_in_round_two), out, given=given)
+    with pytest.raises(ConfigError, match=r"run\" rounds=3 training\.lr=0\.02'"):
+        api.run("fedavg", out=out, quiet=True)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(
+        CheckpointError, match=r"another config, without a checkpoint: training\.lr was 0\.02, is 0\.01"
+    ):
+        serve(federation(folders), out)
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert serve(federation(folders), out, given=given)["rounds"] == 3
 
 
 def test_a_folder_without_labels_is_a_client_that_wants_a_model(folders):

@@ -259,6 +259,14 @@ def clean_text(value: object) -> str:
     return "".join(character for character in text if character.isprintable())
 
 
+class MissedRequest(NamedTuple):
+    """A request of an earlier call without a reply in time."""
+
+    client: int
+    task: str
+    round: int  # from 0 on
+
+
 class AcceptedReply(NamedTuple):
     """A reply that can be used."""
 
@@ -294,7 +302,8 @@ class ReplyCollector:
     specs: TensorSpecs
     judge: Judge
     requests: dict[str, int] = field(default_factory=dict)  # message id -> the client it was sent to
-    earlier: Mapping[str, int] = field(default_factory=dict)  # those of earlier calls without a reply in time
+    earlier: Mapping[str, MissedRequest] = field(default_factory=dict)  # message id -> one without a reply in time
+    late: list[MissedRequest] = field(default_factory=list)  # those of them that have a reply now
     accepted: dict[int, AcceptedReply] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)  # ids of requests that have a reply
     expired: set[int] = field(default_factory=set)  # clients whose request was not answered while Flower kept it
@@ -309,15 +318,15 @@ class ReplyCollector:
 
     def add(self, reply: ReplyMessage) -> None:
         """Accepts a reply, or notes why not."""
-        if reply.has_failed and reply.request in self.earlier:
-            return  # it was missed in its own call
+        if reply.request in self.earlier:
+            self._add_late(reply, self.earlier[reply.request])
+            return
         if reply.has_failed and reply.code in EXPIRED and reply.request in self.requests:
             self.answered.add(reply.request)
             self.expired.add(self.requests[reply.request])
             return
-        client = self.requests.get(reply.request, self.earlier.get(reply.request, -1))
-        if client >= 0 and not reply.has_failed:
-            self.received[client] = self.received.get(client, 0) + count_bytes(reply.tensors)
+        client = self.requests.get(reply.request, -1)
+        self._count_received(reply, client)
         reason = self._check_request_id(reply, client)
         if reason is None:
             self.answered.add(reply.request)
@@ -327,11 +336,18 @@ class ReplyCollector:
             if reason in (FAILED, REFUSED):
                 self.explained[client] = reply.explain_failure()
 
+    def _add_late(self, reply: ReplyMessage, missed: MissedRequest) -> None:
+        self._count_received(reply, missed.client)
+        if not reply.has_failed:  # else it was missed in its own call
+            self.late.append(missed)
+
+    def _count_received(self, reply: ReplyMessage, client: int) -> None:
+        if client >= 0 and not reply.has_failed:
+            self.received[client] = self.received.get(client, 0) + count_bytes(reply.tensors)
+
     def _check_request_id(self, reply: ReplyMessage, client: int) -> str | None:
         if client < 0:
             return UNKNOWN
-        if reply.request in self.earlier:
-            return STALE
         return DUPLICATE if reply.request in self.answered else None
 
     def _check_config(self, reply: ReplyMessage, client: int) -> str | None:

@@ -19,9 +19,11 @@ from kinfed.capabilities import summed_tasks_of
 from kinfed.data.population import Population
 from kinfed.engines.flower.messages import (
     DTYPES,
+    STALE,
     AcceptedReply,
     ConfigValues,
     Judge,
+    MissedRequest,
     NodeIdentity,
     PackedTensors,
     ReplyCollector,
@@ -103,7 +105,7 @@ class NetworkFederation(Federation):
         self.problems: list[Problem] = []  # each logged once, the latest last
         self.on_change: Callable[[], None] = ignore_change  # called whenever nodes, tasks or problems may have changed
         self.task = ("", 0, 0)  # the one that is going on: its name, clients asked, clients that replied
-        self.unanswered: dict[str, int] = {}  # id of a request of an earlier call -> client
+        self.unanswered: dict[str, MissedRequest] = {}  # by the id of the request
         self.specs: dict[tuple[object, ...], TensorSpecs] = {}
         self.has_begun = False
         self.next_round = 0  # the round in which a client that enrols now enters
@@ -367,8 +369,9 @@ class NetworkFederation(Federation):
         for client, reason in replies.faults:
             why = replies.explained.get(client, f"its reply is not used: {reason}")
             self._report(self.name_client(client) if client >= 0 else "an unknown node", f"failed at '{name}': {why}")
-        late = {request: replies.requests[request] for request in replies.pending}
-        self.unanswered = dict(list((self.unanswered | late).items())[-4 * self.count :])
+        self._log_late(replies.late)
+        missed = {request: MissedRequest(replies.requests[request], name, self.round) for request in replies.pending}
+        self.unanswered = dict(list((self.unanswered | missed).items())[-4 * self.count :])
         self.silent_calls = 0 if replies.accepted or not len(cohort) else self.silent_calls + 1
         if self.silent_calls >= MAX_SILENT_CALLS:
             reasons = Counter(reason for _, reason in [*replies.faults, *missing])
@@ -377,6 +380,12 @@ class NetworkFederation(Federation):
                 f"no client sent a reply that can be used to {self.silent_calls} tasks in a row, the last was '{name}' "
                 f"({found}): check that nodes are connected, and their logs, and engine.timeout, then resume the run"
             )
+
+    def _log_late(self, late: list[MissedRequest]) -> None:
+        """Notes the replies to earlier calls that came in this one."""
+        for client, task, round in late:
+            self.rejected.append(Rejected(self.round, task, client, STALE))
+            LOG.warning("%s replied too late to '%s' of round %d: not used", self.name_client(client), task, round + 1)
 
     def _count_bytes(self, name: str, cohort: Tensor, offer: Offer, replies: ReplyCollector, asked: set[int]) -> None:
         """Counts what was sent and all that came, accepted or not."""

@@ -13,13 +13,13 @@ from flwr.app.error import Error
 
 from kinfed.engines import Vectorised
 from kinfed.engines import workers as progress_log
-from kinfed.engines.flower.messages import pack, unpack
+from kinfed.engines.flower.messages import STALE, pack, unpack
 from kinfed.engines.flower.transport import RAW, read_arrays, read_config, to_records
 from kinfed.errors import NetworkError
 from kinfed.experiment import Experiment
 from kinfed.methods import FedAvg
 from kinfed.training import LocalTraining
-from tests.engines.flower.loopback import Loopback, make_flower
+from tests.engines.flower.loopback import Loopback, Tamperer, make_flower
 from tests.problems import assert_close, small_net, tiny_population
 
 FAULTY, ROUNDS = 2, 2
@@ -122,18 +122,37 @@ def test_of_a_doubled_reply_one_is_used_and_the_other_is_counted():
     assert_close(params, train(Vectorised(FEDAVG, tiny_population()))[1])
 
 
-def test_a_reply_that_comes_in_a_later_round_is_stale():
+def delay_training(until: tuple[str, int], silent: bool = False) -> Tamperer:
+    """The faulty client's first training is replied to in this task of this round, which it may not reply to itself."""
     late: list[Message] = []
 
-    def tamper(request, reply):
+    def tamper(request: Message, reply: Message) -> list[Message]:
         config = read_config(request)
-        if config.get("task") == "train" and config["client"] == FAULTY and config["round"] == 0:
+        if config.get("client") != FAULTY:
+            return [reply]
+        if (config["task"], config["round"]) == ("train", 0):
             late.append(reply)
             return []
-        return [reply, *([late.pop()] if late and config.get("task") == "evaluate" else [])]
+        if (config["task"], config["round"]) != until:
+            return [reply]
+        return [*([] if silent else [reply]), *late]
 
-    summary, _ = train(make_flower(FEDAVG, tiny_population(), Loopback(6, tamper)))
+    return tamper
+
+
+def test_a_late_reply_is_named_by_its_own_task_and_round(caplog):
+    grid = Loopback(6, delay_training(("train", 1)))
+    summary, _ = train(make_flower(FEDAVG, tiny_population(), grid))
     assert summary["replies_stale"] == 1 and summary["replies_no_answer"] == 1
+    assert f"client {FAULTY} replied too late to 'train' of round 1: not used" in caplog.messages
+    assert "failed at" not in caplog.text
+
+
+def test_a_client_that_sends_a_late_reply_alone_is_missing_in_the_task_that_is_going_on():
+    fed = make_flower(FEDAVG, tiny_population(), Loopback(6, delay_training(("evaluate", 0), silent=True)))
+    summary, _ = train(fed)
+    assert summary["replies_stale"] == 1 and summary["replies_no_answer"] == 2
+    assert [entry.task for entry in fed.rejected if entry.reason == STALE] == ["train"]
 
 
 def test_a_reply_to_no_request_is_of_an_unknown_sender():
