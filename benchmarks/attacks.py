@@ -88,6 +88,7 @@ METHODS: dict[str, dict[str, object]] = {
     "flhc": {"rounds_before": 3},
     "flux": {},
     "fedrc": {"components": 2},
+    "pca_km_hc": {"clusters": 2},
 }
 VARIANTS = {"flt_default": "flt", "fesem_updates": "fesem"}  # methods with other settings
 USUAL_METHODS = ["fedavg", "flt", "repa", "ifca"]
@@ -194,7 +195,10 @@ class Attacked(Vectorised):
         peers = ~at & (start == start[at][:1]).all(1)
         peers = peers if bool(peers.any()) else ~at
         kinds = [torch.full((sent[name][0].numel(),), name.endswith(STATISTICS)) for name in names]
-        lied = self.attack.lie(Round(start[at], updates[at], updates[peers], self.draw, torch.cat(kinds)))
+        layer = names[-1].rpartition(".")[0]
+        ends = [torch.full((sent[name][0].numel(),), name.rpartition(".")[0] == layer) for name in names]
+        now = Round(start[at], updates[at], updates[peers], self.draw, torch.cat(kinds), torch.cat(ends))
+        lied = self.attack.lie(now)
         parts = (start[at] + lied).split([sent[name][0].numel() for name in names], 1)
         return sent | {n: sent[n].index_put((at,), p.view_as(sent[n][at])) for n, p in zip(names, parts, strict=True)}
 

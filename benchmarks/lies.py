@@ -23,6 +23,7 @@ class Round:
     honest: Tensor  # [honest, d] updates of those that were sent the same model as the first liar
     draw: torch.Generator
     statistics: Tensor = torch.tensor(False)  # [d] bool: running statistics of norms
+    last: Tensor = torch.tensor(False)  # [d] bool: the network's last layer
 
 
 Lie = Callable[[Round], Tensor]  # updates [liars, d]
@@ -75,6 +76,13 @@ def spend_the_bound_on_weights(now: Round) -> Tensor:
     kept = now.own.where(now.statistics, 0.0)
     room = (bound(now).square() - kept.square().sum(1, keepdim=True)).clamp(min=0).sqrt()
     return kept - room * unit(now.honest.mean(0).where(~now.statistics, 0.0))
+
+
+def reverse_the_last_layer(now: Round) -> Tensor:
+    """Its own update, and of the last layer that backwards, as long as clipping leaves the whole."""
+    kept = now.own.where(~now.last, 0.0)
+    room = (bound(now).square() - kept.square().sum(1, keepdim=True)).clamp(min=0).sqrt()
+    return kept - room * unit(now.own.where(now.last, 0.0))
 
 
 def send_noise_at_the_bound(now: Round) -> Tensor:
@@ -143,6 +151,7 @@ MORE_ATTACKS = {
     "under": Attack("the mean of honest updates backwards, just below the bound of clipping", stay_under_the_bound),
     "weights": Attack("of weights the mean backwards, and its own running statistics, just below the bound",
                       spend_the_bound_on_weights),
+    "last_layer": Attack("its own update, the last layer's backwards, just below the bound", reverse_the_last_layer),
     "bound_noise": Attack("noise just below the bound of clipping", send_noise_at_the_bound),
     "one_way": Attack("one random direction in all rounds, just below the bound of clipping", push_one_way),
     "half_flip": Attack("trains on labels 4 - y where y is below 5", flips_half=True),

@@ -20,6 +20,7 @@ from benchmarks.lies import (
     oppose_the_mean,
     poison,
     push_one_way,
+    reverse_the_last_layer,
     send_noise_at_the_bound,
     shift_a_little,
     spend_the_bound_on_weights,
@@ -56,6 +57,25 @@ def test_weights_alone_take_what_clipping_leaves_to_statistics_too():
     lied = spend_the_bound_on_weights(now)
     assert lied[0, 1].item() == 1.0 and lied[0, 0].item() < 0
     assert lied.norm().item() == pytest.approx(BOUND * 5**0.5)
+
+
+def test_the_last_layer_alone_is_backwards_and_the_whole_just_below_the_bound():
+    now = replace(NOW, own=torch.tensor([[1.0, 2.0]]), last=torch.tensor([False, True]))  # the lower median norm is √5
+    assert reverse_the_last_layer(now).tolist() == [[1.0, pytest.approx(-((5 * BOUND**2 - 1) ** 0.5))]]
+
+
+@pytest.mark.parametrize("method", ["pca_km_hc", "fedrc"])
+def test_the_last_layer_is_that_of_the_network_in_every_model_that_a_client_sends(method):
+    masks = []
+
+    def note(now):
+        masks.append(now.last)
+        return now.own
+
+    measure(method, Attack("looks", note), DEPLOYED, 0, Setup(rounds=1, clients=6))
+    models = 2 if method == "fedrc" else 1
+    assert {int(mask.sum()) for mask in masks} == {models * (200 * 10 + 10)}, "weights and bias of mlp_200's outputs"
+    assert all(bool(mask[-models * 2010 :].all()) for mask in masks)
 
 
 def test_min_max_is_as_far_from_the_farther_update_as_honest_ones_are_apart():
