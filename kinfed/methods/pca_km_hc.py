@@ -14,14 +14,14 @@ from torch import Tensor
 from kinfed.capabilities import AssignsUnseen
 from kinfed.checks import at_least
 from kinfed.client import Client, Reply, client_task
-from kinfed.clustering.hierarchy import ward
+from kinfed.clustering.hierarchy import components, ward
 from kinfed.clustering.kmeans import Part, kmeans, principal_directions
 from kinfed.clustering.neighbour_sets import NeighbourSets
 from kinfed.errors import ConfigError
 from kinfed.federation import Federation
 from kinfed.methods.cluster_models import Clustered, ClusterModels, Stale, find_components, require_signatures
 from kinfed.models import TOKENS, Model, count_tokens
-from kinfed.relatedness import set_distances
+from kinfed.relatedness import set_distances, warn_if_unconnected
 from kinfed.signatures import Signatures
 from kinfed.training import LocalTraining
 
@@ -59,6 +59,7 @@ class PCAKMeansHC(Clustered[PCAState], AssignsUnseen[PCAState]):
         related = self.distances(known, clients, clients) < self.threshold
         related = related | related.T | torch.eye(len(clients), dtype=torch.bool, device=fed.device)
         if self.clusters:
+            warn_if_unconnected(components(related), self.clusters)
             clusters = ward(related, self.clusters)
             related = clusters[:, None] == clusters
         return PCAState(served.relate(clients, NeighbourSets.of_matrix(related.to(fed.device)), fed), known)

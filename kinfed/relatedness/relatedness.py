@@ -202,6 +202,16 @@ def warn_if_fewer(found: Tensor, wanted: int) -> None:
         )
 
 
+def warn_if_unconnected(parts: Tensor, wanted: int) -> None:
+    """Warns where the graph has more unconnected parts ([M]) than clusters are wanted of it."""
+    if wanted < (found := len(parts.unique())):
+        warnings.warn(
+            f"{wanted} clusters are wanted of {found} groups that are related to no other: which of them become one "
+            "says nothing; set a larger threshold, or clusters = 0",
+            stacklevel=3,
+        )
+
+
 def warn_if_isolated(related: NeighbourSets) -> None:
     """Warns where most clients are related to no other, and will train alone."""
     alone = int(related.sizes()[related.rows.sum(1) <= 1].sum())

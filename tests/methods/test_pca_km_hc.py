@@ -36,6 +36,11 @@ def test_it_finds_bright_and_dim_clients(clusters):
     )
 
 
+def test_clusters_of_a_graph_of_more_unconnected_parts_are_doubtful():
+    with pytest.warns(UserWarning, match=r"2 clusters are wanted of 12 groups .* larger threshold, or clusters = 0"):
+        started(make("pca_km_hc", threshold=0.0, clusters=2))
+
+
 def test_it_cannot_find_clusters_of_different_images_for_each_client_has_axes_of_its_own():
     method = make("pca_km_hc", threshold=0.4, clusters=2)
     state, fed = started(method)
