@@ -271,3 +271,21 @@ def forward_log(say: Callable[[str], None]) -> Iterator[None]:
     """Inside it what kinfed logs goes to `say`, and nowhere else; what the engine chose, too, at the level DEBUG."""
     with LOG_LISTENERS.add(say), DIVERTED.hold():
         yield
+
+
+@contextmanager
+def log_once() -> Iterator[None]:
+    """Inside it kinfed logs a text once, but for what it says in runs: many runs have the same data and settings."""
+    log, known = logging.getLogger("kinfed"), set[str]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text, before = record.getMessage(), len(known)
+        if not LOG_LISTENERS.known:
+            known.add(text)
+        return bool(LOG_LISTENERS.known) or len(known) > before
+
+    log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_new)

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import kinfed
 from kinfed.config.assembly import name_method
@@ -175,6 +176,18 @@ def test_dotted_keys_are_settings_as_in_a_sweep():
     assert config.partition.clients == 5, "a dotted key goes over the section"
     with pytest.raises(ConfigError, match=r"unknown config key 'training.lrr': did you mean 'training.lr'\?"):
         kinfed.run("ifca", **SMALL | {"training.lrr": 0.2})
+
+
+@pytest.mark.parametrize("settings", [{"data.public": 0.1}, {"partition": {"clients": 5}}, {"roles.late": 0.5}])
+def test_settings_that_deal_samples_are_refused_beside_a_population(settings):
+    with pytest.raises(ConfigError, match="is for data by name, and a population is as it is: leave it out, and give"):
+        kinfed.run("fedavg", tiny_population(), rounds=1, quiet=True, **settings)
+
+
+def test_a_comparison_doubts_its_data_once(caplog):
+    far = replace(tiny_population(), x=1000 * torch.ones(len(tiny_population().y), 1, 8, 8))
+    kinfed.compare(["fedavg", "local"], far, seeds=[0, 1], rounds=1, quiet=True)
+    assert [record.getMessage()[:26] for record in caplog.records] == ["samples are 1e+03 in size,"]
 
 
 def test_methods_are_compared_by_name_or_as_objects():

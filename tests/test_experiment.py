@@ -11,7 +11,7 @@ from kinfed.data import LATER, Population, Role
 from kinfed.engines import EngineSettings, Sequential, Vectorised
 from kinfed.errors import ConfigError, ModelError
 from kinfed.experiment import Evaluation, Experiment, doubts
-from kinfed.experiment.doubts import count_moved, warn_if_unsettled
+from kinfed.experiment.doubts import count_moved, warn_if_partial, warn_if_unsettled
 from kinfed.learning_tasks import Regression
 from kinfed.methods import FLHC, FedAvg, Local
 from kinfed.models import Model
@@ -311,6 +311,15 @@ def test_a_run_without_any_mean_has_not_converged():
     people = tiny_population((8, 8), roles=(Role(), Role(holdout=True)))
     alone = replace(people, test=(people.test[0][:0], people.test[1]))
     assert watched(FedAvg(small_net()), alone, rounds=4)[1]["converged_at"] is None
+
+
+def test_clusters_of_few_participants_are_said_to_be_of_these_alone(caplog: pytest.LogCaptureFixture):
+    fed = Experiment(FedAvg(small_net()), tiny_population((8,) * 5)).fed
+    warn_if_partial(fed, torch.tensor([0, 0, 1, -1, -1]))
+    warn_if_partial(fed, torch.full((5,), -1))  # none are found yet
+    assert not caplog.text
+    warn_if_partial(fed, torch.tensor([0, -1, 0, -1, -1]))
+    assert "the clusters are those of 2 of 5 clients, the participants of a round" in caplog.text
 
 
 def test_clusters_that_still_change_at_the_end_are_said_to_be_unsettled(caplog: pytest.LogCaptureFixture):

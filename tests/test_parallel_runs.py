@@ -56,7 +56,7 @@ def test_processes_stay_for_later_runs_unless_these_have_more_cores_each(monkeyp
         ended.append(count)
 
     monkeypatch.setattr(parallel, "start_workers", start)
-    monkeypatch.setattr(parallel, "run_parallel", lambda pool, display: list(pool.free))
+    monkeypatch.setattr(parallel, "run_parallel", lambda pool, display, note: list(pool.free))
     monkeypatch.setattr(parallel, "choose_device", lambda device: device)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     with Workers(AtOnce(4)) as workers:
@@ -148,7 +148,7 @@ def test_what_a_run_that_failed_had_in_memory_is_gone_before_the_next(monkeypatc
     monkeypatch.setattr(taken, "start", fail)
     monkeypatch.setattr(taken.Runner, "clients", lambda self, job: None)
     jobs = [replace(job, path=tmp_path / str(job.path), is_fresh=True) for job in make_jobs(3)]
-    failed = parallel.run_in_turn(jobs, Silence(lambda text: None))
+    failed = parallel.run_in_turn(jobs, Silence(lambda text: None), lambda job: None)
     assert len(held) == 3 and all(why.startswith("RuntimeError: no (") for why in failed.values())
 
 
@@ -200,7 +200,7 @@ def test_a_process_that_has_lost_its_gpu_says_why_and_leaves(monkeypatch: pytest
     with pytest.raises(
         KinfedError, match="this process cannot use the GPU any more; run the command again: CUDA error"
     ):
-        parallel.run_in_turn([job, job], Silence(lambda text: None))
+        parallel.run_in_turn([job, job], Silence(lambda text: None), lambda job: None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a process that sees no GPU")

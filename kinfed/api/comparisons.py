@@ -26,7 +26,7 @@ from kinfed.errors import ConfigError, KinfedError
 from kinfed.files import quote
 from kinfed.method import Method
 from kinfed.methods import title_of
-from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display
+from kinfed.progress import Display, as_html, as_markdown, as_text, choose_display, log_once
 from kinfed.registry import as_file, refuse_code
 from kinfed.runs import lifecycle
 from kinfed.runs.jobs import Job, explain_failure, group_by_clients
@@ -95,6 +95,7 @@ class Comparison:
         return as_html(self.table)
 
 
+@log_once()
 def compare(
     methods: Sequence[str | Method[object]] | ConfigLike | None = None, /, data: DataLike | None = None, *,
     seeds: Sequence[int] | None = None, jobs: int | str = 1, out: Text | None = None, force: bool = False,
@@ -152,6 +153,7 @@ def check_comparison(config: Config, population: Population | None, own: Mapping
     check_trackers(config.trackers)
 
 
+@log_once()
 def resume_comparison(
     folder: Text, *, rounds: int | None = None, device: str | None = None, quiet: bool = False,
     display: Display | None = None, config: Config | None = None, population: Population | None = None,

@@ -71,7 +71,7 @@ def check_needs(config: Config, population: Population, method: Method[object] |
     if takes_server_samples(experiment.method) and not len(population.public):
         raise ConfigError(
             f"method '{config.method}' takes samples that the server owns, and there are none: set data.public = 0.1 "
-            "(in Python: Population.public)"
+            "(of your own samples: OwnSettings(public=0.1), or Population.public)"
         )
     check_encoders(experiment.method, population)
     if config.privacy.training.is_on:
@@ -282,6 +282,7 @@ def fill_data_dir(settings: object, data_dir: str) -> object:
 
 
 OWN = "own:"
+DEALING = ("data", "partition", "shift", "roles", "change", "drift")  # settings of what makes a population
 ConfigLike = Config | Mapping[str, object] | os.PathLike[str]
 MethodLike = str | Method[object] | ConfigLike
 DataLike = str | os.PathLike[str] | Mapping[str, object] | Population
@@ -309,7 +310,19 @@ def configure(method: MethodLike | None, data: DataLike | None, settings: Mappin
         there = str(Path(folder).expanduser().absolute()) if isinstance(folder, str | os.PathLike) else folder
         table = merge_tables(table, {"data": {"dir": there}})
     config: Config = replace(read(table), **objects)  # type: ignore[arg-type]
+    if isinstance(data, Population):
+        refuse_dealing(given)
     return put_method(config, method) if isinstance(method, Method) else config
+
+
+def refuse_dealing(settings: Mapping[str, object]) -> None:
+    """Raises where settings deal samples of a dataset by name: those of a population are dealt already."""
+    for name in settings:
+        if name.partition(".")[0] in DEALING:
+            raise ConfigError(
+                f"{name} is for data by name, and a population is as it is: leave it out, and give this to what makes "
+                "the population, as in OwnSettings(test=0.2, public=0.1) or Population(roles=…)"
+            )
 
 
 def can_hold(name: str, value: object) -> bool:

@@ -4,6 +4,7 @@
 FLamby). Each is one NAME.npz under the data root; options are the fields of its class.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from kinfed.files import Arrays, read_arrays
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
+log = logging.getLogger("kinfed")
 
 
 def open_arrays(path: Path, *names: str) -> Arrays:
@@ -196,6 +198,12 @@ def scale_columns(x: Doubles | Floats, client: Index, is_train: npt.NDArray[np.b
     it.
     """
     scaled = np.zeros(x.shape, np.float32)
+    if single := int((np.unique(client[is_train], return_counts=True)[1] == 1).sum()):
+        log.warning(
+            "%d client%s a single sample to train on: scaled by itself it is all zeros, and tells nothing: "
+            "leave such clients out, or scale all by the same numbers beforehand and set data.options.scale = false",
+            single, " has" if single == 1 else "s have",
+        )  # fmt: skip
     for owner in np.unique(client):
         own = x[client == owner].astype(np.float64)
         mean, spread = measure_columns(own[is_train[client == owner]])

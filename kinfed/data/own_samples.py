@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kinfed.checks import fraction
 from kinfed.data.arrays import (
@@ -23,13 +24,14 @@ from kinfed.data.arrays import (
     stack_arrays,
 )
 from kinfed.data.dataset import count_vocabulary, labels_of
-from kinfed.data.partitions.split import count_tests, draw_stratified, generator, others, samples_of_each
+from kinfed.data.partitions.split import Index, count_tests, draw_stratified, generator, others, samples_of_each
 from kinfed.data.population import Population
 from kinfed.errors import ConfigError, DataError
 from kinfed.learning_tasks import TASKS, LearningTask, MultiLabel, NextToken, Regression, check_task
 from kinfed.registry import look_up, suggest
 
 Given = TypeVar("Given")
+Clusters = Sequence[int] | Mapping[str, int] | Mapping[int, int]  # of clients in their order, or by their names
 
 
 class Items(Protocol):
@@ -54,15 +56,16 @@ class OwnSettings:
     """How a user's samples become a population."""
 
     test: float = 0.2  # share of every client's samples that is kept for testing, stratified by label
+    public: float = 0.0  # share of every client's training samples that the server is given instead
     seed: int = 0
     classes: int | None = None  # None: largest label or token + 1
-    clusters: Sequence[int] | None = None  # planted cluster of each client, in the order of the clients
+    clusters: Clusters | None = None  # planted: {client: cluster}, or of the clients as they sort, c10 before c2
     task: LearningTask | str = "classification"  # what is learnt: a name of `task.name`, or a task
     tokens: bool | None = None  # whether x are token ids; None: where the next token is learnt
     class_names: Sequence[str] = ()  # of the labels; labels that are text name themselves
 
     def __post_init__(self) -> None:
-        fraction(test=self.test)
+        fraction(test=self.test, public=self.public)
         if isinstance(self.task, str):
             look_up(self.task, TASKS, "task")
         else:
@@ -73,8 +76,8 @@ class OwnSettings:
             raise ConfigError(f"class_names must be text, one for each class, got {self.class_names!r:.60}")
         if repeated := [name for name, times in Counter(self.class_names).items() if times > 1]:
             raise ConfigError(f"class_names has {repeated[0]!r} more than once; give each class a name of its own")
-        if self.clusters is not None and not is_whole(self.clusters):
-            raise ConfigError(f"clusters must be whole numbers, one a client, got {shorten(self.clusters)}")
+        if self.clusters is not None and not is_whole(planted := list_clusters(self.clusters)):
+            raise ConfigError(f"clusters must be whole numbers, one a client, got {shorten(planted)}")
 
     @property
     def learning_task(self) -> LearningTask:
@@ -118,24 +121,34 @@ def from_arrays(x: Array, y: Array, client: Array, settings: OwnSettings = DEFAU
     if features.ndim == 1:
         raise DataError(f"x has shape [{len(features)}], wanted [n, ...]: of one number a sample x[:, None]")
     check_finite(features)
-    samples, labels = samples_of_each(owner), labels_of(targets)
-    test = [
-        draw_stratified(labels[own], count_tests(len(own), settings.test), generator(settings.seed, "own", i))
-        for i, own in enumerate(samples)
-    ]
+    labels = labels_of(targets)
+    train, test = set_apart(samples_of_each(owner), labels, settings.test, settings.seed, "own")
+    train, public = set_apart(train, labels, settings.public, settings.seed, "own public")
     if settings.test and not any(map(len, test)):
         raise DataError("every client has a single sample, so that none can be tested: wanted two or more, or test=0")
     return Population(
         torch.from_numpy(features),
         torch.from_numpy(targets),
-        tuple(torch.from_numpy(own[others(len(own), picked)]) for own, picked in zip(samples, test, strict=True)),
-        tuple(torch.from_numpy(own[picked]) for own, picked in zip(samples, test, strict=True)),
+        tuple(map(torch.from_numpy, train)),
+        tuple(map(torch.from_numpy, test)),
         settings.count_classes(features, targets),
-        None
-        if settings.clusters is None
-        else torch.from_numpy(array_of(settings.clusters, "clusters").astype(np.int64)),
+        None if settings.clusters is None else order_clusters(settings.clusters, labels_array(client, "client")),
+        public=torch.from_numpy(np.sort(np.concatenate(public))),
         class_names=tuple(settings.class_names),
+        client_names=tuple(names)
+        if isinstance((names := np.unique(labels_array(client, "client")).tolist())[0], str)
+        else (),
     )
+
+
+def set_apart(owned: list[Index], labels: Index, share: float, seed: int, name: str) -> tuple[list[Index], list[Index]]:
+    """The samples of each client that stay, one at least, and this share of them, stratified by label."""
+    drawn = [
+        draw_stratified(labels[own], count_tests(len(own), share), generator(seed, name, i))
+        for i, own in enumerate(owned)
+    ]
+    kept = [own[others(len(own), picked)] for own, picked in zip(owned, drawn, strict=True)]
+    return kept, [own[picked] for own, picked in zip(owned, drawn, strict=True)]
 
 
 def check_labels(y: Plain, task: LearningTask, client: Plain) -> None:
@@ -286,6 +299,21 @@ def is_whole(numbers: Array) -> bool:
     """Whether these are whole numbers, one after the other."""
     array = array_of(numbers, "clusters")
     return array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+
+
+def list_clusters(clusters: Clusters) -> Array:
+    """The clusters alone, where clients are named, too."""
+    return list(clusters.values()) if isinstance(clusters, Mapping) else clusters
+
+
+def order_clusters(clusters: Clusters, client: Plain) -> Tensor:
+    """The planted cluster of each client, clients in their order, where client[i] says whose sample i is."""
+    names = np.unique(client).tolist()
+    if isinstance(clusters, Mapping):
+        if lost := [name for name in names if name not in clusters] or [one for one in clusters if one not in names]:
+            raise ConfigError(f"clusters: wanted one for each client and for no other, got {lost[0]!r} in one alone")
+        clusters = [dict(clusters)[name] for name in names]
+    return torch.from_numpy(array_of(clusters, "clusters").astype(np.int64))
 
 
 def shorten(values: Array) -> str:

@@ -20,6 +20,7 @@ OFTEN = 4  # times as many test samples as there are different ones, or samples 
 MANY = 100_000  # test samples; fewer take no time to speak of
 SETTLED = 3  # rounds without a change
 FEW = 0.05  # share of the clients that may change their cluster
+PART = 0.5  # share of the clients that train below which it is said that clusters are those of a few alone
 OUTVOTED = 4  # replies of a model in a round from which on robust aggregation outvotes one liar
 
 
@@ -84,6 +85,17 @@ def warn_if_unsettled(recent: Sequence[Tensor]) -> None:
         log.warning(
             "%d of %d clients changed their cluster in the last %d rounds: the clusters are not settled, and more "
             "rounds may find others", moved, clients, SETTLED,
+        )  # fmt: skip
+
+
+def warn_if_partial(fed: Federation, clusters: Tensor) -> None:
+    """Logs where few of the clients that train have a cluster ([clients], -1: none), so that scores are of these."""
+    has = clusters[fed.clients.cpu()] >= 0
+    known, clients = int(has.sum()), len(has)
+    if 0 < known < PART * clients:
+        log.warning(
+            "the clusters are those of %d of %d clients, the participants of a round: ARI and the number of clusters "
+            "say nothing of the others; a larger fraction takes in more", known, clients,
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from kinfed.experiment.doubts import (
     SETTLED,
     say_if_tests_are_many,
     warn_if_outvoted,
+    warn_if_partial,
     warn_if_short,
     warn_if_stuck,
     warn_if_unsettled,
@@ -299,6 +300,8 @@ class Experiment(Generic[State]):
             self.recent = (*self.recent[-SETTLED:], clusters)
         if done == self.rounds:
             warn_if_unsettled(self.recent)
+            if clusters is not None:
+                warn_if_partial(self.fed, clusters)
         if self.fed.population.changes:
             self.drift_log = self.drift_log.note(self.fed, clusters, scores, self.metric.lower_is_better)
         return RoundResult(

@@ -35,7 +35,7 @@ def server_samples(fed: Federation) -> Tensor:
     if not len(public):
         raise ConfigError(
             "models are compared on samples that the server owns, but there are none: "
-            "set data.public to a share of the training samples, such as 0.05 (in Python: Population.public)"
+            "set data.public to a share of the training samples, such as 0.05 (in Python: OwnSettings(public=0.05))"
         )
     return fed.x[public.to(fed.device)]
 

@@ -76,7 +76,7 @@ def list_predictions(predicted: Tensor, task: LearningTask, names: Sequence[str]
 
 def summarise(assignment: Assignment, bundle: Bundle) -> str:
     """To which cluster a client was assigned, in one line."""
-    cluster, line = assignment.cluster, f"assigned by {assignment.samples} samples"
+    cluster, line = assignment.cluster, f"assigned by {assignment.samples} sample{'s' * (assignment.samples != 1)}"
     if cluster is None:
         return f"{line}: {bundle.about['assignment_rule']}"
     if assignment.fits is False:

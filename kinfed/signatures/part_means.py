@@ -75,7 +75,7 @@ class PartMeans(Signature):
         """Numbers of an embedded sample."""
         if self.embedding == "model":
             return min(self.latent, self.common_model().features_width())
-        fewest = LEAST_RANDOM if self.embedding == "random" else 1
+        fewest = LEAST_RANDOM if self.embedding in ("auto", "random") else 1
         return min(self.latent, max(prod(shape), fewest))
 
     def for_model(self, model: Model) -> "PartMeans":
@@ -110,7 +110,9 @@ class PartMeans(Signature):
             return "random"
         is_named = self.autoencoder != "auto"
         many = is_named or self.pretraining.source != "public" or len(public) >= ENOUGH
-        return "autoencoder" if many and self.has_network(shape) else "pca"
+        if many and self.has_network(shape):
+            return "autoencoder"
+        return "pca" if self.width(shape) <= prod(shape) else "random"  # so few numbers need no fewer
 
     def networks(self, shape: tuple[int, ...]) -> tuple[Params, ...]:
         if self.embedding == "model":

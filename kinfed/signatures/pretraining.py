@@ -94,8 +94,8 @@ class Pretraining:
         if self.source == "public" and not len(public):
             raise ConfigError(
                 "the encoder should be trained on the server's public samples, but there are none: set "
-                "data.public = 0.1 (in Python: Population.public), or name another dataset or a file as the encoder's "
-                "source"
+                "data.public = 0.1 (in Python: OwnSettings(public=0.1)), or name another dataset or a file as the "
+                "encoder's source"
             )
         return self.source == "public"
 

@@ -11,7 +11,7 @@ from kinfed.config.assembly import ConfigLike, check_needs, configure
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.files import quote
 from kinfed.processes import Spawned
-from kinfed.progress import Display, Silence, choose_display
+from kinfed.progress import Display, Silence, choose_display, log_once
 from kinfed.registry import refuse_code
 from kinfed.runs.jobs import Job
 from kinfed.runs.lifecycle import Interrupted, free_folder
@@ -115,6 +115,7 @@ def check_sweep(definition: Definition) -> None:
         check_trackers(config.trackers)
 
 
+@log_once()
 def run_sweep(found: Sweep, display: Display, at_once: AtOnce, early: Sequence[Spawned] = ()) -> Sweep:
     """Takes all runs of a sweep to their end, tests the best, writes and shows what came of it.
 

@@ -91,6 +91,12 @@ def test_a_client_without_a_column_has_zeros_there():
     assert scaled[:2].tolist() == [[0, 1], [0, 1]] and scaled[2:, 0] == pytest.approx([-(0.5**0.5), 0.5**0.5])
 
 
+def test_a_client_of_one_sample_cannot_be_scaled_by_itself_and_is_named(caplog):
+    x = np.array([[1.0, 9.0], [3.0, 5.0], [7.0, 7.0]])
+    assert (scale_columns(x, np.array([0, 0, 1]), np.ones(3, bool))[2] == 0).all()
+    assert "1 client has a single sample to train on: scaled by itself it is all zeros" in caplog.text
+
+
 def test_columns_far_from_zero_are_scaled_as_scikit_learn_scales_them():
     rng = np.random.default_rng(0)
     x = np.stack(

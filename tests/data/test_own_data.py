@@ -265,6 +265,26 @@ def test_planted_clusters_are_whole_numbers(clusters):
         OwnSettings(clusters=clusters)
 
 
+def test_planted_clusters_may_name_their_clients():
+    client = np.array([f"c{k}" for k in range(12)] * 2)  # they sort as c0, c1, c10, c11, c2, ...
+    x, y = np.zeros((24, 2)), np.zeros(24, dtype=int)
+    by_name = {f"c{k}": k % 3 for k in range(12)}
+    built = from_arrays(x, y, client, OwnSettings(clusters=by_name))
+    assert built.true_clusters.tolist() == [0, 1, 1, 2, 2, 0, 1, 2, 0, 1, 2, 0]
+    for wrong, name in (({**by_name, "c12": 0}, "c12"), ({"c0": 0}, "c1")):
+        with pytest.raises(ConfigError, match=f"one for each client and for no other, got '{name}' in one alone"):
+            from_arrays(x, y, client, OwnSettings(clusters=wrong))
+
+
+def test_the_server_is_given_a_share_of_each_clients_training_samples():
+    client, y = np.repeat(["b", "a"], [1, 50]), np.arange(51) % 2
+    built = from_arrays(np.zeros((51, 2)), y, client, OwnSettings(test=0.2, public=0.25))
+    assert [len(own) for own in built.train] == [30, 1] and [len(own) for own in built.test] == [10, 0]
+    assert len(built.public) == 10 and built.y[built.public].sum() == 5, "stratified; one sample stays where it is"
+    assert built.client_names == ("a", "b"), "they sort"
+    assert sorted(torch.cat([*built.train, *built.test, built.public]).tolist()) == list(range(51))
+
+
 def test_tensors_of_any_float_kind_become_features():
     x, y = torch.ones(4, 2, requires_grad=True), torch.zeros(4).long()
     for kind in (x, x.to(torch.bfloat16), x.half()):

@@ -317,7 +317,7 @@ def test_the_log_says_how_many_clients_compute_signatures(caplog):
 def test_without_public_rows_the_error_says_what_to_do():
     from kinfed.signatures import Pretraining
 
-    with pytest.raises(ConfigError, match=r"data\.public = 0\.1 \(in Python: Population\.public\)"):
+    with pytest.raises(ConfigError, match=r"data\.public = 0\.1 \(in Python: OwnSettings\(public=0\.1\)\)"):
         started(make(KERNEL, signature=signature(pretraining=Pretraining("public"))), tiny_population())
 
 

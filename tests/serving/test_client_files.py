@@ -271,6 +271,7 @@ def test_a_client_that_fits_no_cluster_is_served_the_likeliest_unless_strict(run
     bundle, odd = load(tmp_path / "bundle"), np.load(noise / "samples.npz")["x"]
     assignment = replace(bundle.assign(torch.from_numpy(odd)), distances={0: 3.0})  # as if there were one cluster
     assert ": does not fit the only cluster (p = " in summarise(assignment, bundle)
+    assert summarise(replace(assignment, samples=1), bundle).startswith("assigned by 1 sample: does not fit")
     strict = kinfed("assign", tmp_path / "bundle", "--data", noise, "--out", tmp_path / "none", "--strict")
     assert_refused(strict, "fits none of the")
     assert not (tmp_path / "none").exists()

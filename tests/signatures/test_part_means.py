@@ -60,12 +60,19 @@ def test_samples_are_embedded_by_principal_components():
     samples = torch.tensor([[0.0, 0.0, 1.0], [4.0, 0.0, 1.0], [2.0, 1.0, 1.0], [2.0, -1.0, 1.0]])  # mean (2, 0, 1)
     embedded = PartMeans(latent=2).embed(fit_principal_components(samples, 2), samples)
     assert_close(embedded.abs(), torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 1.0]]))
-    assert PartMeans(latent=7).size((3,), 2) == (4, 3), "as many components as there are numbers"
+    assert PartMeans(latent=7, embedding="pca").size((3,), 2) == (4, 3), "as many components as there are numbers"
 
 
 def test_fewer_than_two_parts_are_refused():
     with pytest.raises(ConfigError, match="parts"):
         PartMeans(parts=1)
+
+
+def test_samples_of_few_numbers_have_eight_random_features_by_default():
+    few = torch.zeros(10, 2)
+    for samples in (few, few[:0]):  # two principal components are the columns themselves
+        assert PartMeans().choose((2,), samples) == "random"
+    assert PartMeans().size((2,), 3) == (4, 8) and PartMeans(latent=2).choose((2,), few) == "pca"
 
 
 def test_an_auto_encoder_that_is_named_is_used_however_few_samples_the_server_has():
