@@ -64,7 +64,7 @@ LAYERS = [  # a module may import its own name and the lines above it
 ]
 FORBIDDEN = {"engines": ("kinfed.methods",), "methods": ("kinfed.engines", "flwr")}  # though a layer may permit it
 LIMITS = {
-    "files": 286,
+    "files": 287,
     "duplicates": 0,
     "participles": 19,
     "ignores": 14,

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from kinfed.cuda_graphs import CudaGraphs
 from kinfed.fastpath.stages import SGD, Schedule, ShapedStage, Stage, shape_stages
-from kinfed.kernels.layout import Image, PackedWeight, PaddedImages, find_anchor, precision, sums_pooled
+from kinfed.kernels.layout import Image, PackedWeight, PaddedImages, find_anchor, precision, uses_pooled_gradient
 from kinfed.params import Params, Stack
 from kinfed.registry import is_installed
 
@@ -64,10 +64,10 @@ class LayerBuffers:
         return self.x.flat() if self.shaped.stage.is_linear else self.x
 
     @property
-    def is_summed_pooled(self) -> bool:
+    def uses_pooled_gradient(self) -> bool:
         """Whether its weight's gradient is made of that of what was pooled."""
         stage = self.shaped.stage
-        return sums_pooled(stage, stage.size**2 * self.shaped.input[2])
+        return uses_pooled_gradient(stage, stage.size**2 * self.shaped.input[2])
 
 
 def allocate_buffers(shaped: list[ShapedStage], like: Tensor) -> list[LayerBuffers]:
@@ -200,7 +200,7 @@ def sgd_step(
     kernels.cross_entropy_gradient(layers[-1].pooled.images, y, sample_weight)
     for i, layer in reversed(list(enumerate(layers))):
         stage, before = layer.shaped.stage, layers[i - 1] if i else None
-        if layer.is_summed_pooled and not before:
+        if layer.uses_pooled_gradient and not before:
             pass  # nothing needs the gradient of its output
         elif stage.pool > 1:
             kernels.unpool(stage, layer.pooled_gradient, layer.argmax, layer.output_gradient)
@@ -212,7 +212,7 @@ def sgd_step(
             kernels.convolve_back(stage, layer.output_gradient, at[i].now, onto, relu, lr)
             if (kept := factors[i - 1]) is not None:
                 before.pooled_gradient.inside.mul_(kept)
-        if layer.is_summed_pooled:
+        if layer.uses_pooled_gradient:
             kernels.update_pooled_weights(stage, layer.input, layer.pooled_gradient, layer.argmax, weights[i], lr)
         else:
             kernels.update_weights(stage, layer.input, layer.output_gradient, weights[i], lr)

@@ -168,7 +168,7 @@ def pools_at_once(layer: LayerShape, channels: int) -> bool:
     return layer.pool == BLOCK and has_few_channels(layer, channels)
 
 
-def sums_pooled(layer: LayerShape, seen: int) -> bool:
+def uses_pooled_gradient(layer: LayerShape, seen: int) -> bool:
     """Whether the gradient of a weight with so many rows is made of that of what was pooled."""
     return layer.pool > 1 and seen <= 128
 

@@ -5,9 +5,6 @@ with zeros, so that no window needs to ask where an image ends; a linear layer i
 is [lanes, size * size * channels (+ 1), out]; the last row is the bias. No product is laid out in memory (no
 unfolding), and a weight is updated where its gradient is computed. Numbers are multiplied as three TF32 products,
 whose error is that of float32, or as one (`tf32`), which is faster and less accurate.
-
-A product fills its tile best with many columns. So where a layer has few channels, the four pixels of a block of 2x2
-are columns of one row (`_block_products`), and a pooling of such blocks takes its maxima where they were computed.
 """
 
 from typing import Any
@@ -17,19 +14,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from kinfed.kernels.block_products import multiply_blocks, sum_pooled_windows
 from kinfed.kernels.layout import (
-    BLOCK,
     LayerShape,
     PackedWeight,
     PaddedImages,
-    block_columns,
-    block_tile,
     gradient_tile,
     has_few_channels,
     pools_at_once,
     precision,
     product_tile,
-    window_tile,
 )
 
 MANY_PIXELS = 512  # of a lane that one program sums up for a gradient; where there are more, several share them
@@ -37,7 +31,7 @@ MANY_PIXELS = 512  # of a lane that one program sums up for a gradient; where th
 
 def convolve(layer: LayerShape, x: PaddedImages, weight: Tensor, y: PaddedImages, lr: Tensor) -> None:
     """Makes y of x, after the ReLU if no pooling comes before it; undefined where a lane's learning rate is zero."""
-    multiply = _multiply_blocks if has_few_channels(layer, y.images.shape[4]) else _multiply
+    multiply = multiply_blocks if has_few_channels(layer, y.images.shape[4]) else _multiply
     multiply(layer, x, weight, y, y, lr, relu=layer.relu and layer.pool == 1)
 
 
@@ -48,7 +42,7 @@ def convolve_and_pool(
     lanes, batch, high, wide, _ = x.images.shape
     out = y.images.shape[4]
     if pools_at_once(layer, out):
-        _multiply_blocks(layer, x, weight, y, y, lr, where, relu=layer.relu, pools=True)
+        multiply_blocks(layer, x, weight, y, y, lr, where, relu=layer.relu, pools=True)
         return
     whole = PaddedImages(weight.new_empty(lanes, batch, high - layer.size + 1, wide - layer.size + 1, out))
     convolve(layer, x, weight, whole, lr)
@@ -59,7 +53,7 @@ def convolve_back(
     layer: LayerShape, gradient: PaddedImages, weight: Tensor, before: PaddedImages, x: PaddedImages | None, lr: Tensor
 ) -> None:
     """Makes the gradient before a layer of that after it; it is zero where x, if given, came out of a ReLU as zero."""
-    multiply = _multiply_blocks if has_few_channels(layer, before.images.shape[4]) else _multiply
+    multiply = multiply_blocks if has_few_channels(layer, before.images.shape[4]) else _multiply
     multiply(layer, gradient, weight, before, x or before, lr, back=True, mask=x is not None)
 
 
@@ -79,16 +73,7 @@ def update_pooled_weights(
     layer: LayerShape, x: PaddedImages, gradient: PaddedImages, where: Tensor, weight: PackedWeight, lr: Tensor
 ) -> None:
     """The same from the gradient of what was pooled, and where that came from: most of its output's is zero."""
-    lanes, total, out = weight.now.shape
-    seen = total - layer.bias
-    (rows, span, deep), each = window_tile(seen, out, gradient.size)
-    parts = triton.cdiv(where.shape[1], each)
-    partial = weight.now.new_empty(parts, lanes, total, out)
-    _window_gradient[(out, lanes, parts)](
-        x.images, gradient.images, where, partial, lr, lanes, where.shape[1], each, total, x.images.stride(0),
-        *x.images.shape[2:], *gradient.size, out, layer.size, layer.pool, layer.bias, rows, span, deep, num_warps=4,
-    )  # fmt: skip
-    _apply(partial, weight, lr)
+    _apply(sum_pooled_windows(layer, x, gradient, where, weight.now, lr), weight, lr)
 
 
 def _apply(partial: Tensor, weight: PackedWeight, lr: Tensor) -> None:
@@ -174,22 +159,6 @@ def _multiply(
     )  # fmt: skip
 
 
-def _multiply_blocks(
-    layer: LayerShape, x: PaddedImages, weight: Tensor, y: PaddedImages, by: PaddedImages, lr: Tensor,
-    where: Tensor | None = None, *, back: bool = False, relu: bool = False, mask: bool = False, pools: bool = False,
-) -> None:  # fmt: skip
-    high, wide = y.size
-    down, along = (high, wide) if pools else (triton.cdiv(high, BLOCK), triton.cdiv(wide, BLOCK))
-    rows, columns = y.images.shape[1] * down * along, block_columns(y.images.shape[4])
-    tile, warps, ahead = block_tile((layer.size + BLOCK - 1) ** 2 * x.images.shape[4], columns)
-    _block_products[(triton.cdiv(rows, tile[0]), len(weight))](
-        x.images, weight, y.images, by.images, y.images if where is None else where, lr, rows,
-        x.images.stride(0), weight.stride(0), y.images.stride(0), by.images.stride(0), *x.images.shape[2:],
-        down, along, high, wide, *y.images.shape[4:], *y.images.shape[2:4], y.pad, *by.images.shape[2:4], by.pad,
-        layer.size, layer.bias, back, relu, mask, pools, BLOCK, precision(), *tile, num_warps=warps, num_stages=ahead,
-    )  # fmt: skip
-
-
 @triton.jit
 def _products(
     x, weight, y, by, lr,
@@ -236,118 +205,6 @@ def _products(
         there = by + lane * by_lane + _offset(at, high, wide, bh, bw, yc, by_pad)[:, None] + n[None, :]
         sums = tl.where(tl.load(there, mask=whole, other=1.0) <= 0, 0.0, sums)
     tl.store(y + lane * y_lane + _offset(at, high, wide, yh, yw, yc, y_pad)[:, None] + n[None, :], sums, mask=whole)
-
-
-@triton.jit
-def _block_products(
-    x, weight, y, by, where, lr,
-    rows: constexpr, x_lane: constexpr, weight_lane: constexpr, y_lane: constexpr, by_lane: constexpr,
-    xh: constexpr, xw: constexpr, xc: constexpr, down: constexpr, along: constexpr,
-    high: constexpr, wide: constexpr, yc: constexpr, yh: constexpr, yw: constexpr, y_pad: constexpr,
-    bh: constexpr, bw: constexpr, by_pad: constexpr,
-    size: constexpr, bias: constexpr, back: constexpr, relu: constexpr, mask: constexpr, pools: constexpr,
-    block: constexpr, input_precision: constexpr, tall: constexpr, across: constexpr, deep: constexpr,
-):  # fmt: skip
-    """A tile of y whose rows are blocks of pixels, and its columns the channels of each pixel of a block.
-
-    What a block sees is larger than a window: beyond a pixel's own window its weights are zero.
-    """
-    lane = tl.program_id(1).to(tl.int64)
-    if tl.load(lr + lane) == 0:
-        return  # its batch is empty
-    pixels: constexpr = block * block
-    channels: constexpr = across // pixels
-    side: constexpr = size + block - 1
-    total: constexpr = side * side * xc
-    row, column = tl.program_id(0) * tall + tl.arange(0, tall), tl.arange(0, across)
-    image, i, j = row // (down * along), row % (down * along) // along, row % along
-    n, up, left = column // pixels, column % pixels // block, column % block
-    seen = x + lane * x_lane + ((image * xh + i * block) * xw + j * block) * xc
-    weight += lane * weight_lane
-    sums = tl.zeros((tall, across), tl.float32)
-    for begin in range(0, total, deep):
-        k = begin + tl.arange(0, deep)
-        r, s, c = k // xc // side, k // xc % side, k % xc
-        real = (row < rows)[:, None] & (k < total)[None, :]
-        if not pools and (high % block > 0 or wide % block > 0):  # the last blocks reach beyond the image
-            real &= ((i * block)[:, None] + r[None, :] < xh) & ((j * block)[:, None] + s[None, :] < xw)
-        images = tl.load(seen[:, None] + ((r * xw + s) * xc + c)[None, :], mask=real, other=0.0)
-        tap_r, tap_s = r[:, None] - up[None, :], s[:, None] - left[None, :]
-        inside = (tap_r >= 0) & (tap_r < size) & (tap_s >= 0) & (tap_s < size)
-        inside &= (k < total)[:, None] & (n < yc)[None, :]
-        tap = tap_r * size + tap_s
-        if back:
-            spot = ((size * size - 1 - tap) * yc + n[None, :]) * xc + c[:, None]
-        else:
-            spot = (tap * xc + c[:, None]) * yc + n[None, :]
-        sums = tl.dot(images, tl.load(weight + spot, mask=inside, other=0.0), sums, input_precision=input_precision)
-    if bias and not back:
-        sums += tl.load(weight + size * size * xc * yc + n, mask=n < yc, other=0.0)[None, :]
-    if pools:
-        every = tl.zeros((tall, channels, pixels), tl.int32) + tl.arange(0, pixels)[None, None, :]
-        best, place = tl.reduce((tl.reshape(sums, (tall, channels, pixels)), every), 2, _take_larger)
-        if relu:
-            best = tl.where(best < 0, 0.0, best)
-        m = tl.arange(0, channels)
-        whole = (row < rows)[:, None] & (m < yc)[None, :]
-        at = y + lane * y_lane + ((image * yh + i + y_pad) * yw + j + y_pad) * yc
-        tl.store(at[:, None] + m[None, :], best, mask=whole)
-        tl.store(where + (lane * rows + row)[:, None] * yc + m[None, :], place.to(tl.uint8), mask=whole)
-    else:
-        if relu:
-            sums = tl.where(sums < 0, 0.0, sums)
-        h, w = (i * block)[:, None] + up[None, :], (j * block)[:, None] + left[None, :]
-        whole = (row < rows)[:, None] & (n < yc)[None, :] & (h < high) & (w < wide)
-        if mask:
-            there = by + lane * by_lane + ((image[:, None] * bh + h + by_pad) * bw + w + by_pad) * yc + n[None, :]
-            sums = tl.where(tl.load(there, mask=whole, other=1.0) <= 0, 0.0, sums)
-        tl.store(
-            y + lane * y_lane + ((image[:, None] * yh + h + y_pad) * yw + w + y_pad) * yc + n[None, :], sums, mask=whole
-        )
-
-
-@triton.jit
-def _take_larger(value, place, other, other_place):
-    """The larger number and its place; of equal ones the first, and always what is not a number."""
-    stays = (value > other) | ((value == other) & (place < other_place)) | (value != value)
-    return tl.where(stays, value, other), tl.where(stays, place, other_place)
-
-
-@triton.jit
-def _window_gradient(
-    x, gradient, where, partial, lr, lanes,
-    batch: constexpr, each: constexpr, total: constexpr, x_lane: constexpr,
-    xh: constexpr, xw: constexpr, xc: constexpr, high: constexpr, wide: constexpr, yc: constexpr,
-    size: constexpr, pool: constexpr, bias: constexpr, rows: constexpr, span: constexpr, deep: constexpr,
-):  # fmt: skip
-    """A channel's gradient of a weight, of some images: each pooled pixel's counts for the window that it came from."""
-    lane, n, first = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.program_id(2)
-    if tl.load(lr + lane) == 0:
-        return  # its batch is empty
-    seen: constexpr = size * size * xc
-    k, cell = tl.arange(0, deep), tl.arange(0, rows)
-    look = (k // xc // size * xw + k // xc % size) * xc + k % xc
-    x += lane * x_lane
-    gradient += lane * (batch * high * wide * yc) + n
-    where += lane * (batch * high * wide * yc) + n
-    down, along = cell // span, cell % span  # some rows of an image at once, each as wide as a power of two
-    flat, corner = (down * wide + along) * yc, (down * xw + along) * (pool * xc)
-    sums, every = tl.zeros((rows, deep), tl.float32), tl.zeros((rows,), tl.float32)
-    for nth in range(each):
-        image = first * each + nth
-        for i in range(0, high, rows // span):
-            real = (i + down < high) & (along < wide) & (image < batch)
-            there = (image * high + i) * (wide * yc) + flat
-            value = tl.load(gradient + there, mask=real, other=0.0)
-            place = tl.load(where + there, mask=real, other=0).to(tl.int32)
-            at = (image * xh + i * pool) * (xw * xc) + corner + (place // pool * xw + place % pool) * xc
-            window = tl.load(x + at[:, None] + look[None, :], mask=real[:, None] & (k < seen)[None, :], other=0.0)
-            sums += value[:, None] * window
-            every += value
-    spot = partial + (first.to(tl.int64) * lanes + lane) * (total * yc) + n
-    tl.store(spot + k * yc, tl.sum(sums, 0), mask=k < seen)
-    if bias:
-        tl.store(spot + seen * yc, tl.sum(every, 0))
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from kinfed.client_tasks import count_predictions, evaluate, evaluate_all
 from kinfed.data import Population
-from kinfed.data.population import Role
+from kinfed.data.population import Change, Role
 from kinfed.engines import Sequential, Vectorised, shared_outputs
 from kinfed.experiment import Experiment
 from kinfed.federation import Offer
@@ -85,6 +85,24 @@ def test_clients_have_the_scores_that_they_have_alone(name, task, evaluated, mon
     exact = {"metric", "samples", "known", "counts"} & together.keys()
     assert all(torch.equal(together[field], alone[field]) for field in exact)
     assert all(together[field].dtype == alone[field].dtype for field in together)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_clients_whose_test_samples_change_have_the_scores_of_the_new_ones(name, evaluated, monkeypatch):
+    method, offer, _ = CASES[name]
+    monkeypatch.setattr(shared_outputs, "OFTEN", 1)
+    who = torch.arange(len(SHARED))
+    before = people()
+    change = Change(1, who, before.train, tuple(torch.arange(46 + i, 60) for i in range(len(SHARED))))
+    ends = []
+    for engine in (Vectorised, Sequential):
+        fed = engine(method, replace(before, changes=(change,)))
+        for t in range(2):
+            fed.begin(t)
+            ends.append(fed.run(evaluate, fed.clients, offer).send)
+    assert len(evaluated) == 2 and all(evaluated)
+    assert_close(ends[0], ends[2], rtol=1e-5, atol=1e-6)
+    assert_close(ends[1], ends[3], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("task", TASKS)
