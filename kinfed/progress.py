@@ -279,10 +279,12 @@ def log_once() -> Iterator[None]:
     log, known = logging.getLogger("kinfed"), set[str]()
 
     def is_new(record: logging.LogRecord) -> bool:
-        text, before = record.getMessage(), len(known)
-        if not LOG_LISTENERS.known:
-            known.add(text)
-        return bool(LOG_LISTENERS.known) or len(known) > before
+        if LOG_LISTENERS.known:  # a run listens
+            return True
+        text = record.getMessage()
+        is_first = text not in known
+        known.add(text)
+        return is_first
 
     log.addFilter(is_new)
     try:

@@ -337,6 +337,13 @@ def test_clusters_that_still_change_at_the_end_are_said_to_be_unsettled(caplog: 
     assert count_moved(first, renamed) == 0 and count_moved(renamed, moved) == 2
 
 
+@pytest.mark.parametrize(("fraction", "said"), [(0.2, True), (1.0, False)])
+def test_a_run_says_whose_clusters_those_of_its_last_participants_are(fraction, said, caplog):
+    people = ["partition.clients=15", "partition.clusters=3", "data.public=0.1", f"fraction={fraction}"]
+    assemble(load_config(DEMO, ["method=flis_dc", *people, "model=linear", "rounds=2"])).run()
+    assert ("the clusters are those of 3 of 15 clients" in caplog.text) is said
+
+
 @pytest.mark.parametrize(("rounds", "settled"), [(4, False), (12, True)])
 def test_a_run_of_clove_with_too_few_rounds_says_so(rounds: int, settled: bool, caplog: pytest.LogCaptureFixture):
     slow = ["method=clove", "methods.clove.clusters=3", "partition.clients=15", "partition.clusters=3"]

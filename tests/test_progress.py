@@ -1,10 +1,11 @@
+import logging
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
 from kinfed.experiment import RoundResult
-from kinfed.progress import Bars, in_bytes
+from kinfed.progress import Bars, forward_log, in_bytes, log_once
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,15 @@ def test_the_end_of_a_round_takes_its_place(bar):
     watcher.message("train: 320 of 2400 clients")
     watcher.on_round(RoundResult(3, {}, None, None, down=0, up=0, seconds=1.0))
     assert shown() == "3/40"
+
+
+def test_what_is_logged_twice_is_said_once_but_in_each_run(caplog: pytest.LogCaptureFixture):
+    log, heard = logging.getLogger("kinfed"), []
+    with log_once():
+        for text in ("far from 1", "far from 1", "short"):
+            log.warning(text)
+            with forward_log(heard.append):
+                log.warning(text)
+    log.warning("short")
+    assert [record.getMessage() for record in caplog.records] == ["far from 1", "short", "short"]
+    assert heard == ["far from 1", "far from 1", "short"]
